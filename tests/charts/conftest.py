@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import os
 import shutil
 import subprocess
@@ -19,7 +21,7 @@ Manifest = dict[str, Any]
 
 @pytest.fixture(scope="session")
 def helm() -> str:
-    """Path of helm: on PATH, or where `make setup` puts it."""
+    """Path of helm: on PATH, or where `make setup` installs it."""
     cache = Path(os.environ.get("CACHE", Path.home() / ".cache" / "persist-operator")) / "bin" / "helm"
     found = shutil.which("helm") or (str(cache) if cache.is_file() else None)
     if found is None:
@@ -29,7 +31,7 @@ def helm() -> str:
 
 @pytest.fixture(scope="session")
 def run_helm(helm: str) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Call helm; never raises on a non-zero exit, so that refusals can be looked at."""
+    """Call helm. A non-zero exit does not raise, so that tests can check refusals."""
 
     def call(*arguments: str, values: Manifest | None = None) -> subprocess.CompletedProcess[str]:
         given = [] if values is None else ["--values", "-"]
@@ -47,13 +49,20 @@ def run_helm(helm: str) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture(scope="session")
 def template(run_helm: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., list[Manifest]]:
-    """The manifests for some values. Fails the test when helm refuses them."""
+    """The manifests for some values, rendered once a session and copied. Fails the test if helm refuses the values."""
+    rendered: dict[str, list[Manifest]] = {}
 
     def render(values: Manifest | None = None, *, namespace: str = "sys") -> list[Manifest]:
+        key = json.dumps([values, namespace])
+        if key not in rendered:
+            rendered[key] = rendering(values, namespace)
+        return copy.deepcopy(rendered[key])
+
+    def rendering(values: Manifest | None, namespace: str) -> list[Manifest]:
         done = run_helm(
             "template", "persist", str(CHART), "--namespace", namespace, "--kube-version", "1.34.0", values=values or {}
         )
         assert done.returncode == 0, done.stderr
-        return [document for document in yaml.safe_load_all(done.stdout) if document]
+        return [document for document in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if document]  # noqa: S506
 
     return render

@@ -1,4 +1,6 @@
-"""The admission policies on cases: who is refused what, in which words. Their CEL is evaluated as the API server does it."""
+"""The admission policies on cases: each request is admitted or refused with the expected message. The CEL is evaluated as in the API
+server.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def policies(manifests: list[Manifest]) -> dict[str, Manifest]:
 
 
 def refusal(policy: Manifest, case: Manifest) -> str:
-    """The message of what `policy` says to `case`; empty when it lets it pass."""
+    """The message with which `policy` refuses `case`; empty if it admits it."""
     user = USERS.get(case.get("as", ""), "ada")
     operation, shown = case.get("operation", "CREATE"), case["object"]
     known: Manifest = {
@@ -61,14 +63,14 @@ def shipped(template: Callable[..., list[Manifest]]) -> dict[str, Manifest]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
-def test_case(shipped: dict[str, Manifest], case: Manifest) -> None:
-    said = refusal(shipped[KINDS[case["object"]["kind"]]], case)
+def test_the_policy_answers_the_case_as_the_api_server_does(shipped: dict[str, Manifest], case: Manifest) -> None:
+    message = refusal(shipped[KINDS[case["object"]["kind"]]], case)
     if case["want"] == "ok":
-        assert said == ""
+        assert message == ""
     else:
         # The API server puts the path before what is named; the CEL library has no `join`.
         wanted = case["want"].removeprefix("spec.spark.").removeprefix("spec.maintenance.template.")
-        assert wanted in said
+        assert wanted in message
 
 
 def test_policies_and_operator_know_the_same_lists(template: Callable[..., list[Manifest]]) -> None:
@@ -94,7 +96,7 @@ def test_policies_and_operator_know_the_same_lists(template: Callable[..., list[
     assert refusal(found["sinks"], case) != ""
 
 
-def test_they_bind_where_the_release_watches(template: Callable[..., list[Manifest]]) -> None:
+def test_policies_bind_where_the_release_watches(template: Callable[..., list[Manifest]]) -> None:
     def selectors(values: Manifest) -> list[Any]:
         found = [one["spec"] for one in template(values) if one["kind"] == "ValidatingAdmissionPolicyBinding"]
         assert all(one["validationActions"] == ["Deny"] for one in found)

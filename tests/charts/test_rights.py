@@ -1,4 +1,4 @@
-"""Who may do what with the chart's RBAC, exactly: a right that is added or dropped is a change of a golden file."""
+"""The exact rights of each account under the RBAC of the chart. A right that is added or dropped changes a golden file."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import yaml
 
 Manifest = dict[str, Any]
 GOLDEN = Path(__file__).parent / "golden"
-ASKED = yaml.safe_load(Path(__file__).with_name("asked.yaml").read_text())
-#: `own`: the release's namespace; `red`: listed, sinks may run; `blue`: listed; `other`: any other.
+REQUESTS = yaml.safe_load(Path(__file__).with_name("asked.yaml").read_text())
+#: `own`: the namespace of the release; `red`: listed, sinks may run; `blue`: listed; `other`: any other.
 NAMESPACES = ["own", "red", "blue", "other"]
 LISTED: Manifest = {"watch": {"namespaces": ["blue"]}, "workload": {"namespaces": ["red"]}}
 CLUSTER_WIDE: Manifest = {"watch": {"clusterWide": True}, "workload": {"namespaces": ["red"]}}
@@ -20,14 +20,14 @@ ACCOUNTS = {
     "operator": "own/persist-persist-operator",
     "driver": "red/persist-spark-driver",
     "driver elsewhere": "other/persist-spark-driver",
-    # What executors and maintenance pods run as when nothing else is said: an account without any right.
+    # The default account of executors and maintenance pods. It has no right.
     "executor and maintenance": "red/default",
 }
 
 
 def matrix(manifests: list[Manifest], accounts: list[str], namespaces: list[str]) -> Manifest:
-    """`account -> namespace -> group/resource -> verbs` of all that is granted. Accounts as `namespace/name`; what is granted of the
-    names of some objects only stands behind them.
+    """All granted rights as `account -> namespace -> group/resource -> verbs`, with accounts as `namespace/name`. A verb that is granted
+    for some objects only is followed by their names.
     """
     return {
         account: {namespace: found for namespace in namespaces if (found := _granted(manifests, account, namespace))}
@@ -38,10 +38,10 @@ def matrix(manifests: list[Manifest], accounts: list[str], namespaces: list[str]
 def _granted(manifests: list[Manifest], account: str, namespace: str) -> dict[str, str]:
     rules = [rule for role in _roles(manifests, account, namespace) for rule in role["rules"]]
     granted: dict[str, str] = {}
-    for resource in ASKED["resources"]:
+    for resource in REQUESTS["resources"]:
         group, _, name = resource.partition("/")
         words = []
-        for verb in ASKED["verbs"]:
+        for verb in REQUESTS["verbs"]:
             found = [
                 one for one in rules if group in one["apiGroups"] and name in one["resources"] and verb in one["verbs"]
             ]
@@ -55,7 +55,7 @@ def _granted(manifests: list[Manifest], account: str, namespace: str) -> dict[st
 
 
 def _roles(manifests: list[Manifest], account: str, namespace: str) -> list[Manifest]:
-    """Roles bound to the account that count in the namespace. Aggregated roles are for people: no account is bound to them."""
+    """Roles that are bound to the account and apply in the namespace. No account is bound to aggregated roles, which are for users."""
     by_name = {
         (one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]): one
         for one in manifests
@@ -82,7 +82,7 @@ def _roles(manifests: list[Manifest], account: str, namespace: str) -> list[Mani
 def granted(template: Callable[..., list[Manifest]]) -> Callable[[Manifest], Manifest]:
     def make(values: Manifest) -> Manifest:
         found = matrix(template(values, namespace="own"), list(ACCOUNTS.values()), NAMESPACES)
-        return {who: found[account] for who, account in ACCOUNTS.items()}
+        return {name: found[account] for name, account in ACCOUNTS.items()}
 
     return make
 
@@ -92,31 +92,34 @@ def granted(template: Callable[..., list[Manifest]]) -> Callable[[Manifest], Man
     [(LISTED, "can-i-listed.yaml"), (CLUSTER_WIDE, "can-i-cluster-wide.yaml")],
     ids=["listed", "cluster"],
 )
-def test_the_matrix_is_exactly_the_reviewed_one(
+def test_the_rights_are_exactly_the_reviewed_ones(
     granted: Callable[[Manifest], Manifest], values: Manifest, golden: str
 ) -> None:
     assert granted(values) == yaml.safe_load((GOLDEN / golden).read_text())
 
 
 @pytest.mark.parametrize("values", [{}, LISTED, CLUSTER_WIDE], ids=["none", "listed", "cluster"])
-def test_what_nothing_of_ours_may_ever_do(granted: Callable[[Manifest], Manifest], values: Manifest) -> None:
-    for who, spaces in granted(values).items():
+def test_no_account_gets_a_dangerous_right(granted: Callable[[Manifest], Manifest], values: Manifest) -> None:
+    for account, spaces in granted(values).items():
         for namespace, found in spaces.items():
             for resource, verbs in found.items():
                 words = set(verbs.split())
                 assert resource.split("/", 1)[1] not in {
                     "pods/exec", "pods/attach", "pods/portforward", "pods/ephemeralcontainers", "serviceaccounts/token", "nodes/proxy",
-                }, (who, namespace)  # fmt: skip
-                assert not resource.startswith(("rbac.", "admissionregistration.", "apiextensions.")), (who, namespace)
+                }, (account, namespace)  # fmt: skip
+                assert not resource.startswith(("rbac.", "admissionregistration.", "apiextensions.")), (
+                    account,
+                    namespace,
+                )
                 if resource == "/secrets":
-                    assert words <= {"create", "delete"}, (who, namespace)
+                    assert words <= {"create", "delete"}, (account, namespace)
                 if resource.startswith("persistshard.io/") and not resource.endswith("/status"):
-                    assert words <= {"get", "list", "watch"}, (who, namespace)
+                    assert words <= {"get", "list", "watch"}, (account, namespace)
 
 
 def test_nothing_is_granted_where_nothing_is_listed(granted: Callable[[Manifest], Manifest]) -> None:
-    """The default: the release's own namespace and no other."""
-    assert {who: set(spaces) for who, spaces in granted({}).items()} == {
+    """The default is the namespace of the release and no other."""
+    assert {account: set(spaces) for account, spaces in granted({}).items()} == {
         "operator": {"own"}, "driver": set(), "driver elsewhere": set(), "executor and maintenance": set(),
     }  # fmt: skip
     assert set(granted(LISTED)["operator"]) == {"own", "red", "blue"}
@@ -128,8 +131,8 @@ def test_no_cluster_wide_right_makes_a_pod_or_a_secret(granted: Callable[[Manife
     assert found["/pods"] == "get list watch"
 
 
-def test_people_get_their_rights_by_the_clusters_own_roles(template: Callable[..., list[Manifest]]) -> None:
-    """No account is bound to these: view, edit and admin take them up."""
+def test_view_edit_and_admin_aggregate_the_rights_on_the_resources(template: Callable[..., list[Manifest]]) -> None:
+    """The cluster's roles view, edit and admin aggregate these. No account is bound to them."""
     kinds = ["persistshards", "sparksinks"]
     found = {one["metadata"]["name"]: one["rules"] for one in template(LISTED) if one["kind"] == "ClusterRole"}
     assert found == {
@@ -146,7 +149,7 @@ def test_people_get_their_rights_by_the_clusters_own_roles(template: Callable[..
     }
 
 
-def test_sinks_and_maintenance_are_closed_to_the_network(template: Callable[..., list[Manifest]]) -> None:
+def test_network_policies_close_sinks_and_maintenance(template: Callable[..., list[Manifest]]) -> None:
     policies = [one for one in template(LISTED) if one["kind"] == "NetworkPolicy"]
     assert {one["metadata"]["namespace"] for one in policies} == {"red", "blue"}
     for policy in policies:

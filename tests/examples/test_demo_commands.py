@@ -1,7 +1,8 @@
-"""What README and demo print to look around works on what the demo leaves: its shards, with its rows, in a state folder."""
+"""The commands that README and demo print work on the state folder that the demo leaves, with its shards and rows."""
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import yaml
 from persist_engine import Appended, Location, PersistClient, Schema, ShardId
 from persist_engine.base.env import SystemEnv
+from persist_kit.command_line import persist
 from persist_operator.local.objects import Objects
 from pyarrow import csv
 
@@ -21,7 +23,7 @@ ROWS = 2000
 
 
 def blocks():
-    """The lines of the README's blocks of commands."""
+    """The lines of each block of commands in the README."""
     found = re.findall(r"^```\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     return [[line.partition("   #")[0].strip() for line in one.splitlines()] for one in found]
 
@@ -38,11 +40,10 @@ def commands_of_demo():
 
 
 @pytest.fixture(scope="module")
-def left(tmp_path_factory):
-    """The state folder after the demo, but for the Spark runs: rows come through the engine."""
+def left(data, tmp_path_factory):
+    """The state folder after the demo. Instead of Spark runs, the engine writes the rows."""
     folder = tmp_path_factory.mktemp("demo")
-    state, data = folder / "state", folder / "data"
-    subprocess.run([sys.executable, str(FLIGHTS / "prepare.py"), "--out", str(data)], check=True)
+    state = folder / "state"
     run(f"persist local up -f {FLIGHTS / 'shards.yaml'}", state)
     types = {"lat": pa.float64(), "lon": pa.float64(), "alt": pa.int32(), "tz": pa.int32()}
     options = csv.ConvertOptions(column_types=types, null_values=["NA", ""], strings_can_be_null=True)
@@ -68,17 +69,15 @@ def fill(client, shard_id, ddl, table):
     rows = pa.table({"key": sides[0], "val": sides[1], "time": times, "diff": diffs})
     with client.open_writer(shard_id, schema, purpose="test") as writer:
         assert isinstance(writer.compare_and_append(rows, expected_upper=0, new_upper=upper), Appended)
-        for time in range(upper, upper + 4):  # so many versions that a rollup is due
+        for time in range(upper, upper + 4):  # enough versions that a rollup is due
             assert isinstance(writer.compare_and_append([], expected_upper=time, new_upper=time + 1), Appended)
 
 
 def run(command, state):
-    """As a shell in the checkout with the environment activated; what it printed."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environ = {**os.environ, "PATH": path, "PERSIST_LOCAL_STATE": str(state)}
-    done = subprocess.run(
-        ["bash", "-c", command], check=False, capture_output=True, text=True, cwd=ROOT, env=environ, timeout=300
-    )
+    """Run the command in this process as a shell does in the checkout. Returns its output."""
+    program, *arguments = shlex.split(command)
+    assert program == "persist"
+    done = persist(*arguments, folder=ROOT, environ={**os.environ, "PERSIST_LOCAL_STATE": str(state)})
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
     return done.stdout
 
@@ -86,6 +85,14 @@ def run(command, state):
 @pytest.mark.parametrize("command", commands_of_readme())
 def test_a_command_of_the_readme_works_on_what_the_demo_left(left, command):
     assert len(run(command, left).splitlines()) > 1
+
+
+def test_a_shell_finds_the_command_in_the_environment_and_prints_the_same(left):
+    command = commands_of_readme()[0]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environ = {**os.environ, "PATH": path, "PERSIST_LOCAL_STATE": str(left)}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, env=environ, check=True)
+    assert done.stdout.splitlines()[0].split() == run(command, left).splitlines()[0].split()
 
 
 def test_readme_and_demo_print_the_same_commands():
@@ -97,8 +104,8 @@ def test_the_demos_shards_keep_days_of_history():
     assert [one["spec"]["retention"]["sinceLagSeconds"] for one in shards] == [7 * 86_400] * 3
 
 
-def test_the_demo_gets_no_test_servers():
-    """`make demo` begins with the setup target of its own."""
+def test_the_demo_installs_no_test_servers():
+    """`make demo` has a setup target of its own."""
     text = (ROOT / "Makefile").read_text()
     assert re.search(r"^demo: setup-demo ", text, re.MULTILINE)
     recipe = text[text.index("\nsetup-demo:") :].split("\n\t")[1]

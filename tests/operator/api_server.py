@@ -1,5 +1,6 @@
-"""REST over the in-memory cluster, as far as the real client and kopf ask: a server of its own for each test, on a free port."""
+"""An HTTP API server over the in-memory cluster, with what the real client and kopf request. Each test has its own, on a free port."""
 
+import contextlib
 import http.server
 import json
 import threading
@@ -18,7 +19,7 @@ class ApiServer:
 
     def __init__(self):
         self.cluster = FakeCluster(now_ms=SystemEnv().now_ms)
-        self.seen = []
+        self.requests = []
         self.stopping = threading.Event()
         server = self
 
@@ -30,7 +31,7 @@ class ApiServer:
                 length = int(self.headers.get("Content-Length") or 0)
                 body = json.loads(self.rfile.read(length)) if length else {}
                 query = {name: values[0] for name, values in parse_qs(url.query).items()}
-                server.seen.append((self.command, url.path, query, dict(self.headers)))
+                server.requests.append((self.command, url.path, query, dict(self.headers)))
                 if query.get("watch") == "true" and not server.is_unserved(url.path):
                     self.stream(url.path, query)
                     return
@@ -39,8 +40,9 @@ class ApiServer:
                 self.send_response(code)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(raw)))
-                self.end_headers()
-                self.wfile.write(raw)
+                with contextlib.suppress(OSError):  # the client may have ended
+                    self.end_headers()
+                    self.wfile.write(raw)
 
             do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_one
 
@@ -87,7 +89,7 @@ class ApiServer:
         return BY_PLURAL[parts[0]], namespace, parts[1:]
 
     def is_unserved(self, path):
-        """Whether `path` is of a kind whose definition is not installed."""
+        """Whether `path` belongs to a kind whose definition is not installed."""
         return any(f"/{plural}" in path for plural in self.cluster.unserved)
 
     def answer(self, method, path, query, body):
@@ -156,7 +158,7 @@ def has_fields(one, query):
 
 
 def discovery(path, unserved):
-    """What kopf and the operator ask before they watch: groups, versions, resources."""
+    """The answers to discovery, which kopf and the operator request before they watch: groups, versions, resources."""
     groups = {"batch": "v1", names.GROUP: names.VERSION}
     if path == "/api":
         return {"versions": ["v1"]}

@@ -25,7 +25,7 @@ from prometheus_client import CollectorRegistry
 
 
 def _neighbour(name):
-    """A module of this folder that is no test, importable from now on: test files have no package to import it from."""
+    """Load a module of this folder that holds no tests and register it, because test files have no package to import it from."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -35,6 +35,7 @@ def _neighbour(name):
 
 # In the order of their imports: the API server's REST side stands on the cluster in memory.
 fake_cluster, api_server, sink_world = _neighbour("fake_cluster"), _neighbour("api_server"), _neighbour("sink_world")
+_neighbour("inline_house")
 
 NOW = 1_790_000_000_000
 LOCATION = StoreLocation(
@@ -187,13 +188,13 @@ def usable_shard():
 
 @pytest.fixture
 def refused():
-    """The schema errors of a resource with this status: what plans write must fit the CRD."""
+    """Returns the schema errors of a resource with this status. A status that a plan writes must fit the CRD."""
     return lambda resource, status: load_schemas().check({**resource, "status": copy.deepcopy(dict(status))})
 
 
 @pytest.fixture
 def world(make_sink, sink_resource, usable_shard, settings, now):
-    """A sink of this spec over time."""
+    """Makes a World: a sink with this spec over time."""
     return lambda spec=None: sink_world.World(make_sink, sink_resource, usable_shard, settings, now, spec or {})
 
 
@@ -227,7 +228,7 @@ def kube(kubeconfig):
 
 
 class OperatedShard:
-    """One PersistShard, `flights`, of an operator on real stores. `restart` leaves the API server and the stores."""
+    """One PersistShard, `flights`, under an operator on real stores. `restart` replaces the operator and keeps API server and stores."""
 
     key = Key("PersistShard", "team", "flights")
 
@@ -253,7 +254,7 @@ class OperatedShard:
         self._reconciler = Reconciler(self.cluster, self._bridge, self._settings, self.env, metrics)
 
     def settle(self, times=3):
-        """Let all that is due by now, and a while later, be done; the status."""
+        """Advance the clock and reconcile until everything that fell due is done. Returns the status."""
         self.env.advance_ms(400_000)
         for _ in range(times):
             self.env.advance_ms(6000)
@@ -270,7 +271,7 @@ class OperatedShard:
 
 @pytest.fixture
 def operated(now, shard_resource):
-    """Makes OperatedShards; stopped in the end."""
+    """Makes OperatedShards and stops them after the test."""
     made = []
 
     def make(location, **changes):

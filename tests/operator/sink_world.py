@@ -11,7 +11,7 @@ MINUTE = 60_000
 
 
 class World:
-    """A sink, its status and its drivers over time: what a plan intends is done, unless the test says otherwise."""
+    """A sink, its status and its drivers over time. Each intent of a plan is carried out unless the test prevents it."""
 
     def __init__(self, make_sink, sink_resource, shard, settings, now, spec):
         self.make_sink, self.sink_resource, self.shard = make_sink, sink_resource, shard

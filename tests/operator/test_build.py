@@ -1,4 +1,4 @@
-"""Manifests: restricted, owned, found again by their labels, and complete for Spark in client mode."""
+"""Manifests are restricted, owned, selectable by their labels, and complete for Spark in client mode."""
 
 import json
 from base64 import b64decode, b64encode
@@ -117,7 +117,7 @@ def test_no_secret_is_mounted_when_the_profile_has_none(job, driver):
         assert all(one["name"] != "AWS_SHARED_CREDENTIALS_FILE" for one in spec["containers"][0]["env"])
 
 
-def test_the_driver_is_told_what_the_contract_says(driver):
+def test_the_drivers_sink_json_holds_the_contract(driver):
     document = json.loads(driver({"write": {"parallelism": 3}})["ConfigMap"]["data"]["sink.json"])
     assert document == {
         "sink_id": "team/load",
@@ -164,8 +164,8 @@ def test_spark_runs_in_client_mode_behind_the_headless_service(driver):
     ],
     ids=["defaults", "large parts", "small parts", "cores", "large heaps", "given"],
 )
-def test_memory_beside_the_heap_is_what_tasks_of_these_sizes_take(driver, spec, executor_mib, driver_mib):
-    """Rounded up to 64 MiB, but for what the user gives."""
+def test_memory_overhead_follows_the_task_sizes(driver, spec, executor_mib, driver_mib):
+    """The operator rounds its own value up to 64 MiB and keeps a value of the user as it is."""
     manifests = driver(spec)
     conf = conf_of(manifests)
     given = "memoryOverhead" in spec.get("spark", {}).get("executor", {})
@@ -178,7 +178,7 @@ def test_memory_beside_the_heap_is_what_tasks_of_these_sizes_take(driver, spec, 
     assert pod_mib - int(conf["spark.driver.memory"].removesuffix("m")) == rounded(driver_mib)
 
 
-def test_conf_of_the_user_is_kept_and_escaped_and_never_wins(driver):
+def test_user_conf_is_kept_and_escaped_and_never_overrides_ours(driver):
     conf = conf_of(
         driver({"spark": {"conf": {"spark.sql.shuffle.partitions": "8", "spark.x": "a\nspark.master=evil"}}})
     )
@@ -187,8 +187,8 @@ def test_conf_of_the_user_is_kept_and_escaped_and_never_wins(driver):
     assert conf["spark.master"].startswith("k8s://")
 
 
-def test_driver_and_executors_know_each_other_by_a_secret_of_the_attempt(driver):
-    """Its bytes stand in the Secret alone; pods and configuration name files. What is named is what is made, owned and of this sink."""
+def test_driver_and_executors_authenticate_by_a_secret_of_the_attempt(driver):
+    """Only the Secret holds the bytes; pods and configuration name files. The named Secret is created, and this sink owns it."""
     manifests = driver()
     secret, pod, executor, conf = manifests["Secret"], manifests["Pod"], executor_of(manifests), conf_of(manifests)
     assert b64decode(secret["data"]["secret"]) == RPC_SECRET
@@ -206,8 +206,8 @@ def test_driver_and_executors_know_each_other_by_a_secret_of_the_attempt(driver)
         assert form not in others
 
 
-def test_the_web_interface_is_for_the_pod_itself(driver):
-    """RPC listens for other pods, on known ports of driver and executors; the web interface takes SPARK_LOCAL_IP."""
+def test_the_web_interface_listens_on_loopback(driver):
+    """RPC listens for other pods on the fixed ports of driver and executors. The web interface binds to SPARK_LOCAL_IP."""
     manifests = driver()
     conf, container = conf_of(manifests), manifests["Pod"]["spec"]["containers"][0]
     assert {"name": "SPARK_LOCAL_IP", "value": "127.0.0.1"} in container["env"]
@@ -217,7 +217,7 @@ def test_the_web_interface_is_for_the_pod_itself(driver):
     assert {one["port"] for one in manifests["Service"]["spec"]["ports"]} == {7078, 7079}
 
 
-def test_names_fit_for_the_longest_resource_names():
+def test_names_of_children_fit_for_the_longest_resource_names():
     longest = "a" * 40
     for kind in names.MAINTENANCE_KINDS:
         assert len(names.maintenance_name(longest, kind, 2**63 - 1, retry=99)) <= 63

@@ -1,8 +1,7 @@
-"""Lease, children, bridge, settings, probes, redaction: the edges, each by its own law."""
+"""The edges of the operator: lease, children, bridge, settings, probes, redaction."""
 
 import http.client
 import json
-import queue
 import threading
 from dataclasses import replace
 
@@ -23,7 +22,6 @@ from persist_operator.cluster.port import LEASE, ApiError
 from persist_operator.handlers.controller import Controller
 from persist_operator.handlers.logs import JsonFormatter
 from persist_operator.handlers.probes import ProbeServer
-from persist_operator.main import Operator
 from persist_operator.plan.actions import AdvanceSince, InitialiseShard
 from persist_operator.plan.observed import Claim, NotOwned, Phase, Seen, ShardMissing, StoreFailure
 from persist_operator.settings import LeaderSettings, LoopSettings, OperatorSettings
@@ -54,7 +52,7 @@ def candidate(cluster, env):
     return lambda name: Election(cluster, LeaderSettings(lease_seconds=15, renew_seconds=5), name, env)
 
 
-def test_one_leads_while_it_renews_and_the_next_takes_over_when_it_stops(candidate, env):
+def test_a_leader_leads_while_it_renews_and_a_standby_takes_over_when_it_stops(candidate, env):
     first, second = candidate("a"), candidate("b")
     assert first.tick()
     for _ in range(10):
@@ -85,24 +83,24 @@ def test_a_leader_survives_failures_only_until_its_lease_is_over(candidate, clus
     assert not first.tick()
 
 
-def test_of_two_that_take_at_once_one_wins(candidate, cluster, env):
+def test_one_of_two_candidates_that_take_the_lease_at_once_wins(candidate, cluster, env):
     first, second = candidate("a"), candidate("b")
-    original = cluster.get
+    following = cluster.intercept
 
-    def get(kind, namespace, name):
-        found = original(kind, namespace, name)
-        cluster.get = original
+    def second_takes_after_the_read(request):
+        answer = request.send()
+        cluster.intercept = following
         assert second.tick()
-        return found
+        return answer
 
-    cluster.get = get
+    cluster.intercept = second_takes_after_the_read
     assert not first.tick()
     assert cluster.get(LEASE, "persist-operator", "persist-operator")["spec"]["holderIdentity"] == "b"
 
 
-def test_who_does_not_lead_acts_on_nothing_and_loses_nothing(cluster):
-    """As a process that slept for longer than its Lease, before it has noticed."""
-    done, leads, told, acted = [], threading.Event(), threading.Semaphore(0), threading.Event()
+def test_a_standby_reconciles_no_key_and_loses_none(cluster):
+    """A process that slept for longer than its Lease is a standby before it notices."""
+    done, leads, refused, acted = [], threading.Event(), threading.Semaphore(0), threading.Event()
 
     class Recorder:
         def reconcile(self, key):
@@ -110,7 +108,7 @@ def test_who_does_not_lead_acts_on_nothing_and_loses_nothing(cluster):
             acted.set()
 
     def may_act():
-        told.release()
+        refused.release()
         return leads.is_set()
 
     settings = OperatorSettings(loop=LoopSettings(workers=1))
@@ -119,34 +117,14 @@ def test_who_does_not_lead_acts_on_nothing_and_loses_nothing(cluster):
     controller.changed({"kind": "SparkSink", "metadata": {"namespace": "n", "name": "a"}})
     controller.start()
     try:
-        assert told.acquire(timeout=60)
-        assert told.acquire(timeout=60), "asked again: the key was not lost, and nothing was done the first time"
+        assert refused.acquire(timeout=60)
+        assert refused.acquire(timeout=60), "the controller takes the key again: it was neither lost nor reconciled"
         assert done == []
         leads.set()
         assert acted.wait(60)
     finally:
         controller.stop()
     assert [str(key) for key in done] == ["SparkSink/n/a"]
-
-
-def test_a_lease_that_cannot_be_renewed_for_whatever_reason_ends_the_process(cluster):
-    """The thread that renews must not end silently and leave the rest at work."""
-    operator = object.__new__(Operator)
-    operator._settings = OperatorSettings(leader=LeaderSettings(lease_seconds=0.2, renew_seconds=0.05))
-    operator._lost, operator._stopping = threading.Event(), threading.Event()
-    operator._env, operator._turns = SystemEnv(), queue.SimpleQueue()
-    operator._election = Election(cluster, operator._settings.leader, "a", SystemEnv())
-    assert operator._election.tick()
-
-    def broken(*_):
-        raise KeyError("spec")
-
-    cluster.get = broken
-    elector = threading.Thread(target=operator._elect, daemon=True)
-    elector.start()
-    assert operator._lost.wait(20)
-    elector.join(20)
-    assert [operator._turns.get_nowait() for _ in range(2)] == ["leads", "lost"]
 
 
 # -- children ---------------------------------------------------------------------------------------------------------
@@ -166,7 +144,7 @@ def test_a_driver_without_container_statuses_is_understood():
     assert driver_run({"metadata": {"name": "p"}}).phase is Phase.PENDING
 
 
-def test_why_a_driver_waits_is_told():
+def test_a_pending_driver_carries_the_reason_it_waits():
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "no image"}}
     assert driver_run(pod("Pending", state=waiting)).reason == "ImagePullBackOff"
     assert driver_run(pod("Pending", state={"waiting": {"reason": "ContainerCreating"}})).reason == ""
@@ -174,7 +152,7 @@ def test_why_a_driver_waits_is_told():
     assert driver_run(pod("Pending", status={"conditions": conditions})).message == "0/2 nodes"
 
 
-def test_a_report_is_read_from_the_termination_message_and_text_is_kept():
+def test_a_report_is_read_from_the_termination_message_and_other_text_is_kept():
     def ended(message):
         return driver_run(pod("Failed", state={"terminated": {"exitCode": 70, "reason": "Error", "message": message}}))
 
@@ -183,13 +161,13 @@ def test_a_report_is_read_from_the_termination_message_and_text_is_kept():
     assert ended("[1]").report is None
 
 
-def test_a_disruption_goes_before_what_the_container_died_of():
+def test_a_disruption_outranks_the_exit_reason_of_the_container():
     conditions = [{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "m"}]
     state = {"terminated": {"exitCode": 143, "reason": "Error"}}
     assert driver_run(pod("Failed", state=state, status={"conditions": conditions})).reason == "PreemptionByScheduler"
 
 
-def test_a_failed_job_tells_what_its_pod_died_of_or_that_it_is_lost():
+def test_a_failed_job_carries_the_exit_reason_of_its_pod_or_pod_lost():
     labels = {names.LABEL_KIND: "gc", names.LABEL_SEQNO: "7"}
     ended = [
         {
@@ -211,8 +189,8 @@ def test_a_failed_job_tells_what_its_pod_died_of_or_that_it_is_lost():
     assert maintenance_run({"metadata": {"name": "other"}}, []) is None
 
 
-def test_a_job_that_is_to_fail_has_failed_though_its_pod_does_not_go():
-    """Its node is cut off: the Job would go on for ever, and no other of its kind would start."""
+def test_a_job_with_a_failure_target_counts_as_failed_before_its_pod_is_gone():
+    """The node of the pod is cut off. If the Job counted as running, no other of its kind would ever start."""
     labels = {names.LABEL_KIND: "gc", names.LABEL_SEQNO: "7"}
     moment = "2026-11-20T00:00:09Z"
     ends = {"type": "FailureTarget", "status": "True", "reason": "DeadlineExceeded", "lastTransitionTime": moment}
@@ -223,7 +201,7 @@ def test_a_job_that_is_to_fail_has_failed_though_its_pod_does_not_go():
 
 
 def test_a_sidecar_is_not_taken_for_the_driver():
-    """Its status may stand first; what it ended with is nobody's report."""
+    """The status of a sidecar may come first in the list. Its termination message is no report."""
     ended = {"exitCode": 70, "reason": "Error", "message": json.dumps({"class": "Storage"})}
     beside = {"name": "a-proxy", "state": {"terminated": {"exitCode": 0, "message": "bye"}}}
     found = pod("Failed")
@@ -245,7 +223,7 @@ OTHER = StoreLocation(blob="s3://other", consensus="redis://r:6379/0")
 
 
 class Client:
-    """Answers what it is told to."""
+    """Returns or raises the answer that the test sets."""
 
     def __init__(self):
         self.calls, self.answer = 0, None
@@ -275,7 +253,7 @@ def bridge(client, env):
         yield made
 
 
-def test_a_store_that_is_down_is_left_alone_for_a_while(bridge, client, env):
+def test_a_store_that_is_down_is_not_called_while_its_breaker_is_open(bridge, client, env):
     client.answer = Unavailable("redis://r:6379/0: connection refused")
     first = bridge.inspect(LOCATION, CLAIM).inspected
     assert (first.reason, first.permanent) == ("StorageUnreachable", False)
@@ -288,7 +266,7 @@ def test_a_store_that_is_down_is_left_alone_for_a_while(bridge, client, env):
     assert bridge.inspect(LOCATION, CLAIM).inspected == "alive"
 
 
-def test_a_store_that_hangs_holds_nobody_beyond_the_deadline(bridge, client):
+def test_a_call_to_a_store_that_hangs_ends_at_the_deadline(bridge, client):
     released = threading.Event()
     client.answer = released.wait
     try:
@@ -300,8 +278,8 @@ def test_a_store_that_hangs_holds_nobody_beyond_the_deadline(bridge, client):
     assert "redis://r:6379/0" in found.message
 
 
-def test_regression_a_call_that_hangs_as_the_operator_stops_calls_no_storage_invalid(bridge, client):
-    """Its client was closed under it, which the engine calls misuse: the shard was told to be configured wrongly, for good."""
+def test_regression_a_call_that_the_stop_of_the_operator_cuts_off_is_no_invalid_storage(bridge, client):
+    """The engine reports a call on a closed client as misuse. The shard stalled with a wrong configuration for good."""
 
     def hanging():
         bridge.close()
@@ -315,7 +293,7 @@ def test_regression_a_call_that_hangs_as_the_operator_stops_calls_no_storage_inv
 @pytest.mark.parametrize(
     ("error", "reason"), [(CorruptData("rollup r"), "CorruptState"), (Incompatible("newer"), "IncompatibleState")]
 )
-def test_a_broken_shard_says_nothing_of_the_others(bridge, client, error, reason):
+def test_a_broken_shard_opens_no_breaker_for_its_store(bridge, client, error, reason):
     client.answer = error
     assert (bridge.inspect(LOCATION, CLAIM).inspected.reason, bridge.inspect(LOCATION, CLAIM).inspected.permanent) == (
         reason,
@@ -324,12 +302,12 @@ def test_a_broken_shard_says_nothing_of_the_others(bridge, client, error, reason
     assert client.calls == 2
 
 
-def test_a_shard_that_is_not_there_is_no_failure(bridge, client):
+def test_a_missing_shard_is_an_answer_and_no_failure(bridge, client):
     client.answer = ShardNotFound("no")
     assert bridge.inspect(LOCATION, CLAIM).inspected == ShardMissing()
 
 
-def test_the_engine_is_initialised_and_since_only_moves_forward(tmp_path):
+def test_a_shard_is_initialised_once_and_its_since_only_moves_forward(tmp_path):
     location = StoreLocation(blob=f"file://{tmp_path}/b", consensus=f"sqlite://{tmp_path}/c.db")
     schema = ShardSchema(key="id BIGINT", value="")
     critical = names.critical_id_of(SHARD_ID)
@@ -356,7 +334,7 @@ def test_the_engine_is_initialised_and_since_only_moves_forward(tmp_path):
             shard_id=SHARD_ID, owner=OWNER
         )
         bridge.inspect(location, replace(CLAIM, owner=heir, wanted=SHARD_ID, take_over=True))
-        # The hold goes over with the shard, at once, also while there is nothing to advance; its old owner is out.
+        # The hold changes its owner with the shard, at once, even if since does not advance. The old owner is refused.
         assert [bridge.advance_since(advance(since, heir)) for since in (7, 20)] == [9, 20]
         with pytest.raises(InvalidUsage, match="its owner is op/team/heir"):
             bridge.advance_since(advance(30))
@@ -365,7 +343,7 @@ def test_the_engine_is_initialised_and_since_only_moves_forward(tmp_path):
         assert (hold.id, hold.since) == (critical, 20)
 
 
-def test_a_failing_store_fails_actions_with_its_address():
+def test_an_action_on_an_unreachable_store_fails_with_the_address_of_the_store():
     dead = StoreLocation(blob="mem:", consensus="redis://127.0.0.1:1/0")
     action = InitialiseShard(
         owner=OWNER, shard_id=SHARD_ID, location=dead, schema=ShardSchema(key="id BIGINT", value="")
@@ -378,7 +356,7 @@ def test_a_failing_store_fails_actions_with_its_address():
 # -- settings, probes, texts ------------------------------------------------------------------------------------------
 
 
-def test_settings_are_read_and_typing_errors_refused():
+def test_settings_are_read_and_unknown_or_mistyped_fields_are_refused():
     text = """
     defaultProfile: hot
     storageProfiles: {hot: {blob: "s3://b", consensus: "redis://r:6379/0", secretName: s, takeOver: Unowned}}
@@ -403,7 +381,7 @@ def test_settings_are_read_and_typing_errors_refused():
             OperatorSettings.parse(one)
 
 
-def test_probes_answer():
+def test_probes_answer_with_the_reason_while_unhealthy_or_not_ready():
     healthy = threading.Event()
     server = ProbeServer(
         0,
@@ -440,19 +418,19 @@ def test_probes_answer():
         "{'apiKey': 'a&hunter2', 'n': 1}",
     ],
 )  # fmt: skip
-def test_secrets_are_taken_out(text):
+def test_redaction_removes_secrets(text):
     assert "hunter2" not in redact(f"before {text} after")
     assert redact(f"before {text} after").startswith("before")
 
 
-def test_names_of_files_are_no_secrets():
+def test_redaction_keeps_names_of_files():
     for url in ("redis://r:6379/0?password_file=/run/x", "s3://b?credentials_dir=/run/x"):
         assert redact(url) == url
 
 
-def test_redaction_is_linear_in_what_a_driver_logs():
+def test_redaction_takes_time_linear_in_the_length_of_a_log():
     for text in ("k" * 200_000, "token-" * 40_000, "a://" * 50_000):
-        assert redact(text) == text  # by work that is squared it takes minutes
+        assert redact(text) == text  # quadratic work would take minutes
 
 
 def test_clipping_keeps_beginning_and_end():
@@ -471,10 +449,10 @@ def test_logs_are_one_json_object_per_line():
 
 
 @pytest.mark.parametrize(("text", "mib"), [("1Gi", 1024), ("1G", 954), ("512Mi", 512), ("1.5Gi", 1536), (1, 1)])
-def test_quantities(text, mib):
+def test_quantities_are_read_as_mebibytes(text, mib):
     assert quantity.to_mebibytes(text) == mib
 
 
-def test_what_is_no_quantity_is_refused():
+def test_text_that_is_no_quantity_is_refused():
     with pytest.raises(InvalidUsage):
         quantity.to_bytes("lots")

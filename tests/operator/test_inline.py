@@ -1,164 +1,32 @@
-"""Shards on stores that their resource names itself, on real stores: the pods' commands run as real processes, and the operator's
-own process connects to nothing.
+"""Inline shards, whose resource names its own stores. The commands of their pods run on real stores, and the operator itself connects
+to no store.
 """
 
 import contextlib
-import dataclasses
 import json
-import subprocess
-import sys
 
 import pytest
-from fake_cluster import FakeCluster
-from persist_engine.base.env import SeededEnv
-from persist_engine.base.errors import InvalidUsage
+from inline_house import SECRET, houses
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
-from persist_engine.codec.tending import decode_wish, encode_report
 from persist_engine.model.ids import ShardId
-from persist_engine.model.ownership import OwnedElsewhere, Owner
-from persist_engine.model.tending import Tended
+from persist_engine.model.ownership import Owner
 from persist_engine.rows.schema import Schema
 from persist_engine.storage.addresses import with_credentials
 from persist_kit.servers import redis_server, s3_server
-from persist_operator.api import conditions, names, times
+from persist_operator.api import names, times
 from persist_operator.api.schema_check import load_schemas
-from persist_operator.api.shard import CREDENTIALS_DIR, InlineLocation, Shard
-from persist_operator.bridge import Bridge, BridgeFailure
+from persist_operator.api.shard import InlineLocation, Shard
+from persist_operator.bridge import BridgeFailure
 from persist_operator.cluster.port import EVENT, JOB, PERSIST_SHARD, POD, ApiError
-from persist_operator.manifests.maintenance import TERMINATION_LOG
-from persist_operator.plan import inspecting
-from persist_operator.plan.actions import StartInspection
-from persist_operator.plan.observed import Awaited, Phase, Run, ShardMissing, ShardObserved, ShardView
-from persist_operator.plan.shard import plan_shard
-from persist_operator.settings import InlineStorage, LoopSettings, OperatorSettings
-from persist_operator.steps.metrics import OperatorMetrics
-from persist_operator.steps.reconcile import Key, Reconciler
-from prometheus_client import CollectorRegistry
-
-SHARD = Key("PersistShard", "team", "flights")
-SECRET = "team-store"  # noqa: S105 - its name
-
-
-class Kubelet:
-    """Runs what the Jobs of a cluster say, as processes of this machine, and tells the end as Kubernetes does."""
-
-    def __init__(self, cluster, env, folder):
-        self.cluster, self.env, self.folder = cluster, env, folder
-        self.secrets, self.arguments, self.reports = {}, [], {}
-
-    def mount(self, namespace, name, files):
-        folder = self.folder / "secrets" / namespace / name
-        folder.mkdir(parents=True)
-        for key, text in files.items():
-            (folder / key).write_text(text)
-        self.secrets[namespace, name] = folder
-
-    def jobs(self, kind=names.INSPECTION):
-        found = self.cluster.find(JOB, None, {names.LABEL_KIND: kind})
-        return sorted(found, key=lambda one: one["metadata"]["creationTimestamp"])
-
-    def waiting(self, kind=names.INSPECTION):
-        return [one for one in self.jobs(kind) if not one.get("status")]
-
-    def run(self, kind=names.INSPECTION):
-        """Run every Job that waits to its end; how many."""
-        todo = self.waiting(kind)
-        for job in todo:
-            spec = job["spec"]["template"]["spec"]
-            (container,) = spec["containers"]
-            report = self.folder / f"{job['metadata']['name']}.report"
-            volumes = [one["secret"]["secretName"] for one in spec["volumes"] if "secret" in one]
-            mounted = self.secrets.get((job["metadata"]["namespace"], volumes[0])) if volumes else None
-            arguments = [
-                one.replace(CREDENTIALS_DIR, str(mounted)).replace(TERMINATION_LOG, str(report))
-                for one in container["args"]
-            ]
-            self.arguments.append(arguments)
-            done = subprocess.run(
-                [sys.executable, "-m", "persist_engine.cli", *arguments],
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=False,
-                env={"PATH": "/usr/bin:/bin", "HOME": str(self.folder)},
-            )
-            said = report.read_text() if report.exists() else done.stderr
-            self.end(job, done.returncode, said)
-        return len(todo)
-
-    def end(self, job, code, said, **terminated):
-        name, namespace, now = job["metadata"]["name"], job["metadata"]["namespace"], times.to_text(self.env.now_ms())
-        state = {"exitCode": code, "message": said[-4096:], "startedAt": now, "finishedAt": now, **terminated}
-        self.pod(job, {"phase": "Failed" if code else "Succeeded"}, {"terminated": state})
-        condition = {"type": "Failed" if code else "Complete", "status": "True", "lastTransitionTime": now}
-        status = {"startTime": now, "completionTime": now, "conditions": [condition]}
-        self.cluster.edit(JOB, namespace, name, lambda one: one.update(status=status))
-
-    def pod(self, job, status, state):
-        name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
-        labels = {**job["metadata"]["labels"], "batch.kubernetes.io/job-name": name}
-        metadata = {"namespace": namespace, "name": f"{name}-x", "labels": labels}
-        self.cluster.create(POD, {"metadata": metadata})
-        status = {**status, "containerStatuses": [{"name": "maintain", "state": state}]}
-        self.cluster.edit(POD, namespace, f"{name}-x", lambda one: one.update(status=status))
-
-
-class House:
-    """An operator with inline storage on and no profile at all."""
-
-    def __init__(self, now, folder, **inline):
-        self.env = SeededEnv(start_ms=now)
-        self.cluster = FakeCluster(now_ms=self.env.now_ms)
-        self.kubelet = Kubelet(self.cluster, self.env, folder)
-        self.settings = OperatorSettings(inline_storage=InlineStorage(enabled=True, **inline), loop=LoopSettings())
-        self.opened = []
-        self.restart()
-
-    def restart(self):
-        def open_client(location):
-            self.opened.append(location)
-            raise AssertionError("the operator connects to a store")
-
-        self.bridge = Bridge(self.settings, env=self.env, open_client=open_client)
-        metrics = OperatorMetrics(CollectorRegistry())
-        self.reconciler = Reconciler(self.cluster, self.bridge, self.settings, self.env, metrics)
-
-    def look(self, key=SHARD):
-        return self.reconciler.reconcile(key)
-
-    def settle(self, key=SHARD, rounds=6):
-        """Until pods have nothing to do any more, time passing between looks."""
-        for _ in range(rounds):
-            self.env.advance_ms(6000)
-            self.look(key)
-            self.kubelet.run()
-            self.look(key)
-        return self.status(key)
-
-    def status(self, key=SHARD):
-        return self.cluster.get(PERSIST_SHARD, key.namespace, key.name).get("status") or {}
-
-    def told(self, condition="Ready", key=SHARD):
-        found = conditions.find(self.status(key), condition)
-        return None if found is None else (found["status"], found["reason"])
-
-    def words(self, condition="Ready", key=SHARD):
-        return conditions.find(self.status(key), condition)["message"]
+from persist_operator.plan.observed import ShardView
+from persist_operator.steps.reconcile import Key
 
 
 @pytest.fixture
 def house(now, tmp_path):
-    made = []
-
-    def build(**inline):
-        made.append(House(now, tmp_path, **inline))
-        return made[-1]
-
-    yield build
-    for one in made:
-        one.bridge.close()
-        assert one.opened == []
+    with houses(now, tmp_path) as build:
+        yield build
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +37,7 @@ def servers():
 
 @pytest.fixture
 def stores(servers, house, request):
-    """(house, spec.storage, a client with the team's credentials)."""
+    """(house, spec.storage): an operator that allows these stores, and the Secret of the team mounted."""
     redis, s3 = servers
     made = house(
         allowed_endpoints=(s3.address,),
@@ -202,15 +70,17 @@ def client_of(made, resource):
     )
 
 
-def test_a_shard_is_made_looked_after_and_maintained_by_pods_of_its_namespace(stores, shard_resource, refused):
+def test_pods_of_its_namespace_create_inspect_and_maintain_an_inline_shard(stores, shard_resource, refused):
     made, storage = stores
     resource = shard_resource({"storage": storage, "rollup": {"everySeqnos": 16}})
     assert load_schemas().check(resource) == []
     made.cluster.create(PERSIST_SHARD, resource)
     made.look()
-    assert made.told() == ("Unknown", "Inspecting")
+    assert made.condition() == ("Unknown", "Inspecting")
+    made.kubelet.starts_processes = True
     made.settle()
-    assert made.told() == ("True", "Healthy"), made.status()
+    made.kubelet.starts_processes = False
+    assert made.condition() == ("True", "Healthy"), made.status()
     status = made.status()
     assert refused(resource, status) == []
     assert status["schema"]["key"] == "id BIGINT"
@@ -232,7 +102,7 @@ def test_a_shard_is_made_looked_after_and_maintained_by_pods_of_its_namespace(st
         held = next(one for one in client.inspect(shard_id).readers if one.id == hold)
     lag_ms = resource["spec"]["retention"]["sinceLagSeconds"] * 1000
     assert held.since == 1_700_000_019_001 - lag_ms
-    # The rollup fell due from what the pod said, and runs with the same Secret.
+    # The report of the inspection made the rollup due. The rollup mounts the same Secret.
     assert made.kubelet.run("rollup") == 1
     assert made.kubelet.waiting() == []
     made.settle(rounds=3)
@@ -240,13 +110,13 @@ def test_a_shard_is_made_looked_after_and_maintained_by_pods_of_its_namespace(st
     rollup = made.status()["maintenance"]["rollup"]
     assert (rollup["lastResult"], made.kubelet.waiting("rollup")) == ("Succeeded", [])
     assert len(made.kubelet.jobs("rollup")) == 1
-    assert made.told("SinceAdvancing") == ("True", "Advancing")
-    assert made.told() == ("True", "Healthy")
-    assert len(made.kubelet.jobs()) == 1, "finished ones are removed but for the newest"
+    assert made.condition("SinceAdvancing") == ("True", "Advancing")
+    assert made.condition() == ("True", "Healthy")
+    assert len(made.kubelet.jobs()) == 1, "finished Jobs are deleted except the newest"
     assert refused(resource, made.status()) == []
 
 
-def test_an_idle_shard_is_looked_at_once_in_its_time_and_its_status_rests(stores, shard_resource):
+def test_an_idle_inline_shard_is_inspected_once_an_interval_and_its_status_rests(stores, shard_resource):
     made, storage = stores
     made.cluster.create(PERSIST_SHARD, shard_resource({"storage": storage}))
     made.settle()
@@ -263,53 +133,7 @@ def test_an_idle_shard_is_looked_at_once_in_its_time_and_its_status_rests(stores
     assert (len(made.kubelet.arguments), made.status()["conditions"]) == (before, version)
 
 
-def test_nothing_that_the_bridge_does_is_planned_for_such_a_shard(house, make_shard, make_inspection, now):
-    made = house(**ALLOWED)
-    first = plan_shard(make_shard({"storage": GOOD}), ShardObserved(), now_ms=now, settings=made.settings).status
-    shard = make_shard({"storage": GOOD}, status=first)
-    for inspected in (ShardMissing(), make_inspection(upper=now, readers=())):
-        seen = ShardObserved(inspected=inspected, shard_id=names.shard_id_of("uid-shard"), inspected_ms=now)
-        plan = plan_shard(shard, seen, now_ms=now, settings=made.settings)
-        assert [type(one) for one in plan.actions] == [StartInspection]
-
-
-def run_of(name, created_ms, location, report, **changes):
-    values = {"phase": Phase.SUCCEEDED, "finished_ms": created_ms, "revision": inspecting._stores(location)}
-    return Run(name=name, kind="inspection", created_ms=created_ms, report=report, **{**values, **changes})
-
-
-def test_only_the_newest_answer_of_these_very_stores_counts_and_none_for_ever(house, make_shard, make_inspection, now):
-    made = house(**ALLOWED)
-    settled = {"settledTime": times.to_text(now - 60_000), "settledJob": "b"}
-    log = {"seqno": 10, "tag": "aa", "birth": "bb"}
-    shard = make_shard({"storage": GOOD}, status={"inspection": settled, "log": log})
-    here = shard.location(made.settings)
-    there = InlineLocation(blob=here.blob, consensus="redis://other:6379/0")
-
-    def said(*runs, at_ms=now):
-        known = inspecting.answer(shard, runs, here, now_ms=at_ms, settings=made.settings).inspected
-        return known.reason if isinstance(known, Awaited) else (known.seqno, known.known_tag)
-
-    def report(**changes):
-        return json.loads(encode_report(Tended(inspection=make_inspection(**{"readers": (), **changes}))))
-
-    old = run_of("a", now - 90_000, here, report(seqno=5))
-    new = run_of("b", now - 60_000, here, report(seqno=12, known_tag="aa"), seqno=10)
-    assert said(old, new) == said(new, old) == (12, "aa")
-    # The newest one was removed, and an older one tells of an older state.
-    assert said(old) == "Inspecting"
-    assert said(run_of("c", now, there, report(seqno=1))) == "Inspecting"
-    # It was compared with another version than the status tells of.
-    assert said(dataclasses.replace(new, seqno=9)) == (12, None)
-    assert said(new, at_ms=now + 3_600_000) == "InspectionOverdue"
-    failed = run_of("c", now, here, None, phase=Phase.FAILED, reason="Evicted")
-    assert said(new, failed) == "InspectionFailed"
-    waiting = run_of("c", now, here, None, phase=Phase.PENDING, finished_ms=None, reason="Unschedulable")
-    assert said(new, waiting, at_ms=now + 1000) == (12, "aa")
-    assert said(new, waiting, at_ms=now + 61_000) == "Unschedulable"
-
-
-def test_the_intent_is_on_the_status_and_a_crash_before_the_job_repeats_its_name(stores, shard_resource):
+def test_an_intent_is_on_the_status_before_its_job_and_a_crash_between_repeats_the_name(stores, shard_resource):
     made, storage = stores
     made.cluster.create(PERSIST_SHARD, shard_resource({"storage": storage}))
     made.cluster.deny["create", "Job"] = ApiError("POST jobs: 500 gone away", status=500)
@@ -334,7 +158,7 @@ def test_the_intent_is_on_the_status_and_a_crash_before_the_job_repeats_its_name
         ("late", ("Unknown", "InspectionFailed")),
     ],
 )
-def test_a_pod_that_does_not_answer_is_told(stores, shard_resource, refused, what, expected):
+def test_the_status_shows_why_an_inspection_pod_does_not_answer(stores, shard_resource, refused, what, expected):
     made, storage = stores
     resource = shard_resource({"storage": storage})
     made.cluster.create(PERSIST_SHARD, resource)
@@ -344,7 +168,7 @@ def test_a_pod_that_does_not_answer_is_told(stores, shard_resource, refused, wha
     if what == "refused":
         made.look()
         assert "exceeded quota" in made.words()
-        assert made.told("Reconciling") == ("True", "ActionRefused")
+        assert made.condition("Reconciling") == ("True", "ActionRefused")
     else:
         (job,) = made.kubelet.waiting()
     if what == "image":
@@ -361,9 +185,9 @@ def test_a_pod_that_does_not_answer_is_told(stores, shard_resource, refused, wha
     if what == "late":
         made.kubelet.end(job, 1, "", reason="DeadlineExceeded")
     made.look()
-    assert made.told() == expected
+    assert made.condition() == expected
     assert ("Secret that is missing" in made.words()) == (what == "secret")
-    assert made.told("Reconciling")[0] == "True"
+    assert made.condition("Reconciling")[0] == "True"
     assert refused(resource, made.status()) == []
     if what in {"killed", "late"}:
         assert {"killed": "OOMKilled", "late": "DeadlineExceeded"}[what] in made.words()
@@ -371,12 +195,12 @@ def test_a_pod_that_does_not_answer_is_told(stores, shard_resource, refused, wha
         made.look()
         assert len(made.kubelet.waiting()) == 1, "tried again"
         made.settle()
-        assert made.told() == ("True", "Healthy")
+        assert made.condition() == ("True", "Healthy")
     assert made.kubelet.run() in {0, 1}
 
 
-def test_a_look_whose_pod_kubernetes_is_refused_is_told_until_a_pod_comes(stores, shard_resource):
-    """Also once the Job gave up: until the next one has a pod, nothing else is known."""
+def test_the_refusal_of_an_inspection_pod_stays_on_the_status_until_a_pod_runs(stores, shard_resource):
+    """The refusal also stays after the Job failed, because nothing else is known until the next Job has a pod."""
     made, storage = stores
     made.cluster.create(PERSIST_SHARD, shard_resource({"storage": storage}))
     made.look()
@@ -391,7 +215,7 @@ def test_a_look_whose_pod_kubernetes_is_refused_is_told_until_a_pod_comes(stores
     made.cluster.create(EVENT, event)
     made.env.advance_ms(2500)
     made.look()
-    assert (made.told(), made.told("Reconciling")) == (("False", "ActionRefused"), ("True", "ActionRefused"))
+    assert (made.condition(), made.condition("Reconciling")) == (("False", "ActionRefused"), ("True", "ActionRefused"))
     assert "exceeded quota: small" in made.words()
     made.env.advance_ms(120_000)
     now = times.to_text(made.env.now_ms())
@@ -399,29 +223,29 @@ def test_a_look_whose_pod_kubernetes_is_refused_is_told_until_a_pod_comes(stores
     made.cluster.edit(JOB, "team", head["name"], lambda one: one.update(status={"conditions": [ended]}))
     for _ in range(3):
         made.look()
-        assert made.told() == ("False", "ActionRefused")
+        assert made.condition() == ("False", "ActionRefused")
         assert "exceeded quota: small" in made.words()
         made.env.advance_ms(4000)
     made.look()
     made.settle()
-    assert made.told() == ("True", "Healthy")
+    assert made.condition() == ("True", "Healthy")
     assert "exceeded quota" not in str(made.status())
 
 
-def test_stores_that_do_not_answer_and_wrong_passwords_are_told_in_their_words(stores, shard_resource):
+def test_the_status_shows_the_words_of_a_store_that_refuses_the_password(stores, shard_resource):
     made, storage = stores
     (made.kubelet.secrets["team", SECRET] / "redis-password").write_text("wrong")
     made.cluster.create(PERSIST_SHARD, shard_resource({"storage": storage}))
     made.settle(rounds=1)
-    assert made.told() == ("False", "StorageUnreachable")
+    assert made.condition() == ("False", "StorageUnreachable")
     assert "invalid username-password pair" in made.words()
     (made.kubelet.secrets["team", SECRET] / "redis-password").write_text("team's own")
     made.env.advance_ms(61_000)
     made.settle()
-    assert made.told() == ("True", "Healthy")
+    assert made.condition() == ("True", "Healthy")
 
 
-def test_a_shard_owned_elsewhere_stalls_with_its_owner_and_is_taken_over_with_a_word(stores, shard_resource):
+def test_a_shard_with_another_owner_stalls_and_an_annotation_takes_it_over(stores, shard_resource):
     made, storage = stores
     made.cluster.create(PERSIST_SHARD, shard_resource({"storage": storage}, name="first", uid="uid-first"))
     first = Key("PersistShard", "team", "first")
@@ -430,44 +254,19 @@ def test_a_shard_owned_elsewhere_stalls_with_its_owner_and_is_taken_over_with_a_
     spec = {"storage": storage, "shardId": shard_id}
     made.cluster.create(PERSIST_SHARD, shard_resource(spec, name="second", uid="uid-second"))
     made.settle(second)
-    assert made.told("Stalled", second) == ("True", "ShardIdConflict")
+    assert made.condition("Stalled", second) == ("True", "ShardIdConflict")
     assert "team/first" in made.words(key=second)
     assert "frontiers" not in made.status(second)
     word = {names.ANNOTATION_TAKE_OVER: shard_id}
     made.cluster.edit(PERSIST_SHARD, "team", "second", lambda one: one["metadata"].update(annotations=word))
     made.settle(second)
-    assert made.told(key=second) == ("True", "Healthy")
+    assert made.condition(key=second) == ("True", "Healthy")
     made.env.advance_ms(61_000)
     made.settle(first)
-    assert made.told("Stalled", first) == ("True", "ShardIdConflict")
+    assert made.condition("Stalled", first) == ("True", "ShardIdConflict")
 
 
-def test_what_may_be_taken_over_is_no_other_shard_that_the_resource_names_by_then(house, shard_resource):
-    """The word that allows it was for the shard of the report; the resource names that of another namespace now."""
-    made = house(**ALLOWED)
-    made.cluster.create(PERSIST_SHARD, shard_resource({"storage": GOOD}))
-    made.look()
-    (job,) = made.kubelet.waiting()
-    mine, theirs = (f"s00000000-0000-4000-8000-00000000000{number}" for number in (1, 2))
-    owner = Owner(made.settings.operator_id, "team", "other")
-    made.kubelet.end(job, 0, encode_report(OwnedElsewhere(ShardId(mine), owner)))
-    made.look()
-
-    def rename(one):
-        one["spec"]["shardId"] = theirs
-        one["metadata"].update(annotations={names.ANNOTATION_TAKE_OVER: mine}, generation=2)
-
-    made.cluster.edit(PERSIST_SHARD, "team", "flights", rename)
-    assert load_schemas().check(made.cluster.get(PERSIST_SHARD, "team", "flights")) == []
-    made.env.advance_ms(6000)
-    made.look()
-    (job,) = made.kubelet.waiting()
-    arguments = job["spec"]["template"]["spec"]["containers"][0]["args"]
-    wish = decode_wish(arguments[arguments.index("--wish") + 1])
-    assert (wish.wanted, wish.take_over) == (theirs, OwnedElsewhere(ShardId(mine), owner))
-
-
-def test_a_shard_that_was_lost_is_not_made_again(stores, servers, shard_resource):
+def test_a_lost_inline_shard_is_not_created_again(stores, servers, shard_resource):
     made, storage = stores
     made.cluster.create(PERSIST_SHARD, shard_resource({"storage": storage}))
     made.settle()
@@ -475,162 +274,16 @@ def test_a_shard_that_was_lost_is_not_made_again(stores, servers, shard_resource
     redis.command("FLUSHALL")
     made.env.advance_ms(61_000)
     made.settle()
-    assert made.told("Stalled") == ("True", "StoreLost")
+    assert made.condition("Stalled") == ("True", "StoreLost")
 
 
-def test_sinks_of_such_a_shard_have_its_stores_and_its_secret(stores, make_shard, shard_resource):
+def test_sinks_of_an_inline_shard_use_its_stores_and_its_secret(stores, make_shard, shard_resource):
     made, storage = stores
     resource = shard_resource({"storage": storage})
     made.cluster.create(PERSIST_SHARD, resource)
     view = ShardView.of("flights", make_shard({"storage": storage}, status=made.settle()), made.settings)
     assert view.usable
     assert (type(view.location), view.location.secret_name) == (InlineLocation, SECRET)
-
-
-def test_a_refused_pod_is_tried_later_and_not_told_anew_at_each_look(house, shard_resource):
-    """A status that says something new at each look wakes the next one: a loop, for as long as the refusal stands."""
-    made = house(**ALLOWED)
-    made.cluster.create(PERSIST_SHARD, shard_resource({"storage": GOOD}))
-    made.cluster.deny["create", "Job"] = ApiError("POST jobs: 403 exceeded quota: small", status=403)
-    made.look()
-    made.look()
-    before = made.cluster.get(PERSIST_SHARD, "team", "flights")["metadata"]["resourceVersion"]
-    for _ in range(4):
-        made.env.advance_ms(1100)
-        assert made.look() >= 0.2
-    assert made.cluster.get(PERSIST_SHARD, "team", "flights")["metadata"]["resourceVersion"] == before
-
-
-@pytest.mark.parametrize(("back_s", "behind_s"), [(3600, 0), (0, 100), (0, -100)])
-def test_clocks_that_go_back_or_differ_make_no_more_looks(house, shard_resource, make_inspection, back_s, behind_s):
-    """`behind_s`: how far the cluster's clock is behind the operator's."""
-    made = house(**ALLOWED)
-    made.cluster = made.kubelet.cluster = FakeCluster(now_ms=lambda: made.env.now_ms() - behind_s * 1000)
-    made.restart()
-    made.cluster.create(PERSIST_SHARD, shard_resource({"storage": GOOD}))
-    said, looks = encode_report(Tended(inspection=make_inspection(readers=(), birth="bb", tag="aa"))), []
-    for second in range(80):
-        made.env.advance_ms((1 - (back_s if second == 40 else 0)) * 1000)
-        made.look()
-        for job in made.kubelet.waiting():
-            looks.append(job["metadata"]["name"])
-            made.kubelet.end(job, 0, said)
-        made.look()
-    assert made.told() == ("True", "Healthy")
-    # The first, one that knows the shard, and then one a minute or for the clock.
-    assert len(looks) <= 4, looks
-    assert made.status()["inspection"]["settledJob"] == looks[-1]
-
-
-def test_looks_that_somebody_removes_once_they_ended_are_apart(house, shard_resource, make_inspection):
-    made = house(**ALLOWED)
-    made.cluster.create(PERSIST_SHARD, shard_resource({"storage": GOOD}))
-    said, looks = encode_report(Tended(inspection=make_inspection(readers=(), birth="bb", tag="aa"))), 0
-    for _ in range(30):
-        made.env.advance_ms(1000)
-        made.look()
-        for job in made.kubelet.waiting():
-            looks += 1
-            made.kubelet.end(job, 0, said)
-            made.look()
-            made.cluster.delete(JOB, "team", job["metadata"]["name"])
-    assert 1 < looks <= 30 // 5 + 1
-
-
-@pytest.mark.parametrize("name", ["../../../../../api/v1/namespaces/other/pods/x", "..", "a/b", "A", "", "a?b"])
-def test_an_owner_that_a_report_names_is_no_path_at_the_api_server(house, shard_resource, monkeypatch, name):
-    made = house(**ALLOWED)
-    made.cluster.create(PERSIST_SHARD, shard_resource({"storage": GOOD}))
-    made.look()
-    (job,) = made.kubelet.waiting()
-    owner = str(Owner(made.settings.operator_id, "team", name)) if name else f"{made.settings.operator_id}/team/"
-    shard_id = names.shard_id_of("uid-shard")
-    said = {"format": 1, "answer": "OwnedElsewhere", "shard_id": shard_id, "owner": owner}
-    made.kubelet.end(job, 0, json.dumps(said))
-    asked, get = set(), made.cluster.get
-    monkeypatch.setattr(made.cluster, "get", lambda kind, *where: asked.add(where) or get(kind, *where))
-    made.look()
-    assert asked == {("team", "flights")}
-    assert made.told() == (("False", "ShardIdConflict") if name else ("Unknown", "InspectionFailed"))
-
-
-# -- what may be named ------------------------------------------------------------------------------------------------
-
-GOOD = {"blob": {"bucket": "bbb", "endpoint": "https://s3.example"}, "consensus": {"address": "redis.example:6379"}}
-ALLOWED = {
-    "allowed_endpoints": ("s3.example", "*.minio.svc:9000"),
-    "allowed_consensus": ("redis.example", "*.redis.svc:7000"),
-}
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({}, None),
-        ({"endpoint": None}, None),
-        ({"endpoint": "https://S3.Example:443"}, None),
-        ({"endpoint": "http://s3.example"}, None),
-        ({"endpoint": "http://s3.example:443"}, "EndpointNotAllowed"),
-        ({"endpoint": "https://s3.example:9000"}, "EndpointNotAllowed"),
-        ({"endpoint": "https://x.s3.example"}, "EndpointNotAllowed"),
-        ({"endpoint": "https://evils3.example"}, "EndpointNotAllowed"),
-        ({"endpoint": "https://s3.example.evil"}, "EndpointNotAllowed"),
-        ({"endpoint": "http://a.minio.svc:9000"}, None),
-        ({"endpoint": "http://minio.svc:9000"}, "EndpointNotAllowed"),
-        ({"endpoint": "http://aminio.svc:9000"}, "EndpointNotAllowed"),
-        ({"endpoint": "http://a.minio.svc"}, "EndpointNotAllowed"),
-        ({"endpoint": "https://s3.example@evil"}, "InvalidStorage"),
-        ({"endpoint": "https://evil#s3.example"}, "InvalidStorage"),
-        ({"endpoint": "https://evil\\.s3.example"}, "InvalidStorage"),
-        ({"endpoint": "https://[::1]"}, "EndpointNotAllowed"),
-        ({"address": "redis.example:6380"}, "EndpointNotAllowed"),
-        ({"address": "x.redis.svc:7000"}, None),
-        ({"address": "redis.svc:7000"}, "EndpointNotAllowed"),
-        ({"address": "redis.example"}, "InvalidStorage"),
-        ({"address": "u:p@redis.example:6379"}, "InvalidStorage"),
-        ({"address": "evil:6379?x=redis.example:6379"}, "InvalidStorage"),
-        ({"secretName": "other"}, "SecretNotAllowed"),
-    ],
-)
-def test_the_allow_list_is_compared_field_by_field(house, make_shard, change, reason):
-    made = house(**ALLOWED)
-    blob, consensus = dict(GOOD["blob"]), dict(GOOD["consensus"])
-    if "endpoint" in change:
-        blob["endpoint"] = change["endpoint"]
-        if change["endpoint"] is None:
-            del blob["endpoint"]
-    consensus["address"] = change.get("address", consensus["address"])
-    storage = {"blob": blob, "consensus": consensus}
-    if "secretName" in change:
-        storage["secretName"] = change["secretName"]
-    shard = make_shard({"storage": storage})
-    if reason is None:
-        assert isinstance(shard.location(made.settings), InlineLocation)
-        return
-    with pytest.raises(InvalidUsage) as refusal:
-        shard.location(made.settings)
-    assert refusal.value.reason == reason
-    if reason == "EndpointNotAllowed":
-        assert "storage.inline.allowed" in str(refusal.value)
-
-
-def test_nothing_is_started_for_what_is_not_allowed_or_off(house, shard_resource):
-    for inline, reason in (({}, "EndpointNotAllowed"), ({**ALLOWED, "allowed_consensus": ()}, "EndpointNotAllowed")):
-        made = house(**inline)
-        made.cluster.create(PERSIST_SHARD, shard_resource({"storage": GOOD}))
-        for _ in range(3):
-            made.look()
-        assert made.told("Stalled") == ("True", reason)
-        assert made.cluster.find(JOB, None, {}) == []
-
-
-def test_the_bridge_refuses_such_a_location_by_its_type():
-    at = InlineLocation(blob="mem:a", consensus="mem:a")
-    with Bridge(OperatorSettings()) as bridge, pytest.raises(InvalidUsage, match="does not connect"):
-        bridge._call(at, lambda client: client)
-
-
-# -- reports that others wrote ----------------------------------------------------------------------------------------
 
 
 def test_a_forged_report_is_a_condition_and_nothing_else(stores, shard_resource, refused):
@@ -657,7 +310,7 @@ def test_a_forged_report_is_a_condition_and_nothing_else(stores, shard_resource,
         made.kubelet.end(job, 0, text)
         with contextlib.suppress(BridgeFailure):
             made.look()
-        assert made.told() in {("Unknown", "InspectionFailed"), ("True", "Healthy"), ("False", "ShardLost")}, text
+        assert made.condition() in {("Unknown", "InspectionFailed"), ("True", "Healthy"), ("False", "ShardLost")}, text
         assert refused(resource, made.status()) == [], text
     made.env.advance_ms(400_000)
     made.settle()

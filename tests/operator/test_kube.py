@@ -20,7 +20,7 @@ def config_map(name, **labels):
     return {"metadata": {"namespace": "team", "name": name, "labels": labels}, "data": {"a": "b"}}
 
 
-def test_every_verb_reaches_the_server_and_answers_as_the_port_says(kube, server):
+def test_every_verb_of_the_client_keeps_the_contract_of_the_port(kube, server):
     assert kube.get(CONFIG_MAP, "team", "a") is None
     assert kube.create(CONFIG_MAP, config_map("a", x="1")) is True
     assert kube.create(CONFIG_MAP, config_map("a")) is False
@@ -30,14 +30,14 @@ def test_every_verb_reaches_the_server_and_answers_as_the_port_says(kube, server
     assert kube.replace(CONFIG_MAP, {**stored, "data": {"a": "d"}}) is False
     assert kube.delete(CONFIG_MAP, "team", "a", grace_seconds=0) is True
     assert kube.delete(CONFIG_MAP, "team", "a") is False
-    headers = server.seen[0][3]
+    headers = server.requests[0][3]
     assert headers["authorization"].lower() == "bearer the-token"
 
 
-def test_a_creation_is_tried_without_making_anything_and_refused_in_the_servers_words(kube, server):
+def test_a_dry_run_creates_nothing_and_carries_the_refusal_of_the_server(kube, server):
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "team", "name": "x"}}
     kube.try_create(POD, pod)
-    assert server.seen[-1][2] == {"dryRun": "All"}
+    assert server.requests[-1][2] == {"dryRun": "All"}
     assert kube.get(POD, "team", "x") is None
     server.cluster.deny["create", "Pod"] = ApiError("pods is forbidden: exceeded quota: small", status=403)
     with pytest.raises(ApiError, match="exceeded quota: small") as refusal:
@@ -48,7 +48,7 @@ def test_a_creation_is_tried_without_making_anything_and_refused_in_the_servers_
 @pytest.mark.parametrize("name", ["../secrets/x", "a/log", "a?b=c"])
 def test_a_name_is_one_segment_of_a_path(kube, server, name):
     assert kube.get(POD, "team", name) is None
-    assert server.seen[-1][1:3] == (f"/api/v1/namespaces/team/pods/{quote(name, safe='')}", {})
+    assert server.requests[-1][1:3] == (f"/api/v1/namespaces/team/pods/{quote(name, safe='')}", {})
 
 
 def test_lists_follow_pages_and_select_by_label(kube, server):
@@ -72,7 +72,7 @@ def failed_create(name, uid, message, **changes):
     }
 
 
-def test_events_about_one_object_are_asked_for_by_its_uid_and_no_more_than_are_wanted(kube, server):
+def test_events_of_an_object_are_listed_by_its_uid_up_to_the_limit(kube, server):
     for index in range(4):
         kube.create(EVENT, failed_create(f"j.{index}", "uid-new", f"no {index}"))
     kube.create(EVENT, failed_create("j.old", "uid-old", "of one before"))
@@ -80,7 +80,7 @@ def test_events_about_one_object_are_asked_for_by_its_uid_and_no_more_than_are_w
     found = kube.events_about("team", "uid-new", reason="FailedCreate", limit=3)
     assert [one["message"] for one in found] == ["no 0", "no 1", "no 2"]
     query = {"fieldSelector": "involvedObject.uid=uid-new,reason=FailedCreate", "limit": "3"}
-    assert server.seen[-1][:3] == ("GET", "/api/v1/namespaces/team/events", query)
+    assert server.requests[-1][:3] == ("GET", "/api/v1/namespaces/team/events", query)
     server.cluster.deny["find", "Event"] = ApiError("events is forbidden: cannot list", status=403)
     with pytest.raises(ApiError, match="cannot list") as refusal:
         kube.events_about("team", "uid-new", reason="FailedCreate", limit=3)
@@ -91,7 +91,7 @@ def test_status_goes_by_server_side_apply_to_the_subresource_alone(kube, server,
     server.cluster.create(PERSIST_SHARD, shard_resource())
     version = server.cluster.get(PERSIST_SHARD, "team", "flights")["metadata"]["resourceVersion"]
     assert kube.apply_status(PERSIST_SHARD, "team", "flights", {"shardId": "s"}, version=version) is True
-    method, path, query, headers = server.seen[-1]
+    method, path, query, headers = server.requests[-1]
     assert (method, path.endswith("/persistshards/flights/status")) == ("PATCH", True)
     assert query == {"fieldManager": "persist-operator", "force": "true"}
     assert headers["Content-Type"] == "application/apply-patch+yaml"
@@ -108,7 +108,7 @@ def test_logs_of_what_is_not_there_are_empty(kube, server):
     assert kube.logs("team", "p", lines=5) == "one\ntwo\n"
 
 
-def test_refusals_and_silence_are_errors_with_the_servers_words(kube, server):
+def test_refusals_and_broken_answers_are_errors_with_the_words_of_the_server(kube, server):
     server.answer = lambda *_: (403, {"message": "pods is forbidden"})
     with pytest.raises(ApiError, match="403 pods is forbidden") as refused:
         kube.get(POD, "team", "p")
@@ -127,8 +127,8 @@ def test_refusals_and_silence_are_errors_with_the_servers_words(kube, server):
     assert silent.value.status == 0
 
 
-def test_a_new_resource_is_seen_by_the_watch_and_reconciled(kube, server, shard_resource, tmp_path):
-    """Everything but the process: kopf watches, the queue, a worker, the engine on files, the status by the real client."""
+def test_a_watch_brings_a_new_resource_to_its_reconcile(kube, server, shard_resource, tmp_path):
+    """Every part but the process takes part: kopf watches, queue, worker, engine on files, status by the real client."""
     profile = StorageProfile(
         blob=f"file://{tmp_path}/blob",
         consensus=f"sqlite://{tmp_path}/consensus.db",
@@ -159,10 +159,8 @@ def test_a_new_resource_is_seen_by_the_watch_and_reconciled(kube, server, shard_
     assert set(stored["metadata"]) == {"namespace", "name", "uid", "generation", "creationTimestamp", "resourceVersion"}
 
 
-def test_words_that_only_a_jobs_events_have_come_to_the_status_without_a_look_that_is_due(
-    kube, server, shard_resource, tmp_path, monkeypatch
-):
-    """The next look that comes round by itself is an hour away; Events are not watched."""
+def test_the_words_of_a_jobs_events_reach_the_status_before_the_next_resync(kube, server, shard_resource, tmp_path):
+    """The next inspection and resync are an hour away, and Events are not watched."""
     profile = StorageProfile(
         blob=f"file://{tmp_path}/blob",
         consensus=f"sqlite://{tmp_path}/consensus.db",
@@ -172,28 +170,28 @@ def test_words_that_only_a_jobs_events_have_come_to_the_status_without_a_look_th
     settings = OperatorSettings(storage_profiles={"default": profile}, loop=loop)
     env, metrics = SystemEnv(), OperatorMetrics(CollectorRegistry())
     server.cluster.deny["create", "Pod"] = ApiError('pods is forbidden: cannot create resource "pods"', status=403)
-    create = server.cluster.create
 
-    def as_kubernetes(kind, manifest):
-        made = create(kind, manifest)
-        if made and kind is JOB:
-            job = server.cluster.get(JOB, "team", manifest["metadata"]["name"])
-            create(EVENT, failed_create("j.1", job["metadata"]["uid"], "Error creating: pods: exceeded quota: small"))
-        return made
+    def as_kubernetes(request):
+        answer = request.send()
+        if (request.verb, request.kind, answer) == ("create", JOB.kind, True):
+            job = server.cluster.get(JOB, "team", request.arguments[1]["metadata"]["name"])
+            refusal = failed_create("j.1", job["metadata"]["uid"], "Error creating: pods: exceeded quota: small")
+            server.cluster.create(EVENT, refusal)
+        return answer
 
-    monkeypatch.setattr(server.cluster, "create", as_kubernetes)
+    server.cluster.intercept = as_kubernetes
     with Bridge(settings) as bridge:
         controller = Controller(Reconciler(kube, bridge, settings, env, metrics), kube, settings, env, metrics)
         watches = Watches(controller.changed, kube, settings, env)
         controller.start()
         watches.start()
         try:
-            asked = shard_resource()
-            asked["metadata"]["annotations"] = {"persistshard.io/request-gc": "1"}
-            server.cluster.create(PERSIST_SHARD, asked)
+            resource = shard_resource()
+            resource["metadata"]["annotations"] = {"persistshard.io/request-gc": "1"}
+            server.cluster.create(PERSIST_SHARD, resource)
             assert eventually(lambda: reason(server, "flights") == "ActionRefused")
-            told = server.cluster.get(PERSIST_SHARD, "team", "flights")["status"]["conditions"]
-            assert all("exceeded quota: small" in one["message"] for one in told if one["reason"] == "ActionRefused")
+            written = server.cluster.get(PERSIST_SHARD, "team", "flights")["status"]["conditions"]
+            assert all("exceeded quota: small" in one["message"] for one in written if one["reason"] == "ActionRefused")
         finally:
             watches.stop(timeout_s=20)
             controller.stop()

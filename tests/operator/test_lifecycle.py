@@ -1,7 +1,7 @@
-"""The operator as a process of its own: how it starts, leads, follows resource definitions that come and go, and ends.
+"""The operator as a process: how it starts, leads, follows resource definitions that come and go, and ends.
 
-The bounds in seconds are those of waiting for something that must happen, far above what it takes; without the behaviour that each
-test is about the process would stay for minutes, or for ever.
+The bounds in seconds limit how long a test waits for an event. Each lies far above the time that the event takes. Without the
+behaviour under test the process would wait for minutes or for ever.
 """
 
 import http.client
@@ -17,6 +17,8 @@ import time
 import pytest
 import yaml
 from persist_operator.cluster.port import LEASE, PERSIST_SHARD
+from persist_operator.main import Operator
+from persist_operator.settings import LeaderSettings, OperatorSettings
 
 ENDS_S = 25
 HAPPENS_S = 100
@@ -58,12 +60,12 @@ class Replica:
 
     @property
     def port(self):
-        """Where it serves its probes; 0 until it says so."""
+        """The port of its probes; 0 until it logs that it serves them."""
         lines = [line for line in self.log.read_text().splitlines() if '"serving"' in line]
         return int(json.loads(lines[0])["port"]) if lines else 0
 
     def probe(self, path):
-        """(code, body); code 0 while nothing listens."""
+        """(code, body); code 0 while no process listens."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HAPPENS_S)
         try:
             connection.request("GET", path)
@@ -113,38 +115,44 @@ def status(server, name="flights"):
     return (server.cluster.get(PERSIST_SHARD, "team", name) or {}).get("status") or {}
 
 
-def test_sigterm_gives_up_the_lease_and_ends_with_zero(server, replica):
-    one = replica()
-    assert eventually(lambda: one.leads() and one.is_ready())
-    assert holder(server).startswith("one_")
-    assert one.end() == 0
-    assert holder(server) == ""
-
-
-def test_a_standby_is_ready_and_leads_when_the_leader_ends(server, replica):
+def test_standbys_are_ready_and_one_leads_when_the_leader_ends(server, replica):
+    """On SIGTERM each process ends with zero. A leader releases its Lease, and a standby leaves the Lease of the leader alone."""
     one = replica("one")
     assert eventually(lambda: one.leads() and one.is_ready())
-    two = replica("two")
-    assert eventually(two.is_ready)
+    two, three = replica("two"), replica("three")
+    assert eventually(lambda: two.is_ready() and three.is_ready())
     assert not two.leads()
+    assert not three.leads()
+    assert three.end() == 0
+    assert holder(server).startswith("one_")
     assert one.end() == 0
-    # Shorter than the Lease lasts: it was given up, not waited for.
+    # Shorter than the Lease lasts: the leader released it, and the standby did not wait for its expiry.
     assert eventually(two.leads, timeout_s=12)
     assert eventually(two.is_ready)
     assert two.end() == 0
+    assert holder(server) == ""
 
 
-def test_a_standby_ends_with_zero_and_leaves_the_lease_alone(server, replica):
-    one = replica("one")
-    assert eventually(one.leads)
-    two = replica("two")
-    assert eventually(two.is_ready)
-    assert two.end() == 0
-    assert holder(server).startswith("one_")
+def test_an_unexpected_error_while_renewing_the_lease_ends_the_operator(server, kubeconfig):
+    """The renewing thread must not end silently while the other threads go on."""
+    leader = LeaderSettings(namespace="operator", lease_seconds=2, renew_seconds=0.2)
+    operator, codes = Operator(OperatorSettings(http_port=0, leader=leader), "one"), []
+    running = threading.Thread(target=lambda: codes.append(operator.run()), daemon=True)
+    running.start()
+    try:
+        assert eventually(lambda: holder(server) == "one")
+        server.cluster.edit(
+            LEASE, "operator", "persist-operator", lambda one: one["spec"].update(leaseTransitions="many")
+        )
+        running.join(ENDS_S)
+        assert codes == [1]
+    finally:
+        operator.stop()
+        running.join(ENDS_S)
 
 
-def test_a_store_that_hangs_does_not_hold_the_end_up(server, replica, shard_resource):
-    """It accepts and says nothing, in the middle of a reconcile."""
+def test_a_store_that_hangs_does_not_delay_the_end_of_the_process(server, replica, shard_resource):
+    """The store accepts a connection in the middle of a reconcile and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         connected = threading.Event()
         accepted = []
@@ -163,7 +171,7 @@ def test_a_store_that_hangs_does_not_hold_the_end_up(server, replica, shard_reso
             connection.close()
 
 
-def test_an_api_server_that_hangs_does_not_hold_the_end_up(server, replica):
+def test_an_api_server_that_hangs_does_not_delay_the_end_of_the_process(server, replica):
     one = replica()
     assert eventually(one.is_ready)
     hangs, answer = threading.Event(), server.answer
@@ -183,7 +191,7 @@ def test_an_api_server_that_hangs_does_not_hold_the_end_up(server, replica):
         released.set()
 
 
-def test_resource_definitions_may_come_later_go_and_come_again(server, replica, shard_resource):
+def test_the_operator_follows_resource_definitions_that_come_later_go_and_return(server, replica, shard_resource):
     server.cluster.unserved = {"persistshards", "sparksinks"}
     one = replica()
     assert eventually(one.leads)

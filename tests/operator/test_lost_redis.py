@@ -1,8 +1,8 @@
-"""What a Redis that lost data, split or is full does to those who work on it: 28 outcomes, told in docs/operations.md.
+"""Redis that lost data, split or is full: 28 outcomes for processes and operators, which docs/operations.md documents.
 
-Each fault befalls one real Redis, and whoever was running, or begins now, goes on with what they were doing: reading, appending,
-collecting, scanning for orphans, operating. Never is a wrong row read, never is a log begun over what blobs hold, never is a
-part deleted. The table in the document is what happened here, word for word.
+Each fault hits one real Redis. A process that was running, a process that starts then, and the operator continue their work:
+reading, appending, GC, scanning for orphans, reconciling. None of them reads a wrong row, begins a log over existing blobs, or
+deletes a part. The table in the document equals the outcomes here, word for word.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ FOLDER = "appendonlydir"
 
 
 def outcome(act):
-    """What came of it, in one word."""
+    """The kind of the error that `act` raised, or `goes on`."""
     try:
         act()
     except PersistError as error:
@@ -48,7 +48,7 @@ def outcome(act):
 
 
 class Site:
-    """A shard on a real Redis: a process that writes, an operator that watches."""
+    """A shard on a real Redis, with a writing process and an operator."""
 
     def __init__(self, server, folder, operated):
         self.server, self.folder = server, folder
@@ -76,27 +76,27 @@ class Site:
             self.acknowledged.add((time, name))
 
     def work_on(self):
-        """What the next commits are is lost later on: versions, parts, and a rollup."""
+        """Commit versions, parts and a rollup, which the fault loses later."""
         self.append(self.writer, "late", 3)
         write_rollup(self.client.machine(self.shard_id))
         self.append(self.writer, "late", 2)
         assert self.operated.settle()["log"]["seqno"] == self.client.machine(self.shard_id).refresh().seqno
 
     def read(self, client, reader):
-        """Rows that are read are rows that were acknowledged, one for each time, of one history. Where nothing is lost they
-        are all of them, and an append of unknown outcome may be among them.
+        """Every row that is read was acknowledged; there is one row for each time, and all are of one history. Where nothing is
+        lost, all acknowledged rows are read, and an append of unknown outcome may be among them.
         """
         upper = client.machine(self.shard_id).state.trace.upper.time
         table = reader.snapshot(A(upper - 1)).to_table().to_pylist()
         rows = [(each["key"]["id"], each["val"]["name"], each["diff"]) for each in table]
         assert sorted(key for key, _, _ in rows) == list(range(upper))
         assert {diff for _, _, diff in rows} == {1}
-        seen = {(key, name) for key, name, _ in rows}
+        found = {(key, name) for key, name, _ in rows}
         if self.loses:
-            assert seen <= self.acknowledged
-            assert not {"late", "new"} <= {name for _, name in seen}, "rows of two histories"
+            assert found <= self.acknowledged
+            assert not {"late", "new"} <= {name for _, name in found}, "rows of two histories"
         else:
-            assert {each for each in self.acknowledged if each[0] < upper} <= seen <= self.attempted
+            assert {each for each in self.acknowledged if each[0] < upper} <= found <= self.attempted
 
     def data_folder(self, server):
         return server._log.parent / FOLDER
@@ -105,7 +105,7 @@ class Site:
         return {str(path.relative_to(self.folder)) for path in self.folder.glob("blobs/s*/n*/*")}
 
     def maintain(self, client):
-        """Whatever collects and deletes has its try."""
+        """Try everything that deletes: a rollup, GC, and the deletion of orphans."""
         for act in (
             lambda: write_rollup(client.machine(self.shard_id)),
             lambda: force_gc(client.machine(self.shard_id)),
@@ -115,11 +115,11 @@ class Site:
                 act()
 
     def running(self):
-        told = outcome(lambda: self.append(self.writer, "stale"))
+        found = outcome(lambda: self.append(self.writer, "stale"))
         with contextlib.suppress(PersistError):
             self.read(self.client, self.reader)
         self.maintain(self.client)
-        return told
+        return found
 
     def fresh(self):
         def work():
@@ -128,16 +128,16 @@ class Site:
                 with client.open_leased_reader(self.shard_id, SCHEMA, purpose="fresh") as reader:
                     self.read(client, reader)
 
-        told = outcome(work)
+        found = outcome(work)
         with contextlib.suppress(PersistError), self.open() as client:
             self.maintain(client)
-        return told
+        return found
 
     def operator(self):
         self.operated.settle()
         pause = threading.Event()
         for _ in range(600):
-            # A try that began while the store was away may still be under way; another is made after it.
+            # A call that began while the store was away may still be running. The operator makes another one after it.
             if not self.is_over or self.operated.condition()["reason"] != "StorageUnreachable":
                 break
             pause.wait(0.1)
@@ -145,17 +145,17 @@ class Site:
         return self.operated.condition()["reason"]
 
     def observe(self):
-        """The four outcomes, one after the other."""
+        """The four outcomes in the order of the table."""
         parts = self.parts()
-        told = [self.running(), self.fresh(), self.operator()]
+        found = [self.running(), self.fresh(), self.operator()]
         self.operated.restart()
-        told.append(self.operator())
+        found.append(self.operator())
         if self.loses:
             if self.log_exists():
                 with self.open() as client:
                     assert verify_shard(client.machine(self.shard_id)).is_corrupt
             assert parts <= self.parts(), "a part was deleted"
-        return told
+        return found
 
     def log_exists(self):
         return b":1\r\n" in self.server.command("EXISTS", f"{{{self.shard_id}}}:m")
@@ -163,7 +163,7 @@ class Site:
 
 @contextlib.contextmanager
 def replica_of(site):
-    """Another Redis that has all of `site`'s by now, and then hears no more."""
+    """Another Redis that has replicated all data of `site` and is then detached."""
     primary = site.server
     with redis_server(settings={"replicaof": f"127.0.0.1 {primary.port}"}) as replica:
         waiting = threading.Event()
@@ -178,7 +178,7 @@ def replica_of(site):
 
 
 def promote(site, replica):
-    """From now on the address leads to what `replica` holds; None: to an empty one."""
+    """From now on the address serves the data of `replica`, or an empty Redis if it is None."""
     site.server.kill()
     mine = site.data_folder(site.server)
     shutil.rmtree(mine)
@@ -191,9 +191,9 @@ def promote(site, replica):
 def flushed(site):
     site.work_on()
     site.server.command("FLUSHALL")
-    told = site.observe()
+    found = site.observe()
     assert not site.log_exists()
-    return told
+    return found
 
 
 def restored(site):
@@ -217,13 +217,13 @@ def lagging(site):
 def empty(site):
     site.work_on()
     promote(site, None)
-    told = site.observe()
+    found = site.observe()
     assert not site.log_exists()
-    return told
+    return found
 
 
 def split(site):
-    """Both take commits; then the one that the running process and the operator did not know wins."""
+    """Both primaries take commits. Then the one that the running process and the operator did not use wins."""
     with replica_of(site) as replica:
         site.work_on()
         other = Location(blob=site.location.blob, consensus=replica.url)
@@ -237,7 +237,7 @@ def split(site):
 
 
 def in_turn(site, ends):
-    """The outcomes while it lasts, and after it; `ends` ends it. Nothing is lost."""
+    """The outcomes during a fault that loses nothing, and after `ends` has ended it."""
     site.loses = False
     during = site.observe()
     ends()
@@ -253,7 +253,7 @@ def full_memory(site):
 
 
 def full_disk(site):
-    """The append-only file cannot grow: Redis, which promised to keep what it acknowledges, ends."""
+    """The append-only file cannot grow. Redis must keep what it acknowledges, so its process ends."""
     site.work_on()
     (log,) = site.data_folder(site.server).glob("*.incr.aof")
     resource.prlimit(site.server.pid, resource.RLIMIT_FSIZE, (log.stat().st_size, resource.RLIM_INFINITY))
@@ -290,14 +290,14 @@ def test_each_outcome_is_the_one_that_is_documented(fault, tmp_path, operated):
     with redis_server() as server:
         site = Site(server, tmp_path, operated)
         try:
-            told = line([fault, *FAULTS[fault](site)])
+            outcomes = line([fault, *FAULTS[fault](site)])
         finally:
             site.operated.stop()
             site.client.close()
-    assert told in documented(), f"{DOCUMENT.name} says otherwise: {told}"
+    assert outcomes in documented(), f"{DOCUMENT.name} differs: {outcomes}"
 
 
-def test_the_table_is_whole():
+def test_the_documented_table_has_every_fault_and_every_process():
     head, rule, *rows = documented()
     assert (head, rule) == (line(["", *PROCESSES]), "|---" * (len(PROCESSES) + 1) + "|")
     assert [each.split(" | ")[0].removeprefix("| ") for each in rows] == list(FAULTS)
@@ -325,8 +325,8 @@ def test_a_shard_whose_redis_was_rolled_back_is_recovered_from_the_rollup_of_the
         assert site.operated.condition()["reason"] == "Healthy"
 
 
-def test_a_redis_that_was_emptied_is_made_a_pair_again_and_the_shard_recovered(tmp_path, operated, persist):
-    """The whole way back, as the document tells it."""
+def test_recover_store_pairs_an_emptied_redis_again_and_recovers_the_shard(tmp_path, operated, persist):
+    """The complete recovery, in the steps of the document."""
     with redis_server() as server:
         site = Site(server, tmp_path, operated)
         site.work_on()
@@ -336,8 +336,8 @@ def test_a_redis_that_was_emptied_is_made_a_pair_again_and_the_shard_recovered(t
         code, _, err = persist("admin", "recover", site.shard_id, "--commit", *store)
         assert (code, "StoreLost" in err) == (64, True)
         code, out, _ = persist("admin", "recover-store", "--json", *store)
-        told = json.loads(out)
-        assert (code, told["forgot"], told["shards_without_log"], told["committed"]) == (
+        report = json.loads(out)
+        assert (code, report["forgot"], report["shards_without_log"], report["committed"]) == (
             0,
             "consensus",
             [site.shard_id],

@@ -1,5 +1,5 @@
-"""Who owns a shard: decided by the store, for all spellings, operators and namespaces, on the in-memory API server and real
-stores.
+"""The owner of a shard: the store decides it for all spellings, operators and namespaces. The API server is in memory, the stores
+are real.
 """
 
 import json
@@ -23,7 +23,7 @@ from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.reconcile import Key, Reconciler
 from prometheus_client import CollectorRegistry
 
-EVERYBODY = AllowedNamespaces(names=("*",))
+ANY_NAMESPACE = AllowedNamespaces(names=("*",))
 
 SCHEMA = Schema.from_ddl("id BIGINT", "secret STRING")
 SPEC = {"schema": {"key": "id BIGINT", "value": "secret STRING"}, "retention": {"sinceLagSeconds": 0}}
@@ -39,7 +39,7 @@ class Operators:
         self.clusters, self.reconcilers, self.bridges = {}, {}, []
 
     def operator(self, operator_id="main"):
-        """Each has a cluster of its own."""
+        """The reconciler of this operator. Each operator has its own cluster."""
         if operator_id not in self.reconcilers:
             settings = OperatorSettings(
                 operator_id=operator_id,
@@ -64,7 +64,7 @@ class Operators:
         self.bridges = []
 
     def go(self, namespace, name, *, operator_id="main", times_=4, kind="PersistShard", step_ms=6000):
-        """The status after some looks."""
+        """Reconcile `times_` times. Returns the status."""
         key = Key(kind, namespace, name)
         reconciler = self.operator(operator_id)
         for _ in range(times_):
@@ -91,7 +91,7 @@ class Operators:
 
 
 def profile(location, **changes):
-    return StorageProfile(allowed_namespaces=EVERYBODY, blob=location.blob, consensus=location.consensus, **changes)
+    return StorageProfile(allowed_namespaces=ANY_NAMESPACE, blob=location.blob, consensus=location.consensus, **changes)
 
 
 def files(folder):
@@ -104,12 +104,12 @@ def operators(tmp_path, now):
         files(tmp_path),
         now,
         again=StorageProfile(
-            allowed_namespaces=EVERYBODY,
+            allowed_namespaces=ANY_NAMESPACE,
             blob=f"file://localhost{tmp_path}/blob",
             consensus=f"sqlite:////{tmp_path}/consensus.db?push=off",
         ),
         unowned=profile(files(tmp_path), take_over="Unowned"),
-        anybodys=profile(files(tmp_path), take_over="Any"),
+        any_owner=profile(files(tmp_path), take_over="Any"),
     )
     yield made
     made.close()
@@ -154,7 +154,7 @@ def unowned_shard(operators, rows=5):
 
 
 def assert_untouched(operators, status, before):
-    """Nothing of the shard is shown, and nothing was done to it."""
+    """The status shows nothing of the shard, and the shard has not changed."""
     assert not {"shardId", "schema", "frontiers", "storage", "holds"} & status.keys()
     assert "secret" not in json.dumps(status)
     after = inspect(operators, before.shard_id)
@@ -188,17 +188,17 @@ def test_another_spelling_of_servers_is_no_way_around(resource, now, monkeypatch
         location = Location(blob=s3.location("p"), consensus=f"{redis.url}?prefix=p:")
         spellings = {
             "host": StorageProfile(
-                allowed_namespaces=EVERYBODY,
+                allowed_namespaces=ANY_NAMESPACE,
                 blob=location.blob.replace("127.0.0.1", "localhost"),
                 consensus=location.consensus.replace("127.0.0.1", "localhost"),
             ),
             "parameters": StorageProfile(
-                allowed_namespaces=EVERYBODY,
+                allowed_namespaces=ANY_NAMESPACE,
                 blob=location.blob.replace("p?", "/p/?").replace("&path_style=true", "") + "&path_style=true",
                 consensus=location.consensus.replace("/0?", "?") + "&push=off",
             ),
             "region": StorageProfile(
-                allowed_namespaces=EVERYBODY,
+                allowed_namespaces=ANY_NAMESPACE,
                 blob=re.sub(r"region=[^&]*", "region=eu-central-1", location.blob),
                 consensus=location.consensus.replace("prefix=p:", "prefix=p%3A"),
             ),
@@ -215,7 +215,7 @@ def test_another_spelling_of_servers_is_no_way_around(resource, now, monkeypatch
             operators.close()
 
 
-def test_a_pair_taken_apart_stalls_and_says_so(operators, resource, tmp_path):
+def test_a_blob_store_beside_another_consensus_store_stalls_with_both_named(operators, resource, tmp_path):
     operators.create(resource())
     operators.go("team", "flights")
     wrong = Location(blob=f"file://{tmp_path}/elsewhere", consensus=operators.location.consensus)
@@ -227,7 +227,7 @@ def test_a_pair_taken_apart_stalls_and_says_so(operators, resource, tmp_path):
     assert "shardId" not in status
 
 
-def test_an_emptied_log_stalls_what_was_there_and_what_is_new(operators, resource, tmp_path):
+def test_an_emptied_consensus_store_stalls_old_and_new_resources(operators, resource, tmp_path):
     operators.create(resource())
     operators.go("team", "flights")
     operators.restart()
@@ -241,12 +241,14 @@ def test_an_emptied_log_stalls_what_was_there_and_what_is_new(operators, resourc
         operators.client()
 
 
-# -- shards of nobody -------------------------------------------------------------------------------------------------------
+# -- unowned shards ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("annotated", [False, True], ids=["plain", "annotated"])
-@pytest.mark.parametrize("profile_name", ["default", "unowned", "anybodys"])
-def test_a_namespace_does_not_grab_a_shard_that_nobody_claims(operators, resource, profile_name, annotated):
+@pytest.mark.parametrize("profile_name", ["default", "unowned", "any_owner"])
+def test_a_namespace_takes_an_unowned_shard_only_with_annotation_and_profile(
+    operators, resource, profile_name, annotated
+):
     shard_id = unowned_shard(operators)
     before = inspect(operators, shard_id)
     annotations = {TAKE_OVER: shard_id} if annotated else None
@@ -262,7 +264,7 @@ def test_a_namespace_does_not_grab_a_shard_that_nobody_claims(operators, resourc
     assert_untouched(operators, status, before)
 
 
-def test_who_has_the_stores_credentials_may_give_it_away(operators, resource, persist):
+def test_credentials_of_the_stores_suffice_to_give_an_unowned_shard_an_owner(operators, resource, persist):
     shard_id = unowned_shard(operators)
     operators.create(resource(shardId=shard_id))
     assert ready(operators.go("team", "flights"))[1] == "ShardUnowned"
@@ -280,11 +282,11 @@ def test_who_has_the_stores_credentials_may_give_it_away(operators, resource, pe
 def test_an_annotation_for_another_shard_takes_nothing(operators, resource):
     shard_id = unowned_shard(operators)
     other = {TAKE_OVER: str(ShardId.new())}
-    operators.create(resource(shardId=shard_id, storageProfile="anybodys", annotations=other))
+    operators.create(resource(shardId=shard_id, storageProfile="any_owner", annotations=other))
     assert ready(operators.go("team", "flights"))[1] == "ShardUnowned"
 
 
-def test_an_id_that_nobody_has_is_the_first_claimants(operators, resource):
+def test_a_new_shard_id_belongs_to_its_first_claimant(operators, resource):
     shard_id = str(ShardId.new())
     operators.create(resource(shardId=shard_id))
     operators.create(resource("late", shardId=shard_id))
@@ -298,7 +300,7 @@ def test_an_id_that_nobody_has_is_the_first_claimants(operators, resource):
 # -- deleted and applied again ----------------------------------------------------------------------------------------------
 
 
-def test_a_resource_that_is_applied_again_has_its_shard_and_its_hold(operators, resource):
+def test_a_resource_that_is_applied_again_keeps_its_shard_and_its_hold(operators, resource):
     operators.create(resource())
     shard_id = operators.go("team", "flights")["shardId"]
     append(operators, shard_id, rows=5)
@@ -312,15 +314,15 @@ def test_a_resource_that_is_applied_again_has_its_shard_and_its_hold(operators, 
     assert (status["shardId"], ready(status)) == (shard_id, ("True", "Healthy"))
     append(operators, shard_id, rows=5)
     status = operators.go("team", "flights", times_=8)
-    seen = inspect(operators, shard_id)
-    assert seen.since == 9, "the hold of before holds nothing up"
-    assert [reader.id for reader in seen.readers] == [names.critical_id_of(shard_id)]
+    found = inspect(operators, shard_id)
+    assert found.since == 9, "the earlier hold does not hold since back"
+    assert [reader.id for reader in found.readers] == [names.critical_id_of(shard_id)]
     with operators.client() as client:
         assert list(client.shards()) == [ShardId(shard_id)]
 
 
 @pytest.mark.parametrize("name", ["flights", "renamed"])
-def test_a_shard_named_by_its_id_right_after_its_resource_was_deleted_is_there_at_once(operators, resource, name):
+def test_a_shard_id_is_usable_at_once_after_its_resource_was_deleted(operators, resource, name):
     operators.create(resource())
     shard_id = operators.go("team", "flights")["shardId"]
     append(operators, shard_id, rows=5)
@@ -332,7 +334,7 @@ def test_a_shard_named_by_its_id_right_after_its_resource_was_deleted_is_there_a
     assert inspect(operators, shard_id).since == 4
 
 
-def test_what_the_neighbour_still_has_is_taken_over_with_a_word_and_the_neighbour_is_told(operators, resource):
+def test_an_annotation_takes_over_a_neighbours_shard_and_the_neighbour_stalls(operators, resource):
     operators.create(resource())
     shard_id = operators.go("team", "flights")["shardId"]
     operators.create(resource("heir", shardId=shard_id))
@@ -345,13 +347,13 @@ def test_what_the_neighbour_still_has_is_taken_over_with_a_word_and_the_neighbou
     status = operators.go("team", "flights")
     assert ready(status) == ("False", "ShardIdConflict")
     assert "team/heir of operator main" in message(status)
-    seen = inspect(operators, shard_id)
-    assert (seen.since, len(seen.readers)) == (4, 1)
-    # Nothing flips back by itself: the word was said once, for the heir.
+    found = inspect(operators, shard_id)
+    assert (found.since, len(found.readers)) == (4, 1)
+    # The shard does not flip back: only the heir has the annotation.
     assert ready(operators.go("team", "heir")) == ("True", "Healthy")
 
 
-def test_a_shard_of_a_deleted_resource_stays_its_namespaces(operators, resource):
+def test_a_shard_of_a_deleted_resource_stays_with_its_namespace(operators, resource):
     operators.create(resource())
     shard_id = operators.go("team", "flights")["shardId"]
     operators.delete("team", "flights")
@@ -367,7 +369,7 @@ def test_a_shard_of_a_deleted_resource_stays_its_namespaces(operators, resource)
         assert_untouched(operators, status, before)
 
 
-def test_a_shard_that_was_let_go_is_not_taken_again_silently_and_the_name_gets_another(operators, resource):
+def test_a_disowned_shard_is_not_taken_again_and_a_new_resource_gets_another(operators, resource):
     operators.create(resource())
     shard_id = operators.go("team", "flights")["shardId"]
     append(operators, shard_id, rows=5)
@@ -391,7 +393,7 @@ def test_two_operators_with_one_store_never_serve_one_shard(operators, resource)
     shard_id = operators.go("team", "flights")["shardId"]
     append(operators, shard_id, rows=5)
     before = inspect(operators, shard_id)
-    # The same namespace and name, in another cluster: a resource of its own, which is not the neighbour either.
+    # The same namespace and name in another cluster are another resource.
     operators.create(resource(uid="elsewhere", shardId=shard_id), "second")
     status = operators.go("team", "flights", operator_id="second")
     assert ready(status) == ("False", "ShardIdConflict")
@@ -403,19 +405,19 @@ def test_two_operators_with_one_store_never_serve_one_shard(operators, resource)
     assert operators.go("team", "own")["shardId"] != own
 
 
-def test_a_shard_moves_to_another_operator_with_a_word_where_the_profile_allows_it(operators, resource):
+def test_an_annotation_moves_a_shard_to_another_operator_where_the_profile_allows_it(operators, resource):
     operators.create(resource())
     shard_id = operators.go("team", "flights")["shardId"]
     annotations = {TAKE_OVER: shard_id}
     operators.create(
-        resource("moved", uid="m", shardId=shard_id, storageProfile="anybodys", annotations=annotations), "second"
+        resource("moved", uid="m", shardId=shard_id, storageProfile="any_owner", annotations=annotations), "second"
     )
     assert ready(operators.go("team", "moved", operator_id="second")) == ("True", "Healthy")
     append(operators, shard_id, rows=5)
     status = operators.go("team", "flights")
     assert ready(status) == ("False", "ShardIdConflict")
     assert "team/moved of operator second" in message(status)
-    assert inspect(operators, shard_id).since == 0, "who owned it before advances nothing"
+    assert inspect(operators, shard_id).since == 0, "the former owner advances nothing"
     operators.go("team", "moved", operator_id="second", times_=8)
     assert inspect(operators, shard_id).since == 4
 
@@ -424,7 +426,7 @@ def test_a_shard_moves_to_another_operator_with_a_word_where_the_profile_allows_
 
 
 def finished_once(operators, sink_resource):
-    """A Once sink whose run has succeeded."""
+    """The status of a Once sink whose run has succeeded."""
     operators.create(sink_resource({"mode": "Once"}), kind=SPARK_SINK)
     succeed(operators)
     status = operators.go("team", "load", kind="SparkSink")

@@ -1,4 +1,4 @@
-"""The plan of a SparkSink in mode Scheduled: which ticks run, whatever clocks do."""
+"""The plan of a SparkSink in mode Scheduled: which ticks run, under every behaviour of the clocks."""
 
 import pytest
 from persist_operator.api import conditions, names, times
@@ -33,7 +33,7 @@ def test_a_schedule_runs_each_tick_once(world):
     assert len(one.starts()) == 1
 
 
-def test_a_tick_waits_for_the_run_before_and_only_the_last_missed_one_is_run(world):
+def test_a_tick_waits_for_the_run_in_progress_and_only_the_last_missed_tick_runs(world):
     one = scheduled(world)
     one.step()
     one.step(after=10 * MINUTE)
@@ -47,7 +47,7 @@ def test_a_tick_waits_for_the_run_before_and_only_the_last_missed_one_is_run(wor
 
 
 def test_a_clock_that_was_ahead_does_not_stop_a_schedule_and_ids_only_rise(world):
-    """A driver takes a lower number of its series for an older run."""
+    """A driver treats a lower number of its series as an older run."""
     one = scheduled(world)
     one.step()
     one.now += 365 * 24 * 60 * MINUTE

@@ -37,8 +37,8 @@ def started(plan):
 @pytest.fixture
 def plan(make_shard, settings, now):
     def make(spec=None, *, status=None, at=now, observed=None, inspected=None, runs=(), **metadata):
-        seen = observed or ShardObserved(inspected=inspected, runs=tuple(runs), shard_id=SHARD_ID)
-        return plan_shard(make_shard(spec, status=status, **metadata), seen, now_ms=at, settings=settings)
+        found = observed or ShardObserved(inspected=inspected, runs=tuple(runs), shard_id=SHARD_ID)
+        return plan_shard(make_shard(spec, status=status, **metadata), found, now_ms=at, settings=settings)
 
     return make
 
@@ -51,7 +51,7 @@ def run(kind, seqno, now, *, phase=Phase.RUNNING, report=None, **changes):
     )  # fmt: skip
 
 
-def test_the_first_status_is_there_at_once_and_before_anything_is_asked_or_made(plan):
+def test_the_first_status_is_written_before_any_store_is_read_or_changed(plan):
     first = plan(observed=ShardObserved())
     assert "shardId" not in first.status
     assert first.actions == ()
@@ -60,27 +60,27 @@ def test_the_first_status_is_there_at_once_and_before_anything_is_asked_or_made(
     assert reason(first, "Reconciling") == ("True", "Inspecting")
 
 
-def test_the_shard_is_the_one_that_the_stores_say(plan, make_inspection):
+def test_the_stores_decide_which_shard_a_resource_has(plan, make_inspection):
     named = "s01234567-89ab-cdef-0123-456789abcdef"
     assert plan(observed=ShardObserved(inspected=ShardMissing(), shard_id=named)).status["shardId"] == named
     before = plan(status=ASSIGNED, inspected=make_inspection())
     assert "frontiers" in before.status
     moved = plan(status=before.status, observed=ShardObserved(inspected=ShardMissing(), shard_id=named))
     assert moved.status["shardId"] == named
-    assert "frontiers" not in moved.status, "of the shard before nothing is told, nor is the new one thought lost"
+    assert "frontiers" not in moved.status, "the status shows nothing of the former shard, and the new one is not lost"
     assert isinstance(moved.actions[0], InitialiseShard)
 
 
 def test_a_missing_shard_is_created_with_its_schema(plan):
     created = plan(inspected=ShardMissing())
-    assert created.status["shardId"] == SHARD_ID, "on the status before it is made"
+    assert created.status["shardId"] == SHARD_ID, "on the status before the shard is created"
     (action,) = created.actions
     assert isinstance(action, InitialiseShard)
     assert (action.shard_id, action.schema.key) == (SHARD_ID, "id BIGINT")
     assert reason(created, "Reconciling") == ("True", "Initialising")
 
 
-def test_a_refused_initialisation_is_told_and_tried_again_later(plan, now):
+def test_a_refused_initialisation_is_on_the_status_and_tried_again_later(plan, now):
     failure = ActionFailure(reason="SchemaMismatch", message="differs", permanent=True, at_ms=now)
     observed = ShardObserved(inspected=ShardMissing(), failures={"InitialiseShard": failure}, shard_id=SHARD_ID)
     refused = plan(status=ASSIGNED, observed=observed)
@@ -89,13 +89,13 @@ def test_a_refused_initialisation_is_told_and_tried_again_later(plan, now):
     assert len(plan(status=ASSIGNED, observed=observed, at=now + 301_000).actions) == 1
 
 
-def test_a_shard_that_existed_is_never_made_again(plan):
+def test_a_shard_that_existed_is_never_created_again(plan):
     lost = plan(status={**ASSIGNED, "frontiers": {"seqno": 12}}, inspected=ShardMissing())
     assert lost.actions == ()
     assert reason(lost, "Stalled") == ("True", "ShardLost")
 
 
-def test_a_state_that_went_back_stops_maintenance(plan, make_inspection):
+def test_a_seqno_that_went_back_stops_maintenance(plan, make_inspection):
     back = plan(
         {"rollup": {"everySeqnos": 4}},
         status={**ASSIGNED, "frontiers": {"seqno": 12}},
@@ -105,7 +105,7 @@ def test_a_state_that_went_back_stops_maintenance(plan, make_inspection):
     assert reason(back, "Stalled") == ("True", "ShardLost")
 
 
-def test_adopting_a_shard_that_is_not_there_says_what_to_do(make_shard, settings, now):
+def test_a_resource_that_names_a_missing_shard_stalls_with_advice(make_shard, settings, now):
     shard = make_shard({"shardId": SHARD_ID}, status=ASSIGNED)
     shard = dataclasses.replace(shard, spec=dataclasses.replace(shard.spec, schema=None))
     missing = plan_shard(
@@ -121,7 +121,7 @@ def test_a_wrong_ddl_is_refused_before_anything_is_made(plan):
     assert reason(refused, "Stalled") == ("True", "InvalidSchema")
 
 
-def test_another_schema_than_the_shards_is_named(plan, make_inspection):
+def test_a_schema_that_differs_from_the_shards_stalls_with_both_named(plan, make_inspection):
     differs = plan({"schema": {"key": "id BIGINT, b STRING"}}, status=ASSIGNED, inspected=make_inspection())
     assert reason(differs, "Stalled") == ("True", "SchemaMismatch")
     assert "b" in conditions.find(differs.status, "Stalled")["message"]
@@ -146,7 +146,7 @@ def test_corrupt_state_stalls(plan):
     assert reason(stalled, "Stalled") == ("True", "CorruptState")
 
 
-def test_a_shard_of_another_is_told_with_its_owner_and_nothing_is_done_or_shown(plan, make_inspection):
+def test_a_shard_of_another_owner_stalls_with_the_owner_and_shows_nothing_else(plan, make_inspection):
     theirs = Owner("other-operator", "finance", "first")
     conflict = plan(observed=ShardObserved(inspected=NotOwned(shard_id=SHARD_ID, owner=theirs)))
     assert reason(conflict, "Stalled") == ("True", "ShardIdConflict")
@@ -156,7 +156,7 @@ def test_a_shard_of_another_is_told_with_its_owner_and_nothing_is_done_or_shown(
     assert "annotate" not in message
     assert conflict.actions == ()
     assert not {"shardId", "schema", "frontiers"} & conflict.status.keys()
-    assert conflict.requeue_after_s <= 30, "what is let go is adopted soon"
+    assert conflict.requeue_after_s <= 30, "the resource adopts a disowned shard soon"
     near = NotOwned(shard_id=SHARD_ID, owner=Owner("persist-operator/persist-operator", "team", "first"))
     message = conditions.find(plan(observed=ShardObserved(inspected=near)).status, "Stalled")["message"]
     assert f"annotate this resource persistshard.io/take-over={SHARD_ID}" in message
@@ -164,7 +164,7 @@ def test_a_shard_of_another_is_told_with_its_owner_and_nothing_is_done_or_shown(
     assert reason(kept, "Ready") == ("True", "Healthy")
 
 
-def test_a_shard_with_data_and_no_owner_is_told_and_not_touched(plan):
+def test_an_unowned_shard_with_data_stalls_and_is_not_touched(plan):
     found = plan(observed=ShardObserved(inspected=NotOwned(shard_id=SHARD_ID, owner=None)))
     assert reason(found, "Stalled") == ("True", "ShardUnowned")
     assert found.actions == ()
@@ -255,8 +255,8 @@ def test_nothing_is_started_that_is_switched_off(plan, make_inspection, gone):
 
 
 @pytest.mark.parametrize("number", [-1, 2**63])
-def test_a_number_that_no_status_holds_is_not_told(plan, make_inspection, now, number):
-    """The API server would refuse the whole status, and all that follows from it."""
+def test_a_number_outside_the_definitions_range_is_left_out_of_the_status(plan, make_inspection, now, number):
+    """With such a number the API server would refuse the whole status, and every later one."""
     report = {"outcome": "Succeeded", "bytes_read": number, "bytes_written": 7}
     done = run("gc", 300, now, phase=Phase.SUCCEEDED, report=report)
     (item,) = plan(status=ASSIGNED, inspected=make_inspection(), runs=[done], at=now + 3000).status["history"]
@@ -287,13 +287,13 @@ def test_gc_waits_for_its_interval_and_a_request_does_not(plan, make_inspection,
     annotations = {f"{names.REQUEST_PREFIX}gc": "now-please"}
     idle = make_inspection(seqno=300, latest_rollup_seqno=300)
     first = plan(spec, status=ASSIGNED, inspected=idle, runs=[done], at=now + 3000)
-    asked = plan(spec, status=first.status, inspected=idle, at=now + 4000, annotations=annotations)
-    assert started(asked)["gc"].name == "flights-gc-300-r1"
-    assert asked.status["lastHandledRequests"] == {"gc": "now-please"}
-    crashed = plan(spec, status=asked.status, inspected=idle, at=now + 5000, annotations=annotations)
+    requested = plan(spec, status=first.status, inspected=idle, at=now + 4000, annotations=annotations)
+    assert started(requested)["gc"].name == "flights-gc-300-r1"
+    assert requested.status["lastHandledRequests"] == {"gc": "now-please"}
+    crashed = plan(spec, status=requested.status, inspected=idle, at=now + 5000, annotations=annotations)
     assert started(crashed)["gc"].name == "flights-gc-300-r1"
     second = dataclasses.replace(done, name="flights-gc-300-r1", created_ms=now + 4000)
-    settled = plan(spec, status=asked.status, inspected=idle, at=now + 5000, runs=[second], annotations=annotations)
+    settled = plan(spec, status=requested.status, inspected=idle, at=now + 5000, runs=[second], annotations=annotations)
     assert started(settled) == {}
     assert started(plan(spec, status=settled.status, inspected=idle, at=now + 500_000, annotations=annotations)) == {}
 
@@ -304,27 +304,27 @@ def test_gc_waits_for_its_interval_and_a_request_does_not(plan, make_inspection,
     ids=["none-yet", "under-way-meanwhile", "in-the-same-second", "begun-after", "failed"],
 )
 def test_a_rollup_is_due_after_a_compaction_was_applied(plan, make_inspection, now, rollup_began_s, outcome, is_due):
-    """Few versions have passed, but only a rollup past the compaction lets GC delete what it replaced."""
+    """Few versions have passed, but GC deletes the replaced parts only after a rollup past the compaction."""
     compacted = run("compaction", 8, now, phase=Phase.SUCCEEDED, report={"outcome": "Succeeded"})
     runs = [compacted]
     if rollup_began_s is not None:
         phase = Phase.FAILED if outcome == "Failed" else Phase.SUCCEEDED
         began = now + 1000 * rollup_began_s
         runs.append(run("rollup", 9, began, phase=phase, report={"outcome": outcome}))
-    seen = make_inspection(seqno=10, latest_rollup_seqno=9)
-    first = plan(status=ASSIGNED, inspected=seen, runs=runs, at=now + 30_000)
-    again = plan(status=first.status, inspected=seen, runs=runs, at=now + 60_000)
+    inspection = make_inspection(seqno=10, latest_rollup_seqno=9)
+    first = plan(status=ASSIGNED, inspected=inspection, runs=runs, at=now + 30_000)
+    again = plan(status=first.status, inspected=inspection, runs=runs, at=now + 60_000)
     assert ("rollup" in started(first) or "rollup" in started(again)) == is_due
 
 
 def test_a_compaction_that_found_nothing_asks_for_no_rollup(plan, make_inspection, now):
     skipped = run("compaction", 8, now, phase=Phase.SUCCEEDED, report={"outcome": "Skipped"})
-    seen = make_inspection(seqno=10, latest_rollup_seqno=9)
-    assert started(plan(status=ASSIGNED, inspected=seen, runs=[skipped], at=now + 30_000)) == {}
+    inspection = make_inspection(seqno=10, latest_rollup_seqno=9)
+    assert started(plan(status=ASSIGNED, inspected=inspection, runs=[skipped], at=now + 30_000)) == {}
 
 
 def test_an_idle_shard_comes_to_rest(plan, make_inspection, now):
-    """With the smallest threshold there is: what maintenance itself commits makes no maintenance due for ever."""
+    """Under the smallest thresholds, the commits of maintenance itself do not make maintenance due for ever."""
     spec = {"rollup": {"everySeqnos": 4}, "gc": {"intervalSeconds": 10}, "compaction": {"maxUncompactedBatches": 1}}
     state = {"seqno": 9, "latest_rollup_seqno": 1, "earliest_seqno": 1, "uncompacted_batches": 3}
     status, count, at = ASSIGNED, 0, now
@@ -352,7 +352,7 @@ def test_an_idle_shard_comes_to_rest(plan, make_inspection, now):
     assert state["latest_rollup_seqno"] == state["earliest_seqno"]
 
 
-def test_failures_back_off_take_other_names_and_are_told(plan, make_inspection, now):
+def test_failed_maintenance_backs_off_under_new_names_with_its_message(plan, make_inspection, now):
     status, at, waits = ASSIGNED, now, []
     for attempt in range(4):
         first = plan(status=status, inspected=make_inspection(seqno=300), at=at)
@@ -372,15 +372,15 @@ def test_failures_back_off_take_other_names_and_are_told(plan, make_inspection, 
 @pytest.mark.parametrize(
     ("kind", "advice"), [("compaction", "raise compaction.memoryLimit"), ("gc", "raise the operator's workload.maint")]
 )
-def test_who_ran_out_of_memory_is_told_what_to_raise(plan, make_inspection, now, kind, advice):
+def test_a_run_out_of_memory_names_the_setting_to_raise(plan, make_inspection, now, kind, advice):
     died = run(kind, 300, now, phase=Phase.FAILED, exit_code=137, reason="OOMKilled")
     after = plan(status=ASSIGNED, inspected=make_inspection(), runs=[died], at=now + 2000)
     assert advice in after.status["maintenance"][kind]["message"]
     assert "OOMKilled (exit code 137)" in after.status["maintenance"][kind]["message"]
 
 
-def test_a_since_that_could_not_be_moved_is_told(plan, make_inspection, make_own_reader, now):
-    """As by another owner of the operator's reader: nothing else would say why since stands still."""
+def test_a_since_that_could_not_advance_is_on_the_status(plan, make_inspection, make_own_reader, now):
+    """For example, the reader of the operator has another owner. No other condition would explain why since stands still."""
     refused = ActionFailure(reason="InvalidArgument", message="reader c1 has another owner", permanent=True, at_ms=now)
     inspection = make_inspection(upper=now, since=5, readers=(make_own_reader(5),))
     observed = ShardObserved(inspected=inspection, failures={"AdvanceSince": refused}, shard_id=SHARD_ID)
@@ -392,8 +392,8 @@ def test_a_since_that_could_not_be_moved_is_told(plan, make_inspection, make_own
     assert reason(plan(status=ASSIGNED, observed=observed), "SinceAdvancing") == ("True", "Advancing")
 
 
-def test_a_clock_that_was_ahead_holds_nothing_up(plan, make_inspection, make_own_reader, now):
-    """What it wrote lies a year ahead: backoff, interval, the age of numbers, the last move of since."""
+def test_times_written_by_a_clock_that_was_ahead_delay_nothing(plan, make_inspection, make_own_reader, now):
+    """The times lie a year ahead: of the backoff, the interval, the numbers, and the last advance of since."""
     year_ms = 365 * 24 * 3_600_000
     state = {"seqno": 300, "upper": now, "since": 0}
     early = plan(status=ASSIGNED, inspected=make_inspection(**state), at=now + year_ms)
@@ -464,8 +464,8 @@ def test_a_deleted_resource_is_left_alone(plan, make_inspection):
 
 
 def test_credentials_do_not_reach_the_status():
-    told = "redis://user:hunter2@redis:6379/0?password_file=/x&prefix=p"
-    shown = stores(StoreLocation(blob="s3://b", consensus=told)).wire()
+    address = "redis://user:hunter2@redis:6379/0?password_file=/x&prefix=p"
+    shown = stores(StoreLocation(blob="s3://b", consensus=address)).wire()
     assert "hunter2" not in shown["consensus"]
     assert shown["consensus"].endswith("@redis:6379/0")
 

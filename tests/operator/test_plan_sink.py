@@ -99,7 +99,7 @@ def test_retries_share_the_run_and_wait_longer_each_time(world):
     assert one.status["consecutiveFailures"] == 4
 
 
-def test_too_many_failures_stall_until_the_spec_changes_or_a_restart_is_asked_for(world):
+def test_too_many_failures_stall_until_the_spec_changes_or_a_restart_is_requested(world):
     one = world({"restart": {"maxConsecutiveFailures": 2, "backoffSeconds": 1}})
     one.step()
     for _ in range(2):
@@ -157,7 +157,7 @@ def test_a_wrong_configuration_is_not_tried_again(world):
     assert "no column origin" in conditions.find(one.status, "Stalled")["message"]
 
 
-def test_failures_of_stores_never_use_up_the_limit(world):
+def test_store_failures_never_count_towards_the_limit(world):
     one = world({"restart": {"maxConsecutiveFailures": 1, "backoffSeconds": 1, "maxBackoffSeconds": 2}})
     one.step()
     for _ in range(5):
@@ -167,7 +167,7 @@ def test_failures_of_stores_never_use_up_the_limit(world):
         assert len(one.starts()) == 1
 
 
-def test_a_driver_that_disappears_is_lost_and_tried_again(world):
+def test_a_driver_that_disappears_counts_as_lost_and_is_tried_again(world):
     one = world()
     one.step()
     one.change(phase=Phase.RUNNING, started_ms=one.now)
@@ -179,7 +179,7 @@ def test_a_driver_that_disappears_is_lost_and_tried_again(world):
     assert [start.run_id for start in one.starts()] == ["uid-sink-1"]
 
 
-def test_a_driver_that_somebody_deletes_is_awaited(world):
+def test_a_driver_that_is_being_deleted_is_awaited(world):
     one = world()
     one.step()
     one.change(phase=Phase.RUNNING, started_ms=one.now)
@@ -190,8 +190,8 @@ def test_a_driver_that_somebody_deletes_is_awaited(world):
     assert "lastFailure" not in one.status
 
 
-def test_a_driver_whose_deletion_does_not_end_is_forced_out(world):
-    """Its node is cut off: nobody will ever say that it ended, and no other would start."""
+def test_a_driver_whose_deletion_does_not_end_is_deleted_by_force(world):
+    """The node of the driver is cut off. Its end will never be reported, and no other driver would start."""
     one = world()
     one.step()
     one.change(phase=Phase.RUNNING, started_ms=one.now)
@@ -208,8 +208,8 @@ def test_a_driver_whose_deletion_does_not_end_is_forced_out(world):
 
 
 @pytest.mark.parametrize("change", [{"suspend": True}, {"write": {"parallelism": 7}}])
-def test_an_intended_driver_that_is_not_to_be_leaves_nothing_behind(world, change):
-    """Its ConfigMap and Service may be there, if the operator was ended between them and the pod."""
+def test_an_intended_driver_that_is_cancelled_leaves_nothing_behind(world, change):
+    """Its ConfigMap and Service may exist, if the operator crashed before it created the pod."""
     one = world()
     (start,) = one.step(act=False).actions
     one.spec.update(change)
@@ -218,7 +218,7 @@ def test_an_intended_driver_that_is_not_to_be_leaves_nothing_behind(world, chang
     assert start.name not in {again.name for again in one.starts()}
 
 
-def test_what_is_left_of_a_driver_that_somebody_removed_is_removed(make_sink, usable_shard, settings, now):
+def test_the_children_of_a_driver_that_was_deleted_from_outside_are_removed(make_sink, usable_shard, settings, now):
     status = {"driver": {"podName": "load-aaaaaaaa-2", "phase": "Failed"}, "attempt": 2}
     sink = make_sink({"suspend": True}, status=status)
     observed = SinkObserved(shard=usable_shard, leftovers=("load-aaaaaaaa-1", "load-aaaaaaaa-2"))
@@ -240,7 +240,7 @@ def test_a_run_whose_committing_attempt_was_lost_does_not_show_the_numbers_of_an
     assert conditions.find(one.status, "Ready")["message"] == "run 2 is committed"
 
 
-def test_why_a_driver_waits_is_told_without_secrets(world):
+def test_the_status_shows_why_a_driver_waits_without_secrets(world):
     one = world()
     one.step()
     one.change(reason="ErrImagePull", message="https://user:hunter2@registry/spark: 401")
@@ -249,7 +249,7 @@ def test_why_a_driver_waits_is_told_without_secrets(world):
     assert "hunter2" not in conditions.find(one.status, "Running")["message"]
 
 
-def test_a_driver_that_does_not_start_is_given_up(world):
+def test_a_driver_that_does_not_start_in_its_time_has_failed(world):
     one = world({"timeouts": {"driverStartSeconds": 60}})
     one.step()
     one.change(reason="ImagePullBackOff", message="no such image")
@@ -263,7 +263,7 @@ def test_a_driver_that_does_not_start_is_given_up(world):
     )
 
 
-def test_an_attempt_that_takes_too_long_is_given_up(world):
+def test_an_attempt_beyond_its_time_limit_is_stopped_and_has_failed(world):
     one = world({"timeouts": {"activeDeadlineSeconds": 60}})
     one.step()
     one.change(phase=Phase.RUNNING, started_ms=one.now)
@@ -286,7 +286,7 @@ def test_nothing_starts_on_a_shard_that_cannot_be_written(world, usable_shard):
     assert len(one.starts()) == 1
 
 
-def test_suspend_stops_and_resume_goes_on_with_the_same_run(world):
+def test_suspend_stops_the_driver_and_resume_continues_the_same_run(world):
     one = world()
     one.step()
     one.change(phase=Phase.RUNNING, started_ms=one.now)
@@ -328,8 +328,8 @@ def test_a_stray_driver_is_stopped_before_another_starts(world):
 
 
 @pytest.mark.parametrize("spec", [{}, {"suspend": True}, {"write": {"parallelism": 7}}])
-def test_a_stop_that_was_decided_and_not_done_is_done_later(world, spec):
-    """The operator is ended between the status and the deletion: a driver that hangs would be waited for without end."""
+def test_a_stop_that_a_crash_prevented_is_repeated(world, spec):
+    """The operator crashes between the status and the deletion. Without the repetition it would wait for a hanging driver for ever."""
     one = world({"timeouts": {"activeDeadlineSeconds": 60}})
     one.step()
     one.change(phase=Phase.RUNNING, started_ms=one.now)
@@ -360,7 +360,7 @@ def test_a_driver_that_comes_back_after_its_run_is_stopped(world):
     ("OnFailure", "succeeds", False), ("OnFailure", "fails", True),
     ("Never", "fails", False), ("Always", "succeeds", True),
 ])  # fmt: skip
-def test_finished_drivers_are_cleared_away(world, retain, outcome, kept):
+def test_finished_drivers_beyond_the_retained_ones_are_deleted(world, retain, outcome, kept):
     one = world({"cleanup": {"retainDriver": retain, "ttlSecondsAfterFinished": 100}, "restart": {"policy": "Never"}})
     one.step()
     getattr(one, outcome)()
@@ -374,7 +374,7 @@ def test_finished_drivers_are_cleared_away(world, retain, outcome, kept):
     assert one.plan.actions == ()
 
 
-def test_a_backoff_of_a_clock_that_was_ahead_is_not_waited_for(world):
+def test_a_backoff_written_by_a_clock_that_was_ahead_is_not_awaited(world):
     one = world()
     one.step()
     one.now += 365 * 24 * 60 * MINUTE

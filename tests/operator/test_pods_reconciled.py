@@ -1,4 +1,4 @@
-"""Pods through whole reconciles: the Secret of an attempt comes and goes with it, and what may not be is told and not made."""
+"""Pods through whole reconciles: the Secret of an attempt lives as long as the attempt, and a refused template creates nothing."""
 
 import pytest
 from fake_cluster import FakeCluster
@@ -11,13 +11,13 @@ from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.reconcile import Key, Reconciler
 from prometheus_client import CollectorRegistry
 
-EVERYBODY = AllowedNamespaces(names=("*",))
+ANY_NAMESPACE = AllowedNamespaces(names=("*",))
 
 SHARD, SINK = Key("PersistShard", "team", "flights"), Key("SparkSink", "team", "load")
 
 
 class SecretsUnread(FakeCluster):
-    """An API server as the operator's Role has it: Secrets are made and deleted, never read."""
+    """An API server under the Role of the operator, which may create and delete Secrets and not read them."""
 
     def get(self, kind, namespace, name):
         assert kind is not SECRET
@@ -33,11 +33,11 @@ class SecretsUnread(FakeCluster):
 
 @pytest.fixture
 def world(tmp_path, now, shard_resource):
-    """(step, cluster): a shard that is ready, and what brings a key some reconciles on."""
+    """(step, cluster): a cluster with a ready shard, and a function that reconciles a key some times."""
     env = SeededEnv(start_ms=now)
     cluster = SecretsUnread(now_ms=env.now_ms)
     profile = StorageProfile(
-        allowed_namespaces=EVERYBODY, blob=f"file://{tmp_path}/blob", consensus=f"sqlite://{tmp_path}/log.db"
+        allowed_namespaces=ANY_NAMESPACE, blob=f"file://{tmp_path}/blob", consensus=f"sqlite://{tmp_path}/log.db"
     )
     settings = OperatorSettings(storage_profiles={"default": profile})
     with Bridge(settings, env=env) as bridge:
@@ -71,8 +71,8 @@ def test_the_secret_of_an_attempt_is_its_own_and_goes_with_it(world, sink_resour
     assert second["data"] != first["data"]
 
 
-def test_a_secret_that_is_there_is_kept_for_the_attempt_that_goes_on(world, sink_resource):
-    """The operator was ended after it had made the Secret: the pod that comes later mounts what is there."""
+def test_an_existing_secret_is_kept_for_the_attempt_that_continues(world, sink_resource):
+    """The operator crashed after it had created the Secret. The pod that it creates later mounts that Secret."""
     step, cluster = world
     cluster.create(SPARK_SINK, sink_resource())
     name = step(SINK, 1)["driver"]["podName"]
@@ -105,7 +105,7 @@ def test_a_secret_that_is_there_is_kept_for_the_attempt_that_goes_on(world, sink
         ({"serviceAccountName": "admin"}, "ServiceAccountNotAllowed", "spec.spark.serviceAccountName"),
     ],
 )
-def test_a_sink_that_asks_for_too_much_stalls_and_makes_nothing(world, sink_resource, refused, spark, reason, path):
+def test_a_sink_with_a_refused_template_stalls_and_creates_nothing(world, sink_resource, refused, spark, reason, path):
     step, cluster = world
     cluster.create(SPARK_SINK, sink_resource({"spark": spark}))
     status = step(SINK)
@@ -130,7 +130,7 @@ def test_a_sink_that_asks_for_too_much_stalls_and_makes_nothing(world, sink_reso
         ({"priorityClassName": "system-cluster-critical"}, "InvalidTemplate", "spec.maintenance.priorityClassName"),
     ],
 )
-def test_a_shard_that_asks_for_too_much_stalls_and_starts_nothing(world, shard_resource, maintenance, reason, path):
+def test_a_shard_with_a_refused_template_stalls_and_starts_no_job(world, shard_resource, maintenance, reason, path):
     step, cluster = world
     annotated = {"annotations": {"persistshard.io/request-gc": "now"}}
     cluster.create(

@@ -1,4 +1,4 @@
-"""The work queue: nothing is lost, nothing is done twice at once, failures wait longer each time."""
+"""The work queue loses no key, gives a key to one worker at a time, and delays each further failure longer."""
 
 import threading
 
@@ -24,7 +24,7 @@ def test_a_key_waits_once_however_often_it_is_added(queue):
     assert queue.take(timeout_s=0) is None
 
 
-def test_keys_come_when_they_are_due_and_the_earlier_wish_stands(queue, env):
+def test_a_key_is_taken_when_it_is_due_and_the_earlier_time_wins(queue, env):
     queue.add("late", after_s=10)
     queue.add("soon", after_s=5)
     queue.add("late", after_s=2)
@@ -68,7 +68,7 @@ def test_failures_wait_longer_each_time_and_events_do_not_shorten_that(queue, en
     assert queue.take(timeout_s=0) == "a"
 
 
-def test_depth_and_age_tell_of_keys_that_wait(queue, env):
+def test_depth_and_age_count_the_keys_that_wait(queue, env):
     queue.add("a")
     queue.add("b", after_s=100)
     env.advance_ms(7000)
@@ -108,7 +108,7 @@ def test_many_workers_do_every_key_and_none_twice_at_once():
     assert clashes == []
 
 
-def test_close_wakes_whoever_waits():
+def test_close_wakes_a_worker_that_waits():
     queue = WorkQueue(SystemEnv(), backoff_initial_s=1, backoff_max_s=8)
     taken = []
     worker = threading.Thread(target=lambda: taken.append(queue.take(timeout_s=60)))

@@ -1,6 +1,8 @@
 """Whole reconciles on the in-memory API server and the real engine on files: from a new resource to a finished run."""
 
+import contextlib
 import copy
+import itertools
 import json
 
 import pytest
@@ -21,11 +23,12 @@ from persist_operator.steps.reconcile import Key, Reconciler
 from prometheus_client import CollectorRegistry, generate_latest
 
 TEAM = AllowedNamespaces(names=("team",))
+WRITES = {"create", "replace", "delete", "apply_status"}
 SHARD, SINK = Key("PersistShard", "team", "flights"), Key("SparkSink", "team", "load")
 
 
 class World:
-    """One operator; `restart` is what a crash leaves: nothing but the API server and the stores."""
+    """One operator. After `restart`, as after a crash, only the API server and the stores remain."""
 
     def __init__(self, folder, now):
         self.env = SeededEnv(start_ms=now)
@@ -45,9 +48,9 @@ class World:
         self.bridge = None
         self.restart()
 
-    def restart(self):
+    def restart(self, open_client=None):
         self.close()
-        self.bridge = Bridge(self.settings, env=self.env)
+        self.bridge = Bridge(self.settings, env=self.env, open_client=open_client)
         self.metrics = OperatorMetrics(CollectorRegistry())
         self.reconciler = Reconciler(self.cluster, self.bridge, self.settings, self.env, self.metrics)
 
@@ -125,7 +128,7 @@ def test_a_restart_makes_no_second_shard(world, shard_resource):
         assert len(list(client.shards())) == 1
 
 
-def test_an_unreachable_store_is_told_with_its_address_and_recovers(world, shard_resource):
+def test_an_unreachable_store_is_on_the_status_with_its_address_and_recovers(world, shard_resource):
     world.cluster.create(PERSIST_SHARD, shard_resource({"storageProfile": "dead"}))
     world.go(SHARD, 2)
     assert world.ready(SHARD)[0] == "False"
@@ -136,7 +139,7 @@ def test_an_unreachable_store_is_told_with_its_address_and_recovers(world, shard
     assert world.ready(SHARD) == ("True", "Healthy")
 
 
-def test_two_resources_with_one_shard_only_one_serves(world, shard_resource):
+def test_only_the_first_of_two_resources_serves_their_shard(world, shard_resource):
     shard_id = "s01234567-89ab-cdef-0123-456789abcdef"
     world.cluster.create(PERSIST_SHARD, shard_resource({"shardId": shard_id}))
     world.go(SHARD)
@@ -184,7 +187,7 @@ def finish_job(world, name, **report):
     world.cluster.edit(JOB, "team", name, end)
 
 
-def test_due_maintenance_becomes_a_job_and_its_report_comes_back(world, shard_resource):
+def test_due_maintenance_becomes_a_job_and_its_report_reaches_the_status(world, shard_resource):
     world.cluster.create(PERSIST_SHARD, shard_resource({"rollup": {"everySeqnos": 4}}))
     shard_id = world.go(SHARD)["shardId"]
     append(world, shard_id, 6)
@@ -244,51 +247,53 @@ def test_a_sink_runs_its_driver_and_completes(sink_world, refused, sink_resource
 
 
 def test_a_crash_at_any_write_leaves_one_driver(world, shard_resource, sink_resource):
-    """The API server fails at the n-th write, for every n; afterwards the operator starts afresh."""
+    """The API server fails at the n-th write, for every n. Then the operator restarts."""
     world.cluster.create(PERSIST_SHARD, shard_resource())
     world.go(SHARD)
-    for crash_at in range(9):
+    for crash_at in itertools.count(1):
         name = f"load{crash_at}"
         key = Key("SparkSink", "team", name)
         world.cluster.create(SPARK_SINK, sink_resource(name=name, uid=f"uid-{name}"))
-        writes = 0
+        following, writes = world.cluster.intercept, []
 
-        def write(verb, stored, *, limit=crash_at):
-            nonlocal writes
-            writes += 1
-            if writes == limit:
+        def fail_once(request, *, limit=crash_at, writes=writes):
+            writes.extend([request] if request.verb in WRITES else [])
+            if request.verb in WRITES and len(writes) == limit:
                 raise ApiError("no answer", status=0)
+            return request.send()
 
-        original, world.cluster._write = world.cluster._write, write
-        try:
+        world.cluster.intercept = fail_once
+        with contextlib.suppress(ApiError):
             world.go(key, 1)
-        except ApiError:
-            pass
-        finally:
-            world.cluster._write = original
+        world.cluster.intercept = following
         world.restart()
         status = world.go(key, 3)
         pods = world.cluster.find(POD, "team", {names.LABEL_SINK: name, names.LABEL_ROLE: "driver"})
         assert [pod["metadata"]["name"] for pod in pods] == [status["driver"]["podName"]]
         assert status["attempt"] == 1
+        if len(writes) < crash_at:
+            break
+    assert crash_at > 6, "status twice, Secret, ConfigMap, Service and pod at least"
 
 
-def reconciled_behind(world, key, happens):
-    """The reconcile of an operator that slept between its look at the world and its write; `happens` meanwhile."""
-    original = world.reconciler._write_status
+def reconciled_behind(world, key, happens, *, after):
+    """Reconcile as an operator that slept before its write: `happens` runs after the answer to its first request of the verb `after`."""
+    following = world.cluster.intercept
 
-    def write(*arguments):
-        world.reconciler._write_status = original
-        happens()
-        return original(*arguments)
+    def sleep(request):
+        answer = request.send()
+        if request.verb == after:
+            world.cluster.intercept = following
+            happens()
+        return answer
 
-    world.reconciler._write_status = write
+    world.cluster.intercept = sleep
     with pytest.raises(ApiError, match="modified"):
         world.reconciler.reconcile(key)
 
 
 def test_a_leader_that_slept_does_not_take_the_status_back(sink_world, sink_resource):
-    """Two operators during a rollout: what the new one did since is not undone by the old one's late write."""
+    """Two operators run during a rollout. The late write of the old one does not undo what the new one did."""
     world = sink_world
     sleeper = Reconciler(world.cluster, world.bridge, world.settings, world.env, world.metrics)
 
@@ -306,26 +311,26 @@ def test_a_leader_that_slept_does_not_take_the_status_back(sink_world, sink_reso
         ends(world.go(SINK, 2))
         world.reconciler = sleeping
 
-    reconciled_behind(world, SINK, the_new_leader_works)
+    reconciled_behind(world, SINK, the_new_leader_works, after="find")
     status = world.go(SINK, 3)
     assert (status["run"]["id"], status["run"]["state"], status["attempt"]) == ("uid-sink-2", "Succeeded", 2)
     assert world.cluster.find(POD, "team", {}) == []
 
 
-def test_a_resource_that_was_made_anew_does_not_inherit_the_status_of_the_old_one(world, shard_resource):
+def test_a_recreated_resource_does_not_inherit_the_old_status(world, shard_resource):
     world.cluster.create(PERSIST_SHARD, shard_resource())
 
     def made_anew():
         world.cluster.delete(PERSIST_SHARD, "team", "flights")
         world.cluster.create(PERSIST_SHARD, shard_resource(uid="uid-new"))
 
-    reconciled_behind(world, SHARD, made_anew)
+    reconciled_behind(world, SHARD, made_anew, after="get")
     assert world.go(SHARD)["shardId"] == names.shard_id_of("uid-new")
 
 
 @pytest.mark.parametrize("leftover", [CONFIG_MAP, SERVICE, POD])
-def test_a_sink_that_was_made_anew_waits_for_what_was_its_predecessors(sink_world, sink_resource, leftover):
-    """The ConfigMap has its run id: the new sink's driver would find that run done, and write nothing."""
+def test_a_recreated_sink_waits_until_the_children_of_its_predecessor_are_gone(sink_world, sink_resource, leftover):
+    """The ConfigMap has the old run id. The driver of the new sink would find that run done and write nothing."""
     world = sink_world
     name = world.go(SINK, 2)["driver"]["podName"]
     left = world.cluster.get(leftover, "team", name)
@@ -357,7 +362,7 @@ def test_a_lost_driver_is_tried_again_and_leaves_nothing_behind(sink_world):
     assert second["metadata"]["annotations"][names.ANNOTATION_RUN_ID] == "uid-sink-1"
 
 
-def test_the_last_log_lines_stand_on_the_failure(sink_world):
+def test_the_last_log_lines_are_part_of_the_failure(sink_world):
     name = sink_world.go(SINK, 2)["driver"]["podName"]
     lines = [f"line {index}" for index in range(100)]
     sink_world.cluster.log_texts[f"team/{name}"] = "\n".join([*lines, "aws_secret_access_key=abc boom"])
@@ -369,29 +374,26 @@ def test_the_last_log_lines_stand_on_the_failure(sink_world):
     assert "line 50" not in failure["message"]
 
 
-def test_logs_of_failures_that_are_told_are_not_read_again(sink_world):
-    """Failed drivers are retained: each look at the sink would ask the kubelet of every one of them."""
-    world, read = sink_world, []
-    logs = world.cluster.logs
-    world.cluster.logs = lambda namespace, pod, *, lines: read.append(pod) or logs(namespace, pod, lines=lines)
-    names_ = []
+def test_logs_of_a_recorded_failure_are_not_read_again(sink_world):
+    """Failed drivers are retained. Each reconcile would read the logs of all of them from their kubelets."""
+    world, requests, names_ = sink_world, sink_world.cluster.record(), []
     for _ in range(2):
         names_.append(world.go(SINK, 5)["driver"]["podName"])
         world.pod_phase(names_[-1], "Failed", exitCode=1, reason="Error")
     world.go(SINK, 5)
     assert len(set(names_)) == 2
-    assert read == names_
+    assert [request.arguments[1] for request in requests if request.verb == "logs"] == names_
 
 
-def test_a_sink_of_a_missing_shard_says_so(world, sink_resource):
+def test_a_sink_of_a_missing_shard_names_the_missing_shard(world, sink_resource):
     world.cluster.create(SPARK_SINK, sink_resource())
     world.go(SINK)
     assert world.ready(SINK) == ("False", "ShardNotFound")
     assert world.cluster.find(POD, "team", {}) == []
 
 
-def test_a_retained_driver_that_others_remove_leaves_nothing_behind(sink_world):
-    """Collectors of finished pods, nodes that are scaled away: its Service and ConfigMap stay, one pair for each run."""
+def test_a_retained_driver_that_is_deleted_from_outside_leaves_nothing_behind(sink_world):
+    """Pod garbage collection and the removal of nodes delete pods. Service and ConfigMap of each run would stay."""
     world = sink_world
     name = world.go(SINK, 2)["driver"]["podName"]
     world.pod_phase(name, "Failed", exitCode=72, reason="Error")
@@ -403,8 +405,8 @@ def test_a_retained_driver_that_others_remove_leaves_nothing_behind(sink_world):
     assert world.cluster.get(CONFIG_MAP, "team", name) is None
 
 
-def test_the_lag_of_a_shard_that_nobody_writes_grows_and_ends_with_it(world, shard_resource):
-    """The status of an idle shard stays as it is; the series must not."""
+def test_the_lag_of_a_shard_without_writes_grows_and_ends_when_it_closes(world, shard_resource):
+    """The status of an idle shard does not change, but its series must."""
 
     def lag():
         return world.metrics.registry.get_sample_value(
@@ -429,11 +431,21 @@ def test_the_lag_of_a_shard_that_nobody_writes_grows_and_ends_with_it(world, sha
     assert lag() is None
 
 
-def test_secrets_in_what_an_action_is_refused_with_do_not_reach_the_status(world, shard_resource):
-    def refuse(action):
+class RefusingClient:
+    """A client of the engine that refuses to initialise a shard."""
+
+    def __init__(self, location):
+        self._client = PersistClient.open(location)
+
+    def __getattr__(self, name):
+        return getattr(self._client, name)
+
+    def initialise(self, *_):
         raise InvalidUsage("redis://user:hunter2@r:6379 is not usable")
 
-    world.bridge.initialise = refuse
+
+def test_secrets_in_the_error_of_an_action_do_not_reach_the_status(world, shard_resource):
+    world.restart(open_client=RefusingClient)
     world.cluster.create(PERSIST_SHARD, shard_resource())
     status = world.go(SHARD, 3)
     assert "is not usable" in json.dumps(status)

@@ -1,4 +1,4 @@
-"""An operator's shard has one retention, the operator's own hold: the engine's ends once that stands."""
+"""A shard of an operator has one retention, the operator's hold. The engine's retention ends when the hold is registered."""
 
 from persist_engine import Location, PersistClient, ShardId
 from persist_engine.base.settings import RETAIN_MS
@@ -27,7 +27,7 @@ def advance(location, since_ms):
     return AdvanceSince(owner=OWNER, shard_id=SHARD_ID, location=location, critical_id=critical, since_ms=since_ms)
 
 
-def test_a_shard_that_the_operator_makes_is_without_the_engines(tmp_path):
+def test_a_shard_that_the_operator_creates_has_no_retention_of_the_engine(tmp_path):
     location, _ = stores(tmp_path)
     with Bridge(OperatorSettings()) as bridge:
         bridge.inspect(location, CLAIM)
@@ -35,7 +35,7 @@ def test_a_shard_that_the_operator_makes_is_without_the_engines(tmp_path):
         assert bridge.inspect(location, CLAIM).inspected.retain_ms is None
 
 
-def test_a_shard_that_others_made_keeps_its_retention_until_the_operators_hold_stands(tmp_path):
+def test_an_adopted_shard_keeps_its_retention_until_the_operators_hold_stands(tmp_path):
     location, opened = stores(tmp_path)
     with PersistClient.open(opened) as client:
         client.adopt(OWNER, None, ShardId(SHARD_ID))
@@ -45,12 +45,12 @@ def test_a_shard_that_others_made_keeps_its_retention_until_the_operators_hold_s
         look = lambda: bridge.inspect(location, CLAIM).inspected  # noqa: E731
         assert look().retain_ms == RETAIN_MS
         assert bridge.advance_since(advance(location, 5)) == 5
-        seen = look()
-        assert (seen.retain_ms, [reader.since for reader in seen.readers]) == (None, [5])
-        assert seen.since == 5, "at once: there may be no further write to this shard"
+        found = look()
+        assert (found.retain_ms, [reader.since for reader in found.readers]) == (None, [5])
+        assert found.since == 5, "at once, because there may be no further write to this shard"
         assert bridge.advance_since(advance(location, 9)) == 9
-        assert look().seqno == seen.seqno + 2, "the reader is found, and moved; nothing else is committed"
-        # One that a person set by hand ends, too, also when the hold has nothing to move for.
+        assert look().seqno == found.seqno + 2, "two commits: the reader is found, and it is moved"
+        # A retention that an administrator set ends as well, even if the hold does not move.
         with PersistClient.open(opened) as client:
             client.set_retention(ShardId(SHARD_ID), 1000)
         assert bridge.advance_since(advance(location, 9)) == 9

@@ -26,7 +26,7 @@ def resource(case, spec, status=None):
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
-def test_case(case):
+def test_the_policy_answers_the_case_as_the_api_server_does(case):
     old = resource(case, case["old"], case.get("status")) if "old" in case else None
     errors = SCHEMAS.check(resource(case, case["new"], case.get("status")), old)
     if case["want"] == "ok":
@@ -59,7 +59,7 @@ def test_duplicates_in_sets_are_refused():
         ({"apiVersion": "persistshard.io/v1alpha1", "kind": "SparkSink", "spec": {}}, "metadata.name"),
     ],
 )
-def test_wrong_heads_are_named(wrong, path):
+def test_wrong_api_versions_and_kinds_are_named(wrong, path):
     assert [error.path for error in SCHEMAS.check(wrong)] == [path]
 
 
@@ -86,7 +86,7 @@ def nodes(schema, path=""):
 
 @pytest.mark.parametrize("crd", definitions(), ids=lambda crd: crd["spec"]["names"]["kind"])
 def test_definitions_are_structural_and_described(crd):
-    """What the API server demands of a schema, and what `kubectl explain` and GitOps tools need of it."""
+    """Definitions satisfy the API server, `kubectl explain` and GitOps tools."""
     schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     for path, node in nodes(schema):
         assert "type" in node or node.get("x-kubernetes-int-or-string"), path
@@ -112,7 +112,7 @@ def test_definitions_are_structural_and_described(crd):
 
 
 @pytest.mark.parametrize("crd", definitions(), ids=lambda crd: crd["spec"]["names"]["kind"])
-def test_every_rule_says_what_to_change(crd):
+def test_every_validation_rule_has_a_message_that_names_the_change(crd):
     schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     rules = [rule for _, node in nodes(schema) for rule in node.get("x-kubernetes-validations", ())]
     assert rules

@@ -1,4 +1,6 @@
-"""A log that lost versions is told although it has grown since, by an operator that was started later, until somebody accepts it."""
+"""A log that lost versions: the shard stalls although the log has grown again and the operator was restarted, until an annotation
+accepts the log.
+"""
 
 import pytest
 from persist_engine.client.client import PersistClient
@@ -22,12 +24,12 @@ ACCEPT = f"{names.REQUEST_PREFIX}accept-log"
 
 @pytest.fixture
 def planned(make_shard, make_inspection, settings, now):
-    def make(log=LOG, *, status=None, annotations=None, **seen):
-        shown = {"birth": OLD, "tag": TAG, "seqno": 10, "known_tag": TAG, **seen}
+    def make(log=LOG, *, status=None, annotations=None, **inspected):
+        shown = {"birth": OLD, "tag": TAG, "seqno": 10, "known_tag": TAG, **inspected}
         before = {"shardId": names.shard_id_of("uid-shard"), "frontiers": {"seqno": 8}, "log": log, **(status or {})}
         shard = make_shard(status=before, annotations=annotations or {})
-        seen = ShardObserved(inspected=make_inspection(**shown), shard_id=before["shardId"])
-        return plan_shard(shard, seen, now_ms=now, settings=settings)
+        observed = ShardObserved(inspected=make_inspection(**shown), shard_id=before["shardId"])
+        return plan_shard(shard, observed, now_ms=now, settings=settings)
 
     return make
 
@@ -37,45 +39,47 @@ def stalled(plan):
     return None if found is None else (found["reason"], found["message"])
 
 
-def test_the_log_is_told_and_the_same_history_is_believed(planned, shard_resource, refused):
+def test_the_status_records_the_log_and_accepts_the_same_history(planned, shard_resource, refused):
     plan = planned()
     assert stalled(plan) is None
     assert plan.status["log"] == {"birth": OLD, "seqno": 10, "tag": TAG}
     assert refused(shard_resource(), plan.status) == []
-    assert stalled(planned(known_tag=None)) is None  # truncated since: the birth has to do
+    assert stalled(planned(known_tag=None)) is None  # the version was truncated: the birth alone identifies the log
     assert stalled(planned(log={})) is None
 
 
 @pytest.mark.parametrize(
-    ("seen", "text"),
+    ("inspected", "text"),
     [
         ({"birth": NEW}, f"born as {OLD}, was replaced by one born as {NEW}"),
         ({"seqno": 7, "known_tag": None}, "went back from v8 to v7"),
         ({"known_tag": OTHER}, "v8 is another entry"),
     ],
 )
-def test_another_history_stops_everything_and_says_what_to_do(planned, seen, text):
-    plan = planned(**seen)
+def test_another_history_stops_every_action_and_names_the_remedy(planned, inspected, text):
+    plan = planned(**inspected)
     reason, message = stalled(plan)
     assert (reason, plan.actions) == ("ShardLost", ())
     assert text in message
     assert f"persist admin recover {names.shard_id_of('uid-shard')}" in message
     assert ACCEPT in message
-    assert plan.status["log"] == LOG  # or the next look would believe it
+    assert plan.status["log"] == LOG  # otherwise the next inspection would accept the log
 
 
-def test_somebody_accepts_it_once(planned):
+def test_an_annotation_accepts_another_history_once(planned):
     plan = planned(birth=NEW, annotations={ACCEPT: "1"})
     assert stalled(plan) is None
     assert plan.status["log"]["birth"] == NEW
     assert plan.status["lastHandledRequests"]["accept-log"] == "1"
     again = planned(status=plan.status, log=plan.status["log"], birth=OLD, annotations={ACCEPT: "1"})
     assert stalled(again)[0] == "ShardLost"
-    early = planned(annotations={ACCEPT: "2"})  # nothing was wrong: it does not wait for the next loss
+    early = planned(
+        annotations={ACCEPT: "2"}
+    )  # nothing was lost: the annotation is spent and does not accept a later loss
     assert early.status["lastHandledRequests"]["accept-log"] == "2"
 
 
-def test_a_log_that_was_recovered_on_purpose_is_believed_and_told(planned):
+def test_a_recovered_log_is_accepted_with_a_note(planned):
     birth = recovered_birth(bytes.fromhex(OLD), b"12345678").hex()
     plan = planned(birth=birth, seqno=1_000_010, known_tag=None)
     assert stalled(plan) is None
@@ -92,7 +96,7 @@ def site(tmp_path, operated):
 
 
 class Site:
-    """An operator on files and SQLite whose log goes back under it."""
+    """An operator on files and SQLite, whose log the test sets back."""
 
     def __init__(self, disk, operated):
         disk.blobs.parent.mkdir()
@@ -115,7 +119,7 @@ class Site:
 
 
 @pytest.mark.parametrize("restarts", [True, False], ids=["restarted", "running"])
-def test_a_log_that_went_back_and_has_grown_since_is_told(site, restarts):
+def test_a_log_that_went_back_and_grew_again_is_lost(site, restarts):
     backup = site.disk.diffs(site.shard_id)
     site.append(5)
     known = site.operated.settle()["log"]
@@ -125,7 +129,7 @@ def test_a_log_that_went_back_and_has_grown_since_is_told(site, restarts):
     site.append(12)
     if restarts:
         site.operated.restart()
-    for _ in range(2):  # whoever was running opens the stores anew, and must not believe them then
+    for _ in range(2):  # an operator that was running opens the stores again, and must not accept the log then either
         status = site.operated.settle()
         assert site.reason() == "ShardLost"
         assert status["log"] == known
@@ -143,7 +147,7 @@ def test_a_log_that_went_back_and_has_grown_since_is_told(site, restarts):
 
 
 @pytest.mark.parametrize("restarts", [True, False], ids=["restarted", "running"])
-def test_a_log_that_is_gone_is_told_and_a_recovered_one_is_believed(site, restarts):
+def test_a_log_that_is_gone_is_lost_and_a_recovered_log_is_accepted(site, restarts):
     site.append(5)
     with PersistClient.open(site.disk.location) as client:
         write_rollup(client.machine(site.shard_id))
@@ -161,7 +165,7 @@ def test_a_log_that_is_gone_is_told_and_a_recovered_one_is_believed(site, restar
     assert site.reason() == "Healthy"
 
 
-def test_a_resource_that_knows_nothing_creates_nothing_over_ruins(site, shard_resource):
+def test_a_resource_without_status_creates_no_log_over_orphaned_blobs(site, shard_resource):
     site.disk.set_diffs(site.shard_id, {})
     site.operated.cluster.delete(PERSIST_SHARD, "team", "flights")
     site.operated.restart()

@@ -1,4 +1,4 @@
-"""Statuses as values: they have the fields of the resource definitions, survive the wire, and read on the wire as they always did."""
+"""Statuses as values: they have exactly the fields of the resource definitions, survive the wire, and equal the recorded statuses."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from persist_operator.api.sink_status import RunState, SinkStatus
 from persist_operator.plan.observed import Phase, Run, ShardMissing, ShardObserved, StoreFailure
 from persist_operator.plan.shard import plan_shard
 
-#: The statuses of two lives, as plans wrote them when a status was a dictionary.
+#: Recorded statuses of two lives, from plans that built a status as a dictionary.
 LIVES = json.loads((Path(__file__).parent / "status_lives.json").read_text())
 KINDS = {"persistshards": ShardStatus, "sparksinks": SinkStatus}
 
@@ -26,7 +26,7 @@ def definition(file):
 
 
 def block_in(hint):
-    """The block that a field holds, or that each item of it is; None for plain values."""
+    """The type of block that a field or each of its items holds; None for plain values."""
     if isinstance(hint, type) and issubclass(hint, blocks.Block):
         return hint
     if get_origin(hint) is tuple:
@@ -58,7 +58,7 @@ def test_a_status_has_exactly_the_fields_of_its_definition(file):
 
 
 def drawn(schema):
-    """Values of a schema; no empty objects but where any names are allowed."""
+    """A strategy for values of a schema. Objects are empty only where any names are allowed."""
     match schema.get("type"):
         case "object" if "properties" in schema:
             fields = {name: drawn(one) for name, one in schema["properties"].items()}
@@ -83,7 +83,7 @@ def test_a_status_survives_the_wire(file):
     survives()
 
 
-def test_what_is_absent_null_or_unknown_is_no_value():
+def test_absent_null_and_unknown_fields_are_no_values():
     assert SinkStatus.of({"attempt": None, "surprise": 1, "run": {"shardId": "s", "other": 2}}) == SinkStatus(
         run=RunState(shard_id="s")
     )
@@ -97,11 +97,11 @@ def test_what_is_absent_null_or_unknown_is_no_value():
 
 def sink_life(world):
     one = world({"mode": "Once", "restart": {"backoffSeconds": 10}})
-    seen = []
+    statuses = []
 
     def look(**options):
         one.step(**options)
-        seen.append(one.status)
+        statuses.append(one.status)
 
     look()
     one.change(phase=Phase.RUNNING, started_ms=one.now)
@@ -120,11 +120,11 @@ def sink_life(world):
     look()
     one.spec["suspend"] = True
     look(after=60_000)
-    return seen
+    return statuses
 
 
 def shard_life(make_shard, make_inspection, operator_settings, now):
-    shard_id, seen, status = names.shard_id_of("uid-shard"), [], None
+    shard_id, statuses, status = names.shard_id_of("uid-shard"), [], None
     debt = {"seqno": 300, "gc_seqnos": 20, "uncompacted_batches": 99, "upper": now - 3000, "since": now - 9000}
     late = [
         Run(
@@ -155,13 +155,13 @@ def shard_life(make_shard, make_inspection, operator_settings, now):
         now += 40_000
         shard = make_shard(status=status, annotations=annotations)
         status = plan_shard(shard, observed, now_ms=now, settings=operator_settings).status
-        seen.append(status)
-    return seen
+        statuses.append(status)
+    return statuses
 
 
-def test_the_statuses_of_a_sink_read_as_they_always_did(world):
+def test_the_statuses_of_a_sinks_life_equal_the_recorded_ones(world):
     assert sink_life(world) == LIVES["sink"]
 
 
-def test_the_statuses_of_a_shard_read_as_they_always_did(make_shard, make_inspection, now, request):
+def test_the_statuses_of_a_shards_life_equal_the_recorded_ones(make_shard, make_inspection, now, request):
     assert shard_life(make_shard, make_inspection, request.getfixturevalue("settings"), now) == LIVES["shard"]

@@ -1,8 +1,7 @@
-"""A state folder with the runner's parts on it: real stores (files, SQLite), real children, and drivers that need no Spark."""
+"""A state folder with the parts of the local runner: real stores (files, SQLite), real children, and drivers without Spark."""
 
 import os
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
+from persist_kit.command_line import persist
 from persist_operator.api.schema_check import load_schemas
 from persist_operator.bridge import Bridge
 from persist_operator.local.act import LocalActor, Room, child_environ, stop_everything
@@ -26,7 +26,7 @@ PATIENCE_S = 200.0
 
 
 def wait_for(true, what):
-    """Until the condition holds; the failure names what did not happen."""
+    """Wait until the condition holds. The failure names what did not happen."""
     deadline = time.monotonic() + PATIENCE_S
     while not true():
         assert time.monotonic() < deadline, f"did not happen: {what}"
@@ -34,11 +34,11 @@ def wait_for(true, what):
 
 
 class House:
-    """One state folder and what is asked of it."""
+    """One state folder, its parts, and the commands on it. Files in `control` command the drivers (see driver.py)."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.state, self.told = folder, folder / "state", folder / "told"
-        self.told.mkdir(parents=True)
+        self.folder, self.state, self.control = folder, folder / "state", folder / "control"
+        self.control.mkdir(parents=True)
         module = folder / "path" / "persist_spark"
         module.mkdir(parents=True)
         (module / "__init__.py").touch()
@@ -61,7 +61,7 @@ class House:
         return self._resource("PersistShard", name, spec)
 
     def sink(self, name="load", shard="things", **spec):
-        source = {"type": "Format", "format": {"name": "parquet", "options": {"path": str(self.told)}}}
+        source = {"type": "Format", "format": {"name": "parquet", "options": {"path": str(self.control)}}}
         spec = {"shardRef": {"name": shard}, "input": source, "envelope": {"type": "Append"}, **spec}
         return self._resource("SparkSink", name, {"restart": {"backoffSeconds": 1}, **spec})
 
@@ -84,7 +84,7 @@ class House:
             self.objects.apply(document)
 
     def run(self, *documents, drivers=2, memory_mib=None):
-        """`up` in this process; the resources that failed."""
+        """`up` in this process. Returns the resources that failed."""
         self.apply(*documents)
         with Bridge(self.settings, env=self.env) as bridge:
             room = Room(cores=2, drivers_max=drivers, maintenance_max=2, memory_mib=memory_mib)
@@ -98,27 +98,21 @@ class House:
         return self.objects.get(kind, name)["status"]
 
     def attempts(self):
-        return len(list(self.told.glob("attempt-*")))
+        return len(list(self.control.glob("attempt-*")))
 
     def command(self, *arguments):
+        """The words that run the command line as a process."""
         return [sys.executable, "-m", "persist_engine.cli", "local", *arguments, "--state", str(self.state)]
 
     def local(self, *arguments, code=0):
-        """Run the command line to its end."""
-        done = subprocess.run(
-            self.command(*map(str, arguments)),
-            check=False,
-            env=self.environ,
-            capture_output=True,
-            text=True,
-            cwd=self.folder,
-            timeout=600,
-        )
+        """Run the command line in this process to its end and check its exit code."""
+        words = ["local", *map(str, arguments), "--state", str(self.state)]
+        done = persist(*words, folder=self.folder, environ=self.environ)
         assert done.returncode == code, done.stdout + done.stderr
         return done
 
     def rows(self, name="things"):
-        """Sum of the multiplicities in the shard."""
+        """The sum of the diffs in the shard."""
         shard_id = ShardId(self.status("PersistShard", name)["shardId"])
         with PersistClient.open(self.location) as client:
             upper = client.recent_upper(shard_id)

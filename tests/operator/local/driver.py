@@ -1,7 +1,7 @@
 """Stands in for `persist_spark.main` in the runner's tests: appends one row, once per run id, by the engine's own sink protocol.
 
-What it does is told by files in the folder that the sink's input path names: `crash` (ends by SIGKILL before it appends, once),
-`hold` (after appending, waits until the file is gone), `refuse` (fails as a wrong configuration does). Each attempt leaves `attempt-PID`.
+Files in the folder that the input of the sink names control it: `crash` (it ends by SIGKILL before it appends, once), `hold` (after
+the append it waits until the file is gone), `refuse` (it fails as under a wrong configuration). Each attempt leaves `attempt-PID`.
 """
 
 import json
@@ -20,12 +20,12 @@ from persist_engine.rows.schema import Schema
 
 
 def append_once(spec):
-    """Whether the row was appended now; False when an earlier attempt of this run has done it."""
+    """Append the row. Returns False if an earlier attempt of this run has appended it."""
     schema, shard_id = Schema.from_ddl(spec["schema"]["key"], spec["schema"]["value"]), ShardId(spec["shard_id"])
     with PersistClient.open(Location(**spec["location"])) as client:
-        seen = client.progress(shard_id, spec["sink_id"])
+        known = client.progress(shard_id, spec["sink_id"])
         run = spec["run_id"].encode()
-        if seen is not None and seen.token == run:
+        if known is not None and known.token == run:
             return False
         with client.open_writer(shard_id, schema, purpose="test driver") as writer:
             lower = writer.fetch_recent_upper()
@@ -34,7 +34,7 @@ def append_once(spec):
                 expected_upper=lower,
                 new_upper=Antichain.of(lower.time + 1),
                 progress=(spec["sink_id"], run),
-                expected_progress=None if seen is None else seen.token,
+                expected_progress=None if known is None else known.token,
             )
             assert isinstance(answer, Appended), answer
     return True
@@ -43,8 +43,8 @@ def append_once(spec):
 def main():
     argv = sys.argv[1:]
     spec = json.loads(Path(argv[argv.index("--spec") + 1]).read_text())
-    told = Path(spec["input"]["format"]["options"]["path"])
-    (told / f"attempt-{os.getpid()}").touch()
+    control = Path(spec["input"]["format"]["options"]["path"])
+    (control / f"attempt-{os.getpid()}").touch()
     print("the driver speaks", flush=True)
     report = {
         "type": "Sink",
@@ -55,17 +55,17 @@ def main():
         "upper": None,
     }
     code = 0
-    if (told / "crash").exists():
-        (told / "crash").unlink()
+    if (control / "crash").exists():
+        (control / "crash").unlink()
         os.kill(os.getpid(), signal.SIGKILL)
-    if (told / "refuse").exists():
+    if (control / "refuse").exists():
         report |= {"outcome": "Failed", "class": "Configuration", "message": "input is missing"}
         code = 72
     else:
         now = append_once(spec)
         report |= {"rows_read": 1, "updates_written": int(now), "already_done": not now}
-        (told / "appended").touch()
-    while (told / "hold").exists():
+        (control / "appended").touch()
+    while (control / "hold").exists():
         time.sleep(0.05)
     Path(argv[argv.index("--report") + 1]).write_text(json.dumps(report))
     return code

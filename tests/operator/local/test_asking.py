@@ -1,4 +1,4 @@
-"""What a person asks for by hand: another run, a schedule run once, a read by name; and what is noticed before Spark starts."""
+"""Requests from the command line: another run, one run of a schedule, a read by name; and problems found before Spark starts."""
 
 import json
 
@@ -19,25 +19,25 @@ def attempts_of(house, name="load"):
 
 
 def scheduled(house, cron="0 3 1 1 *", **schedule):
-    """By itself a schedule that is not due for months."""
+    """A scheduled sink, which by default is not due for months."""
     return house.sink(mode="Scheduled", schedule={"cron": cron, **schedule})
 
 
 def test_up_runs_a_scheduled_sink_once_and_ends(house):
     file = house.write(house.shard(), scheduled(house, cron="* * * * *", startingDeadlineSeconds=10))
-    said = house.local("up", "-f", file)
-    assert said.stderr.count("DriverStarted") == 1
+    result = house.local("up", "-f", file)
+    assert result.stderr.count("DriverStarted") == 1
     assert house.attempts() == 1
     house.local("up", "-f", house.write(house.shard(), scheduled(house)))
-    assert house.attempts() == 1  # done, and not due again
+    assert house.attempts() == 1  # it is done and not due again
 
 
-def test_a_tick_that_comes_while_up_works_is_left_to_the_next_up(house):
-    """Or a schedule of every minute would never let it end."""
+def test_a_tick_that_falls_due_while_up_runs_is_left_to_the_next_up(house):
+    """Otherwise `up` would never end under a schedule of every minute."""
     assert house.run(house.shard(), scheduled(house, cron="* * * * *")) == []
     ticks, document = due.Ticks(watch=False), house.objects.get("SparkSink", "load")
     now_ms = house.env.now_ms() + 600_000
-    assert ticks.shown(document, now_ms=now_ms) is document  # due since: it runs
+    assert ticks.shown(document, now_ms=now_ms) is document  # it fell due before: it runs
     newer = {**document, "status": {**document["status"], "run": {**document["status"]["run"], "number": 2}}}
     assert ticks.is_over(newer)
     going = {**newer, "status": {**newer["status"], "run": {**newer["status"]["run"], "state": "Running"}}}
@@ -50,8 +50,8 @@ def test_a_tick_that_comes_while_up_works_is_left_to_the_next_up(house):
 def test_run_runs_a_sink_that_is_done_or_not_due(house):
     assert house.run(house.shard(), scheduled(house)) == []
     assert house.attempts() == 1
-    said = house.local("run", "load")
-    assert "RunSucceeded  SparkSink/load" in said.stderr
+    result = house.local("run", "load")
+    assert "RunSucceeded  SparkSink/load" in result.stderr
     assert (house.attempts(), house.rows()) == (2, 2)
     assert house.run(house.sink("other")) == []
     house.local("run", "other")
@@ -59,16 +59,16 @@ def test_run_runs_a_sink_that_is_done_or_not_due(house):
 
 
 def test_run_of_one_sink_leaves_the_others(house):
-    (house.told / "refuse").touch()
+    (house.control / "refuse").touch()
     assert house.run(house.shard(), house.sink(), house.sink("other")) == ["SparkSink/load", "SparkSink/other"]
-    (house.told / "refuse").unlink()
+    (house.control / "refuse").unlink()
     house.local("run", "load")
     assert attempts_of(house) == ["Succeeded", "Failed"]
     assert attempts_of(house, "other") == ["Failed"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["run", "none"], "no SparkSink called 'none'; there are: load"),
         (["run", "load"], "sparksink/load is suspended"),
@@ -78,26 +78,26 @@ def test_run_of_one_sink_leaves_the_others(house):
         (["admin", "holds", "nothing"], "no PersistShard is called 'nothing'; there are: things"),
     ],
 )
-def test_wrong_names_are_refused_with_those_that_are_there(house, arguments, told):
+def test_wrong_names_are_refused_with_those_that_are_there(house, arguments, message):
     assert house.run(house.shard()) == []
     house.apply(house.sink(suspend=True))
     house.write(house.shard(), house.sink(suspend=True))
-    assert told in house.local(*arguments, code=64).stderr
+    assert message in house.local(*arguments, code=64).stderr
 
 
-def test_run_beside_a_runner_is_carried_out_by_it(house):
-    (house.told / "hold").touch()
+def test_run_beside_another_runner_leaves_the_request_to_it(house):
+    (house.control / "hold").touch()
     assert house.run(house.shard()) == []
     from persist_operator.local.runner import runner_lock
 
     house.apply(house.sink())
     with runner_lock(house.state):
-        said = house.local("run", "load")
-    assert "sparksink/load: a run is requested; another `persist local` (process" in said.stderr
+        result = house.local("run", "load")
+    assert "sparksink/load: a run is requested; another `persist local` (process" in result.stderr
     assert "persistshard.io/request-restart" in house.objects.get("SparkSink", "load")["metadata"]["annotations"]
 
 
-def test_a_mended_input_is_noticed_and_an_unchanged_one_named(house):
+def test_a_failed_sink_is_mended_when_its_input_is_newer(house):
     data = house.folder / "in.csv"
     data.write_text("id\nx\n")
     house.apply(house.shard(), csv_sink(house))
@@ -112,14 +112,14 @@ def test_a_mended_input_is_noticed_and_an_unchanged_one_named(house):
     assert not due.is_mended({**document, "status": {**failed, "run": {"state": "Succeeded"}}})
 
 
-def test_up_runs_a_failed_sink_again_when_its_input_changed_or_when_asked(house):
-    (house.told / "refuse").touch()
+def test_up_runs_a_failed_sink_again_when_its_input_changed_or_with_retry(house):
+    (house.control / "refuse").touch()
     file = house.write(house.shard(), house.sink())
-    said = house.local("up", "-f", file, code=1)
-    assert "see `persist local logs load --state" in said.stderr
-    assert "after the repair: `persist local run load --state" in said.stderr
-    assert "mend the input, then `persist local run load`" in said.stdout
-    (house.told / "refuse").unlink()  # the folder is the sink's input: it changed
+    result = house.local("up", "-f", file, code=1)
+    assert "see `persist local logs load --state" in result.stderr
+    assert "after the repair: `persist local run load --state" in result.stderr
+    assert "mend the input, then `persist local run load`" in result.stdout
+    (house.control / "refuse").unlink()  # the folder is the sink's input: it changed
     again = house.local("up", "-f", file)
     assert "sparksink/load failed, and its input changed since: it runs again" in again.stderr
     assert attempts_of(house) == ["Succeeded", "Failed"]
@@ -170,7 +170,7 @@ def test_paths_columns_and_schedules_are_checked_before_spark_starts(house, monk
         {"name": "csv", "options": {"path": "."}, "schema": "id STRING, name STRING"},
     ],
 )
-def test_what_only_the_run_can_know_is_left_to_it(house, source):
+def test_inputs_that_only_spark_can_check_are_no_problem(house, source):
     assert found(house, house.sink(input={"type": "Format", "format": source})) == []
 
 
@@ -181,7 +181,7 @@ def test_an_input_that_comes_later_is_no_problem_while_watching(house):
     assert found(house, sink, waits=True) == []
 
 
-def test_an_attempt_that_was_stopped_says_so(house):
+def test_a_stopped_attempt_is_stopped_in_the_status_and_not_lost(house):
     from persist_operator.local.act import stop_everything
 
     house.apply(house.shard(), house.sink())

@@ -1,4 +1,4 @@
-"""The command line as people and programs use it: real processes, their output and their exit codes."""
+"""The command line: output and exit codes, for a terminal and for programs."""
 
 import json
 import os
@@ -19,22 +19,22 @@ def in_process(house, *arguments):
 
 @pytest.fixture
 def done(house):
-    """A folder in which a sink has run."""
+    """A state folder in which a sink has run."""
     assert house.run(house.shard(), house.sink()) == []
     return house
 
 
 def test_up_applies_runs_and_shows_the_tables(house):
     file = house.write(house.shard(), house.sink())
-    said = house.local("up", "-f", file)
-    assert "persistshard/things created\nsparksink/load created\n" in said.stderr
+    result = house.local("up", "-f", file)
+    assert "persistshard/things created\nsparksink/load created\n" in result.stderr
     assert re.search(
-        r"^ +\d+s  DriverStarted  SparkSink/load: load-\w{8}-1: run 1, attempt 1$", said.stderr, re.MULTILINE
+        r"^ +\d+s  DriverStarted  SparkSink/load: load-\w{8}-1: run 1, attempt 1$", result.stderr, re.MULTILINE
     )
-    assert re.search(r"^ +\d+s  RunSucceeded  SparkSink/load: ", said.stderr, re.MULTILINE)
-    assert re.search(r"^things +True +Healthy", said.stdout, re.MULTILINE)
-    assert re.search(r"^load +things +Once +True +Completed", said.stdout, re.MULTILINE)
-    assert "\x1b" not in said.stdout + said.stderr
+    assert re.search(r"^ +\d+s  RunSucceeded  SparkSink/load: ", result.stderr, re.MULTILINE)
+    assert re.search(r"^things +True +Healthy", result.stdout, re.MULTILINE)
+    assert re.search(r"^load +things +Once +True +Completed", result.stdout, re.MULTILINE)
+    assert "\x1b" not in result.stdout + result.stderr
     again = house.local("up", "-f", file)
     assert "sparksink/load unchanged" in again.stderr
     assert "DriverStarted" not in again.stderr
@@ -42,7 +42,7 @@ def test_up_applies_runs_and_shows_the_tables(house):
 
 
 def test_up_with_stores_that_ask_for_a_password(house):
-    """It is in a file, as in a mounted Secret: the runner, a driver and maintenance find it there, and nothing shows it."""
+    """The password is in a file, as in a mounted Secret. Runner, driver and maintenance read it there, and no output shows it."""
     password, keys = "p@ss/word", house.folder / "keys" / "default"
     keys.mkdir(parents=True)
     (keys / "redis-password").write_text(password)
@@ -56,42 +56,42 @@ def test_up_with_stores_that_ask_for_a_password(house):
         }
         config = house.folder / "config.yaml"
         config.write_text(json.dumps({"operatorId": "local", "storageProfiles": {"default": profile}}))
-        said = house.local("up", "-f", file, "--config", config, "--credentials", "keys")
+        result = house.local("up", "-f", file, "--config", config, "--credentials", "keys")
         requested = house.local("request", "rollup", "things")
         again = house.local("up", "-f", file, "--config", config, "--credentials", "keys")
-    assert re.search(r"^load +things +Once +True +Completed", said.stdout, re.MULTILINE)
+    assert re.search(r"^load +things +Once +True +Completed", result.stdout, re.MULTILINE)
     assert "RollupSucceeded" in again.stderr or "GCSucceeded" in again.stderr
-    shown = said.stdout + said.stderr + requested.stdout + again.stdout + again.stderr
+    shown = result.stdout + result.stderr + requested.stdout + again.stdout + again.stderr
     kept = [path.read_text(errors="replace") for path in house.state.rglob("*") if path.is_file()]
     assert not [text for text in (shown, *kept) if password in text or "p%40ss" in text]
 
 
-def test_up_that_fails_says_what_and_where_to_look(house):
-    (house.told / "refuse").touch()
-    said = house.local("up", "-f", house.write(house.shard(), house.sink()), code=1)
-    assert f"error: SparkSink/load failed; see `persist local logs load --state {house.state}`" in said.stderr
-    assert re.search(r"^load .*input is missing", said.stdout, re.MULTILINE)
+def test_up_that_fails_names_the_resource_and_its_log(house):
+    (house.control / "refuse").touch()
+    result = house.local("up", "-f", house.write(house.shard(), house.sink()), code=1)
+    assert f"error: SparkSink/load failed; see `persist local logs load --state {house.state}`" in result.stderr
+    assert re.search(r"^load .*input is missing", result.stdout, re.MULTILINE)
 
 
 def test_refused_resources_are_listed_and_nothing_is_applied(house):
     file = house.write(house.shard(), house.sink(nonsense=1), house.shard("B"))
-    said = house.local("up", "-f", file, code=64)
-    assert "refused: SparkSink/load: spec.nonsense: unknown field; known here:" in said.stderr
-    assert "refused: PersistShard/B: " in said.stderr
-    assert "nothing was applied: correct 2 errors in" in said.stderr
+    result = house.local("up", "-f", file, code=64)
+    assert "refused: SparkSink/load: spec.nonsense: unknown field; known here:" in result.stderr
+    assert "refused: PersistShard/B: " in result.stderr
+    assert "nothing was applied: correct 2 errors in" in result.stderr
     assert not (house.state / "objects" / "PersistShard").exists()
 
 
-def test_up_without_java(house):
+def test_up_without_java_names_java_home(house):
     house.environ = {**house.environ, "JAVA_HOME": str(house.folder)}
-    said = house.local("up", "-f", house.write(house.shard(), house.sink()), code=64)
-    assert f"JAVA_HOME is {house.folder}, which has no bin/java" in said.stderr
+    result = house.local("up", "-f", house.write(house.shard(), house.sink()), code=64)
+    assert f"JAVA_HOME is {house.folder}, which has no bin/java" in result.stderr
     assert house.objects.get("SparkSink", "load") is None
-    house.local("up", "-f", house.write(house.shard()))  # shards need none
+    house.local("up", "-f", house.write(house.shard()))  # shards need no Java
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["up", "-f", "nowhere.yaml"], "no such file or folder: nowhere.yaml"),
         (["up", "-f", "."], "no *.yaml or *.yml in ."),
@@ -104,18 +104,18 @@ def test_up_without_java(house):
         (["down"], "no state folder"),
     ],
 )
-def test_wrong_calls_say_what_is_wrong(house, arguments, told, monkeypatch):
-    monkeypatch.chdir(house.told)
+def test_a_wrong_call_names_its_mistake(house, arguments, message, monkeypatch):
+    monkeypatch.chdir(house.control)
     result = in_process(house, *arguments)
     assert isinstance(result.exception, InvalidUsage)
-    assert told in str(result.exception)
+    assert message in str(result.exception)
     assert result.stdout == ""
 
 
 def test_errors_as_json(house):
-    said = house.local("get", "pods", "--json", code=64)
-    assert json.loads(said.stdout)["exit_code"] == 64
-    assert said.stderr == "error: InvalidArgument: unknown kind 'pods'; use pshard, ssink, runs or all\n"
+    result = house.local("get", "pods", "--json", code=64)
+    assert json.loads(result.stdout)["exit_code"] == 64
+    assert result.stderr == "error: InvalidArgument: unknown kind 'pods'; use pshard, ssink, runs or all\n"
 
 
 def test_a_state_folder_that_cannot_be_written(house):
@@ -133,7 +133,7 @@ def test_every_command_has_help(command):
     assert "--state" in re.sub(r"\x1b\[[0-9;]*m", "", result.output)
 
 
-def test_get(done):
+def test_get_shows_resources_as_table_and_json(done):
     assert "Healthy" in in_process(done, "get", "pshard").output
     only = in_process(done, "get", "ssink", "load").output
     assert "Completed" in only
@@ -154,10 +154,10 @@ def test_get_runs_names_what_logs_takes(done):
     assert in_process(done, "logs", "load", "--tail", "1").output.count("\n") == 1
 
 
-def test_describe(done):
-    told = in_process(done, "describe", "ssink", "load").output
-    assert "SparkSink/load is ready: Completed" in told
-    assert "1 row read, 1 update written" in told
+def test_describe_shows_a_sink_with_its_numbers(done):
+    output = in_process(done, "describe", "ssink", "load").output
+    assert "SparkSink/load is ready: Completed" in output
+    assert "1 row read, 1 update written" in output
     shard = json.loads(in_process(done, "describe", "persistshards", "things", "--json").output)
     assert shard["metadata"]["name"] == "things"
 
@@ -176,11 +176,11 @@ def test_restart_runs_a_finished_sink_again(done):
     assert (done.attempts(), done.rows()) == (2, 2)
 
 
-def test_down_stops_keeps_and_purges(house, wait_until):
-    (house.told / "hold").touch()
+def test_down_stops_children_keeps_data_and_purges_on_demand(house, wait_until):
+    (house.control / "hold").touch()
     file = house.write(house.shard(), house.sink())
     runner = subprocess.Popen(house.command("up", "-f", str(file)), env=house.environ, stderr=subprocess.DEVNULL)
-    wait_until((house.told / "appended").exists, "the row is appended")
+    wait_until((house.control / "appended").exists, "the row is appended")
     busy = house.local("down", code=64)
     assert f"process {runner.pid}) works in" in busy.stderr
     runner.kill()
@@ -201,19 +201,19 @@ def test_a_terminal_sees_progress_and_lines_that_fit(house):
         house.command("up", "-f", str(file)), env=environ, stdout=theirs, stderr=theirs, stdin=theirs
     )
     os.close(theirs)
-    seen = b""
+    output = b""
     while True:
         try:
             data = os.read(ours, 65536)
-        except OSError:  # the other side is closed
+        except OSError:  # the other end is closed
             break
         if not data:
             break
-        seen += data
+        output += data
     os.close(ours)
     assert runner.wait() == 0
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen.decode())
-    assert "\x1b[" in seen.decode()
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output.decode())
+    assert "\x1b[" in output.decode()
     assert re.search(r"load-\w{8}-1 +sink +\d+s", text)
     table = text[text.rindex("NAME   SHARD") :]
     assert max(len(line.rstrip()) for line in table.splitlines()) <= 60

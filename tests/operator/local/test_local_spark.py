@@ -1,4 +1,4 @@
-"""The whole path on this machine with real Spark: YAML, sinks, shards read back, and what is left after `down`."""
+"""The whole path on one machine with real Spark: YAML, sinks, shards read back, and the state folder after `down`."""
 
 import json
 import subprocess
@@ -6,12 +6,16 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]  # two JVMs start, maybe on a busy machine
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+]  # two JVMs start, possibly on a busy machine
 INPUT_ROWS = 500
 
 
 def rows(state, name):
-    """What the `persist` command line reads back."""
+    """The rows that the `persist` command line reads back."""
     status = json.loads((state / "objects" / "PersistShard" / f"{name}.json").read_text())["status"]
     store = state.resolve() / "store"
     location = ["--blob", f"file://{store}/blobs", "--consensus", f"sqlite://{store}/consensus.db"]
@@ -29,7 +33,7 @@ def csv_input(house, name, fields):
 
 
 def test_mirror_and_append_from_yaml_to_rows(house):
-    house.environ.pop("PYTHONPATH")  # the real driver, not its stand-in
+    house.environ.pop("PYTHONPATH")  # the real driver instead of its stand-in
     (house.folder / "towns.csv").write_text("id,name\n" + "".join(f"{n},town {n}\n" for n in range(INPUT_ROWS)))
     (house.folder / "trips.csv").write_text("at,id\n" + "".join(f"{n // 10},{n}\n" for n in range(INPUT_ROWS)))
     spark = {"executor": {"instances": 1, "memory": "512Mi"}, "driver": {"memory": "512Mi"}}
@@ -51,8 +55,8 @@ def test_mirror_and_append_from_yaml_to_rows(house):
             spark=spark,
         ),
     )
-    said = house.local("up", "-f", file)
-    assert "WARN" not in said.stderr + said.stdout
+    result = house.local("up", "-f", file)
+    assert "WARN" not in result.stderr + result.stdout
     assert {(row["id"], row["name"]) for row in rows(house.state, "towns")} == {
         (n, f"town {n}") for n in range(INPUT_ROWS)
     }

@@ -1,4 +1,4 @@
-"""Resources as files: what apply answers and keeps, and that writers do not lose each other's changes."""
+"""Resources as files: the outcomes of apply, the fields it keeps, and concurrent writers that lose no change."""
 
 import json
 import threading
@@ -49,14 +49,14 @@ def test_annotations_are_added_and_make_no_generation(objects):
     assert again["metadata"]["annotations"] == {"one": "changed", "two": "2"}
 
 
-def test_what_is_not_there(objects):
+def test_an_absent_document_is_none_and_cannot_change(objects):
     assert objects.get("PersistShard", "a") is None
     assert not objects.annotate("PersistShard", "a", "two", "2")
     objects.set_status("PersistShard", "a", {"x": 1})
     assert list(objects.every("PersistShard")) == []
 
 
-def test_a_write_that_was_killed_half_way_is_not_seen(objects, tmp_path):
+def test_a_write_that_was_killed_half_way_is_invisible(objects, tmp_path):
     made, _ = objects.apply(document({"x": 1}))
     (tmp_path / "objects" / "PersistShard" / "a.tmp").write_text('{"half')
     assert objects.get("PersistShard", "a") == made
@@ -77,7 +77,7 @@ def test_status_and_annotations_written_at_once_are_both_kept(tmp_path):
         mine = Objects(tmp_path, SystemEnv())
         barrier.wait()
         for number in range(200):
-            mine.set_status("PersistShard", "a", {"seen": number})
+            mine.set_status("PersistShard", "a", {"count": number})
 
     threads = [threading.Thread(target=one) for one in (annotate, report)]
     for thread in threads:
@@ -86,4 +86,4 @@ def test_status_and_annotations_written_at_once_are_both_kept(tmp_path):
         thread.join()
     found = json.loads((tmp_path / "objects" / "PersistShard" / "a.json").read_text())
     assert len(found["metadata"]["annotations"]) == 200
-    assert found["status"] == {"seen": 199}
+    assert found["status"] == {"count": 199}

@@ -1,4 +1,4 @@
-"""Children: started once, found again, and what is seen of how they ended."""
+"""Children: each is started once and found again, and its end is reported."""
 
 import os
 import signal
@@ -32,19 +32,19 @@ def ended(processes, wait_until, name="one"):
 
 
 def is_alive(pid):
-    """A zombie that nobody has reaped is not alive."""
+    """Whether the process runs. A zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
 
 
-def test_what_a_child_leaves_behind(processes, wait_until):
+def test_a_child_leaves_its_exit_code_report_and_log(processes, wait_until):
     report = "from pathlib import Path; Path('report.json')"
-    code = f"import os; os.chdir({str(processes.folder('one'))!r}); {report}.write_text('{{\"outcome\": \"Failed\"}}'); print('said'); raise SystemExit(3)"
+    code = f"import os; os.chdir({str(processes.folder('one'))!r}); {report}.write_text('{{\"outcome\": \"Failed\"}}'); print('output'); raise SystemExit(3)"
     assert start(processes, code)
     child = ended(processes, wait_until)
-    assert (child.exit_code, child.report, child.log_tail(5)) == (3, {"outcome": "Failed"}, "said")
+    assert (child.exit_code, child.report, child.log_tail(5)) == (3, {"outcome": "Failed"}, "output")
     assert child.owner == "SparkSink/a"
     assert child.labels == {"kind": "driver"}
     assert child.ended_ms >= child.started_ms
@@ -110,7 +110,7 @@ def test_a_command_that_outlives_its_supervisor_still_runs(processes, wait_until
     start(processes, f"open({str(tmp_path / 'up')!r}, 'w')\n{GO_ON}")
     wait_until((tmp_path / "up").exists, "the command is up")
     os.kill(int((processes.folder("one") / "pid").read_text()), signal.SIGKILL)
-    processes.every()  # reaps the supervisor
+    processes.every()  # reap the supervisor
     assert processes.get("one").running
     processes.stop(["one"], grace_s=0)
     assert processes.get("one").exit_code == KILLED
@@ -130,7 +130,7 @@ def test_stop_ends_the_whole_group(processes, wait_until, tmp_path):
     wait_until(lambda: not is_alive(int(grandchild.read_text())), "end of the grandchild")
 
 
-def test_stop_kills_what_does_not_listen(processes, wait_until, tmp_path):
+def test_stop_kills_a_child_that_ignores_sigterm(processes, wait_until, tmp_path):
     up = tmp_path / "up"
     start(processes, f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); open({str(up)!r}, 'w')\n{GO_ON}")
     wait_until(up.exists, "the command is up")
@@ -144,7 +144,7 @@ def test_stop_reaches_a_child_that_was_only_just_started(processes):
     assert processes.get("one").exit_code == 128 + signal.SIGTERM
 
 
-def test_stop_of_what_has_ended_or_never_was(processes, wait_until):
+def test_stop_of_an_ended_or_unknown_child_does_nothing(processes, wait_until):
     start(processes, "")
     ended(processes, wait_until)
     processes.stop(["one", "two"], grace_s=30)
@@ -153,7 +153,7 @@ def test_stop_of_what_has_ended_or_never_was(processes, wait_until):
 
 
 def test_retired_children_are_left_out_and_keep_their_log(processes, wait_until):
-    start(processes, "print('said')")
+    start(processes, "print('output')")
     start(processes, "", name="two")
     ended(processes, wait_until)
     (processes.folder("one") / "scratch").mkdir()
@@ -161,7 +161,7 @@ def test_retired_children_are_left_out_and_keep_their_log(processes, wait_until)
     processes.retire("one", grace_s=0)
     processes.retire("never started", grace_s=0)
     assert [child.name for child in processes.every()] == ["two"]
-    assert processes.get("one").log_tail(1) == "said"
+    assert processes.get("one").log_tail(1) == "output"
     assert not (processes.folder("one") / "scratch").exists()
     assert not start(processes, "")
 

@@ -1,4 +1,4 @@
-"""The loop on real stores and with real children: what it starts, repeats, tells and refuses."""
+"""The loop of the local runner on real stores and with real children: starts, retries, notes and refusals."""
 
 import os
 import signal
@@ -39,14 +39,14 @@ def test_maintenance_runs_until_nothing_is_due_and_the_contents_stay(house):
 
 
 def test_a_driver_that_dies_is_tried_again_and_writes_once(house):
-    (house.told / "crash").touch()
+    (house.control / "crash").touch()
     assert house.run(house.shard(), house.sink()) == []
     assert (house.attempts(), house.rows()) == (2, 1)
     assert [one["outcome"] for one in house.status("SparkSink", "load")["history"]] == ["Succeeded", "Failed"]
 
 
 def test_a_wrong_configuration_ends_it_with_the_message(house):
-    (house.told / "refuse").touch()
+    (house.control / "refuse").touch()
     assert house.run(house.shard(), house.sink()) == ["SparkSink/load"]
     failure = house.status("SparkSink", "load")["lastFailure"]
     assert failure["class"] == "Configuration"
@@ -60,14 +60,14 @@ def test_a_sink_without_its_shard_ends_it_instead_of_waiting_for_ever(house):
     assert reason(house, "SparkSink", "load") == ("False", "ShardNotFound")
 
 
-def test_what_is_said_of_pods_alone_is_no_matter_here(house):
-    """A template that only some installation allows, an account that only a cluster has: there are no pods."""
+def test_settings_of_pods_alone_have_no_effect_on_the_local_runner(house):
+    """There are no pods here, so templates that an installation must allow and accounts of a cluster do no harm."""
     pod = {"template": {"spec": {"hostNetwork": True}}}
     sink = house.sink(spark={"serviceAccountName": "etl", "driver": {**pod}, "executor": {**pod}})
     assert house.run(house.shard(maintenance={"serviceAccountName": "etl", **pod}), sink) == []
 
 
-def test_conf_that_is_refused_on_a_cluster_is_refused_here(house):
+def test_conf_that_a_cluster_refuses_is_refused_by_the_local_runner(house):
     with pytest.raises(Refused, match="conf sets a key the operator owns"):
         house.apply(house.shard(), house.sink(spark={"conf": {"spark.kubernetes.executor.secrets.other": "/x"}}))
 
@@ -78,7 +78,7 @@ def test_a_shard_with_an_unknown_profile_ends_it(house):
     assert reason(house, "PersistShard", "things") == ("False", "UnknownStorageProfile")
 
 
-def test_two_shards_that_claim_one_id(house):
+def test_only_one_of_two_shards_that_claim_an_id_is_served(house):
     same = {"shardId": "s00000000-0000-0000-0000-000000000001"}
     assert len(house.run(house.shard("one", **same), house.shard("two", **same))) == 1
     reasons = {reason(house, "PersistShard", name)[1] for name in ("one", "two")}
@@ -86,8 +86,8 @@ def test_two_shards_that_claim_one_id(house):
 
 
 @pytest.mark.parametrize("room", [{"drivers": 1}, {"memory_mib": 4000}], ids=["drivers", "memory"])
-def test_sinks_wait_for_room_and_are_told_when_they_start(house, room):
-    """Each may take 2 GiB of heap, and 1 beside it."""
+def test_sinks_wait_for_room_and_a_note_announces_each_start(house, room):
+    """Each driver may take 2 GiB of heap and 1 GiB beside it."""
     sinks = [house.sink(f"load-{number}", f"things-{number}") for number in range(3)]
     shards = [house.shard(f"things-{number}") for number in range(3)]
     assert house.run(*shards, *sinks, **room) == []
@@ -103,15 +103,15 @@ def test_sinks_wait_for_room_and_are_told_when_they_start(house, room):
 
 def test_a_driver_that_was_stopped_is_no_fault_of_the_sink(house):
     house.apply(house.shard(), house.sink(restart={"backoffSeconds": 1, "maxConsecutiveFailures": 1}))
-    (house.told / "hold").touch()
+    (house.control / "hold").touch()
     runner = subprocess_up(house)
-    house.wait((house.told / "appended").exists, "the row is appended")
+    house.wait((house.control / "appended").exists, "the row is appended")
     runner.send_signal(signal.SIGINT)
-    _, told = runner.communicate(timeout=180)
+    _, output = runner.communicate(timeout=180)
     assert runner.returncode == 130
-    assert "stopped load-" in told
+    assert "stopped load-" in output
     assert not [one for one in house.processes.every() if one.running]
-    (house.told / "hold").unlink()
+    (house.control / "hold").unlink()
     assert house.run() == []
     assert (house.attempts(), house.rows()) == (2, 1)
     assert reason(house, "SparkSink", "load") == ("True", "Completed")
@@ -119,7 +119,7 @@ def test_a_driver_that_was_stopped_is_no_fault_of_the_sink(house):
 
 def subprocess_up(house):
     file = house.write(house.shard(), house.sink(restart={"backoffSeconds": 1, "maxConsecutiveFailures": 1}))
-    # Tests that a shell started in the background ignore SIGINT, and so would what they start.
+    # A test process that a shell started in the background ignores SIGINT, and its children would inherit that.
     ours = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return subprocess.Popen(
@@ -134,13 +134,13 @@ def subprocess_up(house):
 
 
 def test_a_killed_runner_leaves_its_driver_to_the_next_one(house):
-    (house.told / "hold").touch()
+    (house.control / "hold").touch()
     runner = subprocess_up(house)
-    house.wait((house.told / "appended").exists, "the row is appended")
+    house.wait((house.control / "appended").exists, "the row is appended")
     runner.kill()
     runner.communicate(timeout=180)
     assert [one.running for one in house.processes.every()] == [True]
-    (house.told / "hold").unlink()
+    (house.control / "hold").unlink()
     assert house.run() == []
     assert (house.attempts(), house.rows()) == (1, 1)
 
@@ -157,7 +157,7 @@ def test_maintenance_that_was_stopped_is_started_again_under_its_name(house):
 
 
 class StopAtFirstMaintenance:
-    """Stops what runs as an interrupt does, once, as soon as it is told of a maintenance run."""
+    """Stops the first maintenance run once, as an interrupt does, when its note arrives."""
 
     def __init__(self, house):
         self.house, self.stopped = house, []
@@ -197,24 +197,24 @@ def test_refusals_name_the_resource_the_field_and_what_to_change(house):
     )
 
 
-def test_every_problem_is_told_at_once(house):
+def test_one_refusal_names_every_problem(house):
     problems = refusal(
         house, house.shard(name="A"), house.sink(nonsense=1), {"kind": "Pod"}, "text", house.shard(), house.shard()
     )
-    told = "\n".join(problems)
-    assert "PersistShard/A" in told
-    assert "spec.nonsense" in told
-    assert "PersistShard/things: is defined twice; remove one of the two" in told
+    text = "\n".join(problems)
+    assert "PersistShard/A" in text
+    assert "spec.nonsense" in text
+    assert "PersistShard/things: is defined twice; remove one of the two" in text
     assert len([one for one in problems if one.startswith("?/?")]) == 1
 
 
-def test_what_may_not_change(house):
+def test_a_change_of_an_immutable_field_is_refused(house):
     house.apply(house.sink())
     schedule = {"cron": "0 * * * *"}
     assert "mode is immutable" in refusal(house, house.sink(mode="Scheduled", schedule=schedule))[0]
 
 
-def test_files_and_folders(house, tmp_path):
+def test_documents_are_read_from_files_and_folders(house, tmp_path):
     folder = tmp_path / "yaml"
     folder.mkdir()
     with pytest.raises(InvalidUsage, match=r"no \*\.yaml or \*\.yml in"):
@@ -247,7 +247,7 @@ def test_one_runner_per_state_folder(tmp_path):
         pass
 
 
-def test_a_state_folder_that_cannot_be(tmp_path):
+def test_a_state_folder_below_a_file_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InvalidUsage, match="cannot be written"), runner_lock(tmp_path / "file" / "state"):
         pass
@@ -256,7 +256,7 @@ def test_a_state_folder_that_cannot_be(tmp_path):
 # -- the machine ---------------------------------------------------------------------------------------------------------
 
 
-def test_room_of_machines():
+def test_room_follows_cores_and_memory_of_the_machine():
     laptop = Room.of_machine(cores=2, memory_mib=7800)
     assert (laptop.drivers_max, laptop.maintenance_max) == (2, 2)
     assert Room.of_machine(cores=1, memory_mib=1000).drivers_max == 1
@@ -265,16 +265,16 @@ def test_room_of_machines():
     assert (named.drivers_max, named.memory_mib) == (5, None)
 
 
-def test_drivers_run_beside_each_other_as_far_as_memory_holds_what_they_may_take():
+def test_drivers_run_side_by_side_while_their_memory_limits_fit():
     laptop = Room.of_machine(cores=2, memory_mib=7800)
     assert laptop.holds(3900, [3900])
     assert not laptop.holds(3901, [3900])
-    assert not laptop.holds(1, [1, 1])  # no more than cores
-    assert laptop.holds(20_000, [])  # alone, as well as it goes
+    assert not laptop.holds(1, [1, 1])  # at most one per core
+    assert laptop.holds(20_000, [])  # a driver alone always fits
     assert Room.of_machine(cores=2, memory_mib=7800, drivers_max=3).holds(20_000, [20_000, 20_000])
 
 
-def test_java_is_looked_for_where_spark_does(tmp_path):
+def test_java_is_found_where_spark_finds_it(tmp_path):
     assert "none was found: install one" in java_problem({"PATH": str(tmp_path)})
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()

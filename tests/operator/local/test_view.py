@@ -1,4 +1,4 @@
-"""What people read: columns from the CRDs, readable values, lines cut to the terminal and never in a pipe."""
+"""Tables and descriptions: columns from the CRDs, readable values, lines cut to the width of a terminal and never in a pipe."""
 
 import json
 
@@ -83,7 +83,7 @@ def healthy():
         (".metadata.name.deeper", None),
     ],
 )
-def test_lookup(json_path, found):
+def test_lookup_follows_the_json_paths_of_printer_columns(json_path, found):
     assert view.lookup(shard(healthy()), json_path) == found
 
 
@@ -99,11 +99,11 @@ def test_lookup(json_path, found):
         (-5, "0s"),
     ],
 )
-def test_age(ago_ms, text):
+def test_an_age_is_shortened_as_in_kubectl(ago_ms, text):
     assert view.age(NOW - ago_ms, NOW) == text
 
 
-def test_age_of_what_never_was():
+def test_the_age_of_no_time_is_empty():
     assert view.age(None, NOW) == ""
 
 
@@ -117,7 +117,7 @@ def test_age_of_what_never_was():
         ("x", "x"),
     ],
 )
-def test_instant(time, text):
+def test_an_instant_is_shown_in_iso_beside_its_number(time, text):
     assert view.instant(time, with_number=False) == text
     assert view.instant(time) == (str(time) if text == str(time) else f"{time} ({text})")
 
@@ -140,7 +140,7 @@ def test_the_columns_of_a_shard_are_those_of_its_definition():
     assert wide[1].endswith("all is well")
 
 
-def test_what_keeps_a_resource_from_being_ready_is_told():
+def test_a_resource_that_is_not_ready_shows_its_message():
     ready = condition(type="Ready", status="False", reason="StorageUnreachable", message="file:///b: no\nspace left")
     lines = view.resources_table(
         [shard({"conditions": [ready]})], _columns("PersistShard"), wide=False, now_ms=NOW, width=None
@@ -170,7 +170,7 @@ def child(tmp_path, *, log="", kind="driver", exit_code=None, name="load-abc-1",
     )
 
 
-def test_runs_in_the_order_they_began_with_what_runs_now(tmp_path):
+def test_runs_are_shown_in_the_order_they_began_with_running_ones_last(tmp_path):
     attempt = {
         "attempt": 2,
         "revision": "0123456789",
@@ -197,7 +197,7 @@ def test_runs_in_the_order_they_began_with_what_runs_now(tmp_path):
     ]
 
 
-def test_progress_tells_what_runs_what_waits_and_nothing_of_the_rest(tmp_path):
+def test_progress_shows_what_runs_and_what_waits_only(tmp_path):
     log = "not json\n" + json.dumps({"event": "stage", "stage": 4, "done": 1, "tasks": 2}) + "\nWARN\n[1]\n"
     waiting = sink({"driver": {"phase": "Creating"}}) | {"metadata": {"name": "other"}}
     lines = view.progress([shard(healthy()), sink(), waiting], [child(tmp_path, log=log)], now_ms=NOW, width=100)
@@ -207,7 +207,7 @@ def test_progress_tells_what_runs_what_waits_and_nothing_of_the_rest(tmp_path):
     ]
 
 
-def test_the_description_of_a_shard():
+def test_a_shard_is_described():
     text = "\n".join(description(shard(healthy()), now_ms=NOW, width=None))
     assert text.startswith("PersistShard/flights is ready: Healthy\n  all is well\n")
     assert "336,776 updates in 1 batch (2 runs, 2 parts, 4.2 MB)" in text
@@ -217,7 +217,7 @@ def test_the_description_of_a_shard():
     assert "key: id STRING" in text
 
 
-def test_the_description_of_a_failed_sink():
+def test_a_failed_sink_is_described_with_its_failure():
     failure = {
         "time": to_text(NOW),
         "podName": "load-abc-1",
@@ -236,5 +236,5 @@ def test_the_description_of_a_failed_sink():
     assert "load-abc-1 Configuration: input is missing\n" in text
 
 
-def test_the_description_of_a_resource_before_its_first_reconciliation():
+def test_a_resource_without_status_is_described_as_pending():
     assert "is not known yet: Pending" in description(shard(), now_ms=NOW, width=None)[0]

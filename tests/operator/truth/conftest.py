@@ -1,4 +1,4 @@
-"""One operator on an API server and stores in memory, whose resources are reconciled as its queue would have it; and kstatus."""
+"""One operator with API server and stores in memory, which reconciles as its queue would; and kstatus."""
 
 import json
 import os
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fake_cluster import FakeCluster
+from persist_engine import Appended, Location, PersistClient, ShardId
 from persist_engine.base.env import SeededEnv
 from persist_operator.api import conditions, times
 from persist_operator.bridge import Bridge
@@ -17,7 +18,7 @@ from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.reconcile import Key, Reconciler
 from prometheus_client import CollectorRegistry
 
-EVERYBODY = AllowedNamespaces(names=("*",))
+ANY_NAMESPACE = AllowedNamespaces(names=("*",))
 
 SHARD, SINK = Key("PersistShard", "team", "flights"), Key("SparkSink", "team", "load")
 QUOTA = (
@@ -27,19 +28,22 @@ QUOTA = (
 
 
 class House:
-    """`look` reconciles once; `live` lets time pass as the queue does: a look when one was asked for."""
+    """`look` reconciles once. `live` lets time pass and reconciles when the previous reconcile requested it, as the queue does."""
 
     def __init__(self, now, name):
         self.env = SeededEnv(start_ms=now)
         self.cluster = FakeCluster(now_ms=self.env.now_ms)
-        profile = StorageProfile(allowed_namespaces=EVERYBODY, blob=f"mem:{name}", consensus=f"mem:{name}")
+        self.location = Location(blob=f"mem:{name}", consensus=f"mem:{name}")
+        profile = StorageProfile(
+            allowed_namespaces=ANY_NAMESPACE, blob=self.location.blob, consensus=self.location.consensus
+        )
         loop = LoopSettings(store_deadline_seconds=20)
         self.settings = OperatorSettings(storage_profiles={"default": profile}, loop=loop)
         self.bridge = Bridge(self.settings, env=self.env)
         self.restart()
 
     def restart(self):
-        """Another process: what the former one knew is gone."""
+        """Another process: the memory of the former one is gone."""
         self.metrics = OperatorMetrics(CollectorRegistry())
         self.reconciler = Reconciler(self.cluster, self.bridge, self.settings, self.env, self.metrics)
 
@@ -47,7 +51,7 @@ class House:
         return self.reconciler.reconcile(key)
 
     def live(self, key, seconds):
-        """What is asked for at once comes at once; what raises is repeated after a second."""
+        """Reconcile at each requested time for `seconds`; repeat after a second what raised. Returns the status."""
         until_ms = self.env.now_ms() + 1000 * seconds
         while True:
             try:
@@ -65,12 +69,25 @@ class House:
     def status(self, key):
         return (self.resource(key) or {}).get("status") or {}
 
-    def told(self, key, condition_type="Ready"):
+    def condition(self, key, condition_type="Ready"):
         found = conditions.find(self.status(key), condition_type)
         return None if found is None else (found["status"], found["reason"])
 
     def words(self, key, condition_type="Ready"):
         return conditions.find(self.status(key), condition_type)["message"]
+
+    def make_rollup_due(self, key):
+        """Commit more versions to the shard than its spec allows without a rollup."""
+        self.cluster.edit(
+            BY_KIND[key.kind], key.namespace, key.name, lambda one: one["spec"].update(rollup={"everySeqnos": 4})
+        )
+        shard_id = ShardId(self.status(key)["shardId"])
+        with (
+            PersistClient.open(self.location) as client,
+            client.open_writer(shard_id, client.schema(shard_id), purpose="test") as writer,
+        ):
+            for time in range(6):
+                assert isinstance(writer.compare_and_append([], expected_upper=time, new_upper=time + 1), Appended)
 
     def pod_runs(self, name):
         state = {"running": {"startedAt": times.to_text(self.env.now_ms())}}
@@ -96,7 +113,7 @@ def quota():
 
 
 def twin(resource):
-    """kstatus' rule for a custom resource, in Python (cli-utils, pkg/kstatus/status: generic.go, then its Ready fallback)."""
+    """The rule of kstatus for a custom resource, in Python (cli-utils, pkg/kstatus/status: generic.go, then its Ready fallback)."""
     status, metadata = resource.get("status") or {}, resource["metadata"]
     if metadata.get("deletionTimestamp"):
         return "Terminating"
@@ -117,7 +134,7 @@ def kstatus_twin():
 
 @pytest.fixture(scope="session")
 def kstatus():
-    """What kstatus itself makes of resources, in one run of the program that `make setup` builds of kstatus/."""
+    """Computes the status of resources with kstatus itself, in one run of the program that `make setup` builds from kstatus/."""
     folders = [os.environ.get("PERSIST_TOOLS"), str(Path.home() / ".cache/persist-operator/bin")]
     program = next((found for path in (None, *folders) if (found := shutil.which("persist-kstatus", path=path))), None)
     assert program, "no persist-kstatus on PATH or in ~/.cache/persist-operator/bin: run `make setup`"

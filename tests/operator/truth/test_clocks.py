@@ -1,4 +1,4 @@
-"""Schedules and clocks: ticks come when they are due, once each, whatever becomes of the wall clock."""
+"""Schedules and clocks: each tick comes once, when it is due, under every change of the wall clock."""
 
 from datetime import UTC, datetime
 
@@ -11,7 +11,7 @@ from persist_operator.handlers.controller import Controller
 from persist_operator.plan import schedule
 
 MINUTE, HOUR = 60_000, 3_600_000
-#: (cron, from, hours, ticks): Europe/Berlin goes from 02:00 to 03:00 on March 29th (01:00Z), from 03:00 to 02:00 on October 25th.
+#: (cron, from, hours, ticks): Europe/Berlin moves from 02:00 to 03:00 on March 29th (01:00Z), from 03:00 to 02:00 on October 25th.
 CHANGES = {
     "a tick in the gap comes at its end": ("30 2 * * *", "2026-03-28T12:00Z", 40, ["29 01:00", "30 00:30"]),
     "two ticks in the gap are one": ("0,30 2 * * *", "2026-03-29T00:00Z", 23, ["29 01:00"]),
@@ -51,31 +51,31 @@ def shown(moments):
 
 
 @pytest.mark.parametrize("case", CHANGES)
-def test_at_a_change_of_clocks(case):
+def test_ticks_at_a_change_of_clocks(case):
     cron, start, hours, expected = CHANGES[case]
     begin, found = ms(start), []
     while (following := schedule.next_tick_ms(berlin(cron), found[-1] if found else begin)) <= begin + hours * HOUR:
         found.append(following)
     assert shown(found) == expected
-    # Looking back as time goes on sees the same ticks, each when it is due.
-    seen, last = [], begin
+    # `last_tick_ms` finds the same ticks as time passes, each when it is due.
+    passed, last = [], begin
     for now in range(begin, begin + hours * HOUR + 1, 10 * MINUTE):
         tick = schedule.last_tick_ms(berlin(cron), after_ms=last, until_ms=now)
         if tick is not None:
             assert tick == now
-            seen.append(tick)
+            passed.append(tick)
             last = tick
-    assert seen == found
+    assert passed == found
 
 
 @pytest.mark.parametrize("cron", ["0 0 31 2 *", "0 0 30 2 *", "0 0 31 4,6,9,11 *"])
-def test_a_schedule_that_never_comes_says_so(cron):
+def test_a_schedule_that_never_comes_is_refused(cron):
     for ask in (schedule.next_tick_ms, lambda one, now: schedule.last_tick_ms(one, after_ms=0, until_ms=now)):
         with pytest.raises(InvalidUsage, match="never comes"):
             ask(berlin(cron), ms("2026-01-01T00:00Z"))
 
 
-def test_a_schedule_of_chance_is_none():
+def test_a_random_cron_field_is_refused():
     with pytest.raises(InvalidUsage, match="five cron fields"):
         schedule.next_tick_ms(berlin("R * * * *"), 0)
 
@@ -92,15 +92,15 @@ def scheduled(house, keys, shard_resource, sink_resource):
     return make
 
 
-def test_a_sink_whose_schedule_never_comes_is_stalled_with_the_words(house, scheduled):
+def test_a_sink_whose_schedule_never_comes_stalls_with_the_cron_text(house, scheduled):
     key = scheduled(cron="0 0 31 2 *")
     house.look(key)
-    assert house.told(key, "Stalled") == ("True", "InvalidSchedule")
+    assert house.condition(key, "Stalled") == ("True", "InvalidSchedule")
     assert "'0 0 31 2 *' never comes" in house.words(key, "Stalled")
 
 
-def test_no_tick_is_missed_though_only_its_wake_up_looks(house, scheduled):
-    """Each with a starting deadline of 10 s. The worker takes keys as the queue has them, and nothing else adds any."""
+def test_the_requeue_of_a_sink_alone_misses_no_tick(house, scheduled):
+    """Ticks have a starting deadline of 10 s. The worker takes keys from the queue, and no resync or watch adds any."""
     key = scheduled(startingDeadlineSeconds=10)
     controller = Controller(house.reconciler, house.cluster, house.settings, house.env, house.metrics)
     controller.changed(house.resource(key))
@@ -129,7 +129,7 @@ def test_no_tick_is_missed_though_only_its_wake_up_looks(house, scheduled):
 
 @pytest.mark.parametrize("step_ms", [-3 * HOUR, -5 * MINUTE, 5 * MINUTE, 25 * MINUTE, 26 * HOUR])
 def test_a_wall_clock_that_steps_repeats_no_tick_and_stops_none(house, scheduled, step_ms):
-    """Of the wall clock alone: what the queue was asked for still comes after the time that really passes."""
+    """Only the wall clock steps. The queue measures real time, so requeued keys still come when they should."""
     key, orders = scheduled(), []
 
     def runs(count):
@@ -141,7 +141,7 @@ def test_a_wall_clock_that_steps_repeats_no_tick_and_stops_none(house, scheduled
 
     runs(2)
     house.env._now_ms += step_ms
-    # However far it went, what it went past is one run.
+    # All ticks that the step passed over make one run.
     house.live(key, 1)
     finish(house, key)
     assert house.status(key)["run"]["number"] <= len(orders) + 1
