@@ -29,6 +29,7 @@ from persist_spark.options import Options
 from persist_spark.partitions import blob_at, reading_retry, sink_settings
 from persist_spark.row_shape import arrow_schema
 from persist_spark.session_frames import FORMAT, FRAME_OPTION, keeper_of, new_name
+from persist_spark.source.metadata import LoadedTable, TableReader
 
 #: The lease of a read that was planned without a keeper.
 LEASE_MS = 6 * 60 * 60 * 1000
@@ -50,6 +51,7 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
         self.options = options
         self.name_of_frame = options.pop(FRAME_OPTION, "") or new_name()
         self.loaded: LoadedFrame | None = None
+        self.table: LoadedTable | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -58,15 +60,23 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
 
     def schema(self) -> T.StructType:
         """The columns of the frame. Also chooses the frame's contents; they are fixed from here on, because Spark keeps this object."""
+        options = Options.parse(self.options)
+        if options.table is not None:
+            self.table = LoadedTable.read(options)
+            return self.table.row_type
         if self.keeper is None:
-            self.loaded = _look_alone(Options.parse(self.options))
+            self.loaded = _look_alone(options)
         else:
             self.loaded = keeper.load(self.keeper, self.name_of_frame, self.options)
         return self.loaded.row_type
 
-    def reader(self, schema: T.StructType) -> PersistReader:
+    def reader(self, schema: T.StructType) -> DataSourceReader:
         """The reader of the frame. With a user's schema Spark does not call `schema`, so the frame's contents are chosen here."""
         options = Options.parse(self.options)
+        if options.table is not None:
+            if self.table is None:  # each plan would read it anew, and scans of one frame could differ
+                raise InvalidUsage(f"option table: {options.table} has columns of its own; load it without a schema")
+            return TableReader(options, self.table, schema)
         if self.loaded is None:
             if self.keeper is None and options.as_of is None:
                 # Otherwise each plan would choose a time, and scans of one frame could differ.

@@ -5,7 +5,7 @@ InvalidUsage names the option, its value and what it accepts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from persist_engine import Location
@@ -15,6 +15,8 @@ from persist_engine.model.ids import ShardId
 
 SPLITS_MAX = 10_000
 _DIGITS_MAX = 19
+_STORE = ("shard", "blob", "consensus")
+_ROWS = ("as_of", "splits", "updates", "where", "columns")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,20 +30,24 @@ class Options:
     updates: bool
     where: str | None = None
     columns: tuple[str, ...] | None = None
+    table: str | None = None
+    """The metadata table to show in the place of rows."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Options:
         """The options in `options`. InvalidUsage names an invalid, missing or unknown option. Names are case-insensitive, as in Spark."""
         given = {name.lower(): value for name, value in options.items()}
-        known = {"shard", "blob", "consensus", "as_of", "splits", "updates", "where", "columns"}
+        known = {*_STORE, *_ROWS, "table"}
         unknown = sorted(set(given) - known)
         if unknown:
             raise InvalidUsage(
                 f"option {', '.join(unknown)}: not known to format persist, which has {', '.join(sorted(known))}"
             )
-        missing = [name for name in ("shard", "blob", "consensus") if not given.get(name)]
+        missing = [name for name in _STORE if not given.get(name)]
         if missing:
             raise InvalidUsage(f"option {', '.join(missing)}: required by format persist")
+        if "table" in given:
+            _refuse_beside(given, "table", _ROWS, "a metadata table has none of the shard's rows")
         updates = given.get("updates", "false").lower()
         if updates not in ("true", "false"):
             raise InvalidUsage(f"option updates: {given['updates']!r} is not true or false")
@@ -53,7 +59,14 @@ class Options:
             updates=updates == "true",
             where=given.get("where"),
             columns=_names(given.get("columns")),
+            table=given.get("table"),
         )
+
+
+def _refuse_beside(given: Mapping[str, str], option: str, others: Sequence[str], why: str) -> None:
+    """InvalidUsage names those of `others` that are given beside `option`."""
+    if beside := [name for name in others if name in given]:
+        raise InvalidUsage(f"option {option} does not go with {', '.join(beside)}: {why}")
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:

@@ -26,7 +26,7 @@ def row_type(schema: Schema, *, updates: bool, columns: Sequence[str] | None = N
     """
     shown = shown_schema(schema, columns)
     if updates:
-        return _spark_fields(shown)
+        return spark_fields(shown)
     key, val = (side.type for side in _sides(shown))
     doubled = sorted({field.name for field in key} & {field.name for field in val})
     if doubled:
@@ -34,7 +34,7 @@ def row_type(schema: Schema, *, updates: bool, columns: Sequence[str] | None = N
             f"key and value both have {', '.join(doubled)}: read with option updates=true, which keeps key and value "
             f"separate, or select one of them with option columns"
         )
-    return _spark_fields([*key, *val])
+    return spark_fields([*key, *val])
 
 
 def check_columns(asked: T.StructType, shown: T.StructType, shard: ShardId) -> None:
@@ -70,7 +70,8 @@ def _sides(shown: pa.Schema) -> tuple[pa.Field, pa.Field]:
     return shown.field("key"), shown.field("val")
 
 
-def _spark_fields(fields: Iterable[pa.Field]) -> T.StructType:
+def spark_fields(fields: Iterable[pa.Field]) -> T.StructType:
+    """The Spark columns of Arrow fields."""
     return T.StructType([T.StructField(field.name, spark_type(field.type), field.nullable) for field in fields])
 
 
