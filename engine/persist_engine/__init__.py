@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from persist_engine.base.settings import Settings as Settings
     from persist_engine.client.client import PersistClient as PersistClient
     from persist_engine.client.location import Location as Location
+    from persist_engine.client.read.change_splits import ChangesSplit as ChangesSplit
     from persist_engine.client.read.changes import Changes as Changes
     from persist_engine.client.read.handle import ReadHandle as ReadHandle
     from persist_engine.client.read.leased import LeasedPart as LeasedPart
@@ -70,6 +71,7 @@ MODULES = {
     "BatchBuilder": "client.write.batch",
     "Blob": "storage.blob",
     "Changes": "client.read.changes",
+    "ChangesSplit": "client.read.change_splits",
     "CriticalReaderId": "model.ids",
     "Env": "base.env",
     "Filter": "rows.filter",

@@ -103,6 +103,13 @@ def rows_of(batch: pa.RecordBatch, wanted: pa.Schema, *, shard: str) -> Iterator
     yield from records_of(rows) if most == 1 else _repeated(rows, diffs.to_numpy())
 
 
+def changes_of_rows(batch: pa.RecordBatch, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Row changes with their columns side by side: when, what, and the fields of the key and of the value."""
+    flat = [child for side in ("key", "val") for child in batch.column(side).flatten()]
+    rows = [batch.column("time"), batch.column("change").cast(pa.string()), *flat]
+    yield from records_of(pa.RecordBatch.from_arrays(rows, schema=wanted))
+
+
 def records_of(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """`rows` in records of RECORD_ROWS, without copying."""
     for start in range(0, rows.num_rows, RECORD_ROWS):

@@ -1,5 +1,5 @@
 """The Spark data source `persist`: `register(spark)`, then `spark.read.format("persist").option("shard", ...).load()`.
-It reads a shard at one time in batch mode. The time is chosen when the frame is loaded and never changes.
+It reads a shard at one time, or its changes between two, in batch mode. The times are chosen when the frame is loaded and never change.
 
 Spark loads and plans in Python workers that end afterwards, so neither step opens the shard. Both send requests to the session's keeper
 (`keeper`), which lives in the driver's process and keeps a frame's data as long as the frame can be read. Without a keeper (Spark Connect,
@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import pyarrow as pa
-from persist_engine import SnapshotSplit
+from persist_engine import ChangesSplit, SnapshotSplit
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import InvalidUsage, MissingBlob
 from pyspark.sql import SparkSession
@@ -23,12 +23,13 @@ from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls i
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter, InputPartition
 
 from persist_spark import keeper
-from persist_spark.columns import records_of, rows_of
+from persist_spark.columns import changes_of_rows, records_of, rows_of
 from persist_spark.held_frames import HeldFrames, LoadedFrame
 from persist_spark.options import Options
 from persist_spark.partitions import blob_at, reading_retry, sink_settings
 from persist_spark.row_shape import arrow_schema
 from persist_spark.session_frames import FORMAT, FRAME_OPTION, keeper_of, new_name
+from persist_spark.source.metadata import LoadedTable, TableReader
 
 #: The lease of a read that was planned without a keeper.
 LEASE_MS = 6 * 60 * 60 * 1000
@@ -50,6 +51,7 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
         self.options = options
         self.name_of_frame = options.pop(FRAME_OPTION, "") or new_name()
         self.loaded: LoadedFrame | None = None
+        self.table: LoadedTable | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -58,19 +60,28 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
 
     def schema(self) -> T.StructType:
         """The columns of the frame. Also chooses the frame's contents; they are fixed from here on, because Spark keeps this object."""
+        options = Options.parse(self.options)
+        if options.table is not None:
+            self.table = LoadedTable.read(options)
+            return self.table.row_type
         if self.keeper is None:
-            self.loaded = _look_alone(Options.parse(self.options))
+            self.loaded = _look_alone(options)
         else:
             self.loaded = keeper.load(self.keeper, self.name_of_frame, self.options)
         return self.loaded.row_type
 
-    def reader(self, schema: T.StructType) -> PersistReader:
+    def reader(self, schema: T.StructType) -> DataSourceReader:
         """The reader of the frame. With a user's schema Spark does not call `schema`, so the frame's contents are chosen here."""
         options = Options.parse(self.options)
+        if options.table is not None:
+            if self.table is None:  # each plan would read it anew, and scans of one frame could differ
+                raise InvalidUsage(f"option table: {options.table} has columns of its own; load it without a schema")
+            return TableReader(options, self.table, schema)
         if self.loaded is None:
-            if self.keeper is None and options.as_of is None:
+            if self.keeper is None and not options.is_pinned:
                 # Otherwise each plan would choose a time, and scans of one frame could differ.
-                raise InvalidUsage("format persist with a schema of your own needs the option as_of in this session")
+                needed = "option as_of" if options.feed is None else "options from and to as times"
+                raise InvalidUsage(f"format persist with a schema of your own needs the {needed} in this session")
             self.schema()
         assert self.loaded is not None
         return PersistReader(options, schema, self.name_of_frame, self.loaded, self.keeper)
@@ -124,9 +135,14 @@ class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
         if not isinstance(partition, SplitPartition):
             return  # when a plan has no partition, Spark creates one of its own class
         wanted = arrow_schema(self.row_type)
-        split = SnapshotSplit.from_bytes(partition.split)
+        feed, blob = self.options.feed, blob_at(self.options.location.blob)
         with _explaining_lost_blobs():
-            for batch in split.to_batches(blob_at(self.options.location.blob), retry=reading_retry()):
+            if feed is not None:
+                for changes in ChangesSplit.from_bytes(partition.split).to_batches(blob, retry=reading_retry()):
+                    yield from (changes_of_rows(changes, wanted) if feed.shape == "rows" else records_of(changes))
+                return
+            split = SnapshotSplit.from_bytes(partition.split)
+            for batch in split.to_batches(blob, retry=reading_retry()):
                 yield from (records_of(batch) if self.options.updates else rows_of(batch, wanted, shard=split.shard_id))
 
 
@@ -145,7 +161,7 @@ def _splits_alone(frame: str, options: Options, loaded: LoadedFrame, asked: T.St
         return []
     held = HeldFrames(settings=sink_settings(_PART_BYTES), env=SystemEnv(), lease_ms=LEASE_MS)
     try:
-        held.load(frame, replace(options, as_of=loaded.as_of))
+        held.load(frame, loaded.pinned(options))
         splits = held.splits(frame, asked)
         held.abandon()
     except BaseException:

@@ -13,19 +13,20 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from persist_engine import Filter, Location, PersistClient, ReadHandle, SinceAhead, Snapshot, predicate_of
+from persist_engine import Changes, Filter, Location, PersistClient, ReadHandle, SinceAhead, Snapshot, predicate_of
 from persist_engine.base.env import Env
 from persist_engine.base.errors import Fenced, InvalidUsage, PersistError
 from persist_engine.base.settings import Settings
+from persist_engine.base.wording import dated
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
 from persist_engine.rows.schema import Schema
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
 
 from persist_spark.options import SPLITS_MAX, Options
-from persist_spark.row_shape import check_columns, row_type
+from persist_spark.row_shape import changes_row_type, check_columns, row_type
 
 #: Bytes of parts in one split when the option `splits` is not set. A small shard is one task.
 SPLIT_BYTES = 64 << 20
@@ -38,8 +39,23 @@ class LoadedFrame:
     """A loaded frame. Its contents never change."""
 
     as_of: int | None
-    """The time of its contents. None: nothing was written yet, and the frame is empty."""
+    """The time of its contents, or the last time of its changes. None: there is nothing to read, and the frame is empty."""
     row_type: T.StructType
+    start: int | None = None
+    """The first time of its changes. None: the frame shows contents."""
+
+    @property
+    def readable_from(self) -> int:
+        """The greatest since at which the frame can be opened."""
+        assert self.as_of is not None
+        return self.as_of if self.start is None else max(0, self.start - 1)
+
+    def pinned(self, options: Options) -> Options:
+        """`options`, with which every load shows this frame. It has contents or changes to read."""
+        assert self.as_of is not None
+        if options.feed is None or self.start is None:
+            return replace(options, as_of=self.as_of)
+        return replace(options, feed=replace(options.feed, start=self.start, end=self.as_of + 1))
 
 
 class HeldFrames:
@@ -156,14 +172,14 @@ class _Store:
     """One client for all shards of a location, opened at its first use."""
 
     def __init__(self, location: Location, settings: Settings, env: Env) -> None:
-        self._location, self._settings, self._env = location, settings, env
+        self._location, self._settings, self.env = location, settings, env
         self._lock = threading.Lock()
         self._client: PersistClient | None = None
 
     def client(self) -> PersistClient:
         with self._lock:
             if self._client is None:
-                self._client = PersistClient.open(self._location, settings=self._settings, env=self._env, create=False)
+                self._client = PersistClient.open(self._location, settings=self._settings, env=self.env, create=False)
             return self._client
 
     def close(self) -> None:
@@ -178,11 +194,16 @@ class _Lease:
     """A reader and the frames under it."""
 
     reader: ReadHandle
-    snapshots: dict[str, Snapshot] = field(default_factory=dict)
+    reads: dict[str, Snapshot | Changes] = field(default_factory=dict)
 
-    def serves(self, as_of: int, schema: Schema) -> bool:
-        """Whether a frame of `schema` at `as_of` can read under this lease. A lost lease has an empty since and serves no frame."""
-        return self.reader.since.less_equal(as_of) and self.reader.schema == schema
+    @property
+    def oldest(self) -> int:
+        """The oldest time that its frames read from."""
+        return min(max(0, read.after) if isinstance(read, Changes) else read.as_of for read in self.reads.values())
+
+    def serves(self, time: int, schema: Schema) -> bool:
+        """Whether a frame of `schema` that reads from `time` can read under this lease. A lost lease has an empty since and serves none."""
+        return self.reader.since.less_equal(time) and self.reader.schema == schema
 
 
 class _HeldShard:
@@ -196,26 +217,22 @@ class _HeldShard:
         self._loaded: dict[str, tuple[Options, LoadedFrame]] = {}
 
     def look(self, options: Options, client: PersistClient) -> LoadedFrame:
-        as_of = self._time_of(options, client)
         schema = client.schema(self._shard)
         if options.where is not None:  # an invalid condition is refused even when nothing was written yet
             Filter(predicate_of(options.where), schema)
-        shown = row_type(schema, updates=options.updates, columns=options.columns)
-        return LoadedFrame(as_of=as_of, row_type=shown)
+        return self._chosen(options, client, schema)
 
     def load(self, frame: str, options: Options, client: PersistClient) -> LoadedFrame:
         if frame in self._loaded:
             return self._loaded[frame][1]
         loaded = self.look(options, client)
         if loaded.as_of is not None:
-            lease = self._lease_for(loaded.as_of, client)
+            lease = self._lease_for(loaded.readable_from, client)
             with self._given_back_unless_used(lease):
                 # Look again: before the lease was taken, since may have passed the latest time, and the schema may have evolved.
-                as_of, schema = self._time_of(options, client), lease.reader.schema
-                assert as_of is not None
-                shown = row_type(schema, updates=options.updates, columns=options.columns)
-                loaded = LoadedFrame(as_of=as_of, row_type=shown)
-                lease.snapshots[frame] = self._snapshot(lease.reader, as_of, options)
+                loaded = self._chosen(options, client, lease.reader.schema)
+                if loaded.as_of is not None:  # changes since a time ago may have become none
+                    lease.reads[frame] = self._opened(lease.reader, loaded, options)
         self._loaded[frame] = (options, loaded)
         return loaded
 
@@ -234,15 +251,15 @@ class _HeldShard:
             raise Fenced(
                 f"{error}: this process was suspended for longer than its lease; load the frame again", **error.detail
             ) from error
-        snapshot = lease.snapshots[frame]
-        count = options.splits or min(max(1, -(-snapshot.bytes_estimate // SPLIT_BYTES)), SPLITS_MAX)
-        return [split.to_bytes() for split in snapshot.splits(count)]
+        read = lease.reads[frame]
+        count = options.splits or min(max(1, -(-read.bytes_estimate // SPLIT_BYTES)), SPLITS_MAX)
+        return [split.to_bytes() for split in read.splits(count)]
 
     def drop(self, frame: str) -> None:
         self._loaded.pop(frame, None)
         lease = self._lease_of(frame)
         if lease is not None:
-            lease.snapshots.pop(frame).close()
+            lease.reads.pop(frame).close()
             self._give_back_unless_used(lease)
 
     def advance(self) -> None:
@@ -253,8 +270,7 @@ class _HeldShard:
             kept = [reader.since for reader in report.readers if reader.kind == "critical"]
             kept += [] if report.retain_ms is None else [report.retained_since]
             for lease in self._leases if kept else ():
-                oldest = min(snapshot.as_of for snapshot in lease.snapshots.values())
-                allowed = Antichain.of(min([oldest, *(since for since in kept if since is not None)]))
+                allowed = Antichain.of(min([lease.oldest, *(since for since in kept if since is not None)]))
                 if lease.reader.since < allowed:
                     lease.reader.downgrade_since(allowed)
         except PersistError as error:
@@ -265,6 +281,19 @@ class _HeldShard:
     def abandon(self) -> None:
         for lease in self._leases:
             lease.reader.abandon()
+
+    def _chosen(self, options: Options, client: PersistClient, schema: Schema) -> LoadedFrame:
+        """What a load shows now, in the columns of `schema`. InvalidUsage for times that are not complete yet."""
+        if options.feed is None:
+            shown = row_type(schema, updates=options.updates, columns=options.columns)
+            return LoadedFrame(as_of=self._time_of(options, client), row_type=shown)
+        upper = client.recent_upper(self._shard)
+        try:
+            start, end = options.feed.window(upper, now_ms=self.store.env.now_ms())
+        except InvalidUsage as error:
+            raise InvalidUsage(f"cannot read the changes of shard {self._shard}: {error}") from error
+        shown = changes_row_type(schema, shape=options.feed.shape, columns=options.columns)
+        return LoadedFrame(as_of=end - 1 if start < end else None, row_type=shown, start=start)
 
     def _time_of(self, options: Options, client: PersistClient) -> int | None:
         """The time to read at. None when nothing was ever written. InvalidUsage when the requested time is not complete yet."""
@@ -278,6 +307,31 @@ class _HeldShard:
             )
         return None if as_of < 0 else as_of
 
+    def _opened(self, reader: ReadHandle, loaded: LoadedFrame, options: Options) -> Snapshot | Changes:
+        assert loaded.as_of is not None
+        if options.feed is None or loaded.start is None:
+            return self._snapshot(reader, loaded.as_of, options)
+        # Times up to since are one time: of the changes at since itself, it is not known when they happened, unless nothing is before it.
+        after = loaded.start - 1
+        changes: Changes | SinceAhead | None = None
+        if after >= 0 or reader.since.less_equal(0):
+            changes = reader.changes(
+                None if after < 0 else after,
+                loaded.as_of,
+                shape=options.feed.shape,
+                where=options.where,
+                columns=options.columns,
+            )
+        if isinstance(changes, Changes):
+            return changes
+        since = reader.since.time
+        raise InvalidUsage(
+            f"cannot read the changes of shard {self._shard} from {dated(loaded.start)}: its since is {dated(since)}. Since is "
+            "the earliest time at which the shard can still be read; what happened when, up to it, is forgotten. "
+            + ("" if since is None else f"Read the contents with as_of {since}, and the changes from {since + 1} on; ")
+            + "a longer retention, or a critical reader, keeps earlier times"
+        )
+
     def _snapshot(self, reader: ReadHandle, as_of: int, options: Options) -> Snapshot:
         snapshot = reader.snapshot(Antichain.of(as_of), where=options.where, columns=options.columns)
         if isinstance(snapshot, SinceAhead):
@@ -287,10 +341,10 @@ class _HeldShard:
             )
         return snapshot
 
-    def _lease_for(self, as_of: int, client: PersistClient) -> _Lease:
-        """A lease that serves a frame at `as_of`: an existing one, or a new one at the shard's since."""
+    def _lease_for(self, time: int, client: PersistClient) -> _Lease:
+        """A lease that serves a frame that reads from `time`: an existing one, or a new one at the shard's since."""
         schema = client.schema(self._shard)
-        lease = next((lease for lease in self._leases if lease.serves(as_of, schema)), None)
+        lease = next((lease for lease in self._leases if lease.serves(time, schema)), None)
         if lease is None:
             reader = client.open_leased_reader(self._shard, purpose="spark read", lease_ms=self._lease_ms)
             lease = _Lease(reader=reader)
@@ -298,7 +352,7 @@ class _HeldShard:
         return lease
 
     def _lease_of(self, frame: str) -> _Lease | None:
-        return next((lease for lease in self._leases if frame in lease.snapshots), None)
+        return next((lease for lease in self._leases if frame in lease.reads), None)
 
     @contextmanager
     def _given_back_unless_used(self, lease: _Lease) -> Iterator[None]:
@@ -308,7 +362,7 @@ class _HeldShard:
             self._give_back_unless_used(lease)
 
     def _give_back_unless_used(self, lease: _Lease) -> None:
-        if lease.snapshots:
+        if lease.reads:
             return
         self._leases.remove(lease)
         try:

@@ -1,20 +1,58 @@
-"""Checks the options of one load of the format `persist`. Owns their names and bounds. Knows no store and no session.
+"""Checks the options of one load, or of one write, of the format `persist`. Owns their names and bounds. Knows no store and no session.
 
 InvalidUsage names the option, its value and what it accepts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Literal
 
-from persist_engine import Location
+from persist_engine import Antichain, Location
 from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.wording import dated
 from persist_engine.model.frontier import DATA_TIME_MAX, time_of
 from persist_engine.model.ids import ShardId
+from persist_engine.model.retention import retention_of
 
 SPLITS_MAX = 10_000
 _DIGITS_MAX = 19
+_STORE = ("shard", "blob", "consensus")
+_ROWS = ("as_of", "splits", "updates", "where", "columns", "from", "to", "rows")
+
+
+@dataclass(frozen=True, slots=True)
+class Ago:
+    """A time so long before the load."""
+
+    ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """The changes to show in the place of contents: those at times in [start, end)."""
+
+    start: int | Ago
+    end: int | Ago | None
+    """None: the shard's upper when the frame is loaded."""
+    shape: Literal["updates", "rows"]
+    """rows: each change says what happened to its row."""
+
+    def window(self, upper: Antichain, *, now_ms: int) -> tuple[int, int]:
+        """[start, end), for a load at `now_ms` that sees `upper`. InvalidUsage for an end before start or past `upper`."""
+        start = _instant(self.start, now_ms)
+        end = None if self.end is None else _instant(self.end, now_ms)
+        written = upper.newest_complete + 1
+        if end is None:
+            return start, max(start, written)  # nothing was written after a later start
+        if end < start:
+            raise InvalidUsage(f"option from: {dated(start)} is after option to: {dated(end)}")
+        if end > written:
+            raise InvalidUsage(
+                f"option to: {dated(end)} is past the shard's upper {dated(written)}, where it ends so far"
+            )
+        return start, end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,20 +66,25 @@ class Options:
     updates: bool
     where: str | None = None
     columns: tuple[str, ...] | None = None
+    table: str | None = None
+    """The metadata table to show in the place of rows."""
+    feed: Feed | None = None
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether every load with these options shows the same times."""
+        if self.feed is None:
+            return self.as_of is not None
+        return isinstance(self.feed.start, int) and isinstance(self.feed.end, int)
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Options:
         """The options in `options`. InvalidUsage names an invalid, missing or unknown option. Names are case-insensitive, as in Spark."""
         given = {name.lower(): value for name, value in options.items()}
-        known = {"shard", "blob", "consensus", "as_of", "splits", "updates", "where", "columns"}
-        unknown = sorted(set(given) - known)
-        if unknown:
-            raise InvalidUsage(
-                f"option {', '.join(unknown)}: not known to format persist, which has {', '.join(sorted(known))}"
-            )
-        missing = [name for name in ("shard", "blob", "consensus") if not given.get(name)]
-        if missing:
-            raise InvalidUsage(f"option {', '.join(missing)}: required by format persist")
+        _check_names(given, {*_STORE, *_ROWS, "table"}, "format persist")
+        if "table" in given:
+            _refuse_beside(given, "table", _ROWS, "a metadata table has none of the shard's rows")
+        feed = _feed(given)
         updates = given.get("updates", "false").lower()
         if updates not in ("true", "false"):
             raise InvalidUsage(f"option updates: {given['updates']!r} is not true or false")
@@ -53,7 +96,56 @@ class Options:
             updates=updates == "true",
             where=given.get("where"),
             columns=_names(given.get("columns")),
+            table=given.get("table"),
+            feed=feed,
         )
+
+
+def _check_names(given: Mapping[str, str], known: Set[str], what: str) -> None:
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise InvalidUsage(f"option {', '.join(unknown)}: not known to {what}, which has {', '.join(sorted(known))}")
+    missing = [name for name in _STORE if not given.get(name)]
+    if missing:
+        raise InvalidUsage(f"option {', '.join(missing)}: required by {what}")
+
+
+def _instant(time: int | Ago, now_ms: int) -> int:
+    return max(0, now_ms - time.ms) if isinstance(time, Ago) else time
+
+
+def _feed(given: Mapping[str, str]) -> Feed | None:
+    if "from" not in given:
+        if alone := [name for name in ("to", "rows") if name in given]:
+            raise InvalidUsage(f"option {', '.join(alone)}: goes with option from, which begins the changes to show")
+        return None
+    _refuse_beside(given, "from", ("as_of", "updates"), "changes have times of their own; option rows says their shape")
+    rows = given.get("rows", "updates").lower()
+    if rows not in ("updates", "changes"):
+        raise InvalidUsage(f"option rows: {given['rows'][:64]!r} is not updates or changes")
+    start, end = _moment(given, "from"), _moment(given, "to")
+    assert start is not None
+    return Feed(start, end, "rows" if rows == "changes" else "updates")
+
+
+def _moment(given: Mapping[str, str], name: str) -> int | Ago | None:
+    """A time, or a time ago such as -1h."""
+    text = given.get(name)
+    if text is None or not text.startswith("-"):
+        return _time(given, name)
+    try:
+        ago_ms = retention_of(text[1:])
+    except InvalidUsage:
+        ago_ms = None
+    if ago_ms is None:
+        raise InvalidUsage(f"option {name}: {text[:64]!r} is not a time ago such as -1h, -30m or -7d")
+    return Ago(ago_ms)
+
+
+def _refuse_beside(given: Mapping[str, str], option: str, others: Sequence[str], why: str) -> None:
+    """InvalidUsage names those of `others` that are given beside `option`."""
+    if beside := [name for name in others if name in given]:
+        raise InvalidUsage(f"option {option} does not go with {', '.join(beside)}: {why}")
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:

@@ -26,15 +26,34 @@ def row_type(schema: Schema, *, updates: bool, columns: Sequence[str] | None = N
     """
     shown = shown_schema(schema, columns)
     if updates:
-        return _spark_fields(shown)
+        return spark_fields(shown)
     key, val = (side.type for side in _sides(shown))
     doubled = sorted({field.name for field in key} & {field.name for field in val})
     if doubled:
         raise InvalidUsage(
-            f"key and value both have {', '.join(doubled)}: read with option updates=true, which keeps key and value "
-            f"separate, or select one of them with option columns"
+            f"key and value both have {', '.join(doubled)}: read with option updates=true (changes: rows=updates), which "
+            f"keeps key and value separate, or select one of them with option columns"
         )
-    return _spark_fields([*key, *val])
+    return spark_fields([*key, *val])
+
+
+#: The columns before the fields of a row change: when, and what (persist_engine.rows.row_changes).
+CHANGE_COLUMNS = T.StructType([T.StructField("_time", T.LongType()), T.StructField("_change", T.StringType())])
+
+
+def changes_row_type(schema: Schema, *, shape: str, columns: Sequence[str] | None = None) -> T.StructType:
+    """The columns of a frame over changes: key, val, time, diff; with `shape` rows: _time, _change, then the key's and the value's fields.
+    InvalidUsage when two of these have one name.
+    """
+    if shape == "updates":
+        return row_type(schema, updates=True, columns=columns)
+    shown = row_type(schema, updates=False, columns=columns)
+    if taken := sorted(set(shown.names) & set(CHANGE_COLUMNS.names)):
+        raise InvalidUsage(
+            f"the shard has columns {', '.join(taken)}, as option rows=changes has: read with rows=updates, or select "
+            "others with option columns"
+        )
+    return T.StructType([*CHANGE_COLUMNS, *shown])
 
 
 def check_columns(asked: T.StructType, shown: T.StructType, shard: ShardId) -> None:
@@ -70,7 +89,8 @@ def _sides(shown: pa.Schema) -> tuple[pa.Field, pa.Field]:
     return shown.field("key"), shown.field("val")
 
 
-def _spark_fields(fields: Iterable[pa.Field]) -> T.StructType:
+def spark_fields(fields: Iterable[pa.Field]) -> T.StructType:
+    """The Spark columns of Arrow fields."""
     return T.StructType([T.StructField(field.name, spark_type(field.type), field.nullable) for field in fields])
 
 

@@ -29,8 +29,8 @@ from persist_engine.cli.times import TIME_HELP, AsOf, one_time, written_time
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from persist_engine.client.read.change_splits import Shape as ChangesShape
     from persist_engine.client.read.changes import Changes
-    from persist_engine.client.read.changes import Shape as ChangesShape
     from persist_engine.client.read.handle import ReadHandle
     from persist_engine.client.read.snapshot import Snapshot
 

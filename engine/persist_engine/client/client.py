@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
+import pyarrow as pa
+
 from persist_engine.base.env import Env, SystemEnv
 from persist_engine.base.errors import SchemaMismatch, ShardNotFound
 from persist_engine.base.metrics import Metrics, NoMetrics
@@ -49,6 +51,7 @@ from persist_engine.storage.notify import NoPush, Push
 from persist_engine.storage.open import open_blob, open_consensus, open_push
 from persist_engine.work.background import BackgroundMaintenance, CompactionSwitch
 from persist_engine.work.identity import identify
+from persist_engine.work.metadata import metadata_of
 from persist_engine.work.registry import Registry
 
 #: States kept without a handle, so that visiting many shards in turn does not read a rollup each time.
@@ -248,6 +251,12 @@ class PersistClient:
             val_schema=schema.val_ddl,
             known_tag=None if known is None else known.hex(),
         )
+
+    def metadata(self, shard_id: ShardId, table: str) -> pa.Table:
+        """The metadata of the shard as a table: `batches`, `runs`, `parts`, `versions`, `holds` or `usage` (columns: work.metadata).
+        Reads no rows of the shard and registers nothing. Linearized. InvalidUsage for another name. ShardNotFound.
+        """
+        return metadata_of(self.machine(shard_id), expect_text(table, "table"))
 
     def finalize(self, shard_id: ShardId) -> None:
         """Empties a closed shard for good. Idempotent. FinalizationError unless since and upper are both empty."""

@@ -258,8 +258,7 @@ def test_compaction_lists_long_runs_and_everything_reads_them(world):
         listen = reader.listen(0)
         got = [r["key"]["id"] for event in listen.next_batch(timeout_s=0) for r in _rows(event)]
     assert set(got) <= set(contents)
-    shown = list(inspect_command._part_rows(other, shard_id))
-    places = [str(line[-1]) for line in shown]
+    places = [str(part) for part in other.metadata(shard_id, "parts")["part"].to_pylist()]
     assert any("lists" in place for place in places)
     on_disk = world.blob_keys(shard_id, kind="part")
     live = {blob_key(shard_id, ref.partial_key) for ref in with_nested(other.machine(shard_id), live_blobs(state))}

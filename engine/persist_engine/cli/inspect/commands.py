@@ -4,7 +4,7 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,7 +30,6 @@ from persist_engine.cli.output import plain, print_json, print_pairs, print_rows
 
 if TYPE_CHECKING:
     from persist_engine.client.client import PersistClient
-    from persist_engine.model.batch import RunPart
     from persist_engine.model.ids import ShardId
     from persist_engine.model.state import ShardState
     from persist_engine.shard.machine import Machine
@@ -176,41 +175,19 @@ def diffs(
     as_json: AsJson = False,
 ) -> None:
     """The live versions in consensus, and what each changed."""
-    from persist_engine.codec.state_diff import decode_state_diff
-
     shard_id = one_shard(shard_argument, shard)
-    rows = []
     with connected(blob, consensus, give_up) as client:
-        for entry in client.machine(shard_id).versions.fetch_all_live_diffs(shard_id):
-            diff = decode_state_diff(entry.data, key=f"{shard_id} {entry.seqno}")
-            changed = {name: len(getattr(diff, name)) for name in _DIFF_FIELDS if getattr(diff, name)}
-            rows.append((int(entry.seqno), diff.walltime_ms, len(entry.data), diff.latest_rollup_key, changed))
-    columns = ("seqno", "walltime_ms", "bytes", "latest_rollup", "changed")
+        found = client.metadata(shard_id, "versions")
+    rows = [row | {"changed": dict(row["changed"])} for row in found.to_pylist()]
     if as_json:
-        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+        print_json(rows)
     else:
-        print_rows(columns, [(*row[:4], " ".join(f"{k}:{n}" for k, n in row[4].items())) for row in rows])
+        shown = [tuple(_counts(cell) if isinstance(cell, dict) else cell for cell in row.values()) for row in rows]
+        print_rows(found.column_names, shown)
 
 
-_DIFF_FIELDS = (
-    "hostname",
-    "last_gc_req",
-    "active_rollup",
-    "active_gc",
-    "rollups",
-    "leased_readers",
-    "critical_readers",
-    "writers",
-    "schemas",
-    "progress",
-    "since",
-    "legacy_batches",
-    "hollow_batches",
-    "spine_batches",
-    "merges",
-    "staging_floor_ms",
-    "retain_ms",
-)
+def _counts(changed: dict[str, int]) -> str:
+    return " ".join(f"{name}:{count}" for name, count in changed.items())
 
 
 @app.command()
@@ -226,44 +203,11 @@ def batches(
     """The parts of all batches, oldest first: which run, how many rows and bytes, where."""
     shard_id = one_shard(shard_argument, shard)
     with connected(blob, consensus, give_up) as client:
-        rows = list(_part_rows(client, shard_id))
-    columns = ("spine", "level", "batch", "run", "order", "rows", "bytes", "diffs_sum", "part")
+        found = client.metadata(shard_id, "parts")
     if as_json:
-        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+        print_json(found.to_pylist())
     else:
-        print_rows(columns, rows)
-
-
-def _part_rows(client: PersistClient, shard_id: ShardId) -> Iterator[tuple[object, ...]]:
-    machine = client.machine(shard_id)
-    for spine_batch in machine.refresh().trace.spine_batches():
-        for batch_id, batch in spine_batch.parts:
-            where = (str(spine_batch.id), spine_batch.level, f"{batch_id} {batch.desc}")
-            if not batch.parts:
-                yield (*where, None, None, batch.rows, 0, None, None)
-            for index, (meta, members) in enumerate(batch.runs()):
-                for part in _with_listed(machine, members):
-                    size_bytes = part.hollow_bytes + part.inline_bytes
-                    yield (*where, index, meta.order.value, part.rows, size_bytes, part.diffs_sum, _place(part))
-
-
-def _with_listed(machine: Machine, members: Iterable[RunPart]) -> Iterator[RunPart]:
-    """The parts of a run; behind each hollow run, which sums them up, what it lists."""
-    from persist_engine.model.batch import HollowRun
-    from persist_engine.parts.listings import listed
-
-    for member in members:
-        yield member
-        if isinstance(member, HollowRun):
-            yield from _with_listed(machine, listed(machine, member))
-
-
-def _place(part: RunPart) -> str:
-    from persist_engine.model.batch import HollowRun, InlinePart
-
-    if isinstance(part, InlinePart):
-        return "inline"
-    return f"{part.key} lists {part.part_count} parts" if isinstance(part, HollowRun) else part.key
+        print_rows(found.column_names, [tuple(row.values()) for row in found.to_pylist()])
 
 
 @app.command()

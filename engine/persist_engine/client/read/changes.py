@@ -8,25 +8,27 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cached_property
-from typing import Literal, Self, get_args
+from typing import Self, get_args
 
 import pyarrow as pa
 
 from persist_engine.base.errors import InvalidUsage
+from persist_engine.client.arguments import expect_count
+from persist_engine.client.read.change_splits import BATCH_ROWS, ChangesRead, ChangesSplit, Shape
 from persist_engine.client.read.leased import Pin
+from persist_engine.client.read.splits import choose_ranges
 from persist_engine.model.batch import HollowBatch
-from persist_engine.parts.fetch import ChangesFilter, Matching, PartSource, read_consolidated, runs_of
+from persist_engine.parts.fetch import ChangesFilter, PartSource
 from persist_engine.parts.listings import expand
-from persist_engine.parts.selection import Selection, Times, audit, select
+from persist_engine.parts.selection import Times, select
 from persist_engine.rows.filter import Filter
 from persist_engine.rows.projection import Projection
-from persist_engine.rows.row_changes import changes_of, changes_schema
+from persist_engine.rows.row_changes import changes_schema
 
-Shape = Literal["updates", "rows"]
 #: As of a snapshot: in addition, each run holds the bytes of its current part and one or two row groups.
 READ_MEMORY_BYTES = 256 << 20
-BATCH_ROWS = 65_536
 
 
 class Changes:
@@ -78,7 +80,7 @@ class Changes:
     @property
     def bytes_estimate(self) -> int:
         """Bytes that a full read fetches."""
-        return sum(batch.size_bytes for batch in self._selection.batches)
+        return sum(batch.size_bytes for batch in self._read.batches)
 
     def to_table(self) -> pa.Table:
         """All changes as one table."""
@@ -95,18 +97,23 @@ class Changes:
 
     def _batches(self, memory_bytes: int, on_fetched: Callable[[int], None] | None) -> Iterator[pa.RecordBatch]:
         self._check_open()
-        rows = ChangesFilter(self.after, self.upto, self.since)
-        row_filter = rows if self._where is None else Matching(rows, self._where)
-        selection = self._selection
-        for skipped in selection.audits:
-            audit(self._source, skipped, row_filter, self._where)
-        runs = runs_of(selection.batches)
-        tables = read_consolidated(self._source, runs, row_filter, memory_bytes=memory_bytes, on_fetched=on_fetched)
-        for table in changes_of(tables) if self.shape == "rows" else tables:
-            shown = table if self._projection is None else self._projection.apply(table)
-            for batch in shown.to_batches(max_chunksize=BATCH_ROWS):
+        for table in self._read.tables(self._source, memory_bytes=memory_bytes, on_fetched=on_fetched):
+            for batch in table.to_batches(max_chunksize=BATCH_ROWS):
                 yield batch
                 self._check_open()  # blobs not yet fetched may be collected
+
+    def splits(self, count: int) -> list[ChangesSplit]:
+        """At most `count` (at least one) pieces by key range. Every change is in exactly one, and all changes of a key are in the same one.
+
+        They may be read anywhere while these changes stay open: a piece holds no lease.
+        """
+        self._check_open()
+        expect_count(count, "count", least=1)
+        read = self._read
+        ranges = choose_ranges(read.batches, self._source.schema, count)
+        first, *others = (ChangesSplit.of(self._source, read, key_range) for key_range in ranges)
+        # Parts that are fetched only for an audit are fetched once.
+        return [replace(first, audits=read.audits), *others]
 
     def close(self) -> None:
         """Releases the blobs. Idempotent."""
@@ -122,11 +129,19 @@ class Changes:
         return f"Changes({self._source.shard_id} after {self.after} up to {self.upto}, {len(self._named)} batches)"
 
     @cached_property
-    def _selection(self) -> Selection:
+    def _read(self) -> ChangesRead:
+        """The selection to read, made at first use: listings of parts are fetched then."""
         times = Times(first=self.after + 1, last=self.upto)
         selection = select(expand(self._source, self._named), where=self._where, times=times, audited=self._audited)
         self._source.metrics.count("stats_skipped_parts", selection.skipped_parts, shard=self._source.shard_id)
-        return selection
+        return ChangesRead(
+            selection.batches,
+            ChangesFilter(self.after, self.upto, self.since),
+            self.shape,
+            where=self._where,
+            projection=self._projection,
+            audits=selection.audits,
+        )
 
     def _check_open(self) -> None:
         if not self._finalizer.alive:

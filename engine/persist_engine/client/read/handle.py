@@ -19,7 +19,8 @@ from persist_engine.base.errors import Fenced, InvalidBounds, InvalidUsage, Unav
 from persist_engine.base.versioned import SeqNo
 from persist_engine.client.arguments import expect, expect_count, expect_seconds
 from persist_engine.client.expiring import Expiring
-from persist_engine.client.read.changes import Changes, Shape
+from persist_engine.client.read.change_splits import Shape
+from persist_engine.client.read.changes import Changes
 from persist_engine.client.read.leased import LeasedPart, PartLeases, Pin, Pins
 from persist_engine.client.read.listen import Listen, Progress, Updates
 from persist_engine.client.read.snapshot import SinceAhead, Snapshot

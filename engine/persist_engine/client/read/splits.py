@@ -60,7 +60,7 @@ class SnapshotSplit:
     @classmethod
     def of(cls, contents: Contents, key_range: KeyRange | None) -> SnapshotSplit:
         """The piece of `contents` within `key_range`, without parts that cannot hold rows of it, and without audits."""
-        kept = (batch if key_range is None else _without_others(batch, key_range) for batch in contents.batches)
+        kept = (batch if key_range is None else without_others(batch, key_range) for batch in contents.batches)
         return cls(
             contents.source.shard_id,
             contents.source.schema,
@@ -87,10 +87,10 @@ class SnapshotSplit:
             "schema_id": self.schema_id,
             "as_of": self.as_of,
             "range": None if self.key_range is None else self.key_range.to_json(),
-            "batches": [_batch_text(batch) for batch in self.batches],
+            "batches": [batch_text(batch) for batch in self.batches],
             "where": None if self.where is None else to_json(self.where),
             "columns": self.columns,
-            "audits": [_batch_text(HollowBatch(each.desc, 0, (each.part,), (), (RunMeta(),))) for each in self.audits],
+            "audits": texts_of_audits(self.audits),
         }
         return json.dumps(value).encode()
 
@@ -101,22 +101,16 @@ class SnapshotSplit:
             value: dict[str, Any] = json.loads(data)
             if value["format"] != SPLIT_FORMAT:
                 raise Incompatible(f"snapshot split of format {value['format']}, this code reads {SPLIT_FORMAT}")
-            audits = [_batch_of_text(text) for text in value["audits"]]
             return cls(
                 ShardId(str(value["shard_id"])),
                 Schema.from_ddl(value["key"], value["val"]),
                 int(value["as_of"]),
-                tuple(_batch_of_text(batch) for batch in value["batches"]),
+                tuple(batch_of_text(batch) for batch in value["batches"]),
                 None if value["range"] is None else KeyRange.from_json(value["range"]),
                 value["schema_id"],
                 None if value["where"] is None else from_json(value["where"]),
                 None if value["columns"] is None else tuple(value["columns"]),
-                tuple(
-                    Skipped(batch.desc, part)
-                    for batch in audits
-                    for part in batch.parts
-                    if isinstance(part, HollowPart)
-                ),
+                audits_of_texts(value["audits"]),
             )
 
     def to_batches(
@@ -140,15 +134,28 @@ class SnapshotSplit:
             yield from table.to_batches(max_chunksize=BATCH_ROWS)
 
 
-def _batch_text(batch: HollowBatch) -> str:
+def batch_text(batch: HollowBatch) -> str:
+    """`batch` as text for transport."""
     return base64.b64encode(encode_batch(batch)).decode()
 
 
-def _batch_of_text(text: str) -> HollowBatch:
+def batch_of_text(text: str) -> HollowBatch:
+    """Inverse of `batch_text`."""
     return decode_batch(base64.b64decode(text))
 
 
-def _without_others(batch: HollowBatch, key_range: KeyRange) -> HollowBatch:
+def texts_of_audits(audits: Sequence[Skipped]) -> list[str]:
+    """Skipped parts as text for transport."""
+    return [batch_text(HollowBatch(each.desc, 0, (each.part,), (), (RunMeta(),))) for each in audits]
+
+
+def audits_of_texts(texts: Sequence[str]) -> tuple[Skipped, ...]:
+    """Inverse of `texts_of_audits`."""
+    batches = [batch_of_text(text) for text in texts]
+    return tuple(Skipped(batch.desc, part) for batch in batches for part in batch.parts if isinstance(part, HollowPart))
+
+
+def without_others(batch: HollowBatch, key_range: KeyRange) -> HollowBatch:
     """`batch` without the parts that cannot hold rows of `key_range`, and without runs that become empty."""
     runs = [(meta, [part for part in parts if key_range.may_hold(part)]) for meta, parts in batch.part_runs()]
     return HollowBatch.of_runs(batch.desc, sum(part.rows for _, parts in runs for part in parts), runs)

@@ -1,0 +1,1 @@
+"""What the format `persist` does beside reading the contents of a shard."""

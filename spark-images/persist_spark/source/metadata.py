@@ -1,0 +1,69 @@
+"""Metadata tables as frames: `spark.read.format("persist").option("table", "batches")`.
+
+The load reads the table once, and the frame carries its rows: all scans of one frame show one state of the shard. No lease, no keeper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from persist_engine import PersistClient
+from persist_engine.base.env import SystemEnv
+from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from persist_spark.columns import records_of
+from persist_spark.options import Options
+from persist_spark.partitions import sink_settings
+from persist_spark.row_shape import arrow_schema, check_columns, spark_fields
+
+_PART_BYTES = 128 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTable:
+    """The rows of a metadata table when the frame was loaded, as a compressed Arrow stream."""
+
+    stream: bytes
+    row_type: T.StructType
+
+    @classmethod
+    def read(cls, options: Options) -> LoadedTable:
+        """Reads the table that `options` name. InvalidUsage when there is none of that name. ShardNotFound. Store errors."""
+        assert options.table is not None
+        settings = sink_settings(_PART_BYTES)
+        with PersistClient.open(options.location, settings=settings, env=SystemEnv(), create=False) as client:
+            table = client.metadata(options.shard, options.table)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+            writer.write_table(table)
+        return cls(sink.getvalue().to_pybytes(), spark_fields(table.schema))
+
+
+@dataclass
+class TablePartition(InputPartition):  # type: ignore[misc]  # pyspark has no types here: its classes are Any
+    """The whole table."""
+
+    stream: bytes
+
+
+class TableReader(DataSourceReader):  # type: ignore[misc]  # as above
+    """The reads of one frame over a metadata table."""
+
+    def __init__(self, options: Options, loaded: LoadedTable, schema: T.StructType) -> None:
+        check_columns(schema, loaded.row_type, options.shard)
+        self.loaded, self.row_type = loaded, schema
+
+    def partitions(self) -> Sequence[TablePartition]:
+        """One partition: metadata is small."""
+        return [TablePartition(self.loaded.stream)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of the table."""
+        assert isinstance(partition, TablePartition)
+        with pa.ipc.open_stream(partition.stream) as stream:
+            wanted = arrow_schema(self.row_type)
+            for batch in stream.read_all().cast(wanted).to_batches():
+                yield from records_of(batch)
