@@ -47,6 +47,11 @@ BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "types",
 PURE_ROOMS = ("model", "rows", "codec", "flow")
 #: Rooms whose prose says which component does what.
 PLAIN_ROOMS = (
+    "crds",
+    "charts",
+    "examples",
+    "operator",
+    "spark-images",
     *(f"engine/persist_engine/{room}" for room in ("base", "client", "codec", "dataflow", "flow", "model", "parts")),
     *(f"engine/persist_engine/{room}" for room in ("cli", "rows", "shard", "storage", "testing", "work")),
     "spark-images/persist_spark",
