@@ -55,9 +55,9 @@ def test_a_deleted_object_comes_back_whatever_happened_to_it(blob):
         blob.restore("s1/n1/p2")
 
 
-def test_a_shard_whose_blobs_are_all_gone_comes_back(blob, server, tmp_path):
+def test_a_shard_whose_blobs_are_all_gone_comes_back(blob, server, fresh_name, tmp_path):
     """Also where the first try to restore each object finds the store away: that is no object lost (spec 14.10)."""
-    location = Location(blob=server.location("two"), consensus=f"sqlite://{tmp_path}/consensus.db")
+    location = Location(blob=server.location(fresh_name), consensus=f"sqlite://{tmp_path}/consensus.db")
     settings = Settings(retry=RetrySettings(give_up_ms=1000), batch=BatchSettings(inline_part_bytes_max=0))
     shard_id = ShardId.new()
     with PersistClient.open(location, settings=settings) as client:

@@ -298,7 +298,7 @@ class Histories:
         self.check()
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_every_way_of_reading_shows_what_was_written_whatever_its_types(data: st.DataObject) -> None:
     histories = Histories(data.draw)

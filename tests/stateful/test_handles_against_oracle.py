@@ -311,7 +311,7 @@ class Handles(RuleBasedStateMachine):
 
 
 Handles.TestCase.settings = settings(
-    max_examples=12,
+    max_examples=20,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

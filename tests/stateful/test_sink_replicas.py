@@ -280,5 +280,5 @@ class Sinks(RuleBasedStateMachine):
 
 TestSinks = Sinks.TestCase
 TestSinks.settings = settings(
-    max_examples=5, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+    max_examples=10, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
 )
