@@ -1,8 +1,10 @@
-# Every command of the project. `make` shows this list; .ci/run calls nothing else.
+# Every command of the project. `make` lists them; .ci/run calls nothing else.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 CACHE ?= $(or $(PERSIST_CACHE),$(HOME)/.cache/persist-operator)
 export PATH := $(CACHE)/bin:$(HOME)/.local/bin:$(PATH)
+# Empty counts as unset: without bytecode files every Python process compiles all that it imports, which takes seconds.
+export PYTHONDONTWRITEBYTECODE :=
 PYTHON_DIRS := engine operator spark-images tests bench examples proto .ci
 RUN := uv run --frozen
 PYTEST := $(RUN) pytest
@@ -11,17 +13,17 @@ ARGS ?=
 ##@ Setup
 help: ## this list
 	@awk 'BEGIN{FS=":.*## "} /^##@/{printf "\n%s\n",substr($$0,5)} /^[a-z0-9-]+:.*## /{printf "  \033[1m%-14s\033[0m %s\n",$$1,$$2}' $(MAKEFILE_LIST)
-setup: ## all that demo and tests need: uv, Python packages, Java 17, redis-server, versitygw, the histories' checker, kstatus, helm; says what it could not get
+setup: ## install what demo and tests need: uv, Python packages, Java 17, redis-server, versitygw, the histories' checker, kstatus, helm; names what it could not get
 	@bash .ci/tools.sh uv java redis versitygw checker kstatus helm
 	@uv sync --frozen --quiet
-setup-demo: ## what `make demo` needs: uv, Java 17, the Python packages without those of the tests
+setup-demo: ## install what `make demo` needs: uv, Java 17, the Python packages except those of the tests
 	@bash .ci/tools.sh uv java
 	@uv sync --frozen --quiet --inexact --no-default-groups --group demo
-clean: ## remove what the targets below leave in the tree
+clean: ## remove the files that the targets below create in the tree
 	rm -rf .persist build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis examples/flights/data
 
 ##@ Use
-demo: setup-demo ## the product's main job on this machine: 336,776 flights through sinks, maintenance, and back; an edit, the past, a crash
+demo: setup-demo ## the product on this machine: 336,776 flights through sinks, maintained and read back; an edit, the past, a crash
 	@uv run --no-sync python examples/flights/demo.py
 
 ##@ Code
@@ -32,7 +34,7 @@ lint: ## ruff: style, names, docstrings, banned clocks and randomness
 types: ## mypy strict
 	@$(RUN) mypy engine/persist_engine operator/persist_operator spark-images/persist_spark tests/kit/persist_kit
 	@MYPYPATH=examples/flights $(RUN) mypy examples/flights
-rooms: ## import-linter: who may import whom
+rooms: ## import-linter: which room may import which
 	@$(RUN) lint-imports --no-cache
 tidy: ## house rules as a test
 	@$(PYTEST) -q tests/test_tidy.py
@@ -42,38 +44,41 @@ docs: ## the documentation site into build/site; fails on any warning
 ##@ Formats
 proto: ## regenerate engine/persist_engine/pb from proto/
 	@$(RUN) python proto/generate.py
-proto-check: ## fail when the generated code is not what proto/ says
+proto-check: ## fail if the generated code does not match proto/
 	@$(RUN) python proto/generate.py --check
 crds: ## copy crds/ into the chart
 	@$(RUN) python charts/sync_crds.py
-crds-check: ## fail when the chart's CRDs are not those of crds/
+crds-check: ## fail if the chart's CRDs differ from crds/
 	@$(RUN) python charts/sync_crds.py --check
 
 ##@ Tests
-test: setup ## everything that needs no cluster
-	@$(PYTEST) -n $(or $(JOBS),2) --dist loadfile -m "not kind" $(ARGS)
-sim: setup ## the engine under seeded schedules and faults: SEEDS=2000 [FIRST= JOBS=], or SEED=17 to see one again; WITHOUT=disaster,crash leaves out
+test: setup ## all tests that need no cluster; names the thirty slowest
+	@$(PYTEST) -n $(or $(JOBS),2) --dist loadfile -m "not kind" --durations=30 --durations-min=1 $(ARGS)
+test-fast: ## the quick tests: no server, no Spark, nothing slow
+	@bash .ci/tools.sh uv && uv sync --frozen --quiet
+	@PERSIST_NO_SERVERS=1 $(PYTEST) -n $(or $(JOBS),2) --dist loadfile -q -m "not kind and not redis and not s3 and not spark and not slow" $(ARGS)
+sim: setup ## the engine under seeded schedules and faults: SEEDS=2000 [FIRST= JOBS=], or SEED=17 to repeat one; WITHOUT=disaster,crash omits kinds of faults
 	@$(RUN) python -m persist_kit.sim.main --seeds $(or $(SEEDS),200) --first $(or $(FIRST),0) --jobs $(or $(JOBS),1) $(if $(SEED),--seed $(SEED)) $(if $(WITHOUT),--without $(WITHOUT))
 linearizability: setup ## list-append histories over processes on real servers behind a fault proxy: HISTORIES=20 [FIRST=0 KEEP=folder]
 	@$(RUN) python -m persist_kit.histories.main --histories $(or $(HISTORIES),20) --first $(or $(FIRST),0) $(if $(KEEP),--keep $(KEEP))
 fuzz: setup ## every decoder under atheris: RUNS=10000 executions each, or one TARGET=state_diff
 	@for target in $(or $(TARGET),$$($(RUN) python -m persist_kit.fuzz.targets)); do echo "== $$target"; \
 	  $(RUN) --group fuzz python -m persist_kit.fuzz.main $$target --corpus tests/fuzz/corpus --runs $(or $(RUNS),10000) $(if $(GROWN),--grown $(GROWN)) || exit 1; done
-e2e: setup ## on a real kind cluster: bring it up, install, apply, break things, check, tear down (KEEP=1 keeps it)
+e2e: setup ## on a real kind cluster: create it, install, apply, inject faults, check, remove it (KEEP=1 keeps it)
 	@bash .ci/tools.sh kind helm && bash tests/e2e/run.sh
 bench: setup ## hot paths as ratios against a baseline of the same run
 	@$(RUN) --group bench python -m bench $(ARGS)
 
 ##@ Ship
-images: ## build persist-engine, persist-operator and persist-spark (docker, else buildah)
+images: ## build persist-engine, persist-operator and persist-spark (with docker, else buildah)
 	@bash spark-images/build.sh
-release: ## wheels, chart, bills of materials and images into dist/; REGISTRY=host/path pushes images and chart, IMAGES=no leaves images out
+release: ## wheels, chart, bills of materials and images into dist/; REGISTRY=host/path pushes images and chart, IMAGES=no omits images
 	@bash .ci/tools.sh uv helm && bash .ci/release.sh
-cluster-up: ## a kind cluster: docker and the official node image, else podman and one built here
+cluster-up: ## create a kind cluster: docker and the official node image, else podman and one built here
 	@bash .ci/tools.sh kind helm && bash tests/e2e/cluster/cluster.sh up
-cluster-down: ## remove it
+cluster-down: ## remove the kind cluster
 	@bash tests/e2e/cluster/cluster.sh down
 
 ##@ Gates
-check: setup lint types rooms tidy proto-check crds-check ## all that reads the code
-.PHONY: help setup setup-demo clean demo fmt lint types rooms tidy docs proto proto-check crds crds-check test sim linearizability fuzz e2e bench images release cluster-up cluster-down check
+check: setup lint types rooms tidy proto-check crds-check ## all static checks
+.PHONY: help setup setup-demo clean demo fmt lint types rooms tidy docs proto proto-check crds crds-check test test-fast sim linearizability fuzz e2e bench images release cluster-up cluster-down check

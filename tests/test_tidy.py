@@ -34,6 +34,7 @@ SHORT_MODULES = {
     "operator/persist_operator/api/redact.py": "value",
     "operator/persist_operator/api/sink_pods.py": "value",
     "operator/persist_operator/api/times.py": "value",
+    "operator/persist_operator/local/hints.py": "value",
     "operator/persist_operator/manifests/strategic_merge.py": "entry point",
     "tests/kit/persist_kit/staged.py": "value",
 }
@@ -145,7 +146,7 @@ def paths_named(document: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     "document",
-    [ROOT / "ARCHITECTURE.md", *[room / "README.md" for room in rooms()]],
+    [ROOT / "ARCHITECTURE.md", *tracked("docs/adr/*.md"), *[room / "README.md" for room in rooms()]],
     ids=lambda p: str(p.relative_to(ROOT)),
 )
 def test_named_paths_exist(document: Path) -> None:
@@ -267,6 +268,20 @@ def test_prose_says_which_component_acts(room: str) -> None:
         if PERSONS.search(line)
     ]
     assert not bad
+
+
+def documents() -> list[Path]:
+    """Documents, and the files that people read around the code. READMEs of rooms are held by `PLAIN_ROOMS`."""
+    patterns = ("*.md", "docs/*", ".ci/*", ".github/*", "Makefile", "mkdocs.yml", "tests/e2e/*")
+    found, held = {path for pattern in patterns for path in tracked(pattern)}, set(rooms())
+    return sorted(path for path in found if path.parent not in held and "fixtures" not in path.parts)
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_documents_say_which_component_acts(path: Path) -> None:
+    """As in `PLAIN_ROOMS`."""
+    bad = [n for n, line in enumerate(path.read_text().splitlines(), 1) if PERSONS.search(line)]
+    assert not bad, f"lines {bad}"
 
 
 def test_no_markers_and_no_machine_paths() -> None:

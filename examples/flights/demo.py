@@ -1,8 +1,8 @@
-"""The product's main job on this machine, without cluster or container: sinks, maintenance, and everything read back.
+"""The demo: sinks, maintenance and reads on this machine, without cluster or container.
 
-Runs `persist local up -f examples/flights/` in a fresh state folder, shows what maintenance did, then compares each shard with its
-source by an order-free hash of the contents. Then edits an input, reads the past, and kills a writer (`special.py`). Ends with an
-error when anything differs.
+Runs `persist local up -f examples/flights/` in a fresh state folder, shows the maintenance, and compares each shard with its source by a
+hash of the contents that ignores order. Then edits an input, reads the past, and kills a writer (`special.py`). Ends with an error at
+the first difference.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from persist_engine.base.env import SystemEnv  # noqa: E402
 from persist_engine.base.wording import sized  # noqa: E402
 from persist_operator.local.objects import Objects  # noqa: E402
 
-#: What to try on what the demo leaves. The README has them, too, and a test runs them.
+#: Commands to try after the demo. The README has them too, and a test runs them.
 LOOK_AROUND = (
     "persist local get",
     "persist local get runs",
@@ -43,13 +43,13 @@ LOOK_AROUND = (
 
 
 def location_of(state: Path) -> Location:
-    """Where the local runner keeps the shards of a state folder."""
+    """The location of the shards of a state folder of the local runner."""
     store = state.resolve() / "store"
     return Location(blob=f"file://{store}/blobs", consensus=f"sqlite://{store}/consensus.db")
 
 
 def source_of(name: str) -> pa.Table:
-    """What the sink read, typed as its shard."""
+    """The sink's input, in the types of its shard."""
     if name == "flights":
         return pq.read_table(HERE / "data" / "flights.parquet")
     types = {"lat": pa.float64(), "lon": pa.float64(), "alt": pa.int32(), "tz": pa.int32()}
@@ -58,20 +58,20 @@ def source_of(name: str) -> pa.Table:
 
 
 def read_back(client: PersistClient, shard_id: ShardId) -> pa.Table:
-    """All rows at the newest time that can be read, key and value fields side by side."""
+    """All rows at the newest readable time, with the fields of key and value side by side."""
     upper = client.recent_upper(shard_id)
     assert upper.time is not None
     with client.open_leased_reader(shard_id, purpose="demo") as reader:
         table = reader.snapshot(as_of=Antichain.of(upper.time - 1)).to_table()
     if set(table["diff"].unique().to_pylist()) - {1}:
-        raise SystemExit(f"error: {shard_id} holds rows more than once")
+        raise SystemExit(f"error: {shard_id} holds a row more than once")
     key, val = table["key"].combine_chunks(), table["val"].combine_chunks()
     columns = {field.name: struct.field(i) for struct in (key, val) for i, field in enumerate(struct.type)}
     return pa.table(columns)
 
 
 def compare(state: Path, console: Console) -> bool:
-    """Every shard against its source; prints a table, returns whether all are equal."""
+    """Compare each shard with its source, and print a table. Returns whether all are equal."""
     table = Table("shard", "rows", "source rows", "content hash", "source hash", "equal")
     equal = True
     with PersistClient.open(location_of(state)) as client:
@@ -91,7 +91,7 @@ def compare(state: Path, console: Console) -> bool:
 
 
 def upkeep(state: Path, console: Console) -> None:
-    """What maintenance did to each shard, from its status: bytes that compactions read and left, what GC removed."""
+    """Print the maintenance of each shard from its status: bytes that compactions read and wrote, blobs and versions that GC removed."""
     table = Table("shard", "before compaction", "after", "blobs deleted", "versions cut", "runs")
     for document in Objects(state, SystemEnv()).every("PersistShard"):
         history = [one for one in document["status"].get("history", []) if one["outcome"] == "Succeeded"]
@@ -105,13 +105,13 @@ def upkeep(state: Path, console: Console) -> None:
 
 
 def local(*arguments: str, state: Path) -> None:
-    """Run `persist local ...` as a user would; end with its exit code when it fails."""
+    """Run `persist local ...` in a process of its own. A failure ends the demo with the same exit code."""
     command = [sys.executable, "-m", "persist_engine.cli", "local", *arguments, "--state", str(state)]
     process = subprocess.Popen(command, cwd=HERE.parents[1])
     try:
         code = process.wait()
     except KeyboardInterrupt:
-        code = process.wait()  # it was interrupted too, and stops what it started
+        code = process.wait()  # the interrupt reaches it too, and it stops its runs
     if code:
         raise SystemExit(code)
 
@@ -144,7 +144,7 @@ def main() -> None:
     special.corrected(console, location_of(state), ShardId(airlines["status"]["shardId"]), state=shown)
     console.rule("a writer killed with -9")
     special.survived(console, state / "store" / "writer")
-    console.rule(f"everything is as it should be; {time.monotonic() - began:.0f} s")
+    console.rule(f"all checks passed; {time.monotonic() - began:.0f} s")
     console.print("Look around:  . .venv/bin/activate", highlight=False)
     for command in LOOK_AROUND:
         console.print(f"  {command} --state {shown}", highlight=False, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Order-free content hash of a table: equal contents, equal hash, whatever the order of rows and the cutting into batches."""
+"""A hash of a table's contents. It depends neither on the order of rows nor on their batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pyarrow import csv
 
 
 def content_hash(batches: Iterable[pa.RecordBatch], columns: list[str]) -> tuple[int, str]:
-    """(rows, hash): SHA-256 of each row's text, summed modulo 2**256; duplicates count. Columns are taken by name, in this order."""
+    """(rows, hash): the SHA-256 of each row's text, summed modulo 2**256; duplicates count. Takes `columns` by name, in this order."""
     total, rows = 0, 0
     for batch in batches:
         sink = pa.BufferOutputStream()

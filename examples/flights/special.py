@@ -1,4 +1,4 @@
-"""What the demo ends with: an edited input, a read in the past, and a writer that is killed with -9. Each raises when it is not so."""
+"""The end of the demo: an edited input, a read in the past, a writer killed with -9. Each function ends the demo when a result is wrong."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from persist_engine.base.wording import iso_text
 from rich.console import Console
 
 HERE = Path(__file__).resolve().parent
-#: After so many acknowledgements the writer is killed; there are 53 weeks.
+#: The writer is killed after so many acknowledgements, of 53.
 _KILL_AFTER_WEEKS = 20
 
 
 def persist(console: Console, *arguments: str, state: str) -> list[list[str]]:
-    """Show a command of `persist` and what it prints; the cells of its lines."""
+    """Run a command of `persist`, and print it and its output. Returns the cells of the output's lines."""
     command = ["persist", *arguments, "--state", state]
     shown = " ".join(f'"{one}"' if " " in one else one for one in command)
     console.print(f"$ {shown}", style="bold", highlight=False, markup=False, soft_wrap=True)
@@ -32,7 +32,7 @@ def persist(console: Console, *arguments: str, state: str) -> list[list[str]]:
 
 
 def corrected(console: Console, location: Location, shard_id: ShardId, *, state: str) -> None:
-    """Edit three lines of the airlines' file: the Mirror corrects these rows and no other, and the time before stays readable."""
+    """Edit three lines of the airlines' file. The Mirror corrects these rows and no others, and the time before the edit stays readable."""
     with PersistClient.open(location) as client:
         before = iso_text(client.recent_upper(shard_id).newest_complete)
     assert before is not None, "a Mirror's times are milliseconds since 1970"
@@ -40,25 +40,23 @@ def corrected(console: Console, location: Location, shard_id: ShardId, *, state:
     old = path.read_text(encoding="utf-8").splitlines()
     new = [line.replace("US Airways Inc.", "American Airlines") for line in old if not line.startswith("HA,")]
     path.write_text("\n".join([*new, "ZZ,Zeppelin Air"]) + "\n", encoding="utf-8")
-    console.print(
-        "edited examples/flights/data/airlines.csv: US renamed, HA removed, ZZ added; now the sink runs again:"
-    )
+    console.print("edited examples/flights/data/airlines.csv: US renamed, HA removed, ZZ added; the sink runs again:")
     persist(console, "local", "run", "airlines", state=state)
-    console.print("what changed since, row by row:")
+    console.print("the changes since then, row by row:")
     changes = persist(console, "local", "read", "airlines", "--from", before, state=state)[1:]
     expected = {("update_before", "US"), ("update_after", "US"), ("delete", "HA"), ("insert", "ZZ")}
     if len(changes) != len(expected) or {(row[1], row[2]) for row in changes} != expected:
-        raise SystemExit("error: the Mirror corrected something else than what was edited")
-    console.print("and the collection as it was before the edit:")
+        raise SystemExit("error: the Mirror's corrections are not the edits")
+    console.print("the same rows before the edit:")
     where = "carrier IN ('HA', 'US', 'ZZ')"
     past = persist(console, "local", "read", "airlines", "--as-of", before, "--where", where, state=state)[1:]
     if past != [["HA", "Hawaiian Airlines Inc."], ["US", "US Airways Inc."]]:
-        raise SystemExit("error: the past is not what it was")
+        raise SystemExit("error: a read in the past shows other rows than before the edit")
 
 
 def survived(console: Console, folder: Path) -> None:
-    """Kill a writer with -9 in the middle of its appends, and start it again: what it had acknowledged is there, and in the end
-    every flight is, once.
+    """Kill a writer with -9 between two appends, and start it again. All acknowledged flights are in the shard after the kill, and in the
+    end all flights are in it once.
     """
     location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
     shard_id = ShardId.new()
@@ -72,24 +70,24 @@ def survived(console: Console, folder: Path) -> None:
             if weeks == _KILL_AFTER_WEEKS:
                 process.send_signal(signal.SIGKILL)
     found = _read(location, shard_id)
-    console.print(f"killed with -9 after {acknowledged:,} acknowledged flights: {found.num_rows:,} are there")
+    console.print(f"killed with -9 after {acknowledged:,} acknowledged flights: the shard holds {found.num_rows:,}")
     source = writer.flights()
     if process.returncode != -signal.SIGKILL or not acknowledged <= found.num_rows < source.num_rows:
-        raise SystemExit("error: the writer was not killed in the middle, or acknowledged flights are lost")
+        raise SystemExit("error: acknowledged flights are lost, or the writer ended before the kill")
     if not found.equals(source.slice(0, found.num_rows).sort_by(_ORDER)):
-        raise SystemExit("error: what is there is not what was written")
+        raise SystemExit("error: the shard holds other flights than were written")
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     found = _read(location, shard_id)
     if not found.equals(source.sort_by(_ORDER)):
-        raise SystemExit("error: after the restart flights are lost, or there twice")
-    console.print(f"started again, it went on behind them: {found.num_rows:,} flights, equal to the source, none twice")
+        raise SystemExit("error: after the restart flights are missing or double")
+    console.print(f"started again, it went on after them: {found.num_rows:,} flights, equal to the source")
 
 
 _ORDER = [(name, "ascending") for name in writer.KEY]
 
 
 def _read(location: Location, shard_id: ShardId) -> pa.Table:
-    """The newest contents of the writer's shard, sorted."""
+    """The newest contents of the writer's shard, sorted by key."""
     with PersistClient.open(location) as client, client.open_leased_reader(shard_id, purpose="demo") as reader:
         table = reader.snapshot(client.recent_upper(shard_id).newest_complete).to_table()
     sides = [table[name].combine_chunks() for name in ("key", "val")]

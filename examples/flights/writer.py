@@ -1,6 +1,6 @@
-"""Append the flights of 2013 to a shard of their own, week by week, through the Python API alone; say each week that is acknowledged.
+"""Append the flights of 2013 to a shard, week by week, through the Python API alone. Prints a line after each acknowledged week.
 
-Killed at any point and started again, it goes on behind the last week that the shard has. `demo.py` does that to it.
+After a kill at any point, the next start goes on after the last week in the shard. `demo.py` kills it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WEEK_MS = 7 * 24 * 3600 * 1000
 
 
 def flights() -> pa.Table:
-    """What is appended, in time order."""
+    """The flights to append, in time order."""
     return pq.read_table(DATA, columns=[*KEY, *VALUE])
 
 
@@ -29,7 +29,7 @@ def schema_of(table: pa.Table) -> Schema:
 
 
 def updates(table: pa.Table, times_ms: pa.Array) -> pa.Table:
-    """One addition for each row, at its hour."""
+    """One update for each row, with diff 1, at the row's hour."""
     sides = [pa.StructArray.from_arrays([table[n].combine_chunks() for n in names], names) for names in (KEY, VALUE)]
     return pa.table({"key": sides[0], "val": sides[1], "time": times_ms, "diff": np.ones(len(table), np.int64)})
 
@@ -52,7 +52,7 @@ def main() -> None:
             if not isinstance(writer.compare_and_append(week, expected_upper=written, new_upper=upper), Appended):
                 raise SystemExit("error: another process writes this shard")
             written = writer.upper
-            print(last, flush=True)  # how many flights are acknowledged
+            print(last, flush=True)  # the number of acknowledged flights
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The one bridge to the engine: clients per location of a profile with that location's own credentials, a deadline on every call, a circuit
-breaker per location.
+"""The only bridge to the engine: one client for each location of a profile, with that location's own credentials, a deadline for every
+call, and a circuit breaker for each location.
 
-Never blocks its caller longer than the deadline, and hardly while a store is known to be down. A location never takes all workers:
-one tenant's dead store must not slow another's. What the engine raises becomes a value here: a StoreFailure for the plan, told with
-the store's address, or an ActionFailure reason.
+A call blocks its caller at most until the deadline, and at most a second while the store is known to be down. A location never takes all
+workers: the dead store of one tenant must not slow another tenant. Exceptions of the engine become values here: a StoreFailure for the
+plan, with the address of the store, or the reason of an ActionFailure.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from persist_operator.plan.observed import Claim, NotOwned, Seen, ShardMissing, 
 from persist_operator.settings import OperatorSettings
 
 T = TypeVar("T")
-#: Calls to one location at once, so that threads stay bounded.
+#: Limit on concurrent calls to one location, so that threads stay bounded.
 _CALLS_MAX = 4
-#: A store that works answers within this. A caller waits no longer for a place at one that does not, nor for a sign of life of one
+#: A store that works answers within this time. A caller waits no longer for a free place at a slow store, or for the answer of a store
 #: that was down.
 _PROMPT_S = 1.0
 _PERMANENT: tuple[tuple[type[PersistError], str], ...] = (
@@ -65,7 +65,7 @@ _PERMANENT_KINDS = tuple(kind for kind, _ in _PERMANENT)
 
 
 class BridgeFailure(PersistError):
-    """A call that did not succeed because of a store, with what the plan needs to know of it."""
+    """A call failed because of a store. `failure` is its description for the plan."""
 
     kind = ErrorKind.UNAVAILABLE
 
@@ -75,13 +75,13 @@ class BridgeFailure(PersistError):
 
 
 class StoreBusy(PersistError):
-    """The location has all the calls it may have, and does not answer promptly: look again later. Says nothing of the shard."""
+    """The location has its maximum of calls and does not answer promptly: try again later. Says nothing about the shard."""
 
     kind = ErrorKind.UNAVAILABLE
 
 
 class _Places:
-    """The calls under way at one location. Thread-safe."""
+    """The places for concurrent calls to one location. Thread-safe."""
 
     def __init__(self, count: int, env: Env) -> None:
         self._count, self._env = count, env
@@ -89,7 +89,7 @@ class _Places:
         self._since_s: dict[object, float] = {}
 
     def take(self) -> object | None:
-        """A place, to be left again. Waits for one while the calls under way are young; None once one of them is slow."""
+        """Take a place; the caller must `leave` it. Waits for a free place while the calls under way are young; None once one is slow."""
         with self._changed:
             while len(self._since_s) >= self._count:
                 left_s = min(self._since_s.values()) + _PROMPT_S - self._env.monotonic_s()
@@ -100,7 +100,7 @@ class _Places:
             return place
 
     def leave(self, place: object) -> None:
-        """Give the place to others. Idempotent."""
+        """Free the place. Idempotent."""
         with self._changed:
             self._since_s.pop(place, None)
             self._changed.notify()
@@ -108,20 +108,20 @@ class _Places:
 
 @dataclass(slots=True)
 class _Store:
-    """One location: its client, its threads, and until when it is left alone."""
+    """One location: its client, its threads, and the state of its circuit breaker."""
 
     executor: ThreadPoolExecutor
     places: _Places
     opening: threading.Lock = field(default_factory=threading.Lock)
     client: PersistClient | None = None
     retired: PersistClient | None = None
-    """Knew a log that consensus lost, and is of no more use; others may be in the middle of a call to it."""
+    """The former client, which knew a log that consensus lost. Calls to it may still be under way."""
     open_until_s: float = 0.0
     last_failure: StoreFailure | None = None
 
 
 class Bridge:
-    """All that the operator asks of the engine. Thread-safe."""
+    """The operator's calls of the engine. Thread-safe."""
 
     def __init__(
         self,
@@ -132,15 +132,15 @@ class Bridge:
         open_client: Callable[[Location], PersistClient] | None = None,
         credentials_dir: str = OPERATOR_CREDENTIALS_DIR,
     ) -> None:
-        """`credentials_dir`: has a folder for each profile that names a Secret, with that Secret's keys as files."""
+        """`credentials_dir` has a folder for each profile with a Secret. The keys of the Secret are files in it."""
         self._credentials_dir = credentials_dir
         workers = settings.loop.workers
         self._calls_max = max(1, min(_CALLS_MAX, workers - max(1, workers // 4)))
         self._deadline_s = settings.loop.store_deadline_seconds
         self._breaker_s = settings.loop.store_breaker_seconds
         self._env = env or SystemEnv()
-        # The engine gives up a little before we do, so that its message (with the address) is what people read.
-        # A shard of the operator's has its retention from the operator's own hold: see advance_since.
+        # The engine gives up a little before the bridge, so that the status shows the engine's message, which has the address.
+        # Shards of the operator get their retention from the operator's own hold: see advance_since.
         engine = Settings(retry=RetrySettings(give_up_ms=self._deadline_s * 1000 * 0.8), retain_ms=None)
         self._open_client = open_client or (
             lambda location: PersistClient.open(location, settings=engine, metrics=metrics or NoMetrics())
@@ -150,9 +150,11 @@ class Bridge:
         self._is_closed = False
 
     def inspect(self, location: StoreLocation, claim: Claim) -> Seen:
-        """The state of the claim's shard in numbers, after making it the owner's. Linearized when it answers. Raises only StoreBusy."""
+        """Claim the shard for its owner, and inspect it. Linearized when it answers. Failures of the store are values; raises only
+        StoreBusy.
+        """
         try:
-            return self._call(location, lambda client: _seen(client, claim))
+            return self._call(location, lambda client: _claimed(client, claim))
         except BridgeFailure as error:
             return Seen(inspected=error.failure)
         except InvalidUsage as error:
@@ -161,18 +163,18 @@ class Bridge:
     def claim(
         self, shard: Shard, location: StoreLocation, settings: OperatorSettings, *, is_gone: Callable[[str], bool]
     ) -> Seen:
-        """As `inspect`, for what the resource may claim: plan.ownership decides, `is_gone` as there."""
+        """`inspect` with the claim of a resource. Takes the shard over where plan.ownership allows it; `is_gone` is as there."""
         claim = ownership.claim_of(shard, settings)
-        seen = self.inspect(location, claim)
-        if isinstance(seen.inspected, NotOwned) and ownership.may_take_over(
-            shard, seen.inspected, settings, is_gone=is_gone
+        answer = self.inspect(location, claim)
+        if isinstance(answer.inspected, NotOwned) and ownership.may_take_over(
+            shard, answer.inspected, settings, is_gone=is_gone
         ):
             return self.inspect(location, replace(claim, take_over=True))
-        return seen
+        return answer
 
     def initialise(self, action: InitialiseShard) -> None:
-        """Make the shard unless it exists. Idempotent. InvalidUsage when it exists otherwise is not the owner's, or
-        was lost; BridgeFailure.
+        """Create the shard unless it exists. Idempotent. InvalidUsage when the shard exists with another schema, has another owner, or was
+        lost. BridgeFailure for failures of the store.
         """
         wanted = Schema.from_ddl(action.schema.key, action.schema.value)
 
@@ -184,16 +186,16 @@ class Bridge:
             self._call(action.location, initialise)
         except BridgeFailure as error:
             if isinstance(error.__cause__, ShardLost):
-                # Another attempt would be refused, too: this is no store that comes back by itself.
+                # Another try would be refused too, because a lost shard does not come back by itself.
                 raise InvalidUsage(error.failure.message, kind=ErrorKind.SHARD_LOST) from error
             raise
 
     def advance_since(self, action: AdvanceSince) -> int | None:
-        """Hold since at `since_ms` or later through the operators' critical reader; the since it now holds. That hold is the
-        shard's retention from then on: one that the shard was created with ends.
+        """Hold since at `since_ms` or later through the operators' critical reader. Returns the since that it holds now. From then on this
+        hold is the retention of the shard; a retention that the shard was created with ends.
 
-        Idempotent, never goes back. The hold of an owner before is taken over, and fences that one. InvalidUsage when the
-        shard is not the owner's; BridgeFailure.
+        Idempotent; since never goes back. The call takes over the hold of a former owner, and fences that owner. InvalidUsage when the
+        shard has another owner. BridgeFailure for failures of the store.
         """
 
         def advance(client: PersistClient) -> int | None:
@@ -216,7 +218,7 @@ class Bridge:
         self.close()
 
     def close(self) -> None:
-        """Close all clients; calls that still hang are left behind."""
+        """Close all clients. Does not wait for calls that hang."""
         with self._lock:
             self._is_closed = True
             stores, self._stores = list(self._stores.values()), {}
@@ -228,17 +230,18 @@ class Bridge:
 
     def _store(self, location: StoreLocation) -> _Store:
         with self._lock:
-            # By all of its fields: the same addresses with other credentials are another location.
+            # All fields are the key: the same addresses with other credentials are another location.
             if location not in self._stores:
                 executor = ThreadPoolExecutor(max_workers=self._calls_max, thread_name_prefix="store")
                 self._stores[location] = _Store(executor, _Places(self._calls_max, self._env))
             return self._stores[location]
 
     def _call(self, location: StoreLocation, call: Callable[[PersistClient], T]) -> T:
-        """Run `call` in a thread of the location, at most until the deadline. InvalidUsage and StoreBusy pass; the rest is
-        BridgeFailure. A location that was down gets one call at a time, and no caller waits long for it.
+        """Run `call` in a thread of the location, at most until the deadline. Raises InvalidUsage and StoreBusy as they are, and
+        BridgeFailure for every other error of the engine. While the breaker is open, it raises the last failure at once. After each
+        interval of the breaker, one call probes the location, and its caller waits at most a second.
 
-        InvalidUsage for stores that a resource names: no process of the operator connects to those.
+        InvalidUsage for inline storage: no process of the operator connects to such stores.
         """
         if isinstance(location, InlineLocation):
             raise InvalidUsage(f"{_addresses(location)}: the operator does not connect to stores that a resource names")
@@ -253,7 +256,7 @@ class Bridge:
         if place is None and down is not None:
             raise BridgeFailure(down)
         if place is None:
-            raise StoreBusy(f"{_addresses(location)}: other calls are waiting for it")
+            raise StoreBusy(f"{_addresses(location)}: other calls to it are under way and slow")
         try:
             future: Future[T] = store.executor.submit(self._run, store, location, call)
         except RuntimeError:
@@ -269,7 +272,7 @@ class Bridge:
             future.cancel()
             raise BridgeFailure(self._hung(store, location)) from error
         except InvalidUsage as error:
-            # A call that hung when its client was closed is misuse to the engine, and says nothing of the storage.
+            # The engine reports a call as misuse when its client was closed meanwhile. That says nothing about the store.
             if not (isinstance(error, _PERMANENT_KINDS) or self._is_closed):
                 store.last_failure = None
                 raise
@@ -282,7 +285,7 @@ class Bridge:
         return answer
 
     def _settle(self, store: _Store, location: StoreLocation, late: Future[T]) -> None:
-        """What a call found out after its caller had stopped waiting: whether the location is back."""
+        """Record the result of a call whose caller stopped waiting: whether the location is back."""
         if late.cancelled():
             return
         error = late.exception()
@@ -299,7 +302,7 @@ class Bridge:
         return call(store.client)
 
     def _retire(self, store: _Store) -> None:
-        """The next call opens another client, which believes the log that stands; the status knows the one that was lost."""
+        """Retire the client, so that the next call opens a new one, which accepts the current log. The status still has the lost log."""
         with store.opening:
             if store.client is None:
                 return
@@ -312,7 +315,7 @@ class Bridge:
         return self._opened(store, StoreFailure(reason="StorageUnreachable", message=message))
 
     def _break(self, store: _Store, location: StoreLocation, error: PersistError) -> StoreFailure:
-        """The failure for the plan. Only a store that is down opens the breaker: a corrupt shard says nothing of the others."""
+        """The failure for the plan. Only a store that is down opens the breaker, because a corrupt shard says nothing about others."""
         for kind, reason in _PERMANENT:
             if isinstance(error, kind):
                 return StoreFailure(reason=reason, message=_text(error, location), permanent=True)
@@ -324,7 +327,7 @@ class Bridge:
         return failure
 
 
-def _seen(client: PersistClient, claim: Claim) -> Seen:
+def _claimed(client: PersistClient, claim: Claim) -> Seen:
     wanted = None if claim.wanted is None else ShardId(claim.wanted)
     match client.adopt(claim.owner, wanted, ShardId(claim.proposed), take_over=claim.take_over):
         case OwnedElsewhere(shard_id, owner):
@@ -339,10 +342,10 @@ def _seen(client: PersistClient, claim: Claim) -> Seen:
 
 
 def _check_owner(client: PersistClient, action: InitialiseShard | AdvanceSince) -> None:
-    """InvalidUsage unless the shard is still the owner's: it was when the action was planned."""
+    """InvalidUsage unless the owner of the action still owns the shard, as it did when the action was planned."""
     owner = client.owner_of(ShardId(action.shard_id))
     if owner != action.owner:
-        raise InvalidUsage(f"shard {action.shard_id} is not {action.owner}'s any more; its owner is {owner}")
+        raise InvalidUsage(f"{action.owner} no longer owns shard {action.shard_id}; its owner is {owner}")
 
 
 def _addresses(location: StoreLocation) -> str:
@@ -350,7 +353,7 @@ def _addresses(location: StoreLocation) -> str:
 
 
 def _text(error: PersistError, location: StoreLocation) -> str:
-    """What went wrong, down to the driver's own words, with the address."""
+    """The message of an error, with the message of its cause and the address of the store."""
     cause = error.__cause__
     text = f"{error}" if cause is None or str(cause) in str(error) else f"{error}: {cause}"
     address = f" ({_addresses(location)})" if "://" not in text else ""

@@ -1,8 +1,8 @@
 """The operator's process: settings, leader election, then watches and workers. `python -m persist_operator.main`.
 
-Only the leader watches and acts. A leader that loses its Lease ends the process: a fresh start is the one way back, so that no half
-of an old life goes on. SIGTERM and SIGINT end the process within five seconds, whatever hangs: workers finish what they are at if they
-can, then the Lease is given up. Exit codes: 0 after a signal, 1 when the Lease was lost, 64 for a wrong configuration.
+Only the leader watches and acts. A leader that loses its Lease ends the process, so that no part of it goes on as if it led. SIGTERM and
+SIGINT end the process within five seconds, even when calls hang: workers finish their reconciles if they can, then the process releases
+the Lease. Exit codes: 0 after a signal, 1 when the Lease was lost, 64 for a wrong configuration.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from persist_operator.steps.reconcile import Reconciler
 
 _LOG = logging.getLogger("persist_operator")
 _CONFIG_VARIABLE = "PERSIST_OPERATOR_CONFIG"
-#: The shares of a stop: finishing what workers are at, giving the Lease up, ending the watches, closing connections.
+#: The time limits of the steps of a stop: reconciles under way, release of the Lease, end of the watches, close of connections.
 _FINISH_S, _RELEASE_S, _UNWATCH_S, _CLOSE_S = 2.0, 1.5, 0.5, 0.5
 
 
 def main() -> int:
-    """Run until SIGTERM or SIGINT; the exit code."""
+    """Run until SIGTERM or SIGINT. Returns the exit code."""
     try:
         path = os.environ.get(_CONFIG_VARIABLE)
         settings = OperatorSettings.load(Path(path)) if path else OperatorSettings()
@@ -55,25 +55,25 @@ def main() -> int:
 
 
 def _stop_on_signals(operator: Operator) -> None:
-    """A thread reads the signals from a socket, which the interpreter's own handler writes to in whatever thread the signal arrives. A
-    handler in Python runs in the main thread only, and not while that waits for a lock.
+    """Stop the operator on SIGTERM or SIGINT. The interpreter's own handler writes each signal to a socket, in any thread, and a thread
+    here reads it. A handler in Python would run in the main thread only, and not while that thread waits for a lock.
     """
     reader, writer = socket.socketpair()
-    writer.setblocking(False)  # noqa: FBT003 - as the method has it
+    writer.setblocking(False)  # noqa: FBT003 - the method takes it so
     signal.set_wakeup_fd(writer.fileno())
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
 
     def wait() -> None:
         _LOG.info("ending", extra={"signal": signal.Signals(reader.recv(1)[0]).name})
-        writer.detach()  # stays open: another signal is written too
+        writer.detach()  # keep it open, because the handler also writes the next signal
         operator.stop()
 
     threading.Thread(target=wait, name="signals", daemon=True).start()
 
 
 class Operator:
-    """All parts, wired. `run` once."""
+    """Builds and connects all parts. Call `run` once."""
 
     def __init__(self, settings: OperatorSettings, identity: str) -> None:
         self._settings, self._env = settings, SystemEnv()
@@ -101,7 +101,7 @@ class Operator:
         self._watches = Watches(
             self._controller.changed, cluster, settings, self._env, on_restart=metrics.watch_restarts.inc
         )
-        #: What the main thread waits for: "leads", "stop" or "lost".
+        #: The events that the main thread waits for: "leads", "stop" or "lost".
         self._turns: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._stopping, self._leading, self._finished = threading.Event(), threading.Event(), threading.Event()
         self._lost = threading.Event()
@@ -115,7 +115,7 @@ class Operator:
         )
 
     def sick_of(self) -> str | None:
-        """What only a fresh process can mend; None while there is nothing of that kind."""
+        """The problem that only a restart of the process can solve; None when there is none."""
         if self._lost.is_set():
             return "the lease is lost"
         if self._leading.is_set() and not self._finished.is_set():
@@ -127,15 +127,17 @@ class Operator:
         return None
 
     def waits_for(self) -> str | None:
-        """What the leader needs before it sees every resource. None for a standby: it is ready to take over."""
+        """What the leader waits for until it sees every resource; None when it does. None for a standby, because it is ready to lead."""
         return (self._watches.waits_for or self._controller.waits_for) if self._leading.is_set() else None
 
     def stop(self) -> None:
-        """Have `run` return. Any thread may call it, more than once."""
+        """Make `run` return. Any thread may call it, more than once."""
         self._turns.put("stop")
 
     def run(self) -> int:
-        """Wait for leadership, work until `stop` is called or the Lease is lost; the exit code. Returns within five seconds of `stop`."""
+        """Wait for leadership, then work until `stop` is called or the Lease is lost. Returns the exit code, within five seconds of
+        `stop`.
+        """
         self._probes.start()
         _LOG.info("serving", extra={"port": self._probes.port})
         self._elector.start()
@@ -159,15 +161,17 @@ class Operator:
     def _end(self) -> None:
         self._stopping.set()
         if not self._controller.stop(timeout_s=_FINISH_S):
-            _LOG.warning("ending in the middle of a reconcile: every step is safe to repeat")
+            _LOG.warning("ending during a reconcile: every step is safe to repeat")
         self._finished.set()
-        # The thread that renews is the one that gives the Lease up: no renewal can follow.
+        # The thread that renews the Lease also releases it, so that no renewal can follow the release.
         self._elector.join(_RELEASE_S)
         if self._leading.is_set() and not self._watches.stop(timeout_s=_UNWATCH_S):
             _LOG.info("the watches end with the process")
 
     def _elect(self) -> None:
-        """Take the Lease, renew it, give it up in the end. In a thread of its own: an API server that hangs holds up no stop."""
+        """Take the Lease, renew it, and release it in the end. Runs in a thread of its own, so that an API server that hangs does not delay
+        a stop.
+        """
         settings = self._settings.leader
         if not settings.enabled:
             self._turns.put("leads")
@@ -182,14 +186,14 @@ class Operator:
                 self._lost.set()
                 self._turns.put("lost")
                 return
-        # Not before the workers are done, as long as they keep to their time.
+        # Release after the workers have finished, unless they exceed their time.
         self._finished.wait(2 * _FINISH_S)
         self._election.release()
 
     def _is_leading(self) -> bool:
         try:
             return self._election.tick()
-        except Exception:  # noqa: BLE001 - whatever it is: who renews no more must not go on as if nothing were
+        except Exception:  # noqa: BLE001 - after any error, leadership ends with the Lease's duration
             _LOG.exception("renewing the lease raised")
             return self._election.is_leader
 
@@ -197,5 +201,5 @@ class Operator:
 if __name__ == "__main__":
     code = main()
     logging.shutdown()
-    # Not sys.exit: the interpreter would wait for calls that hang in a store, and the Lease is given up already.
+    # Not sys.exit: the interpreter would wait for calls that hang in a store. The Lease is released already.
     os._exit(code)

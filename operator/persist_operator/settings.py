@@ -1,8 +1,6 @@
-"""What an installation decides: stores, images, namespaces, limits. Read once at main from one YAML file, frozen
-after that.
+"""The settings of an installation: stores, images, namespaces, limits. `main` reads them once from one YAML file; then they are frozen.
 
-Durations carry their unit in the name. Unknown keys are refused, so that a typing error in the chart's values
-cannot pass silently.
+Names of durations carry the unit. An unknown key is an error, so that a typing error in the chart's values has no silent effect.
 """
 
 from __future__ import annotations
@@ -17,18 +15,18 @@ import yaml
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.storage.addresses import with_credentials
 
-#: A profile's name is also the folder of its credentials in the operator's pod.
+#: The name of a profile is also the name of the folder with its credentials in the operator's pod.
 _PROFILE_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllowedNamespaces:
-    """Whose resources may use a profile, and with it its credentials. Empty: none."""
+    """The namespaces whose resources may use a profile and its credentials. Empty: none."""
 
     names: tuple[str, ...] = ()
-    """Namespaces by name; `*` for all of them."""
+    """Names of namespaces; `*` allows every namespace."""
     match_labels: Mapping[str, str] = field(default_factory=dict)
-    """Namespaces that carry all of these labels, when there are any."""
+    """Allows each namespace that carries all of these labels. Without labels it allows none."""
 
     def __post_init__(self) -> None:
         labels = [*self.match_labels, *self.match_labels.values()] if isinstance(self.match_labels, Mapping) else [None]
@@ -36,33 +34,34 @@ class AllowedNamespaces:
             raise InvalidUsage("allowedNamespaces: names is a list of names, matchLabels a mapping from text to text")
 
     def allow(self, namespace: str, labels: Mapping[str, str]) -> bool:
-        """Whether resources of `namespace`, which carries `labels`, may use the profile."""
+        """Whether resources of `namespace` may use the profile. `labels` are the labels of the namespace."""
         if namespace in self.names or "*" in self.names:
             return True
         return bool(self.match_labels) and self.match_labels.items() <= labels.items()
 
 
-#: With a resource's namespace and name it has room in a store's key.
+#: An id of this length fits into a store's key together with a namespace and a name.
 _OPERATOR_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}", re.ASCII)
 TakeOver = Literal["SameNamespace", "Unowned", "Any"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageProfile:
-    """A named pair of stores, the credentials for them, and who may use both."""
+    """A named pair of stores, their credentials, and the namespaces that may use both."""
 
     blob: str
-    """URL of the blob store, without credentials and without a word on where they are."""
+    """URL of the blob store. It contains neither credentials nor their location."""
     consensus: str
-    """URL of the consensus store, likewise."""
+    """URL of the consensus store. It contains neither credentials nor their location."""
     secret_name: str | None = None
-    """Secret with the optional keys aws-credentials and redis-password, in the operator's namespace and in each that may use the
-    profile. What has no key there, and all without a Secret, is reached by the identity of the pod itself.
+    """Secret with the optional keys aws-credentials and redis-password, in the operator's namespace and in each namespace that may use
+    the profile. A store whose key is absent, and every store without a Secret, is accessed with the identity of the pod.
     """
     allowed_namespaces: AllowedNamespaces = field(default_factory=AllowedNamespaces)
     take_over: TakeOver = "SameNamespace"
-    """What the annotation `take-over` may take from others: what the same namespace owns, also what exists without an owner
-    (Unowned), or those of all namespaces and operators (Any)."""
+    """Which shards the annotation `take-over` may take: those that a resource of the same namespace owns (SameNamespace), also those
+    without an owner (Unowned), or those of every namespace and operator too (Any).
+    """
 
     def __post_init__(self) -> None:
         for what, url in (("blob", self.blob), ("consensus", self.consensus)):
@@ -83,22 +82,22 @@ _ADDRESS_PATTERN = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InlineStorage:
-    """Whether resources may name stores themselves, which ones, and the pods that look at them in the resource's namespace."""
+    """Whether resources may use inline storage, which stores they may name, and the pods that inspect such shards."""
 
     enabled: bool = False
     allowed_endpoints: tuple[str, ...] = ()
-    """S3 servers that `spec.storage.blob.endpoint` may name, as host, host:port or *.suffix; without a port the scheme's own."""
+    """S3 servers that `spec.storage.blob.endpoint` may name, as host, host:port or *.suffix. The default port is that of the scheme."""
     allowed_consensus: tuple[str, ...] = ()
-    """Redis servers that `spec.storage.consensus.address` may name, likewise; without a port 6379."""
+    """Redis servers that `spec.storage.consensus.address` may name, in the same form. The default port is 6379."""
     allowed_secrets: tuple[str, ...] = ()
     """Secrets of the resource's namespace that `spec.storage.secretName` may name."""
     inspect_seconds: float = 60
-    """A shard is looked at by a new pod this often."""
+    """How often a new pod inspects a shard."""
     deadline_seconds: int = 120
-    """A pod that has not answered by then is ended, and another one tries."""
+    """Time that an inspection pod has. After it the pod is ended and another one tries."""
     cpu: str = "50m"
     memory: str = "256Mi"
-    """Request and limit of those pods."""
+    """Memory request and limit of inspection pods; `cpu` is their CPU request."""
 
     def __post_init__(self) -> None:
         for name, patterns in (("Endpoints", self.allowed_endpoints), ("Consensus", self.allowed_consensus)):
@@ -116,7 +115,7 @@ class InlineStorage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSettings:
-    """What pods run when the resource names no image."""
+    """Images of pods whose resource names no image."""
 
     engine: str = "persist-engine:0.1.0"
     spark: str = "persist-spark:0.1.0"
@@ -126,58 +125,58 @@ class ImageSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadAllow:
-    """What the pod templates of resources may say beyond the closed list of `api.pod_template`."""
+    """What the pod templates of resources may set beyond the closed list of `api.pod_template`."""
 
     host_path: bool = False
-    """Volumes of the node's own file system."""
+    """Volumes from the file system of the node."""
     host_network: bool = False
     privileged: bool = False
-    """Security contexts of their own, whatever they ask for."""
+    """Any security context in templates of sinks."""
     secrets: tuple[str, ...] = ()
-    """Secrets of the resource's namespace that may be mounted, or taken into the environment."""
+    """Secrets of the resource's namespace that a template may mount or put into the environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSettings:
-    """Defaults of the pods that the operator starts, and limits of what a resource may ask of them."""
+    """Defaults of the pods that the operator starts, and limits on what a resource may set for them."""
 
     driver_service_account: str = "persist-spark-driver"
-    """May create, watch and delete pods in its namespace; used when a sink names none."""
+    """Service account of drivers whose sink names none. It may create, watch and delete pods in its namespace."""
     service_accounts: tuple[str, ...] = ()
-    """Further ones that resources may name."""
+    """Further service accounts that resources may name."""
     allow: WorkloadAllow = field(default_factory=WorkloadAllow)
     maintenance_cpu: str = "100m"
     maintenance_memory: str = "512Mi"
-    """Request and limit of rollup and GC pods; compaction pods take compaction.memoryLimit."""
+    """Memory request and limit of rollup and GC pods. Compaction pods have compaction.memoryLimit."""
     maintenance_deadline_seconds: int = 3600
-    """A maintenance Job that runs longer is ended and tried again."""
+    """A maintenance Job that runs longer is ended, and the operator starts another one."""
     executor_cpu_request: str = ""
-    """CPU request per executor core when not empty, such as 500m; cores otherwise. Small clusters set it low."""
+    """CPU request of each executor pod, such as 500m; the cores of the executor when empty. Small clusters set it low."""
     driver_cpu_request: str = ""
-    """CPU request of drivers when not empty; cores otherwise."""
+    """CPU request of drivers; the driver's cores when empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSettings:
-    """How often the operator looks and how long it waits."""
+    """Intervals and deadlines of the operator."""
 
     workers: int = 4
-    """Reconciles in flight. Grows with it: load on API server and stores."""
+    """Number of reconciles at the same time. The load on the API server and the stores grows with it."""
     resync_seconds: float = 300
     """Every resource is reconciled at least this often."""
     inspect_seconds: float = 15
-    """A healthy shard's state is read at most this often."""
+    """The state of a healthy shard is read at most this often."""
     numbers_seconds: float = 30
-    """Numbers on a status that change all the time are written at most this often."""
+    """Numbers that change all the time are written to a status at most this often."""
     since_seconds: float = 30
-    """since is advanced at most this often."""
+    """The operator advances since at most this often."""
     store_deadline_seconds: float = 10
-    """A call to a store that has not answered by then counts as failed."""
+    """A call to a store fails when the store has not answered after this time."""
     store_breaker_seconds: float = 15
-    """After a failure a store is left alone this long."""
+    """After a failure the operator does not call the store for this time."""
     backoff_initial_seconds: float = 0.5
     backoff_max_seconds: float = 120
-    """A reconcile that raises is repeated after the first delay, doubling up to the second, with jitter."""
+    """A reconcile that raises is repeated after `backoff_initial_seconds`. The delay doubles up to `backoff_max_seconds`, with jitter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +189,7 @@ class LeaderSettings:
     lease_seconds: float = 15
     renew_seconds: float = 5
     retry_seconds: float = 2
-    """A replica that waits looks at the Lease this often: it leads this long after a release."""
+    """A waiting replica reads the Lease this often. It leads at most this long after a release."""
 
     def __post_init__(self) -> None:
         if self.renew_seconds * 2 > self.lease_seconds:
@@ -199,11 +198,11 @@ class LeaderSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSettings:
-    """All of it."""
+    """All settings of one operator."""
 
     operator_id: str = "persist-operator/persist-operator"
-    """Who owns shards in the stores, together with a resource's namespace and name. Unique among operators that share stores,
-    and the same for ever: under another one, resources do not own what they had.
+    """With the namespace and name of a resource, the owner of its shard in the stores. Unique among the operators that share stores. It
+    must never change: under another id, resources do not own the shards that they had.
     """
     storage_profiles: Mapping[str, StorageProfile] = field(default_factory=dict)
     default_profile: str = "default"
@@ -254,7 +253,7 @@ class OperatorSettings:
 
     @classmethod
     def load(cls, path: Path) -> OperatorSettings:
-        """`parse` of a file. InvalidUsage when it cannot be read."""
+        """`parse` of a file's text. InvalidUsage also when the file cannot be read."""
         try:
             return cls.parse(path.read_text(encoding="utf-8"))
         except OSError as error:

@@ -6,7 +6,6 @@ case-insensitive resolution cannot cause mix-ups. `partitions.py` rebuilds the s
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -86,7 +85,9 @@ def to_flat(frame: DataFrame, schema: Schema, *, timestamp_column: str | None = 
     """
     fields = fields_of(schema)
     found = {field.name: (index, field.dataType) for index, field in enumerate(frame.schema.fields)}
-    _check_names(frame, fields, timestamp_column)
+    mismatch = schema.column_problem(frame.columns, time_column=timestamp_column)
+    if mismatch is not None:
+        raise ConfigurationError(mismatch)
     # SUBTLE: by position, because Spark would resolve `id` to `ID`.
     positions = frame.toDF(*(f"c{index}" for index in range(len(frame.columns))))
     problems: list[str] = []
@@ -106,28 +107,6 @@ def to_flat(frame: DataFrame, schema: Schema, *, timestamp_column: str | None = 
             f"input does not fit the shard's schema: {'; '.join(problems)}; convert with input.format.sql"
         )
     return positions.select(*columns)
-
-
-def _check_names(frame: DataFrame, fields: list[Field], timestamp_column: str | None) -> None:
-    wanted = [
-        *((f.name, f"{f.side} field") for f in fields),
-        *([(timestamp_column, "timestampColumn")] if timestamp_column else []),
-    ]
-    missing = [f"{name} ({role})" for name, role in wanted if name not in frame.columns]
-    surplus = sorted(set(frame.columns) - {name for name, _ in wanted})
-    doubled = sorted(name for name, count in Counter(frame.columns).items() if count > 1)
-    problems = []
-    if missing:
-        problems.append(f"missing: {', '.join(missing)}")
-    if surplus:
-        problems.append(f"not in the shard's schema: {', '.join(surplus)} (drop them with input.format.sql)")
-    if doubled:
-        problems.append(f"more than once: {', '.join(doubled)}")
-    if problems:
-        raise ConfigurationError(
-            f"input columns do not match the shard's schema: {'; '.join(problems)}; "
-            f"the input has: {', '.join(frame.columns)}"
-        )
 
 
 def unfit(name: str, source: T.DataType, target: T.DataType) -> str | None:

@@ -91,16 +91,17 @@ class Landing:
     """The sink's progress when the run began."""
     env: Env
     log: Log
+    tries_max: int = TRIES_MAX
 
     def land(self) -> Outcome:
         """Appends the batches. After each lost append it moves and corrects them and tries again. On any outcome other than Landed the
         batches are deleted.
 
-        ConfigurationError (closed shard, newer schema), and Unavailable after TRIES_MAX lost appends; both delete the batches. Any other
+        ConfigurationError (closed shard, newer schema), and Unavailable after `tries_max` lost appends; both delete the batches. Any other
         exception leaves their blobs, because an append of them may have happened.
         """
         self._gather(parts_max=1)
-        for _ in range(TRIES_MAX):
+        for _ in range(self.tries_max):
             answer = self._try()
             match answer:
                 case Appended():
@@ -119,7 +120,7 @@ class Landing:
                     assert_never(answer)
         self._delete()
         raise Unavailable(
-            f"other writers of shard {self.writer.shard_id} were faster {TRIES_MAX} times in a row; nothing was appended"
+            f"other writers of shard {self.writer.shard_id} were faster {self.tries_max} times in a row; nothing was appended"
         )
 
     def _try(self) -> AppendOutcome:

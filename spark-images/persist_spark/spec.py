@@ -1,8 +1,8 @@
-"""What one sink run is asked to do: `sink.json`, parsed and checked. Owns what the blocks `input`, `envelope` and `write` may hold;
-`persist_engine.codec.sink_run` owns the document. Knows no Spark, no store.
+"""The specification of one sink run: parses and checks `sink.json`. Owns the contents of its blocks `input`, `envelope` and `write`;
+`persist_engine.codec.sink_run` owns the document. Must not know: Spark, stores.
 
-Every refusal is a ConfigurationError that names the field as the user wrote it (`input.format.name`), what stands
-there and what may.
+Every refusal is a ConfigurationError that names the field as the user wrote it (`input.format.name`), its value and
+the allowed values.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from persist_engine.codec.sink_run import Fields, decode_sink_run
 from persist_engine.model.ids import ShardId
 from persist_engine.rows.schema import Schema
 
-#: More tasks than this only cost scheduling: a task below some MiB of input is not worth its start.
+#: Limit on write tasks. With more, a task has less input than its start is worth.
 PARALLELISM_MAX = 4096
-#: As the resource definition has it.
+#: The default in the resource definition.
 TARGET_PART_BYTES = 64 * MIB
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?")
 _UNITS = {
@@ -38,18 +38,18 @@ _UNITS = {
     "Gi": 1 << 30,
     "Ti": 1 << 40,
 }
-#: Names of input options whose values never stand in a message or a log.
+#: Names of input options whose values must not appear in a message or a log.
 SECRET_OPTION = re.compile(r"(?i)passw|secret|token|credential|access.?key|api.?key|private")
 
 
 class ConfigurationError(InvalidUsage):
-    """The sink cannot run as it is declared, or its input is not as declared. Repeating changes nothing; the text
-    says what to change.
+    """The sink cannot run as declared, or its input is not as declared. A repetition does not help. The message says
+    what to change.
     """
 
 
 class EnvelopeType(enum.StrEnum):
-    """What the input's rows mean."""
+    """How rows of the input become updates: Append adds every row, Mirror writes desired minus persisted."""
 
     APPEND = "Append"
     MIRROR = "Mirror"
@@ -64,7 +64,7 @@ class Input:
     schema: str | None = None
     sql: str | None = None
     allow_empty: bool = False
-    """Whether an input without rows is a fact (a mirror becomes empty) and not a mistake."""
+    """Whether an input without rows is valid (a mirror becomes empty) instead of an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class Envelope:
 
     type: EnvelopeType
     timestamp_column: str | None = None
-    """Append only: the column whose value, in milliseconds, is the update's time."""
+    """Append only: the column with the time of the update, in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,15 +81,15 @@ class Write:
     """How updates become parts."""
 
     parallelism: int | None = None
-    """Number of write tasks, exactly; None: by what there is to write."""
+    """Exact number of write tasks; None to derive it from what there is to write."""
     target_part_bytes: int = TARGET_PART_BYTES
-    """Grows with it: the memory of an executor task, and what it writes."""
+    """Target size of a part in memory. The memory of a write task grows with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkSpec:
-    """One run of one sink. `run_id` names the run: every retry carries the same, so that its data are appended once. Of ids
-    `<series>-<number>` the greater number is the newer run: once it has appended, older ones append nothing any more.
+    """One run of one sink. Every retry of a run has the same `run_id`, so that its data is appended once. In ids `<series>-<number>`,
+    the greater number is the newer run. After it has appended, older runs append nothing.
     """
 
     sink_id: str
@@ -106,19 +106,19 @@ class SinkSpec:
 
     @property
     def run_token(self) -> bytes:
-        """What the shard keeps as this sink's source progress after the run."""
+        """The sink's source progress that the run commits with its data."""
         return self.run_id.encode()
 
     @property
     def schema(self) -> Schema:
-        """The shard's schema as declared. Raises ConfigurationError naming what does not parse."""
+        """The declared schema of the shard. Raises ConfigurationError that names the part which does not parse."""
         try:
             return Schema.from_ddl(self.key_ddl, self.value_ddl)
         except InvalidUsage as error:
             raise ConfigurationError(f"schema: {error}") from error
 
     def secrets(self) -> tuple[str, ...]:
-        """Option values that must not be shown."""
+        """The values of input options that must not be shown."""
         return tuple(v for k, v in self.input.options.items() if v and SECRET_OPTION.search(k))
 
     @classmethod

@@ -1,6 +1,6 @@
-"""The cluster as the end-to-end tests see it: brought up and filled by run.sh.
+"""The cluster of the end-to-end tests, which run.sh creates and fills.
 
-A cluster that is not there fails the tests, and says how to get it.
+Without a cluster the tests fail with the command that creates it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EXAMPLES = ROOT / "examples" / "flights"
 OPERATOR_NAMESPACE = "persist-system"
 NAMESPACE = "persist-e2e"
 STORES = "persist-stores"
-#: Where programs have their namespace's Secret with the stores' credentials.
+#: Where programs mount the Secret of their namespace with the stores' credentials.
 STORE_SECRET = "/var/run/secrets/persist/store"
 RELEASE = "persist-operator"
 VALUES = yaml.safe_load((HERE / "values.yaml").read_text())
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class Cluster:
-    """kubectl and helm with deadlines. What waits says what for, and shows the cluster when it gives up."""
+    """kubectl and helm with deadlines. A failed wait says what it waited for and shows the cluster."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._environment = environment
@@ -95,7 +95,7 @@ class Cluster:
         )
 
     def kill(self, pod: str, namespace: str = NAMESPACE) -> None:
-        """As when a node dies: no grace, no farewell."""
+        """Deletes without a grace period, as the loss of a node does."""
         self.kubectl("delete", "pod", pod, "--grace-period=0", "--force", "--wait=false", namespace=namespace)
 
     def status(self, kind: str, name: str, namespace: str = NAMESPACE) -> Manifest:
@@ -116,7 +116,7 @@ class Cluster:
         every_s: float = 1.0,
         namespace: str = NAMESPACE,
     ) -> T:
-        """The first true value of `probe`. On timeout the test fails with what the cluster looks like."""
+        """The first true value of `probe`. On timeout the test fails and shows the cluster."""
         deadline = time.monotonic() + timeout_s
         while True:
             value = probe()
@@ -147,7 +147,7 @@ class Cluster:
         return found
 
     def describe(self, namespace: str) -> str:
-        """What people would look at: objects, events, the tails of failing pods' and the operator's logs."""
+        """Objects, events, and the ends of the logs of failing pods and of the operator."""
         parts = [
             self.kubectl(
                 "get", "persistshards,sparksinks,pods,jobs", "--output", "wide", namespace=namespace, check=False
@@ -177,7 +177,7 @@ class Cluster:
         return "\n".join(parts)
 
     def operator_pod(self) -> Manifest | None:
-        """The operator's pod that is ready and not on its way out."""
+        """The operator's pod that is ready and not terminating."""
         pods = self.items("pods", "app.kubernetes.io/component=operator", OPERATOR_NAMESPACE)
         alive = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
         ready = [
@@ -188,7 +188,7 @@ class Cluster:
         return ready[0] if ready else None
 
     def scale_operator(self, replicas: int) -> None:
-        """So many pods of the operator, counted when those that go are gone and those that come are ready."""
+        """Scales the operator. Returns when terminating pods are gone and new pods are ready."""
         self.kubectl("scale", "deployment", RELEASE, f"--replicas={replicas}", namespace=OPERATOR_NAMESPACE)
 
         def settled() -> bool:
@@ -211,32 +211,32 @@ class Cluster:
 
 
 def _urls(stores: Manifest) -> list[str]:
-    """The URLs of a profile for a pod that has its Secret mounted."""
+    """The URLs of a profile, for a pod that mounts its Secret."""
     return [with_credentials(stores[one], STORE_SECRET) for one in ("blob", "consensus")]
 
 
 class Programs:
-    """Small Python programs (programs/*.py) that run in pods of the engine image, with the stores' credentials."""
+    """Runs the Python programs in programs/ in pods of the engine image, with the stores' credentials."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
     def start(self, program: str, *arguments: str, profile: str = "default", namespace: str = NAMESPACE) -> str:
-        """Name of a Job that runs it now. The program gets the two store URLs, then the arguments."""
+        """Starts a program; returns the name of its Job. Its arguments are the two store URLs, then `arguments`."""
         stores = VALUES["storageProfiles"][profile]
         text = (HERE / "programs" / f"{program}.py").read_text()
         words = ["python3", "-c", text, *_urls(stores), *arguments]
         return self._start(program.replace("_", "-"), {"command": words}, stores["secretName"], namespace)
 
     def start_cli(self, *arguments: str, profile: str = "default", namespace: str = NAMESPACE) -> str:
-        """Name of a Job that runs the `persist` command line, the image's own entry point."""
+        """Starts the `persist` command line, the entry point of the image; returns the name of its Job."""
         stores = VALUES["storageProfiles"][profile]
         blob, consensus = _urls(stores)
         words = [*arguments, "--blob", blob, "--consensus", consensus]
         return self._start("persist-cli", {"args": words}, stores["secretName"], namespace)
 
     def finish(self, job: str, *, timeout_s: float = 180, namespace: str = NAMESPACE) -> str:
-        """Its output, once it ended well; the test fails with the output when it did not."""
+        """The output of a Job, once it succeeded. If it failed, the test fails with the output."""
 
         def probe() -> Manifest | None:
             status = self._cluster.status("job", job, namespace)
@@ -256,7 +256,7 @@ class Programs:
         timeout_s: float = 180,
         namespace: str = NAMESPACE,
     ) -> Manifest:
-        """Runs it to its end; the last line of output is its result, as JSON."""
+        """Runs a program to its end. The result is the last line of its output, as JSON."""
         output = self.finish(
             self.start(program, *arguments, profile=profile, namespace=namespace),
             timeout_s=timeout_s,
@@ -272,7 +272,7 @@ class Programs:
             "image": VALUES["images"]["engine"],
             "imagePullPolicy": "IfNotPresent",
             **what,
-            # For programs that talk to S3 without the engine.
+            # For programs that use S3 without the engine.
             "env": [{"name": "AWS_SHARED_CREDENTIALS_FILE", "value": f"{STORE_SECRET}/aws-credentials"}],
             "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "2Gi"}},
             "securityContext": {
@@ -310,7 +310,7 @@ class Programs:
 
 @pytest.fixture(scope="session")
 def cluster() -> Cluster:
-    """The cluster of `make cluster-up`, with the chart installed as run.sh does."""
+    """The cluster of `make cluster-up`, with the chart as installed by run.sh."""
     done = subprocess.run(
         ["bash", str(HERE / "cluster" / "cluster.sh"), "env"], capture_output=True, text=True, check=True
     )
@@ -334,7 +334,7 @@ def programs(cluster: Cluster) -> Programs:
 
 @pytest.fixture(scope="session")
 def content() -> Any:
-    """programs/content.py as a module: the same hash here, over the source, as in the pod, over the shard."""
+    """programs/content.py as a module: one function hashes the source here and the shard in the pod."""
     spec = importlib.util.spec_from_file_location("content", HERE / "programs" / "content.py")
     assert spec is not None
     assert spec.loader is not None
@@ -344,7 +344,7 @@ def content() -> Any:
 
 
 def _source(name: str) -> pa.Table:
-    """What the shard has to hold: the example's file with the types that its shard declares, each row once."""
+    """The expected contents of a shard: the example's file with the types that its shard declares, each row once."""
     shards = {one["metadata"]["name"]: one for one in yaml.safe_load_all((EXAMPLES / "shards.yaml").read_text())}
     declared = shards[name]["spec"]["schema"]
     schema = Schema.from_ddl(declared["key"], declared["value"])
@@ -360,19 +360,19 @@ def _source(name: str) -> pa.Table:
 
 @pytest.fixture(scope="session")
 def examples() -> Path:
-    """The folder of the examples' manifests and data."""
+    """The folder with the manifests and data of the examples."""
     return EXAMPLES
 
 
 @pytest.fixture(scope="session")
 def source() -> Callable[[str], pa.Table]:
-    """By an example's name: its rows as its shard has to hold them, to be hashed and compared."""
+    """The expected rows of each example, by its name, for hashing and comparison."""
     return _source
 
 
 @pytest.fixture
 def named(cluster: Cluster) -> Iterator[Callable[[str], str]]:
-    """Fresh names for shards and sinks; what carries them is deleted after the test."""
+    """Fresh names for shards and sinks. Objects with these names are deleted after the test."""
     names: list[str] = []
 
     def name(stem: str) -> str:
@@ -386,7 +386,7 @@ def named(cluster: Cluster) -> Iterator[Callable[[str], str]]:
 
 
 def shard_manifest(name: str, *, key: str = "id BIGINT", value: str = "text STRING", **spec: Any) -> Manifest:
-    """A PersistShard with a small schema; `spec` adds to it."""
+    """A PersistShard with a small schema, extended by `spec`."""
     return {
         "apiVersion": "persistshard.io/v1alpha1",
         "kind": "PersistShard",
@@ -397,7 +397,7 @@ def shard_manifest(name: str, *, key: str = "id BIGINT", value: str = "text STRI
 
 @pytest.fixture
 def new_shard(cluster: Cluster, named: Callable[[str], str]) -> Callable[..., tuple[str, str]]:
-    """Apply a PersistShard and wait until it is Ready: its name and its shard id."""
+    """Applies a PersistShard and waits until it is Ready. Returns its name and shard id."""
 
     def make(stem: str, **spec: Any) -> tuple[str, str]:
         name = named(stem)
@@ -410,5 +410,5 @@ def new_shard(cluster: Cluster, named: Callable[[str], str]) -> Callable[..., tu
 
 @pytest.fixture
 def operator_is_there(cluster: Cluster) -> None:
-    """The test begins with an operator at work, whatever the one before did to it."""
+    """The test begins with a running operator, whatever an earlier test did to it."""
     cluster.wait("a ready operator", cluster.operator_pod, timeout_s=180, namespace=OPERATOR_NAMESPACE)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# make e2e: a cluster, images, stores, the chart, the tests, and everything away again. KEEP=1 keeps the cluster; ARGS go to pytest.
+# make e2e: creates a cluster, images, stores and the chart, runs the tests, and removes everything. KEEP=1 keeps the cluster; ARGS go to pytest.
 . "$(dirname "$(readlink -f "$0")")/cluster/settings.sh"
 HERE=$(dirname "$(readlink -f "$0")")
 ROOT=$HERE/../..
@@ -13,7 +13,7 @@ finish() {
 }
 step() { local start=$SECONDS; say "$1"; shift; "$@"; say "$((SECONDS - start)) s"; }
 
-secret() { # NAMESPACE: made once, so that a second run on a kept cluster meets the same stores
+secret() { # NAMESPACE: created once, so that a second run on a kept cluster uses the same stores
   kubectl create namespace "$1" --dry-run=client -o yaml | kubectl apply -f - >/dev/null
   kubectl -n persist-stores get secret persist-store -o json |
     python3 -c 'import json, sys; s = json.load(sys.stdin); s["metadata"] = {"name": "persist-store", "namespace": sys.argv[1]}; json.dump(s, sys.stdout)' "$1" |
@@ -47,7 +47,7 @@ step "images" "$ROOT/spark-images/build.sh" "${IMAGES[@]}"
 step "load" "$HERE/cluster/cluster.sh" load "${LOADED[@]}"
 step "stores" stores
 step "namespaces" namespaces
-# The tag is always dev: the annotation makes a new build of it a new pod on a cluster that was kept.
+# The tag is always dev; the annotation forces a new pod for a new build on a kept cluster.
 build=$("$ENGINE" image inspect --format '{{.Id}}' localhost/persist-operator:dev)
 step "chart" helm upgrade --install persist-operator "$ROOT/charts/persist-operator" --namespace persist-system --values "$HERE/values.yaml" \
   --set-string "podAnnotations.build=$build" --wait --timeout 180s

@@ -1,4 +1,4 @@
-"""Drivers, the operator and the stores break: nothing acknowledged is lost, nothing happens twice."""
+"""Faults in drivers, the operator and the stores: no acknowledged update is lost, and nothing happens twice."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(1200), pytest.mark.usefixtures("operator_is_there")]
 
 STORES = "persist-stores"
-#: As examples/flights declares them.
+#: As declared in examples/flights.
 FLIGHTS = {
     "key": "time_hour TIMESTAMP, carrier STRING, flight INT, origin STRING",
     "value": "dest STRING, tailnum STRING, year INT, month INT, day INT, hour INT, minute INT, sched_dep_time INT, "
     "dep_time INT, dep_delay INT, sched_arr_time INT, arr_time INT, arr_delay INT, air_time INT, distance INT",
 }
-#: Nothing is due; then a compaction is, and nothing else.
+#: First no maintenance is due, then only a compaction.
 IDLE = {"compaction": {"mode": "Disabled"}, "gc": {"enabled": False}, "rollup": {"everySeqnos": 100_000}}
 COMPACTING = {"compaction": {"mode": "Automatic", "maxUncompactedBatches": 2}}
 AIRLINES = {"key": "carrier STRING", "value": "name STRING"}
@@ -54,7 +54,7 @@ def airlines_sink(name: str, shard: str) -> dict[str, Any]:
 
 
 def running_driver(cluster: Any, sink: str) -> dict[str, Any] | None:
-    """The sink's driver pod, once it runs and at least one of its executors does."""
+    """The sink's driver pod, once the driver and at least one of its executors run."""
     name = cluster.status("sparksink", sink).get("driver", {}).get("podName")
     pod = cluster.get("pod", name) if name else None
     if pod is None or pod["status"].get("phase") != "Running":
@@ -70,7 +70,7 @@ def running_driver(cluster: Any, sink: str) -> dict[str, Any] | None:
 
 @pytest.fixture
 def assert_holds_the_flights(programs: Any, content: Any, source: Callable[[str], Any]) -> Callable[[str], None]:
-    """Every flight of the source once in the shard: none lost, none twice, none altered."""
+    """The shard holds every flight of the source exactly once, unchanged."""
 
     def check(shard_id: str) -> None:
         read = programs.result("content", shard_id)
@@ -81,10 +81,10 @@ def assert_holds_the_flights(programs: Any, content: Any, source: Callable[[str]
 
 @contextmanager
 def cut_off(cluster: Any, service: str) -> Iterator[None]:
-    """Nobody answers at `service` for as long as the block lasts."""
+    """`service` has no endpoints for the duration of the block."""
     app = service.removesuffix("-cut")
     patch = '{{"spec": {{"selector": {{"app": "{}"}}}}}}'
-    cluster.kubectl("patch", "service", service, "--patch", patch.format("nobody"), namespace=STORES)
+    cluster.kubectl("patch", "service", service, "--patch", patch.format("absent"), namespace=STORES)
     try:
         yield
     finally:
@@ -98,7 +98,7 @@ def test_a_driver_killed_while_writing_is_retried_and_contents_are_exact(
     new_shard: Callable[..., tuple[str, str]],
     assert_holds_the_flights: Callable[[str], None],
 ) -> None:
-    """The kill falls between the first staged parts and the append: so many tasks are still to come."""
+    """Kills between the first staged parts and the append, while this many tasks have not started."""
     shard, shard_id = new_shard("driver-kill", schema=FLIGHTS)
     sink = named("driver-kill")
     parts = programs.start("await_parts", shard_id, "2")
@@ -125,7 +125,7 @@ def test_a_driver_killed_while_writing_is_retried_and_contents_are_exact(
 
 
 def children(cluster: Any, sink: str) -> dict[str, set[str]]:
-    """Everything that the operator made for a sink, by kind: uids. Executors are the driver's, not the operator's."""
+    """Uids of all objects that the operator made for a sink, by kind. Executors belong to the driver."""
     selector = f"persistshard.io/sink={sink},spark-role!=executor"
     return {
         kind: {one["metadata"]["uid"] for one in cluster.items(kind, selector)}
@@ -140,7 +140,7 @@ def test_a_killed_operator_duplicates_nothing_and_loses_no_child(
     new_shard: Callable[..., tuple[str, str]],
     assert_holds_the_flights: Callable[[str], None],
 ) -> None:
-    """Killed while a driver and a compaction run: both are followed to their end, and neither is made again."""
+    """The operator is killed while a driver and a compaction run. It follows both to their end and creates neither again."""
     shard, shard_id = new_shard("operator-kill", schema=FLIGHTS)
     busy, busy_id = new_shard("operator-kill-busy", **IDLE)
     programs.result("write_batches", busy_id, "6", "100000", timeout_s=300)
@@ -189,7 +189,7 @@ def test_a_mirror_puts_right_what_others_changed(
     named: Callable[[str], str],
     new_shard: Callable[..., tuple[str, str]],
 ) -> None:
-    """The shard keeps an hour of history: right before the edit, wrong at it, right again after the next run."""
+    """The shard keeps an hour of history: correct before the edit, wrong at the edit, correct again after the next run."""
     shard, shard_id = new_shard("mirror", schema=AIRLINES, retention={"sinceLagSeconds": 3600})
     sink = named("mirror")
     cluster.apply(airlines_sink(sink, shard))
@@ -212,7 +212,7 @@ def test_a_mirror_puts_right_what_others_changed(
     assert wrong[0] == 17
 
     def corrected() -> int | None:
-        """The newest complete time once a run has succeeded that appended after the edit."""
+        """The newest complete time, once a run that appended after the edit has succeeded."""
         upper = int(cluster.status("sparksink", sink)["progress"]["upper"])
         return upper - 1 if upper - 1 > edited_at else None
 
@@ -224,7 +224,7 @@ def test_a_mirror_puts_right_what_others_changed(
 def test_an_unreachable_redis_shows_and_recovers_and_loses_nothing(
     cluster: Any, programs: Any, new_shard: Callable[..., tuple[str, str]]
 ) -> None:
-    """The writer goes on through the outage by itself; what it was told is committed is there afterwards."""
+    """The writer survives the outage without help, and the shard holds every acknowledged batch afterwards."""
     shard, shard_id = new_shard("outage", storageProfile="cut")
     writer = programs.start("write_batches", shard_id, "100", "50", "100", profile="cut")
 
@@ -234,7 +234,7 @@ def test_an_unreachable_redis_shows_and_recovers_and_loses_nothing(
 
     cluster.wait("the writer to be at work", lambda: acknowledged() > 5, timeout_s=60, every_s=0.3)
     with cut_off(cluster, "redis-cut"):
-        # Open connections survive a Service without endpoints: a restart ends them, and tests the log on disk as well.
+        # Open connections survive a Service without endpoints. A restart ends them, and also tests the log on disk.
         cluster.kubectl(
             "exec",
             "deployment/redis",
@@ -263,7 +263,7 @@ def test_an_unreachable_s3_shows_and_recovers(
     programs.result("write_batches", shard_id, "4", "5000", profile="cut")
     before = programs.result("content", shard_id, profile="cut")
     with cut_off(cluster, "s3-cut"):
-        # The running operator may hold what it needs: another one has to open the location anew.
+        # The running operator may have the location open. A new one has to open it again.
         cluster.kill(cluster.operator_pod()["metadata"]["name"], namespace="persist-system")
         found = cluster.wait_condition("persistshard", shard, "StorageReachable", "False", timeout_s=180)
         assert "s3-cut.persist-stores.svc" in found["message"]
@@ -274,7 +274,7 @@ def test_an_unreachable_s3_shows_and_recovers(
 def test_a_missing_bucket_shows_and_recovers_when_it_is_made(
     cluster: Any, programs: Any, named: Callable[[str], str]
 ) -> None:
-    # On a cluster that was kept the test has run before.
+    # On a kept cluster, the test may have run before.
     programs.result("remove_bucket", profile="missing-bucket")
     shard = named("bucket")
     cluster.apply(

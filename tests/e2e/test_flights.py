@@ -1,4 +1,4 @@
-"""The main path: the examples applied with kubectl, on real executors, and read back from other pods."""
+"""The main path: the examples, applied with kubectl, run on real executors, and other pods read them back."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ ROWS = {"airlines": 16, "airports": 1458, "flights": 336_776}
 
 @pytest.fixture(scope="session")
 def flights(cluster: Any, examples: Path) -> dict[str, set[str]]:
-    """The examples, applied unchanged and completed: the executors that ran, by the driver that owned them."""
+    """Applies the examples unchanged and waits for their end. Yields the executors that ran, by their driver."""
     executors: dict[str, set[str]] = {}
-    # On a cluster that was kept they may be there from the run before: new resources get new shards.
+    # On a kept cluster they may exist from an earlier run; new resources get new shards.
     cluster.kubectl("delete", "--filename", str(examples), "--ignore-not-found", timeout_s=120)
     cluster.kubectl("apply", "--filename", str(examples))
 
@@ -65,7 +65,7 @@ def test_the_command_line_reads_a_shard_in_a_pod(cluster: Any, programs: Any, so
 
 @pytest.mark.usefixtures("flights")
 def test_the_numbers_on_the_objects_are_those_of_the_data(cluster: Any) -> None:
-    """Status follows the store: rows read and written by the sink, updates held by the shard."""
+    """The status matches the store: rows read and written by the sink, updates in the shard."""
     progress = cluster.status("sparksink", "flights")["progress"]
     assert progress["rowsRead"] == ROWS["flights"]
     assert progress["updatesWritten"] == ROWS["flights"]

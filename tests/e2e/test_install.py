@@ -1,4 +1,4 @@
-"""The chart on a real cluster: its own test, its rights, and that it goes away without hanging."""
+"""The chart on a real cluster: its own test, its rights, and an uninstall that does not hang."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_driver_may_do_nothing_outside_its_namespace(cluster: Any) -> None:
 
 @pytest.fixture
 def everything_back(cluster: Any) -> Iterator[None]:
-    """After the test: the namespace with its Secret again, and the chart installed, for whatever test comes next."""
+    """Restores the namespace with its Secret, and the chart, after the test."""
     yield
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": GONE, "labels": labels}})
@@ -74,8 +74,8 @@ def everything_back(cluster: Any) -> Iterator[None]:
 @pytest.mark.parametrize("first", ["uninstall", "namespace"])
 @pytest.mark.usefixtures("everything_back")
 def test_uninstall_and_namespace_deletion_do_not_hang(cluster: Any, programs: Any, first: str) -> None:
-    """In the worst moment: a driver runs; with the operator there and without. Afterwards the kinds are still there, and
-    so is every shard's data.
+    """Deletes at the worst moment, while a driver runs, with and without a running operator. The CRDs and the data of every
+    shard remain.
     """
     cluster.apply(SHARD, SINK, namespace=GONE)
     cluster.wait_condition("persistshard", "leaving", "Ready", namespace=GONE)

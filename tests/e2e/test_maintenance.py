@@ -1,4 +1,4 @@
-"""Maintenance as pods: rollup, compaction and collection happen when they are due, and change no contents."""
+"""Maintenance in pods: rollup, compaction and collection run when they are due, and change no contents."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def succeeded(cluster: Any, shard: str) -> set[str]:
 def test_maintenance_runs_as_pods_and_changes_no_contents(
     cluster: Any, programs: Any, new_shard: Callable[..., tuple[str, str]]
 ) -> None:
-    """Thirty batches are written while nothing is due; then the thresholds drop, and the operator does all three."""
+    """Writes thirty batches while no maintenance is due, then lowers the thresholds; the operator does all three kinds."""
     shard, shard_id = new_shard("upkeep", **IDLE)
     programs.result("write_batches", shard_id, "30", "5000")
     before = programs.result("stored", shard_id)
@@ -61,9 +61,9 @@ def test_maintenance_runs_as_pods_and_changes_no_contents(
     after: dict[str, Any] = {}
 
     def cleaned() -> bool:
-        """No part is left that the state does not name, and no version that the newest collection could have taken.
+        """No part is left that the state does not name, and no version that the newest collection could have truncated.
 
-        Rollups: those that a collection took out of the state are deleted by the next.
+        Rollups are not compared: the next collection deletes those that this one removed from state.
         """
         after.update(programs.result("stored", shard_id))
         inspection = after["inspection"]
@@ -81,12 +81,12 @@ def test_maintenance_runs_as_pods_and_changes_no_contents(
     assert (read["rows"], read["hash"]) == (contents["rows"], contents["hash"])
 
 
-def test_a_shard_that_nobody_writes_comes_to_rest(
+def test_a_shard_without_writers_comes_to_rest(
     cluster: Any, programs: Any, new_shard: Callable[..., tuple[str, str]]
 ) -> None:
-    """Thresholds at their least: maintenance makes versions and batches of its own, but never maintenance without end.
+    """With the lowest thresholds, maintenance adds versions and batches, but does not cause maintenance without end.
 
-    At rest means that for a minute, in which a collection would be due twice, nothing starts and the object is not written.
+    At rest means: for a minute, in which a collection would be due twice, nothing starts and the object is not written.
     """
     shard, shard_id = new_shard(
         "rest", compaction={"maxUncompactedBatches": 1}, gc={"intervalSeconds": 10}, rollup={"everySeqnos": 4}
@@ -118,7 +118,7 @@ def test_a_killed_maintenance_pod_is_repeated(
     cluster: Any, programs: Any, new_shard: Callable[..., tuple[str, str]]
 ) -> None:
     shard, shard_id = new_shard("killed", **IDLE)
-    # So much that the compaction takes far longer than the pod needs to die.
+    # Enough data that the compaction takes far longer than the pod needs to die.
     programs.result("write_batches", shard_id, "12", "400000", timeout_s=300)
     contents = programs.result("content", shard_id)
     patch(cluster, shard, {"compaction": EAGER["compaction"]})

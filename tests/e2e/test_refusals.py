@@ -16,7 +16,7 @@ CASES = yaml.safe_load((Path(__file__).resolve().parents[1] / "operator" / "crd_
 
 @pytest.fixture
 def watched(cluster: Any) -> Iterator[str]:
-    """A namespace where the operator may make Jobs and no pods, and no pod is admitted."""
+    """A namespace where the operator may create Jobs but no pods, and where no pod is admitted."""
     namespace, tenant = "persist-e2e-other", "persist-tenant"
     account = "--as=system:serviceaccount:persist-system:persist-operator"
     asked = cluster.run("kubectl", "auth", "can-i", "create", "pods", "--namespace", namespace, account, check=False)
@@ -31,10 +31,10 @@ def watched(cluster: Any) -> Iterator[str]:
 
 
 @pytest.mark.usefixtures("operator_is_there")
-def test_a_pod_that_is_refused_where_the_operator_may_make_none_is_told_in_the_servers_words(
+def test_the_status_quotes_the_server_on_a_refused_pod_where_the_operator_may_make_none(
     cluster: Any, watched: str
 ) -> None:
-    """They stand in the Job's Events and nowhere else; a minute later the status would only say that there is no pod."""
+    """Only the Job's Events have the reason. Without them the status would say a minute later that there is no pod."""
     shard = {
         "apiVersion": "persistshard.io/v1alpha1",
         "kind": "PersistShard",
@@ -51,8 +51,8 @@ def test_a_pod_that_is_refused_where_the_operator_may_make_none_is_told_in_the_s
         )
         assert "exceeded quota: none" in found["message"]
     (job,) = cluster.items("jobs", "persistshard.io/shard=podless", watched)
-    told = cluster.condition("persistshard", "podless", "Ready", watched)["lastTransitionTime"]
-    print(f"Job made {job['metadata']['creationTimestamp']}, its refusal told {told}")
+    reported = cluster.condition("persistshard", "podless", "Ready", watched)["lastTransitionTime"]
+    print(f"Job made {job['metadata']['creationTimestamp']}, its refusal reported {reported}")
     cluster.delete("resourcequota", "none", namespace=watched)
     cluster.wait_condition("persistshard", "podless", "Ready", timeout_s=180, namespace=watched)
     assert "exceeded quota" not in str(cluster.status("persistshard", "podless", watched)["conditions"])
@@ -67,7 +67,7 @@ def resource(case: dict[str, Any], spec: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="module")
 def case_namespace(cluster: Any) -> Iterator[str]:
-    """A namespace without an operator: one at work gives a shard an id of its own, between two steps of a case or not."""
+    """A namespace without an operator: a running one would give a shard an id at any time, perhaps between two steps of a case."""
     cluster.scale_operator(0)
     cluster.run("kubectl", "create", "namespace", "persist-e2e-cases", check=False)
     yield "persist-e2e-cases"
@@ -78,7 +78,7 @@ def case_namespace(cluster: Any) -> Iterator[str]:
 def test_the_api_server_accepts_and_refuses_as_the_cases_say(
     cluster: Any, case_namespace: str, case: dict[str, Any]
 ) -> None:
-    """Creations by a dry run; updates against an object that is really there."""
+    """Creations use a dry run; updates change an object that really exists."""
     if "old" not in case:
         done = cluster.run(
             "kubectl",

@@ -1,4 +1,4 @@
-"""Rights and admission, decided by the real API server: the same matrix and the same cases as in tests/charts."""
+"""Rights and admission on a real API server, with the matrix and the cases of tests/charts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Manifest = dict[str, Any]
 
 
 def granted(cluster: Any, account: str, namespace: str) -> dict[str, str]:
-    """`group/resource -> verbs`, each asked for by a SubjectAccessReview."""
+    """`group/resource -> verbs`, each checked by a SubjectAccessReview."""
     asked = [(resource, verb) for resource in ASKED["resources"] for verb in ASKED["verbs"]]
     reviews = []
     for resource, verb in asked:
@@ -74,7 +74,7 @@ def test_the_api_server_grants_what_the_golden_matrix_says(
 
 @pytest.fixture(scope="module")
 def accounts(cluster: Any) -> Iterator[None]:
-    """The account that some cases name: without it the API server does not come to ask the policies."""
+    """The account that some cases name. Without it the API server refuses the pod before it evaluates the policies."""
     cluster.kubectl("create", "serviceaccount", "etl")
     yield
     cluster.kubectl("delete", "serviceaccount", "etl")
@@ -92,37 +92,37 @@ def test_the_api_server_admits_what_the_policies_admit(cluster: Any, case: Manif
     if shown["kind"] != "Secret":
         shown["metadata"]["name"] = f"case-{abs(hash(case['name'])) % 10**8}"
     account = {"driver": DRIVER, "operator": OPERATOR}.get(case.get("as", ""))
-    who = [] if account is None else [f"--as=system:serviceaccount:{account}"]
-    words = ["kubectl", "--namespace", WORKLOAD, "create", "--dry-run=server", "-f", "-", *who]
+    identity = [] if account is None else [f"--as=system:serviceaccount:{account}"]
+    words = ["kubectl", "--namespace", WORKLOAD, "create", "--dry-run=server", "-f", "-", *identity]
     done = cluster.run(*words, given=json.dumps(shown), check=False)
     if case["want"] == "ok":
-        # The namespace itself is restricted: what these policies leave to it, it may refuse.
+        # The namespace is restricted by itself, so Pod Security may refuse what these policies allow.
         assert done.returncode == 0 or "violates PodSecurity" in done.stderr or "already exists" in done.stderr, (
             done.stderr
         )
     else:
         assert done.returncode != 0
-        # With both in force either may be the first to refuse a pod.
+        # Both are in force, and either may refuse a pod first.
         assert case["want"] in done.stderr or "violates PodSecurity" in done.stderr, done.stderr
 
 
 def test_a_driver_deletes_and_changes_executors_only(cluster: Any) -> None:
     pod = next(one["object"] for one in CASES if one["name"] == "an executor")
     made = json.loads(json.dumps(pod))
-    made["metadata"].update(namespace=WORKLOAD, name="case-foreign", labels={"app": "somebody"})
+    made["metadata"].update(namespace=WORKLOAD, name="case-foreign", labels={"app": "foreign"})
     made["spec"]["volumes"] = []
     cluster.kubectl("create", "-f", "-", given=json.dumps(made))
     try:
-        who = f"--as=system:serviceaccount:{DRIVER}"
+        identity = f"--as=system:serviceaccount:{DRIVER}"
         for words in (
             ("delete", "pod", "case-foreign"),
-            ("delete", "pods", "--selector", "app=somebody"),
+            ("delete", "pods", "--selector", "app=foreign"),
             ("label", "pod", "case-foreign", "persistshard.io/role=executor", "app.kubernetes.io/component=sink"),
             ("set", "image", "pod/case-foreign", "executor=evil"),
         ):
-            done = cluster.run("kubectl", "--namespace", WORKLOAD, *words, who, check=False)
+            done = cluster.run("kubectl", "--namespace", WORKLOAD, *words, identity, check=False)
             assert "executors and no other pods" in done.stderr, (words, done.stderr)
-        assert cluster.get("pod", "case-foreign")["metadata"]["labels"] == {"app": "somebody"}
+        assert cluster.get("pod", "case-foreign")["metadata"]["labels"] == {"app": "foreign"}
     finally:
         cluster.kubectl("delete", "pod", "case-foreign", "--grace-period=0", "--force")
 

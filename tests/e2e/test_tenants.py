@@ -1,4 +1,4 @@
-"""Two tenants on a real cluster: a profile is for the namespaces that it names or whose labels it asks for, and for no other."""
+"""Two tenants on a real cluster: only namespaces that a profile selects by name or label can use it."""
 
 from __future__ import annotations
 

@@ -340,7 +340,7 @@ def test_a_recreated_sink_waits_until_the_children_of_its_predecessor_are_gone(s
     world.cluster.create(SPARK_SINK, sink_resource(uid="uid-new"))
     world.go(SINK)
     assert world.ready(SINK) == ("False", "ActionRefused")
-    assert "is not of this load" in conditions.find(world.status(SINK), "Reconciling")["message"]
+    assert "does not belong to this load" in conditions.find(world.status(SINK), "Reconciling")["message"]
     assert leftover is POD or world.cluster.get(POD, "team", name) is None
     world.cluster.delete(leftover, "team", name)
     world.go(SINK, 5)

@@ -1,4 +1,4 @@
-"""One local Spark session for the tests that need one: started once, stopped at the end."""
+"""One local Spark session for all Spark tests of a test process. The first test that needs it starts it; it stops at the end."""
 
 import importlib.util
 import os
@@ -14,12 +14,12 @@ from pyspark.sql import SparkSession
 
 
 def _neighbour(name: str) -> ModuleType:
-    """A module of this folder that is no test, importable from now on: test files have no package to import it from."""
+    """Imports a module of this folder that holds no tests. Test files have no package, so they could not import it otherwise."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # dataclasses look up their module
     spec.loader.exec_module(module)
     return module
 
@@ -29,7 +29,7 @@ twins_module, landing_run = _neighbour("twins"), _neighbour("landing_run")
 
 @pytest.fixture
 def run() -> Iterator[Any]:
-    """A run of a sink on a shard that is there for it alone."""
+    """A run of a sink on a shard of its own."""
     made = landing_run.Run()
     yield made
     made.close()
@@ -37,14 +37,22 @@ def run() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def local_spark() -> Iterator[SparkSession]:
-    """Two threads, four attempts per task, nothing listening but the driver's own ports on the loopback."""
+    """Two threads and four attempts per task. Only the driver's own ports listen, on the loopback."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     conf = {
         "spark.master": "local[2,4]",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         # Plans are many and rows are few: code is used up before an optimising compiler has paid for itself.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xms1g -Xmn400m",
+        # Each task that sorts, groups or joins takes a page. By default it has many megabytes, which keeps the garbage collector busy.
+        "spark.buffer.pageSize": "256k",
+        # What Spark retains for its user interface, also without one.
+        "spark.sql.ui.explainMode": "simple",
+        "spark.sql.ui.retainedExecutions": "10",
+        "spark.ui.retainedJobs": "50",
+        "spark.ui.retainedStages": "50",
+        "spark.ui.retainedTasks": "200",
         "spark.driver.memory": "1g",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",

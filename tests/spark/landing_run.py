@@ -1,13 +1,11 @@
-"""One run of a sink as the tests of landing see it: its driver, its tasks, and a rival who commits first. Without Spark, on stores in
-memory.
-"""
+"""One run of a sink for the tests of landing: its driver, its tasks, and a rival that commits first. Without Spark, on stores in memory."""
 
 from __future__ import annotations
 
 import io
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from persist_engine import Antichain, Appended
@@ -15,6 +13,7 @@ from persist_engine.base.settings import BatchSettings, CompactionSettings, Retr
 from persist_engine.client.write.batch import Batch
 from persist_engine.flow.append_run import Staged
 from persist_engine.flow.mint_run import Minted, ShardView, mint
+from persist_engine.storage.blob_mem import MemBlob
 from persist_engine.work.audit.verify import verify_shard
 from persist_engine.work.compact import compact
 from persist_kit.staged import named_keys
@@ -25,10 +24,41 @@ from persist_spark.report import Log
 A = Antichain.of
 Rows = Counter  # of (id, name)
 SINK, RUN = "ns/s", b"uid-7"
+#: The events after which the next step of a run is an append.
+BEFORE_AN_APPEND = {"staged", "moved", "corrected", "append_again"}
+
+
+class RivalLog(Log):
+    """The log of a run beside a rival. Runs the next of `acts` after each event that precedes an append."""
+
+    acts: Sequence[Callable[[], Any]] = ()
+
+    def act(self) -> None:
+        """Runs the next act, if there is one."""
+        first, self.acts = self.acts[:1], self.acts[1:]
+        for each in first:
+            each()
+
+    def event(self, event: str, **fields: Any) -> None:
+        super().event(event, **fields)
+        if event in BEFORE_AN_APPEND:
+            self.act()
+
+
+class CountedBlob(MemBlob):
+    """A blob store that records the keys of all writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[str] = []
+
+    def set(self, key: str, value: Any) -> Any:
+        self.written.append(key)
+        return super().set(key, value)
 
 
 class Run:
-    """One run of a sink with its driver in one process and its tasks in another, and a rival in a third."""
+    """One run of a sink. Its driver, its tasks and the rival are three processes of one world."""
 
     def __init__(self, **batch: Any) -> None:
         batch = {"inline_part_bytes_max": 0, "target_part_bytes": 4096, **batch}
@@ -40,6 +70,7 @@ class Run:
             ),
             env=AheadEnv(),
         )
+        self.world.blob = self.blob = CountedBlob()
         self.env = self.world.env
         self.id = self.world.shard_id()
         self.client = self.world.process(settings=driver_settings(self.world.settings))
@@ -48,6 +79,7 @@ class Run:
         self.rival = self.world.process().open_writer(self.id, SCHEMA, purpose="rival")
         self.reader: Any = None
         self.lines = io.StringIO()
+        self.log = RivalLog(self.lines, self.env)
         self.staged: list[Batch] = []
         self.staged_keys: set[str] = set()
         self.corrections = Rows()
@@ -55,7 +87,7 @@ class Run:
     # -- the rival ---------------------------------------------------------------------------------------------------
 
     def write(self, rows: dict[tuple[int, str], int], *, at: int | None = None) -> int:
-        """The rival writes `rows` at a time, its upper if none is said; the time."""
+        """The rival writes `rows` at the time `at`, or at the shard's upper when that is later or `at` is None. Returns the time."""
         upper = self.rival.fetch_recent_upper().time
         time = max(upper, upper if at is None else at)
         updates = [row(key, name, time, diff) for (key, name), diff in rows.items()]
@@ -64,7 +96,7 @@ class Run:
         return time
 
     def compacts(self) -> None:
-        """The rival compacts all that there is."""
+        """The rival compacts the whole shard."""
         while (answer := self.rival.machine.spine_exert(100_000)[0]).requests:
             for request in answer.requests:
                 compact(self.rival.machine, request)
@@ -72,12 +104,12 @@ class Run:
     # -- the run -----------------------------------------------------------------------------------------------------
 
     def append(self, rows: Rows, *, times: int | None = None, tasks: int = 3) -> Landing:
-        """Staged as an Append stages it; `times`: rows carry their own, from there on."""
+        """A landing of rows staged as an Append stages them. With `times`, rows have times of their own, from `times` on."""
         return self._landing(rows, reads_back=False, times=times, tasks=tasks)
 
-    def mirror(self, desired: Rows, *, tasks: int = 3) -> Landing:
-        """Staged as a Mirror stages it."""
-        self.reader = self.client.open_leased_reader(self.id, SCHEMA, purpose="driver")
+    def mirror(self, desired: Rows, *, tasks: int = 3, lease_ms: int | None = None) -> Landing:
+        """A landing of the corrections that a Mirror stages for `desired`."""
+        self.reader = self.client.open_leased_reader(self.id, SCHEMA, purpose="driver", lease_ms=lease_ms)
         return self._landing(desired, reads_back=True, times=None, tasks=tasks)
 
     def _landing(self, rows: Rows, *, reads_back: bool, times: int | None, tasks: int) -> Landing:
@@ -121,22 +153,16 @@ class Run:
             run_token=RUN,
             expected=self.expected,
             env=self.env,
-            log=Log(self.lines, self.env),
+            log=self.log,
         )
 
-    def race(self, landing_: Landing, acts: list[Callable[[], Any]]) -> Any:
-        """Land while others act before each of the first tries."""
-        left, original = list(acts), landing_._try
-
-        def tries() -> Any:
-            if left:
-                left.pop(0)()
-            return original()
-
-        landing_._try = tries  # type: ignore[method-assign]
+    def race(self, landing_: Landing, acts: Sequence[Callable[[], Any]]) -> Any:
+        """Lands. Runs one of `acts` before each of the first appends."""
+        self.log.acts = acts
+        self.log.act()
         return landing_.land()
 
-    # -- what came of it ---------------------------------------------------------------------------------------------
+    # -- the result -------------------------------------------------------------------------------------------------
 
     def events(self, *names: str) -> list[dict[str, Any]]:
         found = [json.loads(line) for line in self.lines.getvalue().splitlines()]
@@ -153,7 +179,7 @@ class Run:
         return self.world.blob_keys(self.id, kind="part")
 
     def check_sound(self) -> None:
-        """Nothing is damaged, and no blob lies about that the shard does not name."""
+        """The shard is not damaged, and it names every part in the blob store."""
         assert verify_shard(self.writer.machine).findings == []
         assert self.blobs() == named_keys(self.writer)
 

@@ -1,4 +1,4 @@
-"""Sinks whose input is not what they declare: a Configuration failure that says what to change, and the shard as it was."""
+"""A sink whose input does not fit its declaration fails as Configuration, names what to change, and leaves the shard unchanged."""
 
 import re
 from dataclasses import replace
@@ -14,22 +14,21 @@ MIRROR, APPEND = Envelope(type=EnvelopeType.MIRROR), Envelope(type=EnvelopeType.
 TIMED = Envelope(type=EnvelopeType.APPEND, timestamp_column="t")
 KEY, VALUE = "id BIGINT NOT NULL", "name STRING, score DOUBLE"
 UPPER = 1000
-#: Rows that fit, as SQL over nothing.
+#: A query of ten rows that fit.
 GOOD = "select id, concat('n', id) as name, id / 2d as score, 5000 + id as t from range(10)"
 
 
 class Shard:
-    """One shard on files with a row at time 0 and upper 1000, and an input of ten rows that fit."""
+    """A shard on files with a row at time 0 and the upper 1000, and sinks over the input `source`."""
 
-    def __init__(self, folder, spark):
+    def __init__(self, folder, spark, source):
         self.location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
         self.folder, self.spark, self.id = folder, spark, ShardId.new()
         self.client = PersistClient.open(self.location)
         with self.client.open_writer(self.id, Schema.from_ddl(KEY, VALUE), purpose="test") as writer:
             kept = [(((7,), ("kept", 7.0)), 0, 1)]
             writer.compare_and_append(kept, expected_upper=Antichain.of(0), new_upper=Antichain.of(UPPER))
-        self.input = f"{folder}/input"
-        spark.sql(GOOD).write.parquet(self.input)
+        self.input = source
 
     def spec(self, envelope, *, sql=None, **source):
         given = {"format": "parquet", "options": {"path": self.input}, "sql": sql, **source}
@@ -51,16 +50,24 @@ class Shard:
             table = reader.snapshot(self.client.recent_upper(self.id).time - 1).to_table()
         return sorted((row["key"]["id"], row["val"]["name"], row["diff"]) for row in table.to_pylist())
 
-    def seen(self):
-        """What a failed run must leave as it was."""
+    def footprint(self):
+        """Everything that a failed run must leave unchanged."""
         found = self.client.inspect(self.id)
         parts = {path.name for path in (self.folder / "blobs" / self.id).glob("n*/*")}
         return found.upper, found.updates, len(found.readers), len(found.writers), dict(found.progress), parts
 
 
+@pytest.fixture(scope="module")
+def source(local_spark, tmp_path_factory):
+    """The folder of an input of ten rows that fit."""
+    folder = str(tmp_path_factory.mktemp("input") / "rows")
+    local_spark.sql(GOOD).write.parquet(folder)
+    return folder
+
+
 @pytest.fixture
-def shard(tmp_path, local_spark):
-    made = Shard(tmp_path, local_spark)
+def shard(tmp_path, local_spark, source):
+    made = Shard(tmp_path, local_spark, source)
     yield made
     made.client.close()
 
@@ -136,13 +143,13 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_sink_that_cannot_run_is_a_configuration_failure_and_leaves_the_shard_as_it_was(shard, case):
+def test_a_sink_whose_input_does_not_fit_is_a_configuration_failure_and_changes_nothing(shard, case):
     envelope, source, text = CASES[case]
     if case == "malformed records":
         rows = shard.folder / "rows.csv"
         rows.write_text("1,a,1.0\nx2,b,2.0\n")
         source = {**source, "options": {**source["options"], "path": str(rows)}}
-    before = shard.seen()
+    before = shard.footprint()
     with pytest.raises(Exception, match=".") as raised:
         sink.run_sink(shard.spark, shard.spec(envelope, **source))
     failure = classify(raised.value)
@@ -150,11 +157,12 @@ def test_a_sink_that_cannot_run_is_a_configuration_failure_and_leaves_the_shard_
         failure.message
     )
     assert re.search(text, failure.message), failure.message
-    assert shard.seen() == before
+    assert "Traceback" not in failure.message
+    assert shard.footprint() == before
 
 
 @pytest.mark.parametrize("envelope", [APPEND, MIRROR], ids=["append", "mirror"])
-def test_a_run_that_failed_and_is_put_right_is_done_as_if_nothing_had_been(shard, envelope):
+def test_a_failed_run_succeeds_under_its_run_id_once_the_input_is_mended(shard, envelope):
     with pytest.raises(Exception, match="null in 1 rows"):
         sink.run_sink(shard.spark, shard.spec(envelope, sql=SQL.format("if(id = 3, null, id) as id, name, score")))
     assert not sink.run_sink(shard.spark, shard.spec(envelope, sql=SQL.format(FLAT))).already_done
@@ -162,18 +170,22 @@ def test_a_run_that_failed_and_is_put_right_is_done_as_if_nothing_had_been(shard
     assert shard.rows() == (expected if envelope is MIRROR else sorted([*expected, (7, "kept", 1)]))
 
 
-def test_an_empty_input_that_is_allowed_empties_a_mirror_and_appends_nothing(shard):
+def test_an_allowed_empty_input_empties_a_mirror_and_appends_nothing(shard):
     nothing = {"sql": SQL.format(FLAT) + " where false", "allow_empty": True}
     sink.run_sink(shard.spark, shard.spec(APPEND, **nothing))
     assert shard.rows() == [(7, "kept", 1)]
-    sink.run_sink(shard.spark, replace(shard.spec(MIRROR, **nothing), run_id="r2"))
+    upper = shard.client.recent_upper(shard.id)
+    timed = replace(shard.spec(TIMED, **{**nothing, "sql": SQL.format("*") + " where false"}), run_id="r2")
+    assert sink.run_sink(shard.spark, timed).updates_written == 0
+    assert shard.client.recent_upper(shard.id) == upper, "without rows there is no time to move the upper to"
+    sink.run_sink(shard.spark, replace(shard.spec(MIRROR, **nothing), run_id="r3"))
     assert shard.rows() == []
 
 
-def test_a_shard_of_another_schema_names_the_columns(shard):
+def test_a_shard_with_another_schema_is_refused_by_column(shard):
     spec = replace(shard.spec(APPEND), value_ddl="name STRING, rank INT")
-    before = shard.seen()
+    before = shard.footprint()
     with pytest.raises(Exception, match=r"val\.score is missing; val\.rank is not in") as raised:
         sink.run_sink(shard.spark, spec)
     assert classify(raised.value).exit_code is ExitCode.CONFIGURATION
-    assert shard.seen() == before
+    assert shard.footprint() == before

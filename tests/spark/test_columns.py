@@ -1,4 +1,4 @@
-"""Flat columns and structs, chunks that never split a hash, rows as often as their diff says."""
+"""Flat columns and structs, chunks that never split a hash, and rows repeated by their diff."""
 
 from itertools import pairwise
 
@@ -33,7 +33,7 @@ def hashes(*values: int) -> pa.RecordBatch:
     ],
     ids=["nothing", "empty", "mixed", "long", "one"],
 )
-def test_chunks_are_the_stream_and_never_split_a_hash(batches, chunk_rows):
+def test_chunks_concatenate_to_the_stream_and_never_split_a_hash(batches, chunk_rows):
     chunks = [
         chunk.column("h").to_pylist()
         for chunk in hash_chunks(iter(batches), chunk_rows=chunk_rows, chunk_bytes=1 << 20)
@@ -43,8 +43,8 @@ def test_chunks_are_the_stream_and_never_split_a_hash(batches, chunk_rows):
     assert all(before[-1] != after[0] for before, after in pairwise(chunks))
 
 
-def test_chunks_are_bounded():
-    """A chunk holds what was asked for, and at most the record in which it was reached and the rest of one hash."""
+def test_chunks_are_bounded_by_rows():
+    """A chunk exceeds `chunk_rows` by at most the record that reached it and the rest of one hash."""
     batches = [hashes(*range(start, start + 10)) for start in range(0, 1000, 10)]
     assert max(chunk.num_rows for chunk in hash_chunks(iter(batches), chunk_rows=30, chunk_bytes=1 << 20)) <= 41
 
@@ -54,7 +54,7 @@ def wide(*values: int, chars: int) -> pa.RecordBatch:
 
 
 def test_chunks_are_bounded_by_bytes_where_rows_are_wide():
-    """What the bound allows, the record in which it was reached, and the rest of one hash: not the 1,000 rows asked for."""
+    """A chunk exceeds `chunk_bytes` by at most the record that reached it and the rest of one hash. It stays below its 1,000 rows."""
     batches = [wide(*range(start, start + 10), chars=1000) for start in range(0, 1000, 10)]
     chunks = list(hash_chunks(iter(batches), chunk_rows=1000, chunk_bytes=30_000))
     assert max(chunk.nbytes for chunk in chunks) <= 30_000 + 2 * batches[0].nbytes
@@ -64,7 +64,7 @@ def test_chunks_are_bounded_by_bytes_where_rows_are_wide():
     assert [chunk.num_rows for chunk in hash_chunks(iter(narrow), chunk_rows=1000, chunk_bytes=30_000)] == [1000]
 
 
-def test_bytes_of_what_was_handed_on_do_not_count_for_the_next_chunk():
+def test_bytes_of_one_chunk_do_not_count_for_the_next():
     batches = [wide(start, chars=10_000) for start in range(20)]
     chunks = list(hash_chunks(iter(batches), chunk_rows=1000, chunk_bytes=25_000))
     assert [chunk.num_rows for chunk in chunks] == [3] * 6 + [2]
@@ -80,12 +80,12 @@ def test_structs_and_flat_columns_are_inverse():
     assert struct_column(flat, "v", schema.val_type) == val
 
 
-def test_a_value_without_fields_is_there_for_every_row():
+def test_a_value_without_fields_has_a_struct_for_every_row():
     val = struct_column(pa.table({"k0": [1, 2, 3]}), "v", pa.struct([]))
     assert (len(val), val.null_count, val.type.num_fields) == (3, 0, 0)
 
 
-def test_zones_of_an_instant_are_the_schemas():
+def test_instants_get_the_time_zone_of_the_schema():
     schema = Schema.from_ddl("t TIMESTAMP")
     flat = pa.table({"k0": pa.array([0], pa.timestamp("us", tz="Europe/Paris"))})
     assert struct_column(flat, "k", schema.key_type).field(0).type == pa.timestamp("us", tz="UTC")
@@ -103,11 +103,11 @@ def updates(keys, diffs) -> pa.RecordBatch:
 WANTED = pa.schema([("k", pa.int64()), ("v", pa.string())])
 
 
-def test_negated():
+def test_negated_rows_have_the_opposite_diffs():
     assert negated_flat(updates([1, 2], [1, -3])).column("diff").to_pylist() == [-1, 3]
 
 
-def test_rows_pass_once_when_every_diff_is_one():
+def test_rows_pass_once_in_bounded_records_when_every_diff_is_one():
     (rows,) = rows_of(updates([1, 2], [1, 1]), WANTED, shard="s1")
     assert rows.to_pydict() == {"k": [1, 2], "v": ["1", "2"]}
     many = list(records_of(rows_batch := pa.RecordBatch.from_pydict({"k": range(2 * RECORD_ROWS + 1)})))
@@ -123,22 +123,22 @@ def test_rows_are_repeated_by_their_diff_in_bounded_records():
     assert {pair["values"]: pair["counts"] for pair in keys} == {1: 2, 2: RECORD_ROWS, 3: 1}
 
 
-def test_a_negative_diff_is_named():
+def test_a_negative_diff_is_an_error_that_names_the_row():
     with pytest.raises(InvariantViolated, match=r"shard s1 holds -2 copies of key.*7.*updates=true"):
         list(rows_of(updates([1, 7], [1, -2]), WANTED, shard="s1"))
 
 
-def test_no_rows():
+def test_no_updates_give_no_records():
     assert list(rows_of(updates([], []), WANTED, shard="s1")) == []
 
 
-def test_copies_past_what_an_int64_counts_are_rows_all_the_same():
+def test_copies_whose_sum_exceeds_an_int64_are_still_repeated():
     first = next(rows_of(updates([1, 2, 3], [2**62, 2**62, 2**63 - 1]), WANTED, shard="s1"))
     assert first.column("k").to_pylist() == [1] * RECORD_ROWS
 
 
-def test_regression_a_struct_that_is_null_is_no_null_in_the_not_null_fields_of_it():
-    """Spark fills null structs with nulls: where its fields were nullable, a run with one such row could not be staged."""
+def test_regression_a_null_struct_with_not_null_fields_is_accepted():
+    """Spark fills the fields of a null struct with nulls. A run with one such row could not be staged."""
     schema = Schema.from_ddl("id INT", "place STRUCT<x: INT NOT NULL, in: STRUCT<y: STRING NOT NULL>>")
     inner = pa.StructArray.from_arrays([pa.array([None, None, "a"])], ["y"], mask=pa.array([True, True, False]))
     columns = [pa.array([None, 1, 2], pa.int32()), inner]

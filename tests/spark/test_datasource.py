@@ -1,4 +1,4 @@
-"""`spark.read.format("persist")`: the shard's contents at a time, planned and read in other processes than this one."""
+"""`spark.read.format("persist")`: the shard's contents at a time. Spark plans and reads in other processes."""
 
 from collections.abc import Iterator
 
@@ -22,9 +22,9 @@ def test_options_are_checked_by_name():
     assert Options.parse(GIVEN).as_of is None
 
 
-@pytest.mark.parametrize("said", ["1357095845006", "2013-01-02T03:04:05.006Z", "2013-01-02 04:04:05.0069+01:00"])
-def test_a_time_is_said_as_everywhere(said):
-    assert Options.parse({**GIVEN, "as_of": said}).as_of == 1357095845006
+@pytest.mark.parametrize("text", ["1357095845006", "2013-01-02T03:04:05.006Z", "2013-01-02 04:04:05.0069+01:00"])
+def test_a_time_is_milliseconds_or_iso_8601(text):
+    assert Options.parse({**GIVEN, "as_of": text}).as_of == 1357095845006
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def spark(local_spark) -> SparkSession:
 
 @pytest.fixture
 def given(tmp_path) -> dict[str, str]:
-    """A shard with 1000 rows at time 0, row 7 gone and row 8 there thrice at time 5; upper 6."""
+    """A shard with 1000 rows at time 0. At time 5 row 7 is deleted and row 8 has three copies. The upper is 6."""
     location = Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/consensus.db")
     shard = ShardId.new()
     with PersistClient.open(location) as client:
@@ -83,7 +83,7 @@ def given(tmp_path) -> dict[str, str]:
 
 
 @pytest.mark.spark
-def test_reads_the_latest_contents_rows_as_often_as_they_are_there(spark, given):
+def test_a_frame_has_the_latest_contents_with_all_copies_of_a_row(spark, given):
     frame = spark.read.format("persist").options(**given, splits="4").load()
     assert frame.dtypes == [("id", "bigint"), ("at", "timestamp"), ("name", "string"), ("p", "struct<x:double>")]
     assert frame.rdd.getNumPartitions() > 1
@@ -94,7 +94,7 @@ def test_reads_the_latest_contents_rows_as_often_as_they_are_there(spark, given)
 
 
 @pytest.mark.spark
-def test_reads_as_of_a_time_and_as_updates(spark, given):
+def test_a_frame_can_show_an_earlier_time_or_updates(spark, given):
     assert spark.read.format("persist").options(**given, as_of="4").load().where("id in (7, 8)").count() == 2
     frame = spark.read.format("persist").options(**given, updates="true").load()
     assert frame.columns == ["key", "val", "time", "diff"]
@@ -103,7 +103,7 @@ def test_reads_as_of_a_time_and_as_updates(spark, given):
 
 
 @pytest.mark.spark
-def test_reads_only_the_rows_of_which_a_condition_holds(spark, given):
+def test_a_frame_with_a_condition_has_only_the_rows_that_satisfy_it(spark, given):
     frame = spark.read.format("persist").options(**given, where="id BETWEEN 5 AND 8 AND p.x < 4").load()
     assert sorted(row["id"] for row in frame.collect()) == [5, 6]
     with pytest.raises(Exception, match="no column nope; there are key.id"):
@@ -111,7 +111,7 @@ def test_reads_only_the_rows_of_which_a_condition_holds(spark, given):
 
 
 @pytest.mark.spark
-def test_shows_only_the_columns_asked_for_of_rows_that_are_told_apart_by_all(spark, given):
+def test_a_frame_of_some_columns_keeps_rows_that_differ_in_others_apart(spark, given):
     frame = spark.read.format("persist").options(**given, columns="p, id", where="name = 'n8'").load()
     assert frame.columns == ["id", "p"]
     assert [(row["id"], row["p"]["x"]) for row in frame.collect()] == [(8, 4.0)] * 3
@@ -121,7 +121,7 @@ def test_shows_only_the_columns_asked_for_of_rows_that_are_told_apart_by_all(spa
 
 @pytest.fixture(params=["false", "true"])
 def pushdown(spark, request) -> Iterator[None]:
-    """A session whose filters Spark offers to Python sources, for other formats' sake, and one whose filters it keeps."""
+    """Without and with Spark's filter pushdown to Python sources, which a user may switch on for other formats."""
     spark.conf.set("spark.sql.python.filterPushdown.enabled", request.param)
     yield
     spark.conf.unset("spark.sql.python.filterPushdown.enabled")
@@ -129,7 +129,7 @@ def pushdown(spark, request) -> Iterator[None]:
 
 @pytest.mark.spark
 def test_each_scan_of_one_frame_sees_its_own_rows(spark, given, pushdown):
-    """Spark keeps what one scan pushes in an object that all scans of a frame share: the last one won for all of them."""
+    """Spark stores the pushed filters in an object that all scans of a frame share, so the last scan's filters applied to all."""
     frame = spark.read.format("persist").options(**given).load().select("id")
     one, two = frame.where("id = 1"), frame.where("id = 2")
     assert sorted(row["id"] for row in one.union(two).collect()) == [1, 2]
@@ -142,7 +142,7 @@ def test_each_scan_of_one_frame_sees_its_own_rows(spark, given, pushdown):
 
 
 @pytest.mark.spark
-def test_times_that_cannot_be_read_are_told(spark, given):
+def test_errors_of_a_load_reach_the_user(spark, given):
     with pytest.raises(Exception, match=r"its upper is \{6\}, the latest readable time is 5"):
         spark.read.format("persist").options(**given, as_of="6").load().count()
     with pytest.raises(Exception, match="option as_off: not known"):
@@ -150,7 +150,7 @@ def test_times_that_cannot_be_read_are_told(spark, given):
 
 
 @pytest.mark.spark
-def test_a_shard_never_written_is_empty(spark, tmp_path):
+def test_a_frame_of_a_shard_without_writes_is_empty(spark, tmp_path):
     location = Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/consensus.db")
     with PersistClient.open(location) as client:
         shard = ShardId.new()
@@ -164,7 +164,7 @@ SMALL = Schema.from_ddl("id BIGINT NOT NULL", "city STRING, name STRING, p STRUC
 
 @pytest.fixture
 def small(tmp_path) -> dict[str, str]:
-    """A shard of schema SMALL with one row, in a blob, at time 0; upper 1. Read without Spark."""
+    """A shard of schema SMALL with one row in a blob, at time 0. The upper is 1."""
     location = Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/consensus.db")
     shard, settings = ShardId.new(), Settings(batch=BatchSettings(inline_part_bytes_max=0))
     with (
@@ -177,19 +177,19 @@ def small(tmp_path) -> dict[str, str]:
 
 
 def reader_of(given: dict[str, str], row: T.StructType | None = None, **more: str) -> PersistReader:
-    """As Spark makes it in a session without a keeper."""
+    """The reader that Spark creates in a session without a keeper."""
     source = PersistDataSource({**given, **more})
     shown = source.schema()
     return source.reader(shown if row is None else row)
 
 
 def holds(given: dict[str, str]) -> int:
-    """How many readers hold the shard back."""
+    """The number of readers that hold the shard's since."""
     with PersistClient.open(Location(blob=given["blob"], consensus=given["consensus"])) as client:
         return len(client.inspect(ShardId(given["shard"])).readers)
 
 
-def test_a_plan_leaves_a_lease_behind_only_when_it_is_read(small):
+def test_a_plan_without_a_keeper_leaves_a_lease_only_when_it_succeeds(small):
     for wrong in ("nope = 1", "name =", "id = 'x'"):
         with pytest.raises(InvalidUsage, match="nope|name|id"):
             reader_of(small, where=wrong).partitions()
@@ -200,15 +200,15 @@ def test_a_plan_leaves_a_lease_behind_only_when_it_is_read(small):
     assert rows.to_pylist() == [{"id": 1, "city": "c", "name": "n", "p": {"x": 2}}]
 
 
-def test_a_plan_without_a_keeper_does_not_choose_a_time_of_its_own_under_a_schema_of_the_users(small):
-    """Spark then makes the source with each plan: scans of one frame would show different times."""
+def test_without_a_keeper_a_schema_of_the_user_requires_as_of(small):
+    """With a user's schema Spark creates a source for each plan. Without as_of, scans of one frame could show different times."""
     own = row_type(SMALL, updates=False)
     with pytest.raises(InvalidUsage, match="needs the option as_of"):
         PersistDataSource(dict(small)).reader(own)
     assert len(PersistDataSource({**small, "as_of": "0"}).reader(own).partitions()) == 1
 
 
-def test_a_plan_of_a_shard_never_written_leaves_no_lease_behind(tmp_path):
+def test_a_plan_of_a_shard_without_writes_leaves_no_lease(tmp_path):
     location = Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/consensus.db")
     shard = ShardId.new()
     with PersistClient.open(location) as client:
@@ -219,7 +219,7 @@ def test_a_plan_of_a_shard_never_written_leaves_no_lease_behind(tmp_path):
 
 
 def changed(**fields: str | None) -> T.StructType:
-    """The columns of SMALL with other DDL in the place of some; None: without it."""
+    """The columns of SMALL, some of them with other DDL. None leaves a column out."""
     values = {"city": "city STRING", "name": "name STRING", "p": "p STRUCT<x: INT>"} | fields
     key = values.pop("id", SMALL.key_ddl)
     return row_type(Schema.from_ddl(str(key), ", ".join(ddl for ddl in values.values() if ddl)), updates=False)
@@ -237,20 +237,20 @@ def changed(**fields: str | None) -> T.StructType:
         (changed(p="p STRUCT<x: INT>, q INT"), "has no column where .* column q int:"),
     ],
 )
-def test_rows_are_shown_only_in_frames_made_for_their_columns(small, row, message):
-    """Columns go by their places: two of one type would be taken for each other."""
+def test_a_plan_is_refused_when_the_frame_was_made_for_other_columns(small, row, message):
+    """Spark matches columns by position, so two columns of one type could be confused."""
     with pytest.raises(InvalidUsage, match=f"shard {small['shard']} {message}.*load the frame again"):
         reader_of(small, row).partitions()
     assert holds(small) == 0
 
 
-def test_a_frame_may_forget_what_is_not_null(small):
+def test_a_frame_may_declare_a_not_null_column_nullable(small):
     reader = reader_of(small, changed(id="id BIGINT"))
     (partition,) = reader.partitions()
     assert next(reader.read(partition)).column("id").to_pylist() == [1]
 
 
-def test_a_plan_without_a_keeper_is_refused_where_the_schema_evolved_since_the_load(small):
+def test_without_a_keeper_a_plan_is_refused_when_the_schema_evolved_after_the_load(small):
     frame, narrow = reader_of(small), reader_of(small, columns="id, name")
     with PersistClient.open(Location(blob=small["blob"], consensus=small["consensus"])) as client:
         grown = Schema.from_ddl(SMALL.key_ddl, "city STRING, country STRING, name STRING, p STRUCT<x: INT>")
@@ -261,7 +261,7 @@ def test_a_plan_without_a_keeper_is_refused_where_the_schema_evolved_since_the_l
     assert next(narrow.read(partition)).to_pylist() == [{"id": 1, "name": "n"}]
 
 
-def test_a_blob_collected_since_the_plan_says_what_to_do(small, tmp_path):
+def test_the_error_for_a_blob_collected_after_the_plan_names_the_remedy(small, tmp_path):
     reader = reader_of(small)
     (partition,) = reader.partitions()
     for path in (tmp_path / "blobs" / small["shard"]).glob("n*/*"):
@@ -274,7 +274,7 @@ def test_a_blob_collected_since_the_plan_says_what_to_do(small, tmp_path):
 
 
 @pytest.mark.spark
-def test_a_schema_of_the_users_own_must_be_the_shards(spark, small):
+def test_a_schema_of_the_user_must_be_that_of_the_shard(spark, small):
     swapped = "id BIGINT, name STRING, city STRING, p STRUCT<x: INT>"
     with pytest.raises(Exception, match="has column city string where the frame was made for column name string"):
         spark.read.format("persist").options(**small).schema(swapped).load().collect()

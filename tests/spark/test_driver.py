@@ -1,4 +1,4 @@
-"""The driver as the operator starts it: a process of its own, configured by spark-defaults.conf, judged by exit code and report."""
+"""The driver as the operator starts it: a process of its own, configured by spark-defaults.conf. Tests check exit code and report."""
 
 import json
 import os
@@ -18,6 +18,7 @@ def run(folder: Path, spec: dict) -> tuple[int, dict, list[dict]]:
     (folder / "spark-defaults.conf").write_text(
         "spark.master local[2]\nspark.ui.enabled false\nspark.driver.memory 1g\n"
         "spark.driver.host 127.0.0.1\nspark.driver.bindAddress 127.0.0.1\n"
+        "spark.driver.extraJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC\n"
     )
     report = folder / "report.json"
     process = subprocess.run(
@@ -63,7 +64,7 @@ def spec(tmp_path) -> dict:
     }
 
 
-def test_a_run_succeeds_and_is_told_step_by_step(tmp_path, spec):
+def test_a_successful_run_logs_each_step_and_writes_a_report(tmp_path, spec):
     code, report, lines = run(tmp_path, spec)
     assert code == 0
     assert (report["outcome"], report["rows_read"], report["updates_written"]) == ("Succeeded", 2, 2)

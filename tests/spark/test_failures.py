@@ -1,4 +1,4 @@
-"""Exceptions become classes, exit codes and messages that hold no secret, wherever they were raised."""
+"""Exceptions become failure classes, exit codes and messages without secrets, in the driver and in executors."""
 
 import io
 import json
@@ -53,14 +53,14 @@ CASES = [
 
 
 @pytest.mark.parametrize(("error", "exit_code", "failure_class"), CASES, ids=lambda case: type(case).__name__)
-def test_class_and_exit_code(error, exit_code, failure_class):
+def test_an_exception_has_a_failure_class_and_an_exit_code(error, exit_code, failure_class):
     failure = classify(error)
     assert (failure.exit_code, failure.failure_class) == (exit_code, failure_class)
 
 
 @pytest.mark.parametrize("error", [case[0] for case in CASES[:-1]], ids=lambda error: type(error).__name__)
-def test_an_error_of_an_executor_is_classified_as_if_it_were_here(error):
-    """The JVM hands the driver a text: the Python traceback between Java frames."""
+def test_an_error_in_an_executor_is_classified_like_one_in_the_driver(error):
+    """The driver gets it from the JVM as a text: the Python traceback between Java frames."""
     raised = carried(error)
     text = (
         f"Job aborted: Task 0 failed 4 times\nTraceback:\n  File x\n{type(raised).__name__}: {raised}\n\tat org.apache"
@@ -68,12 +68,12 @@ def test_an_error_of_an_executor_is_classified_as_if_it_were_here(error):
     assert classify(RuntimeError(text)) == classify(error)
 
 
-def test_a_message_that_was_cut_is_still_a_failure():
+def test_a_truncated_error_of_an_executor_is_an_application_failure():
     cut = str(carried(Fenced("lease ran out")))[:30]
     assert classify(RuntimeError(cut)).exit_code is ExitCode.APPLICATION
 
 
-def test_java_frames_do_not_fill_the_message():
+def test_messages_contain_no_java_frames():
     assert classify(RuntimeError("it broke\n\tat a.b.C(D.java:1)\n\tat e.f")).message == "RuntimeError: it broke"
 
 
@@ -93,7 +93,7 @@ def test_java_frames_do_not_fill_the_message():
         ("connected with tok-123 to host", "connected with *** to host"),
     ],
 )
-def test_secrets_do_not_stand_in_messages(text, shown):
+def test_messages_contain_no_secrets(text, shown):
     assert redact(text, secrets=["tok-123"]) == shown
 
 
@@ -102,13 +102,13 @@ def test_messages_are_bounded():
     for text in ("\u5217" * 10_000, '\x00\n"' * 5_000, "\U0001f600" * 800):
         assert 0.9 * MESSAGE_BYTES_MAX < len(json.dumps(redact(text), ensure_ascii=False).encode()) <= MESSAGE_BYTES_MAX
     assert len(redact("k" * 200_000)) == MESSAGE_CHARS_MAX, (
-        "by work that is linear: squared it takes a quarter of an hour"
+        "the work is linear: quadratic work would take a quarter of an hour"
     )
     assert redact("named \ud800").encode() == b"named ?"
 
 
-def test_a_long_message_says_what_failed_and_why():
-    """Spark puts a Python traceback behind its own words: the error is its last line."""
+def test_a_long_message_keeps_its_beginning_and_the_last_line_of_the_traceback():
+    """Spark puts a Python traceback after its own message. The error is the last line."""
     frames = "".join(f'  File "lib{number}.py", line 1, in call\n' for number in range(500))
     message = classify(
         RuntimeError(f"Task 3 failed 4 times\nTraceback:\n{frames}ArrowInvalid: no room\n\tat a.b.C")
@@ -117,7 +117,7 @@ def test_a_long_message_says_what_failed_and_why():
     assert message.endswith("ArrowInvalid: no room")
 
 
-def test_the_report_is_the_last_line_and_in_the_file(tmp_path):
+def test_the_report_is_the_last_line_of_stdout_and_in_the_file(tmp_path):
     out, path = io.StringIO("earlier\n"), tmp_path / "termination-log"
     out.seek(0, io.SEEK_END)
     report = SinkReport(run_id="r", lower=0, upper=8, rows_read=3, updates_written=2, executors=2)
@@ -132,7 +132,7 @@ def test_the_report_is_the_last_line_and_in_the_file(tmp_path):
     }  # fmt: skip
 
 
-def test_a_report_that_cannot_be_written_is_still_on_stdout(tmp_path):
+def test_a_report_whose_file_cannot_be_written_is_still_on_stdout(tmp_path):
     out = io.StringIO()
     report = SinkReport(run_id="r").to_json(duration_ms=5, failure=classify(Fenced("gone")))
     write_report(report, path=tmp_path / "no" / "such" / "folder", stdout=out)
@@ -141,19 +141,19 @@ def test_a_report_that_cannot_be_written_is_still_on_stdout(tmp_path):
     assert (last["outcome"], last["class"], last["message"]) == ("Failed", "Fenced", "gone")
 
 
-def test_log_lines_are_json_with_the_sink_on_each():
+def test_log_lines_are_json_and_each_has_the_sink():
     out = io.StringIO()
     Log(out, SeededEnv(start_ms=7), sink="ns/a").event("staged", rows=3)
     assert json.loads(out.getvalue()) == {"time_ms": 7, "event": "staged", "sink": "ns/a", "rows": 3}
 
 
-def test_while_a_job_runs_its_stages_are_told():
-    """The body ends when two lines were seen; the thread is gone after it."""
-    seen, out = threading.Semaphore(0), io.StringIO()
+def test_while_a_job_runs_its_stages_are_logged():
+    """The body ends after two lookups of the tracker. Then the thread has ended."""
+    looked, out = threading.Semaphore(0), io.StringIO()
 
     class Tracker:
         def getActiveStageIds(self):
-            seen.release()
+            looked.release()
             return [4, 5]
 
         def getStageInfo(self, stage_id):
@@ -163,14 +163,14 @@ def test_while_a_job_runs_its_stages_are_told():
 
     before = threading.active_count()
     with progress_lines(Log(out, SeededEnv(start_ms=7)), Tracker(), interval_s=0.001):
-        assert seen.acquire(timeout=10)
-        assert seen.acquire(timeout=10)
+        assert looked.acquire(timeout=10)
+        assert looked.acquire(timeout=10)
     assert threading.active_count() == before
     line = json.loads(out.getvalue().splitlines()[0])
     assert line == {"time_ms": 7, "event": "stage", "stage": 4, "tasks": 8, "done": 3, "failed": 1}
 
 
-#: As Spark 4 words them, with fewer frames: what was done, and what the message must have.
+#: Spark 4's own messages, with fewer frames, are in spark_errors.json. By what was wrong: what our message must contain.
 MALFORMED = {
     "csv": ["/data/csv/part.csv", "[null,b]", 'NumberFormatException: For input string: "x2"'],
     "json": ["/data/json/part.json", "JsonEOFException: Unexpected end-of-input", "line: 1"],
@@ -188,12 +188,12 @@ def spark_errors():
     return json.loads((Path(__file__).parent / "spark_errors.json").read_text())
 
 
-def spark_error(seen):
-    return type(seen["type"], (Exception,), {})(seen["text"])
+def spark_error(recorded):
+    return type(recorded["type"], (Exception,), {})(recorded["text"])
 
 
 @pytest.mark.parametrize("what", MALFORMED)
-def test_malformed_input_is_a_matter_of_configuration_and_says_which_file_record_and_value(spark_errors, what):
+def test_malformed_input_is_a_configuration_failure_that_names_file_record_and_value(spark_errors, what):
     failure = classify(spark_error(spark_errors[what]))
     assert failure.exit_code is ExitCode.CONFIGURATION
     first = failure.message.splitlines()[0] if what not in {"cast", "div"} else failure.message
@@ -202,13 +202,13 @@ def test_malformed_input_is_a_matter_of_configuration_and_says_which_file_record
     assert "calling o" not in failure.message
 
 
-def test_a_file_that_went_away_while_it_was_read_is_read_again(spark_errors):
+def test_a_file_that_vanished_during_the_read_is_an_application_failure(spark_errors):
     failure = classify(spark_error(spark_errors["gone"]))
     assert failure.exit_code is ExitCode.APPLICATION
     assert "FILE_NOT_EXIST" in failure.message
 
 
-def test_a_store_that_hung_while_a_file_was_read_is_no_matter_of_configuration(spark_errors):
+def test_a_timeout_during_the_read_of_a_file_is_an_application_failure(spark_errors):
     text = spark_errors["pq"]["text"].replace("java.lang.RuntimeException", "java.net.SocketTimeoutException")
     text = text.replace("is not a Parquet file. Expected magic number at tail", "timed out")
     assert classify(RuntimeError(text)).exit_code is ExitCode.APPLICATION

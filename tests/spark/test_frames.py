@@ -1,5 +1,5 @@
-"""DataFrame -> DataFrame on a local session: columns are checked by name and type, corrections meet, ranges do not
-overlap.
+"""DataFrame -> DataFrame on a local session: columns are checked by name and type, equal rows of corrections meet in one partition,
+and key ranges do not overlap.
 """
 
 from itertools import pairwise
@@ -20,7 +20,7 @@ def spark(local_spark) -> SparkSession:
     return local_spark
 
 
-def test_fit_columns_become_flat_in_the_shards_order_and_types(spark):
+def test_columns_become_flat_in_the_order_and_types_of_the_shard(spark):
     frame = spark.sql("select float(0.5) as score, int(7) as id, 'x' as name, timestamp_millis(1234) as t")
     flat = frames.to_flat(frame, SCHEMA, timestamp_column="t")
     assert flat.dtypes == [("k0", "bigint"), ("v0", "string"), ("v1", "double"), ("time", "bigint")]
@@ -40,7 +40,7 @@ def test_times_before_the_epoch_and_within_a_millisecond_round_down(spark):
     assert {row["k0"]: row["time"] for row in flat.collect()} == {-1: -1, 1999: 1}
 
 
-def test_wall_clocks_are_utc(spark):
+def test_timestamps_without_a_zone_are_utc(spark):
     frame = spark.sql("select timestamp_ntz'1970-01-01 00:00:01' as t, 1L as id, 'x' as name, 0d as score")
     assert frames.to_flat(frame, SCHEMA, timestamp_column="t").first()["time"] == 1000
 
@@ -58,7 +58,7 @@ def test_wall_clocks_are_utc(spark):
         ),
     ],
 )
-def test_unfit_inputs_are_refused_by_name(spark, query, message):
+def test_columns_that_do_not_fit_are_refused_by_name(spark, query, message):
     with pytest.raises(ConfigurationError, match=message):
         frames.to_flat(spark.sql(query), SCHEMA)
 
@@ -88,11 +88,11 @@ NTZ, LTZ, DATE = T.TimestampNTZType(), T.TimestampType(), T.DateType()
         (T.ArrayType(INT), STRING, False),
     ],
 )  # fmt: skip
-def test_only_what_loses_nothing_is_cast(source, target, fits):
+def test_only_casts_without_loss_are_made(source, target, fits):
     assert (frames.unfit("c", source, target) is None) == fits
 
 
-def test_nested_structs_are_taken_by_name_and_stay_null(spark):
+def test_fields_of_structs_are_matched_by_name_and_null_structs_stay_null(spark):
     schema = Schema.from_ddl("id BIGINT", "p STRUCT<x: DOUBLE, y: STRING>")
     frame = spark.sql(
         "select id, if(id = 1, null, struct('s' as y, float(0.5) as x)) as p from values (1L), (2L) as v(id)"
@@ -106,7 +106,7 @@ def test_nested_structs_are_taken_by_name_and_stay_null(spark):
         frames.to_flat(spark.sql("select 1L as id, struct('s' as y) as p"), schema)
 
 
-def test_input_with_sql_over_the_view(spark, tmp_path):
+def test_sql_reads_the_input_as_a_view_that_is_dropped_afterwards(spark, tmp_path):
     path = str(tmp_path / "in.csv")
     spark.sql("select id, id * 2 as twice from range(3)").write.option("header", "true").csv(path)
     source = Input(
@@ -129,12 +129,12 @@ def test_input_with_sql_over_the_view(spark, tmp_path):
     ],
     ids=["missing path", "unknown format", "wrong schema", "format first"],
 )
-def test_missing_inputs_are_configuration(spark, source, message):
+def test_an_input_that_cannot_be_opened_is_a_configuration_error(spark, source, message):
     with pytest.raises(ConfigurationError, match=message):
         frames.read_input(spark, source)
 
 
-def test_wrong_sql_names_the_field(spark, tmp_path):
+def test_an_error_in_the_sql_names_the_field(spark, tmp_path):
     path = str(tmp_path / "in.csv")
     spark.range(1).write.csv(path)
     for sql in ("selec 1", "select nonsuch from input"):
@@ -143,7 +143,7 @@ def test_wrong_sql_names_the_field(spark, tmp_path):
 
 
 def test_equal_rows_meet_in_one_partition_side_by_side(spark):
-    """Nulls, NaN and both zeros included: they may come from either side."""
+    """This includes nulls, NaN and both zeros, which either side may hold."""
     rows = "values (1L, 'a', double('NaN')), (2L, null, 0d), (3L, 'c', -0d), (4L, null, null) as v(k0, v0, v1)"
     desired = spark.sql(f"select * from {rows}")
     persisted = spark.sql(f"select k0, v0, if(k0 = 3, 0d, v1) as v1, -1L as diff from {rows}")

@@ -1,9 +1,9 @@
-"""Goal: 1,000 queries that people did not think of get the same rows of a shard as of Parquet (see test_queries.py).
+"""1,000 generated queries return the same rows from a shard as from Parquet (see test_queries.py).
 
-Method: a small grammar draws queries from seeds: a seed is a query, for ever. Most of them scan one frame several times. The
-queries of some seeds run as one action on each side, tagged with their seeds, so that Spark plans many scans of
-one frame at once, which is the hardest case; each seed is a test of its own, which names its query. Answers depend on nothing but the
-rows: limits have a total order, sums are exact.
+A small grammar draws a query from each seed; the same seed always gives the same query. Most queries scan one frame several times. The
+queries of several seeds run as one action on each side, with the seed in each row. So Spark plans many scans of one frame at once, which
+is the hardest case. Each seed is a test of its own, which names its query. Answers depend on the rows alone: limits have a total order,
+and sums are exact.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import pytest
 pytestmark = pytest.mark.spark
 
 QUERIES, AT_ONCE = 1000, 25
-#: Some hundred rows take longer to compile and shuffle for than to go through.
+#: For a few hundred rows, compilation and shuffles take longer than execution.
 SMALL = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.shuffle.partitions": "1",
 }
-#: In turn, by batch: what is offered to Python sources, adaptive execution, and whether Spark thinks a shard fit to broadcast.
+#: Batches take turns in these settings: filter pushdown, adaptive execution, and whether Spark considers a shard small enough to broadcast.
 SETTINGS = tuple(
     {
         "spark.sql.python.filterPushdown.enabled": pushed,
@@ -40,17 +40,17 @@ SETTINGS = tuple(
     )
 )
 
-#: What Parquet says is the same under all of them.
+#: The settings for Parquet, whose answers are the same under all of them.
 PLAIN = SMALL | {"spark.sql.adaptive.enabled": "false"}
 
 COLUMNS = ("id", "area", "n", "x", "s", "m", "d", "t", "b")
-#: (expression, what it is compared with) of a row of `{a}`.
+#: Expressions over a row `{a}`, each with the kind of literal that it is compared with.
 TERMS = (
     ("{a}.id", "id"), ("{a}.id", "id"), ("{a}.n", "small"), ("{a}.n", "small"), ("{a}.p.x", "id"), ("{a}.id % 7", "small"),
     ("length({a}.s)", "small"), ("{a}.x", "double"), ("{a}.x", "double"), ("{a}.p.q.z", "double"), ("{a}.area", "text"),
     ("{a}.s", "text"), ("{a}.p.s", "text"), ("{a}.m", "decimal"), ("{a}.d", "date"), ("{a}.t", "instant"), ("{a}.b", "truth"),
 )  # fmt: skip
-#: By what it is: from the least to the greatest.
+#: Literals by kind, in ascending order.
 LITERALS = {
     "id": ("-1", "3", "7", "12", "22.5D", "30", "45", "100", "160", "215"),
     "small": ("0", "1", "2", "3", "4", "5.0D", "6"),
@@ -79,7 +79,7 @@ PATTERNS = ("'n%'", "'%a'", "'%o%'", "'_'", "'a\\\\_b'", "'日%'")
 
 
 class Grammar:
-    """The query of one seed. `{whole}` and the like are views of twins.VIEWS, formatted later."""
+    """The query of one seed, with names of twins.VIEWS in braces."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -123,7 +123,7 @@ class Grammar:
         return self.one_of(*shapes)
 
     def sub(self, a: str) -> str:
-        """A condition on the row `a` that asks other scans."""
+        """A condition on the row `a` with a subquery, which is another scan."""
         b = self.alias()
         where = self.condition(b, 1)
         return self.one_of(
@@ -135,7 +135,7 @@ class Grammar:
             f"{a}.id > (SELECT count(*) FROM {{whole}} {b} WHERE {b}.n = {a}.n AND {where})",
         )
 
-    # relations: a text for FROM, of columns as those of {whole}
+    # relations: texts for FROM, with the columns of {whole}
 
     def relation(self) -> str:
         b = self.alias()
@@ -151,11 +151,11 @@ class Grammar:
     def columns(self) -> list[str]:
         return self.rng.sample(COLUMNS, self.rng.randrange(1, 4))
 
-    def selection(self, columns: list[str], *, asking: float = 0.2) -> str:
+    def selection(self, columns: list[str], *, subquery: float = 0.2) -> str:
         """One block over one relation."""
         a = self.alias()
         where = self.condition(a)
-        if self.rng.random() < asking:
+        if self.rng.random() < subquery:
             where = f"{where} AND {self.sub(a)}"
         distinct = "DISTINCT " if self.rng.random() < 0.15 else ""
         return f"SELECT {distinct}{', '.join(f'{a}.{column}' for column in columns)} FROM {self.relation()} {a} WHERE {where}"
@@ -165,15 +165,15 @@ class Grammar:
     def plain(self) -> str:
         return self.selection(self.columns())
 
-    def asking(self) -> str:
-        return self.selection(self.columns(), asking=1)
+    def nested(self) -> str:
+        return self.selection(self.columns(), subquery=1)
 
     def together(self) -> str:
         columns = self.columns()
-        text = self.selection(columns, asking=0.1)
+        text = self.selection(columns, subquery=0.1)
         for _ in range(self.rng.randrange(1, 3)):
             kind = self.one_of("UNION ALL", "UNION ALL", "UNION", "EXCEPT", "EXCEPT ALL", "INTERSECT", "INTERSECT ALL")
-            text = f"({text}) {kind} ({self.selection(columns, asking=0.1)})"
+            text = f"({text}) {kind} ({self.selection(columns, subquery=0.1)})"
         return text
 
     def joined(self) -> str:
@@ -211,7 +211,7 @@ class Grammar:
         return f"SELECT {shown}, {sums[0]} AS f, {sums[1]} AS g FROM {self.relation()} {a} WHERE {where} GROUP BY {by}{having}"
 
     def named(self) -> str:
-        """A common table expression that is used twice."""
+        """A query that uses a common table expression twice."""
         a, b, c = self.alias(), self.alias(), self.alias()
         table = f"WITH c AS (SELECT * FROM {self.relation()} {c} WHERE {self.condition(c)})"
         return self.one_of(
@@ -231,7 +231,7 @@ class Grammar:
 
     def text(self) -> str:
         shapes: tuple[Callable[[], str], ...] = (
-            self.plain, self.asking, self.together, self.together, self.joined, self.joined, self.grouped, self.named, self.ranked,
+            self.plain, self.nested, self.together, self.together, self.joined, self.joined, self.grouped, self.named, self.ranked,
         )  # fmt: skip
         return self.rng.choice(shapes)()
 
@@ -241,7 +241,7 @@ def query_of(seed: int) -> str:
 
 
 def at_once(seeds: range) -> str:
-    """One query of all: (seed, the columns and their types, the row)."""
+    """One query for all `seeds`, with the columns (seed, columns and their types, row)."""
     whole = "map('timestampFormat', 'yyyy-MM-dd HH:mm:ss.SSSSSS')"
     return " UNION ALL ".join(
         f"SELECT {seed} AS seed, typeof(struct(q.*)) AS kind, to_json(struct(q.*), {whole}) AS row FROM ({query_of(seed)}) q"
@@ -250,7 +250,7 @@ def at_once(seeds: range) -> str:
 
 
 def answers(twins, text: str, side: str) -> dict[int, Counter]:
-    """The rows of each seed that has any."""
+    """The rows of each seed that has rows."""
     found: dict[int, Counter] = {}
     for seed, kind, row in twins.sql(text, side).collect():
         found.setdefault(seed, Counter())[kind, row] += 1
@@ -258,8 +258,8 @@ def answers(twins, text: str, side: str) -> dict[int, Counter]:
 
 
 class Compared:
-    """The answers of both sides by seed, AT_ONCE at a time, when the first of them is asked for. A query that cannot be run is
-    told for each seed beside it, and tried once.
+    """The answers of both sides by seed. The first seed of a batch runs the whole batch, AT_ONCE seeds. The error of a batch is the
+    result of each of its seeds.
     """
 
     def __init__(self, twins) -> None:
@@ -270,8 +270,8 @@ class Compared:
         first = seed - seed % AT_ONCE
         if first not in self.found:
             try:
-                self.found[first] = self._asked(first)
-            except Exception as error:  # noqa: BLE001 - whatever it is, each of its seeds raises it below
+                self.found[first] = self._answers(first)
+            except Exception as error:  # noqa: BLE001 - each seed of the batch raises it below
                 self.found[first] = error
         found = self.found[first]
         if isinstance(found, Exception):
@@ -279,7 +279,7 @@ class Compared:
         shard, parquet = found
         return shard.get(seed), parquet.get(seed)
 
-    def _asked(self, first: int) -> tuple[dict[int, Counter], dict[int, Counter]]:
+    def _answers(self, first: int) -> tuple[dict[int, Counter], dict[int, Counter]]:
         text = at_once(range(first, first + AT_ONCE))
         with self.twins.conf(SETTINGS[first // AT_ONCE % len(SETTINGS)]):
             shard = answers(self.twins, text, "shard")
@@ -294,14 +294,14 @@ def compared(twins) -> Compared:
     return Compared(twins)
 
 
-#: A test for each, so that this file, which takes longest, has most tests: pytest-xdist begins with it.
+#: One test for each seed. So this file, which takes longest, has most tests, and pytest-xdist starts with it.
 @pytest.mark.parametrize("seed", range(QUERIES))
-def test_a_generated_query_says_of_a_shard_what_it_says_of_parquet(compared, seed):
+def test_a_generated_query_returns_the_same_rows_from_a_shard_as_from_parquet(compared, seed):
     shard, parquet = compared.of(seed)
     assert shard == parquet, query_of(seed)
 
 
-def test_most_of_them_scan_one_frame_more_than_once():
+def test_most_generated_queries_scan_a_frame_more_than_once():
     texts = [query_of(seed) for seed in range(QUERIES)]
     scans = (len(re.findall(r"\{whole\}|FROM c\b|JOIN c\b", text)) for text in texts)
     assert sum(count > 1 for count in scans) > QUERIES / 2

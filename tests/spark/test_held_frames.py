@@ -1,4 +1,6 @@
-"""What a session's frames hold of their shards: the leases in the shard's own state, after each load and drop. Without Spark."""
+"""The leases that a session's frames hold, read from the shard's own state after each load and drop. Without Spark."""
+
+from collections.abc import Callable
 
 import pytest
 from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
@@ -61,12 +63,14 @@ def held():
     made.close()
 
 
-def test_frames_of_one_shard_share_a_lease_and_the_last_one_gives_it_back(shard, held):
+def test_frames_of_one_shard_share_a_lease_and_the_last_drop_releases_it(shard, held):
     for time in (0, 10, 20):
         shard.write(time)
         held.load(f"f{time}", shard.options())
     assert len(shard.readers()) == 1
-    assert [held.load("f10", shard.options()).as_of, held.count] == [10, 3], "a frame that is loaded stays as it is"
+    assert [held.load("f10", shard.options()).as_of, held.count] == [10, 3], (
+        "a frame that is loaded already keeps its time"
+    )
     for time in (0, 10, 20):
         splits = held.splits(f"f{time}", held.load(f"f{time}", shard.options()).row_type)
         assert shard.ids(splits) == [each for each in (0, 10, 20) if each <= time]
@@ -78,7 +82,7 @@ def test_frames_of_one_shard_share_a_lease_and_the_last_one_gives_it_back(shard,
     assert (shard.readers(), held.count) == ((), 0)
 
 
-def test_leases_follow_the_oldest_frame_as_far_as_critical_readers_allow(shard, held):
+def test_leases_advance_to_the_oldest_frame_but_not_past_critical_readers(shard, held):
     for time in (0, 10, 20):
         shard.write(time)
     retention = shard.client.open_critical_since(shard.id, CriticalReaderId.new(), opaque=b"a")
@@ -99,7 +103,7 @@ def test_leases_follow_the_oldest_frame_as_far_as_critical_readers_allow(shard, 
     assert shard.sinces() == [20, 30]
 
 
-def test_leases_follow_the_shards_retention(shard, held):
+def test_leases_advance_with_the_retention_of_the_shard(shard, held):
     for time in (0, 10, 20):
         shard.write(time)
     shard.client.set_retention(shard.id, 5)
@@ -107,12 +111,12 @@ def test_leases_follow_the_shards_retention(shard, held):
     assert shard.sinces() == [16]
     shard.write(30)
     held.advance()
-    assert shard.sinces() == [20], "as far as its frame"
+    assert shard.sinces() == [20], "not past its frame"
     assert shard.client.inspect(shard.id).since == 20
 
 
-def test_a_read_does_not_let_go_of_the_past(shard, held):
-    """Where no critical reader says what is to be kept, all is, also while frames at the latest time come and go."""
+def test_a_read_does_not_release_history(shard, held):
+    """Without critical readers and retention all history is kept, also while frames at the latest time come and go."""
     for time in (0, 10, 20):
         shard.write(time)
         held.load(f"f{time}", shard.options())
@@ -123,7 +127,7 @@ def test_a_read_does_not_let_go_of_the_past(shard, held):
     assert shard.sinces() == [0]
 
 
-def test_a_time_that_no_lease_serves_gets_one_of_its_own(shard, held):
+def test_a_frame_that_no_lease_serves_gets_a_lease_of_its_own(shard, held):
     shard.write(0)
     shard.write(10)
     retention = shard.client.open_critical_since(shard.id, CriticalReaderId.new(), opaque=b"a")
@@ -146,7 +150,7 @@ def test_a_time_that_no_lease_serves_gets_one_of_its_own(shard, held):
         ({"columns": "nope"}, "no column nope"),
     ],
 )
-def test_a_load_that_is_refused_holds_nothing(shard, held, more, message):
+def test_a_refused_load_holds_nothing(shard, held, more, message):
     with pytest.raises(InvalidUsage, match="no column nope" if "columns" in more or "where" in more else "upper"):
         held.load("f", shard.options(**({"as_of": "0"} if "as_of" in more else more)))
     shard.write(0)
@@ -167,24 +171,39 @@ def test_a_time_before_since_is_refused_and_holds_nothing(shard, held):
     assert (shard.readers(), held.count) == ((), 0)
 
 
-def test_the_latest_time_is_held_before_it_is_chosen(shard, held, monkeypatch):
-    """A writer commits and since follows it at once, between the steps of a load."""
-    original, behind = PersistClient.recent_upper, shard.client.open_critical_since
+class ActsBeforeTheLease(SystemEnv):
+    """Runs `act` once, when the next id is drawn: a load draws the id of its reader after it has looked up the latest time."""
+
+    act: Callable[[], None] | None = None
+
+    def random_bytes(self, count):
+        act, self.act = self.act, None
+        if act is not None:
+            act()
+        return super().random_bytes(count)
+
+
+def test_a_load_takes_its_lease_before_it_chooses_the_latest_time(shard):
+    """Between two steps of the load a writer commits, and since follows its commit at once."""
+    env = ActsBeforeTheLease()
+    held = HeldFrames(settings=Settings(), env=env)
     shard.write(0)
+    first = held.load("first", shard.options())  # opens the client, so that a load draws nothing else
+    held.drop("first")
 
-    def overtaken(client, shard_id):
-        upper = original(client, shard_id)
-        shard.write(upper.time + 5)
-        since = behind(shard_id, CriticalReaderId.new(), opaque=b"a")
-        since.compare_and_downgrade_since(b"a", (b"b", Antichain.of(upper.time + 5)))
-        return upper
+    def overtake():
+        shard.write(6)
+        since = shard.client.open_critical_since(shard.id, CriticalReaderId.new(), opaque=b"a")
+        since.compare_and_downgrade_since(b"a", (b"b", Antichain.of(6)))
 
-    monkeypatch.setattr(PersistClient, "recent_upper", overtaken)
+    env.act = overtake
     loaded = held.load("f", shard.options())
+    assert (first.as_of, loaded.as_of, env.act) == (0, 6, None)
     assert shard.ids(held.splits("f", loaded.row_type)) == [0, 6]
+    held.close()
 
 
-def test_an_unknown_shard_is_named_and_nothing_made(shard, held):
+def test_a_load_of_an_unknown_shard_is_refused_and_creates_nothing(shard, held):
     unknown = ShardId.new()
     with pytest.raises(ShardNotFound, match=unknown):
         held.load(
@@ -193,7 +212,7 @@ def test_an_unknown_shard_is_named_and_nothing_made(shard, held):
     assert list(shard.client.shards()) == [shard.id]
 
 
-def test_a_frame_of_a_shard_never_written_stays_empty(shard, held):
+def test_a_frame_of_a_shard_without_writes_stays_empty(shard, held):
     shard.client.initialise(shard.id, SCHEMA)
     loaded = held.load("f", shard.options())
     shard.write(0)
@@ -201,7 +220,7 @@ def test_a_frame_of_a_shard_never_written_stays_empty(shard, held):
     held.drop("f")
 
 
-def test_a_frame_shows_the_columns_that_the_shard_had_when_it_was_loaded(shard, held):
+def test_a_frame_keeps_the_columns_of_the_schema_at_its_load(shard, held):
     shard.write(0)
     before = held.load("before", shard.options())
     grown = Schema.from_ddl("id BIGINT", "country STRING, name STRING")
@@ -217,7 +236,7 @@ def test_a_frame_shows_the_columns_that_the_shard_had_when_it_was_loaded(shard, 
         held.splits("before", after.row_type)
 
 
-def test_what_frames_read_is_collected_only_when_they_are_dropped(shard, held):
+def test_blobs_of_a_frame_are_collected_only_after_its_drop(shard, held):
     for time in range(0, 100, 10):
         shard.write(time)
     splits = held.splits("f", held.load("f", shard.options(as_of="45")).row_type)
@@ -231,7 +250,7 @@ def test_what_frames_read_is_collected_only_when_they_are_dropped(shard, held):
         shard.ids(splits)
 
 
-def test_a_lost_lease_is_told_and_the_next_load_gets_another(shard):
+def test_a_lost_lease_is_an_error_and_the_next_load_gets_a_new_one(shard):
     held = HeldFrames(settings=Settings(), env=SystemEnv())
     shard.write(0)
     loaded = held.load("f", shard.options())
@@ -248,7 +267,7 @@ def test_a_lost_lease_is_told_and_the_next_load_gets_another(shard):
     assert shard.readers() == ()
 
 
-def test_nothing_is_loaded_after_the_end(shard, held):
+def test_a_load_after_close_is_refused(shard, held):
     shard.write(0)
     held.load("f", shard.options())
     held.close()

@@ -1,11 +1,12 @@
-"""The keeper of a session's frames: its socket, the end of frames, of the session, of the process. Real sockets and processes;
-the session is a stand-in that says what a test wants said.
+"""The keeper of a session's frames: its socket, and the end of frames, of the session and of the process. Sockets and processes are
+real; the session is a stand-in that the test controls.
 """
 
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,8 +24,8 @@ SCHEMA = Schema.from_ddl("id BIGINT", "name STRING")
 PATIENCE_S = 60.0
 
 
-class Said:
-    """A session of which the test decides what it says."""
+class ControlledSession:
+    """A session whose end and dead frames the test sets."""
 
     def __init__(self):
         self.over = False
@@ -55,7 +56,7 @@ def readers(given: dict[str, str]) -> int:
 
 
 def eventually(condition) -> bool:
-    """Whether it comes true in time: asked again and again, with a pause that nothing depends on."""
+    """Whether `condition` becomes true within PATIENCE_S."""
     pause = threading.Event()
     env, began = SystemEnv(), SystemEnv().monotonic_s()
     while not condition():
@@ -67,7 +68,7 @@ def eventually(condition) -> bool:
 
 @pytest.fixture
 def session():
-    return Said()
+    return ControlledSession()
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def kept(session):
     made.close()
 
 
-def test_planners_load_and_cut_frames_until_they_are_dead(given, session, kept):
+def test_planners_load_and_split_frames_until_the_frames_are_dead(given, session, kept):
     loaded = [keeper.load(kept.address, name, given) for name in ("f", "g")]
     assert [each.as_of for each in loaded] == [0, 0]
     assert len(keeper.splits(kept.address, "f", loaded[0].row_type)) == 1
@@ -98,7 +99,7 @@ def _is_gone(kept, name, loaded) -> bool:
     return False
 
 
-def test_errors_come_to_the_planner_as_they_are(given, kept):
+def test_a_planner_gets_the_errors_of_the_keeper_unchanged(given, kept):
     with pytest.raises(InvalidUsage, match="option as_off: not known"):
         keeper.load(kept.address, "f", {**given, "as_off": "1"})
     with pytest.raises(InvalidUsage, match="the latest readable time is 0") as raised:
@@ -110,14 +111,14 @@ def test_errors_come_to_the_planner_as_they_are(given, kept):
         keeper._ask(kept.address, {"frame": "f"})
 
 
-def test_many_planners_at_once_share_one_lease(given, kept):
+def test_concurrent_planners_share_one_lease(given, kept):
     with ThreadPoolExecutor(16) as pool:
         loaded = list(pool.map(lambda n: keeper.load(kept.address, f"f{n}", given), range(100)))
     assert {each.as_of for each in loaded} == {0}
     assert readers(given) == 1
 
 
-def test_the_end_of_the_session_gives_everything_back_and_a_late_planner_is_told(given, session, kept):
+def test_the_end_of_the_session_releases_all_leases_and_a_late_planner_gets_an_error(given, session, kept):
     loaded = keeper.load(kept.address, "f", given)
     session.over = True
     assert eventually(lambda: kept.is_closed)
@@ -132,22 +133,22 @@ def test_the_end_of_the_session_gives_everything_back_and_a_late_planner_is_told
     kept.close()
 
 
-def test_a_connection_that_says_nothing_or_nonsense_does_not_stop_the_others(given, kept):
-    with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as rude:
+def test_a_silent_or_malformed_connection_does_not_block_the_others(given, kept):
+    with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as malformed:
         silent.connect(kept.address)
-        rude.connect(kept.address)
-        rude.sendall(b"\x00\x00\x00\x03{{{")
+        malformed.connect(kept.address)
+        malformed.sendall(b"\x00\x00\x00\x03{{{")
         assert keeper.load(kept.address, "f", given).as_of == 0
 
 
-def test_the_folder_is_this_users_alone(kept):
+def test_only_this_user_can_access_the_socket_folder(kept):
     assert Path(kept.address).parent.stat().st_mode & 0o077 == 0
 
 
-def test_a_deep_folder_for_temporary_files_does_not_matter(given, tmp_path, monkeypatch, session):
+def test_a_temporary_folder_with_a_path_too_long_for_a_socket_is_not_used(given, tmp_path, monkeypatch, session):
     deep = tmp_path / ("x" * 100)
     deep.mkdir()
-    monkeypatch.setattr(keeper.tempfile, "tempdir", str(deep))
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
     kept = Keeper(session, HeldFrames(settings=Settings(), env=SystemEnv()))
     try:
         assert keeper.load(kept.address, "f", given).as_of == 0
@@ -169,7 +170,7 @@ keeper.load(kept.address, "f", dict(zip(("shard", "blob", "consensus"), sys.argv
 if sys.argv[1] == "fork":
     child = os.fork()
     if child == 0:
-        sys.exit(0)  # runs what is registered for the exit of its parent
+        sys.exit(0)  # runs the exit handlers that it inherited
     os.waitpid(child, 0)
 print("loaded", flush=True)
 sys.stdin.readline()
@@ -184,7 +185,7 @@ def program(how: str, given: dict[str, str]) -> subprocess.Popen[str]:
     return process
 
 
-def test_a_process_that_exits_gives_its_leases_back(given):
+def test_a_process_that_exits_releases_its_leases(given):
     with program("exit", given) as process:
         assert readers(given) == 1
         process.communicate("\n")
@@ -192,14 +193,14 @@ def test_a_process_that_exits_gives_its_leases_back(given):
     assert readers(given) == 0
 
 
-def test_a_forked_child_that_exits_gives_nothing_back(given):
+def test_a_forked_child_that_exits_releases_nothing(given):
     with program("fork", given) as process:
         assert readers(given) == 1
         process.communicate("\n")
     assert readers(given) == 0
 
 
-def test_a_process_that_is_killed_leaves_its_lease_to_run_out(given):
+def test_a_killed_process_leaves_its_lease_to_expire(given):
     with program("kill", given) as process:
         process.send_signal(signal.SIGKILL)
     assert readers(given) == 1

@@ -1,6 +1,8 @@
-"""Landing the rows of an Append beside others who commit first, and what any run does when it cannot land."""
+"""Landing the rows of an Append beside writers that commit first, and the end of a run that cannot land."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 from landing_run import RUN, SINK, A, Rows, Run, many
@@ -11,16 +13,15 @@ from persist_engine.flow.mint_run import AlreadyDone, Superseded
 from persist_engine.work.audit.verify import verify_shard
 from persist_kit.staged import named_keys
 from persist_kit.world import row
-from persist_spark import landing
 from persist_spark.landing import Landed
 from persist_spark.spec import ConfigurationError
 
-#: Ahead of any clock that goes on meanwhile: what is written then, and after, tells at which times the rest is.
+#: Far ahead of the clock, so that a write at such a time determines the times of everything after it.
 FAR_MS = 1_000_000
 
 
 @pytest.mark.parametrize("races", [1, 7])
-def test_an_append_that_loses_moves_on_and_uploads_nothing_again(run: Run, races: int):
+def test_an_append_that_loses_moves_to_a_later_time_without_a_new_upload(run: Run, races: int):
     land = run.append(many(500))
     before, end = run.blobs(), run.minted.time + FAR_MS
     acts = [lambda turn=turn: run.write({(-turn, "rival"): 1}, at=end + 1000 * turn) for turn in range(1, races + 1)]
@@ -37,7 +38,7 @@ def test_an_append_that_loses_moves_on_and_uploads_nothing_again(run: Run, races
     run.check_sound()
 
 
-def test_an_append_moves_to_now_when_the_shard_ends_before(run: Run):
+def test_an_append_moves_to_now_when_the_upper_is_in_the_past(run: Run):
     land = run.append(many(10))
 
     def act() -> None:
@@ -49,8 +50,8 @@ def test_an_append_moves_to_now_when_the_shard_ends_before(run: Run):
     assert outcome.upper.time > run.minted.time + FAR_MS
 
 
-def test_a_time_that_still_fits_is_kept(run: Run):
-    """The rival writes at the beginning of time: the batches are joined there, as they were staged."""
+def test_an_append_keeps_its_time_while_it_fits(run: Run):
+    """The rival writes at the first times of the shard. The batches are appended as they were staged."""
     outcome = run.race(run.append(many(100)), [lambda: run.write({(1, "rival"): 1})] * 3)
     assert outcome == Landed(A(3), run.minted.upper, 100)
     assert [each["event"] for each in run.events()] == ["lost_append", "append_again"] * 3
@@ -58,18 +59,15 @@ def test_a_time_that_still_fits_is_kept(run: Run):
     assert {part.ts_rewrite for part in newest.parts} == {None}
 
 
-def test_small_parts_are_joined_once_for_all_tries():
+def test_small_parts_are_joined_once_for_all_appends():
     run = Run(inline_part_bytes_max=4096, target_part_bytes=1 << 20)
-    sets: list[str] = []
-    put = run.world.blob.set
-    run.world.blob.set = lambda key, value: (sets.append(key), put(key, value))[1]  # type: ignore[method-assign]
     rows = Rows({(key, f"{key:x<1500}"): 1 for key in range(16)})
     land = run.append(rows, tasks=8)
     assert not run.staged_keys
     end = run.minted.time
     acts = [lambda turn=turn: run.write({(-1, "rival"): 1}, at=end + turn) for turn in range(1, 5)]
     assert isinstance(run.race(land, acts), Landed)
-    parts = [key for key in sets if "/n" in key]
+    parts = [key for key in run.blob.written if "/n" in key]
     assert len(parts) == 1
     assert run.contents() == rows + Rows({(-1, "rival"): 4})
     run.check_sound()
@@ -85,18 +83,17 @@ def test_timed_rows_are_appended_again_while_they_fit_and_late_after(run: Run):
     run.check_sound()
 
 
-def test_an_append_that_never_wins_ends_and_leaves_nothing(run: Run, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(landing, "TRIES_MAX", 3)
-    land = run.append(many(300))
+def test_an_append_that_never_wins_ends_and_leaves_nothing(run: Run):
+    land = replace(run.append(many(300)), tries_max=3)
     end = run.minted.time
-    acts = [lambda turn=turn: run.write({(-1, "rival"): 1}, at=end + turn) for turn in range(1, 9)]
+    acts = [lambda turn=turn: run.write({(-1, "rival"): 1}, at=end + turn) for turn in range(1, 4)]
     with pytest.raises(Unavailable, match="were faster 3 times in a row; nothing was appended"):
         run.race(land, acts)
     assert run.contents() == Rows({(-1, "rival"): 3})
     run.check_sound()
 
 
-def test_a_closed_shard_is_told_and_what_was_staged_is_deleted(run: Run):
+def test_a_closed_shard_is_a_configuration_error_and_the_staged_parts_are_deleted(run: Run):
     land = run.append(many(300))
 
     def close() -> None:
@@ -108,8 +105,8 @@ def test_a_closed_shard_is_told_and_what_was_staged_is_deleted(run: Run):
 
 
 @pytest.mark.parametrize(("token", "outcome"), [(RUN, AlreadyDone), (b"uid-8", Superseded)])
-def test_another_driver_that_came_first_keeps_what_it_appended(run: Run, token: bytes, outcome: type):
-    """Of the same run or of a newer one: ours are deleted, theirs are not."""
+def test_a_run_that_another_driver_overtook_deletes_only_its_own_parts(run: Run, token: bytes, outcome: type):
+    """The other driver has the same run or a newer one. Its appended parts stay."""
     land = run.append(many(300))
     end = run.minted.time
 
@@ -129,8 +126,8 @@ def test_another_driver_that_came_first_keeps_what_it_appended(run: Run, token: 
 
 @pytest.mark.parametrize("happened", [True, False])
 @pytest.mark.parametrize("envelope", ["append", "mirror"])
-def test_an_unknown_end_after_lost_races_leaves_every_blob_where_it_is(run: Run, envelope: str, happened: bool):
-    """The outcome of the append is unknown: to delete a blob would be to lose data that is acknowledged later."""
+def test_an_append_with_an_unknown_outcome_leaves_every_blob(run: Run, envelope: str, happened: bool):
+    """The append may have happened. A deleted blob could then be acknowledged data."""
     run.write({(-1, "before"): 1})
     land = run.append(many(300)) if envelope == "append" else run.mirror(many(300))
     end = run.minted.time

@@ -1,6 +1,4 @@
-"""The executor's command line from the environment that Spark's Kubernetes scheduler sets, and the driver's
-refusals.
-"""
+"""The executor's command line, made from the environment that Spark's Kubernetes scheduler sets, and the driver's refusals."""
 
 import json
 from base64 import b64encode
@@ -25,7 +23,7 @@ ENVIRON = {
 }
 
 
-def test_the_executor_is_the_jvm_that_spark_asked_for():
+def test_the_executor_is_the_jvm_that_the_environment_describes():
     options = {f"SPARK_JAVA_OPT_{n}": f"-Dopt{n}=a b" for n in (10, 2, 0, 1)}
     command = executor_command({**ENVIRON, **options, "SPARK_EXTRA_CLASSPATH": "/extra/*"})
     assert command == [
@@ -40,18 +38,18 @@ def test_the_executor_is_the_jvm_that_spark_asked_for():
     ]  # fmt: skip
 
 
-def test_the_jars_are_those_of_the_installed_pyspark():
+def test_without_spark_home_the_jars_are_those_of_the_installed_pyspark():
     without_home = {name: value for name, value in ENVIRON.items() if name != "SPARK_HOME"}
     classpath = executor_command(without_home)[executor_command(without_home).index("-cp") + 1]
     assert classpath.split(":")[1].endswith("/pyspark/jars/*")
 
 
-def test_what_is_missing_is_named():
+def test_missing_environment_variables_are_named():
     with pytest.raises(ConfigurationError, match="SPARK_DRIVER_URL, SPARK_EXECUTOR_MEMORY not set"):
         executor_command({k: v for k, v in ENVIRON.items() if k not in ("SPARK_DRIVER_URL", "SPARK_EXECUTOR_MEMORY")})
 
 
-def test_no_java_is_told(tmp_path):
+def test_a_missing_java_is_a_configuration_error(tmp_path):
     without_java = {name: value for name, value in ENVIRON.items() if name != "JAVA_HOME"}
     with pytest.raises(ConfigurationError, match="java was not found"):
         executor_command({**without_java, "PATH": str(tmp_path)})
@@ -67,25 +65,25 @@ def test_a_broken_specification_is_reported_without_starting_spark(tmp_path, cap
     assert "must be an object" in last["message"]
 
 
-def test_an_executor_takes_the_secret_of_the_run_from_its_file(local_spark, tmp_path):
-    """By Spark's own SecurityManager, with what stands on the executor's command line: with it the key is the file's, and without
-    the master, which Spark does not put there, the file is not read.
+def test_an_executor_reads_the_secret_of_the_run_from_its_file(local_spark, tmp_path):
+    """Spark's own SecurityManager gets the options of the executor's command line, and its key is that of the file. Without the master,
+    which Spark itself does not pass to executors, it does not read the file.
     """
     secret = tmp_path / "secret"
     secret.write_bytes(bytes(range(32)))
     options = ("-Dspark.authenticate=true", f"-Dspark.authenticate.secret.file={secret}")
     command = executor_command({**ENVIRON, **{f"SPARK_JAVA_OPT_{n}": one for n, one in enumerate(options)}})
-    told = dict(one.removeprefix("-D").split("=", 1) for one in command if one.startswith("-Dspark."))
-    assert key_of(local_spark, told) == b64encode(bytes(range(32))).decode()
+    settings = dict(one.removeprefix("-D").split("=", 1) for one in command if one.startswith("-Dspark."))
+    assert key_of(local_spark, settings) == b64encode(bytes(range(32))).decode()
     with pytest.raises(IllegalArgumentException, match="A secret key must be specified"):
-        key_of(local_spark, {name: one for name, one in told.items() if name != "spark.master"})
+        key_of(local_spark, {name: one for name, one in settings.items() if name != "spark.master"})
 
 
-def key_of(spark, told):
-    """What an executor that was told this would authenticate itself with."""
+def key_of(spark, settings):
+    """The key with which an executor of these settings would authenticate itself."""
     jvm = spark._jvm
     conf = jvm.org.apache.spark.SparkConf(False)
-    for name, value in told.items():
+    for name, value in settings.items():
         conf.set(name, value)
     entries = getattr(getattr(jvm.org.apache.spark.internal.config, "package$"), "MODULE$")
     manager = jvm.org.apache.spark.SecurityManager(conf, jvm.scala.Option.empty(), entries.AUTH_SECRET_FILE_EXECUTOR())

@@ -1,8 +1,8 @@
-"""What a write task takes fits what its pod has: the rule by which the operator sizes pods, and the one by which the driver
-cuts parts to fit them, say the same, and a real task keeps to it.
+"""A write task fits the memory of its pod. The operator sizes pods by one rule, the driver cuts parts to fit them by another: the
+two rules agree, and a real task stays within them.
 
-A task's peak is resident memory, all of it, of a process of its own (bench.write_task) that has loaded what a Python worker of
-Spark loads. Measured peaks are 60 to 90 percent of what is given; the rest is the margin.
+A task's peak is the whole resident memory of a process of its own (bench.write_task) that has loaded the modules of a Python worker
+of Spark. Measured peaks are 60 to 90 percent of the given memory; the rest is the margin.
 """
 
 import sys
@@ -19,21 +19,22 @@ from bench import write_task
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [32, 1024], ids=["narrow", "wide"])
-@pytest.mark.parametrize("kind", write_task.KINDS)
-def test_a_write_task_keeps_to_what_its_pod_leaves_it(tmp_path, kind, width):
-    """The default size of parts, and enough of them for the steady state: one is filled, one sorted and encoded."""
-    told = write_task.measured(tmp_path, kind, width=width, part_mib=64, parts=4)
-    assert told["parts"] >= 4
-    assert told["idle_mib"] < memory.WORKER_MIB
-    assert told["peak_mib"] < memory.WORKER_MIB + memory.PARTS_HELD * 64
-    assert told["peak_mib"] > 2 * 64, "it holds what it is said to hold"
+@pytest.mark.parametrize(
+    ("kind", "width", "part_mib"), [("corrections", 32, 64), ("corrections", 1024, 16), ("append", 32, 16)]
+)
+def test_a_write_task_stays_within_the_memory_of_its_pod(tmp_path, kind, width, part_mib):
+    """Parts of the default size and smaller ones, enough for the steady state: one is filled while one is sorted and encoded."""
+    task = write_task.measured(tmp_path, kind, width=width, part_mib=part_mib, parts=4)
+    assert task["parts"] >= 4
+    assert task["idle_mib"] < memory.WORKER_MIB
+    assert task["peak_mib"] < memory.WORKER_MIB + memory.PARTS_HELD * part_mib
+    assert task["peak_mib"] > 2 * part_mib, "the task really held parts of this size"
 
 
 @pytest.mark.parametrize("cores", [1, 2, 8])
 @pytest.mark.parametrize("heap_mib", [512, 1024, 4096, 20_000])
 @pytest.mark.parametrize("part_mib", [4, 16, 64, 128, 1024])
-def test_pods_as_the_operator_makes_them_hold_parts_of_the_size_that_is_wanted(cores, heap_mib, part_mib):
+def test_pods_sized_by_the_operator_hold_parts_of_the_configured_size(cores, heap_mib, part_mib):
     jvm_mib = max(sink_memory.JVM_MIB_MIN, heap_mib * sink_memory.JVM_SHARE)
     overhead = sink_memory._rounded(
         int(jvm_mib) + 1 + cores * (sink_memory.PROCESS_MIB + sink_memory.PARTS_HELD * part_mib)
@@ -44,7 +45,7 @@ def test_pods_as_the_operator_makes_them_hold_parts_of_the_size_that_is_wanted(c
     assert memory.PART_BYTES_MIN <= less.fitting_part_bytes(part_mib * MIB) <= part_mib * MIB
 
 
-def test_both_rules_are_one():
+def test_operator_and_driver_use_the_same_figures():
     ours = (memory.JVM_MIB_MIN, memory.JVM_SHARE, memory.WORKER_MIB, memory.PARTS_HELD)
     assert ours == (sink_memory.JVM_MIB_MIN, sink_memory.JVM_SHARE, sink_memory.PROCESS_MIB, sink_memory.PARTS_HELD)
 
@@ -53,7 +54,7 @@ def test_both_rules_are_one():
     ("overhead", "cores", "part_mib"),
     [("960m", "1", 64), ("512m", "1", 4), ("1536m", "2", 64), ("800", "1", 37.33), ("2g", "2", 64)],
 )
-def test_parts_are_cut_smaller_where_a_pod_has_less(overhead, cores, part_mib):
+def test_parts_are_smaller_in_pods_with_less_memory(overhead, cores, part_mib):
     conf = {"spark.executor.memory": "1g", "spark.executor.memoryOverhead": overhead, "spark.executor.cores": cores}
     pod = ExecutorMemory.of(conf.get)
     assert pod is not None

@@ -1,8 +1,9 @@
-"""What runs on executors, without Spark: Arrow in, Arrow out."""
+"""The functions that executors run: Arrow in, Arrow out. Without Spark."""
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
+from hypothesis import settings as drawn
 from hypothesis import strategies as st
 from persist_engine import Location, PersistClient, ShardId
 from persist_engine.base.settings import KIB, MIB, BatchSettings, Settings
@@ -16,8 +17,8 @@ from persist_spark.spec import PARALLELISM_MAX
 
 
 @pytest.mark.parametrize("time", [4, 9], ids=["earlier", "later"])
-def test_an_input_that_changed_between_its_readings_is_read_again(tmp_path, time):
-    """Of class Configuration the operator would never run it again."""
+def test_an_input_that_changed_between_two_readings_is_an_application_failure(tmp_path, time):
+    """The operator runs an Application failure again. It would not run a Configuration failure again."""
     task = StageTask(
         blob=f"file://{tmp_path}",
         shard_id=ShardId("s00000000-0000-0000-0000-000000000001"),
@@ -38,8 +39,8 @@ def test_an_input_that_changed_between_its_readings_is_read_again(tmp_path, time
     )
 
 
-def test_an_executor_stages_at_the_floor_that_the_driver_knows(tmp_path):
-    """A floor that clocks set which ran ahead: what is staged before it is refused."""
+def test_an_executor_stages_no_earlier_than_the_staging_floor(tmp_path):
+    """The floor comes from a clock that ran ahead. A part staged before the floor would be refused."""
     floor_ms = 2**47
     task = StageTask(
         blob=f"file://{tmp_path}",
@@ -59,7 +60,7 @@ def test_an_executor_stages_at_the_floor_that_the_driver_knows(tmp_path):
 
 
 class Sized:
-    """What `grouped` asks of a part: a real one of terabytes would have to be written."""
+    """A part as `grouped` sees it. Real parts of such sizes would first have to be written."""
 
     def __init__(self, number: int, size: int) -> None:
         self.number, self.bytes_estimate = number, size
@@ -68,8 +69,9 @@ class Sized:
         return b"%d" % self.number
 
 
-@given(st.lists(st.integers(0, 512 * MIB), max_size=200), st.integers(1, 64))
-def test_parts_are_grouped_in_their_order_and_none_is_lost(sizes, cores):
+@given(st.lists(st.integers(0, 512 * MIB), max_size=100), st.integers(1, 64))
+@drawn(max_examples=30)
+def test_grouping_keeps_every_part_in_its_order(sizes, cores):
     groups = grouped([Sized(number, size) for number, size in enumerate(sizes)], cores=cores)
     assert [int(part) for group in groups for part in group] == list(range(len(sizes)))
     assert all(groups)
@@ -77,30 +79,31 @@ def test_parts_are_grouped_in_their_order_and_none_is_lost(sizes, cores):
 
 
 @given(st.lists(st.integers(0, 4 * MIB), min_size=1, max_size=60), st.integers(1, 16))
-def test_there_are_no_more_groups_than_cores_as_long_as_they_stay_small(sizes, cores):
-    """Rounded down, the share of a core left a rest over, which became a task of its own after all others."""
+@drawn(max_examples=30)
+def test_there_are_no_more_groups_than_cores_while_groups_stay_small(sizes, cores):
+    """When the share of a core was rounded down, the remainder became a task of its own after all others."""
     groups = grouped([Sized(number, size) for number, size in enumerate(sizes)], cores=cores)
     within = -(-sum(size + partitions._PART_COST_BYTES for size in sizes) // cores) <= partitions.READ_BYTES_MAX
     assert not within or len(groups) <= cores
 
 
-def test_a_rest_of_the_division_is_no_group_of_its_own():
+def test_the_remainder_of_the_division_is_no_group_of_its_own():
     sizes = [4 * MIB, 4 * MIB, 4 * MIB + 1]
     assert [len(group) for group in grouped([Sized(*each) for each in enumerate(sizes)], cores=2)] == [1, 2]
     assert [len(group) for group in grouped([Sized(*each) for each in enumerate(sizes)], cores=3)] == [1, 1, 1]
 
 
-def test_groups_are_bounded_by_bytes_and_by_their_number():
+def test_groups_are_bounded_in_bytes_and_number():
     large = [Sized(number, 16 * MIB - partitions._PART_COST_BYTES) for number in range(64)]
     assert [len(group) for group in grouped(large, cores=2)] == [4] * 16
     many = [Sized(number, 64 * MIB) for number in range(3 * PARALLELISM_MAX)]
     assert len(grouped(many, cores=2)) <= PARALLELISM_MAX
     assert grouped([], cores=4) == ()
-    assert len(grouped([Sized(number, 0) for number in range(8)], cores=8)) == 1, "parts of nothing are one task"
+    assert len(grouped([Sized(number, 0) for number in range(8)], cores=8)) == 1, "empty parts are one task"
 
 
 def test_each_group_is_read_as_negated_flat_rows(tmp_path):
-    """Whatever task reads which groups, together they are the snapshot, every row once."""
+    """However groups are assigned to tasks, the tasks together read every row of the snapshot once."""
     location = Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/consensus.db")
     schema = Schema.from_ddl("id BIGINT", "name STRING, p STRUCT<x: INT>")
     settings = Settings(batch=BatchSettings(inline_part_bytes_max=0, target_part_bytes=16 * KIB))
@@ -128,7 +131,7 @@ def test_each_group_is_read_as_negated_flat_rows(tmp_path):
     assert found == sorted((key[0], val[0], -diff) for (key, val), _, diff in rows)
 
 
-def test_a_blob_that_is_gone_is_told_in_words_that_the_driver_can_classify(tmp_path):
+def test_a_missing_blob_in_an_executor_is_a_storage_failure_in_the_driver(tmp_path):
     location = Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/consensus.db")
     settings = Settings(batch=BatchSettings(inline_part_bytes_max=0))
     with PersistClient.open(location, settings=settings) as client:

@@ -1,9 +1,9 @@
-"""Goal: whatever a query asks of `spark.read.format("persist")`, it gets the rows that it gets from Parquet.
+"""Every query over `spark.read.format("persist")` returns the rows that it returns over Parquet.
 
-Method: one collection in a shard and in Parquet (twins.py). Queries written by hand are asked of both in one session, and
-schemas and rows, as multisets with exact values, must be equal. Most scan one frame several times under different filters:
-there Spark once mixed up what the scans had pushed (docs/upstream). Each runs with filters offered to Python sources and
-adaptive execution in turn on and off; what is most likely to mix scans up runs under all four settings.
+One collection is in a shard and in Parquet (twins.py). Queries written by hand run on both in one session. Schemas must be equal, and
+rows as multisets of exact values. Most queries scan one frame several times under different filters, because there Spark once mixed up
+the pushed filters of the scans (docs/upstream). Queries take turns in settings with filter pushdown to Python sources and adaptive
+execution on and off. Those most likely to mix up scans run under all four combinations, one of them with compiled code.
 
 In a query `{name}` is a view of twins.VIEWS; in a form of the DataFrame API the name is its frame.
 """
@@ -22,11 +22,18 @@ from pyspark.sql import functions as F
 
 pytestmark = pytest.mark.spark
 
-#: Some hundred rows take longer to compile for than to go through.
+#: For a few hundred rows, compilation takes longer than execution.
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 PUSH, KEEP = ({"spark.sql.python.filterPushdown.enabled": offered} for offered in ("true", "false"))
-AQE, STATIC = {"spark.sql.adaptive.enabled": "true"}, {"spark.sql.adaptive.enabled": "false"} | INTERPRETED
-MODES = {"push-aqe": PUSH | AQE, "push-static": PUSH | STATIC, "keep-aqe": KEEP | AQE, "keep-static": KEEP | STATIC}
+AQE, STATIC = ({"spark.sql.adaptive.enabled": adaptive} | INTERPRETED for adaptive in ("true", "false"))
+COMPILED = {"spark.sql.adaptive.enabled": "true"}
+MODES = {
+    "push-compiled": PUSH | COMPILED,
+    "push-aqe": PUSH | AQE,
+    "push-static": PUSH | STATIC,
+    "keep-aqe": KEEP | AQE,
+    "keep-static": KEEP | STATIC,
+}
 
 #: Scans of one frame under different filters, side by side and in subqueries.
 MIXING = (
@@ -152,7 +159,7 @@ QUERIES = (
     "FROM {rows} |> WHERE n = 3 |> AGGREGATE count(*) AS c GROUP BY b |> UNION ALL (FROM {rows} |> WHERE n = 4 |> AGGREGATE count(*) AS c GROUP BY b)",
 )  # fmt: skip
 
-#: Their rows come in one order only: copies of a row are alike.
+#: Queries whose rows have one possible order, apart from copies of a row.
 ORDERED = (
     "SELECT * FROM {rows} WHERE n = 3 ORDER BY id, area",
     "SELECT id, area, x FROM {rows} ORDER BY x DESC NULLS FIRST, id, area LIMIT 60",
@@ -166,13 +173,13 @@ ORDERED = (
 
 @pytest.fixture(scope="module")
 def parquet_answers() -> dict[str, Any]:
-    """What Parquet said, by query: asked once."""
+    """The answers over Parquet by query. Each query runs on Parquet once."""
     return {}
 
 
 def check(twins, answers: dict[str, Any], query: str, settings: dict[str, str], *, ordered: bool = False) -> None:
     if query not in answers:
-        with twins.conf(INTERPRETED):
+        with twins.conf(STATIC):
             answers[query] = twins.answer_of(twins.sql(query, "parquet"), ordered=ordered)
     with twins.conf(settings):
         found = twins.answer_of(twins.sql(query, "shard"), ordered=ordered)
@@ -180,32 +187,34 @@ def check(twins, answers: dict[str, Any], query: str, settings: dict[str, str], 
 
 
 def named(query: str, mode: str, *more: str) -> Any:
-    """A case of that name, however long it is."""
+    """A test case named by its mode and query."""
     return pytest.param(query, mode, *more, id=f"{mode}: {query}")
 
 
-@pytest.mark.parametrize(("query", "mode"), [named(query, mode) for query in MIXING for mode in MODES])
-def test_scans_of_one_frame_are_not_mixed_up(twins, parquet_answers, query, mode):
+@pytest.mark.parametrize(
+    ("query", "mode"), [named(query, mode) for query in MIXING for mode in MODES if mode != "push-aqe"]
+)
+def test_each_scan_of_a_frame_gets_its_own_filters(twins, parquet_answers, query, mode):
     check(twins, parquet_answers, query, MODES[mode])
 
 
 def in_turn(queries: tuple[str, ...], *more: str) -> list[Any]:
-    """Each with one of the modes; filters are offered three times of four."""
+    """Each query with one of the modes. In three of four modes filters are pushed."""
     modes = itertools.cycle(("push-aqe", "push-static", "push-aqe", "keep-static"))
     return [named(query, mode, *more) for query, mode in zip(queries, modes, strict=False)]
 
 
 @pytest.mark.parametrize(("query", "mode"), in_turn(QUERIES))
-def test_a_query_says_of_a_shard_what_it_says_of_parquet(twins, parquet_answers, query, mode):
+def test_a_query_returns_the_same_rows_from_a_shard_as_from_parquet(twins, parquet_answers, query, mode):
     check(twins, parquet_answers, query, MODES[mode])
 
 
 @pytest.mark.parametrize(("query", "mode"), in_turn(ORDERED))
-def test_rows_come_in_the_order_asked_for(twins, parquet_answers, query, mode):
+def test_an_ordered_query_returns_rows_in_order(twins, parquet_answers, query, mode):
     check(twins, parquet_answers, query, MODES[mode], ordered=True)
 
 
-#: Every shape of filter that Spark can offer to a source, and many that it cannot.
+#: Every form of filter that Spark can push to a source, and many that it cannot.
 FILTERS = (
     "id = 7", "id = 3", "id <=> 7", "NOT id = 7", "id <> 7", "id < 20", "id <= 20", "id > 200", "id >= 200", "id = -1",
     "id BETWEEN 30 AND 45", "id NOT BETWEEN 10 AND 210", "id IN (3, 5, 999)", "id NOT IN (3, 5)", "id = 7.5D", "id < 10.5",
@@ -244,7 +253,7 @@ def filtering(side_by_side: tuple[str, ...]) -> str:
 
 @pytest.fixture(scope="module")
 def filtered(twins) -> dict[str, dict[str, list[str]]]:
-    """The rows of each filter by side. Many filters share one query, as scans of one frame."""
+    """The rows of each filter by side. One query runs many filters, as scans of one frame."""
     answers: dict[str, dict[str, list[str]]] = {filter_: {"shard": [], "parquet": []} for filter_ in FILTERS}
     for group in (FILTERS[at : at + FILTERS_AT_ONCE] for at in range(0, len(FILTERS), FILTERS_AT_ONCE)):
         for side in ("shard", "parquet"):
@@ -256,13 +265,13 @@ def filtered(twins) -> dict[str, dict[str, list[str]]]:
 
 
 @pytest.mark.parametrize("condition", [pytest.param(condition, id=condition) for condition in FILTERS])
-def test_a_filter_lets_the_same_rows_pass(filtered, condition):
+def test_a_filter_passes_the_same_rows_of_a_shard_as_of_parquet(filtered, condition):
     assert sorted(filtered[condition]["shard"]) == sorted(filtered[condition]["parquet"])
 
 
 #: Settings under which Spark derives filters from the other side of a join while the query runs.
 RUNTIME = {
-    "spark.sql.defaultSizeInBytes": "100000",  # what Spark takes for the size of a Python source
+    "spark.sql.defaultSizeInBytes": "100000",  # the size that Spark assumes for a Python source
     "spark.sql.autoBroadcastJoinThreshold": "-1",
     "spark.sql.optimizer.dynamicPartitionPruning.reuseBroadcastOnly": "false",
     "spark.sql.optimizer.runtime.bloomFilter.applicationSideScanSizeThreshold": "0",
@@ -293,7 +302,7 @@ def facts(twins, tmp_path_factory) -> None:
     ("query", "mode", "filter_"),
     [*in_turn(PRUNED, "dynamicpruning"), *in_turn(BLOOMING, "might_contain")],
 )
-def test_filters_that_come_while_a_query_runs_reach_the_right_scan(twins, facts, parquet_answers, query, mode, filter_):
+def test_runtime_filters_reach_the_right_scan(twins, facts, parquet_answers, query, mode, filter_):
     settings = RUNTIME | MODES[mode]
     with twins.conf(settings):
         plan = twins.sql(query, "shard")._jdf.queryExecution().optimizedPlan().toString()
@@ -355,14 +364,14 @@ FORMS = (
 
 
 def outcome(twins, found: Any) -> Any:
-    """What a form gave, made comparable."""
+    """The result of a form, in a comparable shape."""
     if isinstance(found, DataFrame):
         return twins.answer_of(found)
     return sorted(map(repr, found)) if isinstance(found, list) else repr(found)
 
 
 @pytest.mark.parametrize(("form", "mode"), in_turn(FORMS))
-def test_a_form_of_the_api_says_of_a_shard_what_it_says_of_parquet(twins, form, mode):
+def test_a_form_of_the_dataframe_api_returns_the_same_from_a_shard_as_from_parquet(twins, form, mode):
     names = {"F": F, "Window": Window, "DataFrame": DataFrame, "reduce": reduce}
     with twins.conf(MODES[mode]):
         found = {
@@ -373,7 +382,7 @@ def test_a_form_of_the_api_says_of_a_shard_what_it_says_of_parquet(twins, form, 
 
 
 class Steps:
-    """Several actions of one session on frames `v` of one side: what each of them gave. `name` makes names of the side's own."""
+    """Several actions of one session on the frames `v` of one side. Each method returns the results of its actions."""
 
     def __init__(self, spark: SparkSession, v: SimpleNamespace, side: str, folder: str) -> None:
         self.spark, self.v, self.side, self.folder = spark, v, side, folder
@@ -429,7 +438,7 @@ class Steps:
         with ThreadPoolExecutor(3) as pool:
             return list(pool.map(lambda condition: self.v.rows.where(condition).collect(), conditions))
 
-    def an_iterator_held_open_by_others(self) -> list[Any]:
+    def an_iterator_kept_open_during_another_query(self) -> list[Any]:
         rows = self.v.rows.where("n = 3").toLocalIterator()
         first = next(rows)
         between = self.v.rows.where("n = 4").collect()
@@ -442,7 +451,7 @@ class Steps:
         return [back.collect(), back.exceptAll(self.v.rows.where("n = 3")).collect()]
 
     def a_frame_loaded_once_more(self) -> list[Any]:
-        """The view's own frame, and ones that were not planned before."""
+        """The frame of a view, and frames that were not planned before."""
         self.spark.table(f"{self.side}_rows").createOrReplaceTempView("again")
         try:
             text = "SELECT id FROM again WHERE n = 1 UNION ALL SELECT id FROM again WHERE n = 2 AND id IN (SELECT id FROM again WHERE b)"
@@ -457,7 +466,7 @@ STEPS = [name for name in vars(Steps) if not name.startswith("_")]
 @pytest.mark.parametrize(
     ("steps", "mode"), list(zip(STEPS, itertools.cycle(("push-aqe", "push-static")), strict=False))
 )
-def test_actions_on_one_frame_do_not_change_each_other(twins, steps, mode, tmp_path):
+def test_actions_on_one_frame_do_not_affect_each_other(twins, steps, mode, tmp_path):
     found = {}
     with twins.conf(MODES[mode]):
         for side in ("shard", "parquet"):
@@ -468,13 +477,13 @@ def test_actions_on_one_frame_do_not_change_each_other(twins, steps, mode, tmp_p
     assert found["shard"] == found["parquet"]
 
 
-def test_there_is_something_to_be_mixed_up(twins):
-    """The frames have several partitions, copies of rows, and every kind of null, so that the answers above mean something."""
+def test_the_rows_of_the_twins_can_show_mixed_up_scans(twins):
+    """The frames have several partitions, copies of rows, and every kind of null. Without these the tests above would prove little."""
     rows = twins.spark.table("shard_rows")
     assert rows.rdd.getNumPartitions() == 2
     assert len({*MIXING, *QUERIES, *ORDERED, *PRUNED, *BLOOMING}) >= 70
-    seen = rows.selectExpr(
+    kinds = rows.selectExpr(
         "count(*) > count(DISTINCT struct(*)) AS copies", "count_if(isnan(x)) > 0", "count_if(x IS NULL) > 0", "count_if(p IS NULL) > 0",
         "count_if(p IS NOT NULL AND p.q IS NULL) > 0", "count_if(p.q IS NOT NULL AND p.q.z IS NULL) > 0", "count_if(area IS NULL) > 0",
     ).first()  # fmt: skip
-    assert all(seen)
+    assert all(kinds)

@@ -1,4 +1,4 @@
-"""sink.json: what is accepted, and that every refusal names the field."""
+"""sink.json: accepted documents, and refusals that name the field."""
 
 import copy
 import json
@@ -43,7 +43,7 @@ def changed(path: str, value) -> dict:
     return document
 
 
-def test_a_whole_document(tmp_path):
+def test_every_field_of_a_document_is_read(tmp_path):
     path = tmp_path / "sink.json"
     path.write_text(json.dumps(DOCUMENT))
     spec = SinkSpec.load(path)
@@ -57,7 +57,7 @@ def test_a_whole_document(tmp_path):
     assert not spec.input.allow_empty
 
 
-def test_what_is_absent_has_a_default():
+def test_absent_fields_have_defaults():
     document = changed("write", None)
     document["schema"] = {"key": "id BIGINT"}
     document["envelope"] = {"type": "Mirror"}
@@ -98,7 +98,7 @@ def test_a_refusal_names_the_field(path, value, message):
         SinkSpec.parse(changed(path, value))
 
 
-def test_only_an_append_has_times_of_its_own():
+def test_a_mirror_cannot_have_a_timestamp_column():
     with pytest.raises(ConfigurationError, match=r"envelope\.timestampColumn"):
         SinkSpec.parse(changed("envelope.type", "Mirror"))
 
@@ -108,7 +108,7 @@ def test_a_wrong_schema_names_the_field_of_the_shard():
         _ = SinkSpec.parse(changed("schema.key", "id BIGONT")).schema
 
 
-def test_a_missing_or_broken_file_is_configuration(tmp_path):
+def test_a_missing_or_broken_file_is_a_configuration_error(tmp_path):
     with pytest.raises(ConfigurationError, match="cannot read"):
         SinkSpec.load(tmp_path / "none.json")
     broken = tmp_path / "broken.json"
@@ -117,9 +117,9 @@ def test_a_missing_or_broken_file_is_configuration(tmp_path):
         SinkSpec.load(broken)
 
 
-#: Every field that the definition of a SparkSink has in the blocks which the driver reads, and the least that it may have.
+#: Blocks of a SparkSink that the driver reads: once with every field of the resource definition, once with the required fields only.
 DECLARED = {
-    "all of it": {
+    "every field": {
         "input": {
             "type": "Format",
             "allowEmpty": True,
@@ -133,7 +133,7 @@ DECLARED = {
         "envelope": {"type": "Append", "timestampColumn": "t"},
         "write": {"parallelism": PARALLELISM_MAX, "targetBatchBytes": "128Mi"},
     },
-    "the least": {"input": {"type": "Format", "format": {"name": "csv"}}, "envelope": {"type": "Mirror"}},
+    "required fields": {"input": {"type": "Format", "format": {"name": "csv"}}, "envelope": {"type": "Mirror"}},
 }
 
 
@@ -175,11 +175,11 @@ def test_the_driver_reads_what_the_operator_writes(blocks):
     assert read.write.target_part_bytes == (128 if "write" in blocks else 64) << 20
 
 
-def test_the_widest_sink_of_these_tests_has_every_field_of_the_definition():
+def test_the_widest_sink_of_this_file_has_every_field_of_the_resource_definition():
     path = Path(__file__).parents[2] / "crds" / "sparksinks.yaml"
     (version,) = yaml.safe_load(path.read_text())["spec"]["versions"]
     spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    widest = DECLARED["all of it"]
+    widest = DECLARED["every field"]
     assert properties(spec, "input") == set(widest["input"])
     assert properties(spec, "input", "format") == set(widest["input"]["format"])
     assert properties(spec, "envelope") == set(widest["envelope"])

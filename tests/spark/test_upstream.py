@@ -1,4 +1,4 @@
-"""Defects of Spark that this project works around are still there: when one is gone, the way around it can go, too."""
+"""Spark still has the defects that this project works around. When one is gone, its workaround can go too."""
 
 import importlib.util
 from pathlib import Path
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.spark
 SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "upstream" / "spark_python_pushdown.py"
 
 
-def test_what_one_scan_pushes_still_holds_for_all_scans_of_a_frame(local_spark):
+def test_spark_still_applies_the_filters_of_one_scan_to_all_scans_of_a_frame(local_spark):
     spec = importlib.util.spec_from_file_location("spark_python_pushdown", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
@@ -17,5 +17,5 @@ def test_what_one_scan_pushes_still_holds_for_all_scans_of_a_frame(local_spark):
     spec.loader.exec_module(script)
     before = local_spark.conf.get(script.SETTING)
     wrong = [query for query, expected, actual in script.findings(local_spark) if expected != actual]
-    assert wrong, "this Spark keeps apart what scans push: ADR 4, point 5, may be revisited"
+    assert wrong, "this Spark separates the filters of scans: revisit ADR 4, point 5"
     assert local_spark.conf.get(script.SETTING) == before

@@ -1,10 +1,13 @@
-"""How many tasks write: by what there is to write, without a Spark job that only counts."""
+"""The number of write tasks follows the bytes to write, without a Spark job that only counts."""
 
+import functools
 import io
 import itertools
 import json
+from collections.abc import Callable
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
 from persist_engine.base.env import SystemEnv
@@ -12,23 +15,36 @@ from persist_engine.base.settings import MIB
 from persist_spark import session, sink
 from persist_spark.report import Log
 from persist_spark.spec import Envelope, EnvelopeType, Input, SinkSpec, Write
+from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 KEY, VALUE = "id BIGINT", "name STRING"
 MIRROR, APPEND = Envelope(type=EnvelopeType.MIRROR), Envelope(type=EnvelopeType.APPEND)
 TIMED = Envelope(type=EnvelopeType.APPEND, timestamp_column="t")
-#: About 37 bytes a row when they are shuffled: a key, and 32 characters of 16 values.
+#: About 37 bytes a row in a shuffle: a key, and 32 hexadecimal characters.
 ROWS = "select id, left(sha2(cast(id as string), 256), 32) as name from range({})"
 FILES = 7
-#: Through a shuffle of the input's own.
+#: An input query with a shuffle of its own.
 DISTINCT = "select id, max(name) as name from input group by id"
 
 
-class Writes:
-    """A shard on files, and sinks over Parquet files whose runs are looked at."""
+class SettingsLog(Log):
+    """A log that records the advised size of tasks as the session has it when the tasks have run."""
 
-    def __init__(self, folder, spark):
-        self.folder, self.spark = folder, spark
+    spark: SparkSession
+    task_bytes: str | None = None
+
+    def event(self, event, **fields):
+        super().event(event, **fields)
+        if event == "staged":
+            self.task_bytes = self.spark.conf.get("spark.sql.adaptive.advisoryPartitionSizeInBytes", None)
+
+
+class Writes:
+    """A shard on files, and runs of sinks over Parquet files."""
+
+    def __init__(self, folder, spark, inputs):
+        self.spark, self.input = spark, inputs
         self.location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
         self.id = ShardId.new()
         self.client = PersistClient.open(self.location)
@@ -36,17 +52,12 @@ class Writes:
         self.runs = itertools.count()
         self.log: list[dict] = []
         self.jobs = 0
-
-    def input(self, query: str) -> Input:
-        path = f"{self.folder}/input-{next(self.runs)}"
-        self.spark.sql(query).repartition(FILES).write.parquet(path)
-        # With a schema, or Spark looks for it with a job of its own.
-        schema = self.spark.read.parquet(path).schema
-        ddl = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema)
-        return Input(format="parquet", options={"path": path}, schema=ddl)
+        self.task_bytes: str | None = None
 
     def run(self, source: Input, envelope: Envelope, write: Write = Write()):  # noqa: B008 - frozen
-        """The report; `log` and `jobs` are of this run."""
+        """Runs a sink and returns its report. Afterwards `log`, `jobs` and `task_bytes`, the advised size of its tasks, are those of
+        this run.
+        """
         run = f"run-{next(self.runs)}"
         spec = SinkSpec(
             sink_id="ns/s", run_id=run, shard_id=self.id, key_ddl=KEY, value_ddl=VALUE, blob=self.location.blob,
@@ -54,34 +65,53 @@ class Writes:
         )  # fmt: skip
         lines = io.StringIO()
         group = f"{self.id} {run}"
-        self.spark.sparkContext.setJobGroup(group, "looked at")
-        report = sink.run_sink(self.spark, spec, log=Log(lines, SystemEnv()))
+        self.spark.sparkContext.setJobGroup(group, "a run under test")
+        log = SettingsLog(lines, SystemEnv())
+        log.spark = self.spark
+        report = sink.run_sink(self.spark, spec, log=log)
+        self.task_bytes = log.task_bytes
         self.log = [json.loads(line) for line in lines.getvalue().splitlines()]
         self.jobs = len(self.spark.sparkContext.statusTracker().getJobIdsForGroup(group))
         return report
 
     @property
     def batches(self) -> int:
-        """One for each task that had something to write."""
+        """The number of staged batches: one for each task that wrote something."""
         return next(line["batches"] for line in self.log if line["event"] == "staged")
 
-    def rows(self) -> dict:
+    def contents(self) -> pa.Table:
+        """The latest contents of the shard, as updates."""
         upper = self.client.recent_upper(self.id).time
         with self.client.open_leased_reader(self.id, purpose="test") as reader:
-            table = reader.snapshot(Antichain.of(upper - 1)).to_table()
-        return {(row["key"]["id"], row["val"]["name"]): row["diff"] for row in table.to_pylist()}
+            return reader.snapshot(Antichain.of(upper - 1)).to_table()
+
+
+@pytest.fixture(scope="module")
+def inputs(local_spark, tmp_path_factory) -> Callable[[str], Input]:
+    """Writes the result of a query into FILES files. Each query runs once."""
+
+    @functools.cache
+    def written(query: str) -> Input:
+        path = str(tmp_path_factory.mktemp("input") / "rows")
+        frame = local_spark.sql(query)
+        frame.repartition(FILES).write.parquet(path)
+        # With a schema: otherwise Spark runs a job to find it.
+        ddl = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in frame.schema)
+        return Input(format="parquet", options={"path": path}, schema=ddl)
+
+    return written
 
 
 @pytest.fixture
-def writes(tmp_path, local_spark) -> Writes:
-    made = Writes(tmp_path, local_spark)
+def writes(tmp_path, local_spark, inputs) -> Writes:
+    made = Writes(tmp_path, local_spark, inputs)
     yield made
     made.client.close()
 
 
 @pytest.fixture
 def conf(local_spark):
-    """Set a key of the session, which has it again as it was afterwards."""
+    """Sets a key of the session until the end of the test."""
     before: dict[str, str | None] = {}
 
     def set_(name, value):
@@ -96,34 +126,34 @@ def conf(local_spark):
             local_spark.conf.set(name, value)
 
 
-def test_a_small_input_is_one_task_however_many_files_it_has(writes):
+def test_a_small_input_is_one_task_for_any_number_of_files(writes):
     writes.run(writes.input(ROWS.format(1000)), APPEND)
     assert writes.batches == 1
     writes.run(writes.input(ROWS.format(1500)), MIRROR)
     assert writes.batches == 1
 
 
-def test_tasks_are_cut_by_bytes(writes):
-    """Some 11 MiB are shuffled: with parts of 1 MiB a task is for 1 MiB of it, with parts of 32 MiB for 16, or for what
-    there is where cores are free, down to 4. With parts of 64 MiB it is not worth a second task.
+def test_the_number_of_tasks_follows_the_shuffled_bytes(writes):
+    """About 11 MiB are shuffled. With parts of 1 MiB a task gets 1 MiB. With parts of 32 MiB a task would get 16 MiB, and gets less, down
+    to 4 MiB, while cores are free. With parts of 64 MiB a second task is not worth its start.
     """
     source = writes.input(ROWS.format(300_000))
     writes.run(source, APPEND, Write(target_part_bytes=1 * MIB))
     assert 8 <= writes.batches <= 16
-    # Corrections shuffle what is there too, and nothing of it compresses: some 28 MiB, 4 to a task.
+    # Corrections also shuffle the contents of the shard, and nothing compresses: about 28 MiB, 4 MiB a task.
     writes.run(
         replace(source, sql="select id, upper(name) as name from input"), MIRROR, Write(target_part_bytes=8 * MIB)
     )
     assert 6 <= writes.batches <= 10
-    assert set(writes.rows().values()) == {1}
+    assert writes.contents().column("diff").unique().to_pylist() == [1]
     writes.run(source, APPEND, Write(target_part_bytes=32 * MIB))
     assert writes.batches == 2  # the session's cores
     writes.run(source, APPEND, Write(target_part_bytes=64 * MIB))
     assert writes.batches == 1
 
 
-@pytest.mark.parametrize("tasks", [1, 3, 5])
-def test_the_number_that_the_user_names_is_the_number(writes, tasks):
+@pytest.mark.parametrize("tasks", [1, 5])
+def test_write_parallelism_is_the_number_of_tasks(writes, tasks):
     source = writes.input(ROWS.format(2000))
     writes.run(source, APPEND, Write(parallelism=tasks))
     assert writes.batches == tasks
@@ -131,23 +161,14 @@ def test_the_number_that_the_user_names_is_the_number(writes, tasks):
     assert writes.batches == tasks
 
 
-@pytest.mark.parametrize(("parallelism", "is_ours"), [(None, True), (1, False)])
-def test_the_settings_are_ours_only_where_tasks_are_cut_by_bytes(writes, monkeypatch, parallelism, is_ours):
-    seen = []
-    size = "spark.sql.adaptive.advisoryPartitionSizeInBytes"
-
-    def collected(run, staging, upper):
-        seen.append(writes.spark.conf.get(size, None))
-        return original(run, staging, upper)
-
-    original = sink._Run._collect
-    monkeypatch.setattr(sink._Run, "_collect", collected)
+@pytest.mark.parametrize(("parallelism", "is_changed"), [(None, True), (1, False)])
+def test_a_run_changes_the_settings_of_spark_only_without_write_parallelism(writes, parallelism, is_changed):
     writes.run(writes.input(ROWS.format(10)), APPEND, Write(parallelism=parallelism))
-    assert [value is not None for value in seen] == [is_ours]
+    assert (writes.task_bytes is not None) == is_changed
 
 
-def test_a_run_that_cuts_parts_smaller_than_asked_says_so_once(writes):
-    """As in a pod with 1 GiB of heap and 512 MiB beside it, which is 128 MiB beside the JVM: not even the worker itself."""
+def test_a_run_with_parts_smaller_than_configured_logs_it_once(writes):
+    """The pod has 1 GiB of heap and 512 MiB of overhead. That leaves 128 MiB beside the JVM, less than a worker alone needs."""
     conf = writes.spark.sparkContext._conf
     pod = {"spark.executor.memory": "1g", "spark.executor.memoryOverhead": "512m", "spark.executor.cores": "1"}
     before = {name: conf.get(name, None) for name in pod}
@@ -159,8 +180,8 @@ def test_a_run_that_cuts_parts_smaller_than_asked_says_so_once(writes):
     finally:
         for name, value in before.items():
             conf._jconf.remove(name) if value is None else conf.set(name, value)
-    told = [line for line in writes.log if line["event"] == "smaller_parts"]
-    assert [(line["wanted_bytes"], line["part_bytes"], line["overhead_mib"]) for line in told] == [
+    logged = [line for line in writes.log if line["event"] == "smaller_parts"]
+    assert [(line["wanted_bytes"], line["part_bytes"], line["overhead_mib"]) for line in logged] == [
         (64 * MIB, 4 * MIB, 512)
     ]
     assert conf.get("spark.executor.memoryOverhead", None) is None
@@ -168,7 +189,7 @@ def test_a_run_that_cuts_parts_smaller_than_asked_says_so_once(writes):
     assert "smaller_parts" not in {line["event"] for line in writes.log}
 
 
-def test_without_adaptive_execution_spark_itself_says_how_many(writes, conf):
+def test_without_adaptive_execution_shuffle_partitions_is_the_number_of_tasks(writes, conf):
     conf("spark.sql.adaptive.enabled", "false")
     writes.run(writes.input(ROWS.format(1000)), APPEND)
     assert writes.batches == 2  # spark.sql.shuffle.partitions of this session
@@ -176,34 +197,34 @@ def test_without_adaptive_execution_spark_itself_says_how_many(writes, conf):
     assert writes.batches == 2
 
 
-def test_copies_of_a_row_meet_in_one_task_however_many_they_are(writes):
-    """A partition far beyond the size of a task: put together with none, and never cut."""
+def test_all_copies_of_a_row_meet_in_one_task(writes):
+    """Their partition is far larger than a task. It is neither split nor joined with others."""
     hot = "select if(id % 2 = 0, 0L, id) as id, if(id % 2 = 0, repeat('hot', 10), cast(id as string)) as name from range({})"
     writes.run(writes.input(hot.format(60_000)), MIRROR, Write(target_part_bytes=1 * MIB))
-    # Now there is something to correct: half of the copies go, and the next run finds nothing to do.
+    # Half of the copies are retracted, and the next run has nothing to correct.
     source = writes.input(hot.format(30_000))
     report = writes.run(source, MIRROR, Write(target_part_bytes=1 * MIB))
     assert report.updates_written == 1 + 15_000
-    rows = writes.rows()
-    assert rows[0, "hot" * 10] == 15_000
-    assert len(rows) == 15_001
+    rows = writes.contents()
+    assert sorted(rows.column("diff").to_pylist())[-2:] == [1, 15_000]
+    assert rows.num_rows == 15_001
     assert writes.run(source, MIRROR, Write(target_part_bytes=1 * MIB)).updates_written == 0
 
 
 @pytest.mark.parametrize(
     ("envelope", "jobs"),
     [
-        (APPEND, 3),  # ranges are sampled, the input is shuffled, tasks write
-        (TIMED, 5),  # before, the times are looked at: what each task saw, and all of it
-        (MIRROR, 2),  # input and shard are shuffled together, tasks write
+        (APPEND, 3),  # sample the key ranges, shuffle the input, write
+        (TIMED, 5),  # before that, find the greatest time: by task, and over all
+        (MIRROR, 2),  # shuffle input and shard together, write
     ],
     ids=["append", "timed", "mirror"],
 )
 @pytest.mark.parametrize("shuffles", [0, 1], ids=["plain", "with a shuffle"])
-def test_no_job_runs_that_is_not_needed(writes, envelope, jobs, shuffles):
-    """With adaptive execution each shuffle is a job. A shuffle of the input's own is one more for each reading of it."""
+def test_a_run_starts_no_needless_job(writes, envelope, jobs, shuffles):
+    """With adaptive execution each shuffle is a job. A shuffle in the input query adds one for each reading of the input."""
     if envelope is MIRROR:
-        writes.run(writes.input(ROWS.format(10)), MIRROR)  # a first one is written like an append
+        writes.run(writes.input(ROWS.format(10)), MIRROR)  # the first run writes its rows like an append
     query = ROWS.format(1000)
     if envelope is TIMED:
         query = query.replace(" from", ", id as t from")
@@ -211,12 +232,12 @@ def test_no_job_runs_that_is_not_needed(writes, envelope, jobs, shuffles):
     if shuffles:
         source = replace(source, sql=DISTINCT.replace(" from", ", max(t) as t from") if envelope is TIMED else DISTINCT)
     writes.run(source, envelope)
-    readings = 2 if envelope is TIMED else 1  # the sampling and the shuffle after it share what was shuffled
+    readings = 2 if envelope is TIMED else 1  # sampling and writing share one shuffle of the input
     assert writes.jobs == jobs + shuffles * readings
 
 
-def test_the_session_is_as_before(writes, conf):
-    """And what the user has set of adaptive execution stays, in the run as well."""
+def test_a_run_keeps_the_settings_of_the_user_and_restores_the_others(writes, conf):
+    """During the run, a setting for adaptive execution that the user has made stays too."""
     names = [
         "advisoryPartitionSizeInBytes",
         "coalescePartitions.minPartitionSize",

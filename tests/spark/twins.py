@@ -1,11 +1,11 @@
-"""One collection twice: in a shard, read through `spark.read.format("persist")`, and in Parquet files that the same Python
-rows were written to without the engine. What a query says of the one it must say of the other.
+"""One collection twice: in a shard, read through `spark.read.format("persist")`, and in Parquet files, written from the same
+Python rows without the engine. A query must return the same rows from both.
 
-The rows hold what comparing gets wrong: nulls on every level, NaN, both zeros, infinities, copies, texts with quotes and
-wildcards and beyond the Basic Multilingual Plane, one row that went away again and some that came late.
+The rows hold values that comparisons often get wrong: nulls at every level, NaN, both zeros, infinities, copies, texts with
+quotes, wildcards and characters beyond the Basic Multilingual Plane. Some rows were deleted, and some were added late.
 
-Each name of VIEWS is a temporary view `shard_<name>` and one `parquet_<name>`; `Twins.text` makes a query of either side
-from one text with `{name}` in it.
+Each name of VIEWS is a temporary view `shard_<name>` and another `parquet_<name>`. `Twins.text` makes the query of one side from a
+text that contains `{name}`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SCHEMA = Schema.from_ddl(
     "n INT, x DOUBLE, s STRING, m DECIMAL(12,2), d DATE, t TIMESTAMP, w TIMESTAMP_NTZ, b BOOLEAN, "
     "p STRUCT<x: INT, s: STRING, q: STRUCT<z: DOUBLE>>",
 )
-#: What the frames of each name are loaded with, and the same said of the rows in Parquet.
+#: The options that each frame is loaded with, and the query that gives the same rows from Parquet.
 LOADS: dict[str, tuple[dict[str, str], str]] = {
     "rows": ({"splits": "2"}, "SELECT * FROM parquet_latest"),
     "whole": ({"splits": "1"}, "SELECT /*+ COALESCE(1) */ * FROM parquet_latest"),
@@ -45,7 +45,7 @@ LOADS: dict[str, tuple[dict[str, str], str]] = {
     "few": ({"splits": "2", "columns": "id, x, s"}, "SELECT id, x, s FROM parquet_latest"),
     "updates": ({"splits": "2", "updates": "true"}, "SELECT * FROM parquet_updates"),
 }
-#: Views over the views of LOADS, alike on both sides.
+#: Views over the views of LOADS, the same on both sides.
 OVER: dict[str, str] = {
     "third": "SELECT * FROM {rows} WHERE id % 3 = 0",
     "low": "SELECT id, n, x, p.q.z AS z FROM {third} WHERE id < 150",
@@ -75,8 +75,8 @@ Row = tuple[dict[str, Any], dict[str, Any]]
 
 
 def row(i: int) -> Row:
-    """Row number `i`: a function of it, with cycles of many lengths, so that most values meet. `id` and `area` name it: some
-    rows share an `id`.
+    """Row number `i`. Its fields cycle with different periods, so that most values meet. `id` and `area` identify a row: some rows
+    share an `id`.
     """
     inner = None if i % 13 == 5 else {"z": (None, 0.5, -0.0, math.nan)[i % 4]}
     nested = None if i % 11 == 3 else {"x": None if i % 17 == 2 else i % 50, "s": TEXTS[i % 9], "q": inner}
@@ -95,7 +95,7 @@ def row(i: int) -> Row:
     return {"id": i // 2 if i % 25 == 7 else i, "area": AREAS[i % len(AREAS)]}, val
 
 
-#: (rows, time, diff): what was appended, in three goes.
+#: Three appends, each of (rows, time, diff).
 APPENDS: tuple[tuple[tuple[range, int, int], ...], ...] = (
     ((range(160), 0, 1), (range(0, 160, 15), 2, 1)),
     ((range(160, 240), 5, 1), (range(30, 40), 5, -1)),
@@ -105,7 +105,7 @@ UPPERS = (5, 9, 10)
 
 
 def contents(as_of: int) -> list[tuple[Row, int]]:
-    """Every row that is there at `as_of`, with how often: counted here, not by the engine."""
+    """The rows of the collection at `as_of`, with their number of copies. Counted here, without the engine."""
     counts: Counter[int] = Counter()
     for append in APPENDS:
         for numbers, time, diff in append:
@@ -116,7 +116,7 @@ def contents(as_of: int) -> list[tuple[Row, int]]:
 
 @dataclass(frozen=True)
 class Twins:
-    """Both sides, as views of `spark`; `given`: what the shard's frames are loaded with."""
+    """Both sides, as views of `spark`. The shard's frames are loaded with the options `given`."""
 
     spark: SparkSession
     given: dict[str, str]
@@ -126,7 +126,7 @@ class Twins:
         return query.format(**{name: f"{side}_{name}" for name in VIEWS})
 
     def sql(self, query: str, side: str) -> DataFrame:
-        """What `query` asks of one side; not run yet."""
+        """The frame of `query` on one side, not run yet."""
         return self.spark.sql(self.text(query, side))
 
     def frames(self, side: str) -> dict[str, DataFrame]:
@@ -135,13 +135,13 @@ class Twins:
 
     @staticmethod
     def answer_of(frame: DataFrame, *, ordered: bool = False) -> tuple[str, list[str]]:
-        """Columns with their types, and the rows as texts: `repr` tells -0.0 from 0.0 and 1.0 from 1.00, and NaN is itself."""
+        """The columns with their types, and the rows as texts: `repr` distinguishes -0.0 from 0.0 and 1.0 from 1.00, and equates NaNs."""
         rows = [repr(tuple(each)) for each in frame.collect()]
         return frame.schema.simpleString(), rows if ordered else sorted(rows)
 
     @contextmanager
     def conf(self, settings: dict[str, str]) -> Iterator[None]:
-        """The session with `settings`, and afterwards as it was."""
+        """The session has `settings` in the block. Afterwards they are as before."""
         before = {name: self.spark.conf.get(name, None) for name in settings}
         for name, value in settings.items():
             self.spark.conf.set(name, value)
@@ -153,7 +153,7 @@ class Twins:
 
 
 def make(spark: SparkSession, folder: Path) -> Twins:
-    """Write both, and make the views known to `spark`."""
+    """Writes both sides, and creates the views in `spark`."""
     register(spark)
     location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
     shard = _write_shard(location)
@@ -164,7 +164,7 @@ def make(spark: SparkSession, folder: Path) -> Twins:
     for name, (options, parquet) in LOADS.items():
         frame = spark.read.format("persist").options(**given, **options).load()
         frame.createOrReplaceTempView(f"shard_{name}")
-        # Planned once, here: threads of one query that come first all at once plan it each, in a process each.
+        # Planned here, once. Otherwise the first query's threads would each plan it, in a process each.
         frame.rdd.getNumPartitions()
         spark.sql(parquet).createOrReplaceTempView(f"parquet_{name}")
     options = ", ".join(f"{name} '{value}'" for name, value in (given | {"splits": "2"}).items())
@@ -178,7 +178,7 @@ def make(spark: SparkSession, folder: Path) -> Twins:
 
 
 def _write_shard(location: Location) -> ShardId:
-    """Small parts in blobs, three appends: what a frame of several partitions is cut from."""
+    """Three appends of small parts in blobs, so that a frame has several partitions."""
     shard = ShardId.new()
     settings = Settings(batch=BatchSettings(inline_part_bytes_max=0, target_part_bytes=16 * KIB))
     with (
@@ -199,7 +199,7 @@ def _of_fields(given: Row) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
 
 def _with_one_zero(value: Any) -> Any:
-    """A collection knows one zero: 0.0 is what stands in it for -0.0 (codec.updates)."""
+    """A shard has one zero: it stores -0.0 as 0.0 (codec.updates)."""
     if isinstance(value, dict):
         return {name: _with_one_zero(each) for name, each in value.items()}
     return value + 0.0 if isinstance(value, float) else value
@@ -215,6 +215,6 @@ def _write_parquet(folder: Path) -> None:
 
 
 def _write_file(folder: Path, table: pa.Table) -> None:
-    """Without what row groups are skipped by: Spark then loses rows that are equal to NaN or -0.0."""
+    """Without the statistics that Spark skips row groups by: with them it loses rows that are equal to NaN or -0.0."""
     folder.mkdir()
     pq.write_table(table, folder / "rows.parquet", use_dictionary=False, write_statistics=False)

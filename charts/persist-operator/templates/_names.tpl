@@ -42,7 +42,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- end -}}
 
-{{- /* The namespaces whose resources the operator looks after, as a JSON list: also where sinks may run. Empty: all. */ -}}
+{{- /* The namespaces that the operator watches, as a JSON list; those where sinks may run are among them. Empty: all. */ -}}
 {{- define "persist.watchNamespaces" -}}
 {{- if .Values.watch.clusterWide -}}
 {{- if .Values.watch.namespaces -}}
@@ -61,7 +61,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- .Values.workload.namespaces | default .Values.watch.namespaces | default $own | uniq | toJson -}}
 {{- end -}}
 
-{{- /* What finds the namespaces of this release in an admission policy's binding; nothing when it is all. */ -}}
+{{- /* The selector of this release's namespaces in the binding of an admission policy; nothing when the release watches all. */ -}}
 {{- define "persist.namespaceSelector" -}}
 {{- with include "persist.watchNamespaces" . | fromJsonArray -}}
 namespaceSelector:
@@ -70,7 +70,7 @@ namespaceSelector:
 {{- end -}}
 {{- end -}}
 
-{{- /* The Secrets with store credentials, each once, as a JSON list: the operator mounts all of them. */ -}}
+{{- /* The Secrets with credentials of stores, each once, as a JSON list. The operator mounts all of them. */ -}}
 {{- define "persist.storeSecrets" -}}
 {{- $names := list -}}
 {{- range $profile := .Values.storageProfiles -}}

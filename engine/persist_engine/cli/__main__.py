@@ -8,10 +8,12 @@ from typing import NoReturn
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.extras import needs_extra
 from persist_engine.cli.exit_codes import EXIT_USAGE
+from persist_engine.cli.no_pandas import keep_pandas_out
 
 
 def main() -> NoReturn:
     """Run the command line of this process and exit. Without its packages: one line on stderr, and the exit code of usage."""
+    keep_pandas_out()
     try:
         with needs_extra("cli", "the command line"):
             from persist_engine.cli.main import main as run

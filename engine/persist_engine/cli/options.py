@@ -142,6 +142,11 @@ def one_shard(argument: str | None, option: str | None) -> ShardId:
         raise InvalidUsage(f"{error}; `persist inspect shards` lists the ids; {by_name}") from error
 
 
+def shard_or_all(argument: str | None, option: str | None) -> ShardId | None:
+    """The shard that was meant, or None when no shard was given: then the command is for all shards. InvalidUsage as of `one_shard`."""
+    return None if argument is None and option is None else one_shard(argument, option)
+
+
 @contextmanager
 def connected(
     blob: str | None,

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import typer
+
 from persist_engine.base.wording import dated
 
 #: What would end a cell or a row of tab-separated text.
@@ -55,6 +57,11 @@ def print_json(value: Any) -> None:
     indent = 2 if sys.stdout.isatty() else None
     sys.stdout.write(json.dumps(plain(value), indent=indent, ensure_ascii=False) + "\n")
     sys.stdout.flush()
+
+
+def say_unchanged(needed: str = "--commit", *, to: str = "do it") -> None:
+    """On stderr, after a dry run: nothing was changed, and the option that does it."""
+    typer.echo(f"nothing was changed: say {needed} to {to}", err=True)
 
 
 def is_count(name: str) -> bool:

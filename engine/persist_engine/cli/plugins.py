@@ -12,6 +12,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from persist_engine.cli.no_pandas import let_pandas_in
+
 GROUP = "persist.commands"
 
 
@@ -49,6 +51,7 @@ class PluginGroup(TyperGroup):
         entry = plugin_entry_points().get(name)
         if entry is None:
             return name, command, rest
+        let_pandas_in()
         loaded = typer.main.get_command(entry.load())
         loaded.name = name
         return name, loaded, rest

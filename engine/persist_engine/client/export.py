@@ -86,12 +86,13 @@ def export_shard(
     *,
     as_of: int | Literal["latest"] | None,
     on_read: OnBytesRead | None = None,
+    memory_bytes: int = MEMORY_BYTES,
 ) -> Manifest:
     """Writes the shard's contents at `as_of` (latest: the newest complete time), or its history (None), into `directory`. The directory
     must be missing or empty. It appears complete or not at all, and is durable when this returns.
 
-    InvalidUsage when `as_of` is before since or not yet complete, or when the directory cannot be written. Streams in bounded memory. A
-    lease keeps the data while it is read.
+    InvalidUsage when `as_of` is before since or not yet complete, or when the directory cannot be written. Streams in about
+    `memory_bytes`. A lease keeps the data while it is read.
     """
     if as_of == "latest":
         upper = client.recent_upper(shard_id)
@@ -104,7 +105,7 @@ def export_shard(
     partial = directory.with_name(f".{directory.name}.{system_random_bytes(8).hex()}.partial")
     try:
         make_directory(partial)
-        manifest = _export(client, shard_id, partial, as_of, on_read)
+        manifest = _export(client, shard_id, partial, as_of, on_read, memory_bytes=memory_bytes)
         _write_durably(partial / MANIFEST, json.dumps(manifest.to_json(), indent=2, ensure_ascii=False).encode())
         sync_directory(partial)
         if directory.exists():
@@ -119,7 +120,13 @@ def export_shard(
 
 
 def _export(
-    client: PersistClient, shard_id: ShardId, directory: Path, as_of: int | None, on_read: OnBytesRead | None
+    client: PersistClient,
+    shard_id: ShardId,
+    directory: Path,
+    as_of: int | None,
+    on_read: OnBytesRead | None,
+    *,
+    memory_bytes: int,
 ) -> Manifest:
     with client.open_leased_reader(shard_id, purpose="persist admin export") as reader:
         # Pinned first: the blobs of every version that is newest from here on stay as long as the lease. Without the pin, heartbeats would
@@ -139,7 +146,7 @@ def _export(
         if as_of is None:
             source = PartSource(shard_id, machine.blob, schema, machine.retry, machine.metrics, path="export")
             row_filter, runs = CompactionFilter(reader.since), runs_of(expand(source, batches))
-            tables = read_consolidated(source, runs, row_filter, memory_bytes=MEMORY_BYTES, on_fetched=count_read)
+            tables = read_consolidated(source, runs, row_filter, memory_bytes=memory_bytes, on_fetched=count_read)
             files = _files(tables, directory, schema)
         else:
             answer = reader.snapshot(as_of, timeout_s=0)

@@ -6,7 +6,8 @@ diff int64.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -123,6 +124,27 @@ class Schema:
             *_differences("val", self.val_type, other.val_type),
         ]
         return "; ".join(found) or None
+
+    def column_problem(self, columns: Sequence[str], *, time_column: str | None = None) -> str | None:
+        """How the columns of a sink's input differ from the fields of key and value and from `time_column`; None when each is there
+        once and no other is. Names are compared exactly.
+        """
+        wanted = [(name, "key field") for name in self.key.names] + [(name, "value field") for name in self.val.names]
+        wanted += [] if time_column is None else [(time_column, "timestampColumn")]
+        missing = [f"{name} ({role})" for name, role in wanted if name not in columns]
+        surplus = sorted(set(columns) - {name for name, _ in wanted})
+        doubled = sorted(name for name, count in Counter(columns).items() if count > 1)
+        problems = []
+        if missing:
+            problems.append(f"missing: {', '.join(missing)}")
+        if surplus:
+            problems.append(f"not in the shard's schema: {', '.join(surplus)} (drop them with input.format.sql)")
+        if doubled:
+            problems.append(f"more than once: {', '.join(doubled)}")
+        if not problems:
+            return None
+        found = f"the input has: {', '.join(columns)}"
+        return f"input columns do not match the shard's schema: {'; '.join(problems)}; {found}"
 
     def __repr__(self) -> str:
         return f"Schema(({self.key_ddl}) -> ({self.val_ddl}))"

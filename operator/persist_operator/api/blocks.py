@@ -1,7 +1,7 @@
-"""Blocks of a status: frozen values, and the JSON objects that they are on the wire.
+"""Blocks of a status: frozen values, and their JSON objects on the wire.
 
-The name of a field on the wire is its name in camelCase, or `wire` of its metadata. A field that has its default value is absent on the
-wire. Fields that a block does not know are not kept: the resource definition has none.
+On the wire a field has its name in camelCase, or the name `wire` of its metadata. A field with its default value is absent on the wire.
+Parsing drops fields that a block does not have; the resource definition admits none.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Block:
 
     @classmethod
     def of(cls, wire: Mapping[str, Any]) -> Self:
-        """The block in a JSON object that the resource definition admits. Inverse of `wire`."""
+        """The block of a JSON object that the resource definition admits. Inverse of `wire`."""
         given = [(one, wire.get(one.wire)) for one in members(cls)]
         return cls(**{one.name: one.read(value) for one, value in given if value is not None})
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One field of a block. `read` makes a value of what stands on the wire."""
+    """One field of a block. `read` converts the JSON value."""
 
     name: str
     wire: str
@@ -40,7 +40,7 @@ class Member:
 
 
 def members(block: type[Block]) -> tuple[Member, ...]:
-    """The fields of a block, in their order."""
+    """The fields of a block, in the order of their definition."""
     key: Any = block  # mypy takes the hash of a block for that of its class
     return _cached_members(key)
 

@@ -1,6 +1,6 @@
-"""Conditions after Kubernetes' conventions and kstatus: Ready always, Reconciling and Stalled only while true.
+"""Conditions by the conventions of Kubernetes and kstatus: Ready always, Reconciling and Stalled only while true.
 
-Invariant: lastTransitionTime moves only when `status` changes, so that an unchanged decision gives an unchanged object.
+Invariant: lastTransitionTime changes only when `status` changes, so that an unchanged decision gives an unchanged object.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any, Literal
 from persist_operator.api import times
 
 Status = Literal["True", "False", "Unknown"]
-#: What is read to know whether a resource is as its spec wants it (kstatus).
+#: The conditions by which kstatus decides whether a resource matches its spec.
 OUTCOME = ("Ready", "Reconciling", "Stalled")
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One thing that is true, false or not known now. `reason` is CamelCase for machines, `message` for people."""
+    """One statement that is true, false or unknown now. `reason` is CamelCase for machines, `message` is for people."""
 
     type: str
     status: Status
@@ -29,9 +29,7 @@ class Condition:
 def render(
     conditions: Iterable[Condition], previous: Sequence[Mapping[str, Any]], *, generation: int, now_ms: int
 ) -> list[dict[str, Any]]:
-    """The conditions as they stand in a status, sorted by type; transition times are kept from `previous` where
-    the status is the same.
-    """
+    """The conditions as JSON objects, sorted by type. A condition whose status is the same keeps its transition time from `previous`."""
     before = {one.get("type"): one for one in previous}
     rendered = []
     for condition in sorted(conditions, key=lambda one: one.type):
@@ -51,7 +49,7 @@ def render(
 
 
 def find(status: Mapping[str, Any], condition_type: str) -> Mapping[str, Any] | None:
-    """The condition of that type on a status, or None."""
+    """The condition of this type on a status; None when there is none."""
     for one in status.get("conditions", ()):
         if one.get("type") == condition_type:
             found: Mapping[str, Any] = one
@@ -60,7 +58,7 @@ def find(status: Mapping[str, Any], condition_type: str) -> Mapping[str, Any] | 
 
 
 def is_true(status: Mapping[str, Any], condition_type: str) -> bool:
-    """Whether the condition is there and True."""
+    """Whether the status has this condition with status True."""
     found = find(status, condition_type)
     return found is not None and found.get("status") == "True"
 
@@ -73,7 +71,7 @@ def with_outcome(
     generation: int,
     now_ms: int,
 ) -> dict[str, Any]:
-    """`status` with `outcome` instead of what it says of Ready, Reconciling and Stalled; other conditions stay as they are."""
+    """`status` with `outcome` in place of its conditions Ready, Reconciling and Stalled. Other conditions stay as they are."""
     rendered = render(outcome, previous, generation=generation, now_ms=now_ms)
     others = [one for one in status.get("conditions", ()) if one.get("type") not in OUTCOME]
     return {

@@ -1,7 +1,7 @@
-"""`spec.storage`: typed addresses out of a resource's own words, within what the installation allows. Pure.
+"""Inline storage (`spec.storage`): typed store addresses, checked against the allow-lists of the installation. Pure.
 
-Invariant: what passes names a server of the allow-list (or AWS, which needs no endpoint) and a Secret of that list, compared field by
-field; no text of one field becomes a part of another.
+Invariant: an accepted address names a server of an allow-list (or AWS, which needs no endpoint) and a Secret of an allow-list. The check
+compares field by field; no text of one field becomes a part of another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BUCKET_CHARACTERS_MAX = 63
 
 
 class InlineRefused(InvalidUsage):
-    """A resource names stores, or a Secret, that it may not. `reason` is that of its Stalled condition."""
+    """A resource names stores or a Secret that it may not use. `reason` becomes the reason of its Stalled condition."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class InlineRefused(InvalidUsage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InlineAddresses:
-    """The two stores and the Secret of the resource's namespace with the credentials for them, if any."""
+    """The two stores, and the Secret with their credentials (if any) in the resource's namespace."""
 
     blob: S3Address
     consensus: RedisAddress
@@ -39,12 +39,14 @@ class InlineAddresses:
 
 
 def inline_addresses(storage: Mapping[str, Any], allowed: InlineStorage) -> InlineAddresses:
-    """InlineRefused for all of it while it is off, for fields that cannot be meant, and for what is not allowed."""
+    """The addresses in `storage`. InlineRefused when inline storage is off, when a field is invalid, and when an address or the Secret is
+    on no allow-list.
+    """
     if not allowed.enabled:
         raise InlineRefused(
             "InlineStorageOff",
-            "spec.storage is not accepted: the operator looks at the stores of its own configuration only; create the resource anew "
-            "with spec.storageProfile, or have storage.inline.enabled set to true in the operator's values",
+            "spec.storage is not accepted: this operator uses the stores of its own configuration only; create the resource again "
+            "with spec.storageProfile, or set storage.inline.enabled to true in the operator's values",
         )
     try:
         blob, consensus = _blob(storage["blob"]), _consensus(storage["consensus"])
@@ -71,7 +73,7 @@ def inline_addresses(storage: Mapping[str, Any], allowed: InlineStorage) -> Inli
 
 def _blob(found: Mapping[str, Any]) -> S3Address:
     bucket, path_style = found["bucket"], found.get("pathStyle", False)
-    # Virtual hosts put the bucket before the server's name.
+    # With virtual hosts, the bucket becomes a part of the server's name.
     if len(bucket) > _BUCKET_CHARACTERS_MAX or bucket != bucket.lower() or not isinstance(path_style, bool):
         raise InvalidUsage("blob.bucket is not the name of a bucket, or blob.pathStyle is neither true nor false")
     return S3Address(
@@ -93,7 +95,7 @@ def _consensus(found: Mapping[str, Any]) -> RedisAddress:
 
 
 def _host(netloc: str) -> str:
-    """Without the port; an IPv6 address keeps its brackets."""
+    """The host without its port. An IPv6 address keeps its brackets."""
     host, colon, port = netloc.rpartition(":")
     return host if colon and not port.endswith("]") else netloc
 

@@ -1,6 +1,6 @@
-"""Every name that is made from another: API group, labels, ids derived from a uid or an id, names of children.
+"""Every derived name: API group, labels, ids derived from a uid or an id, names of children.
 
-Invariant: a name is a pure function of what it names, so that two operators, or one that crashed, make the same child.
+Invariant: a name is a pure function of what it names. Two operators, or one operator before and after a crash, make the same child.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal
 GROUP = "persistshard.io"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
-#: Field manager of every status, and the value of the label that marks our children.
+#: Field manager of every status, and value of LABEL_MANAGED_BY on the operator's children.
 MANAGER = "persist-operator"
 
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
@@ -32,17 +32,17 @@ ANNOTATION_RUN_ID = f"{GROUP}/run-id"
 ANNOTATION_SCHEDULED_TIME = f"{GROUP}/scheduled-time"
 #: `take-over: <shard id>`; see plan.ownership.
 ANNOTATION_TAKE_OVER = f"{GROUP}/take-over"
-#: `request-gc: <token>`; handled when the token differs from status.lastHandledRequests.gc.
+#: `request-gc: <token>`; a request is new while its token differs from status.lastHandledRequests.gc.
 REQUEST_PREFIX = f"{GROUP}/request-"
 
-#: Of the pods that look at stores which a resource names itself: the value of LABEL_KIND, and the word of their names.
+#: Of pods that inspect a shard on inline storage: the value of LABEL_KIND, and the word in their names.
 INSPECTION, _INSPECT = "inspection", "inspect"
 MaintenanceKind = Literal["compaction", "rollup", "gc"]
 MAINTENANCE_KINDS: tuple[MaintenanceKind, ...] = ("rollup", "compaction", "gc")
-#: The word of the command line, of child names and of request annotations.
+#: The verb in the command line, in names of children and in request annotations.
 VERB: Mapping[MaintenanceKind, str] = {"compaction": "compact", "rollup": "rollup", "gc": "gc"}
 
-RPC_SECRET_PREFIX = "persist-rpc-"  # noqa: S105 - of its name
+RPC_SECRET_PREFIX = "persist-rpc-"  # noqa: S105 - a prefix of its name
 CRITICAL_PURPOSE = "operator retention"
 _SEQNO_DIGITS = 10
 
@@ -53,19 +53,19 @@ def _derived_uuid(purpose: str, uid: str) -> str:
 
 
 def shard_id_of(uid: str) -> str:
-    """The shard id proposed for a PersistShard that names none and had none: the same for every attempt to adopt it."""
+    """The shard id to propose for a PersistShard that names none and had none. Every attempt proposes the same id."""
     return f"s{_derived_uuid('shard', uid)}"
 
 
 def critical_id_of(shard_id: str) -> str:
-    """The critical reader through which operators hold since of this shard: each owner finds it, and takes it over."""
+    """The critical reader through which operators hold since of this shard. A new owner finds the same reader and takes it over."""
     return f"c{_derived_uuid('critical', shard_id)}"
 
 
 def maintenance_name(shard: str, kind: MaintenanceKind, seqno: int, *, retry: int) -> str:
     """Name of the Job for `kind` at state version `seqno`; at most 63 characters for shard names of at most 40.
 
-    `retry` counts the failures in a row, so that a repetition at the same version is another Job.
+    `retry` counts the runs before at the same version, so that each of them is a Job of its own.
     """
     digits = str(seqno)[-_SEQNO_DIGITS:]
     suffix = f"-r{retry % 100}" if retry else ""
@@ -73,17 +73,17 @@ def maintenance_name(shard: str, kind: MaintenanceKind, seqno: int, *, retry: in
 
 
 def inspection_name(shard: str, started_s: int) -> str:
-    """Name of the Job that looks at a shard, decided on at `started_s`; at most 63 characters for shard names of at most 40."""
+    """Name of the Job that inspects a shard, planned at `started_s`; at most 63 characters for shard names of at most 40."""
     return f"{shard}-{_INSPECT}-{str(started_s)[-_SEQNO_DIGITS:]}"
 
 
 def run_id(uid: str, order: int) -> str:
-    """Id of a sink's run; of two the one with the greater `order` is the newer."""
+    """Id of a sink's run. The greater `order` is the newer run."""
     return f"{uid}-{order}"
 
 
 def run_order(identifier: str) -> int:
-    """What `run_id` was given; 0 for what is no such id."""
+    """The `order` in an id that `run_id` made; 0 for any other text."""
     digits = identifier.rpartition("-")[2]
     return int(digits) if digits.isascii() and digits.isdecimal() else 0
 
@@ -94,8 +94,8 @@ def driver_name(sink: str, revision: str, attempt: int) -> str:
 
 
 def rpc_secret_name(driver: str, uid: str) -> str:
-    """Name of the Secret by which the driver and the executors of one attempt know each other. It holds the sink's uid: what has this
-    name was made for this very sink, so that the operator never has to read one.
+    """Name of the Secret with which the driver and the executors of one attempt authenticate each other. The name contains the sink's
+    uid. A Secret of this name belongs to this sink, so the operator never has to read it.
     """
     return f"{RPC_SECRET_PREFIX}{driver}-{uid[:8]}"
 

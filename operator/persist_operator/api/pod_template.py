@@ -1,8 +1,8 @@
-"""What the pod template of a resource may say: a closed list of fields. What is not on it is refused by its path. Pure.
+"""The closed list of fields that the pod template of a resource may set. A refusal names the path of each other field. Pure.
 
-Must not know: manifests. Invariant: a template that passes, merged into a pod of ours (`manifests.strategic_merge`), leaves it within
-the restricted Pod Security Standard and gives it no Secret and no token that the installation did not name, whatever it says,
-unless `WorkloadAllow` says otherwise.
+Must not know: manifests. Invariant: a pod of the operator into which an accepted template was merged (`manifests.strategic_merge`) stays
+within the restricted Pod Security Standard, and gets no Secret and no token that the installation did not name, unless `WorkloadAllow`
+permits it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from persist_engine.base.errors import InvalidUsage
 
 from persist_operator.settings import WorkloadAllow
 
-#: Sinks run code of the user's own choice; maintenance runs ours, with the credentials of the stores.
+#: Pods of sinks run the user's code. Maintenance pods run the operator's image, with the credentials of the stores.
 PodRole = Literal["driver", "executor", "maintenance"]
 
 PLACEMENT = {
@@ -26,20 +26,20 @@ PLACEMENT = {
     "runtimeClassName": str,
     "schedulerName": str,
 }
-#: Names under which the operator, Spark and Jobs find their own again.
+#: Labels by which the operator, Spark and Jobs find their pods.
 _OWNED_LABELS = re.compile(r"^((persistshard|(app|batch)\.kubernetes)\.io/.*|spark-.*|job-name|controller-uid)$")
-#: The operator's, and those by which a container runtime gives devices, profiles or options of the node.
+#: Annotations of the operator, and those with which a container runtime gives a pod devices, profiles or options of the node.
 _OWNED_ANNOTATIONS = re.compile(
     r"^((persistshard|batch\.kubernetes|cdi\.k8s|.*\bsecurity\.(alpha|beta)\.kubernetes)\.io/"
     r"|(io\.(kubernetes|katacontainers|containerd)|run\.oci|org\.systemd|dev\.gvisor)\b)"
 )
-#: What the operator and Spark tell a container, and what would set keys of Spark's past `api.spark_conf`.
+#: Variables that the operator and Spark set, and variables that would set keys of Spark past `api.spark_conf`.
 _OWNED_ENV = re.compile(
     r"^(_SPARK_.*|SPARK_(CONF_DIR|HOME|LOCAL_.*|JAVA_OPT_.*|SUBMIT_.*|EXECUTOR_.*|DRIVER_.*|USER|APPLICATION_ID|RESOURCE_PROFILE_ID)"
     r"|PYSPARK_SUBMIT_ARGS|JAVA_TOOL_OPTIONS|JDK_JAVA_OPTIONS|_JAVA_OPTIONS|HOME|AWS_SHARED_CREDENTIALS_FILE)$"
 )
 _OWNED_VOLUMES = re.compile(r"^(tmp|scratch|config|store.*|rpc|kube-api-access.*)$")
-#: Where our files and those of the platform stand: nothing is mounted over, into or above them.
+#: Folders of the operator, the images and the platform. A template must not mount anything over, into or above them.
 _OWNED_PATHS = (
     "/etc/persist", "/var/run/secrets", "/run/secrets", "/var/data", "/opt/persist", "/opt/app", "/proc", "/sys", "/dev",
 )  # fmt: skip
@@ -50,7 +50,7 @@ Problem = tuple[str, str]
 
 
 class PodRefused(InvalidUsage):
-    """A resource asks for a pod that it may not have. `reason` is the condition's; the message names each path."""
+    """A resource asks for a pod that it may not have. `reason` becomes the condition's reason; the message names each path."""
 
     def __init__(self, reason: str, problems: list[Problem]) -> None:
         super().__init__("; ".join(f"{path}: {text}" for path, text in problems))
@@ -58,21 +58,21 @@ class PodRefused(InvalidUsage):
 
 
 def check_template(template: Mapping[str, Any], *, where: str, role: PodRole, allow: WorkloadAllow) -> None:
-    """PodRefused (InvalidTemplate) with every path of `template` that is not allowed; `where` is the template's own path."""
+    """PodRefused (InvalidTemplate) with every path in `template` that is not allowed. `where` is the path of the template itself."""
     problems = list(_problems(template, where, role, allow))
     if problems:
         raise PodRefused("InvalidTemplate", problems)
 
 
 def check_account(name: str | None, *, where: str, known: tuple[str, ...]) -> None:
-    """PodRefused (ServiceAccountNotAllowed) when a resource names an account that the installation does not list."""
+    """PodRefused (ServiceAccountNotAllowed) when the resource names an account that is not in `known`."""
     if name is not None and name not in known:
         text = f"{name!r} is not among workload.serviceAccounts of the installation; it lists: {', '.join(known) or 'none'}"
         raise PodRefused("ServiceAccountNotAllowed", [(where, text)])
 
 
 def priority_problems(name: Any, where: str) -> Iterator[Problem]:
-    """Classes of the system's own pods push out all others, of whatever tenant."""
+    """Refuses the priority classes of system pods: such a pod preempts the pods of every tenant."""
     if isinstance(name, str) and name.startswith("system-"):
         yield where, f"{name} is for pods of the system"
 
@@ -103,7 +103,7 @@ def _metadata(metadata: Any, where: str) -> Iterator[Problem]:
 
 
 def _spec(spec: Any, where: str, role: PodRole, allow: WorkloadAllow) -> Iterator[Problem]:
-    # Maintenance has a field for its priority class.
+    # The spec of a shard has a field of its own for the priority class of maintenance.
     sinks = () if role == "maintenance" else ("priorityClassName", "volumes", "containers")
     asked = ("hostNetwork",) if allow.host_network else ()
     secure = ("securityContext",) if allow.privileged and role != "maintenance" else ()
@@ -201,7 +201,7 @@ def _volume(volume: Any, where: str, allow: WorkloadAllow) -> Iterator[Problem]:
 
 
 def _projection(source: Any, where: str, allow: WorkloadAllow) -> Iterator[Problem]:
-    # serviceAccountToken and clusterTrustBundle are not on the list: a token would be the pod's way to the API server.
+    # serviceAccountToken and clusterTrustBundle are not on the list: with a token the pod could call the API server.
     yield from _closed(source, where, ("configMap", "downwardAPI", "secret"))
     yield from _secret(source, "secret", "name", where, allow)
 

@@ -24,5 +24,5 @@ def to_bytes(quantity: str | int) -> int:
 
 
 def to_mebibytes(quantity: str | int) -> int:
-    """The same in whole MiB, rounded up, at least 1: Spark's and our own resource fields want it."""
+    """MiB of the same quantity, rounded up, at least 1. Spark's settings and the manifests take whole MiB."""
     return max(1, -(-to_bytes(quantity) // (1 << 20)))

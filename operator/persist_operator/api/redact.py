@@ -1,4 +1,4 @@
-"""Takes secrets out of texts before they reach a status, an event or a log, and cuts them to their room."""
+"""Removes secrets from a text before it reaches a status, an Event or a log, and shortens the text to a limit."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from persist_engine.base.secrets import without_secrets
 
 
 def redact(text: str) -> str:
-    """`text` without secrets, as the engine and its Spark jobs hide them, too."""
+    """`text` without secrets, by the same rules as in the engine and in Spark jobs."""
     return without_secrets(text)
 
 
 def clip(text: str, characters: int) -> str:
-    """`text` cut in the middle to at most `characters`: the beginning says what, the end says why."""
+    """`text`, cut in the middle to at most `characters`. The beginning of an error says what happened, its end says why."""
     if len(text) <= characters:
         return text
     head = (characters - 5) // 3

@@ -1,4 +1,4 @@
-"""What all resources share: identity, generation, age."""
+"""The metadata that all resources share: identity, generation, age."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from persist_operator.api import times
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meta:
-    """metadata, as far as anybody acts on it."""
+    """The fields of `metadata` that the operator uses."""
 
     namespace: str
     name: str
@@ -28,7 +28,7 @@ class Meta:
 
     @classmethod
     def of(cls, resource: Mapping[str, Any]) -> Meta:
-        """From the dictionary form of any resource."""
+        """From the JSON object of any resource."""
         metadata = resource["metadata"]
         return cls(
             namespace=metadata.get("namespace", "default"),

@@ -1,8 +1,7 @@
-"""Does what the API server does with a resource before storing it: defaults, structural validation, CEL rules.
+"""Applies defaults, structural validation and CEL rules to a resource, as the API server does before it stores one.
 
-One difference, on purpose: unknown fields are errors here (as with `kubectl apply --validate=strict`) instead of
-being pruned.
-The definitions are the CRD files themselves; nothing is repeated. Pure but for reading those files once.
+One difference is intended: an unknown field is an error here, as with `kubectl apply --validate=strict`, while the API server drops it.
+The CRD files are the only source of the definitions. The module is pure, except that it reads those files once.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from persist_engine.base.errors import InvalidUsage
 from persist_operator.api import names
 
 Json = Any
-#: In a checkout a link to the one source of the resource definitions, which builds follow.
+#: In a checkout, a symbolic link to `crds/` at the root; builds copy the files behind it.
 _CRDS = Path(__file__).parents[1] / "crds"
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaError:
-    """What is wrong and where; `str()` is one line for people."""
+    """One error and the path of the field. `str()` gives one line for people."""
 
     path: str
     message: str
@@ -44,7 +43,7 @@ def crd_dir() -> Path:
 
 
 class ResourceSchemas:
-    """The schemas of all our kinds. Immutable after construction."""
+    """The schemas of the kinds in the CRD files. Immutable after construction."""
 
     def __init__(self, definitions: Sequence[Mapping[str, Json]]) -> None:
         self._schemas = {
@@ -57,23 +56,22 @@ class ResourceSchemas:
         return tuple(sorted(self._schemas))
 
     def schema(self, kind: str) -> Mapping[str, Json]:
-        """The schema of the whole resource. InvalidUsage for kinds that are not ours."""
+        """The schema of the whole resource. InvalidUsage for an unknown kind."""
         if kind not in self._schemas:
             raise InvalidUsage(f"unknown kind {kind!r}, expected one of {', '.join(self.kinds)}")
         schema: Mapping[str, Json] = self._schemas[kind]
         return schema
 
     def default(self, resource: Mapping[str, Json]) -> dict[str, Json]:
-        """A deep copy with the defaults of the schema filled in. Idempotent."""
+        """A deep copy of `resource` with the defaults of its schema. Idempotent."""
         defaulted: dict[str, Json] = copy.deepcopy(dict(resource))
         _default(self.schema(str(resource.get("kind"))), defaulted)
         return defaulted
 
     def check(self, resource: Mapping[str, Json], old: Mapping[str, Json] | None = None) -> list[SchemaError]:
-        """Every reason to refuse creating `resource`, or changing `old` into it; empty when it is valid.
+        """The errors for which the API server would refuse to create `resource`, or to change `old` into it; empty when it is valid.
 
-        Takes the resource as the user wrote it; defaults are filled in first. CEL rules run only on a structurally
-        valid one.
+        Takes the resource as the user wrote it and fills in the defaults first. CEL rules run only when the structure is valid.
         """
         if not isinstance(resource, Mapping):
             return [SchemaError("", "a resource must be a mapping")]
@@ -121,7 +119,7 @@ def _default(schema: Mapping[str, Json], value: Json) -> None:
 
 
 def _pattern(validator: Any, pattern: str, value: Json, schema: Json) -> Iterator[jsonschema.ValidationError]:
-    """As the API server reads it: `$` is the very end there, and lets no line break through before it."""
+    """Matches `$` at the very end only, as the API server does. In Python, `$` also matches before a final line break."""
     if (
         isinstance(value, str)
         and re.search(pattern.removesuffix("$") + (r"\Z" if pattern.endswith("$") else ""), value) is None
@@ -168,7 +166,7 @@ def _duplicates(schema: Mapping[str, Json], value: Json, path: str) -> Iterator[
 
 
 def _rule_errors(schema: Mapping[str, Json], value: Json, old: Json, path: str) -> Iterator[SchemaError]:
-    """Rules of this node, then of its children. A rule that names oldSelf runs only when there is an old value."""
+    """Evaluates the rules of this node, then those of its children. A rule that uses oldSelf runs only when there is an old value."""
     for rule in schema.get("x-kubernetes-validations", ()):
         transition = "oldSelf" in rule["rule"]
         if transition and old is None:
@@ -186,7 +184,7 @@ def _rule_errors(schema: Mapping[str, Json], value: Json, old: Json, path: str) 
 
 
 def _holds(rule: str, variables: Mapping[str, Json]) -> bool:
-    """False also when the rule cannot be evaluated, as on the API server: a rule must guard with has()."""
+    """Whether the rule holds. False when its evaluation fails, as on the API server; a rule must guard with has()."""
     try:
         return _program(rule).execute(dict(variables)) is True
     except (KeyError, TypeError, ValueError, RuntimeError):
@@ -195,5 +193,5 @@ def _holds(rule: str, variables: Mapping[str, Json]) -> bool:
 
 @functools.cache
 def _program(rule: str) -> cel.Program:
-    """Compiled once: reading a rule takes longer than to ask it."""
+    """The compiled rule. Cached, because to compile a rule takes longer than to evaluate it."""
     return cel.compile(rule)

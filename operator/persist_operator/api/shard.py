@@ -1,7 +1,6 @@
-"""PersistShard: the spec as a value, and where its stores are.
+"""PersistShard: the spec as a value, and the location of its stores.
 
-Takes the spec as the API server (or `schema_check.default`) hands it over: validated and with the defaults of the
-schema filled in.
+Takes the spec as the API server or `schema_check.default` returns it: valid, with the defaults of the schema.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from persist_operator.api.resource import Meta
 from persist_operator.api.shard_status import ShardStatus
 from persist_operator.settings import OperatorSettings
 
-#: Where the Secret of a pod's one profile is mounted in it.
+#: Mount path of the profile's Secret in a pod that uses one profile.
 CREDENTIALS_DIR = "/var/run/secrets/persist/store"
-#: Where the operator has those of all profiles, each in a folder with its profile's name.
+#: Parent folder of all profiles' credentials in the operator's pod; each profile has a folder of its name.
 OPERATOR_CREDENTIALS_DIR = "/var/run/secrets/persist/profiles"
-#: Of a namespace that was not asked for its labels.
+#: Labels of a namespace whose labels were not read.
 NO_LABELS: Mapping[str, str] = MappingProxyType({})
 
 
 class StorageRefused(InvalidUsage):
-    """A resource names stores that are not for it. `reason` is that of its Stalled condition."""
+    """A resource names stores that it may not use. `reason` becomes the reason of its Stalled condition."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -37,24 +36,24 @@ class StorageRefused(InvalidUsage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreLocation:
-    """The two stores of a shard, as URLs without credentials, and what leads to those."""
+    """The two stores of a shard as URLs without credentials, and where a process finds the credentials."""
 
     blob: str
     consensus: str
     secret_name: str | None = None
-    """The Secret that pods mount, in their own namespace."""
+    """The Secret that pods mount. It stands in their own namespace."""
     profile: str | None = None
-    """The profile it is of: the operator has the credentials of each in a folder of its own."""
+    """The storage profile. The operator's pod has a folder of credentials for each profile."""
 
     def urls(self, credentials_dir: str) -> tuple[str, str]:
-        """The URLs of blob and consensus for a process that has the Secret, if there is one, mounted at `credentials_dir`."""
+        """The URLs of blob and consensus, for a process in which the Secret (if there is one) is mounted at `credentials_dir`."""
         folder = credentials_dir if self.secret_name else None
         return with_credentials(self.blob, folder), with_credentials(self.consensus, folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InlineLocation(StoreLocation):
-    """Stores that a resource names itself: for pods of its own namespace alone, never for the operator's own process."""
+    """Inline storage: stores that a resource names itself. Only pods of its namespace connect to them, the operator never does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +66,7 @@ class ShardSchema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSpec:
-    """What the user wants of a shard. Seconds and bytes as named."""
+    """The spec of a PersistShard. Names of fields carry the unit."""
 
     shard_id: str | None
     storage_profile: str | None
@@ -89,7 +88,7 @@ class ShardSpec:
 
     @classmethod
     def of(cls, spec: Mapping[str, Any]) -> ShardSpec:
-        """From the defaulted dictionary form."""
+        """From a JSON object with defaults filled in."""
         schema, maintenance = spec.get("schema"), spec["maintenance"]
         return cls(
             shard_id=spec.get("shardId"),
@@ -114,31 +113,32 @@ class ShardSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """A PersistShard as read."""
+    """A PersistShard as the API server returned it."""
 
     meta: Meta
     spec: ShardSpec
     status: Mapping[str, Any]
     known: ShardStatus = field(init=False, compare=False, repr=False)
-    """The status as a value. Made once: a reconcile reads it a dozen times."""
+    """The status as a value. Parsed once, because a reconcile reads it a dozen times."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "known", ShardStatus.of(self.status))
 
     @classmethod
     def of(cls, resource: Mapping[str, Any]) -> Shard:
-        """From the dictionary form."""
+        """From the JSON object of the resource."""
         return cls(meta=Meta.of(resource), spec=ShardSpec.of(resource["spec"]), status=resource.get("status") or {})
 
     def profile_name(self, settings: OperatorSettings) -> str:
-        """The profile that it names, or the default one."""
+        """The storage profile of the spec, else the default profile."""
         return self.spec.storage_profile or settings.default_profile
 
     def location(self, settings: OperatorSettings, namespace_labels: Mapping[str, str] = NO_LABELS) -> StoreLocation:
-        """The stores of its profile, for a resource whose namespace carries `namespace_labels`. StorageRefused when there is
-        no such profile or it is not for that namespace: then no store may hear of this resource.
+        """The stores of the shard's profile. `namespace_labels` are the labels of the resource's namespace.
 
-        What a resource says of stores itself becomes an InlineLocation, where the installation allows it.
+        Inline storage gives an InlineLocation. StorageRefused when the profile does not exist, when the profile does not allow the
+        namespace, or when the installation does not allow the inline storage. Then the operator must not contact any store for this
+        resource.
         """
         if self.spec.storage is not None:
             try:
@@ -158,8 +158,8 @@ class Shard:
         if not profile.allowed_namespaces.allow(self.meta.namespace, namespace_labels):
             raise StorageRefused(
                 "ProfileNotAllowed",
-                f"storage profile {name!r} is not for namespace {self.meta.namespace}: ask who installed the operator to add it to "
-                f"storageProfiles.{name}.allowedNamespaces, or use another profile",
+                f"storage profile {name!r} does not allow namespace {self.meta.namespace}: add the namespace to "
+                f"storageProfiles.{name}.allowedNamespaces in the operator's values, or use another profile",
             )
         return StoreLocation(
             blob=profile.blob, consensus=profile.consensus, secret_name=profile.secret_name, profile=name

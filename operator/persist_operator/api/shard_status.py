@@ -1,6 +1,6 @@
 """The status of a PersistShard as a value.
 
-Fields are named as `kubectl explain persistshard.status` names them. Times are texts, as there.
+Fields have the names that `kubectl explain persistshard.status` shows. Times are texts, as in the resource.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Outcome = Literal["Succeeded", "Failed", "Skipped", "Conflict"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEntry(Block):
-    """Which log this is, and its newest entry."""
+    """The identity of the log (`birth`), and its newest known entry."""
 
     birth: str | None = None
     seqno: int | None = None
@@ -26,7 +26,7 @@ class LogEntry(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stores(Block):
-    """The stores for people: neither credentials nor parameters."""
+    """The stores' URLs for people, without credentials and parameters."""
 
     blob: str | None = None
     consensus: str | None = None
@@ -34,7 +34,7 @@ class Stores(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ddl(Block):
-    """The schema of the stored shard."""
+    """The schema of the stored shard as DDL."""
 
     key: str | None = None
     value: str | None = None
@@ -42,7 +42,7 @@ class Ddl(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frontiers(Block):
-    """since and upper as texts, empty when closed."""
+    """since and upper as texts; the empty text is a closed frontier."""
 
     since: str | None = None
     upper: str | None = None
@@ -55,7 +55,7 @@ class Frontiers(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage(Block):
-    """What the shard's state names."""
+    """Sizes and counts from the shard's state."""
 
     batches: int | None = None
     uncompacted_batches: int | None = None
@@ -71,7 +71,7 @@ class Storage(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder(Block):
-    """A reader that holds since where it is."""
+    """A reader that keeps since from moving on."""
 
     id: str | None = None
     purpose: str | None = None
@@ -82,7 +82,7 @@ class Holder(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holds(Block):
-    """Readers and writers, counted."""
+    """Counts of readers and writers, and the readers that hold since back."""
 
     readers: int | None = None
     writers: int | None = None
@@ -91,7 +91,7 @@ class Holds(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Debt(Block):
-    """Work that maintenance has not done yet."""
+    """Maintenance that is outstanding."""
 
     compaction_bytes: int | None = None
     gc_seqnos: int | None = None
@@ -100,7 +100,7 @@ class Debt(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upkeep(Block):
-    """Maintenance of one kind. `job_name`: the newest run; `settled_job`: the newest run that ended."""
+    """Maintenance of one kind. `job_name` is the newest run, `settled_job` the newest run that ended."""
 
     last_attempt_time: str | None = None
     last_success_time: str | None = None
@@ -118,7 +118,7 @@ class Upkeep(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looks(Block):
-    """Pods that look at stores which the resource names itself."""
+    """Inspections of a shard on inline storage. `job_name` is the newest one, `settled_job` the newest one that ended."""
 
     job_name: str | None = None
     last_attempt_time: str | None = None
@@ -146,7 +146,7 @@ class UpkeepRun(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardStatus(Block):
-    """All of it. `conditions` as `api.conditions` renders them."""
+    """The whole status. `conditions` are as `api.conditions` renders them."""
 
     observed_generation: int | None = None
     shard_id: str | None = None
@@ -165,9 +165,9 @@ class ShardStatus(Block):
     conditions: tuple[Mapping[str, Any], ...] | None = None
 
     def upkeep(self, kind: MaintenanceKind) -> Upkeep:
-        """Maintenance of this kind; an empty block when there was none."""
+        """The block of this kind of maintenance; an empty block before its first run."""
         return (self.maintenance or {}).get(kind, Upkeep())
 
     def handled(self, request: str) -> str | None:
-        """The token of this request that was handled last."""
+        """The last token of this request that the operator handled."""
         return (self.last_handled_requests or {}).get(request)

@@ -1,4 +1,4 @@
-"""SparkSink: the spec as a value, and the revision that a run is made of."""
+"""SparkSink: the spec as a value, and the revision of the fields that define a run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from persist_operator.api import names
 from persist_operator.api.resource import Meta
 from persist_operator.api.sink_status import SinkStatus
 
-#: What a driver is made of; a change of anything here is another run. Retries, timeouts, cleanup and suspend are not.
+#: The fields that define a driver. A change of one of them starts another run; a change of retries, timeouts, cleanup or suspend does not.
 _REVISED = ("shardRef", "input", "envelope", "write", "spark")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """When a Scheduled sink runs."""
+    """The schedule of a Scheduled sink."""
 
     cron: str
     time_zone: str
@@ -25,7 +25,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkPod:
-    """Size and additions of driver or executor pods. Quantities as written."""
+    """Size and template of driver or executor pods. Quantities stay as the user wrote them."""
 
     cores: int
     memory: str
@@ -48,7 +48,7 @@ class SparkPod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkSpec:
-    """The application."""
+    """The Spark application: image, configuration and pods."""
 
     image: str | None
     image_pull_policy: str | None
@@ -61,7 +61,7 @@ class SparkSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkSpec:
-    """What the user wants of a sink. `input`, `envelope` and `write` go to the driver verbatim."""
+    """The spec of a SparkSink. The driver gets `input`, `envelope` and `write` verbatim."""
 
     shard_name: str
     mode: str
@@ -85,7 +85,7 @@ class SinkSpec:
 
     @classmethod
     def of(cls, spec: Mapping[str, Any]) -> SinkSpec:
-        """From the defaulted dictionary form."""
+        """From a JSON object with defaults filled in."""
         restart, timeouts, cleanup = spec["restart"], spec["timeouts"], spec["cleanup"]
         return cls(
             shard_name=spec["shardRef"]["name"],
@@ -112,20 +112,20 @@ class SinkSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sink:
-    """A SparkSink as read."""
+    """A SparkSink as the API server returned it."""
 
     meta: Meta
     spec: SinkSpec
     status: Mapping[str, Any]
     known: SinkStatus = field(init=False, compare=False, repr=False)
-    """The status as a value. Made once: a reconcile reads it several times."""
+    """The status as a value. Parsed once, because a reconcile reads it several times."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "known", SinkStatus.of(self.status))
 
     @classmethod
     def of(cls, resource: Mapping[str, Any]) -> Sink:
-        """From the dictionary form."""
+        """From the JSON object of the resource."""
         return cls(meta=Meta.of(resource), spec=SinkSpec.of(resource["spec"]), status=resource.get("status") or {})
 
 

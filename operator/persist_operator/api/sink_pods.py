@@ -1,4 +1,4 @@
-"""Whether the operator may make the pods that a resource asks for: templates, configuration, service accounts together. Pure."""
+"""Whether the operator may create the pods that a resource asks for: checks templates, configuration and service accounts. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAINTENANCE_TEMPLATE = "spec.maintenance.template"
 
 
 def check(spec: SinkSpec, workload: WorkloadSettings) -> None:
-    """PodRefused for the first of: configuration, driver's template, executors' template, service account."""
+    """PodRefused for the first that is not allowed of: Spark conf, driver template, executor template, service account."""
     check_conf(spec.spark.conf, where="spec.spark.conf")
     check_template(spec.spark.driver.template, where=DRIVER_TEMPLATE, role="driver", allow=workload.allow)
     check_template(spec.spark.executor.template, where=EXECUTOR_TEMPLATE, role="executor", allow=workload.allow)
@@ -22,7 +22,7 @@ def check(spec: SinkSpec, workload: WorkloadSettings) -> None:
 
 
 def check_maintenance(spec: ShardSpec, workload: WorkloadSettings) -> None:
-    """PodRefused for the template or the service account of a shard's maintenance pods."""
+    """PodRefused when the template, the priority class or the service account of a shard's maintenance pods is not allowed."""
     check_template(spec.maintenance_template, where=MAINTENANCE_TEMPLATE, role="maintenance", allow=workload.allow)
     problems = list(priority_problems(spec.priority_class_name, "spec.maintenance.priorityClassName"))
     if problems:

@@ -1,6 +1,6 @@
 """The status of a SparkSink as a value.
 
-Fields are named as `kubectl explain sparksink.status` names them. Times are texts, as there.
+Fields have the names that `kubectl explain sparksink.status` shows. Times are texts, as in the resource.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from persist_operator.api.blocks import Block
 
 AttemptOutcome = Literal["Succeeded", "Failed", "Stopped"]
 DriverPhase = Literal["Creating", "Pending", "Running", "Succeeded", "Failed", "Lost", "Deleted"]
-#: Of a driver that has not ended.
+#: Phases of a driver that has not ended.
 UNDER_WAY: frozenset[DriverPhase | None] = frozenset({"Creating", "Pending", "Running"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState(Block):
-    """The newest run. `first_attempt`: of the attempts that share its id."""
+    """The newest run. `first_attempt` is the number of the first attempt with this run's id."""
 
     number: int | None = None
     id: str | None = None
@@ -32,7 +32,7 @@ class RunState(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverState(Block):
-    """The newest attempt."""
+    """The driver of the newest attempt."""
 
     pod_name: str | None = None
     phase: DriverPhase | None = None
@@ -42,7 +42,7 @@ class DriverState(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorCounts(Block):
-    """Executors of the attempt under way."""
+    """Executors of the attempt that is under way."""
 
     running: int | None = None
     pending: int | None = None
@@ -52,7 +52,7 @@ class ExecutorCounts(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress(Block):
-    """What the last run that succeeded wrote, as far as it could report."""
+    """What the last successful run wrote, as far as its driver reported it."""
 
     upper: str | None = None
     rows_read: int | None = None
@@ -74,7 +74,7 @@ class LastFailure(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticks(Block):
-    """Times of a Scheduled sink."""
+    """The last and the next tick of a Scheduled sink, and its last success."""
 
     last_time: str | None = None
     next_time: str | None = None
@@ -97,7 +97,7 @@ class Attempt(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkStatus(Block):
-    """All of it. `conditions` as `api.conditions` renders them."""
+    """The whole status. `conditions` are as `api.conditions` renders them."""
 
     observed_generation: int | None = None
     active_revision: str | None = None
@@ -116,5 +116,5 @@ class SinkStatus(Block):
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the status knows of an attempt that has not ended."""
+        """Whether the status shows an attempt that has not ended."""
         return self.driver.phase in UNDER_WAY

@@ -1,8 +1,8 @@
-"""Which keys of `spec.spark.conf` are refused: those the operator sets, and those that go around what a resource may say of a pod. Pure.
+"""Which keys of `spec.spark.conf` are refused: keys that the operator sets, and keys that bypass the checks of pod templates. Pure.
 
-The rule in crds/sparksinks.yaml refuses the same keys; a test holds the two together. Of `spark.kubernetes.` everything is refused that
-is not listed: each release of Spark adds keys there, and most of them change pods. Keys that load code into the driver or the executors
-(`spark.jars`, `spark.plugins`, class paths, Java options) are allowed: the image is the user's own choice, so the code is too.
+The rule in crds/sparksinks.yaml refuses the same keys; a test compares the two. Below `spark.kubernetes.` only the listed keys are
+allowed, because each release of Spark adds keys there and most of them change pods. Keys that load code into the driver or the executors
+(`spark.jars`, `spark.plugins`, class paths, Java options) are allowed: the user chooses the image, and so the code.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from persist_operator.api.pod_template import PodRefused
 
-#: Timing and numbers of executor pods, not what stands in them.
+#: Keys that set timing and number of executor pods, not their contents.
 KUBERNETES_ALLOWED = (
     r"allocation\.(batch\.(size|delay)|executor\.timeout|maxPendingPods(PerRp)?|driver\.readinessTimeout|maximum)"
     r"|executor\.((limit|request)\.cores|deleteOnTermination|apiPollingInterval|eventProcessingInterval|missingPodDetectDelta"
@@ -29,11 +29,11 @@ REFUSED = (
     r"|executorEnv\.(_?SPARK_.*|HOME|AWS_SHARED_CREDENTIALS_FILE)"
     r")"
 )
-#: In a properties file, `spark.master=x` as a key is another value of spark.master.
+#: The form of a key. In a properties file, the key `spark.master=x` would set spark.master.
 KEY = r"spark\.[-A-Za-z0-9._$/]+"
 _KEY, _REFUSED = re.compile(KEY), re.compile(REFUSED)
 _KUBERNETES, _KUBERNETES_ALLOWED = "spark.kubernetes.", re.compile(KUBERNETES_ALLOWED)
-#: A Java option that sets a key of Spark's would set a refused one as well, and so would a file of options.
+#: A Java option can set any key of Spark, refused keys too. So can a file of options.
 _JAVA_OPTIONS = re.compile(r"spark\..*[jJ]avaOptions")
 _SPARK_PROPERTY = re.compile(r"-Dspark\.|(^|\s)@|-XX:(Flags|VMOptionsFile)")
 _QUOTES = str.maketrans("", "", "\"'\\")
@@ -59,9 +59,9 @@ def is_refused(key: str) -> bool:
 
 def _problem(key: str, value: str) -> str | None:
     if _KEY.fullmatch(key) is None:
-        return "is no key of Spark's: spark., then letters, digits and -._$/"
+        return "is not a key of Spark: write spark., then letters, digits and -._$/"
     if is_refused(key):
-        return "is the operator's to set; use driver, executor, image and their templates instead"
+        return "is set by the operator; use driver, executor, image and their templates instead"
     if _JAVA_OPTIONS.fullmatch(key) and _SPARK_PROPERTY.search(value.translate(_QUOTES)):
-        return "must not set Spark's own properties: give them as keys of conf"
+        return "must not set Spark's own properties: write them as keys of conf"
     return None

@@ -1,4 +1,4 @@
-"""Times of the API server: RFC 3339 with whole seconds, in UTC; milliseconds since the epoch inside."""
+"""Times of the API server: RFC 3339 in UTC with whole seconds. The operator uses milliseconds since the epoch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def to_text(now_ms: int) -> str:
 
 
 def to_ms(text: str | None) -> int | None:
-    """Inverse of `to_text`, also for times with fractions; None for what is absent or not a time."""
+    """Inverse of `to_text`; also accepts fractions of a second. None when the text is absent or not a time."""
     if not text:
         return None
     try:

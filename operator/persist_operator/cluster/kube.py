@@ -1,6 +1,6 @@
-"""The port on the official client: its configuration, TLS, tokens and connection pool; plain JSON instead of its models.
+"""The port over the official client: uses its configuration, TLS, tokens and connection pool, and plain JSON instead of its models.
 
-The models would drop fields they do not know and double the memory. Requests time out; whoever calls decides about repeating.
+The models would drop unknown fields and double the memory. Every request has a time-out. The caller decides about a repetition.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _TIMEOUT_S = (5.0, 20.0)
 _PAGE = 500
 _IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
-#: Told of every request: verb, HTTP code (0: no answer), seconds.
+#: Called after every request with verb, HTTP code (0 without an answer) and seconds.
 OnRequest = Callable[[str, int, float], None]
 
 
 def load_client() -> kubernetes.client.ApiClient:
-    """The client for where we are: the pod's service account, or the current context of the kubeconfig."""
+    """The client with the pod's service account; outside a cluster, with the current context of the kubeconfig."""
     configuration = kubernetes.client.Configuration()
     if _IN_CLUSTER.exists():
         kubernetes.config.load_incluster_config(client_configuration=configuration)
@@ -39,7 +39,7 @@ def load_client() -> kubernetes.client.ApiClient:
 
 
 class KubeCluster:
-    """Cluster on a real API server. Thread-safe."""
+    """The Cluster of a real API server. Thread-safe."""
 
     def __init__(self, client: kubernetes.client.ApiClient, *, on_request: OnRequest | None = None) -> None:
         self._client = client
@@ -107,11 +107,11 @@ class KubeCluster:
         manifest = {
             "apiVersion": kind.api_version,
             "kind": kind.kind,
-            # An apply that names a version is refused with 409 when another one is stored, `force` or not.
+            # The API server refuses an apply with a version by 409 when another version is stored, with `force` too.
             "metadata": {"name": name, "namespace": namespace, "resourceVersion": version},
             "status": dict(status),
         }
-        # An apply by name would create a resource that was deleted meanwhile; on the status subresource it answers 404.
+        # An apply to the resource would create it again after a deletion. An apply to the status subresource answers 404.
         code, _ = self._request(
             "PATCH",
             _path(kind, namespace, name) + "/status",
@@ -136,7 +136,7 @@ class KubeCluster:
         content_type: str = "application/json",
         accept: tuple[int, ...] = (),
     ) -> tuple[int, bytes]:
-        """(code, body) of a success, of 404 and of the accepted codes. ApiError for the rest."""
+        """(code, body) of a success, of 404 and of the codes in `accept`. ApiError for every other answer."""
         headers = {"Accept": "application/json, */*", "Content-Type": content_type, "User-Agent": names.MANAGER}
         self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
         url = f"{self._client.configuration.host}{path}" + (f"?{urlencode(query)}" if query else "")
@@ -171,7 +171,7 @@ def _root(api_version: str) -> str:
 def _object(body: bytes) -> Resource:
     try:
         document: Resource = json.loads(body)
-    except ValueError as error:  # what stands between us and the server has answers of its own
+    except ValueError as error:  # a proxy in between may answer by itself
         raise ApiError(f"the API server's answer is not JSON: {body[:200]!r}", status=0) from error
     return document
 

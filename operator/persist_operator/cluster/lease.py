@@ -1,7 +1,7 @@
-"""Leader election by a Lease: at most one leader as long as clocks run at about the same speed.
+"""Leader election by a Lease: at most one leader, as long as the clocks run at about the same speed.
 
-A waiting candidate never compares its clock with the leader's: it takes over when the Lease has not changed for its whole duration by
-the candidate's own monotonic clock. Safety of shards does not hang on this: everything the operator does is idempotent.
+A candidate never compares its clock with the leader's. It takes over when the Lease has not changed for the duration of the Lease by the
+candidate's own monotonic clock. The safety of shards does not depend on this, because every step of the operator is idempotent.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from persist_operator.settings import LeaderSettings
 
 
 @dataclass(slots=True)
-class _Seen:
+class _Observed:
     version: str
     since_s: float
 
 
 class Election:
-    """One candidate. One thread calls `tick`; any may ask `is_leader`."""
+    """One candidate. One thread calls `tick`; any thread may read `is_leader`."""
 
     def __init__(self, cluster: Cluster, settings: LeaderSettings, identity: str, env: Env) -> None:
         self._cluster, self._settings, self._identity, self._env = cluster, settings, identity, env
-        self._seen: _Seen | None = None
+        self._observed: _Observed | None = None
         self._renewed_s: float | None = None
 
     @property
     def is_leader(self) -> bool:
         """Whether this candidate holds the Lease and renewed it within its duration."""
-        renewed_s = self._renewed_s  # once: others ask while `tick` runs
+        renewed_s = self._renewed_s  # read once, because `tick` may run in another thread
         return renewed_s is not None and self._env.monotonic_s() - renewed_s < self._settings.lease_seconds
 
     def tick(self) -> bool:
-        """Try to take or renew the Lease, one or two requests; whether this candidate leads. ApiErrors are survived until the duration
-        is over.
+        """Try to take or renew the Lease, in one or two requests. Whether this candidate leads. After an ApiError a leader leads on until
+        the duration of the Lease is over.
         """
         before_s = self._env.monotonic_s()
         try:
             if self._take():
-                # The moment before the request: the Lease is at least that young.
+                # The time before the request: the Lease was renewed no earlier.
                 self._renewed_s = before_s
             else:
                 self._renewed_s = None
@@ -52,7 +52,7 @@ class Election:
         return self.is_leader
 
     def release(self) -> None:
-        """Give the Lease up so that the next candidate need not wait; best effort."""
+        """Release the Lease, so that the next candidate need not wait for its end. Ignores ApiError."""
         try:
             lease = self._cluster.get(LEASE, self._settings.namespace, self._settings.lease_name)
             if lease is not None and lease["spec"].get("holderIdentity") == self._identity:
@@ -84,10 +84,10 @@ class Election:
 
     def _is_stale(self, lease: dict[str, Any]) -> bool:
         version, now_s = lease["metadata"]["resourceVersion"], self._env.monotonic_s()
-        if self._seen is None or self._seen.version != version:
-            self._seen = _Seen(version, now_s)
+        if self._observed is None or self._observed.version != version:
+            self._observed = _Observed(version, now_s)
         duration_s = float((lease.get("spec") or {}).get("leaseDurationSeconds") or self._settings.lease_seconds)
-        return now_s - self._seen.since_s >= duration_s
+        return now_s - self._observed.since_s >= duration_s
 
     def _spec(self, *, transitions: int, acquired: str | None = None) -> dict[str, Any]:
         now = datetime.fromtimestamp(self._env.now_ms() / 1000, tz=UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,1 +1,1 @@
-"""The outside of the operator: watches, the work queue and its workers, probes. Thin; all deciding is done below."""
+"""The operator's connection to Kubernetes and HTTP: watches, the work queue with its workers, probes. Other rooms decide."""

@@ -1,4 +1,4 @@
-"""Workers over the queue: which resource's change concerns which keys, who reconciles them, and the periodic resync."""
+"""The workers of the queue: maps each change to the keys that it concerns, reconciles keys, and resyncs all resources periodically."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from persist_operator.steps.reconcile import Key, Reconciler
 
 _LOG = logging.getLogger(__name__)
 _POLL_S = 1.0
-#: Every call of a reconcile is bounded; all of one add up to less.
+#: A worker is stuck when one reconcile takes longer. Every call of a reconcile has a limit, and their sum is less.
 _STUCK_S = 600.0
-#: Pause after a list that failed, as it does until the resource definitions are there.
+#: Pause after a failed list. Lists fail until the resource definitions are installed.
 _LIST_AGAIN_S = 5.0
 
 
 class Controller:
-    """Takes changes in, keeps workers busy. `start` once, `stop` once."""
+    """Enqueues changes and runs the workers. Call `start` once and `stop` once."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Controller:
         *,
         may_act: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`may_act`: whether this replica leads now; while it does not, keys wait."""
+        """`may_act` is whether this replica leads now. While it does not, keys wait."""
         self._reconciler, self._cluster = reconciler, cluster
         self._settings, self._env, self._metrics = settings, env, metrics
         self._may_act = may_act
@@ -57,12 +57,12 @@ class Controller:
         self._waits_for: str | None = "the first list of all resources"
 
     def changed(self, resource: Mapping[str, Any]) -> None:
-        """Something happened to one of our resources or children. Never raises for what a resource may look like."""
+        """Enqueue the keys that a changed resource or child concerns. Never raises, whatever the resource contains."""
         for key in self._concerned(resource):
             self._queue.add(key)
 
     def start(self) -> None:
-        """Start workers and the resync."""
+        """Start the workers and the resync."""
         for index in range(self._settings.loop.workers):
             self._threads.append(threading.Thread(target=self._work, name=f"worker-{index}", daemon=True))
         self._threads.append(threading.Thread(target=self._resync, name="resync", daemon=True))
@@ -70,7 +70,7 @@ class Controller:
             thread.start()
 
     def stop(self, *, timeout_s: float = 10.0) -> bool:
-        """Begin nothing new and let workers finish what they are at; whether all did within `timeout_s`."""
+        """Begin no further reconcile, and wait for those under way. Whether all ended within `timeout_s`."""
         self._stopping.set()
         self._queue.close()
         until_s = self._env.monotonic_s() + timeout_s
@@ -79,8 +79,8 @@ class Controller:
         return not any(thread.is_alive() for thread in self._threads)
 
     def is_healthy(self) -> bool:
-        """Whether all threads live and at least one worker gets on. However much waits: an operator that is busy, or whose stores are
-        slow, is not made faster by being ended.
+        """Whether all threads live and at least one worker is not stuck. The length of the queue does not count, because a restart does not
+        help an operator that is busy or has slow stores.
         """
         if self._stopping.is_set():
             return True
@@ -90,16 +90,16 @@ class Controller:
 
     @property
     def waits_for(self) -> str | None:
-        """Why not every resource is in the queue yet, for people; None once all were listed."""
+        """For people, why not every resource was enqueued yet; None after the first complete list."""
         return self._waits_for
 
     def export(self) -> None:
-        """Bring the gauges of the queue up to date."""
+        """Update the gauges of the queue."""
         self._metrics.queue_depth.set(self._queue.depth)
         self._metrics.queue_oldest.set(self._queue.oldest_s)
 
     def resync(self) -> None:
-        """Enqueue every resource there is: what a watch has missed is caught up here."""
+        """Enqueue every resource, so that a change that a watch missed is reconciled too."""
         for kind in (PERSIST_SHARD, SPARK_SINK):
             for namespace in self._settings.namespaces or (None,):
                 for resource in self._cluster.find(kind, namespace, {}):
@@ -135,7 +135,7 @@ class Controller:
 
     def _one(self, key: Key) -> None:
         if not self._may_act():
-            # A process that slept, or a Lease that cannot be renewed: somebody else may lead already.
+            # The process slept, or the Lease cannot be renewed. Another replica may lead already.
             self._queue.add(key, after_s=_POLL_S)
             self._queue.done(key)
             return
@@ -153,8 +153,8 @@ class Controller:
         except ApiError as error:
             result, failed = "api_error", True
             _LOG.warning("reconcile failed", extra={"key": str(key), "error": str(error)})
-        except Exception:  # noqa: BLE001 - the last line before a worker thread ends
-            # A bug must not stop the worker, nor the other resources; the metric and the log tell of it, the backoff bounds it.
+        except Exception:  # noqa: BLE001 - any other error would end the worker's thread
+            # A bug must not stop the worker or the other resources. The metric and the log show it, the backoff limits it.
             result, failed = "error", True
             _LOG.exception("reconcile raised", extra={"key": str(key)})
         finally:
@@ -163,7 +163,7 @@ class Controller:
             self._metrics.reconcile_seconds.labels(kind=key.kind).observe(self._env.monotonic_s() - started_s)
 
     def _forget(self, key: Key) -> None:
-        """The resource is gone. Its sinks look again by themselves; a sink leaves the index."""
+        """Remove a sink that is gone from the index. The sinks of a shard that is gone stay in it, and find that out by themselves."""
         if key.kind != SPARK_SINK.kind:
             return
         with self._lock:

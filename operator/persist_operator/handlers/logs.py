@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object per line, with whatever the caller put beside the message."""
+"""Structured logs: one JSON object a line, with the extra fields of the caller."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskN
 
 
 class JsonFormatter(logging.Formatter):
-    """time, level, logger, message and the extra fields; secrets are taken out."""
+    """Formats time, level, logger, message and the extra fields, without secrets."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, without a line break inside."""
+        """The line for a record. It contains no line break."""
         fields = {
             "time": times.to_text(round(record.created * 1000)),
             "level": record.levelname.lower(),
@@ -30,11 +30,11 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(level: str) -> None:
-    """Send all logs to stderr as JSON. kopf's own per-event chatter is kept at warning."""
+    """Send all logs to stderr as JSON. kopf and the libraries log from warning only, because kopf logs every event."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for noisy in ("kopf", "aiohttp", "urllib3", "botocore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    # It warns each time that it leaves signals to us, as it should.
+    # It warns at each start that it does not handle signals, which is intended.
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)

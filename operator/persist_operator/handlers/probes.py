@@ -1,4 +1,4 @@
-"""/healthz, /readyz and /metrics on one port. A probe that fails says in its body what for."""
+"""/healthz, /readyz and /metrics on one port. The body of a failed probe gives the reason."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ProbeServer:
         refresh: Callable[[], None],
         host: str = "0.0.0.0",  # noqa: S104 - kubelet and Prometheus come from outside the pod
     ) -> None:
-        """`sick_of`: what is wrong with the process; `waits_for`: what has to happen before it is ready. None: nothing."""
+        """`sick_of` returns the problem of the process, `waits_for` what the process waits for until it is ready; None for nothing."""
 
         def answer(path: str) -> tuple[int, str, bytes]:
             if path == "/metrics":
@@ -49,7 +49,7 @@ class ProbeServer:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it so
-                """Probes every few seconds are no news."""
+                """Log nothing, because probes come every few seconds."""
 
         self._server = http.server.ThreadingHTTPServer((host, port), Handler)
         self._server.daemon_threads = True
@@ -57,11 +57,11 @@ class ProbeServer:
 
     @property
     def port(self) -> int:
-        """The port it listens on; of use when 0 was asked for."""
+        """The port on which the server listens. It differs from the port of the constructor when that was 0."""
         return int(self._server.server_address[1])
 
     def start(self) -> None:
-        """Begin to serve."""
+        """Start serving. Returns at once."""
         self._thread.start()
 
     def stop(self) -> None:

@@ -1,7 +1,7 @@
-"""A keyed work queue: a key waits at most once, is worked on by one worker at a time, and is repeated with growing delays.
-Keys that are due are taken from their lanes in turn, so that a lane with thousands of them delays the others by one each.
+"""A work queue of keys. A key is in it at most once, at most one worker has a key, and failures repeat a key with growing delays.
+Lanes take turns: between two keys of one lane comes one key of each other lane, so that a lane with thousands of keys delays others little.
 
-Invariant: a key that is added while it is worked on is worked on again afterwards; no change is ever lost between two events.
+Invariant: a key that is added while a worker has it is due again afterwards. No change is lost.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ K = TypeVar("K")
 
 
 class WorkQueue(Generic[K]):
-    """Thread-safe. Times are monotonic seconds of `env`."""
+    """The queue. Thread-safe. Times are monotonic seconds of `env`."""
 
     def __init__(
         self, env: Env, *, backoff_initial_s: float, backoff_max_s: float, lane_of: Callable[[K], str] = lambda _: ""
     ) -> None:
-        """`lane_of`: who a key works for; all keys share one lane by default."""
+        """`lane_of` gives the lane of a key. By default all keys share one lane."""
         self._env, self._lane_of = env, lane_of
         self._ready: dict[str, deque[tuple[float, K]]] = {}
         self._initial_s, self._max_s = backoff_initial_s, backoff_max_s
@@ -37,9 +37,9 @@ class WorkQueue(Generic[K]):
         self._closed = False
 
     def add(self, key: K, *, after_s: float = 0.0) -> None:
-        """Have `key` worked on in `after_s` at the latest; an earlier time that was asked for stands."""
+        """Make `key` due after `after_s`, unless it is due earlier. After a failure it is due no earlier than the end of its backoff."""
         with self._changed:
-            # New events do not shorten a failure's delay: what fails and is touched all the time stays bounded.
+            # New events do not shorten the backoff, so that a key that fails and changes all the time stays bounded.
             due_s = max(self._env.monotonic_s() + max(0.0, after_s), self._not_before.get(key, 0.0))
             if self._due.get(key, float("inf")) <= due_s:
                 return
@@ -48,10 +48,10 @@ class WorkQueue(Generic[K]):
             self._changed.notify()
 
     def take(self, *, timeout_s: float) -> K | None:
-        """The key of the lane whose turn it is that is due longest and not worked on; waits for one. None after `timeout_s`, or
-        when closed.
+        """Take the key that is due longest in the next lane and that no worker has. Waits for one. None after `timeout_s`, or when the
+        queue is closed.
 
-        Whoever takes a key calls `done` with it.
+        The caller must call `done` with the key.
         """
         with self._changed:
             deadline_s = self._env.monotonic_s() + timeout_s
@@ -67,7 +67,7 @@ class WorkQueue(Generic[K]):
             return None
 
     def done(self, key: K, *, failed: bool = False) -> None:
-        """The work on `key` ended; a failure has it repeated after a delay that doubles with each, with jitter."""
+        """End the work on `key`. After a failure the key is due again after a delay, which doubles with each failure, with jitter."""
         with self._changed:
             self._working.discard(key)
             if failed:
@@ -84,21 +84,21 @@ class WorkQueue(Generic[K]):
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Wake all workers; they get None from now on."""
+        """Close the queue: `take` returns None from now on, also in workers that wait."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     @property
     def depth(self) -> int:
-        """Keys that are due and wait."""
+        """The number of due keys that no worker has."""
         with self._changed:
             now_s = self._env.monotonic_s()
             return sum(1 for key, due_s in self._due.items() if due_s <= now_s and key not in self._working)
 
     @property
     def oldest_s(self) -> float:
-        """How long the oldest due key has waited; 0 when none does."""
+        """The wait of the oldest due key that no worker has; 0 when there is none."""
         with self._changed:
             now_s = self._env.monotonic_s()
             waits = [now_s - due_s for key, due_s in self._due.items() if key not in self._working]
@@ -119,7 +119,7 @@ class WorkQueue(Generic[K]):
             if waiting:
                 self._ready[lane] = waiting  # behind all others
             if self._due.get(key) != due_s or key in self._working:
-                # Superseded by another time, or put back by `done`.
+                # The key has another time now, or a worker has it and `done` will enqueue it again.
                 continue
             del self._due[key]
             self._working.add(key)

@@ -1,8 +1,8 @@
-"""kopf as an informer and nothing else: raw events of our kinds and children go to the controller.
+"""kopf as an informer only: raw events of the operator's kinds and children go to the controller.
 
-No change-detecting handlers, timers, daemons or finalizers: kopf then writes nothing to any object (see docs/adr/0003-kopf.md). kopf
-runs in a thread of its own, so that signals stay with the process, and is begun anew when it ends: it looks for resource
-definitions only once, and ends when one of its watches fails, as it does when definitions are removed.
+There are no change-detecting handlers, timers, daemons or finalizers, so that kopf writes to no object (see docs/adr/0003-kopf.md). kopf
+runs in a thread of its own, so that the process handles signals itself. It is started again when it ends: kopf looks for resource
+definitions only once, and ends when one of its watches fails, for example because definitions were removed.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from persist_operator.settings import OperatorSettings
 _LOG = logging.getLogger(__name__)
 _OURS = f"{names.LABEL_MANAGED_BY}={names.MANAGER}"
 _KINDS = (PERSIST_SHARD, SPARK_SINK)
-#: Pause between two looks for resource definitions: definitions that are installed later are watched within seconds.
+#: Pause between two checks for resource definitions, so that the watches start within seconds of their installation.
 _LOOK_S = 2.0
-#: Pause before kopf is begun anew, doubled up to the second with each early end.
+#: First and longest pause before kopf is started again; the pause doubles with each early end.
 _AGAIN_S = (1.0, 30.0)
-#: kopf that ran this long before it ended had nothing against being begun.
+#: An end is early when kopf ran for less than this.
 _STEADY_S = 60.0
-#: What kopf gets to end by itself, and how often its tasks are cancelled after that, a second apart.
+#: The time that kopf has to end by itself, and how often its tasks are cancelled after that, a second apart.
 _END_S, _CANCELS = 3.0, 5
 
 
 class Watches:
-    """The watches of this process. `start` once, `stop` once. Any thread may ask the rest."""
+    """The watches of this process. Call `start` once and `stop` once. Any thread may read the properties."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Watches:
         *,
         on_restart: Callable[[], None] = lambda: None,
     ) -> None:
-        """`changed` gets every event: it must be quick and must not raise. `on_restart` is called when kopf is begun anew."""
+        """`changed` gets every event; it must be quick and must not raise. `on_restart` is called when kopf is started again."""
         self._changed, self._cluster, self._settings, self._env = changed, cluster, settings, env
         self._on_restart = on_restart
         self._stopping, self._ready = threading.Event(), threading.Event()
@@ -55,11 +55,11 @@ class Watches:
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to look for the resource definitions, then to watch. Returns at once."""
+        """Wait for the resource definitions in a thread, then watch. Returns at once."""
         self._thread.start()
 
     def stop(self, *, timeout_s: float) -> bool:
-        """End the watches; whether they ended within `timeout_s`. What hangs is left to the end of the process."""
+        """End the watches. Whether they ended within `timeout_s`. Watches that hang end with the process."""
         self._stopping.set()
         with self._lock:
             self._end()
@@ -68,12 +68,12 @@ class Watches:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the watches run or are about to."""
+        """Whether the watches run or will be started."""
         return self._thread.is_alive()
 
     @property
     def waits_for(self) -> str | None:
-        """What has to happen before everything is watched, for people; None when it is."""
+        """For people, what the watches wait for; None when they watch everything."""
         return None if self._ready.is_set() else self._waits_for
 
     def _run(self) -> None:
@@ -82,7 +82,7 @@ class Watches:
             began_s = self._env.monotonic_s()
             try:
                 self._watch()
-            except Exception:  # noqa: BLE001 - kopf ends with whatever ended a watch; the watches go on
+            except Exception:  # noqa: BLE001 - kopf raises the error of any watch; the watches must go on
                 _LOG.exception("the watches ended")
             if self._env.monotonic_s() - began_s >= _STEADY_S:
                 pause_s = _AGAIN_S[0]
@@ -93,7 +93,7 @@ class Watches:
 
     def _is_served_before_stop(self) -> bool:
         """Wait until the API server serves both kinds; False when `stop` came first."""
-        said = ""
+        logged = ""
         while not self._stopping.is_set():
             try:
                 served = self._cluster.served(names.API_VERSION)
@@ -103,14 +103,14 @@ class Watches:
                 missing, self._waits_for = ["?"], f"the API server: {error}"
             if not missing:
                 return True
-            if said != self._waits_for:
-                said = self._waits_for
-                _LOG.warning("cannot watch yet, waiting for %s", said)
+            if logged != self._waits_for:
+                logged = self._waits_for
+                _LOG.warning("cannot watch yet, waiting for %s", logged)
             self._stopping.wait(_LOOK_S)
         return False
 
     def _watch(self) -> None:
-        """Run kopf until `stop` or until something in it ends, in an event loop that does not outlive it. Raises what kopf ended with."""
+        """Run kopf in an event loop of its own, until `stop` or until one of its tasks ends. Raises the error with which kopf ended."""
         loop = asyncio.new_event_loop()
         try:
             loop.run_until_complete(self._serve(loop))
@@ -118,7 +118,7 @@ class Watches:
             loop.close()
 
     async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
-        # Of the kinds of flags that kopf takes only this one needs no thread: one that waits for a flag outlives kopf.
+        # Of the kinds of flags that kopf accepts, only this one needs no thread. A thread that waits for a flag outlives kopf.
         stop = asyncio.Event()
         with self._lock:
             if self._stopping.is_set():
@@ -138,9 +138,9 @@ class Watches:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         with self._lock:
             self._end = lambda: None
-        self._waits_for = "the watches, which ended and are begun anew"
+        self._waits_for = "the watches, which ended and are started again"
         self._ready.clear()
-        # kopf cancels each of its tasks once, and waits for ever for one that took the cancellation for the end of a request.
+        # kopf cancels each of its tasks once. It waits for ever for a task that took the cancellation for the end of a request.
         await asyncio.wait({running}, timeout=_END_S)
         for _ in range(_CANCELS):
             left = asyncio.all_tasks() - before
@@ -179,11 +179,11 @@ def _kopf_settings() -> kopf.OperatorSettings:
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 330
     settings.watching.chunk_size = 500
-    # Only our children come over the wire, not every pod of the cluster.
+    # The API server sends only events of the operator's children, not of every pod in the cluster.
     settings.watching.label_selectors["", "v1", "pods"] = _OURS
     settings.watching.label_selectors["batch", "v1", "jobs"] = _OURS
     settings.posting.enabled = False
-    # No watch on CRDs and namespaces: it needs rights on the whole cluster that the operator does not want.
+    # No watch on CRDs and namespaces: it would need rights on the whole cluster.
     settings.scanning.disabled = True
     settings.persistence.finalizer = f"{names.GROUP}/unused"
     return settings

@@ -1,6 +1,7 @@
-"""Carries out the plan's actions on this machine: engine calls through the bridge, runs as child processes.
+"""Carries out the plan's actions on this machine: calls the engine through the bridge, starts runs as child processes.
 
-Every action is idempotent: a child's name is taken once, engine calls may be repeated. What finds no room waits: the plan asks again.
+Every action is idempotent: a child's name is used once, and calls of the engine may be repeated. A run without room waits, because
+the next plan asks for it again.
 """
 
 from __future__ import annotations
@@ -35,27 +36,27 @@ from persist_operator.plan.actions import (
 )
 
 _MAINTENANCE_MAX = 4
-#: What became of a run that a person ended with `down` or Ctrl-C.
+#: The message on a run that `down` or Ctrl-C ended.
 STOPPED = "`persist local` was interrupted or taken down; the next `persist local up` goes on"
-#: In a driver's labels: what it may take.
+#: The label with the memory that a driver may take.
 _MEMORY_LABEL = "memory_mib"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """How much runs at once. What is beyond it waits for a place, as a pod would for a node."""
+    """How much runs at once. Other runs wait for a place, as a pod waits for a node."""
 
     cores: int
     """Upper bound of `local[N]` for each driver."""
     drivers_max: int
     maintenance_max: int
     memory_mib: int | None = None
-    """Of all drivers together; one alone has room whatever it takes. None: it does not count."""
+    """The memory of all drivers together. A driver that runs alone always has room. None: no bound."""
 
     @classmethod
     def of_machine(cls, *, cores: int, memory_mib: int, drivers_max: int | None = None) -> Room:
-        """One driver for each core, as far as memory holds them: starting Spark leaves cores idle, more than memory holds
-        ends in swap. So many as are named (`drivers_max`), whatever they take.
+        """One driver for each core, as far as memory holds them: cores are idle while Spark starts, and more drivers than memory holds
+        swap. `drivers_max` sets the number instead, whatever the drivers take.
         """
         return cls(
             cores=cores,
@@ -65,7 +66,7 @@ class Room:
         )
 
     def workers(self, spec: SinkSpec) -> int:
-        """Tasks that a driver does at once: those of all its executors, as far as there are cores."""
+        """The tasks that a driver runs at once: those of all its executors, at most one for each core."""
         executor = spec.spark.executor
         return max(1, min(self.cores, executor.instances * executor.cores))
 
@@ -77,7 +78,7 @@ class Room:
 
 
 class LocalActor:
-    """Acts in one state folder. Children run where the runner runs (paths of inputs are relative to that) and inherit `environ`."""
+    """Acts in one state folder. Children inherit `environ` and the working folder: paths of inputs are relative to that."""
 
     def __init__(
         self,
@@ -96,9 +97,9 @@ class LocalActor:
         self._room = room
 
     def act(self, action: Action, meta: Meta, kind: str) -> bool:
-        """Do it, or raise what the bridge raises. The resource is `kind` / `meta.name`.
+        """Carry out `action` for the resource `kind`/`meta.name`. Raises what the bridge raises.
 
-        Whether a run was started or stopped now: not when it was before, and not when it finds no room.
+        Returns whether this call started or stopped a run: False when an earlier call did, and when there is no room.
         """
         owner = f"{kind}/{meta.name}"
         match action:
@@ -111,7 +112,9 @@ class LocalActor:
             case StartDriver():
                 return self._start_driver(action, meta, owner)
             case StartInspection():
-                raise InvalidUsage(f"{action.name}: on this machine no pod looks at stores that a resource names")
+                raise InvalidUsage(
+                    f"{action.name}: the local runner starts no pods, so it cannot use stores that a resource names"
+                )
             case StopRun():
                 stopped = self._processes.is_known(action.name)
                 self._processes.retire(action.name, grace_s=action.grace_seconds)
@@ -121,9 +124,9 @@ class LocalActor:
         return False
 
     def _has_room(self, name: str, *, driver_mib: int | None = None) -> bool:
-        """For a driver that may take so much, or for maintenance."""
+        """Whether there is room for a driver that may take `driver_mib`, or (None) for a maintenance run."""
         if self._processes.is_known(name):
-            return True  # started before: nothing will happen
+            return True  # started before: starting it again has no effect
         running = [child for child in self._processes.every() if child.running]
         drivers = [int(child.labels.get(_MEMORY_LABEL, "0")) for child in running if child.labels["kind"] == "driver"]
         if driver_mib is None:
@@ -182,7 +185,7 @@ class LocalActor:
 
 
 def child_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """What children inherit: everything of the user's shell, with this interpreter for Spark's workers."""
+    """The environment of children: the user's, with this interpreter for Spark's workers."""
     own = {
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
@@ -194,22 +197,19 @@ def child_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def java_problem(environ: Mapping[str, str]) -> str | None:
-    """Why Spark would find no Java where it looks, and what to do; None when there is one."""
+    """The reason why Spark would find no Java, and what to do; None when Spark finds one."""
     home = environ.get("JAVA_HOME")
     if home and not os.access(Path(home) / "bin" / "java", os.X_OK):
-        return (
-            f"JAVA_HOME is {home}, and there is no bin/java in it; set it to a Java runtime (17 or newer), or unset it"
-        )
+        return f"JAVA_HOME is {home}, which has no bin/java; set it to a Java runtime (17 or newer), or unset it"
     if not home and shutil.which("java", path=environ.get("PATH", os.defpath)) is None:
-        return "sinks run on Spark, which needs a Java runtime (17 or newer), and there is none: install one, or set JAVA_HOME"
+        return "sinks run on Spark, which needs a Java runtime (17 or newer), and none was found: install one, or set JAVA_HOME"
     return None
 
 
 def stop_everything(processes: Processes, *, grace_s: float, objects: Objects | None = None) -> list[str]:
-    """Stop what runs; the names. Idempotent. The next `up` repeats what did not end well, and nothing is doubled:
-
-    a driver's next attempt finds what its run has appended, maintenance starts again under the same name. The statuses in `objects`
-    then say of the attempts that they were stopped.
+    """Stop all children that run; returns their names. Idempotent. The next `up` repeats those that did not end well, and nothing is
+    written twice: a driver's next attempt finds what its run has appended, and maintenance starts again under the same name. The
+    statuses in `objects` then record the attempts as stopped.
     """
     running = [child for child in processes.every() if child.running]
     processes.stop([child.name for child in running], grace_s=grace_s)
@@ -227,7 +227,7 @@ def stop_everything(processes: Processes, *, grace_s: float, objects: Objects | 
 
 
 def _remember_stop(objects: Objects, child: Child, *, ended_ms: int) -> None:
-    """Enter the attempt as stopped, so that the planner starts the next one and takes this one neither for lost nor for failed."""
+    """Record the attempt as stopped. The planner then starts the next attempt, and counts this one neither as lost nor as failed."""
     kind, _, name = child.owner.partition("/")
     document = objects.get(kind, name)
     driver = ((document or {}).get("status") or {}).get("driver") or {}

@@ -1,5 +1,5 @@
 """`persist local up|run|get|describe|logs|request|down`: the command line of the local runner, added to `persist` by an entry point.
-`read|inspect|admin` are in `engine_commands.py`.
+`engine_commands.py` has `read|inspect|admin`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import typer
 import yaml
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.wording import counted
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -29,7 +30,7 @@ from persist_operator.bridge import Bridge
 from persist_operator.local import due, engine_commands, inputs, view
 from persist_operator.local.act import LocalActor, Room, child_environ, java_problem, stop_everything
 from persist_operator.local.describe import description
-from persist_operator.local.engine_commands import runner_settings
+from persist_operator.local.engine_commands import STATE, State, runner_settings
 from persist_operator.local.objects import Document, Objects
 from persist_operator.local.processes import Processes
 from persist_operator.local.runner import Busy, LocalRunner, Refused, checked, read_documents, runner_lock
@@ -49,9 +50,6 @@ REQUESTS = {
     "restart": "SparkSink",
 }
 
-State = Annotated[
-    Path, typer.Option("--state", envvar="PERSIST_LOCAL_STATE", help="Folder of resources, logs, stores.")
-]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of tables.")]
 Wide = Annotated[bool, typer.Option("--wide", "-w", help="All columns, and messages in full.")]
 Config = Annotated[
@@ -68,7 +66,6 @@ Credentials = Annotated[
 Drivers = Annotated[
     int | None, typer.Option(min=1, help="Sinks that run at once; default: what cores and memory allow.")
 ]
-_STATE = Path(".persist")
 _GRACE_S = 10.0
 _INTERRUPTED = 130
 
@@ -76,29 +73,29 @@ _INTERRUPTED = 130
 @app.command()
 def up(
     files: Annotated[list[Path], typer.Option("--filename", "-f", help="YAML file, or folder of them. Repeatable.")],
-    state: State = _STATE,
+    state: State = STATE,
     *,
     config: Config = None,
     credentials: Credentials = None,
     drivers: Drivers = None,
     retry: Annotated[
         list[str] | None,
-        typer.Option("--retry", metavar="NAME", help="Run this sink again although it failed, or is done. Repeatable."),
+        typer.Option("--retry", metavar="NAME", help="Run this sink again, although it failed or is done. Repeatable."),
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Go on until interrupted: schedules, retries, maintenance.")
+        bool, typer.Option("--watch", help="Run until interrupted: schedules, retries, maintenance.")
     ] = False,
 ) -> None:
-    """Apply resources, run what is due once, and end when every sink is done and no maintenance is due.
+    """Apply resources, run what is due once, and end when all sinks are done and no maintenance is due.
 
-    Paths of inputs are relative to the current folder. A Scheduled sink runs when it never ran, or a time of its schedule
-    came since; with --watch at its times. A sink that failed runs again when files of its input changed, or with --retry.
+    Paths of inputs are relative to the current folder. A Scheduled sink runs when it never ran, or when a time of its schedule
+    has come since; with --watch at its times. A failed sink runs again when files of its input changed, or with --retry.
 
-    Interrupted (Ctrl-C, SIGTERM), it stops the runs it started, within ten seconds; killed, it leaves them running.
+    An interrupt (Ctrl-C, SIGTERM) stops the runs within ten seconds. A kill leaves them running.
 
-    Either way the next `up` goes on from there, and nothing is written twice.
+    In both cases the next `up` goes on from there, and nothing is written twice.
 
-    Exit codes: 0 all well, 1 a resource failed, 64 refused, 130 interrupted.
+    Exit codes: 0 no failure, 1 a resource failed, 64 refused, 130 interrupted.
 
     Example: persist local up -f examples/flights/
     """
@@ -110,7 +107,7 @@ def up(
         for problem in error.problems:
             typer.echo(f"refused: {problem}", err=True)
         raise InvalidUsage(
-            f"nothing was applied: {len(error.problems)} to correct in {', '.join(map(str, files))}"
+            f"nothing was applied: correct {counted(len(error.problems), 'error')} in {', '.join(map(str, files))}"
         ) from error
     again = set(retry or ())
     known = {one["metadata"]["name"] for one in (*documents, *objects.every("SparkSink")) if one["kind"] == "SparkSink"}
@@ -130,7 +127,7 @@ def up(
 
 
 def _ask_again(objects: Objects, document: Document, env: SystemEnv, console: Console, names_asked: set[str]) -> None:
-    """Another run of a sink that was named, or that failed and whose input changed since."""
+    """Request another run of a sink that --retry names, or that failed and whose input changed since."""
     name = document["metadata"]["name"]
     if name in names_asked:
         due.ask(objects, document, now_ms=env.now_ms())
@@ -144,18 +141,18 @@ def _ask_again(objects: Objects, document: Document, env: SystemEnv, console: Co
 
 
 def _end(objects: Objects, failed: list[str], kinds: list[str], state: Path) -> None:
-    """Show how the resources are, and end with 1 when some failed."""
+    """Print the resources, and end with exit code 1 when some failed."""
     for kind in kinds:
         _print_resources(list(objects.every(kind)), kind, wide=False)
     if failed:
-        where = "" if state == _STATE else f" --state {state}"
+        where = "" if state == STATE else f" --state {state}"
         sinks = [one.partition("/")[2] for one in failed if one.startswith("SparkSink/")]
-        looks = [f"`persist local logs {name}{where}`" for name in sinks]
-        looks += [
+        commands = [f"`persist local logs {name}{where}`" for name in sinks]
+        commands += [
             f"`persist local describe pshard {one.partition('/')[2]}{where}`" for one in failed if "Shard/" in one
         ]
-        again = f"; once mended: `persist local run {sinks[0]}{where}`" if sinks else ""
-        typer.echo(f"error: {', '.join(failed)} failed; see {', '.join(looks)}{again}", err=True)
+        again = f"; after the repair: `persist local run {sinks[0]}{where}`" if sinks else ""
+        typer.echo(f"error: {', '.join(failed)} failed; see {', '.join(commands)}{again}", err=True)
         raise typer.Exit(1)
 
 
@@ -168,17 +165,17 @@ def _check_java() -> None:
 @app.command()
 def run(
     name: Annotated[str, typer.Argument(help="Name of the sink.")],
-    state: State = _STATE,
+    state: State = STATE,
     *,
     config: Config = None,
     credentials: Credentials = None,
 ) -> None:
-    """Run a sink now, due or not, done or failed, and end when it has ended. Its resource was applied before, by `up`; maintenance
+    """Run a sink now, due or not, done or failed, and end when the run has ended. An earlier `up` applied its resource. Maintenance
     that the run makes due is left to the next `up`.
 
-    A runner that works in the state folder, such as `up --watch`, carries it out instead.
+    When another `persist local` holds the state folder, such as `up --watch`, that process runs the sink.
 
-    Exit codes: as of `up`.
+    Exit codes: as for `up`.
 
     Example: persist local run airlines
     """
@@ -186,7 +183,9 @@ def run(
     objects = Objects(state, env)
     document = _one(objects, "SparkSink", name)
     if document["spec"].get("suspend"):
-        raise InvalidUsage(f"sparksink/{name} is suspended: set spec.suspend to false, and `persist local up -f FILE`")
+        raise InvalidUsage(
+            f"sparksink/{name} is suspended: set spec.suspend to false, and run `persist local up -f FILE`"
+        )
     shard = objects.get("PersistShard", document["spec"]["shardRef"]["name"])
     problems = inputs.problems(document, shard, waits=False)
     if problems:
@@ -201,7 +200,8 @@ def run(
             )
     except Busy as error:
         due.ask(objects, document, now_ms=env.now_ms())
-        console.print(f"sparksink/{name} is asked to run: {error}".partition(";")[0], highlight=False, soft_wrap=True)
+        holder = str(error).partition(";")[0]
+        console.print(f"sparksink/{name}: a run is requested; {holder} and runs it", highlight=False, soft_wrap=True)
         return
     _end(objects, [one for one in failed if one == f"SparkSink/{name}"], ["SparkSink"], state)
 
@@ -222,7 +222,7 @@ def _run(
     memory_mib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
     room = Room.of_machine(cores=os.cpu_count() or 1, memory_mib=memory_mib, drivers_max=drivers)
 
-    def tell(owner: str, note: Note) -> None:
+    def show(owner: str, note: Note) -> None:
         line = Text(f"{env.monotonic_s() - began_s:5.0f}s  ", style="dim")
         line.append(note.reason, style="yellow" if note.kind == "Warning" else "green")
         line.append(f"  {owner}: {note.message}", style="not dim")
@@ -238,17 +238,19 @@ def _run(
     with contextlib.closing(Bridge(settings, env=env, credentials_dir=secrets)) as bridge:
         environ = child_environ(os.environ)
         actor = LocalActor(processes, bridge, environ=environ, room=room, credentials_dir=secrets)
-        runner = LocalRunner(objects, processes, bridge, actor, settings=settings, env=env, tell=tell, sinks=sinks)
+        runner = LocalRunner(objects, processes, bridge, actor, settings=settings, env=env, on_note=show, sinks=sinks)
         try:
             if not console.is_terminal:
-                return runner.run(watch=watch, seen=lambda: None)
+                return runner.run(watch=watch, after_pass=lambda: None)
             with Live(console=console, transient=True, refresh_per_second=4) as live:
-                return runner.run(watch=watch, seen=lambda: look(live))
+                return runner.run(watch=watch, after_pass=lambda: look(live))
         except KeyboardInterrupt:
-            console.print("interrupted: stopping what runs (once more to leave it running)", style="yellow")
+            console.print("interrupted: stopping all runs (interrupt again to leave them running)", style="yellow")
             stopped = stop_everything(processes, grace_s=_GRACE_S, objects=objects)
-            told = f"stopped {', '.join(stopped)}; " if stopped else ""
-            console.print(f"{told}the next `persist local up` goes on from here", soft_wrap=True, highlight=False)
+            names_stopped = f"stopped {', '.join(stopped)}; " if stopped else ""
+            console.print(
+                f"{names_stopped}the next `persist local up` goes on from here", soft_wrap=True, highlight=False
+            )
             raise typer.Exit(_INTERRUPTED) from None
 
 
@@ -260,11 +262,11 @@ def _interrupt(_signal: int, _frame: object) -> NoReturn:
 def get(
     kind: Annotated[str, typer.Argument(help="pshard, ssink, runs, or all.")] = "all",
     name: Annotated[str | None, typer.Argument(help="Only the resource of this name.")] = None,
-    state: State = _STATE,
+    state: State = STATE,
     wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
-    """Resources as `kubectl get` would show them; `runs` lists sink attempts and maintenance runs.
+    """List resources as `kubectl get` does; `runs` lists sink attempts and maintenance runs.
 
     Example: persist local get runs
     """
@@ -306,7 +308,7 @@ def _columns(kind: str) -> list[Mapping[str, Any]]:
 
 
 def _width(*, wide: bool) -> int | None:
-    """Lines are cut for people at a terminal, never in a pipe."""
+    """The width at which lines are cut: the terminal's. None, for whole lines, in a pipe or with `wide`."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() and not wide else None
 
 
@@ -319,11 +321,11 @@ def _print(lines: Iterable[str], *, header: bool = True) -> None:
 def describe(
     kind: Annotated[str, typer.Argument(help="pshard or ssink.")],
     name: Annotated[str, typer.Argument(help="Name of the resource.")],
-    state: State = _STATE,
+    state: State = STATE,
     wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
-    """Everything about one resource: how it is, what it holds, why, what ran.
+    """Describe one resource: readiness, contents or progress, conditions, runs, spec.
 
     Example: persist local describe ssink flights
     """
@@ -338,10 +340,10 @@ def describe(
 @app.command()
 def logs(
     name: Annotated[str, typer.Argument(help="A run (see `get runs`), or a sink: then its newest attempt.")],
-    state: State = _STATE,
-    lines: Annotated[int, typer.Option("--tail", min=0, help="How many lines; 0 for all that is kept.")] = 0,
+    state: State = STATE,
+    lines: Annotated[int, typer.Option("--tail", min=0, help="How many lines; 0 for all.")] = 0,
 ) -> None:
-    """What a run printed: the last MiB of it.
+    """Show the output of a run, at most its last MiB.
 
     Example: persist local logs flights --tail 20
     """
@@ -361,11 +363,11 @@ def logs(
 def request(
     what: Annotated[str, typer.Argument(help="rollup, compact, gc or accept-log of a shard; restart of a sink.")],
     name: Annotated[str, typer.Argument(help="Name of the shard or sink.")],
-    state: State = _STATE,
+    state: State = STATE,
 ) -> None:
-    """Ask for one run now, due or not: the annotation persistshard.io/request-... that a cluster takes too.
+    """Request one run now, due or not: sets the annotation persistshard.io/request-..., as on a cluster.
 
-    Carried out by the next `up`, or by the `up --watch` that runs.
+    The next `up` carries it out, or the `up --watch` that runs.
 
     Example: persist local request compact flights
     """
@@ -380,14 +382,14 @@ def request(
 
 @app.command()
 def down(
-    state: State = _STATE,
+    state: State = STATE,
     purge: Annotated[
         bool, typer.Option("--purge", help="Delete resources, logs and the local stores with their data.")
     ] = False,
 ) -> None:
-    """Stop everything that runs. Data and resources stay unless --purge."""
+    """Stop all runs. Data and resources stay, unless --purge."""
     if not state.is_dir():
-        raise InvalidUsage(f"there is no state folder {state}; name it with --state")
+        raise InvalidUsage(f"no state folder {state}; name another with --state")
     env = SystemEnv()
     with runner_lock(state):
         stopped = stop_everything(Processes(state, env), grace_s=_GRACE_S, objects=Objects(state, env))

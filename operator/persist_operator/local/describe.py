@@ -1,7 +1,4 @@
-"""One resource told from the top: how it is, what it holds or did, its conditions, its runs, its spec.
-
-Pure: a document in, lines out.
-"""
+"""The text of `persist local describe`: a resource's readiness, contents or progress, conditions, runs and spec. Pure."""
 
 from __future__ import annotations
 
@@ -18,12 +15,12 @@ _INDENT = "  "
 
 
 def description(document: Mapping[str, Any], *, now_ms: int, width: int | None) -> list[str]:
-    """The lines. Conditions and runs are clipped to `width`; what is told once is not."""
+    """The lines. Conditions and runs are clipped to `width`; all other lines are whole."""
     metadata, status = document["metadata"], document.get("status") or {}
     ready = conditions.find(status, "Ready") or {
         "status": "Unknown",
         "reason": "Pending",
-        "message": "not looked at yet",
+        "message": "not reconciled yet",
     }
     state = {"True": "ready", "False": "not ready"}.get(ready["status"], "not known yet")
     old = view.age(times.to_ms(metadata.get("creationTimestamp")), now_ms)

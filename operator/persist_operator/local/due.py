@@ -1,6 +1,6 @@
-"""What a person asks of sinks beside their specs: another run, now. The planner decides; this puts the question to it.
+"""Runs of sinks on request, and the ticks of their schedules as the planner is to see them. The planner decides which run starts.
 
-Pure but for `ask`, which writes the annotation that a cluster takes, too.
+Pure except `ask`, which writes the annotation that requests a run in a cluster too.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _RESTART = f"{names.REQUEST_PREFIX}restart"
 
 
 def ask(objects: Objects, document: Mapping[str, Any], *, now_ms: int) -> None:
-    """Another run of the sink, due or not. An attempt that the status still knows goes on instead: nothing is asked then."""
+    """Request another run of the sink, due or not. No effect while an attempt is under way: that attempt goes on."""
     if not _known(document).is_under_way:
         objects.annotate("SparkSink", document["metadata"]["name"], _RESTART, str(now_ms))
 
 
 def has_failed(document: Mapping[str, Any]) -> bool:
-    """Whether the run of the sink's spec ended in a failure that nothing repeats by itself; another spec is another run."""
+    """Whether the run of the sink's present spec failed, and the planner does not repeat it by itself."""
     run = _known(document).run
     return run.state == "Failed" and run.revision in {None, SinkSpec.of(document["spec"]).revision}
 
@@ -45,20 +45,20 @@ def is_mended(document: Mapping[str, Any]) -> bool:
 
 @dataclass(slots=True)
 class Ticks:
-    """What one `up` makes of schedules. With `watch` ticks come as in a cluster. Without it each Scheduled sink runs once at most:
-    when a tick came since its last run, when it never ran, and when somebody asks.
+    """The ticks of schedules during one `up`. With `watch` ticks come as in a cluster. Without it each Scheduled sink runs at most once:
+    when a tick came since its last run, when it never ran, or on request.
     """
 
     watch: bool
     _numbers: dict[str, int] = field(default_factory=dict)
-    """Of each sink, the number of the last run that was over when this began."""
+    """By sink: the number of the last run that had ended when this `up` began."""
 
     def is_over(self, document: Mapping[str, Any]) -> bool:
-        """Whether the sink has had its run."""
+        """Whether the sink had its run in this `up`."""
         return self._has_run(document) and _known(document).run.state != "Running"
 
     def shown(self, document: Document, *, now_ms: int) -> Document:
-        """The sink as the planner is to see it: with a tick that is due, or with none."""
+        """The sink as the planner is to see it: with a tick that is due, or without one."""
         if document["spec"]["mode"] != "Scheduled":
             return document
         if self._has_run(document):
@@ -66,7 +66,7 @@ class Ticks:
         return _with_due_tick(document, now_ms) if self._is_wanted(document) else document
 
     def kept(self, plan: Plan, document: Mapping[str, Any], shown: Mapping[str, Any]) -> Plan:
-        """`plan` of the sink as it was `shown`, with the last tick as `document` has it where the planner opened no run for one."""
+        """The plan for the sink as it was `shown`. Where the planner opened no run, the status keeps the last tick of `document`."""
         run, before = plan.status.get("run"), (document.get("status") or {}).get("run")
         if shown is document or (run or {}).get("number") != (before or {}).get("number"):
             return plan
@@ -85,7 +85,7 @@ class Ticks:
     def _is_wanted(self, document: Mapping[str, Any]) -> bool:
         known = _known(document)
         if known.run.state in {"Running", "Failed"} or known.is_under_way:
-            return False  # a failed run that somebody asks for is opened again, by the planner
+            return False  # the planner itself opens a failed run again on request
         token = (document["metadata"].get("annotations") or {}).get(_RESTART, "")[:64]
         is_asked = bool(token) and (known.last_handled_requests or {}).get("restart") != token
         return is_asked or (not self.watch and known.run == RunState())
@@ -96,14 +96,14 @@ def _known(document: Mapping[str, Any]) -> SinkStatus:
 
 
 def _with_due_tick(document: Document, now_ms: int) -> Document:
-    """The newest tick that came is the next to run, however late it is."""
+    """The sink with the newest tick that came as the next to run, however late."""
     spec = SinkSpec.of(document["spec"])
     if spec.schedule is None or spec.suspend:
         return document
     try:
         tick_ms = schedule.last_tick_ms(spec.schedule, after_ms=0, until_ms=now_ms)
     except InvalidUsage:
-        return document  # the planner says what is wrong with it
+        return document  # the planner reports the error
     if tick_ms is None:
         return document
     on_time = {name: one for name, one in document["spec"]["schedule"].items() if name != "startingDeadlineSeconds"}

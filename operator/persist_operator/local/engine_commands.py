@@ -1,6 +1,6 @@
 """`persist local read|inspect|admin NAME`: the engine's commands on a shard of this machine, by the name of its resource.
 
-Owns which shard and which stores are meant. Everything else is the engine's: options, output, exit codes.
+Owns the choice of the shard and of its stores. Options, output and exit codes are the engine's.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opt
 State = Annotated[
     Path, typer.Option("--state", envvar="PERSIST_LOCAL_STATE", help="Folder of resources, logs, stores.")
 ]
-Config = Annotated[Path | None, typer.Option(help="As of `up`: where the stores are, if not below --state.")]
-Credentials = Annotated[Path | None, typer.Option(exists=True, file_okay=False, help="As of `up`.")]
-_STATE = Path(".persist")
-#: How old the numbers of a status may be.
+Config = Annotated[Path | None, typer.Option(help="As for `up`: where the stores are, if not below --state.")]
+Credentials = Annotated[Path | None, typer.Option(exists=True, file_okay=False, help="As for `up`.")]
+STATE = Path(".persist")
+#: The greatest age of the numbers in a status.
 _NUMBERS_S = 1.0
-#: What the engine also does, or only, for all shards of the stores.
+#: Commands of the engine that need no shard: they are for all shards of the stores.
 _OF_ALL_SHARDS = {"shards", "names", "usage", "verify", "orphans", "recover-store"}
 
 
-def read(ctx: typer.Context, state: State = _STATE, *, config: Config = None, credentials: Credentials = None) -> None:
+def read(ctx: typer.Context, state: State = STATE, *, config: Config = None, credentials: Credentials = None) -> None:
     """Read a shard: `persist local read NAME [OPTIONS]`, with the options of `persist read`.
 
     Example: persist local read airlines --from -1h
@@ -41,9 +41,9 @@ def read(ctx: typer.Context, state: State = _STATE, *, config: Config = None, cr
 
 
 def inspect(
-    ctx: typer.Context, state: State = _STATE, *, config: Config = None, credentials: Credentials = None
+    ctx: typer.Context, state: State = STATE, *, config: Config = None, credentials: Credentials = None
 ) -> None:
-    """Look into a shard: `persist local inspect [WHAT] NAME [OPTIONS]`; WHAT as of `persist inspect`, by itself `shard`.
+    """Look into a shard: `persist local inspect [WHAT] NAME [OPTIONS]`; WHAT as for `persist inspect`, default `shard`.
 
     Example: persist local inspect airlines; persist local inspect batches airlines
     """
@@ -51,8 +51,8 @@ def inspect(
     _passed_on(_with_shard(["inspect", what], rest, state), state, config, credentials)
 
 
-def admin(ctx: typer.Context, state: State = _STATE, *, config: Config = None, credentials: Credentials = None) -> None:
-    """Administer a shard: `persist local admin [WHAT] NAME [OPTIONS]`; WHAT as of `persist admin`, by itself `holds`.
+def admin(ctx: typer.Context, state: State = STATE, *, config: Config = None, credentials: Credentials = None) -> None:
+    """Administer a shard: `persist local admin [WHAT] NAME [OPTIONS]`; WHAT as for `persist admin`, default `holds`.
 
     Example: persist local admin airlines; persist local admin verify airlines
     """
@@ -64,7 +64,7 @@ COMMANDS = {"read": read, "inspect": inspect, "admin": admin}
 
 
 def runner_settings(state: Path, config: Path | None) -> OperatorSettings:
-    """The operator's own configuration file, or one profile on files below `state`."""
+    """The settings of the operator's configuration file `config`; without one, a single profile on files below `state`."""
     if config is not None:
         return OperatorSettings.load(config)
     store = state.resolve() / "store"
@@ -74,14 +74,14 @@ def runner_settings(state: Path, config: Path | None) -> OperatorSettings:
         take_over="Any",
         allowed_namespaces=AllowedNamespaces(names=(NAMESPACE,)),
     )
-    # Status goes to a file, not to an API server: a command shows what the one before it wrote.
+    # A status is written to a file, not to an API server, so it can be fresh: a command shows what the previous command wrote.
     return OperatorSettings(
         operator_id="local", storage_profiles={"default": profile}, loop=LoopSettings(numbers_seconds=_NUMBERS_S)
     )
 
 
 def _with_what(arguments: Sequence[str], group: str, usual: str) -> list[str]:
-    """The arguments with what to do first; `usual` where a name stands first."""
+    """The arguments with the engine's command first; `usual` when the first argument is a name."""
     from persist_engine.cli.main import app
 
     root = typer.main.get_command(app)
@@ -92,13 +92,13 @@ def _with_what(arguments: Sequence[str], group: str, usual: str) -> list[str]:
         raise InvalidUsage(f"name a shard: `persist local {group} NAME`; `persist local get pshard` lists them")
     if arguments[0] in found.commands:
         return list(arguments)
-    if len(arguments) > 1 and arguments[1] in found.commands:  # NAME WHAT is as clear
+    if len(arguments) > 1 and arguments[1] in found.commands:  # NAME WHAT is accepted too
         return [arguments[1], arguments[0], *arguments[2:]]
     return [usual, *arguments]
 
 
 def _with_shard(command: Sequence[str], arguments: Sequence[str], state: Path) -> list[str]:
-    """`command` and `arguments`, with the id of a shard in place of its name: the first argument that is one."""
+    """`command` and `arguments`. The first argument that is the name of a shard becomes its id."""
     shards = {one["metadata"]["name"]: one for one in Objects(state, SystemEnv()).every("PersistShard")}
     if not shards:
         raise InvalidUsage(f"no shards in {state}; start with `persist local up -f FILE`, or name another --state")
@@ -114,12 +114,12 @@ def _with_shard(command: Sequence[str], arguments: Sequence[str], state: Path) -
 def _id_of(shard: Document) -> str:
     shard_id = (shard.get("status") or {}).get("shardId")
     if shard_id is None:
-        raise InvalidUsage(f"{shard['metadata']['name']} was never made: `persist local up` makes it")
+        raise InvalidUsage(f"{shard['metadata']['name']} has no shard yet: `persist local up -f FILE` creates it")
     return str(shard_id)
 
 
 def _passed_on(arguments: list[str], state: Path, config: Path | None, credentials: Path | None) -> None:
-    """Run the engine's command on the stores of the shard that it names."""
+    """Run the engine's command on the stores of the shard that its arguments name."""
     from persist_engine.cli.main import app
 
     settings = runner_settings(state, config)

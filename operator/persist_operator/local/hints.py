@@ -1,48 +1,31 @@
-"""What a person is to do, in this machine's commands: the planner speaks of annotations and of kubectl. Pure."""
+"""What to do about a condition, in commands of `persist local`: the planner's hints, and the one command that the engine's errors name.
+Pure.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
-
 from persist_operator.api import names
-from persist_operator.plan.actions import Plan
-
-_PREFIX = re.escape(names.REQUEST_PREFIX)
-#: What the planner says -> what to say here. `NAME` stands for the resource, groups for what the text names.
-_WORDS = (
-    (re.compile(rf"set the annotation {_PREFIX}restart"), "mend the input, then `persist local run NAME`"),
-    (
-        re.compile(rf"annotate (?:this|the) resource with {_PREFIX}([a-z-]+)=<any new value>"),
-        r"run `persist local request \1 NAME`",
-    ),
-    (
-        re.compile(r"`kubectl describe pod -l batch\.kubernetes\.io/job-name=([a-z0-9.-]+)`"),
-        r"`persist local logs \1`",
-    ),
-    (re.compile(r"`persist admin ([a-z-]+) s[0-9a-f-]{36}"), r"`persist local admin \1 NAME"),
-)
+from persist_operator.plan.hints import Hint, Recover, Request, Restart, TakeOver, Words
 
 
-def for_this_machine(plan: Plan, name: str) -> Plan:
-    """`plan` of the resource `name` with the status and the notes in the words of `persist local`."""
-    notes = tuple(replace(note, message=_said(note.message, name)) for note in plan.notes)
-    return replace(plan, status=_all(plan.status, name), notes=notes)
+def local_words(name: str) -> Words:
+    """The words for hints about the resource `name`."""
+
+    def words(hint: Hint) -> str:
+        match hint:
+            case Restart():
+                return f"mend the input, then `persist local run {name}`"
+            case Request(verb):
+                return f"run `persist local request {verb} {name}`"
+            case Recover():
+                return f"`persist local admin recover {name}`"
+            case TakeOver(shard_id):
+                annotation = f"{names.ANNOTATION_TAKE_OVER}: {shard_id}"
+                return f"add the annotation {annotation} to this resource, and run `persist local up -f FILE`"
+
+    return words
 
 
-def _all(value: Any, name: str) -> Any:
-    if isinstance(value, str):
-        return _said(value, name)
-    if isinstance(value, Mapping):
-        return {key: _all(item, name) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_all(item, name) for item in value]
-    return value
-
-
-def _said(text: str, name: str) -> str:
-    for pattern, words in _WORDS:
-        text = pattern.sub(words.replace("NAME", name), text)
-    return text
+def by_name(text: str, shard_id: str | None, name: str) -> str:
+    """An error's text of the engine, with the shard of the resource `name` by that name. `persist local admin` knows no ids."""
+    return text.replace(f"`persist admin recover {shard_id}`", local_words(name)(Recover(str(shard_id))))

@@ -1,6 +1,6 @@
-"""What a sink reads from this machine's files: whether it is there, has the columns of the shard, and changed since a run.
+"""Checks of a sink's input before Spark starts: the files exist and have the shard's columns; and when the files last changed.
 
-Looks into files and changes nothing. Inputs that are elsewhere, and formats that are no files, are left to the run.
+Reads files and changes nothing. Inputs on other machines, and formats that are no files, are left to the run.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from persist_operator.plan import schedule
 _FILE_FORMATS = frozenset({"avro", "csv", "json", "orc", "parquet", "text", "xml"})
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+):")
 _DEFAULT_STORE = "spark.hadoop.fs.defaultFS"
-#: Of a folder: looking at more would take longer than the run that fails.
+#: The most files of a folder that are looked at: more would take longer than a run that fails.
 _FILES_MAX = 10_000
-#: Of a header.
+#: The longest header line that is read.
 _LINE_CHARS_MAX = 1 << 20
 
 
 def problems(sink: Mapping[str, Any], shard: Mapping[str, Any] | None, *, waits: bool) -> list[str]:
-    """What would fail the run once Spark runs, one line each: the schedule, the input's path, its columns. `shard` is the resource
-    that the sink writes, if it is known. With `waits` a Scheduled sink's input may come later.
+    """The errors that the run would end with, one line each: in the schedule, in the input's path, in its columns. `shard` is the
+    PersistShard that the sink writes, None when it is not known. With `waits` the input of a Scheduled sink may come later.
     """
     spec = SinkSpec.of(sink["spec"])
     found = list(_schedule_problems(spec))
@@ -43,7 +43,7 @@ def problems(sink: Mapping[str, Any], shard: Mapping[str, Any] | None, *, waits:
     if pattern is not None and not files:
         found.append(
             f"spec.input.format.options.path: no such file or folder: {pattern} (looked for from {Path.cwd()}); correct the path, or "
-            "run the command in the folder that it is relative to"
+            "run the command in the folder to which the path is relative"
         )
         return found
     columns = _columns(spec, files)
@@ -51,14 +51,14 @@ def problems(sink: Mapping[str, Any], shard: Mapping[str, Any] | None, *, waits:
 
 
 def changed_ms(sink: Mapping[str, Any]) -> int | None:
-    """When the input's files changed last, or were put where they are; None when that cannot be seen."""
+    """When the input's files last changed or were moved into place; None when that is not known."""
     files = _files(SinkSpec.of(sink["spec"]))
-    # The time of the inode's change, too: a file that was moved into place is older than its contents are here.
+    # The inode's change counts too: a file that is moved into place keeps its older time of modification.
     newest_ns = 0
     for path in _within(files):
-        with contextlib.suppress(OSError):  # gone by now, or not ours to see
-            seen = path.stat()
-            newest_ns = max(newest_ns, seen.st_mtime_ns, seen.st_ctime_ns)
+        with contextlib.suppress(OSError):  # deleted meanwhile, or not readable by this user
+            stat = path.stat()
+            newest_ns = max(newest_ns, stat.st_mtime_ns, stat.st_ctime_ns)
     return newest_ns // 1_000_000 or None
 
 
@@ -71,7 +71,7 @@ def _schedule_problems(spec: SinkSpec) -> Iterator[str]:
 
 
 def _pattern(spec: SinkSpec) -> str | None:
-    """The path of files on this machine, possibly with wildcards; None for any other input."""
+    """The path of the input's files on this machine, possibly with wildcards; None for any other input."""
     source = spec.input.get("format") or {}
     path = (source.get("options") or {}).get("path")
     if source.get("name") not in _FILE_FORMATS or not path or _DEFAULT_STORE in spec.spark.conf:
@@ -81,7 +81,7 @@ def _pattern(spec: SinkSpec) -> str | None:
         return None
     if scheme is not None:
         path = unquote("/" + path[len(scheme[0]) :].lstrip("/"))
-    # Alternatives in braces: Hadoop knows them, this machine's glob does not.
+    # Alternatives in braces: Hadoop's glob has them, Python's has not.
     return None if "{" in path or "\0" in path else str(path)
 
 
@@ -95,7 +95,7 @@ def _files(spec: SinkSpec) -> list[Path]:
 
 
 def _within(paths: Iterable[Path]) -> Iterator[Path]:
-    """Each path, and what lies below it: a folder changes when an entry comes or goes."""
+    """Each path and all paths below it: a folder changes when an entry is added or removed."""
     left = _FILES_MAX
     for path in paths:
         yield path
@@ -108,16 +108,16 @@ def _within(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def _columns(spec: SinkSpec, files: Sequence[Path]) -> Sequence[str] | None:
-    """The names of the input's columns; None when only Spark can say."""
+    """The names of the input's columns; None when only Spark can find them."""
     source = spec.input.get("format") or {}
     is_partitioned = any("=" in below.name for below in _within(files))
-    if source.get("sql") or is_partitioned:  # names of folders are columns, too
+    if source.get("sql") or is_partitioned:  # names of folders are columns too
         return None
     if source.get("schema"):
         try:
             return list(Schema.from_ddl(source["schema"], "").key.names)
         except InvalidUsage:
-            return None  # a type that no shard has: the query or the run says what becomes of it
+            return None  # a type that no shard can have: left to the run
     first = files[0] if files and files[0].is_file() else None
     if first is None:
         return None
@@ -127,7 +127,7 @@ def _columns(spec: SinkSpec, files: Sequence[Path]) -> Sequence[str] | None:
         if source["name"] == "csv":
             return _header(first, source.get("options") or {})
     except (OSError, UnicodeDecodeError, csv.Error, pa.ArrowException):
-        return None  # the run says what is wrong with the file
+        return None  # the run reports the error in the file
     return None
 
 
@@ -143,17 +143,11 @@ def _header(path: Path, options: Mapping[str, str]) -> Sequence[str] | None:
 
 
 def _column_problems(spec: SinkSpec, shard: Mapping[str, Any], columns: Sequence[str]) -> Iterator[str]:
-    """The columns that are missing, or surplus, in the words of the run."""
+    """How the input's columns differ from the shard's, as the run would report it."""
     try:
         schema = Schema.from_ddl(shard["schema"]["key"], shard["schema"].get("value") or "")
     except InvalidUsage:
-        return  # the shard's own refusal says it
-    wanted = dict.fromkeys(schema.key.names, "key field") | dict.fromkeys(schema.val.names, "value field")
-    at = spec.envelope.get("timestampColumn")
-    wanted |= {at: wanted.get(at, "timestampColumn")} if at else {}
-    missing = [f"{name} ({role})" for name, role in wanted.items() if name not in columns]
-    surplus = sorted(set(columns) - wanted.keys())
-    if missing:
-        yield f"spec.input: the input lacks columns of the shard: {', '.join(missing)}; it has: {', '.join(columns)}"
-    if surplus:
-        yield f"spec.input: columns that the shard does not have: {', '.join(surplus)}; leave them out with input.format.sql"
+        return  # the plan of the shard reports it
+    problem = schema.column_problem(columns, time_column=spec.envelope.get("timestampColumn"))
+    if problem is not None:
+        yield f"spec.input: {problem}"

@@ -1,7 +1,7 @@
-"""Resources of the local runner as files: one JSON document each, in the shape the API server would hand out.
+"""Resources of the local runner as files: one JSON document each, in the shape that the API server returns.
 
-Owns `<state>/objects/<Kind>/<name>.json`. Writes are atomic (temporary name, then rename), so that a killed runner leaves either
-the old document or the new one, and one at a time over all processes, so that a request made while a runner works is not lost.
+Owns `<state>/objects/<Kind>/<name>.json`. A write is atomic (temporary name, then rename): a killed runner leaves the old document or
+the new one. All processes write one at a time: a request that is made while a runner works is not lost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from persist_operator.api import times
 from persist_operator.api.names import API_VERSION
 
 Document = dict[str, Any]
-#: The namespace of everything local.
+#: The namespace of all local resources.
 NAMESPACE = "local"
 
 
@@ -31,10 +31,10 @@ class Objects:
         self._env = env
 
     def apply(self, document: Mapping[str, Any]) -> tuple[Document, str]:
-        """Create or update from a validated, defaulted document; returns it and `created`, `configured` or `unchanged`.
+        """Create or update a resource from a validated, defaulted document; returns it and `created`, `configured` or `unchanged`.
 
-        The uid is drawn at creation, the generation rises when the spec changes, the status is kept. Annotations of `document` are
-        added to those that are there.
+        Creation draws the uid. A change of the spec raises the generation. The status stays. Annotations of `document` are added to
+        the resource's.
         """
         kind, name = document["kind"], document["metadata"]["name"]
         with self._locked():
@@ -51,7 +51,7 @@ class Objects:
         return new, "created" if old is None else "configured"
 
     def annotate(self, kind: str, name: str, annotation: str, value: str) -> bool:
-        """Set one annotation; False when the resource is not there."""
+        """Set one annotation; False when the resource does not exist."""
         with self._locked():
             document = self.get(kind, name)
             if document is None:
@@ -74,7 +74,7 @@ class Objects:
             yield json.loads(path.read_text(encoding="utf-8"))
 
     def set_status(self, kind: str, name: str, status: Mapping[str, Any]) -> None:
-        """Replace the status; nothing when the resource is gone."""
+        """Replace the status; no effect when the resource does not exist."""
         with self._locked():
             document = self.get(kind, name)
             if document is not None and document.get("status") != status:

@@ -1,4 +1,4 @@
-"""Children of the local runner in the plan's words."""
+"""Turns children of the local runner into runs, as the planner observes them."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Children of the local runner: started once by name, observed by what they leave in files, found again after a restart.
+"""Children of the local runner: started once for each name, observed through their files, found again after a restart.
 
-Owns `<state>/children/<name>/`: child.json (owner, labels), lock, pid, log, report.json, exit. A name is taken for ever, as a pod's
-name would be: starting it again is a no-op.
+Owns `<state>/children/<name>/`: child.json (owner, labels), lock, pid, log, report.json, exit. A name is used once: starting it again
+is a no-op.
 
-Invariant: `lock` is held exactly as long as the supervisor or its command lives (never by process ids alone: those come back after
-a reboot). Free and no exit code: it was killed, exit code 137.
+Invariant: `lock` is held exactly as long as the supervisor or its command lives. Process ids prove nothing: a reboot assigns them
+anew. A free lock without an exit code means that the child was killed: exit code 137.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from persist_engine.base.env import Env
 
 KILLED = 137
 _POLL_S = 0.05
-#: How long the kernel may take to clear a process away after SIGKILL before we stop waiting for it.
+#: The longest wait for the kernel to remove a process after SIGKILL.
 _AFTER_KILL_S = 10.0
-#: A tail is read from at most this many bytes at the end of a log.
+#: The most bytes at the end of a log that are read for a tail.
 _TAIL_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Child:
-    """What is seen of one child. `exit_code` is None while it runs; `report` is what it wrote, if anything."""
+    """One child as its files show it. `exit_code` is None while it runs. `report`: its report, None without one."""
 
     name: str
     owner: str
@@ -51,7 +51,7 @@ class Child:
         return self.exit_code is None
 
     def log_tail(self, lines: int) -> str:
-        """The last lines it printed, of the last MiB."""
+        """The last `lines` lines of its output, from the last MiB."""
         try:
             with self.log.open("rb") as file:
                 file.seek(max(0, self.log.stat().st_size - _TAIL_BYTES))
@@ -62,16 +62,16 @@ class Child:
 
 
 class Processes:
-    """The children under one state folder. One starter at a time (the runner holds the state folder's lock)."""
+    """The children of one state folder. One process at a time starts children: the runner, which holds the state folder's lock."""
 
     def __init__(self, state: Path, env: Env) -> None:
-        # Children get this path, and the runner may be started from elsewhere next time.
+        # Absolute: children get this path, and the next runner may start in another folder.
         self._root = state.resolve() / "children"
         self._env = env
         self._own: list[subprocess.Popen[bytes]] = []
 
     def folder(self, name: str) -> Path:
-        """Where a child's files are; exists after the call."""
+        """The folder of a child's files. The call creates it."""
         path = self._root / name
         path.mkdir(parents=True, exist_ok=True)
         return path
@@ -83,9 +83,10 @@ class Processes:
     def start(
         self, name: str, command: Sequence[str], *, owner: str, labels: Mapping[str, str], environ: Mapping[str, str]
     ) -> bool:
-        """Start `command` unless a child of that name was ever started; whether it was started now. The child outlives this process.
+        """Start `command` unless a child of that name was ever started; returns whether this call started it. The child outlives this
+        process.
 
-        The record stands before the process does: a runner that dies in between leaves a child that counts as killed, never two.
+        The record is written before the process starts: a runner that dies in between leaves a child that counts as killed, never two.
         """
         if self.is_known(name):
             return False
@@ -119,13 +120,13 @@ class Processes:
         return True
 
     def get(self, name: str) -> Child | None:
-        """What is seen of the child now, or None when there is none."""
+        """The child as its files show it now; None when there is none."""
         folder = self._root / name
         try:
             document = json.loads((folder / "child.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        # In this order: an exit code is written while the lock is still held.
+        # The lock first: a child writes its exit code while the lock is held.
         held, exit_file = _is_held(folder / "lock"), folder / "exit"
         code, ended_ms = None, None
         if exit_file.exists():
@@ -146,7 +147,7 @@ class Processes:
         )
 
     def every(self) -> list[Child]:
-        """All children that were not retired, oldest first."""
+        """All children except the retired ones, oldest first."""
         self._own = [process for process in self._own if process.poll() is None]
         folders = [path for path in self._root.glob("*") if (path / "child.json").exists()]
         names = [path.name for path in folders if not (path / "retired").exists()]
@@ -154,9 +155,10 @@ class Processes:
         return sorted(found, key=lambda child: (child.started_ms, child.name))
 
     def stop(self, names: Iterable[str], *, grace_s: float) -> None:
-        """SIGTERM to each command, then SIGKILL to everything of those that still run after `grace_s`. Returns when they have ended.
+        """Send SIGTERM to each command, and after `grace_s` SIGKILL to the process groups that still run. Returns when all have ended, or
+        ten seconds after SIGKILL.
 
-        Ended children are left alone. Idempotent.
+        Has no effect on ended children. Idempotent.
         """
         going, asked = set(names), set[str]()
         deadline = self._env.monotonic_s() + grace_s
@@ -171,10 +173,10 @@ class Processes:
                 return
             self._env.sleep(_POLL_S)
         for name in asked:
-            self._signal_group(name)  # what the command left behind in its group, such as a JVM
+            self._signal_group(name)  # processes that the command left in its group, such as a JVM
 
     def retire(self, name: str, *, grace_s: float) -> None:
-        """Stop the child and leave it out of `every` from now on; its files stay, for its logs. Idempotent."""
+        """Stop the child, and leave it out of `every` from now on. Its files stay, for its log. Idempotent."""
         if not self.is_known(name):
             return
         self.stop([name], grace_s=grace_s)
@@ -182,7 +184,7 @@ class Processes:
         (self._root / name / "retired").touch()
 
     def discard(self, name: str, *, grace_s: float) -> None:
-        """Stop the child and remove all of it: its name is free again. Idempotent."""
+        """Stop the child and remove its files: its name is free again. Idempotent."""
         self.stop([name], grace_s=grace_s)
         shutil.rmtree(self._root / name, ignore_errors=True)
 
@@ -191,7 +193,7 @@ class Processes:
         return child is not None and child.running
 
     def _signal_supervisor(self, name: str) -> bool:
-        """SIGTERM; False when it has not told its process id yet."""
+        """Send SIGTERM; False when the supervisor has not written its process id yet."""
         return self._signal(name, signal.SIGTERM, os.kill)
 
     def _signal_group(self, name: str) -> bool:
@@ -208,7 +210,7 @@ class Processes:
 
 
 def _is_held(path: Path) -> bool:
-    """Whether somebody holds the lock."""
+    """Whether a process holds the lock."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,6 +1,6 @@
-"""The loop of the local runner: observe, plan, write status, act; the same order and the same plans as in the cluster.
+"""The loop of the local runner: observe, plan, write the status, act. Order and plans are those of the cluster.
 
-One runner per state folder (a lock file held while it lives). Killed at any point, the next `up` goes on from the files.
+One runner at a time holds a state folder, by a lock file. After a kill at any point the next `up` goes on from the files.
 """
 
 from __future__ import annotations
@@ -42,24 +42,27 @@ from persist_operator.plan.observed import (
     ShardObserved,
     ShardView,
     SinkObserved,
+    StoreFailure,
 )
 from persist_operator.plan.shard import is_to_be_asked, plan_shard
 from persist_operator.plan.sink import plan_sink
 from persist_operator.settings import OperatorSettings
 
-#: Between two looks at the children, which tell of themselves through files: soon after a change, seldom while all just goes on,
-#: because looking costs the children their cores.
+#: The pause between two passes: short after a change, longer while nothing changes, because a pass takes cores from the children.
 _LOOK_FIRST_S, _LOOK_MAX_S = 0.1, 1.0
-#: `up` waits for maintenance that is due within this time; what comes later is left to the next `up`, or to `--watch`.
+#: `up` waits for maintenance that is due within this time. Later maintenance is left to the next `up`, or to `--watch`.
 _PATIENCE_MS = 15_000
-#: A sink waits for its shard; for these it would wait for ever unless somebody changes something.
+#: Fields of a spec that are about pods alone.
 _OF_PODS = {"template", "serviceAccountName"}
+#: Reasons why a sink's shard is not usable that only a change of a resource ends: `up` does not wait for such a shard.
 _HOPELESS = {"ShardNotFound", "ShardStalled"}
-Told = Callable[[str, Note], None]
+OnNote = Callable[[str, Note], None]
 
 
 def read_documents(paths: Sequence[Path]) -> list[Document]:
-    """All YAML documents of files, and of the *.yaml and *.yml files of folders, sorted. InvalidUsage names what cannot be read."""
+    """All YAML documents of the files, and of the *.yaml and *.yml files in the folders (by name). InvalidUsage names a path that
+    cannot be read, and paths without resources.
+    """
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -85,7 +88,7 @@ def read_documents(paths: Sequence[Path]) -> list[Document]:
 
 
 class Refused(InvalidUsage):
-    """Resources that are not valid. `problems` has a line for each reason; nothing was applied."""
+    """Resources are not valid, and nothing was applied. `problems` has one line for each error."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("; ".join(problems))
@@ -95,8 +98,8 @@ class Refused(InvalidUsage):
 def checked(
     documents: Sequence[Mapping[str, Any]], schemas: ResourceSchemas, objects: Objects, *, watch: bool = False
 ) -> list[Document]:
-    """The documents with defaults filled in, shards before sinks. Refused lists everything that is wrong, also with schedules and
-    with inputs that are files: what would fail once Spark runs. With `watch` Scheduled sinks may get their input later.
+    """The documents with defaults, shards before sinks. Refused lists all errors, also those that would end a Spark run: in schedules,
+    and in inputs that are files. With `watch` the input of a Scheduled sink may come later.
     """
     out: dict[tuple[str, str], Document] = {}
     problems = []
@@ -105,7 +108,7 @@ def checked(
         errors = schemas.check(document, objects.get(kind, name) if kind in schemas.kinds else None)
         problems += [f"{kind}/{name}: {error}" for error in errors]
         if (kind, name) in out:
-            problems.append(f"{kind}/{name}: is there twice; remove one of the two")
+            problems.append(f"{kind}/{name}: is defined twice; remove one of the two")
         if not errors:
             out[kind, name] = schemas.default(document)
     for (kind, name), document in out.items():
@@ -119,7 +122,7 @@ def checked(
 
 
 def _names(document: Any) -> tuple[str, str]:
-    """Kind and name of a document that nobody has checked yet."""
+    """Kind and name of a document that is not validated yet; `?` for what is missing."""
     if not isinstance(document, Mapping):
         return "?", "?"
     metadata = document.get("metadata")
@@ -128,12 +131,12 @@ def _names(document: Any) -> tuple[str, str]:
 
 
 class Busy(InvalidUsage):
-    """Another runner holds the state folder."""
+    """Another process holds the state folder."""
 
 
 @contextmanager
 def runner_lock(state: Path) -> Iterator[None]:
-    """Hold the state folder, or raise Busy when another runner does, InvalidUsage when nothing can be written there."""
+    """Hold the state folder. Busy when another process holds it; InvalidUsage when it cannot be written."""
     try:
         state.mkdir(parents=True, exist_ok=True)
         file = (state / "lock").open("a+", encoding="ascii")
@@ -156,7 +159,7 @@ def runner_lock(state: Path) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Pass:
-    """What one pass over all resources saw. `settled` iff nothing goes, nothing is due and nothing waits to be repeated."""
+    """The outcome of one pass over all resources. `settled` iff nothing runs, nothing is due, and nothing waits for another try."""
 
     settled: bool
     changed: bool
@@ -164,7 +167,7 @@ class Pass:
 
 
 def _without_pods(document: Document) -> Document:
-    """The resource without what it says of pods alone: there are none here."""
+    """The resource without the fields about pods: the local runner has none."""
     spec = dict(document["spec"])
     for block in ("maintenance", "spark"):
         if block in spec:
@@ -191,29 +194,31 @@ class LocalRunner:
         *,
         settings: OperatorSettings,
         env: Env,
-        tell: Told,
+        on_note: OnNote,
         sinks: Collection[str] | None = None,
     ) -> None:
-        """`sinks`: the names of those that run, and nothing else: maintenance waits, as for room, for a runner of everything (None)."""
+        """Calls `on_note` with each new note on a resource. `sinks`: only sinks of these names run, and maintenance waits, as it does
+        without room, for a runner of all sinks. None: all sinks run, and maintenance.
+        """
         self._objects, self._processes, self._bridge, self._actor = objects, processes, bridge, actor
-        self._settings, self._env, self._tell = settings, env, tell
+        self._settings, self._env, self._on_note = settings, env, on_note
         self._failures: dict[str, dict[str, ActionFailure]] = {}
-        self._told: dict[str, set[Note]] = {}
+        self._notes: dict[str, set[Note]] = {}
         self._changed = False
         self._sinks = sinks
         self._ticks = Ticks(watch=True)
 
-    def run(self, *, watch: bool, seen: Callable[[], None]) -> list[str]:
-        """Pass after pass until everything has settled (for ever with `watch`); the resources that failed.
+    def run(self, *, watch: bool, after_pass: Callable[[], None]) -> list[str]:
+        """Repeat `one_pass` until all resources have settled, with `watch` for ever. Returns the resources that failed.
 
-        `seen` is called after each pass. Without `watch` a Scheduled sink runs once at most.
+        Calls `after_pass` after each pass. Without `watch` a Scheduled sink runs at most once.
         """
         self._ticks = Ticks(watch=watch)
         quiet, look_s = 0, _LOOK_FIRST_S
         while True:
             result = self.one_pass()
-            seen()
-            # One settled look may fall between a child's end and what it makes due.
+            after_pass()
+            # One settled pass may fall between the end of a child and the work that it makes due.
             quiet = quiet + 1 if result.settled else 0
             if quiet >= 2 and not watch:
                 return result.failed
@@ -245,17 +250,23 @@ class LocalRunner:
         return Pass(settled, self._changed, failed)
 
     def _one_shard(self, document: Document, children: Sequence[Child], *, maintains: bool = True) -> tuple[bool, bool]:
-        """Whether nothing goes and nothing is due soon of it, and whether it failed."""
+        """Reconcile one shard. Returns whether it has settled (no run, nothing due soon, or stalled), and whether it failed."""
         shard = Shard.of(_without_pods(document))
         owner = f"PersistShard/{shard.meta.name}"
-        seen = self._inspect(shard)
+        answer = self._inspect(shard)
         observed = ShardObserved(
-            inspected=seen.inspected,
-            shard_id=seen.shard_id,
+            inspected=answer.inspected,
+            shard_id=answer.shard_id,
             runs=runs_of(children, owner),
             failures=self._failures.get(owner, {}),
         )
-        plan = plan_shard(shard, observed, now_ms=self._env.now_ms(), settings=self._settings)
+        plan = plan_shard(
+            shard,
+            observed,
+            now_ms=self._env.now_ms(),
+            settings=self._settings,
+            words=hints.local_words(shard.meta.name),
+        )
         if not maintains:
             plan = replace(plan, actions=tuple(one for one in plan.actions if not isinstance(one, StartMaintenance)))
         self._carry_out(owner, document, plan)
@@ -265,7 +276,7 @@ class LocalRunner:
         return quiet or stalled, stalled or failing
 
     def _one_sink(self, document: Document, children: Sequence[Child]) -> tuple[bool, bool]:
-        """Whether nothing goes and nothing is due of it, and whether it failed."""
+        """Reconcile one sink. Returns whether it has settled (no run, nothing due, or stalled), and whether it failed."""
         if self._ticks.is_over(document):
             return True, conditions.is_true(document["status"], "Stalled")
         shown = self._ticks.shown(document, now_ms=self._env.now_ms())
@@ -279,6 +290,7 @@ class LocalRunner:
             SinkObserved(shard=view, runs=runs, failures=self._failures.get(owner, {})),
             now_ms=self._env.now_ms(),
             settings=self._settings,
+            words=hints.local_words(sink.meta.name),
         )
         plan = self._ticks.kept(plan, document, shown)
         self._carry_out(owner, document, plan)
@@ -288,9 +300,8 @@ class LocalRunner:
 
     def _carry_out(self, owner: str, document: Document, plan: Plan) -> None:
         kind, name = document["kind"], document["metadata"]["name"]
-        plan = hints.for_this_machine(plan, name)
         self._changed = self._changed or plan.status != (document.get("status") or {})
-        self._objects.set_status(kind, name, plan.status)  # the intent stands before anything is done
+        self._objects.set_status(kind, name, plan.status)  # the intent is written before any action
         notes = list(plan.notes)
         meta = Shard.of(document).meta if kind == "PersistShard" else Sink.of(document).meta
         for action in plan.actions:
@@ -302,34 +313,39 @@ class LocalRunner:
                 note = done_note(action) if done else None
                 notes += [] if note is None else [note]
             except PersistError as error:
+                message = hints.by_name(str(error), plan.status.get("shardId"), name)
                 failures[what] = ActionFailure(
                     reason=error.kind.value,
-                    message=str(error),
+                    message=message,
                     permanent=isinstance(error, InvalidUsage),
                     at_ms=self._env.now_ms(),
                     generation=meta.generation,
                 )
-                notes.append(Note("Warning", error.kind.value, str(error)))
-        # What is asked for, or fails, pass after pass is told once.
+                notes.append(Note("Warning", error.kind.value, message))
+        # A note that comes up pass after pass is passed on once.
         for note in notes:
-            if note not in self._told.get(owner, ()):
-                self._tell(owner, note)
-        self._told[owner] = set(notes)
+            if note not in self._notes.get(owner, ()):
+                self._on_note(owner, note)
+        self._notes[owner] = set(notes)
 
     def _inspect(self, shard: Shard) -> Seen:
-        """As in the cluster: the shard is made the resource's, unless it is another's."""
+        """Ask the stores, as in a cluster: this makes the resource the owner of its shard, unless another resource is."""
         try:
             location = shard.location(self._settings)
         except InvalidUsage:
-            return Seen(inspected=NotInspected())  # the plan says what is wrong with it
+            return Seen(inspected=NotInspected())  # the plan reports the error
         if not is_to_be_asked(shard):
             return Seen(inspected=NotInspected())
-        return self._bridge.claim(
+        answer = self._bridge.claim(
             shard, location, self._settings, is_gone=lambda name: self._objects.get("PersistShard", name) is None
         )
+        if not isinstance(answer.inspected, StoreFailure):
+            return answer
+        message = hints.by_name(answer.inspected.message, shard.known.shard_id, shard.meta.name)
+        return replace(answer, inspected=replace(answer.inspected, message=message))
 
     def _is_due_soon(self, shard: Shard, inspected: Inspected, plan: Plan) -> bool:
-        """Whether maintenance of the shard is worth waiting for."""
+        """Whether maintenance of the shard is due within the time that `up` waits."""
         if not isinstance(inspected, Inspection) or shard.spec.suspend:
             return False
         automatic = {

@@ -1,7 +1,7 @@
 """Runs one command and records how it ended: `python -m persist_operator.local.supervise FOLDER LOCK_FD -- COMMAND...`.
 
-Stands between the runner and a child, so that the exit code outlives the runner. LOCK_FD is an open, locked file that the command
-inherits too: the lock is free once both are gone, which is how everybody else learns whether the child runs.
+The supervisor is the parent of the command, so that the exit code outlives the runner. LOCK_FD is an open, locked file that the
+command inherits too. The lock is free once both processes are gone: other processes know by it whether the child runs.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-#: What a shell answers for a command that cannot be run.
+#: A shell's exit code for a command that cannot be run.
 _CANNOT_RUN = 126
 
 
 def main() -> int:
-    """The command's exit code (128 + signal when a signal ended it), also written to FOLDER/exit. Passes SIGTERM on."""
+    """Run the command and pass SIGTERM on. Returns its exit code (128 + signal after a signal), and writes it to FOLDER/exit."""
     if len(sys.argv) < 5 or sys.argv[3] != "--":
         sys.stderr.write("usage: supervise FOLDER LOCK_FD -- COMMAND...\n")
         return 64
     folder, lock, command = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[4:]
-    # SIGTERM may come before the command runs: then it waits in the mask.
+    # A SIGTERM that arrives before the command runs stays pending.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     _write(folder / "pid", str(os.getpid()))
     try:

@@ -17,14 +17,14 @@ from persist_operator.local.processes import Child
 
 _CONDITION = re.compile(r"\.status\.conditions\[\?\(@\.type=='(\w+)'\)\]\.(\w+)")
 _GAP = "   "
-#: What the cluster's table does not show by default and a laptop's should, and the other way round: all is one process here.
+#: Columns that only the local table shows by default, and columns that only the cluster's does: here a sink is one process.
 _SHOWN, _HIDDEN = {"Written"}, {"Executors"}
-#: Numbers that count nothing: never grouped.
+#: Columns with numbers that are no counts. Their digits are never grouped.
 _IDS = {"Seqno"}
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | None) -> list[str]:
-    """Lines: the header, then one per row. Columns without any value are left out; lines longer than `width` end in an ellipsis."""
+    """The header, then one line a row. Columns without values are left out. Lines longer than `width` are cut, with an ellipsis."""
     shown = [i for i in range(len(header)) if not rows or any(row[i] for row in rows)]
     cells = [[" ".join(row[i].split()) for i in shown] for row in (header, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(shown))]
@@ -46,12 +46,12 @@ def lookup(document: Mapping[str, Any], json_path: str) -> Any:
 
 
 def age(since_ms: int | None, now_ms: int) -> str:
-    """How long ago, as kubectl prints it: 12s, 3m, 2h, 5d."""
+    """The time since then, as kubectl prints it: 12s, 3m, 2h, 5d."""
     return "" if since_ms is None else duration(max(0, now_ms - since_ms))
 
 
 def duration(length_ms: int) -> str:
-    """12s, 3m, 2h, 5d: cut off, with the smaller unit below two of the larger."""
+    """12s, 3m, 2h, 5d: rounded down, in the largest unit of which there are at least two."""
     seconds = length_ms // 1000
     for unit, size_s in (("d", 86_400), ("h", 3_600), ("m", 60)):
         if seconds >= 2 * size_s:
@@ -60,7 +60,9 @@ def duration(length_ms: int) -> str:
 
 
 def instant(time: str | int, *, with_number: bool = True) -> str:
-    """A frontier's time: the number, with its date beside it or instead of it when it is one; as it is otherwise (`closed`)."""
+    """A frontier's time. An instant gets its date beside the number, or in its place without `with_number`. Other text, such as `closed`,
+    stays as it is.
+    """
     try:
         number = int(time)
     except ValueError:
@@ -88,7 +90,7 @@ def resources_table(
     now_ms: int,
     width: int | None,
 ) -> list[str]:
-    """One row a resource; columns of priority 1 only when `wide`. What keeps a resource from being ready comes last."""
+    """One row a resource, with the message of Ready last. Columns of priority 1, and messages of ready resources, only when `wide`."""
     chosen = [one for one in columns if one["name"] not in _HIDDEN or wide]
     chosen = [one for one in chosen if wide or not one.get("priority") or one["name"] in _SHOWN]
     rows = []
@@ -104,7 +106,7 @@ def resources_table(
 def runs_table(
     documents: Iterable[Mapping[str, Any]], children: Iterable[Child], *, wide: bool, now_ms: int, width: int | None
 ) -> list[str]:
-    """Sink attempts and maintenance runs in the order they began: the histories on the resources, and what runs now."""
+    """Sink attempts and maintenance runs in the order of their starts: the histories of the resources, and the children that run."""
     found = [(*_began(entry), _run_cells(one, entry, wide=wide)) for one in documents for entry in _history(one)]
     for child in children:
         if child.running:
@@ -120,7 +122,7 @@ def runs_table(
 
 
 def runs(documents: Iterable[Mapping[str, Any]], children: Iterable[Child]) -> list[dict[str, Any]]:
-    """The same for programs: history entries with the resource and the name for `logs`, and what runs now."""
+    """The same for programs: entries of the histories with resource and name (as for `logs`), and the children that run."""
     found = [
         {"name": run_name(one, entry), "resource": f"{one['kind']}/{one['metadata']['name']}", **entry}
         for one in documents
@@ -162,7 +164,7 @@ def _run_cells(document: Mapping[str, Any], entry: Mapping[str, Any], *, wide: b
 
 
 def run_name(document: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
-    """What `logs` calls the run of a history entry."""
+    """The name for `logs` of the run of a history entry."""
     if "id" in entry:
         return str(entry["id"])
     return names.driver_name(document["metadata"]["name"], str(entry["revision"]), int(entry["attempt"]))
@@ -171,19 +173,19 @@ def run_name(document: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
 def progress(
     documents: Iterable[Mapping[str, Any]], children: Sequence[Child], *, now_ms: int, width: int
 ) -> list[str]:
-    """What goes on: resources that are not there yet, and what runs for them."""
+    """The resources that are not ready, and the children that run for them."""
     rows = []
     running = [child for child in children if child.running]
     for document in documents:
         owner, status = f"{document['kind']}/{document['metadata']['name']}", document.get("status") or {}
         ready = conditions.find(status, "Ready") or {}
-        mine = [child for child in running if child.owner == owner]
-        for child in mine:
+        own = [child for child in running if child.owner == owner]
+        for child in own:
             rows.append([child.name, _kind(child), age(child.started_ms, now_ms), _last_event(child)])
-        if ready.get("status") != "True" and not mine:
+        if ready.get("status") != "True" and not own:
             waits = status.get("driver", {}).get("phase") == "Creating"
-            told = "waits for a free place" if waits else str(ready.get("message", ""))
-            rows.append([owner, "" if waits else str(ready.get("reason", "Pending")), "", told])
+            why = "waits for a free place" if waits else str(ready.get("message", ""))
+            rows.append([owner, "" if waits else str(ready.get("reason", "Pending")), "", why])
     return text_table(["", "", "", ""], rows, width=width)[1:] if rows else []
 
 
@@ -192,7 +194,7 @@ def _kind(child: Child) -> str:
 
 
 def _last_event(child: Child) -> str:
-    """What a driver last said of itself; why maintenance runs."""
+    """The newest event in a driver's log; for maintenance, the reason of the run."""
     if child.labels["kind"] != "driver":
         return child.labels.get("reason", "")
     for line in reversed(child.log_tail(50).splitlines()):

@@ -1,1 +1,1 @@
-"""Manifests of everything the operator starts. Pure: values in, dictionaries out."""
+"""Manifests of all objects that the operator creates. Pure: values in, dictionaries out."""

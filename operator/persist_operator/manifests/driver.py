@@ -1,4 +1,4 @@
-"""The children of one attempt of a sink: Secret, ConfigMap, headless Service, driver Pod. All but the Secret have the attempt's name."""
+"""The children of one attempt of a sink: ConfigMap, Secret, headless Service, driver Pod. All but the Secret have the attempt's name."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ CONTAINER = "driver"
 def driver_manifests(
     action: StartDriver, meta: Meta, settings: OperatorSettings, *, rpc_secret: bytes
 ) -> list[dict[str, Any]]:
-    """In the order in which they are created: the ConfigMap first, by which leftovers are found, the pod last, when all it needs is
-    there. `rpc_secret`: random bytes, drawn for this attempt; nothing but its Secret holds them. PodRefused for what a resource may not
-    ask of a pod.
+    """The manifests of an attempt in the order of their creation. The ConfigMap comes first, because leftovers are found by it. The pod
+    comes last, because it needs the others. `rpc_secret` are random bytes for this attempt; only its Secret contains them. PodRefused when
+    the resource asks for a pod that it may not have.
     """
     spec, location = action.spec, action.location
     sink_pods.check(spec, settings.workload)
@@ -66,7 +66,7 @@ def driver_manifests(
 
 
 def _service(head: dict[str, Any]) -> dict[str, Any]:
-    """Headless: gives the driver a name that executors can resolve, also before it is ready."""
+    """The headless Service. Executors resolve the driver by its name, also before the pod is ready."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -101,9 +101,9 @@ def _pod(
         "env": [
             {"name": "SPARK_CONF_DIR", "value": sink_files.CONFIG_DIR},
             {"name": "SPARK_LOCAL_DIRS", "value": scratch},
-            # What the web interface listens on: for `kubectl port-forward`, and for no other pod. RPC has an address of its own.
+            # The web interface listens here: `kubectl port-forward` reaches it, other pods do not. RPC has an address of its own.
             {"name": "SPARK_LOCAL_IP", "value": "127.0.0.1"},
-            # Spark takes arguments from here that come before its configuration: none of an image or a ConfigMap.
+            # Arguments in this variable override Spark's configuration. Set it, so that none come from the image or a ConfigMap.
             {"name": "PYSPARK_SUBMIT_ARGS", "value": "pyspark-shell"},
             {"name": "HOME", "value": "/tmp"},  # noqa: S108
             *pods.credential_env(location),
@@ -131,7 +131,7 @@ def _pod(
         "kind": "Pod",
         "metadata": head,
         "spec": {
-            # Never: the operator repeats; a driver that restarts in place would find its own executors in the way.
+            # The operator repeats attempts. A driver that restarted in place would meet its own former executors.
             "restartPolicy": "Never",
             "serviceAccountName": spec.spark.service_account_name or settings.workload.driver_service_account,
             "automountServiceAccountToken": True,

@@ -1,4 +1,4 @@
-"""The Job of one maintenance run, or of one look at a shard: one pod, one try (the plan repeats), no access to the API server."""
+"""The Job of one maintenance run or one inspection: one pod, one try (the plan repeats), no access to the API server."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from persist_operator.settings import OperatorSettings
 
 COMPONENT = "maintenance"
 CONTAINER = "maintain"
-#: Where Kubernetes takes a container's last words from.
+#: The file from which Kubernetes takes a container's termination message.
 TERMINATION_LOG = "/dev/termination-log"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
-    """What the pod of a Job does, how large it is, and after how long it is ended."""
+    """The parts of a Job that depend on its kind: labels, command, size and deadline."""
 
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
@@ -38,7 +38,7 @@ class _Work:
 def maintenance_job(
     action: StartMaintenance | StartInspection, meta: Meta, settings: OperatorSettings
 ) -> dict[str, Any]:
-    """The manifest of the Job that `action` starts for the resource `meta`. PodRefused for what a resource may not ask of a pod."""
+    """The manifest of the Job of `action` for the resource `meta`. PodRefused when the resource asks for a pod that it may not have."""
     check_account(
         action.service_account_name,
         where="spec.maintenance.serviceAccountName",
@@ -90,7 +90,7 @@ def _inspection(action: StartInspection, settings: OperatorSettings) -> _Work:
     inline = settings.inline_storage
     blob, consensus = action.location.urls(CREDENTIALS_DIR)
     if action.known_seqno:
-        # Whether conditional writes exclude was seen when the shard was made, and is by each process that writes to it.
+        # The test of conditional writes took place when the shard was created. Each process that writes to the shard repeats it.
         blob = replace(S3Address.parse(blob), probe=False).url
     return _Work(
         labels={
@@ -135,7 +135,7 @@ def _container(work: _Work, location: StoreLocation, settings: OperatorSettings)
 def arguments(
     kind: names.MaintenanceKind, shard_id: str, blob: str, consensus: str, *, memory: str | None
 ) -> list[str]:
-    """The command line of the engine for one run. `memory`: what a compaction's process may take; None: the engine's default."""
+    """The engine's command line for one run. `memory` is the memory limit of a compaction; None for the engine's default."""
     bound = memory if kind == "compaction" else None
     return [
         "maintain", names.VERB[kind],

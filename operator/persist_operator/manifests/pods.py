@@ -1,4 +1,4 @@
-"""What all our pods have in common: the restricted security profile, labels, owner, credentials, work folders."""
+"""The common parts of all pods: the restricted security profile, labels, owner reference, credentials, work folders."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from persist_operator.api.shard import CREDENTIALS_DIR, StoreLocation
 from persist_operator.manifests import strategic_merge
 from persist_operator.settings import WorkloadAllow
 
-#: Where driver and executors find what they authenticate each other with: the file `RPC_KEY`.
+#: Folder and name of the file with the secret by which the driver and its executors authenticate each other.
 RPC_DIR, RPC_KEY = "/var/run/secrets/persist/rpc", "secret"
 _USER = 10001
 _NAME_MAX = 63
 
 
 def owner(kind: str, meta: Meta) -> dict[str, Any]:
-    """The owner reference of every child: Kubernetes collects the children when the resource goes."""
+    """The owner reference of every child. Kubernetes collects the children when the resource is deleted."""
     return {
         "apiVersion": names.API_VERSION,
         "kind": kind,
@@ -44,7 +44,7 @@ def metadata(
 
 
 def base_labels(meta: Meta, component: str) -> dict[str, str]:
-    """Labels by which the operator finds its children again."""
+    """The labels by which the operator finds its children."""
     return {
         "app.kubernetes.io/name": "persist",
         names.LABEL_COMPONENT: component,
@@ -88,42 +88,42 @@ def credential_volumes(location: StoreLocation) -> list[dict[str, Any]]:
     """The volume of the stores' Secret; none when the profile has no Secret (workload identity, open stores)."""
     if location.secret_name is None:
         return []
-    # Mode 0440 with fsGroup: readable by the pod's user, by nobody else.
+    # Mode 0440 with fsGroup: only the pod's user can read the files.
     return [{"name": "store", "secret": {"secretName": location.secret_name, "defaultMode": 0o440}}]
 
 
 def credential_mounts(location: StoreLocation) -> list[dict[str, Any]]:
-    """Where the Secret's keys stand as files."""
+    """The mount of the Secret, whose keys are files; none without a Secret."""
     return [mount("store", CREDENTIALS_DIR, read_only=True)] if location.secret_name else []
 
 
 def credential_env(location: StoreLocation) -> list[dict[str, str]]:
-    """What tells other S3 clients in the pod where the credentials are; ours read it from their URLs."""
+    """The variable with the credentials' path for other S3 clients in the pod. The engine's client gets the path in its URL."""
     if location.secret_name is None:
         return []
     return [{"name": "AWS_SHARED_CREDENTIALS_FILE", "value": f"{CREDENTIALS_DIR}/aws-credentials"}]
 
 
 def rpc_volume(driver: str, meta: Meta) -> dict[str, Any]:
-    """The volume of the Secret of one attempt's driver and executors."""
+    """The volume of the Secret with which the driver and the executors of one attempt authenticate each other."""
     return {"name": "rpc", "secret": {"secretName": names.rpc_secret_name(driver, meta.uid), "defaultMode": 0o440}}
 
 
 def rpc_mount() -> dict[str, Any]:
-    """Where it stands."""
+    """The mount of `rpc_volume`."""
     return mount("rpc", RPC_DIR, read_only=True)
 
 
 def pull_secrets(secrets: Sequence[str]) -> dict[str, Any]:
-    """imagePullSecrets, or nothing."""
+    """The field imagePullSecrets; no field without secrets."""
     return {"imagePullSecrets": [{"name": one} for one in secrets]} if secrets else {}
 
 
 def with_template(
     pod: Mapping[str, Any], template: Mapping[str, Any], *, where: str, role: PodRole, allow: WorkloadAllow
 ) -> dict[str, Any]:
-    """`pod` (metadata, spec) with the user's partial template merged in, never over ours. `where`: the template's path in the
-    resource. PodRefused when it says what it may not.
+    """`pod` (metadata, spec) with the user's template merged in. Values of `pod` win. `where` is the path of the template in the resource.
+    PodRefused when the template sets a field that it may not set.
     """
     check_template(template, where=where, role=role, allow=allow)
     spec, ours = dict(template.get("spec") or {}), pod["spec"]["containers"][0]

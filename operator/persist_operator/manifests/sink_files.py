@@ -1,6 +1,6 @@
-"""The files that a driver reads: sink.json, spark-defaults.conf and the executors' pod template.
+"""The files of a driver: sink.json, spark-defaults.conf and the pod template of its executors.
 
-`sink_document` is also what the local runner writes; the other two are for pods only.
+The local runner writes sink.json too (`sink_document`). The other two files are for pods only.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ CONFIG_DIR = "/etc/persist"
 DRIVER_PORT, BLOCK_MANAGER_PORT = 7078, 7079
 EXECUTOR_CONTAINER = "executor"
 _SCRATCH_DIR = "/var/data/spark"
-#: A peer that cannot prove to know the attempt's secret is refused, and no other can read along. As a file: Spark puts a secret
-#: that it is given otherwise in clear into the executors' pods.
+#: Spark refuses a peer that does not know the attempt's secret, and encrypts the traffic. The secret is in a file, because Spark would
+#: copy a secret from its configuration in clear into the executors' pods.
 _AUTHENTICATED = {
     "spark.authenticate": "true",
     "spark.authenticate.secret.file": f"{pods.RPC_DIR}/{pods.RPC_KEY}",
@@ -36,8 +36,8 @@ _AUTHENTICATED = {
 
 
 def sink_document(action: StartDriver, meta: Meta, *, credentials_dir: str) -> dict[str, Any]:
-    """The driver's request; input, envelope and write as the user wrote them. The driver reads the stores' credentials, if a Secret
-    holds them, from `credentials_dir`.
+    """The contents of sink.json. input, envelope and write are as the user wrote them. `credentials_dir` is the folder from which the
+    driver reads the stores' credentials, if there is a Secret with them.
     """
     spec, schema = action.spec, action.schema
     blob, consensus = action.location.urls(credentials_dir)
@@ -59,7 +59,7 @@ def sink_document(action: StartDriver, meta: Meta, *, credentials_dir: str) -> d
 
 
 def spark_conf(action: StartDriver, meta: Meta, *, image: str, settings: OperatorSettings) -> dict[str, str]:
-    """Spark's configuration for a driver in client mode inside a pod. The user's keys first, ours over them."""
+    """The Spark configuration of a driver in client mode inside a pod. Keys of the operator override those of the user."""
     spec, name = action.spec, action.name
     driver, executor = spec.spark.driver, spec.spark.executor
     cpu = settings.workload.executor_cpu_request
@@ -72,10 +72,10 @@ def spark_conf(action: StartDriver, meta: Meta, *, image: str, settings: Operato
         "spark.submit.deployMode": "client",
         "spark.app.name": meta.key,
         "spark.driver.host": f"{name}.{meta.namespace}.svc",
-        "spark.driver.bindAddress": "0.0.0.0",  # noqa: S104 - inside the pod; executors come through the headless Service
+        "spark.driver.bindAddress": "0.0.0.0",  # noqa: S104 - inside the pod; executors connect through the headless Service
         "spark.driver.port": str(DRIVER_PORT),
         "spark.driver.blockManager.port": str(BLOCK_MANAGER_PORT),
-        # Executors would listen on any port: a NetworkPolicy has to know which.
+        # A fixed port for executors too, because a NetworkPolicy must name it.
         "spark.blockManager.port": str(BLOCK_MANAGER_PORT),
         **_AUTHENTICATED,
         "spark.driver.memory": f"{quantity.to_mebibytes(driver.memory)}m",
@@ -88,15 +88,15 @@ def spark_conf(action: StartDriver, meta: Meta, *, image: str, settings: Operato
         "spark.kubernetes.container.image": image,
         "spark.kubernetes.container.image.pullPolicy": spec.spark.image_pull_policy or settings.images.pull_policy,
         **_pull_secrets(spec, settings),
-        # With its name Spark makes the driver pod the owner of the executors: they die with it.
+        # With this name, Spark makes the driver pod the owner of its executors, so that they are deleted with it.
         "spark.kubernetes.driver.pod.name": name,
         "spark.kubernetes.executor.podNamePrefix": action.executor_prefix,
         "spark.kubernetes.executor.podTemplateFile": f"{CONFIG_DIR}/executor.yaml",
         "spark.kubernetes.executor.podTemplateContainerName": EXECUTOR_CONTAINER,
         "spark.kubernetes.executor.disableConfigMap": "true",
-        # Otherwise executors are told the bind address, 0.0.0.0, instead of the driver's host.
+        # Otherwise executors get the bind address, 0.0.0.0, instead of the driver's host.
         "spark.kubernetes.executor.useDriverPodIP": "false",
-        # The Service is the operator's, and no volume claims are made: the driver needs no right to look for its own at the end.
+        # The operator owns the Service, and there are no volume claims. With these keys, the driver needs no right to list them at its end.
         "spark.kubernetes.driver.service.deleteOnTermination": "false",
         "spark.kubernetes.driver.ownPersistentVolumeClaim": "false",
         "spark.kubernetes.driver.reusePersistentVolumeClaim": "false",
@@ -104,8 +104,8 @@ def spark_conf(action: StartDriver, meta: Meta, *, image: str, settings: Operato
 
 
 def executor_template(action: StartDriver, meta: Meta, *, allow: WorkloadAllow) -> dict[str, Any]:
-    """Pod template of the executors of a driver: the restricted profile, our labels, credentials, and what the user adds. Spark fills
-    in the rest.
+    """The pod template of a driver's executors: the restricted profile, the operator's labels, credentials and the user's template. Spark
+    fills in the rest.
     """
     location = action.location
     labels = {
@@ -138,7 +138,7 @@ def executor_template(action: StartDriver, meta: Meta, *, allow: WorkloadAllow) 
 
 
 def properties_text(conf: Mapping[str, str]) -> str:
-    """spark-defaults.conf: sorted, with what a properties file needs escaped."""
+    """The text of spark-defaults.conf: sorted, and escaped as a properties file needs it."""
 
     def escaped(text: str) -> str:
         return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
@@ -147,12 +147,12 @@ def properties_text(conf: Mapping[str, str]) -> str:
 
 
 def json_text(document: Mapping[str, Any]) -> str:
-    """JSON for a file, sorted. JSON is YAML too."""
+    """The text of a JSON file, with sorted keys. JSON is YAML too."""
     return json.dumps(document, indent=1, sort_keys=True)
 
 
 def scratch_dir() -> str:
-    """Where the driver's Spark spills."""
+    """The folder into which the driver's Spark spills."""
     return _SCRATCH_DIR
 
 

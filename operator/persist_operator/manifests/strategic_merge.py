@@ -1,7 +1,7 @@
-"""A user's pod template merged into a pod of ours, as Kubernetes merges a strategic patch. Pure.
+"""Merges a user's pod template into a pod of the operator, like a strategic merge patch of Kubernetes. Pure.
 
-Maps merge by key, lists that Kubernetes keys merge by theirs, other lists grow, and what stands in ours stays, but for the security
-context: a template gets that far only where the installation allows it. Knows nothing of what is allowed (`api.pod_template`).
+Maps merge by key, lists by the merge key that Kubernetes gives them, other lists are appended. Values of the operator's pod win, except in
+a security context: there the template wins. Must not know: which fields are allowed (`api.pod_template`).
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-#: The key by which Kubernetes merges each list; lists that are not here have none.
+#: The merge key of each list; other lists have none.
 _MERGE_KEYS = {"containers": "name", "volumes": "name", "env": "name", "volumeMounts": "mountPath"}
 _THEIRS = "securityContext"
 
 
 def merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """`ours` with what `theirs` adds. Neither is changed."""
+    """`ours` with the additions of `theirs`. Changes neither of them."""
     result = dict(ours)
     for name, value in theirs.items():
         result[name] = _merged_value(name, ours[name], value) if name in ours else value

@@ -1,4 +1,4 @@
-"""What to do next: pure functions from (resource, what was observed, now) to actions and a status.
+"""The decisions: pure functions from (resource, observed, now) to actions and a status.
 
-Knows neither Kubernetes manifests nor processes: the operator and the local runner carry the same actions out.
+Must not know: Kubernetes manifests, processes. The operator and the local runner carry out the same actions.
 """

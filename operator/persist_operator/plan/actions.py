@@ -1,6 +1,6 @@
-"""What a plan may ask for: small, idempotent, free of manifests and processes.
+"""The actions of a plan: small, idempotent, free of manifests and processes.
 
-Every action can be repeated after a crash: names are deterministic, engine calls idempotent.
+An action can be repeated after a crash, because names are deterministic and calls of the engine are idempotent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ StopEvent = Literal["", "DriverStopped", "DriverForcedOut"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialiseShard:
-    """Make the shard with this schema; nothing happens when it exists with the same one."""
+    """Create the shard with this schema. No effect when the shard exists with the same schema."""
 
     owner: Owner
     shard_id: str
@@ -31,7 +31,7 @@ class InitialiseShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvanceSince:
-    """Register the operators' critical reader if it is not, make it `owner`'s, and move its since to `since_ms` (never back)."""
+    """Register the operators' critical reader unless it is registered, give it to `owner`, and move its since to `since_ms`, never back."""
 
     owner: Owner
     shard_id: str
@@ -42,7 +42,7 @@ class AdvanceSince:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartJob:
-    """Start one Job of a shard. A Job of this name that exists is the same one."""
+    """Start one Job of a shard. An existing Job of this name counts as started."""
 
     name: str
     location: StoreLocation
@@ -65,20 +65,20 @@ class StartMaintenance(StartJob):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartInspection(StartJob):
-    """Start one pod that looks after a shard on stores which its resource names itself."""
+    """Start one inspection of a shard on inline storage."""
 
     location: InlineLocation
     wish: str
-    """As persist_engine.codec.tending writes it."""
+    """The wish, encoded by persist_engine.codec.tending."""
     known_seqno: int
     revision: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartDriver:
-    """Start one attempt of a sink's run; one of this name that exists is the same one.
+    """Start one attempt of a sink's run. An existing driver of this name counts as started.
 
-    Attempts of one run share `run_id`, which is committed with the data: whoever comes second finds its work done.
+    Attempts of one run share `run_id`, which is committed with the data. So a later attempt recognises that an earlier one committed.
     """
 
     name: str
@@ -95,7 +95,7 @@ class StartDriver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRun:
-    """Stop a run, if it still goes, and remove what it was made of. `event`: the reason of the Event that tells of it, if any."""
+    """Stop a run that has not ended, and remove its objects. `event` is the reason of the Event that reports the stop; "" for none."""
 
     kind: RunKind
     name: str
@@ -109,7 +109,7 @@ Action = InitialiseShard | AdvanceSince | StartMaintenance | StartInspection | S
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something worth an Event; `kind` as Kubernetes has it."""
+    """The content of one Event. `kind` is the type of the Event in Kubernetes."""
 
     kind: Literal["Normal", "Warning"]
     reason: str
@@ -118,26 +118,24 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The next steps. `status` is the whole new status and holds the intent of every action: it is written before
-    they are done.
+    """The next steps. `status` is the whole new status with the intent of every action. It is written before the actions are taken.
 
-    The resource wants another look after `requeue_after_s`, at once after actions, and whenever something of it
-    changes.
+    The resource is planned again after `requeue_after_s`, at once after actions, and whenever the resource or a child of it changes.
     """
 
     status: Mapping[str, Any]
     actions: tuple[Action, ...] = ()
     requeue_after_s: float | None = None
     notes: tuple[Note, ...] = ()
-    """Events of what the plan saw. The reconciler posts an action's own (`done_note`) once the action is done."""
+    """Events about observations. The reconciler posts the Event of an action (`done_note`) after the action."""
     is_periodic: bool = False
-    """The look comes round again and again and may be spread over time: a little later is as good. Not so for what is due."""
+    """Whether the requeue only repeats a routine inspection. Then a delay does no harm, and the queue may spread such requeues."""
     refused: frozenset[str] = frozenset()
-    """By `action_key`: refusals of starts and stops that still stand. Others may be forgotten."""
+    """The `action_key` of each start or stop whose refusal still stands. The reconciler may forget all other refusals."""
 
 
 def action_key(action: Action) -> str:
-    """What a refusal is remembered by: two actions with one key are two tries of the same thing."""
+    """The key under which the refusal of an action is stored. Two actions with one key are two tries of the same action."""
     match action:
         case StartMaintenance():
             return maintenance_key(action.kind)
@@ -148,12 +146,12 @@ def action_key(action: Action) -> str:
 
 
 def maintenance_key(kind: MaintenanceKind) -> str:
-    """`action_key` of the start of any run of this kind."""
+    """The `action_key` of each StartMaintenance of this kind."""
     return f"StartMaintenance/{kind}"
 
 
 def done_note(action: Action) -> Note | None:
-    """The Event of an action that was done now, and not before; None for what is no news."""
+    """The Event of an action that had an effect now; None for an action that gets no Event."""
     match action:
         case StartMaintenance():
             return Note("Normal", "MaintenanceStarted", f"{action.name}: {action.reason}")

@@ -1,4 +1,4 @@
-"""What a failed driver means: who has to act, whether it counts, whether trying again can help."""
+"""The meaning of a failed driver: the class of its failure, whether it counts, whether another attempt can succeed. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from persist_operator.api.redact import clip, redact
 from persist_operator.plan.observed import ActionFailure, Run
 
-#: Exit codes of the run that the driver's report may have had no chance to tell more precisely.
+#: Class and reason by the driver's exit code, for a driver that left no report.
 _EXIT: Mapping[int, tuple[str, str]] = {
     70: ("Storage", "StoreFailed"),
     71: ("Fenced", "Fenced"),
     72: ("Configuration", "InvalidConfiguration"),
     73: ("Application", "Diverged"),
 }
-#: Repeating does not help, a person must look: not one of the store's failures, as which the driver reports it.
+#: The driver reports this failure as one of the store. A repetition does not help and a person must act, so the exit code decides.
 _DIVERGED = 73
 _INFRASTRUCTURE = {
     "DeletionByPodGC",
@@ -34,14 +34,14 @@ _INFRASTRUCTURE = {
     "UnexpectedAdmissionError",
 }
 _CLASSES = {"Application", "Infrastructure", "Scheduling", "Storage", "Fenced", "Timeout", "Configuration"}
-#: The world failed, not the sink: tried again for as long as it takes.
+#: Failures of the environment, not of the sink: the run is tried again without limit.
 _UNCOUNTED = {"Storage", "Infrastructure"}
 _MESSAGE_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failed attempt. `message` holds the error and the last log lines, redacted."""
+    """One failed attempt. `message` contains the error and the last lines of the log, redacted."""
 
     failure_class: str
     reason: str
@@ -50,17 +50,17 @@ class Failure:
 
     @property
     def counts(self) -> bool:
-        """Whether it uses up restart.maxConsecutiveFailures."""
+        """Whether the failure counts towards restart.maxConsecutiveFailures."""
         return self.failure_class not in _UNCOUNTED
 
     @property
     def is_final(self) -> bool:
-        """Whether the same spec can only fail again."""
+        """Whether each further attempt with the same spec must fail."""
         return self.failure_class == "Configuration"
 
 
 def classify(run: Run) -> Failure:
-    """The failure of a finished driver: its own report first, then what the platform said, then the exit code."""
+    """The failure of a driver that ended. A cause that Kubernetes gives decides first, then the driver's report, then the exit code."""
     report = run.report or {}
     reported = report.get("class") if report.get("class") in _CLASSES else None
     failure_class, reason = _EXIT.get(run.exit_code or 0, ("Application", run.reason or "Failed"))
@@ -87,17 +87,17 @@ def classify(run: Run) -> Failure:
 
 
 def lost(name: str) -> Failure:
-    """The driver is gone although nobody here removed it."""
+    """The driver is gone, and the operator did not remove it."""
     return Failure(
         "Infrastructure",
         "DriverLost",
-        f"driver {name} disappeared before it ended: its node was lost, or somebody deleted it",
+        f"driver {name} disappeared before it ended: its node was lost, or a user deleted it",
         None,
     )
 
 
 def not_started(run: Run, seconds: int) -> Failure:
-    """The driver was not running in time."""
+    """The driver did not run within its time to start."""
     why = f"{run.reason}: {run.message}" if run.reason else run.message or "the pod was not scheduled"
     return Failure(
         "Scheduling",
@@ -108,17 +108,17 @@ def not_started(run: Run, seconds: int) -> Failure:
 
 
 def not_created(name: str, seconds: int, refusal: ActionFailure) -> Failure:
-    """The driver was refused for all of its time to start."""
+    """The creation of the driver was refused until its time to start was over."""
     return Failure(
         "Scheduling",
         refusal.reason,
-        redact(f"driver {name} could not be made within {seconds} s: {refusal.message}"),
+        redact(f"driver {name} could not be created within {seconds} s: {refusal.message}"),
         None,
     )
 
 
 def too_long(run: Run, seconds: int) -> Failure:
-    """The attempt took longer than timeouts.activeDeadlineSeconds."""
+    """The attempt ran longer than timeouts.activeDeadlineSeconds."""
     return Failure(
         "Timeout",
         "ActiveDeadlineExceeded",

@@ -1,8 +1,9 @@
-"""Shards on stores that their resource names itself: what their pods answered, and when the next one is due. Pure.
+"""Shards on inline storage: the answers of their inspection pods, and when the next inspection is due. Pure.
 
-The operator never connects to such stores. A pod in the resource's namespace claims, creates, holds since and looks, with that
-namespace's Secret (persist_engine.model.tending); its report is the word of the namespace and is believed about that resource alone.
-Invariant: who can write pods of the namespace can have a report say anything; no report names a store or a Secret.
+The operator never connects to inline storage. A pod in the resource's namespace claims the shard, creates it, holds its since and reads
+its state, with a Secret of that namespace (persist_engine.model.tending).
+Invariant: a report can be forged by a user with rights on pods of the namespace. So the operator believes a report about that resource
+only, and takes no store and no Secret from it.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ from persist_operator.plan.observed import (
 from persist_operator.settings import InlineStorage, OperatorSettings
 
 _FIRST_S, _MAX_S = 10, 300
-#: Two looks at one shard begin this far apart at least, whatever asks for the second.
+#: The least time between two looks at one shard, whatever the reason for the second.
 _APART_S = 5
 _MESSAGE_MAX = 1024
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
-#: As the bridge tells them; the rest passes by itself.
+#: Kinds of permanent failures, with the reasons that the bridge gives them. Other failures can pass by themselves.
 _PERMANENT: Mapping[str, str] = {
     "ForkedLog": "ShardLost",
     "ShardLost": "ShardLost",
@@ -62,7 +63,7 @@ _PERMANENT: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What is known from pods. `at_ms`: before which nothing of it was read; None while it is not known."""
+    """The answer of inspection pods. `at_ms` is a time before all reads of the answer; None while there is no answer."""
 
     inspected: Inspected
     shard_id: str | None = None
@@ -74,24 +75,24 @@ class Answer:
 def answer(
     shard: Shard, runs: Sequence[Run], location: InlineLocation, *, now_ms: int, settings: OperatorSettings
 ) -> Answer:
-    """What the newest pod that ended says of the shard, or why nothing is known."""
+    """The answer of the newest inspection that ended, or the reason why there is none."""
     going = [one for one in runs if not one.phase.finished]
     for one in going:
         if maintenance.is_stuck(one, now_ms):
             return _awaited(one.reason or "Pending", f"{one.name} does not start: {maintenance.why_stuck(one)}")
     ended = _ended(shard, runs, location)
     if not ended:
-        told = f"; {going[-1].name}: {maintenance.why_stuck(going[-1])}" if going and going[-1].reason else ""
-        return _awaited("Inspecting", f"a pod is to look at {location.blob} and {location.consensus}{told}")
+        why = f"; {going[-1].name}: {maintenance.why_stuck(going[-1])}" if going and going[-1].reason else ""
+        return _awaited("Inspecting", f"waiting for a pod that looks at {location.blob} and {location.consensus}{why}")
     last, inline = ended[-1], settings.inline_storage
     if now_ms - _end_ms(last) > 1000 * (_MAX_S + inline.inspect_seconds + inline.deadline_seconds):
         return _awaited(
-            "InspectionOverdue", f"{last.name} is the last one that answered, and too old to say how the shard is now"
+            "InspectionOverdue", f"the last answer, of {last.name}, is too old to show the current state of the shard"
         )
-    tending = _said(last)
+    tending = _reported(last)
     if isinstance(tending, str):
         return _awaited("InspectionFailed", f"{last.name}: {tending}")
-    return _meant(shard, last, tending, location)
+    return _answer_of(shard, last, tending, location)
 
 
 def _awaited(reason: str, message: str) -> Answer:
@@ -104,8 +105,9 @@ def _end_ms(run: Run) -> int:
 
 
 def _ended(shard: Shard, runs: Sequence[Run], location: InlineLocation) -> list[Run]:
-    """Those that count, oldest first: of these very stores, and none older than one that was believed before. The one that was intended
-    last is the newest, whatever the clocks say: times of one that went back would have it ignored, and another made at once.
+    """The ended inspections that count, oldest first: those of these stores, without those older than the last one that was recorded.
+    The inspection that was intended last counts as the newest, whatever the clocks say. With times of a clock that was set back, it would
+    be ignored, and another one made at once.
     """
     looks, stores = shard.known.inspection or Looks(), _stores(location)
     believed_ms, newest = times.to_ms(looks.settled_time) or 0, looks.job_name
@@ -119,8 +121,8 @@ def _ended(shard: Shard, runs: Sequence[Run], location: InlineLocation) -> list[
     return sorted(found, key=lambda one: (one.name == newest, one.created_ms, one.name))
 
 
-def _said(run: Run) -> Tending | str:
-    """What the report says, or why there is none."""
+def _reported(run: Run) -> Tending | str:
+    """The report of an inspection, or the reason why there is none."""
     if run.report is None:
         text = run.message or (
             "it ended without a report" if run.exit_code is None else f"exit code {run.exit_code}, no report"
@@ -132,16 +134,16 @@ def _said(run: Run) -> Tending | str:
         return f"its report is refused: {error}"
 
 
-def _meant(shard: Shard, run: Run, tending: Tending, location: InlineLocation) -> Answer:
+def _answer_of(shard: Shard, run: Run, tending: Tending, location: InlineLocation) -> Answer:
     match tending:
-        case Tended(inspection=seen, readers_left_out=readers, writers_left_out=writers, hold_problem=problem):
+        case Tended(inspection=found, readers_left_out=readers, writers_left_out=writers, hold_problem=problem):
             if shard_log.known_seqno(shard) != run.seqno:
-                # What it was compared with is not what the status tells of by now.
-                seen = replace(seen, known_tag=None)
+                # The pod read the tag of another version than the one that the status shows now.
+                found = replace(found, known_tag=None)
             failure = ActionFailure(reason="HoldFailed", message=redact(problem), permanent=False, at_ms=run.created_ms)
             return Answer(
-                inspected=seen,
-                shard_id=seen.shard_id,
+                inspected=found,
+                shard_id=found.shard_id,
                 at_ms=run.created_ms,
                 left_out=(readers, writers),
                 failures={"AdvanceSince": failure} if problem else {},
@@ -160,7 +162,7 @@ def _meant(shard: Shard, run: Run, tending: Tending, location: InlineLocation) -
 
 
 def is_behind(observed: ShardObserved, blocks: Mapping[MaintenanceKind, Upkeep]) -> bool:
-    """Whether maintenance ended after the look that is known: what is due is not known before the next one."""
+    """Whether maintenance ended after the last look. Then the next look must come before a decision on what is due."""
     if observed.inspected_ms is None:
         return False
     ends = [_end_ms(one) for one in observed.runs if one.phase.finished]
@@ -177,11 +179,11 @@ def with_next(
     now_ms: int,
     settings: OperatorSettings,
 ) -> Plan:
-    """`plan` with the next look, if it is due, its intent on the status, and what is left of looks before removed."""
+    """`plan` with the next look if it is due, with its intent on the status, and without the Jobs of former looks."""
     runs, inline = observed.inspections, settings.inline_storage
     ended = _ended(shard, runs, location)
     planned, looks = ShardStatus.of(plan.status), _settled(shard.known.inspection or Looks(), ended)
-    # Of the shard as the plan left it: one that it had before, and what was known of that, are gone from there.
+    # The wish uses the planned status. A shard that the resource had before is no longer on it.
     wish = _wish(replace(shard, status=plan.status), settings, take_over=_overruled(observed))
     revision = _stores(location) + _revision(wish)
     left_s = _left_s(plan, observed, ended, looks, revision, now_ms=now_ms, inline=inline)
@@ -200,7 +202,7 @@ def with_next(
         actions=(*plan.actions, *actions, *wanted),
         requeue_after_s=_again_s(plan, left_s, wanted),
     )
-    return refusals.told(
+    return refusals.with_refusals(
         looked,
         observed.failures,
         wanted=(*wanted, *actions),
@@ -212,21 +214,21 @@ def with_next(
 
 
 def _again_s(plan: Plan, left_s: float, wanted: tuple[StartInspection, ...]) -> float:
-    """Events of the pods wake the resource earlier; this is for what no event announces."""
+    """Seconds until the next plan, for changes that no event of a pod announces."""
     own_s = float(_MAX_S) if plan.is_periodic or plan.requeue_after_s is None else plan.requeue_after_s
     return max(1.0, min(own_s, 30.0 if wanted or left_s <= 0 else left_s))
 
 
 def _settled(looks: Looks, ended: Sequence[Run]) -> Looks:
-    """status.inspection with the newest end entered, once."""
+    """status.inspection with the newest inspection that ended, recorded once."""
     if not ended or looks.settled_job == ended[-1].name:
         return looks
-    last, said = ended[-1], _said(ended[-1])
+    last, report = ended[-1], _reported(ended[-1])
     return replace(
         looks,
         settled_job=last.name,
         settled_time=times.to_text(last.created_ms),
-        consecutive_failures=(looks.consecutive_failures or 0) + 1 if isinstance(said, str) else 0,
+        consecutive_failures=(looks.consecutive_failures or 0) + 1 if isinstance(report, str) else 0,
     )
 
 
@@ -240,12 +242,12 @@ def _left_s(
     now_ms: int,
     inline: InlineStorage,
 ) -> float:
-    """Seconds until the next look is due. A clock that went back does not prolong it, and one that differs from the cluster's does not
-    make every look due at once: the operator's own time of the intent counts as well.
+    """Seconds until the next look is due. A clock that was set back does not prolong the wait. A clock that differs from the cluster's does
+    not make every look due at once, because the operator's own time of the intent counts too.
     """
     attempt_ms = times.to_ms(looks.last_attempt_time) or 0
     if not ended:
-        # One that ended may be removed by others, as often as it is made.
+        # Users may remove each Job that ended. The distance then limits how often a new one is made.
         is_removed = looks.settled_job is not None and looks.settled_job == looks.job_name
         return max(0.0, _APART_S - abs(now_ms - attempt_ms) / 1000) if is_removed else 0.0
     failures = looks.consecutive_failures or 0
@@ -274,10 +276,10 @@ def _intended(
     now_ms: int,
     inline: InlineStorage,
 ) -> tuple[Looks, StartInspection]:
-    """The same name again for one that was intended, and of which nothing is to be seen."""
+    """status.inspection with the intent of a look, and its action. A look that was intended and has no Job keeps its name."""
     name = looks.job_name or ""
     if not name or name == looks.settled_job or any(one.name == name for one in runs):
-        # SUBTLE: the time goes with the name. Told anew at each look, it would wake the next look.
+        # SUBTLE: the time changes only with the name. A new time at each plan would change the status, and so cause the next plan.
         name = names.inspection_name(shard.meta.name, now_ms // 1000)
         looks = replace(looks, job_name=name, last_attempt_time=times.to_text(now_ms))
     start = StartInspection(
@@ -286,7 +288,7 @@ def _intended(
         wish=encode_wish(wish),
         known_seqno=0 if wish.known is None else wish.known.seqno,
         revision=revision,
-        # It is removed by the one after it. Gone before that, what it said would be gone.
+        # The next look removes this Job. An earlier removal would lose its report.
         ttl_seconds=round(inline.inspect_seconds) + 2 * _MAX_S,
         priority_class_name=shard.spec.priority_class_name,
         service_account_name=shard.spec.service_account_name,
@@ -296,8 +298,8 @@ def _intended(
 
 
 def _overruled(observed: ShardObserved) -> OwnedElsewhere | None:
-    """Whose shard may be taken, and which. What was allowed for one shard and owner is allowed for no other, whatever the resource and
-    the stores say by the time a pod does it.
+    """The shard that the pod may take over, with its owner. The permission is for this shard and this owner only, whatever the resource and
+    the stores say when the pod runs.
     """
     found = observed.inspected
     if not observed.may_take_over or not isinstance(found, NotOwned) or found.owner is None:
@@ -326,7 +328,7 @@ def _wish(shard: Shard, settings: OperatorSettings, *, take_over: OwnedElsewhere
         proposed=ShardId(claim.proposed),
         take_over=take_over,
         known=known,
-        # A shard that existed is never made again: that would hide a loss.
+        # A shard that existed is never created again. That would hide a loss.
         schema=_schema(shard) if known is None else None,
         hold=hold,
     )
@@ -348,5 +350,5 @@ def _stores(location: InlineLocation) -> str:
 
 
 def _revision(wish: Wish) -> str:
-    """Of what is asked for, whatever is known: another wish is asked at once."""
+    """The revision of a wish without what is known. A wish with another revision is due at once."""
     return names.revision_of({**dataclasses.asdict(replace(wish, known=None)), "owner": str(wish.owner)})

@@ -1,6 +1,6 @@
-"""When rollup, compaction and GC fall due, and what a finished run means for the next one.
+"""When rollup, compaction and GC are due, and how a finished run changes the status. Pure.
 
-Invariant: one run of a kind at a time; after n failures in a row the next waits 10 s * 2**n, at most 10 minutes.
+Invariant: at most one run of a kind is under way. After n failures in a row, the next run waits 10 s * 2**(n - 1), at most 10 minutes.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from persist_operator.plan.observed import Phase, Run
 
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 10, 600
 _AFTER_CONFLICT_S, _AFTER_SKIPPED_S = 5, 60
-#: What is not told of a report that others may have written: the API server would refuse the whole status.
+#: The API server refuses a status with a greater number. A report may contain any number, because users can write reports.
 _COUNT_MAX = (1 << 63) - 1
 _TYPE: Mapping[MaintenanceKind, Literal["Compaction", "Rollup", "GC"]] = {
     "compaction": "Compaction",
     "rollup": "Rollup",
     "gc": "GC",
 }
-#: Failures in a row after which a condition tells of it.
-FAILURES_WORTH_TELLING = 3
-#: The status names a run that does not run by then: pulling an image and finding a node take less.
+#: Failures in a row from which a condition shows them.
+FAILURES_SHOWN_MIN = 3
+#: A run that is pending for longer counts as stuck: to find a node and pull an image takes less.
 _STUCK_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A run that should be started now."""
+    """A run to start now."""
 
     kind: MaintenanceKind
     reason: str
@@ -46,7 +46,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """The status blocks after every finished run was entered."""
+    """The status blocks with every run recorded, and the Events of runs that were recorded now."""
 
     maintenance: Mapping[MaintenanceKind, Upkeep]
     history: tuple[UpkeepRun, ...]
@@ -54,7 +54,7 @@ class Folded:
 
 
 def request_token(shard: Shard, kind: MaintenanceKind) -> str | None:
-    """The token of a request annotation that was not handled yet."""
+    """The token of the request annotation for this kind; None when there is none, or when it was handled."""
     verb = names.VERB[kind]
     token = shard.meta.annotations.get(f"{names.REQUEST_PREFIX}{verb}", "")[:64]
     return token if token and token != shard.known.handled(verb) else None
@@ -63,9 +63,9 @@ def request_token(shard: Shard, kind: MaintenanceKind) -> str | None:
 def debt_reason(
     shard: Shard, inspection: Inspection, maintenance: Mapping[MaintenanceKind, Upkeep], kind: MaintenanceKind
 ) -> str | None:
-    """Why a run of this kind would have something to do now, whatever is allowed; None when there is nothing.
+    """Why a run of this kind has work now, whether or not it is allowed; None when it has none.
 
-    `maintenance` is status.maintenance with every finished run entered.
+    `maintenance` is status.maintenance with every finished run recorded.
     """
     spec = shard.spec
     if kind == "rollup":
@@ -84,15 +84,15 @@ def debt_reason(
 
 
 def _compacted_since_rollup(maintenance: Mapping[MaintenanceKind, Upkeep]) -> bool:
-    """Whether a compaction was applied that no rollup is past yet: only one that is lets GC delete what was replaced."""
+    """Whether a compaction was applied after the last rollup began. GC can delete the inputs of a compaction only after a later rollup."""
     compaction, rollup = maintenance.get("compaction", Upkeep()), maintenance.get("rollup", Upkeep())
     compacted_ms = times.to_ms(compaction.last_success_time)
     if compacted_ms is None or compaction.last_result != "Succeeded":
         return False
     if rollup.last_result not in {"Succeeded", "Skipped"}:
         return True
-    # What counts is when it was begun: one that was under way meanwhile may hold the state from before.
-    # Equal times (whole seconds) may be either order: one rollup too many is harmless, one too few is not.
+    # The start of the rollup counts: a rollup that was under way at the compaction may hold the state before it.
+    # Equal times (whole seconds) can mean either order. One rollup too many is harmless, one too few is not.
     return (times.to_ms(rollup.last_attempt_time) or 0) <= compacted_ms
 
 
@@ -103,9 +103,7 @@ def due(
     runs: Sequence[Run],
     now_ms: int,
 ) -> list[Due]:
-    """What to start now. Nothing while suspended, nothing of a kind that still goes, nothing before its backoff is
-    over.
-    """
+    """The runs to start now. None while the shard is suspended. None of a kind of which a run is under way, or whose wait is not over."""
     if shard.spec.suspend or inspection.is_tombstone:
         return []
     automatic = {"rollup": True, "gc": shard.spec.gc_enabled, "compaction": shard.spec.compaction_mode == "Automatic"}
@@ -116,14 +114,14 @@ def due(
             continue
         block = maintenance.get(kind, Upkeep())
         token = request_token(shard, kind)
-        # Further ahead than any wait could be it was written by a clock that has gone back since. Twice the longest: ends of
-        # runs are told by other clocks.
+        # A time beyond any wait comes from a clock that was set back since. The limit is twice the longest wait, because ends of runs
+        # come from other clocks.
         farthest_ms = now_ms + 2000 * max(_BACKOFF_MAX_S, shard.spec.gc_interval_seconds)
         if now_ms < not_before_ms(block, requested=token is not None) <= farthest_ms:
             continue
         reason = debt_reason(shard, inspection, maintenance, kind) if automatic[kind] else None
         if _is_unfinished(block):
-            # Intended, or begun and removed by somebody: nothing of it is to be seen, so it is started again.
+            # The run was intended, or its Job was removed from outside. There is no Job now, so it is started again.
             reason = block.last_reason or ""
         if token is not None:
             found.append(Due(kind, f"requested by annotation: {token}", token))
@@ -137,28 +135,28 @@ def _is_unfinished(block: Upkeep) -> bool:
 
 
 def not_before_ms(block: Upkeep, *, requested: bool = False) -> int:
-    """The next run's earliest time; a request passes the interval of a success, never the backoff of failures."""
+    """The earliest time of the next run. A request skips the interval after a success, but not the backoff after failures."""
     if requested and not block.consecutive_failures:
         return 0
     return times.to_ms(block.next_run_time) or 0
 
 
 def is_stuck(run: Run, now_ms: int) -> bool:
-    """Whether the run was made a good while ago and does not run yet."""
+    """Whether the run has been pending for more than a minute."""
     return run.phase is Phase.PENDING and not run.deleting and now_ms - run.created_ms > _STUCK_MS
 
 
 def why_stuck(run: Run) -> str:
-    """What a run that does not start waits for, as far as its pod says. A kubelet tells only Events of a Secret that is missing."""
+    """What a pending run waits for, as far as its pod shows it. The kubelet reports a missing Secret only in Events."""
     if run.reason:
         return f"{run.reason}: {run.message}"
-    asks = f"`kubectl describe pod -l batch.kubernetes.io/job-name={run.name}` tells"
-    return run.message or f"its pod waits for a node, or for what it mounts, such as a Secret that is missing; {asks}"
+    see = f"see `kubectl describe pod -l batch.kubernetes.io/job-name={run.name}`"
+    return run.message or f"its pod waits for a node or for a volume, such as a Secret that is missing; {see}"
 
 
 def retry_number(block: Upkeep, seqno: int) -> int:
-    """0 for the first run at this version, the same again for a run that was only intended; one more after each
-    that ended.
+    """The number of the next run at this version, from 0. It rises with each run that ended; a run that was only intended keeps its
+    number.
     """
     if block.last_seqno != seqno:
         return 0
@@ -167,9 +165,7 @@ def retry_number(block: Upkeep, seqno: int) -> int:
 
 
 def fold(shard: Shard, runs: Sequence[Run], now_ms: int) -> Folded:
-    """Enter every run into status.maintenance and, once it is finished, into status.history. Idempotent: a run is
-    entered once.
-    """
+    """Record every run in status.maintenance, and every finished run in status.history. Idempotent: a run is recorded once."""
     known = shard.known
     folded = Folded(known.maintenance or {}, known.history or (), ())
     for run in sorted(runs, key=lambda one: one.created_ms):
@@ -184,7 +180,7 @@ def _entered(folded: Folded, shard: Shard, run: Run, kind: MaintenanceKind, now_
     block = folded.maintenance.get(kind, Upkeep())
     entered = run.name in {item.id for item in folded.history} or _is_older(run, block)
     if not entered and block.job_name != run.name:
-        # A child newer than the status: the operator died between starting it and telling. Adopt it.
+        # The Job is newer than the status: its intent was lost. Take over the Job.
         block = replace(
             block,
             job_name=run.name,

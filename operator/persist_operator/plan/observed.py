@@ -1,4 +1,4 @@
-"""What was seen of the world, in the words of the plan. Built by the operator from pods and Jobs, by the local
+"""The input of a plan: what was observed of children, stores and the shard. The operator builds these values from pods and Jobs, the local
 runner from processes.
 """
 
@@ -17,13 +17,13 @@ from persist_operator.api.shard import NO_LABELS, Shard, ShardSchema, StorageRef
 from persist_operator.api.shard_status import Ddl
 from persist_operator.settings import OperatorSettings
 
-#: Reason of a condition: the API server refused what the operator asked for; the message has its words.
+#: Reason of a condition: the API server refused a request of the operator. The condition's message contains the API server's.
 ACTION_REFUSED = "ActionRefused"
 RunKind = Literal["compaction", "rollup", "gc", "driver", "inspection"]
 
 
 class Phase(enum.StrEnum):
-    """Where a run stands."""
+    """The phase of a run."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -32,13 +32,13 @@ class Phase(enum.StrEnum):
 
     @property
     def finished(self) -> bool:
-        """Whether it will not change any more."""
+        """Whether the run has ended."""
         return self in {Phase.SUCCEEDED, Phase.FAILED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One child: a maintenance run, or a driver with its executors. Times in ms."""
+    """One child: a maintenance run, an inspection, or a driver with its executors."""
 
     name: str
     kind: RunKind
@@ -48,33 +48,33 @@ class Run:
     finished_ms: int | None = None
     deleting: bool = False
     deleted_ms: int | None = None
-    """By when it was to be gone, its grace period included; None unless `deleting`."""
+    """When the pod should be gone, grace period included; None unless `deleting`."""
     seqno: int = 0
-    """Maintenance: the state version it was started at."""
+    """Maintenance: the state version at which the run was planned. Inspection: the version that the wish knew."""
     attempt: int = 0
     run_number: int = 0
     run_id: str = ""
     revision: str = ""
     scheduled_ms: int | None = None
     planned_reason: str = ""
-    """Maintenance: why the plan started it."""
+    """Maintenance: the reason for which the plan started the run."""
     exit_code: int | None = None
     reason: str = ""
-    """One word of the platform: OOMKilled, Evicted, ImagePullBackOff, ..."""
+    """The reason that Kubernetes gives: OOMKilled, Evicted, ImagePullBackOff, ..."""
     message: str = ""
     podless: bool = False
-    """A Job's: it has no pod, or ended without having had one."""
+    """The run is a Job that has no pod, or that ended without one."""
     refused: bool = False
-    """Its Events say that it is refused a pod; `message` has the words."""
+    """Events of the Job say that its pod is refused; `message` contains them."""
     report: Mapping[str, Any] | None = None
-    """The JSON that the run left behind."""
+    """The JSON report of the run; None when it left none."""
     log_tail: str = ""
-    """Last lines of its log, redacted; read only for failures that are not yet on the status."""
+    """The last lines of the log, redacted. Read only for a failure that is not yet on the status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Executors:
-    """Executor counts of the newest attempt."""
+    """Numbers of executor pods of the newest attempt."""
 
     running: int = 0
     pending: int = 0
@@ -83,10 +83,10 @@ class Executors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreFailure:
-    """A store did not answer, or what it answered cannot be used.
+    """A store did not answer, or its answer cannot be used.
 
-    `permanent` failures need a person (corrupt or newer state, a store without guarantees); the others pass by
-    themselves.
+    A `permanent` failure (corrupt or newer state, a store without guarantees) stays until a person acts. Any other failure can pass by
+    itself.
     """
 
     reason: str
@@ -96,17 +96,17 @@ class StoreFailure:
 
 @dataclass(frozen=True, slots=True)
 class ShardMissing:
-    """The stores answered: there is no such shard."""
+    """The stores answered that there is no such shard."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotInspected:
-    """Nobody has asked the stores yet."""
+    """The stores were not asked yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Awaited:
-    """A pod was to ask the stores, and has not answered: why. Nothing is known of the shard now."""
+    """An inspection pod has not answered; `reason` and `message` say why. The current state of the shard is unknown."""
 
     reason: str
     message: str
@@ -114,7 +114,7 @@ class Awaited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotOwned:
-    """The stores answered: the shard is `owner`'s, or (None) it exists and has none. Nothing else was asked."""
+    """The stores answered that `owner` owns the shard, or (None) that the shard exists without an owner. Nothing else of it was read."""
 
     shard_id: str
     owner: Owner | None
@@ -125,19 +125,19 @@ Inspected = Inspection | ShardMissing | StoreFailure | NotInspected | Awaited | 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What a resource asks its stores for: `wanted`, else the shard that its name leads to, else `proposed`."""
+    """The shard that a resource asks its stores for: `wanted`, else the shard that is registered for the owner, else `proposed`."""
 
     owner: Owner
     wanted: str | None
     proposed: str
     take_over: bool = False
     known_seqno: int | None = None
-    """A version that the status tells of: whether it is still the same entry is asked, too."""
+    """The newest version on the status. The inspection also reads the tag of this version, for a comparison with the status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The answer to a claim. `shard_id`: the shard, which is the resource's now; None when it is not known."""
+    """The answer to a claim. `shard_id` is the shard that the resource now owns; None when it owns none or that is unknown."""
 
     inspected: Inspected
     shard_id: str | None = None
@@ -145,45 +145,43 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionFailure:
-    """An action that was refused, kept until it succeeds. `permanent`: only a change of the resource can help."""
+    """The refusal of an action, kept until the action succeeds. A `permanent` refusal ends only with a change of the resource."""
 
     reason: str
     message: str
     permanent: bool
     at_ms: int
     count: int = 1
-    """Refusals in a row."""
+    """Consecutive refusals."""
     generation: int = 0
-    """Of the resource that was refused; another one is tried at once."""
+    """The generation of the resource at the refusal. For another generation the action is tried at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardObserved:
-    """Everything about a PersistShard that is not on the resource itself."""
+    """Everything that the plan of a PersistShard needs beside the resource itself."""
 
     inspected: Inspected = field(default_factory=NotInspected)
     shard_id: str | None = None
-    """The shard that the stores say is the resource's; None when they were not asked, or did not say so."""
+    """The shard that the resource owns by the answer of the stores; None when it owns none or the stores were not asked."""
     inspected_ms: int | None = None
-    """Before which nothing of it was read, when a pod did; None: it was read just now."""
+    """For the answer of an inspection pod, a time before its reads; None when the operator has just read the state itself."""
     readers_left_out: int = 0
     writers_left_out: int = 0
-    """Not told one by one."""
+    """Numbers of readers and writers that the inspection does not list."""
     may_take_over: bool = False
-    """Whether a shard that is another's may be taken from it (plan.ownership), when a pod has to do it."""
+    """Whether an inspection pod may take the shard from its owner (plan.ownership)."""
     inspections: tuple[Run, ...] = ()
     runs: tuple[Run, ...] = ()
     failures: Mapping[str, ActionFailure] = field(default_factory=dict)
     """By `plan.actions.action_key`."""
     namespace_labels: Mapping[str, str] = field(default_factory=dict)
-    """Of the resource's namespace, where some profile asks for labels; otherwise none."""
+    """Labels of the resource's namespace, when its profile selects by labels; otherwise empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardView:
-    """A PersistShard as its sinks need it. `usable` iff everything that a driver needs is known and the stores
-    answered.
-    """
+    """What a sink needs of its PersistShard. `usable` iff everything that a driver needs is known and the stores answer."""
 
     found: bool
     reason: str
@@ -194,20 +192,20 @@ class ShardView:
 
     @property
     def usable(self) -> bool:
-        """Whether a driver may be started on it."""
+        """Whether a driver may start on this shard."""
         return self.reason == "Resolved"
 
     @classmethod
     def of(
         cls, name: str, shard: Shard | None, settings: OperatorSettings, namespace_labels: Mapping[str, str] = NO_LABELS
     ) -> ShardView:
-        """What a sink may know of the shard it names, in a namespace with these labels."""
+        """The view of the shard that a sink names as `name`. `namespace_labels` are the labels of their namespace."""
         if shard is None or shard.meta.deleting:
             return cls(
                 found=False, reason="ShardNotFound", message=f"there is no PersistShard {name} in this namespace"
             )
         stalled = conditions.find(shard.status, "Stalled")
-        # A shard whose maintenance is refused can be written all the same.
+        # A refusal of maintenance does not keep sinks from writing the shard.
         if stalled is not None and stalled.get("status") == "True" and stalled.get("reason") != ACTION_REFUSED:
             return cls(
                 found=True,
@@ -236,12 +234,12 @@ class ShardView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkObserved:
-    """Everything about a SparkSink that is not on the resource itself."""
+    """Everything that the plan of a SparkSink needs beside the resource itself."""
 
     shard: ShardView
     runs: tuple[Run, ...] = ()
     executors: Executors = field(default_factory=Executors)
     leftovers: tuple[str, ...] = ()
-    """Attempts of which there is something, but no driver; looked for only while none is under way."""
+    """Names of attempts that left objects but have no driver. Observed only while no attempt is under way."""
     failures: Mapping[str, ActionFailure] = field(default_factory=dict)
     """By `plan.actions.action_key`."""

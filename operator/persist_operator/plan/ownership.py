@@ -1,8 +1,8 @@
-"""Whose shard it is: what a PersistShard claims of its stores, what it may take from others, and what people are told. Pure.
+"""Ownership: which shard a PersistShard claims, when it may take a shard from another owner, and the message of a refused claim. Pure.
 
-The store decides (persist_engine.work.registry), whatever its addresses look like and whichever operator asks. Only these
-take a shard from another owner: a resource of the same namespace, when that owner's resource is gone or the annotation
-`persistshard.io/take-over: <shard id>` says so; and with the annotation whatever else the storage profile allows.
+The store decides (persist_engine.work.registry), for all its addresses and all operators. A resource takes a shard from another
+owner in two cases only. Without the annotation `persistshard.io/take-over: <shard id>`, the owner must be a resource of the same namespace
+that is gone. With the annotation, the owner must be a resource of the same namespace, or the storage profile must allow the take-over.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from persist_engine.model.ownership import Owner
 from persist_operator.api import names
 from persist_operator.api.shard import Shard
 from persist_operator.plan import shard_log
+from persist_operator.plan.hints import TakeOver, Words
 from persist_operator.plan.observed import Claim, NotOwned
 from persist_operator.settings import OperatorSettings
 
 
 def owner_of(shard: Shard, settings: OperatorSettings) -> Owner:
-    """The resource as a store knows it: the same however often it is deleted and applied again."""
+    """The owner that stands in the store for this resource. It stays the same when the resource is deleted and applied again."""
     return Owner(settings.operator_id, shard.meta.namespace, shard.meta.name)
 
 
 def claim_of(shard: Shard, settings: OperatorSettings) -> Claim:
-    """Which shard the resource asks for. Its name finds what it had before; a new one's id comes from its uid."""
+    """The claim of the resource. By its name the store finds the shard that it had before. The id of a new shard comes from its uid."""
     return Claim(
         owner=owner_of(shard, settings),
         wanted=shard.spec.shard_id,
@@ -34,8 +35,8 @@ def claim_of(shard: Shard, settings: OperatorSettings) -> Claim:
 
 
 def may_take_over(shard: Shard, found: NotOwned, settings: OperatorSettings, *, is_gone: Callable[[str], bool]) -> bool:
-    """Whether the resource may have the shard all the same. `is_gone`: whether its namespace has no PersistShard of this
-    name any more.
+    """Whether the resource may take over the shard in `found`. `is_gone(name)` is whether the namespace of `shard` has no
+    PersistShard of that name.
     """
     neighbour = _is_neighbour(shard, found.owner, settings)
     if neighbour and found.owner is not None and is_gone(found.owner.name):
@@ -46,28 +47,26 @@ def may_take_over(shard: Shard, found: NotOwned, settings: OperatorSettings, *, 
     return neighbour or allowed == "Any" or (allowed == "Unowned" and found.owner is None)
 
 
-def refusal(shard: Shard, found: NotOwned, settings: OperatorSettings) -> tuple[str, str]:
-    """Reason and message of a shard that is not the resource's."""
+def refusal(shard: Shard, found: NotOwned, settings: OperatorSettings, words: Words) -> tuple[str, str]:
+    """Reason and message of the condition of a resource that does not own the shard which it claims."""
     mine = owner_of(shard, settings)
-    by_hand = f"`persist admin owner {found.shard_id} --take-over {mine} --commit`"
-    annotation = f"annotate this resource {names.ANNOTATION_TAKE_OVER}={found.shard_id}"
     if found.owner is None:
-        ways = f"{annotation}, or run {by_hand}" if _take_over(shard, settings) != "SameNamespace" else f"run {by_hand}"
+        ways = words(TakeOver(found.shard_id, mine, by_annotation=_take_over(shard, settings) != "SameNamespace"))
         return "ShardUnowned", f"shard {found.shard_id} exists and has no owner; to adopt it {ways}"
     theirs = found.owner
-    who = f"{theirs.namespace}/{theirs.name} of operator {theirs.operator_id} owns shard {found.shard_id}"
+    conflict = f"{theirs.namespace}/{theirs.name} of operator {theirs.operator_id} owns shard {found.shard_id}"
     easy = _is_neighbour(shard, theirs, settings) or _take_over(shard, settings) == "Any"
-    ways = f"{annotation}, or run {by_hand}" if easy else f"run {by_hand}"
-    return "ShardIdConflict", f"{who}; name another shardId, or to take it over {ways}"
+    ways = words(TakeOver(found.shard_id, mine, by_annotation=easy))
+    return "ShardIdConflict", f"{conflict}; name another shardId, or to take it over {ways}"
 
 
 def _is_neighbour(shard: Shard, owner: Owner | None, settings: OperatorSettings) -> bool:
-    """Whether `owner` is a resource that this operator would find beside `shard`."""
+    """Whether `owner` is a resource of this operator in the namespace of `shard`."""
     mine = (settings.operator_id, shard.meta.namespace)
     return owner is not None and (owner.operator_id, owner.namespace) == mine
 
 
 def _take_over(shard: Shard, settings: OperatorSettings) -> str:
-    """What the resource's storage profile says; stores that are written out allow the least."""
+    """The `take_over` of the resource's storage profile. Inline storage allows the least, SameNamespace."""
     profile = settings.storage_profiles.get(shard.spec.storage_profile or settings.default_profile)
     return "SameNamespace" if profile is None or shard.spec.storage is not None else profile.take_over

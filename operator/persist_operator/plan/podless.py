@@ -1,4 +1,4 @@
-"""Jobs without a pod: when the operator reads their Events, what a refusal means, and when the operator looks again. Pure.
+"""Jobs without a pod: when the operator reads their Events, what a refusal means, and when the operator plans again. Pure.
 
 The Job controller creates the pods of a Job. When the API server refuses a pod, only an Event of the Job (FailedCreate) says why. The
 operator reads these Events for a Job that has no pod two seconds after its creation, and then at growing intervals. A Job whose pod comes

@@ -1,6 +1,6 @@
-"""Actions that were refused: when each is tried again, and what the conditions say meanwhile. Pure.
+"""Refused actions: when each is tried again, and how the conditions show the refusal until then. Pure.
 
-Invariant: while an action of the plan stands refused, Ready is False, and Reconciling or Stalled has the words of who refused it.
+Invariant: while an action of the plan stands refused, Ready is False, and Reconciling or Stalled has the message of the refusal.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _FIRST_S, _MAX_S, _PERMANENT_S = 5, 120, 300
 
 
 def wait_s(failure: ActionFailure, *, generation: int, now_ms: int) -> float:
-    """How long the action is left alone from now on; 0 when it is to be tried. A clock that went back does not prolong it."""
+    """Seconds until the refused action is tried again; 0 when it is tried now. A clock that was set back does not prolong the wait."""
     if failure.generation != generation:
         return 0.0
     whole_s = _PERMANENT_S if failure.permanent else min(_MAX_S, _FIRST_S * 2 ** min(failure.count - 1, 10))
     return max(0.0, whole_s - abs(now_ms - failure.at_ms) / 1000)
 
 
-def told(
+def with_refusals(
     plan: Plan,
     failures: Mapping[str, ActionFailure],
     *,
@@ -46,10 +46,10 @@ def told(
     now_ms: int,
     runs: Iterable[Run] = (),
 ) -> Plan:
-    """`plan` without the actions that are not to be tried yet, and with the refusals of all that is `wanted` in its conditions.
+    """`plan` without the actions whose next try is not due, and with the refusals of all `wanted` actions in its conditions.
 
-    `before`: the status that is stored. What it tells as refused stands until the action is done, also for a process that knows
-    nothing of the refusal yet. Making a shard and moving its since are told by plan/shard.py. `runs`: those whose pods may be refused.
+    `before` is the stored status. A refusal that it shows stands until the action is taken, also in a new process that has not met the
+    refusal itself. Refusals of InitialiseShard and AdvanceSince are shown by plan/shard.py. `runs` are those whose pods may be refused.
     """
     mine = [one for one in wanted if not isinstance(one, InitialiseShard | AdvanceSince)]
     standing = {action_key(one): failures[action_key(one)] for one in mine if action_key(one) in failures}
@@ -89,12 +89,12 @@ def told(
 
 
 def _of_pod(run: Run) -> ActionFailure:
-    """Kubernetes goes on trying."""
+    """The refusal of a Job's pod. It is not permanent, because Kubernetes keeps trying."""
     return ActionFailure(reason=ACTION_REFUSED, message=run.message, permanent=False, at_ms=run.created_ms)
 
 
 def _conditions(failures: Sequence[ActionFailure]) -> list[Condition]:
-    """The one that a person has to end comes first; the others may end by themselves."""
+    """The conditions of these refusals. A refusal that only a person can end comes first; the others may end by themselves."""
     worst = max(failures, key=lambda one: one.permanent)
     rest = [one.message for one in failures if one is not worst and one.message != worst.message]
     message = "; ".join([worst.message, *rest])
@@ -103,7 +103,7 @@ def _conditions(failures: Sequence[ActionFailure]) -> list[Condition]:
 
 
 def _kept(before: Mapping[str, Any]) -> list[Condition]:
-    """What the stored status tells of a refusal, as conditions; nothing when it tells of none."""
+    """The conditions with which the stored status shows a refusal; empty when it shows none."""
     ready = conditions.find(before, "Ready")
     if ready is None or ready.get("reason") != ACTION_REFUSED:
         return []

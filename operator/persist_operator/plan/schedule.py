@@ -1,7 +1,7 @@
-"""Ticks of a cron schedule in its own time zone. Pure: time comes in.
+"""The ticks of a cron schedule in its own time zone. Pure: the caller passes the time.
 
-Clock changes: a tick in the hour that is left out comes at the end of that hour. In the hour that comes twice a schedule with fixed
-hours ticks the first time only; one whose hour field has a `*` ticks on through both.
+At a change of the clock, a tick in the hour that is skipped comes at the end of that hour. In the hour that comes twice, a schedule with
+fixed hours ticks the first time only; a schedule with a `*` in its hour field ticks both times.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from persist_engine.base.errors import InvalidUsage
 
 from persist_operator.api.sink import Schedule
 
-#: Ticks of an hour that comes twice, at most; no zone sets its clock back by more than three hours.
+#: The most ticks that a change of the clock can repeat; no zone sets its clock back by more than three hours.
 _REPEATED_MAX = 180
-#: How far croniter looks for a day.
+#: The range in which croniter searches for a matching day.
 _YEARS = 50
-#: croniter's own: a time drawn anew at each look.
+#: A field of croniter's own syntax with a random time, which would differ at each evaluation.
 _CHANCE = re.compile(r"[rR](?:$|\()")
 
 
 def next_tick_ms(schedule: Schedule, after_ms: int) -> int:
-    """The first tick after `after_ms`. InvalidUsage for a schedule that cannot be read or never comes."""
+    """The first tick after `after_ms`. InvalidUsage when the schedule is invalid, or when it has no tick within 50 years."""
     return next(_ticks(schedule, after_ms, forward=True))
 
 
 def last_tick_ms(schedule: Schedule, *, after_ms: int, until_ms: int) -> int | None:
-    """The last tick in (after_ms, until_ms], or None: of several missed ones only the last is worth running.
+    """The last tick in (after_ms, until_ms]; None when there is none. Of several missed ticks, only the last one is run.
 
-    InvalidUsage as `next_tick_ms`.
+    InvalidUsage as from `next_tick_ms`.
     """
     tick_ms = next(_ticks(schedule, until_ms + 1, forward=False))
     return tick_ms if after_ms < tick_ms <= until_ms else None
@@ -49,7 +49,7 @@ def _ticks(schedule: Schedule, at_ms: int, *, forward: bool) -> Iterator[int]:
             moment = iterator.get_next(datetime) if forward else iterator.get_prev(datetime)
         except CroniterError as error:
             raise InvalidUsage(
-                f"schedule.cron {schedule.cron!r} never comes: no day within {_YEARS} years is one of its days"
+                f"schedule.cron {schedule.cron!r} never comes: no day within {_YEARS} years matches its fields"
             ) from error
         tick_ms = round(moment.timestamp() * 1000)
         is_repeated = datetime.fromtimestamp(tick_ms / 1000, tz=UTC).astimezone(zone).fold == 1

@@ -1,9 +1,8 @@
-"""The plan of one PersistShard: initialise, watch over, maintain. Pure.
+"""The plan of one PersistShard: create, inspect, maintain. Pure.
 
-Order: a status says that the stores are asked before they are; nothing of a shard is shown, advanced or maintained before the stores
-say that it is this resource's; the intent of every action is on the status before it is done.
-A shard that once existed and is gone, or whose state went back, is never made again: that would hide a loss of
-acknowledged data.
+The order is fixed. The first status is written before the stores are asked. The operator shows, advances and maintains a shard only after
+the stores name this resource as its owner. The intent of an action is on the status before the action is taken.
+A shard that existed and is gone, or whose state went back, is never created again. That would hide a loss of acknowledged data.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from persist_operator.plan.actions import (
     StartMaintenance,
     maintenance_key,
 )
+from persist_operator.plan.hints import Recover, Words, cluster_words
 from persist_operator.plan.observed import (
     ACTION_REFUSED,
     ActionFailure,
@@ -51,7 +51,7 @@ _RETRY_PERMANENT_S, _RETRY_S = 300, 30
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A shard that exists and may be maintained, with all that its plan depends on. `base`: the status so far."""
+    """A shard that the resource owns, with everything that its plan depends on. `base` is the status so far."""
 
     shard: Shard
     base: ShardStatus
@@ -59,15 +59,18 @@ class _Case:
     observed: ShardObserved
     now_ms: int
     settings: OperatorSettings
+    words: Words
 
 
 def is_to_be_asked(shard: Shard) -> bool:
-    """Whether the stores may be asked about `shard`: it stays, and its status says by now that they are."""
+    """Whether the stores may be asked about `shard`: the resource is not being deleted, and it has a status with conditions."""
     return not shard.meta.deleting and bool(shard.status.get("conditions"))
 
 
-def plan_shard(shard: Shard, observed: ShardObserved, *, now_ms: int, settings: OperatorSettings) -> Plan:
-    """The next steps for `shard`. Deterministic; the same inputs give the same plan."""
+def plan_shard(
+    shard: Shard, observed: ShardObserved, *, now_ms: int, settings: OperatorSettings, words: Words = cluster_words
+) -> Plan:
+    """The next steps for `shard`. Deterministic: the same inputs give the same plan. `words` renders the hints in its messages."""
     if shard.meta.deleting:
         return Plan(status=shard.status)
     try:
@@ -78,40 +81,46 @@ def plan_shard(shard: Shard, observed: ShardObserved, *, now_ms: int, settings: 
         sink_pods.check_maintenance(shard.spec, settings.workload)
     except PodRefused as error:
         return _stalled(shard, shard.known, error.reason, str(error), now_ms)
-    plan = _planned(shard, location, observed, now_ms, settings)
+    plan = _planned(shard, location, observed, now_ms, settings, words=words)
     if isinstance(location, InlineLocation) and is_to_be_asked(shard):
         plan = inspecting.with_next(plan, shard, observed, location, now_ms=now_ms, settings=settings)
     return podless.with_look(plan, (*observed.runs, *observed.inspections), shard.known, now_ms=now_ms)
 
 
 def _planned(
-    shard: Shard, location: StoreLocation, observed: ShardObserved, now_ms: int, settings: OperatorSettings
+    shard: Shard,
+    location: StoreLocation,
+    observed: ShardObserved,
+    now_ms: int,
+    settings: OperatorSettings,
+    *,
+    words: Words,
 ) -> Plan:
-    """What follows from what the stores say."""
+    """The plan that follows from the answer of the stores."""
     base = replace(shard.known, store=shard_status.stores(location))
     match observed.inspected:
         case Awaited(reason=reason, message=message):
             return _conditioned(shard, base, _waiting("Unknown", reason, message), now_ms, requeue_after_s=1)
         case NotInspected():
-            found = _waiting("Unknown", "Inspecting", "the stores were not asked yet")
+            found = _waiting("Unknown", "Inspecting", "the stores are not inspected yet")
             return _conditioned(shard, base, found, now_ms, requeue_after_s=1 if is_to_be_asked(shard) else 0)
         case NotOwned() as not_owned:
-            refusal = ownership.refusal(shard, not_owned, settings)
+            refusal = ownership.refusal(shard, not_owned, settings, words)
             return _stalled(shard, base, *refusal, now_ms, retry_s=settings.loop.inspect_seconds, reachable=True)
         case StoreFailure() as failure:
             return _store_failed(shard, base, failure, now_ms, settings)
         case ShardMissing():
-            return _missing(_Case(*_owning(shard, base, observed), location, observed, now_ms, settings))
+            return _missing(_Case(*_owning(shard, base, observed), location, observed, now_ms, settings, words))
         case Inspection() as inspection:
-            case = _Case(*_owning(shard, base, observed), location, observed, now_ms, settings)
-            problem = _problem(case.shard, inspection)
+            case = _Case(*_owning(shard, base, observed), location, observed, now_ms, settings, words)
+            problem = _problem(case.shard, inspection, words)
             if problem is not None:
                 return _stalled(case.shard, case.base, *problem, now_ms, reachable=True)
             return _healthy(case, inspection)
 
 
 def _owning(shard: Shard, base: ShardStatus, observed: ShardObserved) -> tuple[Shard, ShardStatus]:
-    """The resource with the shard that is its own on its status. Of one that it had before, nothing is kept."""
+    """The resource and its status with the id of the shard that it owns. The status drops every block of a shard that it had before."""
     shard_id, known = observed.shard_id, shard.known
     if known.shard_id in {None, shard_id}:
         return shard, replace(base, shard_id=shard_id)
@@ -185,7 +194,7 @@ def _reachable(status: ShardStatus) -> Condition:
 def _store_failed(
     shard: Shard, base: ShardStatus, failure: StoreFailure, now_ms: int, settings: OperatorSettings
 ) -> Plan:
-    """Numbers stay as they were; the resource recovers by itself when the store is back."""
+    """The plan while a store does not answer. Numbers on the status stay. A failure that is not permanent ends with the outage."""
     if failure.permanent:
         return _stalled(shard, base, failure.reason, failure.message, now_ms)
     found = [
@@ -207,8 +216,8 @@ def _missing(case: _Case) -> Plan:
     if seqno is not None:
         message = (
             f"shard {shard_id} was at v{seqno} and is gone from {base.store.consensus}: "
-            "the store was emptied, restored or exchanged; bring its data back, or see what blobs hold with "
-            f"`persist admin recover {shard_id}`"
+            "the store was emptied, restored or replaced; restore its data, or see what the blob store holds with "
+            f"{case.words(Recover(shard_id))}"
         )
         return _stalled(shard, base, "ShardLost", message, now_ms, reachable=True)
     if shard.spec.schema is None:
@@ -230,7 +239,7 @@ def _missing(case: _Case) -> Plan:
     if failure is not None:
         return _initialise_failed(shard, base, action, failure, now_ms)
     found = [*_waiting("False", "Initialising", f"creating shard {shard_id}"), _reachable(base)]
-    # A pod that looks after inline stores makes the shard itself.
+    # On inline storage, the inspection pod creates the shard.
     actions = () if isinstance(case.location, InlineLocation) else (action,)
     return _conditioned(shard, base, found, now_ms, requeue_after_s=1, actions=actions)
 
@@ -246,9 +255,9 @@ def _initialise_failed(
     return _conditioned(shard, base, found, now_ms, requeue_after_s=max(1.0, wait_s), actions=actions)
 
 
-def _problem(shard: Shard, inspection: Inspection) -> tuple[str, str] | None:
-    """What a person has to look at before anything is done to this shard: (reason, message)."""
-    lost = shard_log.loss(shard, inspection)
+def _problem(shard: Shard, inspection: Inspection, words: Words) -> tuple[str, str] | None:
+    """The problem that a person must solve before the operator changes this shard, as (reason, message); None when there is none."""
+    lost = shard_log.loss(shard, inspection, words)
     if lost is not None:
         return "ShardLost", lost
     if shard.spec.schema is not None:
@@ -264,7 +273,7 @@ def _problem(shard: Shard, inspection: Inspection) -> tuple[str, str] | None:
 
 
 def _schema_problem(wanted: ShardSchema, actual: ShardSchema | None) -> str | None:
-    """Why the wanted schema cannot be used, alone or (if there is one) beside the actual one."""
+    """Why the wanted schema is invalid, or how it differs from the actual one (if there is one); None when it is right."""
     try:
         schema = Schema.from_ddl(wanted.key, wanted.value)
     except InvalidUsage as error:
@@ -283,9 +292,13 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
     accepted, recovered = shard_log.accept_token(shard), shard_log.was_recovered(shard, inspection)
     if accepted is not None:
         handled = {**handled, shard_log.ACCEPT: accepted}
-    told = (Note("Warning", "LogRecovered", f"the log was begun anew at v{inspection.seqno}"),) if recovered else ()
+    recoveries = (
+        (Note("Warning", "LogRecovered", f"the log was begun anew at v{inspection.seqno}"),) if recovered else ()
+    )
     status = replace(
-        _with_numbers(case, inspection, forced=bool(folded.notes or told or accepted), advanced=advance is not None),
+        _with_numbers(
+            case, inspection, forced=bool(folded.notes or recoveries or accepted), advanced=advance is not None
+        ),
         engine_version=shard_status.engine_version(inspection),
         schema=Ddl(key=inspection.key_schema, value=inspection.val_schema),
         maintenance=blocks,
@@ -306,9 +319,9 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
         now_ms,
         requeue_after_s=case.settings.loop.inspect_seconds,
         actions=(*((advance,) if advance else ()), *started),
-        notes=(*folded.notes, *told),
+        notes=(*folded.notes, *recoveries),
     )
-    return refusals.told(
+    return refusals.with_refusals(
         plan,
         case.observed.failures,
         wanted=started,
@@ -320,17 +333,17 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
 
 
 def _with_numbers(case: _Case, inspection: Inspection, *, forced: bool, advanced: bool) -> ShardStatus:
-    """The status so far, with new reporting blocks; with its own while those are young or nothing changed.
+    """The status so far with new numbers, or with the known ones while they are young or the shard has not changed.
 
-    So a busy shard writes its status every `numbers_seconds`, and an idle one not at all.
+    So the status of a busy shard is written every `numbers_seconds`, and that of an idle one not at all.
     """
     known = case.shard.known
     frontiers = known.frontiers
-    seen_ms = times.to_ms(frontiers.observed_time)
+    observed_ms = times.to_ms(frontiers.observed_time)
     same_generation = known.observed_generation == case.shard.meta.generation
-    if seen_ms is not None and same_generation and not forced and not advanced:
-        # Times ahead of now were written by a clock that has gone back since: they hold nothing up.
-        young = 0 <= case.now_ms - seen_ms < case.settings.loop.numbers_seconds * 1000
+    if observed_ms is not None and same_generation and not forced and not advanced:
+        # A time ahead of now comes from a clock that was set back since. It must not delay the update.
+        young = 0 <= case.now_ms - observed_ms < case.settings.loop.numbers_seconds * 1000
         if young or (frontiers.seqno == inspection.seqno and inspection.oldest_uncompacted_ms is None):
             return case.base
     return shard_status.with_numbers(
@@ -344,7 +357,7 @@ def _with_numbers(case: _Case, inspection: Inspection, *, forced: bool, advanced
 
 
 def _id(status: ShardStatus) -> str:
-    """The shard, which is the resource's by now."""
+    """The id of the shard that the resource owns. Only for a status after `_owning`."""
     return str(status.shard_id)
 
 
@@ -371,8 +384,8 @@ def _advance_since(case: _Case, inspection: Inspection) -> AdvanceSince | None:
 def _start_due(
     case: _Case, inspection: Inspection, blocks: Mapping[MaintenanceKind, Upkeep]
 ) -> tuple[tuple[StartMaintenance, ...], Mapping[MaintenanceKind, Upkeep], Mapping[str, str]]:
-    """What is due, `blocks` with the intent of it, and the requests that it handles. The intent of what was refused stands in `blocks`
-    until it is tried again.
+    """The runs that are due, `blocks` with their intent, and the requests that they handle. While a refused run waits for its next try,
+    `blocks` keeps its earlier intent.
     """
     if inspecting.is_behind(case.observed, blocks):
         return (), blocks, {}
@@ -438,7 +451,7 @@ def _upkeep_conditions(
         elif run is not None and maintenance.is_stuck(run, case.now_ms):
             why = redact(maintenance.why_stuck(run))
             found.append(Condition(condition_type, "False", "Pending", f"{run.name} does not start: {why}"))
-        elif failures >= maintenance.FAILURES_WORTH_TELLING:
+        elif failures >= maintenance.FAILURES_SHOWN_MIN:
             found.append(
                 Condition(condition_type, "False", "Failing", f"{failures} runs failed in a row: {block.message or ''}")
             )
@@ -457,8 +470,8 @@ def _since_condition(case: _Case, inspection: Inspection) -> Condition:
         return Condition("SinceAdvancing", "False", failure.reason, failure.message)
     held = shard_status.blocking_readers(inspection, critical_id)
     if target is not None and inspection.since is not None and inspection.since < target and held:
-        who = ", ".join(f"{one.kind} reader {one.id} ({one.purpose or 'no purpose'}, {one.hostname})" for one in held)
-        return Condition("SinceAdvancing", "False", "HeldByReader", f"since is held at {inspection.since} by {who}")
+        by = ", ".join(f"{one.kind} reader {one.id} ({one.purpose or 'no purpose'}, {one.hostname})" for one in held)
+        return Condition("SinceAdvancing", "False", "HeldByReader", f"since is held at {inspection.since} by {by}")
     return Condition("SinceAdvancing", "True", "Advancing", "")
 
 

@@ -1,5 +1,5 @@
-"""Whether the log of a shard is still the one that the status tells of: `status.log`, what it is compared with, and who may
-accept another one. A store that lost versions and has grown since looks sound to everybody who did not know it before.
+"""Whether the log of a shard is still the log of its status: `status.log`, its comparison with the store, and the request that accepts
+another log. A store that lost versions and has grown since looks sound to a process that did not know its earlier versions.
 """
 
 from __future__ import annotations
@@ -9,36 +9,37 @@ from persist_engine.model.inspection import Inspection
 from persist_operator.api import names
 from persist_operator.api.shard import Shard
 from persist_operator.api.shard_status import LogEntry
+from persist_operator.plan.hints import Recover, Request, Words
 
 #: The request that accepts a log which lost versions, after `persistshard.io/request-`.
 ACCEPT = "accept-log"
 
 
 def known_seqno(shard: Shard) -> int | None:
-    """The newest version that the status tells of."""
+    """The newest version on the status; None before the first one."""
     known = shard.known
     return known.frontiers.seqno if known.log.seqno is None else known.log.seqno
 
 
 def entry(inspection: Inspection) -> LogEntry:
-    """status.log: which log this is, and its newest entry."""
+    """The value of status.log: the birth of the log, and its newest entry."""
     return LogEntry(birth=inspection.birth, seqno=inspection.seqno, tag=inspection.tag)
 
 
 def accept_token(shard: Shard) -> str | None:
-    """The token of an annotation that accepts whatever log there is, when it was not handled yet."""
+    """The token of the request that accepts the log as it is; None when there is no such request, or when it was handled."""
     token = shard.meta.annotations.get(f"{names.REQUEST_PREFIX}{ACCEPT}", "")[:64]
     return token if token and token != shard.known.handled(ACCEPT) else None
 
 
 def was_recovered(shard: Shard, inspection: Inspection) -> bool:
-    """Whether `persist admin recover` began this log anew in the place of the one that the status tells of."""
+    """Whether `persist admin recover` began this log in place of the log of the status."""
     return inspection.is_recovered_from(shard.known.log.birth or "")
 
 
-def loss(shard: Shard, inspection: Inspection) -> str | None:
-    """What shows that versions which the status tells of are gone, and what to do; None when nothing does, when somebody
-    accepted it, and for a log that was recovered on purpose.
+def loss(shard: Shard, inspection: Inspection, words: Words) -> str | None:
+    """How the log shows that known versions are gone, and what to do. None when it does not, when a request accepts the log, and when the
+    log was recovered.
     """
     if accept_token(shard) is not None or was_recovered(shard, inspection):
         return None
@@ -52,7 +53,7 @@ def loss(shard: Shard, inspection: Inspection) -> str | None:
     else:
         return None
     return (
-        f"{what}: the consensus store lost acknowledged versions, and maintenance is stopped. Restore the store; or bring back "
-        f"what blobs hold with `persist admin recover {inspection.shard_id}`; or go on with the log as it is: annotate the "
-        f"resource with {names.REQUEST_PREFIX}{ACCEPT}=<any new value>"
+        f"{what}: the consensus store lost acknowledged versions, and maintenance is stopped. Restore the store; or recover "
+        f"what the blob store holds with {words(Recover(str(inspection.shard_id)))}; or accept the log as it is: "
+        f"{words(Request(ACCEPT))}"
     )

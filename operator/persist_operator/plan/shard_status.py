@@ -1,4 +1,4 @@
-"""The blocks of a PersistShard's status that only report: frontiers, sizes, holds, debt."""
+"""The blocks of a PersistShard's status that only report what an inspection found: frontiers, sizes, holds, debt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BLOCKING_MAX = 5
 
 
 def stores(location: StoreLocation) -> Stores:
-    """The stores for people: neither credentials nor parameters."""
+    """The stores' URLs for people, without credentials and parameters."""
     return Stores(blob=shown_url(location.blob)[:1024], consensus=shown_url(location.consensus)[:1024])
 
 
@@ -31,7 +31,9 @@ def with_numbers(
     since_advanced: str | None,
     left_out: tuple[int, int] = (0, 0),
 ) -> ShardStatus:
-    """`status` with frontiers, storage, holds, debt and log of `inspection`. `left_out`: readers and writers that are counted only."""
+    """`status` with frontiers, storage, holds, debt and log of `inspection`. `left_out` are the numbers of readers and writers that the
+    inspection does not list.
+    """
     oldest_ms = inspection.oldest_uncompacted_ms
     return replace(
         status,
@@ -63,7 +65,7 @@ def with_numbers(
 
 
 def blocking_readers(inspection: Inspection, critical_id: str) -> list[ReaderInfo]:
-    """Readers of other people that hold since exactly where it is, at most five."""
+    """Readers beside the operator's own that hold since exactly where it is, at most five."""
     held = [
         one
         for one in inspection.readers
@@ -73,12 +75,12 @@ def blocking_readers(inspection: Inspection, critical_id: str) -> list[ReaderInf
 
 
 def own_since_ms(inspection: Inspection, critical_id: str) -> int | None:
-    """What the operator's critical reader holds; None when it is not registered."""
+    """The since of the operator's critical reader; None when the reader is not registered."""
     return next((one.since for one in inspection.readers if one.id == critical_id and one.since is not None), None)
 
 
 def frontier_text(time: int | None) -> str:
-    """A frontier in a status: the time, or empty text when closed."""
+    """The text of a frontier in a status: the time, or the empty text when the frontier is closed."""
     return "" if time is None else str(time)
 
 
@@ -107,5 +109,5 @@ def _holder(reader: ReaderInfo) -> Holder:
 
 
 def engine_version(inspection: Inspection) -> str:
-    """The version that wrote the newest state."""
+    """The version of the engine that wrote the newest state."""
     return inspection.applier_version[:64]

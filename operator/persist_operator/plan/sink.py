@@ -1,9 +1,8 @@
-"""The plan of one SparkSink: which run is due, its attempts, what became of them, what to clear away. Pure.
+"""The plan of one SparkSink: which run is due, its attempts, their outcomes, and which objects to remove. Pure.
 
-A *run* is one logical write (of a Once sink's revision into one shard, or of a tick); its *attempts* are drivers that share the
-run's id, so that
-data is committed once however often a driver is lost. At most one attempt goes at a time, and it is on the status
-before it starts.
+A *run* is one logical write: a Once sink has one for each revision and shard, a Scheduled sink one for each tick. The *attempts* of a run
+are drivers that share the run's id, so that the data is committed once even when drivers are lost. At most one attempt is under way, and
+the status shows it before it starts.
 """
 
 from __future__ import annotations
@@ -30,18 +29,19 @@ from persist_operator.api.sink_status import (
 from persist_operator.plan import failures, refusals, schedule, sink_status
 from persist_operator.plan.actions import Action, Note, Plan, StartDriver, StopEvent, StopRun
 from persist_operator.plan.failures import Failure
+from persist_operator.plan.hints import Words, cluster_words
 from persist_operator.plan.observed import Phase, Run, SinkObserved
 from persist_operator.settings import OperatorSettings
 
-#: How long after its grace period a driver that is being deleted is waited for. One on a node that is cut off never
-#: goes by itself; that two may run then costs no data, since the shard takes one of them.
+#: How long the plan waits, after the grace period, for a driver that is being deleted. On a node without connection the driver never ends
+#: by itself. Then two drivers may run; no data is lost or doubled, because the shard accepts the commit of one.
 _GONE_AFTER_MS = 60_000
 _RESTART_REQUEST = "restart"
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The plan as far as it is made."""
+    """A plan in the making. Each step of `plan_sink` takes a draft and returns one."""
 
     sink: Sink
     observed: SinkObserved
@@ -53,45 +53,47 @@ class Draft:
 
     @property
     def now(self) -> str:
-        """The time as a status has it."""
+        """The current time as a text for the status."""
         return times.to_text(self.now_ms)
 
     def child(self) -> Run | None:
-        """The newest attempt as observed."""
+        """The observed driver of the newest attempt; None when there is none."""
         return next((one for one in self.observed.runs if one.name == self.status.driver.pod_name), None)
 
     def having(self, **changes: Any) -> Draft:
-        """With these fields of the status changed."""
+        """The draft with these fields of the status changed."""
         return replace(self, status=replace(self.status, **changes))
 
     def having_run(self, **changes: Any) -> Draft:
-        """With these fields of status.run changed."""
+        """The draft with these fields of status.run changed."""
         return self.having(run=replace(self.status.run, **changes))
 
     def having_driver(self, **changes: Any) -> Draft:
-        """With these fields of status.driver changed."""
+        """The draft with these fields of status.driver changed."""
         return self.having(driver=replace(self.status.driver, **changes))
 
     def acting(self, action: Action) -> Draft:
-        """With one action more."""
+        """The draft with one more action."""
         return replace(self, actions=(*self.actions, action))
 
     def stopping(self, name: str | None, reason: str, *, grace_seconds: int = 0, event: StopEvent = "") -> Draft:
-        """With the stop of one driver more."""
+        """The draft with the stop of one more driver."""
         stop = StopRun(kind="driver", name=str(name), reason=reason, grace_seconds=grace_seconds, event=event)
         return self.acting(stop)
 
     def noting(self, note: Note) -> Draft:
-        """With one Event more."""
+        """The draft with one more Event."""
         return replace(self, notes=(*self.notes, note))
 
     def waking(self, at_ms: int) -> Draft:
-        """With another look at `at_ms`."""
+        """The draft with a requeue at `at_ms`, or earlier."""
         return replace(self, wake_ms=(*self.wake_ms, at_ms))
 
 
-def plan_sink(sink: Sink, observed: SinkObserved, *, now_ms: int, settings: OperatorSettings) -> Plan:
-    """The next steps for `sink`. Deterministic; the same inputs give the same plan."""
+def plan_sink(
+    sink: Sink, observed: SinkObserved, *, now_ms: int, settings: OperatorSettings, words: Words = cluster_words
+) -> Plan:
+    """The next steps for `sink`. Deterministic: the same inputs give the same plan. `words` renders the hints in its messages."""
     if sink.meta.deleting:
         return Plan(status=sink.status)
     draft = Draft(sink, observed, now_ms, replace(sink.known, active_revision=sink.spec.revision))
@@ -106,7 +108,7 @@ def plan_sink(sink: Sink, observed: SinkObserved, *, now_ms: int, settings: Oper
     if problem is None:
         draft = _start_attempt(draft)
     draft = _clear_away(draft)
-    status = sink_status.finished(draft.status, sink, observed, problem=problem, now_ms=now_ms)
+    status = sink_status.finished(draft.status, sink, observed, problem=problem, now_ms=now_ms, words=words)
     requeue_s = min(((at - now_ms) / 1000 for at in draft.wake_ms), default=settings.loop.resync_seconds)
     plan = Plan(
         status=status.wire(),
@@ -115,13 +117,13 @@ def plan_sink(sink: Sink, observed: SinkObserved, *, now_ms: int, settings: Oper
         notes=draft.notes,
         is_periodic=not draft.wake_ms,
     )
-    return refusals.told(
+    return refusals.with_refusals(
         plan, observed.failures, wanted=plan.actions, meta=sink.meta, before=sink.status, now_ms=now_ms
     )
 
 
 def _adopt(draft: Draft) -> Draft:
-    """A child newer than the status: the intent was lost with the status, or never seen. Go on from the child."""
+    """Take over a driver that is newer than the status. Its intent was lost with the status; the plan continues from the driver."""
     newest = max(draft.observed.runs, key=lambda one: one.attempt, default=None)
     if newest is None or newest.attempt <= (draft.status.attempt or 0):
         return draft
@@ -140,14 +142,14 @@ def _adopt(draft: Draft) -> Draft:
 
 
 def _follow(draft: Draft) -> Draft:
-    """Bring the open attempt's block up to what was observed, and settle it when it is over."""
+    """Update the status of the attempt under way from what was observed, and record its end when it has ended."""
     if not draft.status.is_under_way:
         return draft
     child, spec, driver = draft.child(), draft.sink.spec, draft.status.driver
     if child is None:
         if driver.phase == "Creating":
             return _watch_creation(draft)
-        # The pod is gone, its Service and ConfigMap are not.
+        # The pod is gone. Its Service and ConfigMap are still there.
         draft = draft.stopping(driver.pod_name, "the driver is lost")
         return _fail(draft, failures.lost(str(driver.pod_name)), phase="Lost", end_ms=draft.now_ms)
     if child.phase is Phase.SUCCEEDED and (child.report or {}).get("outcome", "Succeeded") == "Succeeded":
@@ -155,7 +157,7 @@ def _follow(draft: Draft) -> Draft:
     if child.phase.finished:
         return _fail(draft, failures.classify(child), phase="Failed", end_ms=child.finished_ms or draft.now_ms)
     if child.deleting:
-        # Somebody is deleting it: wait for its end (see `_force_out`), which is then its failure.
+        # The pod is being deleted from outside. Its end (see `_force_out`) will be the attempt's failure.
         return draft.having_driver(phase=child.phase.value)
     if spec.suspend or _outdated(draft):
         return _stop(draft, child, "suspended" if spec.suspend else _outdated(draft))
@@ -163,7 +165,7 @@ def _follow(draft: Draft) -> Draft:
 
 
 def _force_out(draft: Draft) -> Draft:
-    """Remove drivers whose deletion does not come to an end: nothing else starts while they are there."""
+    """Delete by force each driver whose deletion does not end. While such a driver exists, no attempt can start."""
     for run in draft.observed.runs:
         if run.phase.finished or not run.deleting or run.deleted_ms is None:
             continue
@@ -171,25 +173,25 @@ def _force_out(draft: Draft) -> Draft:
         if draft.now_ms < limit_ms:
             draft = draft.waking(limit_ms)
         else:
-            draft = draft.stopping(run.name, "its node does not say that it ended", event="DriverForcedOut")
+            draft = draft.stopping(run.name, "its node does not report that it ended", event="DriverForcedOut")
     return draft
 
 
 def _with_start_limit(draft: Draft) -> tuple[Draft, int]:
-    """The draft with the time of the intent, and until when the driver has to run. The time counts from the intent, so that a refusal
-    takes it up as waiting for a node does.
+    """The draft with the time of the intent, and the time by which the driver must run. The time counts from the intent, so that it
+    includes refusals as well as the wait for a node.
     """
     intended_ms = times.to_ms(draft.status.driver.start_time)
     if intended_ms is None or intended_ms > draft.now_ms:
-        # Written by a clock that has gone back since.
+        # A clock that was set back since wrote this time.
         intended_ms = draft.now_ms
         draft = draft.having_driver(start_time=draft.now)
     return draft, intended_ms + 1000 * draft.sink.spec.driver_start_seconds
 
 
 def _watch_creation(draft: Draft) -> Draft:
-    """End an attempt that is refused for too long. One that was never asked for (no operator ran, or there is no room) begins
-    anew: its time-out tells of refusals only.
+    """End an attempt whose creation is refused for too long. When the creation was never tried (no operator ran, or the local runner had
+    no free place), the time starts again, because this time-out is for refusals only.
     """
     draft, limit_ms = _with_start_limit(draft)
     refusal = draft.observed.failures.get("StartDriver")
@@ -197,7 +199,7 @@ def _watch_creation(draft: Draft) -> Draft:
         return draft.waking(limit_ms)
     if refusal is None:
         return draft.having_driver(start_time=draft.now)
-    # What was made of it goes as a leftover: what it was refused for may be another's of the same name.
+    # Objects of the attempt are removed as leftovers, not here: the refusal may come from an object of the same name with another owner.
     name, seconds = str(draft.status.driver.pod_name), draft.sink.spec.driver_start_seconds
     return _fail(draft, failures.not_created(name, seconds, refusal), phase="Failed", end_ms=draft.now_ms)
 
@@ -229,7 +231,7 @@ def _stop(draft: Draft, child: Run, why: str) -> Draft:
 def _succeed(draft: Draft, child: Run) -> Draft:
     report, end = child.report or {}, times.to_text(child.finished_ms or draft.now_ms)
     upper = report.get("upper")
-    # An attempt that was lost had committed: its numbers are lost with it, those of the run before are not this one's.
+    # An earlier attempt committed and was lost with its numbers. The numbers on the status belong to the run before.
     done = bool(report.get("already_done"))
     progress = Progress(
         upper=None if upper is None else str(upper),
@@ -253,7 +255,7 @@ def _number(report: Mapping[str, Any], name: str) -> int | None:
 
 
 def _fail(draft: Draft, failure: Failure, *, phase: DriverPhase, end_ms: int) -> Draft:
-    """Enter a failure and decide whether and when there is another attempt."""
+    """Record a failure, and decide whether and when the next attempt starts."""
     spec, end, name = draft.sink.spec, times.to_text(end_ms), str(draft.status.driver.pod_name)
     draft = draft.having_driver(phase=phase, end_time=end)
     if failure.counts:
@@ -297,7 +299,7 @@ def _remember(draft: Draft, outcome: AttemptOutcome, failure_class: str | None, 
 
 
 def _handle_requests(draft: Draft) -> Draft:
-    """`request-restart`: a failed run is opened again, with its id; a Once sink that completed gets another run."""
+    """Handle `request-restart`: reopen a failed run under its id, or open another run of a Once sink that completed."""
     token = draft.sink.meta.annotations.get(f"{names.REQUEST_PREFIX}{_RESTART_REQUEST}", "")[:64]
     handled = draft.status.last_handled_requests or {}
     if not token or handled.get(_RESTART_REQUEST) == token or draft.status.is_under_way:
@@ -312,7 +314,7 @@ def _handle_requests(draft: Draft) -> Draft:
 
 
 def _choose_run(draft: Draft) -> Draft:
-    """Open a run when one is due. InvalidUsage when the schedule cannot be read."""
+    """Open a run when one is due. InvalidUsage when the schedule is missing or invalid."""
     spec = draft.sink.spec
     if spec.mode == "Once":
         is_due = not draft.status.is_under_way and _outdated(draft) and not spec.suspend
@@ -329,7 +331,7 @@ def _choose_run(draft: Draft) -> Draft:
         return draft
     after_ms = times.to_ms(ticks.last_time) or draft.sink.meta.created_ms
     if after_ms > following_ms:
-        # The clock was ahead by more than a tick when that one ran. It does not stop the schedule until it is due again.
+        # The clock was ahead by more than one tick at the last run. The schedule must not stop until that time comes.
         after_ms, ticks = draft.now_ms, replace(ticks, last_time=draft.now)
         draft = draft.having(schedule=ticks)
     tick_ms = schedule.last_tick_ms(spec.schedule, after_ms=after_ms, until_ms=draft.now_ms)
@@ -344,7 +346,7 @@ def _choose_run(draft: Draft) -> Draft:
 
 
 def _outdated(draft: Draft) -> str:
-    """Why the run is no more what the sink asks for, "" when it is: another shard is as good as another spec."""
+    """Why the run no longer matches the sink, because of a changed spec or another shard; "" when it matches."""
     run, shard = draft.status.run, draft.observed.shard
     if run.revision != draft.sink.spec.revision:
         return "the spec changed"
@@ -353,8 +355,8 @@ def _outdated(draft: Draft) -> str:
 
 
 def _open_run(draft: Draft, scheduled_ms: int | None) -> Draft:
-    """The next run, of a tick or not. Ids of a sink end in a number that only rises, whatever the clock does: a driver that
-    comes back after a newer run knows by it that it is over (persist_engine.flow.mint_run).
+    """Open the next run, for a tick or (None) without one. The ids of a sink's runs end in a number that always rises, whatever the clock
+    does. By this number, a driver that returns after a newer run recognises that its run is over (persist_engine.flow.mint_run).
     """
     number = (draft.status.run.number or 0) + 1
     least = names.run_order(draft.status.run.id or "") + 1
@@ -370,8 +372,8 @@ def _open_run(draft: Draft, scheduled_ms: int | None) -> Draft:
 
 
 def _stop_strays(draft: Draft) -> Draft:
-    """Stop every driver that goes and is not the attempt under way: one that came back, or one whose stop was decided but
-    never done, since the operator was ended in between. It would hold up the next attempt for as long as it likes.
+    """Stop every running driver that is not the attempt under way: a driver that came back, or one whose planned stop did not happen
+    because the operator ended. Such a driver would delay the next attempt without limit.
     """
     stopped = {action.name for action in draft.actions if isinstance(action, StopRun)}
     grace = draft.sink.spec.termination_grace_seconds
@@ -383,8 +385,8 @@ def _stop_strays(draft: Draft) -> Draft:
 
 
 def _start_attempt(draft: Draft) -> Draft:
-    """Start the next attempt of an open run: recorded first, one at a time, after its backoff, on a shard that can
-    be written.
+    """Start the next attempt of an open run. It is recorded first, and starts after its backoff, on a usable shard, when no other driver
+    is there.
     """
     spec, shard, status = draft.sink.spec, draft.observed.shard, draft.status
     creating = status.driver.phase == "Creating" and draft.child() is None
@@ -393,7 +395,7 @@ def _start_attempt(draft: Draft) -> Draft:
     if spec.suspend:
         return _forgo(draft, "suspended").having_driver(phase="Deleted", end_time=draft.now) if creating else draft
     next_ms = times.to_ms(status.next_attempt_time) or 0
-    # Further ahead than any backoff could be it was written by a clock that has gone back since.
+    # A time beyond any backoff comes from a clock that was set back since. It must not delay the attempt.
     if draft.now_ms < next_ms <= draft.now_ms + 2000 * spec.max_backoff_seconds:
         return draft.waking(next_ms)
     leaving = [one for one in draft.observed.runs if not one.phase.finished]
@@ -428,14 +430,12 @@ def _next_attempt(draft: Draft) -> Draft:
 
 
 def _forgo(draft: Draft, why: str) -> Draft:
-    """The intended attempt is not to be: some of it may be there."""
+    """Give up the intended attempt, and remove objects of it that may already exist."""
     return draft.stopping(draft.status.driver.pod_name, why)
 
 
 def _clear_away(draft: Draft) -> Draft:
-    """Remove finished drivers, at once or after their time, as spec.cleanup says, and what is left of drivers that others
-    removed.
-    """
+    """Remove finished drivers, at once or after their time, by spec.cleanup. Remove the objects of drivers that are gone."""
     spec, status = draft.sink.spec, draft.status
     for name in draft.observed.leftovers:
         if not status.is_under_way or name != status.driver.pod_name:

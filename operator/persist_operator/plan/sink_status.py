@@ -1,4 +1,4 @@
-"""The blocks of a SparkSink's status that only report: executors and conditions."""
+"""The parts of a SparkSink's status that only report: executors and conditions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from persist_operator.api.pod_template import PodRefused
 from persist_operator.api.redact import clip, redact
 from persist_operator.api.sink import Sink
 from persist_operator.api.sink_status import ExecutorCounts, LastFailure, Progress, RunState, SinkStatus
+from persist_operator.plan.hints import Restart, Words
 from persist_operator.plan.observed import Executors, Phase, SinkObserved
 
 
 def finished(
-    status: SinkStatus, sink: Sink, observed: SinkObserved, *, problem: InvalidUsage | None, now_ms: int
+    status: SinkStatus, sink: Sink, observed: SinkObserved, *, problem: InvalidUsage | None, now_ms: int, words: Words
 ) -> SinkStatus:
-    """`status` with executors, conditions and observedGeneration. `problem`: why the spec cannot be followed."""
+    """`status` with executors, conditions and observedGeneration. `problem` is the error in the spec, if there is one."""
     counts = observed.executors if status.is_under_way else Executors()
     executors = ExecutorCounts(
         running=counts.running,
@@ -26,7 +27,7 @@ def finished(
         failed=counts.failed,
         selector=f"{names.LABEL_SINK}={sink.meta.name},{names.LABEL_ROLE}=executor",
     )
-    found = [*_ready(status, sink, observed, problem), _shard_resolved(observed), _running(status, observed)]
+    found = [*_ready(status, sink, observed, problem, words), _shard_resolved(observed), _running(status, observed)]
     if sink.spec.suspend:
         found.append(Condition("Suspended", "True", "Suspended", "spec.suspend is true: no driver is started"))
     rendered = conditions.render(found, status.conditions or (), generation=sink.meta.generation, now_ms=now_ms)
@@ -52,9 +53,11 @@ def _running(status: SinkStatus, observed: SinkObserved) -> Condition:
     return Condition("Running", "False", "NoDriver", "")
 
 
-def _ready(status: SinkStatus, sink: Sink, observed: SinkObserved, problem: InvalidUsage | None) -> list[Condition]:
-    """Ready=True, or Reconciling or Stalled beside Ready=False: exactly one of the three, so that who waits by kstatus gets an
-    answer. Suspended is Ready: nothing is to go, and nothing goes.
+def _ready(
+    status: SinkStatus, sink: Sink, observed: SinkObserved, problem: InvalidUsage | None, words: Words
+) -> list[Condition]:
+    """Ready=True, or Ready=False with either Reconciling or Stalled: exactly one of the three, so that a wait by kstatus ends. A suspended
+    sink is Ready, because no driver should run and none does.
     """
     if problem is not None:
         return _stalled(problem.reason if isinstance(problem, PodRefused) else "InvalidSchedule", str(problem))
@@ -66,8 +69,8 @@ def _ready(status: SinkStatus, sink: Sink, observed: SinkObserved, problem: Inva
             if sink.spec.restart_policy != "Never" and last.failure_class != "Configuration"
             else f"{last.failure_class or 'Run'}Failed"
         )
-        hint = "change the spec, or set the annotation " + names.REQUEST_PREFIX + "restart"
-        # A Scheduled sink's next tick opens another run by itself. Until then nothing goes on that could be waited for.
+        hint = f"change the spec, or {words(Restart())}"
+        # The next tick opens another run by itself. Until then nothing is under way, so the sink is not Reconciling.
         later = f"; the next run is at {status.schedule.next_time}" if scheduled else ""
         return _stalled(reason, f"{last.reason or ''}: {_first_line(last)}{later}; {hint}")
     is_done = not scheduled and state == "Succeeded" and run.revision == sink.spec.revision
@@ -118,18 +121,18 @@ def _under_way(status: SinkStatus, observed: SinkObserved, *, scheduled: bool, w
         and reason == "Running"
         and (phase == "Running" or (was_ready and _starts_well(observed)))
     ):
-        # A Scheduled sink is as wanted while its run goes: runs may take longer than anybody waits.
+        # A Scheduled sink matches its spec while its run is under way. A run may take longer than the time-out of a client that waits.
         return [Condition("Ready", "True", reason, text)]
     return [Condition("Ready", "False", reason, text), Condition("Reconciling", "True", reason, text)]
 
 
 def _starts_well(observed: SinkObserved) -> bool:
-    """Whether nothing keeps a driver that does not run yet."""
+    """Whether no pending driver reports a problem with its start."""
     return not any(one.reason for one in observed.runs if one.phase is Phase.PENDING)
 
 
 def _wrote(run: RunState, progress: Progress) -> str:
-    """How much is not known when the attempt that committed was lost before it could report."""
+    """The message of a run that succeeded. The number of updates is unknown when the attempt was lost after its commit."""
     written = progress.updates_written
     return f"run {run.number} is committed" if written is None else f"run {run.number} wrote {written} updates"
 
@@ -139,5 +142,5 @@ def _stalled(reason: str, message: str) -> list[Condition]:
 
 
 def _first_line(failure: LastFailure) -> str:
-    # Cut in the middle: the innermost cause stands at its end.
+    # `clip` cuts in the middle. The innermost cause stands at the end of the line.
     return clip(failure.message.splitlines()[0], 1000) if failure.message else "no message"

@@ -1,1 +1,1 @@
-"""One reconcile in small idempotent steps: observe, (plan,) write the status, act. Blocking; called by the handlers' workers."""
+"""One reconcile in small idempotent steps: observe, plan, write the status, act. Calls block. The workers of `handlers` make them."""

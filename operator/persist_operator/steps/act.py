@@ -1,4 +1,6 @@
-"""Act: carry the plan's actions out. Each is idempotent: deterministic names, 409 is success, 404 of a deletion too."""
+"""Act: carry out the actions of a plan. Each is idempotent, because names are deterministic: 409 on a creation is success, and so is 404
+on a deletion.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,12 @@ from persist_operator.steps.metrics import OperatorMetrics
 
 _RPC_SECRET_BYTES = 32
 _FORBIDDEN = 403
-#: In the API server's words when a role lacks a right, as against quotas and admission, which name what they refuse.
+#: In the API server's message when a role lacks a right. Quotas and admission policies refuse with 403 too, with other messages.
 _NO_RIGHT = 'cannot create resource "pods"'
 
 
 class Actor:
-    """Thread-safe. Raises ApiError, and what the bridge and the building of manifests raise."""
+    """Carries out actions. Thread-safe. Raises ApiError, and the exceptions of the bridge and of `manifests`."""
 
     def __init__(
         self, cluster: Cluster, bridge: Bridge, settings: OperatorSettings, env: Env, metrics: OperatorMetrics
@@ -39,7 +41,9 @@ class Actor:
         self._cluster, self._bridge, self._settings, self._env, self._metrics = cluster, bridge, settings, env, metrics
 
     def act(self, action: Action, meta: Meta) -> bool:
-        """Do it; the resource is `meta`. Whether a run was started or stopped now: not when it was before."""
+        """Carry out an action for the resource `meta`. True when a run was started or stopped now; False when it was before, and for
+        actions that start or stop no run.
+        """
         match action:
             case InitialiseShard():
                 self._bridge.initialise(action)
@@ -65,9 +69,9 @@ class Actor:
         return started
 
     def _try_pod(self, job: Resource) -> None:
-        """ApiError when the pod of a Job that is not there yet would be refused: Kubernetes makes it later, and tells only the Job's
-        Events what it is refused. Policies see the account that asks: one that lets only controllers make pods has to admit the operator,
-        too. Where the operator may make no pods itself (where no sinks run) nothing is known in advance.
+        """ApiError when the API server would refuse the pod of a Job that does not exist yet. Kubernetes creates the pod later, and only
+        Events of the Job would show the refusal. A policy sees the operator as the client; a policy that lets only controllers create pods
+        must admit the operator too. Where the operator has no right to create pods (where no sinks run), this check finds nothing.
         """
         head, template = job["metadata"], job["spec"]["template"]
         metadata = {
@@ -81,7 +85,7 @@ class Actor:
             self._cluster.try_create(POD, pod)
         except ApiError as error:
             is_ours = error.status == _FORBIDDEN and _NO_RIGHT in str(error)
-            # Its own pod may be what fills the quota.
+            # When the Job exists, its own pod may have used up the quota.
             if not is_ours and self._cluster.get(JOB, head["namespace"], head["name"]) is None:
                 raise
 
@@ -97,22 +101,22 @@ class Actor:
         return started
 
     def _create(self, manifest: Resource, meta: Meta) -> bool:
-        """Whether it was made now; False when it was before. ApiError while one of its name is another resource's.
+        """True when the object was created now, False when it existed. ApiError while an object of this name belongs to another resource.
 
-        SUBTLE: names hold the name of the resource, not its uid. Who is deleted and made anew finds what was its predecessor's
-        until that is collected: a ConfigMap would have the new driver do the old one's run.
+        SUBTLE: the name contains the name of the resource, not its uid. A resource that is deleted and created again finds the objects of
+        its predecessor until they are collected. With the old ConfigMap, the new driver would execute the old run.
         """
         kind, head = BY_KIND[manifest["kind"]], manifest["metadata"]
         if self._cluster.create(kind, manifest):
             return True
         if kind is SECRET:
-            # Its name says whose it is, and the operator may read none.
+            # The name contains the uid of the resource, and the operator may not read Secrets.
             return False
         found = self._cluster.get(kind, head["namespace"], head["name"])
         if found is None or (found["metadata"].get("labels") or {}).get(names.LABEL_OWNER_UID) != meta.uid:
             raise ApiError(
-                f"{kind.kind} {head['namespace']}/{head['name']} is not of this {meta.name} (uid {meta.uid}): waiting until it "
-                "is gone; what was a deleted resource's is collected by itself, delete it if it is somebody else's",
+                f"{kind.kind} {head['namespace']}/{head['name']} does not belong to this {meta.name} (uid {meta.uid}): waiting until "
+                "it is gone; Kubernetes collects the objects of a deleted resource by itself, delete any other by hand",
                 status=409,
             )
         return False
@@ -128,8 +132,8 @@ class Actor:
 
 
 def _job_reference(head: Resource) -> dict[str, Any]:
-    """The owner that the pod of a Job will have, for policies against pods without one. A Job has no uid before it is made: its own
-    owner's stands in.
+    """The owner reference that the pod of a Job will have, for policies that refuse pods without an owner. The Job has no uid before its
+    creation, so the reference uses the uid of the Job's own owner.
     """
     (owner,) = head["ownerReferences"]
     return {**owner, "apiVersion": JOB.api_version, "kind": JOB.kind, "name": head["name"]}

@@ -1,4 +1,4 @@
-"""From Pods and Jobs to the plan's words. Total: whatever a kubelet leaves out (also all container statuses) has a meaning."""
+"""Converts Pods and Jobs to the types of the plan. Total: every status of a Pod gives a result, also one without container statuses."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from persist_operator.manifests import driver, maintenance
 from persist_operator.plan.observed import Executors, Phase, Run
 
 Resource = Mapping[str, Any]
-#: Put before the words when many Events of a Job differ in their words only.
+#: The prefix of the message when Kubernetes combines Events of a Job that differ in their messages only.
 _COMBINED = "(combined from similar events): "
-#: Kubernetes cuts the name of a Job to this before it appends so many characters, drawn for each pod.
+#: Kubernetes makes the name of a Job's pod of the Job's name, cut to _NAME_MAX, and _DRAWN random characters.
 _NAME_MAX, _DRAWN = 58, 5
 _CONTAINERS = {driver.CONTAINER, maintenance.CONTAINER}
 _PHASES = {"Succeeded": Phase.SUCCEEDED, "Failed": Phase.FAILED, "Running": Phase.RUNNING, "Unknown": Phase.RUNNING}
 
 
 def maintenance_run(job: Resource, pods: Iterable[Resource]) -> Run | None:
-    """The run that a Job stands for, of maintenance or a look at a shard; None for Jobs that are not ours."""
+    """The run of a Job, of maintenance or an inspection; None for a Job of another kind."""
     labels = job["metadata"].get("labels") or {}
     kind = _job_kind(labels.get(names.LABEL_KIND, ""))
     if kind is None:
@@ -35,19 +35,19 @@ def maintenance_run(job: Resource, pods: Iterable[Resource]) -> Run | None:
     if "Complete" in ended:
         phase = Phase.SUCCEEDED
     elif "Failed" in ended or "FailureTarget" in ended:
-        # SUBTLE: Kubernetes says Failed only when the last pod is gone, which one on a node that is cut off never is.
+        # SUBTLE: Kubernetes sets Failed only when the last pod is gone. A pod on a node without connection never goes.
         phase = Phase.FAILED
     elif pod is not None and _phase(pod) is not Phase.PENDING:
-        # The Job's own word is what ends a run: its pod may be counted later.
+        # Only the Job's conditions end a run. The Job may count its pod later.
         phase = Phase.RUNNING
     facts = _pod_facts(pod) if pod is not None else {}
     if pod is None and phase is Phase.PENDING:
         facts = _no_pod(name)
     end = ended.get("Complete") or ended.get("Failed") or ended.get("FailureTarget") or {}
     if phase is Phase.FAILED:
-        # BackoffLimitExceeded only says that the one pod failed: the pod knows better.
-        said = "" if end.get("reason") == "BackoffLimitExceeded" else end.get("reason", "")
-        facts["reason"] = said or facts.get("reason") or "PodLost"
+        # BackoffLimitExceeded only means that the one pod failed. The pod has the cause.
+        cause = "" if end.get("reason") == "BackoffLimitExceeded" else end.get("reason", "")
+        facts["reason"] = cause or facts.get("reason") or "PodLost"
         facts["message"] = facts.get("message") or end.get("message", "")
     return Run(
         name=name,
@@ -65,39 +65,39 @@ def maintenance_run(job: Resource, pods: Iterable[Resource]) -> Run | None:
         exit_code=facts.get("exit_code"),
         reason=facts.get("reason", ""),
         message=facts.get("message", ""),
-        # One that was ended with its Job was counted as failed.
+        # When a pod ends together with its Job, the Job counts it as failed.
         podless=pod is None and (phase is Phase.PENDING or (phase is Phase.FAILED and not status.get("failed"))),
         report=facts.get("report"),
     )
 
 
 def refusal(job: Resource, events: Iterable[Resource]) -> str:
-    """What the newest of a Job's Events says; empty when there are none. Pods' names are the Job's: a name that is drawn for each
-    try would make the status another one each time.
+    """The message of the newest of a Job's Events; empty when there are none. Names of pods are replaced by the name of the Job: each try
+    has a pod with another random name, and the status must not change with each.
     """
-    newest = max(events, key=_told_ms, default=None)
+    newest = max(events, key=_observed_ms, default=None)
     if newest is None:
         return ""
-    said = str(newest.get("message") or "").removeprefix(_COMBINED)
+    message = str(newest.get("message") or "").removeprefix(_COMBINED)
     name = job["metadata"]["name"]
     drawn = re.escape(f"{name}-"[:_NAME_MAX]) + f"[a-z0-9]{{{_DRAWN}}}(?![a-z0-9])"
-    return re.sub(drawn, name, said)
+    return re.sub(drawn, name, message)
 
 
-def _told_ms(event: Resource) -> int:
-    """When it was last told, in whichever way its recorder says so."""
+def _observed_ms(event: Resource) -> int:
+    """When the Event was last observed, from the field that its recorder sets."""
     series, head = event.get("series") or {}, event.get("metadata") or {}
-    told = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
-    return times.to_ms(told or head.get("creationTimestamp")) or 0
+    observed = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
+    return times.to_ms(observed or head.get("creationTimestamp")) or 0
 
 
 def _no_pod(job: str) -> dict[str, Any]:
-    """Kubernetes makes the pods of Jobs, and tells in Events only what it is refused."""
-    return {"reason": "NoPod", "message": f"the Job has no pod; `kubectl describe job {job}` tells who refuses it"}
+    """The facts of a Job without a pod. Kubernetes creates the pods of Jobs, and reports a refusal only in Events."""
+    return {"reason": "NoPod", "message": f"the Job has no pod; see the Events in `kubectl describe job {job}`"}
 
 
 def driver_run(pod: Resource, *, log_tail: str = "") -> Run:
-    """The attempt that a driver pod stands for."""
+    """The attempt of a driver pod."""
     metadata = pod["metadata"]
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     phase, facts = _phase(pod), _pod_facts(pod)
@@ -127,7 +127,7 @@ def driver_run(pod: Resource, *, log_tail: str = "") -> Run:
 
 
 def executors(pods: Iterable[Resource], attempt: int) -> Executors:
-    """Executor pods of one attempt, counted."""
+    """The numbers of executor pods of one attempt."""
     counts = {Phase.RUNNING: 0, Phase.PENDING: 0, Phase.FAILED: 0, Phase.SUCCEEDED: 0}
     for pod in pods:
         if (pod["metadata"].get("labels") or {}).get(names.LABEL_ATTEMPT) == str(attempt):
@@ -140,15 +140,15 @@ def _phase(pod: Resource) -> Phase:
 
 
 def _pod_facts(pod: Resource) -> dict[str, Any]:
-    """exit_code, reason, message, report, started_ms, finished_ms: what is known of them."""
+    """The known ones of exit_code, reason, message, report, started_ms and finished_ms."""
     status = pod.get("status") or {}
     statuses = status.get("containerStatuses") or ()
-    # Others may have been put beside ours on the way in.
+    # Admission may have added containers beside the operator's own.
     ours = [one for one in statuses if one.get("name") in _CONTAINERS]
     container: Resource = next(iter([*ours, *statuses]), {})
     state = container.get("state") or {}
     terminated, waiting, running = state.get("terminated"), state.get("waiting") or {}, state.get("running") or {}
-    # The pod's own reason (Evicted, NodeLost) and what disrupted it go before what the container died of.
+    # The reason of the pod (Evicted, NodeLost) or of its disruption goes before that of the container.
     reason, message = status.get("reason", ""), status.get("message", "")
     conditions = {one["type"]: one for one in status.get("conditions") or ()}
     disrupted, scheduled = conditions.get("DisruptionTarget", {}), conditions.get("PodScheduled", {})
@@ -174,7 +174,7 @@ def _pod_facts(pod: Resource) -> dict[str, Any]:
 
 
 def _report(message: str) -> tuple[Mapping[str, Any] | None, str]:
-    """The report that a container left as its termination message, or the text when it is none."""
+    """The report in a container's termination message, or None and the text when it is not a report."""
     try:
         document = json.loads(message)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The operator's own Prometheus series. Those of a resource go when the resource goes; labels are its namespace and name only."""
+"""The operator's own Prometheus series. The series of a resource end with the resource. Their labels are its namespace and name only."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class OperatorMetrics:
             registry=registry,
         )
         self.watch_restarts = Counter(
-            "persist_operator_watch_restarts", "Times the watches ended and were begun anew.", registry=registry
+            "persist_operator_watch_restarts", "Restarts of the watches after they ended.", registry=registry
         )
         self.jobs_started = Counter(
             "persist_operator_jobs_started", "Pods and Jobs started by type.", ["type"], registry=registry
         )
         self.refusals = Counter(
             "persist_operator_refusals",
-            "Actions, looks and status writes that were refused or raised, by what it was.",
+            "Refused or failed actions, plans and status writes, by what it was.",
             ["what"],
             registry=registry,
         )
@@ -89,7 +89,7 @@ class OperatorMetrics:
         }
 
     def set_shard(self, namespace: str, name: str, status: Mapping[str, Any], *, now_ms: int) -> None:
-        """Export a PersistShard's status. What is not known any more has no series: a last value would pass for the present."""
+        """Export a PersistShard's status. An unknown value has no series, because a former value would look like the current one."""
         known = ShardStatus.of(status)
         frontiers, storage, debt = known.frontiers, known.storage, known.debt
         values = {
@@ -136,7 +136,9 @@ class OperatorMetrics:
 
 
 def _upper_lag_s(frontiers: Frontiers, now_ms: int) -> float | None:
-    """By now, not as of the status: that of a shard nobody writes, or nobody can ask, is as old as its last change."""
+    """The lag at `now_ms`, not at the time of the status: the status of a shard without writes, or without a store that answers, is as old
+    as its last change.
+    """
     if frontiers.upper_lag_seconds is None or frontiers.upper is None:
         return None
     return (now_ms - int(frontiers.upper)) // 1000

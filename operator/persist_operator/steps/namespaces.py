@@ -1,4 +1,6 @@
-"""Labels of namespaces, for profiles that ask for them. Where none does, the API server is not asked either: that takes a right more."""
+"""Labels of namespaces, for storage profiles that select by labels. Without such a profile the API server gets no request, because that
+would need one more right.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,12 @@ from persist_operator.api.shard import Shard
 from persist_operator.cluster.port import NAMESPACE, Cluster
 from persist_operator.settings import OperatorSettings
 
-#: A label that is taken off a namespace counts this long: one request per namespace and this time, however many shards it has.
+#: A removed label stays in effect for at most this time. A namespace costs one request in this time, however many shards it has.
 _FRESH_S = 10.0
 
 
 class NamespaceLabels:
-    """Thread-safe."""
+    """A cache of namespaces' labels. Thread-safe."""
 
     def __init__(self, cluster: Cluster, settings: OperatorSettings, env: Env) -> None:
         self._cluster, self._settings, self._env = cluster, settings, env
@@ -24,7 +26,7 @@ class NamespaceLabels:
         self._known: dict[str, tuple[float, Mapping[str, str]]] = {}
 
     def of(self, shard: Shard) -> Mapping[str, str]:
-        """The labels of its namespace, at most ten seconds old; none where its own profile asks for none. ApiError."""
+        """The labels of the shard's namespace, at most ten seconds old; empty when the shard's profile selects by none. ApiError."""
         namespace = shard.meta.namespace
         profile = self._settings.storage_profiles.get(shard.profile_name(self._settings))
         if profile is None or not profile.allowed_namespaces.match_labels:

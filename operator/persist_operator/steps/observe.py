@@ -1,4 +1,4 @@
-"""Observe: read everything a plan depends on. Live reads only: what a list does not show does not exist."""
+"""Observe: read everything that a plan depends on. All reads are live, so an object that a list does not contain does not exist."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from persist_operator.steps.namespaces import NamespaceLabels
 
 _LOG_LINES = 20
 _FORBIDDEN = 403
-#: Of an Event by which Kubernetes tells that it could not make a pod of a Job.
+#: Reason of the Event by which Kubernetes reports that it could not create a pod of a Job.
 _REFUSED_POD = "FailedCreate"
-#: More of one Job than Kubernetes keeps apart before it combines them.
+#: Limit on the Events of one Job. Kubernetes combines them before there are so many.
 _EVENTS = 20
-#: Of objects, as Kubernetes has them.
+#: The form of a resource's name in Kubernetes.
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
 
 
@@ -51,9 +51,10 @@ class Observer:
         self._labels = NamespaceLabels(cluster, settings, env)
 
     def shard(self, shard: Shard, failures: Mapping[str, ActionFailure]) -> ShardObserved:
-        """What a PersistShard's plan needs. The stores are asked only once the status says so, and last: it is the newest fact.
+        """The observation for the plan of a PersistShard. The stores are asked only after the resource has a status, and last, so that
+        their answer is the newest fact.
 
-        Makes the shard the resource's in the stores, unless it is another's (plan.ownership).
+        Claims the shard for the resource in the stores, unless another owner has it (plan.ownership).
         """
         if not is_to_be_asked(shard):
             if shard.meta.deleting:
@@ -67,23 +68,23 @@ class Observer:
         try:
             location = shard.location(self._settings, labels)
         except StorageRefused:
-            # The plan finds the same and tells it.
+            # The plan meets the same refusal and shows it.
             return ShardObserved(inspected=NotInspected(), namespace_labels=labels)
         if isinstance(location, InlineLocation):
-            return self._told_by_pods(shard, location, runs, failures)
-        seen = self._bridge.claim(
+            return self._answer_of_pods(shard, location, runs, failures)
+        answer = self._bridge.claim(
             shard, location, self._settings, is_gone=lambda name: self._is_gone(shard.meta.namespace, name)
         )
         return ShardObserved(
             runs=tuple(run for run in runs if run is not None),
             failures=failures,
-            inspected=seen.inspected,
-            shard_id=seen.shard_id,
+            inspected=answer.inspected,
+            shard_id=answer.shard_id,
             namespace_labels=labels,
         )
 
     def _maintenance_run(self, shard: Shard, job: children.Resource, pods: Sequence[children.Resource]) -> Run | None:
-        """The run of a Job, with what its Events say of a pod that is refused."""
+        """The run of a Job, with the refusal of its pod from the Job's Events."""
         run = children.maintenance_run(job, pods)
         if run is None or not podless.needs_events(run, shard.known, self._env.now_ms()):
             return run
@@ -93,14 +94,14 @@ class Observer:
         except ApiError as error:
             if error.status != _FORBIDDEN:
                 raise
-            # A role that is not the chart's may lack this right. The status then shows `NoPod` after a minute.
+            # A role that does not come from the chart may lack this right. The status then shows `NoPod` after a minute.
             return run
         return podless.with_refusal(run, children.refusal(job, events))
 
-    def _told_by_pods(
+    def _answer_of_pods(
         self, shard: Shard, location: InlineLocation, runs: Sequence[Run | None], failures: Mapping[str, ActionFailure]
     ) -> ShardObserved:
-        """Of stores that the resource names: what its pods said. Nothing here connects to them."""
+        """The observation of a shard on inline storage, from the reports of its pods. The operator does not connect to these stores."""
         every = [run for run in runs if run is not None]
         inspections = tuple(run for run in every if run.kind == "inspection")
         found = inspecting.answer(shard, inspections, location, now_ms=self._env.now_ms(), settings=self._settings)
@@ -123,8 +124,8 @@ class Observer:
         )
 
     def _is_gone(self, namespace: str, name: str) -> bool:
-        """Whether there is no such PersistShard, or it is on its way out. What is no name of one is not looked for, nor gone: owners
-        stand in stores, where others write, too.
+        """Whether there is no such PersistShard, or it is being deleted. False for a text that is not a valid name, without a request:
+        names of owners come from stores, where others write too.
         """
         if _NAME.fullmatch(name) is None:
             return False
@@ -132,7 +133,7 @@ class Observer:
         return found is None or bool(found["metadata"].get("deletionTimestamp"))
 
     def sink(self, sink: Sink, failures: Mapping[str, ActionFailure]) -> SinkObserved:
-        """What a SparkSink's plan needs."""
+        """The observation for the plan of a SparkSink."""
         found = self._cluster.get(PERSIST_SHARD, sink.meta.namespace, sink.spec.shard_name)
         shard = None if found is None else Shard.of(load_schemas().default(found))
         owned = {**_owned(sink.meta.uid), names.LABEL_COMPONENT: SINK_COMPONENT}
@@ -140,10 +141,10 @@ class Observer:
         drivers = [pod for pod in pods if pod["metadata"]["labels"].get(names.LABEL_ROLE) == "driver"]
         workers = [pod for pod in pods if pod["metadata"]["labels"].get(names.LABEL_ROLE) == "executor"]
         runs = [children.driver_run(pod) for pod in drivers]
-        untold = {run.name for run in runs if run.phase is Phase.FAILED and _is_news(sink, run)}
+        unrecorded = {run.name for run in runs if run.phase is Phase.FAILED and _is_news(sink, run)}
         runs = [
             children.driver_run(pod, log_tail=self._log_tail(sink.meta.namespace, run.name))
-            if run.name in untold
+            if run.name in unrecorded
             else run
             for pod, run in zip(drivers, runs, strict=True)
         ]
@@ -157,7 +158,7 @@ class Observer:
         )
 
     def _leftovers(self, sink: Sink, owned: Mapping[str, str], runs: list[Run]) -> tuple[str, ...]:
-        """Attempts of which only the ConfigMap is left (it is made first, and removed last)."""
+        """Names of attempts that have a ConfigMap but no driver. The ConfigMap is created first and removed last."""
         if sink.known.is_under_way:
             return ()
         found = self._cluster.find(CONFIG_MAP, sink.meta.namespace, {**owned, names.LABEL_ROLE: "driver"})
@@ -167,7 +168,7 @@ class Observer:
         try:
             return redact(self._cluster.logs(namespace, pod, lines=_LOG_LINES))
         except ApiError:
-            # The log is a help, not a fact: its kubelet may be gone with the pod.
+            # The log only adds detail, and the kubelet that has it may be gone with the pod.
             return ""
 
 
@@ -176,7 +177,7 @@ def _owned(uid: str) -> dict[str, str]:
 
 
 def _is_news(sink: Sink, run: Run) -> bool:
-    """Whether the plan will enter the failure of `run`. The status has those of earlier attempts already."""
+    """Whether the plan will record the failure of `run`. The status already has those of earlier attempts."""
     status = sink.known
     newest = run.name == status.driver.pod_name or run.attempt > (status.attempt or 0)
     return newest and status.last_failure.pod_name != run.name

@@ -1,8 +1,8 @@
 """One reconcile: read the resource, observe, plan, write the status if it differs, post Events, act.
 
-Level-triggered: depends on nothing but what is stored now. The status, and with it the intent of every action, is written before acting,
-so that whoever comes after a crash knows what was begun, and over nothing but the status it was made of. Never writes spec, labels or
-annotations.
+Level-triggered: a reconcile depends only on what is stored now. The status, with the intent of every action, is written before the actions,
+so that the next process knows after a crash what was begun. The write replaces only the status from which the plan was made. A reconcile
+never writes spec, labels or annotations.
 """
 
 from __future__ import annotations
@@ -37,20 +37,21 @@ from persist_operator.steps.observe import Observer
 
 _LOG = logging.getLogger(__name__)
 _AFTER_NEWS_S = 0.2
-#: The API server's word for a status that its definition does not allow.
+#: The API server's code for a status that the resource definition does not allow.
 _INVALID = 422
-_PASSING_WORTH_TELLING = 2
-#: Refusals that plan/shard.py tells in its own way, and keeps the time of.
-_TOLD_BY_THE_SHARD = {InitialiseShard.__name__, AdvanceSince.__name__}
+#: A failure that passes by itself is shown from this one in a row.
+_PASSING_SHOWN_MIN = 2
+#: Actions whose refusals plan/shard.py shows in its own way, with their retries.
+_SHOWN_BY_THE_SHARD = {InitialiseShard.__name__, AdvanceSince.__name__}
 _ACCEPTED = (
-    Condition("Ready", "Unknown", "Accepted", "not looked at yet"),
-    Condition("Reconciling", "True", "Accepted", "not looked at yet"),
+    Condition("Ready", "Unknown", "Accepted", "not reconciled yet"),
+    Condition("Reconciling", "True", "Accepted", "not reconciled yet"),
 )
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Key:
-    """Which resource. `str()` is how logs name it."""
+    """Identifies a resource. `str()` is its form in logs."""
 
     kind: str
     namespace: str
@@ -61,7 +62,7 @@ class Key:
 
 
 class Reconciler:
-    """Reconciles keys. Thread-safe for different keys; one key at a time is the queue's promise."""
+    """Reconciles keys. Thread-safe for different keys. The queue never gives one key to two workers."""
 
     def __init__(
         self, cluster: Cluster, bridge: Bridge, settings: OperatorSettings, env: Env, metrics: OperatorMetrics
@@ -74,11 +75,12 @@ class Reconciler:
         self._blind: dict[Key, int] = {}
 
     def reconcile(self, key: Key) -> float | None:
-        """Bring the resource one step on; seconds until it wants another look, None when it is gone.
+        """Bring the resource one step forward. Returns the seconds until the next reconcile; None when the resource is gone or nothing is
+        left to do.
 
-        What an action is refused is told by the status of the next reconcile, which is wanted at once. What keeps the resource from
-        being looked at or planned for is told by the status, too, and raised: repeat later. StoreBusy
-        when the shard's store has no room for a call now: repeat soon, nothing is told. Idempotent.
+        A refused action asks for the next reconcile at once, and that one shows the refusal on the status. An error of observation or
+        planning is shown on the status and raised: repeat later. StoreBusy when the shard's store has no room for a call now: repeat soon;
+        the status stays. Idempotent.
         """
         started_s = self._env.monotonic_s()
         resource = self._accepted(key)
@@ -86,12 +88,12 @@ class Reconciler:
             self._forget(key)
             return None
         try:
-            # A definition older than this operator leaves newer fields out: their defaults are filled in here.
+            # A resource definition that is older than this operator lacks newer fields. Their defaults are filled in here.
             meta, plan = self._plan(key, load_schemas().default(resource))
         except StoreBusy:
             raise
         except Exception as error:
-            self._tell(key, resource, error)
+            self._show(key, resource, error)
             raise
         with self._lock:
             self._blind.pop(key, None)
@@ -103,27 +105,27 @@ class Reconciler:
                 return None
         except ApiError as error:
             if error.status == _INVALID:
-                self._tell(key, resource, error)
+                self._show(key, resource, error)
             raise
         for note in plan.notes:
             self._post(key, meta, note)
         self._keep_only(key, plan.refused)
-        look_again = False
+        is_changed = False
         for action in plan.actions:
-            # Not `any`: every action is done.
-            look_again = self._do(key, meta, action) or look_again
-        if look_again:
+            # Not `any`: every action must be carried out.
+            is_changed = self._do(key, meta, action) or is_changed
+        if is_changed:
             return min(plan.requeue_after_s or 0.0, _AFTER_NEWS_S)
         if plan.requeue_after_s is None:
             return None
         if plan.is_periodic:
             return plan.requeue_after_s * self._env.uniform(1.0, 1.1)
-        # What is due is due then, however long this took.
+        # The time of this reconcile counts towards the delay.
         return max(0.0, plan.requeue_after_s - (self._env.monotonic_s() - started_s))
 
     def _accepted(self, key: Key) -> Resource | None:
-        """The resource as it is stored, with a status; None when it is gone. One without any counts as ready to those who wait by
-        kstatus: it gets its first status before anything is asked of anybody.
+        """The resource as it is stored, with a status; None when it is gone. kstatus takes a resource without a status for ready, so a new
+        resource gets its first status before any other request.
         """
         kind = BY_KIND[key.kind]
         resource = self._cluster.get(kind, key.namespace, key.name)
@@ -134,7 +136,7 @@ class Reconciler:
         return self._cluster.get(kind, key.namespace, key.name) if self._write_status(key, resource, first) else None
 
     def _do(self, key: Key, meta: Meta, action: Action) -> bool:
-        """Whether there is something new for the next plan to tell."""
+        """Carry out one action. Whether the next plan must run at once, to show a refusal, its end, or a new shard."""
         what = action_key(action)
         with self._lock:
             before = self._failures.get(key, {}).get(what)
@@ -142,7 +144,7 @@ class Reconciler:
             done = self._actor.act(action, meta)
         except StoreBusy:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is: the resource's status tells of it, and other actions go on
+        except Exception as error:  # noqa: BLE001 - the resource's status shows every error, and other actions go on
             now_ms = self._env.now_ms()
             failure = refused.as_failure(error, before, generation=meta.generation, now_ms=now_ms)
             with self._lock:
@@ -166,21 +168,21 @@ class Reconciler:
     def _keep_only(self, key: Key, standing: frozenset[str]) -> None:
         with self._lock:
             failures = self._failures.get(key, {})
-            for what in failures.keys() - standing - _TOLD_BY_THE_SHARD:
+            for what in failures.keys() - standing - _SHOWN_BY_THE_SHARD:
                 del failures[what]
 
-    def _tell(self, key: Key, resource: Resource, error: Exception) -> None:
-        """Have the status say that there is no plan, and why. The other parts of it stay: what they say was seen.
+    def _show(self, key: Key, resource: Resource, error: Exception) -> None:
+        """Write conditions that show why there is no plan. Other parts of the status stay, because they were observed.
 
-        What passes by itself is told from the second time on.
+        A failure that passes by itself is shown from the second one in a row.
         """
         with self._lock:
             self._blind[key] = self._blind.get(key, 0) + 1
-            if refused.is_passing(error) and self._blind[key] < _PASSING_WORTH_TELLING:
+            if refused.is_passing(error) and self._blind[key] < _PASSING_SHOWN_MIN:
                 return
         self._metrics.refusals.labels(what="plan").inc()
         status, generation = resource.get("status") or {}, int(resource["metadata"].get("generation", 1))
-        told = conditions.with_outcome(
+        shown = conditions.with_outcome(
             status,
             refused.outcome(error),
             status.get("conditions", ()),
@@ -188,7 +190,7 @@ class Reconciler:
             now_ms=self._env.now_ms(),
         )
         try:
-            self._write_status(key, resource, told)
+            self._write_status(key, resource, shown)
         except ApiError as second:
             _LOG.warning("status not written", extra={"key": str(key), "error": str(second)})
 
@@ -201,12 +203,12 @@ class Reconciler:
             observed = self._observer.shard(shard, failures)
             return shard.meta, plan_shard(shard, observed, now_ms=self._env.now_ms(), settings=self._settings)
         sink = Sink.of(resource)
-        seen = self._observer.sink(sink, failures)
-        return sink.meta, plan_sink(sink, seen, now_ms=now_ms, settings=self._settings)
+        found = self._observer.sink(sink, failures)
+        return sink.meta, plan_sink(sink, found, now_ms=now_ms, settings=self._settings)
 
     def _write_status(self, key: Key, resource: Resource, status: Mapping[str, Any]) -> bool:
-        """Whether the resource is still there. Nothing is written when nothing differs, nor (ApiError) over a newer resource
-        than the one that was read: intents of whoever was faster would be lost.
+        """Write `status` if it differs. Whether the resource still exists. ApiError, without a write, when the stored resource is newer
+        than the one that was read: the write would lose the intents of another process.
         """
         if key.kind == "PersistShard":
             self._metrics.set_shard(key.namespace, key.name, status, now_ms=self._env.now_ms())
@@ -228,7 +230,9 @@ class Reconciler:
             self._blind.pop(key, None)
 
     def _post(self, key: Key, meta: Meta, note: Note) -> None:
-        """An Event, best effort: the status holds everything that matters. The same note within a minute is the same Event."""
+        """Post an Event. A failure is only logged, because the status has everything that matters. The same note in one minute is one
+        Event.
+        """
         now = times.to_text(self._env.now_ms())
         digest = hashlib.sha256(f"{meta.uid}{note}{now[:16]}".encode()).hexdigest()[:16]
         manifest = {

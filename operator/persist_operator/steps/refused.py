@@ -1,6 +1,6 @@
-"""What an exception means to the resource that it met: an ActionFailure for the next plan, or conditions when there is no plan.
+"""Converts an exception to what the resource shows: an ActionFailure for the next plan, or conditions when there is no plan.
 
-Must not know: how often and when. No traceback and no secret leaves from here; the log has the traceback.
+Must not know: retries and their times. The results contain no traceback and no secret; the log has the traceback.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _WHAT_TO_DO = {
     400: "change the spec",
     401: "let the operator's service account in",
     403: "let the namespace's quota, its pod security level, its admission policies or the operator's roles allow it",
-    404: "is the namespace gone?",
-    409: "what stands in its way has to go",
+    404: "see whether the namespace still exists",
+    409: "it goes on when the conflicting object is gone",
     422: "change the spec",
     429: "tried again by itself",
 }
-#: The same request can only be refused again.
+#: Codes with which the API server must refuse the same request again.
 _PERMANENT = {400, 422}
 
 
 def is_passing(error: Exception) -> bool:
-    """Whether the API server did not answer or was not up to it: gone, as a rule, a moment later."""
+    """Whether the API server did not answer or failed by itself. Such a failure is usually over a moment later."""
     return isinstance(error, ApiError) and (error.status in {0, 429} or error.status >= 500)
 
 
 def as_failure(error: Exception, before: ActionFailure | None, *, generation: int, now_ms: int) -> ActionFailure:
-    """What the next plan needs to know of an action that raised. `before`: the refusal that it follows, if any."""
+    """The failure of an action that raised, for the next plan. `before` is the refusal of the try before, if any."""
     if isinstance(error, ApiError):
         reason, permanent = ACTION_REFUSED, error.status in _PERMANENT
     elif isinstance(error, PersistError):
@@ -53,7 +53,7 @@ def as_failure(error: Exception, before: ActionFailure | None, *, generation: in
 
 
 def outcome(error: Exception) -> list[Condition]:
-    """What the status says when the resource could not be looked at or planned for."""
+    """The conditions of a resource whose observation or planning raised."""
     message = _words(error)
     if isinstance(error, ApiError):
         reason = "ObservationRefused"
@@ -64,9 +64,9 @@ def outcome(error: Exception) -> list[Condition]:
 
 def _words(error: Exception) -> str:
     if isinstance(error, ApiError):
-        told = f"{error}; {_WHAT_TO_DO.get(error.status, 'tried again by itself')}"
+        text = f"{error}; {_WHAT_TO_DO.get(error.status, 'tried again by itself')}"
     elif isinstance(error, BridgeFailure | InvalidUsage):
-        told = str(error)
+        text = str(error)
     else:
-        told = f"{type(error).__name__}: {error}; the operator's log has more"
-    return clip(redact(told), _MESSAGE_MAX)
+        text = f"{type(error).__name__}: {error}; see the operator's log"
+    return clip(redact(text), _MESSAGE_MAX)

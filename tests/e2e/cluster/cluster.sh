@@ -9,7 +9,7 @@ print_env() {
   [ "$ENGINE" = docker ] || printf 'export KIND_EXPERIMENTAL_PROVIDER=podman CONTAINERS_CONF=%q\n' "$CONTAINERS_CONF"
 }
 
-# One control plane and $PERSIST_WORKERS workers; every node takes workloads. Idempotent: a cluster that answers stays.
+# One control plane and $PERSIST_WORKERS workers; every node runs workloads. Idempotent: keeps a cluster that answers.
 up() {
   command -v kind >/dev/null || die "kind is not installed: run 'make setup' or '.ci/tools.sh kind'"
   if kind get clusters 2>/dev/null | grep -qx "$CLUSTER"; then
@@ -30,14 +30,14 @@ up() {
   fi
   say "kind create cluster $CLUSTER ($ENGINE, $WORKERS worker(s))"
   kind create cluster --name "$CLUSTER" --config "$STATE/$CLUSTER.yaml" "${image[@]}" --wait 180s
-  # Two nodes have to carry drivers, executors, stores and the operator: the control plane takes pods as well.
+  # Two nodes have to run drivers, executors, stores and the operator, so the control plane runs pods too.
   kubectl taint nodes --all node-role.kubernetes.io/control-plane- >/dev/null 2>&1 || true
   kubectl wait --for=condition=Ready nodes --all --timeout=120s >/dev/null
   kubectl -n kube-system rollout status deployment/coredns --timeout=120s >/dev/null
   kubectl get nodes -o wide
 }
 
-# Is this very image on every node?
+# True if this image, by its id, is on every node.
 loaded() { # IMAGE ID NODE...
   local image=$1 id=$2 node
   shift 2
@@ -46,7 +46,7 @@ loaded() { # IMAGE ID NODE...
   done
 }
 
-# Puts images of the local engine's store on every node; one whose id is on the nodes already is passed over.
+# Loads images of the local container engine on every node; skips an image whose id is already there.
 load() {
   [ $# -gt 0 ] || die "usage: cluster.sh load IMAGE..."
   local image id nodes
@@ -58,16 +58,16 @@ load() {
     id=$("$ENGINE" image inspect --format '{{.Id}}' "$image") || die "no image $image: run spark-images/build.sh"
     if loaded "$image" "${id#sha256:}" "${nodes[@]}"; then say "$image is on all nodes"; continue; fi
     say "loading $image"
-    rm -f "$ARCHIVE"                             # podman refuses to add to an archive that is there
+    rm -f "$ARCHIVE"                             # podman refuses to add to an existing archive
     if [ "$ENGINE" = docker ]; then docker save -o "$ARCHIVE" "$image"; else podman save -q --format docker-archive -o "$ARCHIVE" "$image" >/dev/null; fi
     kind load image-archive --name "$CLUSTER" "$ARCHIVE" 2>/dev/null
   done
 }
 
-# Takes the cluster away; images and caches stay. Idempotent.
+# Removes the cluster, but not images and caches. Idempotent.
 down() {
   command -v kind >/dev/null || return 0
-  # Killed first: a regular stop waits ten seconds for each node's init.
+  # Kills the nodes first, because a regular stop waits ten seconds for each node's init.
   "$ENGINE" ps -q --filter "label=io.x-k8s.kind.cluster=$CLUSTER" 2>/dev/null | xargs -r "$ENGINE" kill >/dev/null 2>&1 || true
   kind delete cluster --name "$CLUSTER"
   rm -f "$KUBECONFIG" "$STATE/$CLUSTER.yaml"

@@ -1,4 +1,4 @@
-# Sourced by every script here: where things lie, which versions they are, and which container engine runs the nodes.
+# Sourced by every script here: paths, versions, and the container engine that runs the nodes.
 # Owns no state. Variables that a user may set: PERSIST_CACHE, PERSIST_CLUSTER, PERSIST_WORKERS, PERSIST_ENGINE (docker or podman).
 set -euo pipefail
 
@@ -24,7 +24,7 @@ NODE_IMAGE=localhost/kindest/node:v$KUBERNETES_VERSION
 say() { printf '==> %s\n' "$*" >&2; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
-# Docker with a running daemon comes first: there kind takes its official node image. Otherwise podman, with the image built here.
+# Prefers Docker with a running daemon, where kind uses its official node image. Otherwise podman, with the image built here.
 container_engine() {
   if [ -n "${PERSIST_ENGINE:-}" ]; then echo "$PERSIST_ENGINE"
   elif command -v docker >/dev/null && timeout 10 docker info >/dev/null 2>&1 && [ "$(readlink -f "$(command -v docker)")" != "$STATE/shim/docker" ]; then echo docker

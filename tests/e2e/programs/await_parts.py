@@ -1,4 +1,4 @@
-"""Waits until COUNT parts of a shard lie in S3, and says so. Usage: BLOB CONSENSUS SHARD_ID COUNT."""
+"""Waits until S3 holds COUNT parts of a shard, and prints a message. Usage: BLOB CONSENSUS SHARD_ID COUNT."""
 
 import json
 import sys

@@ -1,6 +1,6 @@
-"""Prints what a shard holds at AS_OF, or at its newest readable time: number of rows, order-free content hash, frontiers.
+"""Prints the contents of a shard at AS_OF, or at its newest readable time: number of rows, order-free content hash, frontiers.
 
-Usage: BLOB CONSENSUS SHARD_ID [AS_OF]. The hash covers the diffs: a row that is there twice is seen. The test imports this file too, and hashes the source with the same function.
+Usage: BLOB CONSENSUS SHARD_ID [AS_OF]. The hash covers the diffs, so a duplicate row changes it. The test also imports this file, and hashes the source with the same function.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ import pyarrow.csv as csv
 
 
 class _Hashing:
-    """A file that keeps nothing but the hash of what was written to it."""
+    """A file that keeps only the hash of the bytes written to it."""
 
     closed = False
 
@@ -29,7 +29,7 @@ class _Hashing:
 
 
 def content_hash(table: pa.Table) -> str:
-    """The same for every order of the rows: they are sorted by all columns, and written as text."""
+    """A hash that does not depend on the order of the rows: they are sorted by all columns and written as text."""
     table = table.sort_by([(name, "ascending") for name in table.column_names]).combine_chunks()
     sink = _Hashing()
     csv.write_csv(table, pa.PythonFile(sink, mode="w"))
@@ -37,7 +37,7 @@ def content_hash(table: pa.Table) -> str:
 
 
 def flat(table: pa.Table) -> pa.Table:
-    """Fields of key and value side by side, and the diff; the time is the as_of and left out."""
+    """The fields of key and value, and the diff. The time is always the as_of, and is omitted."""
     columns: dict[str, pa.ChunkedArray] = {}
     for side in ("key", "val"):
         for position, field in enumerate(table.schema.field(side).type):

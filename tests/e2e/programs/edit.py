@@ -1,6 +1,6 @@
-"""Changes a shard of airlines behind the sink's back: takes one row out, and puts in two that the input does not know.
+"""Changes a shard of airlines outside its sink: removes one row, and adds two that the input does not contain.
 
-Usage: BLOB CONSENSUS SHARD_ID. Prints the rows that are there afterwards.
+Usage: BLOB CONSENSUS SHARD_ID. Prints the number of rows afterwards.
 """
 
 import json
@@ -21,7 +21,7 @@ def main(blob: str, consensus: str, shard: str) -> None:
                 with client.open_leased_reader(shard_id, schema, purpose="e2e edit") as reader:
                     rows = reader.snapshot(Antichain.of(upper - 1), timeout_s=60).to_table().to_pylist()
                 changes = [((rows[0]["key"], rows[0]["val"]), at, -1)]
-                changes += [(({"carrier": carrier}, {"name": "Nobody's Airline"}), at, 1) for carrier in ("ZZ", "Z0")]
+                changes += [(({"carrier": carrier}, {"name": "Unlisted Airline"}), at, 1) for carrier in ("ZZ", "Z0")]
                 answer = writer.compare_and_append(
                     changes, expected_upper=Antichain.of(upper), new_upper=Antichain.of(at + 1)
                 )

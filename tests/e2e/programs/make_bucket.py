@@ -1,4 +1,4 @@
-"""Makes the bucket that a store URL names, where there is none. Usage: BLOB CONSENSUS."""
+"""Creates the bucket that a store URL names, if it does not exist. Usage: BLOB CONSENSUS."""
 
 import json
 import sys

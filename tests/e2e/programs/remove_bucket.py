@@ -1,5 +1,5 @@
-"""Removes the bucket that a store URL names, with all that is in it, where there is one, and the logs of the consensus store that
-belongs to it: neither would be taken for a store without the other. Usage: BLOB CONSENSUS.
+"""Removes the bucket that a store URL names, with its contents, if it exists, and the logs of its consensus store: neither store
+is usable without the other. Usage: BLOB CONSENSUS.
 """
 
 import json

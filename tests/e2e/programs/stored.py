@@ -1,4 +1,4 @@
-"""Prints what the two stores hold of a shard: its inspection, and how many parts and rollups lie in S3.
+"""Prints the inspection of a shard, and the numbers of its parts and rollups in S3.
 
 Usage: BLOB CONSENSUS SHARD_ID.
 """

@@ -1,7 +1,7 @@
-"""Appends BATCHES batches of ROWS rows, one after the other, and says after each what was acknowledged.
+"""Appends BATCHES batches of ROWS rows, one after the other, and prints each acknowledged batch.
 
 Usage: BLOB CONSENSUS SHARD_ID BATCHES ROWS [PAUSE_MS]. Row i of batch b is (id = b * ROWS + i, text = 'row <id>').
-A run continues where an earlier one stopped: the upper says how many batches there are, one time unit each.
+A run continues where an earlier one stopped: each batch takes one time unit, so the upper is the number of batches.
 """
 
 import json

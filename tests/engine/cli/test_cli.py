@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import io
 import json
 import sqlite3
@@ -28,6 +29,7 @@ from persist_engine.base.errors import (
 )
 from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.cli import main as cli
+from persist_engine.cli import no_pandas
 from persist_engine.cli.export import flattened, writing
 from persist_engine.cli.inspect.rollup import complete_rollup
 from persist_engine.client.client import PersistClient
@@ -340,6 +342,39 @@ def test_plugins_are_listed_without_being_loaded_and_run_when_called(persist, mo
     assert (code, "greet" in out, "broken" in out, loads) == (0, True, True, [])
     code, out, _ = persist("greet", "hello", "you")
     assert (code, out, loads) == (0, "hello you\n", [1])
+
+
+def test_commands_of_other_distributions_may_load_pandas(persist, monkeypatch):
+    plugin = typer.Typer()
+
+    @plugin.callback(invoke_without_command=True)
+    def find() -> None:
+        typer.echo(importlib.util.find_spec("pandas").name)
+
+    entry = types.SimpleNamespace(name="frames", value="x", dist=None, load=lambda: plugin)
+    monkeypatch.setattr("persist_engine.cli.plugins.entry_points", lambda group: [entry])
+    monkeypatch.delitem(sys.modules, "pandas", raising=False)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))  # as it is, afterwards
+    no_pandas.keep_pandas_out()
+    no_pandas.keep_pandas_out()
+    with pytest.raises(ModuleNotFoundError, match="pandas"):
+        importlib.util.find_spec("pandas")
+    assert persist("frames")[:2] == (0, "pandas\n")
+
+
+@pytest.mark.parametrize("arguments", [["read", "--where", "id > 3", "--format", "jsonl"], ["read", "--from", "start"]])
+def test_commands_do_not_load_pandas(shop, arguments):
+    """Arrow would, which takes longer than the command. The rows are the same."""
+    run = "import json, sys\nfrom persist_engine.cli.{0} import main\nsys.argv = ['persist', *sys.argv[1:]]\n"
+    run += "try:\n    main()\nfinally:\n    sys.stderr.write(json.dumps('pandas' in sys.modules))"
+    shown = []
+    for module in ("__main__", "main"):  # the command, and its application in a process of another program
+        command = [sys.executable, "-c", run.format(module), *arguments, shop.shard_id, *shop.args]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+        shown.append((done.stdout, json.loads(done.stderr)))
+    (rows, alone), (same, beside) = shown
+    assert (alone, beside) == (False, True)
+    assert rows == same != ""
 
 
 def test_help_loads_neither_arrow_nor_drivers():

@@ -99,7 +99,7 @@ def test_an_abandoned_builder_leaves_no_blob(world: World, writer: WriteHandle, 
             call()
 
 
-def test_errors_of_add_and_finish_delete_what_was_written(world: World, writer: WriteHandle):
+def test_errors_of_add_and_finish_delete_the_written_parts(world: World, writer: WriteHandle):
     """Spec 10.1."""
 
     def builder():
@@ -164,7 +164,7 @@ def test_flushing_keeps_order_rows_and_contents(world: World):
         assert stored.desc == inline.desc
 
 
-def test_a_batch_dropped_without_an_end_names_the_blobs_it_leaves(
+def test_a_batch_dropped_before_its_end_logs_the_blobs_it_leaves(
     world: World, writer: WriteHandle, caplog: pytest.LogCaptureFixture
 ):
     batch = writer.batch([row(1, "a", 0)], lower=A(0), upper=A(1))

@@ -1,4 +1,4 @@
-"""What happened between two times, against the list of all that was appended; and parts leased to others."""
+"""Changes between two times, compared with the list of all appended updates; and parts leased to other processes."""
 
 import collections
 import pickle
@@ -12,7 +12,6 @@ from persist_engine.base.settings import BatchSettings, CompactionSettings, Retr
 from persist_engine.client.read.leased import LeasedPart
 from persist_engine.client.read.snapshot import SinceAhead
 from persist_engine.model.frontier import Antichain
-from persist_engine.parts import consolidate
 from persist_engine.rows import updates as laws
 from persist_engine.rows.filter import Filter
 from persist_engine.rows.predicate import Compare
@@ -84,9 +83,8 @@ def filled():
 
 @pytest.mark.parametrize("which", ["plain", "compacted"])
 @pytest.mark.parametrize(("after", "upto"), [(25, 79), (30, 31), (39, 39), (25, 25), (44, 67), (29, 40), (78, 79)])
-def test_changes_are_the_updates_between_two_times_consolidated(filled, monkeypatch, which, after, upto):
+def test_changes_are_the_updates_between_two_times_consolidated(filled, which, after, upto):
     """Spec 15.11."""
-    monkeypatch.setattr(consolidate, "WINDOW_ROWS_MIN", 7)
     world, shards = filled
     shard_id, history, _ = shards[which]
     with world.process().open_leased_reader(shard_id, purpose="test") as reader:
@@ -101,7 +99,7 @@ def test_changes_are_the_updates_between_two_times_consolidated(filled, monkeypa
         assert moved.to_pylist() == later.to_pylist()
 
 
-def test_changes_from_the_beginning_are_all_there_is(filled):
+def test_changes_from_the_beginning_are_the_whole_history(filled):
     world, shards = filled
     shard_id, history, _ = shards["plain"]
     with world.process().open_leased_reader(shard_id, purpose="test") as reader:
@@ -109,7 +107,7 @@ def test_changes_from_the_beginning_are_all_there_is(filled):
         assert rows_of(reader.changes(0, 79).to_table()) == expected(history, 0, 79)
 
 
-def test_times_before_since_are_answered_by_a_value(filled):
+def test_changes_before_since_are_answered_by_a_value(filled):
     world, shards = filled
     shard_id, _, since = shards["compacted"]
     with world.process().open_leased_reader(shard_id, purpose="test") as reader:
@@ -123,8 +121,8 @@ def test_times_before_since_are_answered_by_a_value(filled):
         assert reader.changes(49, 79) == SinceAhead(since=at(50), as_of=49)
 
 
-def test_changes_from_the_beginning_are_those_from_since_where_since_has_moved(filled):
-    """The contents at since, and what happened after it: all of it adds up to the contents at the end."""
+def test_changes_from_the_beginning_start_at_since_after_since_has_moved(filled):
+    """The contents at since and the changes after it add up to the contents at the end."""
     world, shards = filled
     shard_id, history, since = shards["compacted"]
     with world.process().open_leased_reader(shard_id, purpose="test") as reader:
@@ -133,8 +131,8 @@ def test_changes_from_the_beginning_are_those_from_since_where_since_has_moved(f
             advanced = [(row, max(time, floor), diff) for row, time, diff in history]
             assert rows_of(reader.changes(None, 79).to_table()) == expected(advanced, -1, 79)
             assert rows_of(reader.changes(None, floor).to_table()) == expected(advanced, -1, floor)
-            told = reader.changes(None, 79, shape="rows").to_table()
-            assert min(told["time"].to_pylist()) == floor
+            changes = reader.changes(None, 79, shape="rows").to_table()
+            assert min(changes["time"].to_pylist()) == floor
             assert reader.changes(None, floor - 1) == SinceAhead(since=at(floor), as_of=floor - 1)
         filtered = reader.changes(None, 79, where="id < 10").to_table()
         assert rows_of(filtered) == {row: diff for row, diff in expected(advanced, -1, 79).items() if row[0] < 10}
@@ -160,7 +158,7 @@ def test_changes_up_to_the_future_wait_or_give_up(filled):
             changes.to_table()
 
 
-def test_filtered_changes_are_the_filtered_whole_and_columns_are_cut_from_it(filled):
+def test_filtered_changes_equal_the_filtered_full_changes(filled):
     world, shards = filled
     for shard_id, _, _ in shards.values():
         with world.process().open_leased_reader(shard_id, purpose="test") as reader:
@@ -171,16 +169,16 @@ def test_filtered_changes_are_the_filtered_whole_and_columns_are_cut_from_it(fil
             cut = reader.changes(25, 70, columns=["name"])
             assert cut.to_table().schema == cut.updates_schema
             assert cut.to_table().column("val") == whole.column("val")
-            told = reader.changes(25, 70, shape="rows", columns=["id"])
-            assert told.to_table().schema == told.updates_schema
-            assert told.to_table().column("key").type == pa.struct([pa.field("id", pa.int64())])
+            changes = reader.changes(25, 70, shape="rows", columns=["id"])
+            assert changes.to_table().schema == changes.updates_schema
+            assert changes.to_table().column("key").type == pa.struct([pa.field("id", pa.int64())])
 
 
-# -- told row by row ---------------------------------------------------------------------------------------------------
+# -- row by row ---------------------------------------------------------------------------------------------------------
 
 
-def told_of(history, after, upto):
-    """By the book: the changes of each (key, time), deletions first."""
+def row_changes_by_definition(history, after, upto):
+    """The changes of each (key, time) by definition, deletions first."""
     groups = collections.defaultdict(list)
     for (key, name, time), diff in expected(history, after, upto).items():
         groups[key, time].append((name, diff))
@@ -201,18 +199,17 @@ def words_of(table):
 
 @pytest.mark.parametrize("which", ["plain", "compacted"])
 @pytest.mark.parametrize(("after", "upto"), [(25, 79), (30, 31), (39, 39), (44, 67)])
-def test_changes_told_row_by_row(filled, monkeypatch, which, after, upto):
-    monkeypatch.setattr(consolidate, "WINDOW_ROWS_MIN", 7)
+def test_row_changes_are_deletions_and_insertions_of_whole_rows(filled, which, after, upto):
     world, shards = filled
     shard_id, history, _ = shards[which]
     with world.process().open_leased_reader(shard_id, purpose="test") as reader:
         changes = reader.changes(after, upto, shape="rows")
         table = pa.Table.from_batches(changes.to_batches(memory_bytes=0), schema=changes.updates_schema)
-    assert words_of(table) == told_of(history, after, upto)
+    assert words_of(table) == row_changes_by_definition(history, after, upto)
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_how_the_stream_is_cut_does_not_show_in_the_changes(seed):
+def test_row_changes_do_not_depend_on_how_the_stream_is_cut(seed):
     rng = random.Random(seed)
     history = [
         (((rng.randrange(3),), (rng.choice("ab"),)), rng.randrange(3), rng.choice([-2, -1, 1, 1])) for _ in range(25)
@@ -221,13 +218,13 @@ def test_how_the_stream_is_cut_does_not_show_in_the_changes(seed):
     table = updates_table(SCHEMA, [({"id": k}, {"name": n}, t, d) for (k, n, t), d in rows])
     cuts = sorted(rng.sample(range(1, len(rows)), rng.randrange(len(rows) - 1))) if len(rows) > 1 else []
     pieces = [table.slice(a, b - a) for a, b in zip([0, *cuts], [*cuts, len(rows)], strict=True)]
-    told = list(changes_of(pieces))
-    assert all(each.schema == changes_schema(SCHEMA) and each.num_rows for each in told)
-    assert [row for each in told for row in words_of(each)] == told_of(history, -1, 9)
+    changes = list(changes_of(pieces))
+    assert all(each.schema == changes_schema(SCHEMA) and each.num_rows for each in changes)
+    assert [row for each in changes for row in words_of(each)] == row_changes_by_definition(history, -1, 9)
     assert list(changes_of([])) == []
 
 
-def test_a_row_that_came_too_often_is_to_be_taken_as_an_update():
+def test_a_diff_too_large_for_row_changes_is_refused_with_a_hint_at_updates():
     table = updates_table(SCHEMA, [({"id": 1}, {"name": "a"}, 0, 2**62), ({"id": 2}, {"name": "a"}, 0, -(2**63))])
     assert np.iinfo(np.int64).min == -(2**63)
     with pytest.raises(InvalidUsage, match="read them as updates"):
@@ -248,13 +245,13 @@ def summed(tables):
 
 
 def collect(client, shard_id):
-    """Rollups and collection of everything that no reader holds."""
+    """Writes rollups and collects everything that no reader holds."""
     for _ in range(2):
         write_rollup(client.machine(shard_id))
         gc_and_truncate(client.machine(shard_id))
 
 
-def test_leased_parts_outlive_their_snapshot_and_are_collected_once_returned():
+def test_leased_parts_outlive_their_snapshot_and_are_collected_after_their_return():
     world = World(settings=SETTINGS, env=AheadEnv())
     shard_id, history = fill(world)
     client = world.process()
@@ -266,7 +263,7 @@ def test_leased_parts_outlive_their_snapshot_and_are_collected_once_returned():
         for part in parts:
             again = LeasedPart.from_bytes(pickle.loads(pickle.dumps(part.to_bytes())))
             assert again == part
-        # The snapshot is closed, the shard compacted and collected: only the leases keep the blobs.
+        # The snapshot is closed. The shard is compacted and collected. Only the leases keep the blobs.
         other = compact(world, shard_id, 79)
         reader.downgrade_since(at(79))
         collect(other, shard_id)
@@ -278,7 +275,7 @@ def test_leased_parts_outlive_their_snapshot_and_are_collected_once_returned():
             assert not reader.return_part(part)
         reader.downgrade_since(at(79))
         collect(other, shard_id)
-        assert reader.fetch(parts[0]).num_rows  # still out, so is everything its version names
+        assert reader.fetch(parts[0]).num_rows  # still leased, so its version keeps all that it names
         assert reader.return_part(parts[0])
         assert reader.leased_parts == 0
         reader.downgrade_since(at(79))
@@ -314,7 +311,7 @@ def test_a_listener_hands_out_parts_and_moves_on(filled):
     assert summed(tables) == expected(history, 25, 79)
 
 
-def test_parts_of_others_and_garbled_parts_are_refused(filled):
+def test_leased_parts_of_other_readers_and_garbled_parts_are_refused(filled):
     world, shards = filled
     client = world.process()
     with (
@@ -333,8 +330,8 @@ def test_parts_of_others_and_garbled_parts_are_refused(filled):
         assert part.bytes_estimate > 0
 
 
-def test_regression_a_dropped_listener_batch_lets_go_of_its_version(filled):
-    """A batch that was asked for and never looked at kept its version, and with it all blobs, for ever (bug 9)."""
+def test_regression_a_dropped_listener_batch_releases_its_version(filled):
+    """A batch that was requested and never consumed held its version, and with it all blobs, for ever (bug 9)."""
     world, shards = filled
     client = world.process()
     shard_id = shards["plain"][0]
@@ -345,14 +342,14 @@ def test_regression_a_dropped_listener_batch_lets_go_of_its_version(filled):
         events = listen.next_batch(timeout_s=0)
         reader.downgrade_since(at(5))
         reader.downgrade_since(at(5))
-        assert hold() == before  # it is still there to be consumed
+        assert hold() == before  # it can still be consumed
         del events
         reader.downgrade_since(at(5))
         assert hold() == client.machine(shard_id).state.seqno - 1
 
 
 def test_regression_a_listener_does_not_repeat_what_compaction_merged_into_its_next_batch():
-    """Rows that were given out came again with the batch that held them and the next ones (bug 19)."""
+    """Rows that the listener had delivered came again with the batch that held them and the next ones (bug 19)."""
     world = World(settings=SETTINGS, env=AheadEnv())
     shard_id, history = fill(world, appends=4)
     client = world.process()
@@ -368,9 +365,9 @@ def test_regression_a_listener_does_not_repeat_what_compaction_merged_into_its_n
     assert summed(tables) == expected(history, 3, 39)
 
 
-def test_regression_progress_is_told_even_when_the_since_cannot_move():
-    """The frontier had moved on when giving up the since failed: what had been given out was never told complete, and never
-    given out again.
+def test_regression_a_listener_reports_progress_even_when_since_cannot_move():
+    """The frontier had advanced when the downgrade of since failed. The rows that were delivered never got their progress and
+    were never delivered again.
     """
     world = World(settings=SETTINGS, env=AheadEnv())
     shard_id, history = fill(world, appends=3)
@@ -387,7 +384,7 @@ def test_regression_progress_is_told_even_when_the_since_cannot_move():
             try:
                 event = next(listen)
             except Unavailable:
-                pending = []  # as the contract says: what came after the last progress is dropped
+                pending = []  # the contract: rows after the last progress are dropped
                 world.faults.heal()
                 continue
             world.faults.heal()

@@ -1,4 +1,4 @@
-"""PersistClient: opening, sharing, inspecting, the end of shards; and the embedded stores without any server."""
+"""PersistClient: opening, sharing, inspecting, finalizing; and the embedded stores without any server."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_initialise_is_idempotent_and_names_differing_columns():
     assert world.process().inspect(shard_id).seqno == 1
 
 
-def test_what_needs_an_existing_shard_says_that_there_is_none():
+def test_calls_that_need_an_existing_shard_refuse_a_missing_one():
     """Spec B.2."""
     world = World()
     client, shard_id = world.process(), world.shard_id()
@@ -83,7 +83,7 @@ def test_opening_more_handles_of_a_known_shard_costs_no_round_trip():
     assert world.consensus.calls == before
 
 
-def test_states_of_shards_that_nobody_uses_are_let_go():
+def test_states_of_unused_shards_are_dropped():
     world = World()
     client = world.process()
     shards = [world.shard_id() for _ in range(80)]
@@ -93,7 +93,7 @@ def test_states_of_shards_that_nobody_uses_are_let_go():
     assert 0 < len(client._appliers) < 80
 
 
-def test_inspection_tells_what_stands_in_state():
+def test_inspection_shows_what_state_holds():
     """Spec B.5."""
     world = World()
     client, shard_id = world.process(), world.shard_id()
@@ -137,7 +137,7 @@ def test_a_closed_shard_is_finalized_and_an_open_one_refused():
     assert [batch.rows for batch in state.trace.batches()] == [0]
 
 
-#: Nobody listens there.
+#: No server listens there.
 UNREACHABLE = ["redis://:hush@127.0.0.1:1/0", "redis://:hush@127.0.0.1:1/0?unsafe=true"]
 
 
@@ -152,7 +152,7 @@ def test_an_unreachable_store_gives_up_naming_its_address_and_no_credential(url:
         error = error.__cause__
 
 
-def test_a_broken_store_gives_up_only_when_asked_to():
+def test_calls_on_a_broken_store_give_up_only_after_give_up_ms():
     world = World(settings=Settings(retry=RetrySettings(give_up_ms=200)))
     world.faults.break_down()
     with pytest.raises(Unavailable, match="mem:"):
@@ -164,7 +164,7 @@ def test_a_broken_store_gives_up_only_when_asked_to():
 
 
 @pytest.mark.parametrize("url", ["", "ftp://x", "mem:?colour=red", "sqlite://relative.db"])
-def test_urls_that_make_no_sense_are_refused(url: str):
+def test_invalid_urls_are_refused(url: str):
     with pytest.raises(InvalidUsage):
         PersistClient.open(Location(blob="mem:", consensus=url))
 

@@ -1,4 +1,4 @@
-"""Snapshot.count is exact, whatever the diffs add up to: sums in state that are modulo 2**64 are not taken for sums."""
+"""Snapshot.count is exact for all diffs: it does not use sums in state that are modulo 2**64."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ INT64_MAX = 2**63 - 1
 
 @pytest.mark.parametrize(("rows", "target_part_bytes"), [(2, 1 << 20), (300, 1024)], ids=["one part", "listed parts"])
 def test_a_count_beyond_int64_is_exact(rows: int, target_part_bytes: int) -> None:
-    """No part that was written leaves int64, but what a compaction makes of them does."""
+    """No written part leaves int64. A compaction makes parts that do."""
     settings = BatchSettings(inline_part_bytes_max=0, target_part_bytes=target_part_bytes, run_parts_max=2)
     world = World(settings=Settings(batch=settings))
     client, shard_id = world.process(), world.shard_id()
     with client.open_writer(shard_id, SCHEMA, purpose="test") as writer:
         for time in range(2):
-            # One row that is great, and many that keep it in one part with the other's.
+            # One row with a large diff, and many rows that keep it in one part with the other large one.
             updates = [row(n * 2 + time, "x", time, 1) for n in range(rows)] + [
                 row(-1 - time, "x", time, INT64_MAX - rows)
             ]

@@ -1,5 +1,5 @@
-"""An export is whole: it reads one version from its beginning to its end, whatever becomes of the shard meanwhile, and what
-it wrote is durable and nobody else's.
+"""An export is complete and durable: it reads one version from beginning to end, whatever happens to the shard meanwhile.
+It never touches files that it did not write.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import os
 import pyarrow.parquet as pq
 import pytest
 from persist_engine import Antichain, PersistClient, Schema
+from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import BatchSettings, MaintenanceSettings, Settings
 from persist_engine.client import export
 from persist_engine.work.repair.force import force_compaction, force_gc
@@ -19,9 +20,17 @@ A = Antichain.of
 APPENDS = 20
 
 
+class Watched(PersistClient):
+    """A client that keeps the readers it opened."""
+
+    def open_leased_reader(self, *args, **kwargs):
+        self.readers = [*getattr(self, "readers", ()), super().open_leased_reader(*args, **kwargs)]
+        return self.readers[-1]
+
+
 @pytest.mark.parametrize("run_parts_max", [None, 2])
-def test_a_history_is_exported_whole_while_others_compact_and_collect(tmp_path, monkeypatch, run_parts_max):
-    """The reader's heartbeats give up what it has not pinned: a long export lost its blobs with the first of them."""
+def test_an_export_is_complete_while_other_processes_compact_and_collect(tmp_path, run_parts_max):
+    """The reader's heartbeats release what it has not pinned: the first of them cost a long export its blobs."""
     settings = Settings(
         batch=BatchSettings(inline_part_bytes_max=0, target_part_bytes=1024, run_parts_max=run_parts_max),
         maintenance=MaintenanceSettings(gc_versions_min=1),
@@ -36,16 +45,10 @@ def test_a_history_is_exported_whole_while_others_compact_and_collect(tmp_path, 
         force_compaction(other.machine(shard_id), full=True)
         batches = other.machine(shard_id).refresh().trace.batches()
         assert any(batch.has_hollow_runs for batch in batches)
-    readers = []
-    opened = PersistClient.open_leased_reader
-
-    def noted(*args, **kwargs):
-        readers.append(opened(*args, **kwargs))
-        return readers[-1]
-
+    exporting = Watched(world.blob, world.consensus, settings=world.settings, env=world.env, metrics=NoMetrics())
     reads = 0
 
-    def told(_read: int, _total: int) -> None:
+    def on_read(_read: int, _total: int) -> None:
         nonlocal reads
         reads += 1
         if reads == 1:
@@ -53,13 +56,12 @@ def test_a_history_is_exported_whole_while_others_compact_and_collect(tmp_path, 
                 late.compare_and_append([row(7, "late", APPENDS)], expected_upper=A(APPENDS), new_upper=A(APPENDS + 1))
             force_compaction(other.machine(shard_id), full=True)
             write_rollup(other.machine(shard_id))
-            client.machine(shard_id).refresh()
-            assert readers[0]._beat()
+            exporting.machine(shard_id).refresh()
+            assert exporting.readers[0]._beat()
             force_gc(other.machine(shard_id))
 
-    monkeypatch.setattr(PersistClient, "open_leased_reader", noted)
-    monkeypatch.setattr(export, "MEMORY_BYTES", 1)  # nothing is fetched before it is needed
-    manifest = export.export_shard(client, shard_id, tmp_path / "out", as_of=None, on_read=told)
+    # With so little memory nothing is fetched before it is needed.
+    manifest = export.export_shard(exporting, shard_id, tmp_path / "out", as_of=None, on_read=on_read, memory_bytes=1)
     assert (reads > 10, manifest.rows) == (True, 30 * APPENDS)
     table = pq.read_table(tmp_path / "out")
     assert [key["id"] for key in table["key"].to_pylist()] == [
@@ -78,8 +80,8 @@ def small():
     return client, shard_id
 
 
-def test_regression_an_export_leaves_alone_what_another_of_its_process_id_has_begun(small, tmp_path):
-    """In containers process ids are alike: it failed, and took the files of the other with it."""
+def test_regression_an_export_leaves_the_files_of_another_process_with_the_same_pid(small, tmp_path):
+    """Containers have equal process ids. The export failed and deleted the files of the other process."""
     client, shard_id = small
     theirs = tmp_path / f".out.{os.getpid()}.partial"
     theirs.mkdir()
@@ -91,7 +93,7 @@ def test_regression_an_export_leaves_alone_what_another_of_its_process_id_has_be
 
 
 def test_regression_a_finished_export_outlives_a_power_loss(small, tmp_path, monkeypatch):
-    """Its files were on disk, the directory entries that lead to them were not: the shard may be gone by then."""
+    """The files were on disk, but not the directory entries that lead to them. The shard may be deleted by then."""
     client, shard_id = small
     out = tmp_path / "new" / "out"
     synced, real = [], os.fsync
@@ -109,8 +111,8 @@ def test_regression_a_finished_export_outlives_a_power_loss(small, tmp_path, mon
 
 
 @pytest.mark.parametrize("as_of", [None, 0])
-def test_regression_a_struct_that_is_null_is_exported_though_fields_of_it_are_not_null(tmp_path, as_of):
-    """Arrow and Parquet take it for a null in each of these fields: such a shard could not be exported at all."""
+def test_regression_a_null_struct_with_non_null_fields_is_exported(tmp_path, as_of):
+    """Arrow and Parquet take the null struct for a null in each of its fields. Such a shard could not be exported."""
     world = World()
     client, shard_id = world.process(), world.shard_id()
     schema = Schema.from_ddl(

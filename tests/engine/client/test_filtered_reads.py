@@ -1,4 +1,4 @@
-"""Reads of less than everything: filters, columns and counts give what the whole would, and fetch less."""
+"""Reads with filters and columns equal the same selection of a full read, and fetch less."""
 
 import collections
 import dataclasses
@@ -14,6 +14,8 @@ from persist_engine.base.settings import BatchSettings, CompactionSettings, Read
 from persist_engine.client.client import PersistClient
 from persist_engine.client.read.listen import Updates
 from persist_engine.client.read.splits import SnapshotSplit
+from persist_engine.client.write.outcomes import Appended
+from persist_engine.codec.batch import decode_transmittable, encode_transmittable
 from persist_engine.model.batch import ColumnStats, HollowBatch, HollowPart, PartStats
 from persist_engine.model.frontier import Antichain
 from persist_engine.parts.contents import Contents
@@ -22,7 +24,6 @@ from persist_engine.rows.filter import Filter
 from persist_engine.rows.predicate import And, Compare, In, IsNull, Not, Or
 from persist_engine.rows.predicate_text import parse_predicate
 from persist_engine.rows.schema import Schema
-from persist_engine.shard.machine import Machine
 from persist_engine.work.compact import compact_due
 from persist_kit.world import AheadEnv, World
 
@@ -62,14 +63,27 @@ def update(i, j, rng):
     return (key, val), 10 * i + rng.randrange(10), rng.choice([1, 1, 1, -1])
 
 
-def fill(world, *, appends=8, rows=60, seed=0):
+def fill(world, *, appends=8, rows=60, seed=0, mend=None):
+    """A shard of random updates. With `mend`, the statistics of its parts are as `mend` returns them: a faulty writer's."""
     rng = random.Random(seed)
     client, shard_id = client_of(world)[0], world.shard_id()
     with client.open_writer(shard_id, SCHEMA, purpose="test") as writer:
         for i in range(appends):
-            updates = [update(i, j, rng) for j in range(rows)]
-            writer.compare_and_append(updates, expected_upper=at(10 * i), new_upper=at(10 * i + 10))
+            batch = writer.batch([update(i, j, rng) for j in range(rows)], lower=at(10 * i), upper=at(10 * i + 10))
+            if mend is not None:
+                batch = mended(writer, batch, mend)
+            assert isinstance(writer.append_batch(batch, at(10 * i), at(10 * i + 10)), Appended)
     return shard_id
+
+
+def mended(writer, batch, mend):
+    shard_id, version, hollow = decode_transmittable(batch.to_transmittable())
+    runs = [
+        (meta, [dataclasses.replace(part, stats=mend(part.stats)) for part in parts])
+        for meta, parts in hollow.part_runs()
+    ]
+    changed = HollowBatch.of_runs(hollow.desc, hollow.rows, runs)
+    return writer.batch_from_transmittable(encode_transmittable(shard_id, version, changed), is_only_copy=True)
 
 
 def compact(world, shard_id):
@@ -88,7 +102,16 @@ def world():
     with client_of(made)[0].open_leased_reader(made.compacted, purpose="t") as reader:
         reader.downgrade_since(at(79))
     compact(made, made.compacted)
+    made.whole = {name: whole_of(made, getattr(made, name)) for name in ("shard", "compacted")}
     return made
+
+
+def whole_of(world, shard_id):
+    with client_of(world)[0].open_leased_reader(shard_id, purpose="test") as reader, reader.snapshot(79) as snapshot:
+        whole = snapshot.to_table()
+        assert whole.num_rows
+        assert snapshot.count() == sum(whole.column("diff").to_pylist())
+        return whole
 
 
 FILTERS = [
@@ -108,8 +131,8 @@ FILTERS = [
 ]
 
 
-def test_statistics_of_times_and_counts_of_a_rewritten_batch_hold_for_its_new_times():
-    """Regression: its parts say 0 to 1, and their rows are seen at 7; no read may skip, count or show them by that."""
+def test_reads_of_a_rewritten_batch_do_not_use_the_statistics_of_its_old_times():
+    """Regression: the statistics of its parts say 0 to 1, its rows are read at 7. No read may skip, count or show rows by them."""
     world = World(settings=settings(), env=AheadEnv())
     client, shard_id = client_of(world, audit=100)[0], world.shard_id()
     with client.open_writer(shard_id, SCHEMA, purpose="test") as writer:
@@ -137,7 +160,7 @@ def test_statistics_of_times_and_counts_of_a_rewritten_batch_hold_for_its_new_ti
 
 
 def errors_world():
-    """A shard that may be in error: rows 0 to 39 in four parts, one more part with an error, which is over at 50."""
+    """A shard that may hold errors: rows 0 to 39 in four parts, and one more part with an error that is retracted at 50."""
     world = World(settings=settings(), env=AheadEnv())
     client, shard_id = client_of(world)[0], world.shard_id()
     tagged = with_errors(SCHEMA)
@@ -160,7 +183,7 @@ def errors_world():
     ],
 )
 def test_regression_a_filter_hides_no_error(where, ids):
-    """A collection in error read as one without rows. Its errors pass, and no part that may hold one is skipped."""
+    """A shard with an error was read as one without rows. Errors pass each filter, and no part that may hold one is skipped."""
     world, shard_id = errors_world()
     client, counts = client_of(world, audit=100)
     with client.open_leased_reader(shard_id, purpose="test") as reader:
@@ -187,7 +210,7 @@ def test_regression_a_filter_hides_no_error(where, ids):
         assert seen == 1
 
 
-def test_a_filter_that_names_the_error_means_what_it_says():
+def test_a_filter_on_the_error_column_selects_errors():
     world, shard_id = errors_world()
     client, _ = client_of(world)
     with client.open_leased_reader(shard_id, purpose="test") as reader:
@@ -196,7 +219,7 @@ def test_a_filter_that_names_the_error_means_what_it_says():
                 assert [key["id"] for key in snapshot.to_table().column("key").to_pylist()] == seen
 
 
-def test_no_part_is_skipped_whose_statistics_do_not_exclude_errors():
+def test_a_part_is_skipped_only_if_its_statistics_exclude_errors():
     tagged = with_errors(SCHEMA)
     where = Filter(parse_predicate("id = 12"), tagged)
     stats = (("key.id", ColumnStats(0, "50", "60")), ("key.err", ColumnStats(3, None, None)))
@@ -213,30 +236,25 @@ def test_no_part_is_skipped_whose_statistics_do_not_exclude_errors():
 
 @pytest.mark.parametrize("where", FILTERS, ids=str)
 @pytest.mark.parametrize("shard", ["shard", "compacted"])
-def test_a_filtered_read_is_the_filtered_whole(world, where, shard):
+def test_a_filtered_read_equals_the_filtered_full_read(world, where, shard):
     client, _ = client_of(world, audit=50)
     shard_id = getattr(world, shard)
-    with client.open_leased_reader(shard_id, purpose="test") as reader:
-        with reader.snapshot(79) as snapshot:
-            whole = snapshot.to_table()
-            assert whole.num_rows
-            assert snapshot.count() == sum(whole.column("diff").to_pylist())
-        with reader.snapshot(79, where=where) as snapshot:
-            got = snapshot.to_table()
-            expected = Filter(_predicate(where), SCHEMA).apply(whole)
-            assert repr(got.to_pylist()) == repr(expected.to_pylist())
-            assert snapshot.count() == sum(got.column("diff").to_pylist())
-            pieces = [
-                b
-                for split in snapshot.splits(3)
-                for b in SnapshotSplit.from_bytes(split.to_bytes()).to_batches(reader.blob)
-            ]
-            together = pa.Table.from_batches(pieces, schema=got.schema)
-            assert repr(together.to_pylist()) == repr(got.to_pylist())
-            parts = snapshot.lease_parts()
-            fetched = pa.concat_tables([reader.fetch(part) for part in parts] or [got.slice(0, 0)])
-            assert summed(fetched) == summed(got)
-            assert [reader.return_part(part) for part in parts] == [True] * len(parts)
+    with client.open_leased_reader(shard_id, purpose="test") as reader, reader.snapshot(79, where=where) as snapshot:
+        got = snapshot.to_table()
+        expected = Filter(_predicate(where), SCHEMA).apply(world.whole[shard])
+        assert repr(got.to_pylist()) == repr(expected.to_pylist())
+        assert snapshot.count() == sum(got.column("diff").to_pylist())
+        pieces = [
+            b
+            for split in snapshot.splits(3)
+            for b in SnapshotSplit.from_bytes(split.to_bytes()).to_batches(reader.blob)
+        ]
+        together = pa.Table.from_batches(pieces, schema=got.schema)
+        assert repr(together.to_pylist()) == repr(got.to_pylist())
+        parts = snapshot.lease_parts()
+        fetched = pa.concat_tables([reader.fetch(part) for part in parts] or [got.slice(0, 0)])
+        assert summed(fetched) == summed(got)
+        assert [reader.return_part(part) for part in parts] == [True] * len(parts)
 
 
 def _predicate(where):
@@ -255,10 +273,11 @@ def summed(table, *, at_times=False):
 @pytest.mark.parametrize("columns", [["id"], ["key.tag", "val.x"], ["val"], ["x", "d"], [], ["key", "o.dd"]])
 @pytest.mark.parametrize("where", [None, "id < 120", "x = 0.5 AND tag IS NOT NULL"])
 @pytest.mark.parametrize("shard", ["shard", "compacted"])
-def test_columns_are_cut_from_the_rows_of_the_whole(world, columns, where, shard):
+def test_a_read_of_columns_equals_those_columns_of_the_full_read(world, columns, where, shard):
     client, _ = client_of(world)
     with client.open_leased_reader(getattr(world, shard), purpose="test") as reader:
-        whole = reader.snapshot(79, where=where).to_table()
+        whole = world.whole[shard]
+        whole = whole if where is None else Filter(_predicate(where), SCHEMA).apply(whole)
         with reader.snapshot(79, where=where, columns=columns) as snapshot:
             got = snapshot.to_table()
             assert got.schema == snapshot.updates_schema
@@ -286,7 +305,7 @@ def test_columns_are_cut_from_the_rows_of_the_whole(world, columns, where, shard
 
 
 def test_a_lone_compacted_run_is_read_by_column(world, monkeypatch):
-    """All rows are at one time in one run: nothing has to be merged, so only what is shown is decoded."""
+    """All rows are at one time in one run. Nothing has to be merged, so only the selected columns are decoded."""
     client, _ = client_of(world)
     with client.open_leased_reader(world.compacted, purpose="test") as reader:
         whole = reader.snapshot(79).to_table()
@@ -296,7 +315,7 @@ def test_a_lone_compacted_run_is_read_by_column(world, monkeypatch):
         assert got.column("diff") == whole.column("diff")
 
 
-def test_parts_that_cannot_hold_a_row_are_not_fetched(world):
+def test_parts_without_a_matching_row_are_not_fetched(world):
     """Spec 15.7."""
     client, counts = client_of(world)
     with client.open_leased_reader(world.shard, purpose="test") as reader:
@@ -313,7 +332,7 @@ def test_parts_that_cannot_hold_a_row_are_not_fetched(world):
         assert counts["fetched_parts"] == 0
 
 
-def test_a_count_fetches_nothing_that_state_can_tell(world):
+def test_a_count_fetches_no_part_whose_count_state_holds(world):
     """Spec 15.8."""
     client, counts = client_of(world)
     with client.open_leased_reader(world.shard, purpose="test") as reader:
@@ -332,8 +351,8 @@ def test_a_count_fetches_nothing_that_state_can_tell(world):
         assert reader.snapshot(79, where=Not(And((Compare("id", ">", 10**9),)))).count() >= 0
 
 
-def test_a_count_leaves_out_what_truncation_hides():
-    """Sums of diffs count rows that a narrower append never shows (bug 20)."""
+def test_a_count_excludes_rows_outside_the_appended_bounds():
+    """Sums of diffs include rows that a narrower append hides (bug 20)."""
     world = World(settings=settings(), env=AheadEnv())
     client, _ = client_of(world)
     shard_id = world.shard_id()
@@ -349,44 +368,23 @@ def test_a_count_leaves_out_what_truncation_hides():
             assert snapshot.count() == reader.snapshot(as_of, columns=[]).to_table().num_rows
 
 
-def lying(monkeypatch, mend):
-    """Statistics of every part as `mend` changes them, as if they had been written so."""
-    real = Machine.snapshot_batches
-
-    def snapshot_batches(self, *args, **kwargs):
-        answer = real(self, *args, **kwargs)
-        return tuple(
-            HollowBatch.of_runs(
-                batch.desc,
-                batch.rows,
-                [
-                    (meta, [dataclasses.replace(part, stats=mend(part.stats)) for part in parts])
-                    for meta, parts in batch.part_runs()
-                ],
-            )
-            for batch in answer
-        )
-
-    monkeypatch.setattr(Machine, "snapshot_batches", snapshot_batches)
-
-
-def test_an_audit_finds_statistics_that_lie_and_names_part_and_column(world, monkeypatch):
+def test_an_audit_reports_wrong_statistics_with_part_and_column(world):
     def mend(stats):
         columns = [
             (n, dataclasses.replace(c, upper="-5", lower="-9") if n == "key.id" else c) for n, c in stats.columns
         ]
         return PartStats(tuple(columns), stats.time_min, stats.time_max)
 
-    lying(monkeypatch, mend)
+    shard = fill(world, appends=2, seed=3, mend=mend)
     for audit, is_found in ((0, False), (100, True)):
         client, counts = client_of(world, audit=audit)
-        with client.open_leased_reader(world.shard, purpose="test") as reader:
-            snapshot = reader.snapshot(79, where="id > 100")
+        with client.open_leased_reader(shard, purpose="test") as reader:
+            snapshot = reader.snapshot(19, where="id > 100")
             splits = [SnapshotSplit.from_bytes(split.to_bytes()) for split in snapshot.splits(2)]
             if not is_found:
-                assert snapshot.to_table().num_rows == 0  # this is why there are audits
+                assert snapshot.to_table().num_rows == 0  # the reason for audits
                 continue
-            keys = {f"{world.shard}/{part.key}" for batch in snapshot._named for part in batch.parts}
+            keys = {f"{shard}/{part.key}" for batch in snapshot._named for part in batch.parts}
             for read in (
                 snapshot.to_table,
                 snapshot.count,
@@ -396,22 +394,22 @@ def test_an_audit_finds_statistics_that_lie_and_names_part_and_column(world, mon
             ):
                 with pytest.raises(InvariantViolated, match=r"was skipped by its statistics.*key\.id") as caught:
                     read()
-                assert f"{world.shard}/{caught.value.detail['key']}" in keys
+                assert f"{shard}/{caught.value.detail['key']}" in keys
                 assert caught.value.detail["columns"] == ["key.id"]
             assert counts["stats_audits"]
 
 
-def test_an_audit_of_times_names_the_time(world, monkeypatch):
-    lying(monkeypatch, lambda stats: PartStats(stats.columns, 500, 600))
+def test_an_audit_reports_wrong_statistics_of_times(world):
+    shard = fill(world, appends=1, mend=lambda stats: PartStats(stats.columns, 500, 600))
     client, _ = client_of(world, audit=100)
     with (
-        client.open_leased_reader(world.shard, purpose="test") as reader,
+        client.open_leased_reader(shard, purpose="test") as reader,
         pytest.raises(InvariantViolated, match="the statistics of time are wrong"),
     ):
-        reader.snapshot(79).to_table()
+        reader.snapshot(9).to_table()
 
 
-def test_an_audited_read_of_honest_statistics_is_silent(world):
+def test_an_audit_of_correct_statistics_reports_nothing(world):
     client, counts = client_of(world, audit=100)
     with client.open_leased_reader(world.shard, purpose="test") as reader:
         reader.snapshot(79, where="id >= 700").to_table()
@@ -431,16 +429,17 @@ def test_an_audited_read_of_honest_statistics_is_silent(world):
         ReadSettings(stats_audit_percent=101)
 
 
-def test_bad_statistics_in_state_are_corrupt_not_guessed(world, monkeypatch):
-    lying(
-        monkeypatch, lambda stats: PartStats((("key.id", dataclasses.replace(stats.columns[0][1], lower="nonsense")),))
-    )
+def test_undecodable_statistics_in_state_are_corrupt_data(world):
+    def mend(stats):
+        return PartStats((("key.id", dataclasses.replace(stats.columns[0][1], lower="nonsense")),))
+
+    shard = fill(world, appends=1, mend=mend)
     client, _ = client_of(world)
-    with client.open_leased_reader(world.shard, purpose="test") as reader, pytest.raises(CorruptData, match="nonsense"):
-        reader.snapshot(79, where="id > 100").to_table()
+    with client.open_leased_reader(shard, purpose="test") as reader, pytest.raises(CorruptData, match="nonsense"):
+        reader.snapshot(9, where="id > 100").to_table()
 
 
-def test_a_filtered_listener_gives_the_filtered_updates_and_all_progress(world):
+def test_a_filtered_listener_yields_the_matching_updates_and_all_progress(world):
     client, counts = client_of(world)
 
     def events(where):
@@ -462,7 +461,7 @@ def test_a_filtered_listener_gives_the_filtered_updates_and_all_progress(world):
     assert counts["stats_skipped_parts"]
 
 
-def test_a_filtered_subscription_is_snapshot_and_listener_filtered(world):
+def test_a_filtered_subscription_filters_snapshot_and_listener(world):
     client, _ = client_of(world)
     sums = collections.Counter()
     with client.open_leased_reader(world.shard, purpose="test") as reader:
@@ -477,7 +476,7 @@ def test_a_filtered_subscription_is_snapshot_and_listener_filtered(world):
     assert {key: diff for key, diff in sums.items() if diff} == expected
 
 
-def test_contents_are_a_value_that_reads_again():
+def test_contents_can_be_read_more_than_once():
     world = World(settings=settings(), env=AheadEnv())
     shard_id = fill(world, appends=2)
     client, _ = client_of(world)

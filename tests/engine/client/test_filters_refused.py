@@ -1,4 +1,4 @@
-"""Filters and columns that make no sense are refused by name, before anything is read; literals no column can hold compare."""
+"""Invalid filters and columns are refused by name, before anything is read. Literals beyond a column's type compare."""
 
 import json
 from datetime import datetime
@@ -27,7 +27,7 @@ def reader():
 
 
 @pytest.mark.parametrize(
-    ("where", "said"),
+    ("where", "message"),
     [
         ("nope = 1", r"no column nope; there are key.id, key.tag, val.x, val.d, val.place, val.o.dd"),
         ("key.x = 1", r"no column key.x; there are key.id"),
@@ -43,7 +43,7 @@ def reader():
         ("1 = 1", "where a column is expected"),
         ("f(id) = 1", "where a column is expected"),
         ("id LIKE '1%'", "cannot express"),
-        ("id BETWEEN SYMMETRIC 5 AND 1", "cannot express"),  # said without the word it is always false
+        ("id BETWEEN SYMMETRIC 5 AND 1", "cannot express"),  # without SYMMETRIC it is always false
         ("id IN (SELECT 1)", "cannot express"),
         ("id = 1; DROP TABLE x", "id = 1; DROP TABLE x"),
         ("(" * 3000 + "id = 1" + ")" * 3000, "too deep|not complete"),
@@ -63,14 +63,14 @@ def reader():
         ("tag = X'abc'", "where a value is expected"),
     ],
 )
-def test_a_filter_that_makes_no_sense_is_refused_before_anything_is_read(reader, where, said):
+def test_an_invalid_filter_is_refused_before_anything_is_read(reader, where, message):
     for read in (lambda: reader.snapshot(79, where=where), lambda: reader.listen(79, where=where)):
-        with pytest.raises(InvalidUsage, match=said):
+        with pytest.raises(InvalidUsage, match=message):
             read()
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [
         (["nope"], "there are key.id"),
         (["val.place.a"], "lies within val.place"),
@@ -78,20 +78,20 @@ def test_a_filter_that_makes_no_sense_is_refused_before_anything_is_read(reader,
         ([7], "named by a text"),
     ],
 )
-def test_columns_that_make_no_sense_are_refused(reader, columns, said):
-    with pytest.raises(InvalidUsage, match=said):
+def test_invalid_columns_are_refused(reader, columns, message):
+    with pytest.raises(InvalidUsage, match=message):
         reader.snapshot(79, columns=columns)
 
 
-def test_a_name_on_both_sides_needs_its_side():
+def test_a_name_in_key_and_value_needs_its_side():
     schema = Schema.from_ddl("id INT, `a.b` INT, a STRUCT<b: INT>", "id INT")
-    for text, said in (("id = 1", "key.id, val.id"), ("key.a.b = 1", "may be any of")):
-        with pytest.raises(InvalidUsage, match=said):
+    for text, message in (("id = 1", "key.id, val.id"), ("key.a.b = 1", "may be any of")):
+        with pytest.raises(InvalidUsage, match=message):
             Filter(parse_predicate(text), schema)
     assert Filter(parse_predicate("val.id = 1"), schema).columns == ("val.id",)
 
 
-def test_literals_beyond_a_column_are_before_or_past_all_its_values():
+def test_a_literal_outside_the_type_of_a_column_is_below_or_above_all_its_values():
     schema = Schema.from_ddl("i TINYINT, m DECIMAL(4,2)")
     table = pa.table(
         {
@@ -141,14 +141,14 @@ GREATEST = "99999999999999999999999999999999999999"
         ("TIMESTAMP_NTZ", datetime(2013, 1, 1, 5), "v < DATE '2013-01-01'", False),
     ],
 )
-def test_literals_finer_or_longer_than_python_keeps_them_are_compared_as_they_stand(kind, value, text, passes):
+def test_literals_finer_than_python_values_are_compared_exactly(kind, value, text, passes):
     schema = Schema.from_ddl(f"v {kind}")
     (table,) = normalise([(((value,), ()), 0, 1)], schema)
     assert Filter(parse_predicate(text), schema).mask(table).to_pylist() == [passes]
 
 
-def test_numpy_s_floats_are_floats():
-    """They say `np.float64(0.5)` of themselves: a split with such a filter could not be read where it was sent."""
+def test_a_filter_with_numpy_floats_can_be_sent_and_parsed():
+    """Their repr is `np.float64(0.5)`: a split with such a filter could not be read in another process."""
     schema = Schema.from_ddl("i INT", "x DOUBLE")
     table = pa.table({"key": pa.array([{"i": 0}, {"i": 1}], schema.key_type)})
     predicate = Compare("i", ">", np.float64(0.5))
@@ -160,6 +160,6 @@ def test_numpy_s_floats_are_floats():
     "digits", ["12345678901234567890123456789012345678", "0.1234567890123456789012345678901234567"]
 )
 @pytest.mark.parametrize("sign", ["", "-", "- "])
-def test_a_literal_of_many_digits_keeps_them_all(sign, digits):
+def test_a_literal_of_many_digits_keeps_all_of_them(sign, digits):
     parsed = parse_predicate(f"id = {sign}{digits}")
     assert parsed == Compare("id", "=", Decimal(f"{sign.strip()}{digits}"))

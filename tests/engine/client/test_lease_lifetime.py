@@ -1,4 +1,4 @@
-"""How long a reader holds since and blobs back: as long as somebody can still use it, no longer, and never while it waits."""
+"""How long a reader holds since and blobs: as long as a handle can use it, no longer, and never while it waits."""
 
 from __future__ import annotations
 
@@ -13,29 +13,22 @@ from collections import Counter
 
 import pytest
 from persist_engine.base.errors import InvalidUsage, Unavailable
-from persist_engine.base.metrics import PrometheusMetrics
 from persist_engine.base.settings import (
     BatchSettings,
     CompactionSettings,
-    LeaseSettings,
     MaintenanceSettings,
     RetrySettings,
     Settings,
 )
-from persist_engine.base.versioned import SeqNo
-from persist_engine.client.client import PersistClient
-from persist_engine.client.location import Location
 from persist_engine.client.read.handle import ReadHandle
-from persist_engine.client.read.leased import LeasedPart, Pin, Pins
+from persist_engine.client.read.leased import LeasedPart, Pin
 from persist_engine.client.read.listen import Progress, Updates
 from persist_engine.model.frontier import EMPTY, Antichain
-from persist_engine.model.ids import ShardId
 from persist_engine.model.queries import seqno_since
 from persist_engine.work.compact import compact
 from persist_engine.work.gc import gc_and_truncate
 from persist_engine.work.rollup import write_rollup
 from persist_kit.world import SCHEMA, AheadEnv, World, row
-from prometheus_client import CollectorRegistry
 
 A = Antichain.of
 PATIENCE_S = 20.0
@@ -47,7 +40,7 @@ COMPACTED = Settings(
 
 
 class Shard:
-    """One of `appends` batches [10i, 10i+10), each with the row i at 10i, in a world of its own."""
+    """A shard of `appends` batches [10i, 10i+10), each with the row i at 10i, in its own world."""
 
     def __init__(self, world: World, *, appends: int = 6) -> None:
         self.world, self.client, self.id = world, world.process(), world.shard_id()
@@ -72,14 +65,14 @@ class Shard:
 
 
 def compact_all(machine) -> None:
-    """Until nothing is left to be merged."""
+    """Compacts until nothing is left to merge."""
     while (exerted := machine.spine_exert(1000)[0]).requests:
         for request in exerted.requests:
             compact(machine, request)
 
 
 def eventually(condition) -> bool:
-    """Whether `condition` comes true, as it should at once but for other threads."""
+    """Whether `condition` comes true. It does at once, except for other threads."""
     waiting, left = threading.Event(), int(PATIENCE_S / 0.02)
     while not condition() and left:
         left -= 1
@@ -95,7 +88,7 @@ def shard():
 # -- dropped handles ---------------------------------------------------------------------------------------------------
 
 
-def test_a_dropped_reader_is_collected_and_gives_up_its_lease(shard):
+def test_a_dropped_reader_is_collected_and_its_lease_expired(shard):
     reader = shard.reader()
     alive, reader_id, thread = weakref.ref(reader), reader.reader_id, reader._heartbeat._thread
     assert shard.is_registered(reader_id)
@@ -106,8 +99,8 @@ def test_a_dropped_reader_is_collected_and_gives_up_its_lease(shard):
     assert not shard.is_registered(reader_id)
 
 
-def test_a_reader_dropped_in_a_cycle_by_the_heartbeat_itself_is_given_up_too(shard):
-    """The last reference may go in any thread, and within any call."""
+def test_a_reader_whose_last_reference_the_heartbeat_drops_is_expired_too(shard):
+    """The last reference may be dropped in any thread and within any call."""
     reader = shard.reader(lease_ms=100)
     reader_id, thread = reader.reader_id, reader._heartbeat._thread
     in_beat, dropped = threading.Event(), threading.Event()
@@ -139,14 +132,14 @@ OPENED = {
 
 
 @pytest.mark.parametrize("opened", OPENED)
-def test_what_a_dropped_reader_opened_keeps_its_lease_until_it_is_dropped_too(shard, opened):
+def test_an_object_opened_by_a_dropped_reader_keeps_its_lease_until_it_is_dropped(shard, opened):
     reader = shard.reader()
     alive, reader_id = weakref.ref(reader), reader.reader_id
     used = OPENED[opened](reader)
     del reader
     gc.collect()
     assert alive() is not None
-    assert not alive()._heartbeat._reason.acquire(timeout=0.01), "nobody has ended it"
+    assert not alive()._heartbeat._reason.acquire(timeout=0.01), "the heartbeat has not ended"
     assert shard.is_registered(reader_id)
     del used
     gc.collect()
@@ -155,7 +148,7 @@ def test_what_a_dropped_reader_opened_keeps_its_lease_until_it_is_dropped_too(sh
 
 
 @pytest.mark.parametrize("opened", ["snapshot", "changes"])
-def test_what_was_closed_keeps_no_reader_alive(shard, opened):
+def test_a_closed_object_keeps_no_reader_alive(shard, opened):
     used = OPENED[opened](shard.reader())
     reader_id = next(iter(shard.state.leased_readers))
     used.close()
@@ -163,7 +156,7 @@ def test_what_was_closed_keeps_no_reader_alive(shard, opened):
     used.close()
 
 
-def test_a_leased_part_travels_without_its_reader(shard):
+def test_a_leased_part_is_pickled_without_its_reader(shard):
     with shard.reader() as reader, reader.snapshot(59) as snapshot:
         part = snapshot.lease_parts()[0]
         travelled = pickle.loads(pickle.dumps(part))
@@ -173,7 +166,7 @@ def test_a_leased_part_travels_without_its_reader(shard):
         assert reader.return_part(travelled)
 
 
-def test_an_abandoned_reader_keeps_its_lease_until_it_runs_out(shard):
+def test_an_abandoned_reader_keeps_its_lease_until_the_lease_lapses(shard):
     reader = shard.reader()
     reader_id, thread = reader.reader_id, reader._heartbeat._thread
     reader.abandon()
@@ -184,7 +177,7 @@ def test_an_abandoned_reader_keeps_its_lease_until_it_runs_out(shard):
     assert shard.is_registered(reader_id)
 
 
-def test_dropping_a_reader_whose_client_is_closed_troubles_nobody(monkeypatch):
+def test_dropping_a_reader_of_a_closed_client_raises_nothing(monkeypatch):
     troubles: list = []
     monkeypatch.setattr(threading, "excepthook", troubles.append)
     shard = Shard(World(env=AheadEnv()), appends=1)
@@ -200,7 +193,7 @@ def test_dropping_a_reader_whose_client_is_closed_troubles_nobody(monkeypatch):
     assert not troubles
 
 
-def test_readers_that_nobody_expired_let_a_program_end_at_once_and_silently(tmp_path):
+def test_a_program_with_open_readers_ends_at_once_and_silently(tmp_path):
     program = f"""
 import sys
 from persist_engine import Location, PersistClient, ShardId
@@ -229,7 +222,7 @@ WAITING = {
 
 
 @pytest.mark.parametrize("waiting", WAITING)
-def test_who_waits_holds_no_version_and_who_has_waited_does(waiting):
+def test_a_waiting_read_holds_no_version_until_its_wait_has_ended(waiting):
     """Spec 15.1."""
     world = World()
     shard = Shard(world)
@@ -260,7 +253,7 @@ def test_who_waits_holds_no_version_and_who_has_waited_does(waiting):
     reader.expire()
 
 
-def test_a_wait_that_ends_without_an_answer_holds_nothing():
+def test_a_wait_that_times_out_holds_no_version():
     shard = Shard(World())
     with shard.reader() as reader:
         listen = reader.listen(60)
@@ -271,8 +264,8 @@ def test_a_wait_that_ends_without_an_answer_holds_nothing():
         assert reader._pins.oldest(None) is None
 
 
-def test_regression_a_reader_that_gave_up_all_times_keeps_the_blobs_of_what_it_still_reads():
-    """Its heartbeat renewed nothing any more: the lease ran out below an open snapshot."""
+def test_regression_a_reader_that_released_all_times_keeps_the_blobs_of_its_open_snapshot():
+    """Its heartbeat no longer renewed the lease. The lease lapsed under an open snapshot."""
     shard = Shard(World(settings=COMPACTED, env=AheadEnv()))
     machine, lease_ms = shard.client.machine(shard.id), COMPACTED.lease.reader_lease_ms
     with shard.reader() as reader, reader.snapshot(59) as snapshot:
@@ -288,7 +281,7 @@ def test_regression_a_reader_that_gave_up_all_times_keeps_the_blobs_of_what_it_s
         assert snapshot.to_table().num_rows == 6
 
 
-def test_who_waits_long_for_a_time_to_be_written_is_told_once_what_for(caplog):
+def test_a_long_wait_for_a_time_is_logged_once_with_its_reason(caplog):
     """Spec 9.19."""
     shard = Shard(World(), appends=0)
     with shard.reader() as reader, caplog.at_level(logging.INFO, "persist_engine.client.read.handle"):
@@ -304,7 +297,7 @@ def test_who_waits_long_for_a_time_to_be_written_is_told_once_what_for(caplog):
             caplog.clear()
 
 
-def test_a_lease_that_cannot_be_given_up_does_not_hide_what_went_wrong(caplog):
+def test_an_error_of_a_read_is_raised_even_if_its_lease_cannot_be_released(caplog):
     world = World(settings=Settings(retry=RetrySettings(give_up_ms=20)))
     shard = Shard(world, appends=1)
     reader = shard.reader()
@@ -323,7 +316,7 @@ def test_a_lease_that_cannot_be_given_up_does_not_hide_what_went_wrong(caplog):
 
 
 class LockThatLetsOthersIn:
-    """The lock around what a handle holds; before it is taken for the first time, `meanwhile` happens."""
+    """The lock around the pins of a handle. `meanwhile` happens before it is taken for the first time."""
 
     def __init__(self, meanwhile) -> None:
         self._inner, self._meanwhile = threading.Lock(), meanwhile
@@ -339,8 +332,8 @@ class LockThatLetsOthersIn:
 
 
 @pytest.mark.parametrize("read", ["snapshot", "changes", "listener"])
-def test_what_a_wait_saw_is_looked_at_again_once_it_is_held(read):
-    """Between the end of the wait and the pin all batches are compacted, and what they named is deleted."""
+def test_a_read_takes_its_batches_after_it_has_pinned_their_version(read):
+    """Between the end of the wait and the pin, all batches are compacted and the old blobs deleted."""
     shard = Shard(World(settings=COMPACTED))
     machine = shard.client.machine(shard.id)
 
@@ -378,8 +371,8 @@ def rows_until(listen, upper: int) -> Counter:
     return found
 
 
-def test_the_since_of_a_handle_waits_for_the_last_of_its_listeners():
-    """A compaction past the first listener's frontier was told to be a broken rule."""
+def test_the_since_of_a_handle_waits_for_its_slowest_listener():
+    """A compaction past the first listener's frontier was reported as a broken invariant."""
     shard = Shard(World(settings=COMPACTED))
     with shard.reader() as reader:
         behind, ahead = reader.listen(5), reader.listen(45)
@@ -395,7 +388,7 @@ def test_the_since_of_a_handle_waits_for_the_last_of_its_listeners():
         assert rows_until(behind, 70) == rows_until(ahead, 70) == Counter([60])
 
 
-def test_since_waits_for_no_listener_that_was_closed_or_dropped(shard):
+def test_since_does_not_wait_for_a_closed_or_dropped_listener(shard):
     with shard.reader() as reader:
         closed, dropped = reader.listen(5), reader.listen(6)
         subscription = reader.subscribe(7)
@@ -414,7 +407,7 @@ def test_since_waits_for_no_listener_that_was_closed_or_dropped(shard):
         assert len(in_a_traceback) == 2, "the closed one and the subscription's"
 
 
-def test_a_listener_that_has_heard_all_of_a_closed_shard_needs_nothing(shard):
+def test_a_listener_at_the_end_of_a_closed_shard_holds_no_since(shard):
     with shard.reader() as reader:
         listen = reader.listen(50)
         shard.writer.append([], lower=A(60), upper=EMPTY)
@@ -453,42 +446,11 @@ def test_a_listener_moves_since_at_most_four_times_in_a_lease():
         assert calls["compare_and_set"] == before + 1
 
 
-# -- heartbeats --------------------------------------------------------------------------------------------------------
+# -- leases that end in other ways --------------------------------------------------------------------------------------
 
 
-def test_heartbeats_are_counted():
-    registry, world = CollectorRegistry(), World(env=AheadEnv())
-    settings = Settings(lease=LeaseSettings(reader_lease_ms=100))
-    client = PersistClient(
-        world.blob, world.consensus, settings=settings, env=world.env, metrics=PrometheusMetrics(registry)
-    )
-    shard_id = world.shard_id()
-
-    def counted(outcome: str) -> float:
-        return registry.get_sample_value("persist_heartbeat_total", {"outcome": outcome}) or 0
-
-    client.initialise(shard_id, SCHEMA)
-    with client.open_leased_reader(shard_id, purpose="test") as reader:
-        assert eventually(lambda: counted("renewed") >= 1)
-        client.machine(shard_id).expire_leased_reader(reader.reader_id)
-        assert eventually(lambda: counted("lost") == 1)
-
-
-def test_a_heartbeat_whose_client_was_closed_says_so_once_and_ends(tmp_path, caplog):
-    """It would be told so every half lease, as long as the process lives."""
-    location = Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/consensus.db")
-    client, shard_id = PersistClient.open(location), ShardId.new()
-    client.initialise(shard_id, SCHEMA)
-    reader = client.open_leased_reader(shard_id, purpose="test", lease_ms=100)
-    client.close()
-    assert eventually(lambda: not reader._heartbeat._thread.is_alive())
-    ends = [record for record in caplog.records if "the store was closed" in record.message]
-    assert len(ends) == 1
-    assert not reader._heartbeat.is_lost
-
-
-def test_regression_a_reader_with_a_lease_of_centuries_is_given_up_like_any_other(shard):
-    """No lock waits so long: the thread ended at once, and nobody let go of what was dropped."""
+def test_regression_a_dropped_reader_with_a_lease_of_centuries_is_expired(shard):
+    """No lock waits that long. The thread ended at once, and dropped readers were never expired."""
     reader = shard.reader(lease_ms=10**17)
     reader_id, thread = reader.reader_id, reader._heartbeat._thread
     assert shard.is_registered(reader_id)
@@ -497,21 +459,7 @@ def test_regression_a_reader_with_a_lease_of_centuries_is_given_up_like_any_othe
     assert not shard.is_registered(reader_id)
 
 
-def test_regression_a_version_that_was_given_up_is_not_held_again():
-    """Parts leased while their snapshot was closed: every heartbeat then asked for a version given up, and was refused."""
-    pins = Pins()
-    pin = pins.hold_current(lambda: SeqNo(5), holder=None)
-    other = pins.hold(SeqNo(5))
-    pin.release()
-    assert pins.hold(SeqNo(5)).seqno == pins.oldest(SeqNo(9)) == 5
-    other.release()
-    assert pins.oldest(SeqNo(9)) == 9
-    with pytest.raises(InvalidUsage, match="version v5 is no longer held"):
-        pins.hold(SeqNo(5))
-    assert pins.oldest(SeqNo(9)) == 9
-
-
-def test_regression_parts_of_a_lease_that_broke_off_are_not_out(shard, monkeypatch):
+def test_regression_a_lease_of_parts_that_failed_leaves_no_part_leased(shard, monkeypatch):
     again, calls = Pin.again, []
 
     def third_fails(pin: Pin) -> Pin:

@@ -1,4 +1,4 @@
-"""A location is shown in logs and tracebacks: never with what opens its stores."""
+"""Logs and tracebacks show a location without the credentials of its stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches that lost appends and were moved: linked as they lie, read, compacted and verified at their new time."""
+"""Batches that lost appends and were moved: linked without restaging; read, compacted and verified at their new time."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from persist_engine.client.write.joined import gathered
 from persist_engine.client.write.outcomes import ProgressMismatch
 from persist_engine.model.batch import HollowRun, InlinePart
 from persist_engine.model.frontier import MINIMUM, Description
+from persist_engine.storage.blob_mem import MemBlob
 from persist_engine.work.audit.verify import verify_shard
 from persist_engine.work.compact import compact
 from persist_kit.staged import named_keys, opened
@@ -23,7 +24,7 @@ ROWS = 300
 
 
 def sent(writer: WriteHandle, *, first: int = 0) -> bytes:
-    """A batch of [0, 5) in several blobs, as a task sends it: every key three times, at two times."""
+    """A batch of [0, 5) in several blobs, as a task sends it: every key at every time of `times`."""
     times = [2, 3, 2]
     updates = [row(key, "x" * 20, time) for key in range(first, first + ROWS) for time in times]
     batch = writer.batch(updates, lower=A(0), upper=A(5))
@@ -32,7 +33,7 @@ def sent(writer: WriteHandle, *, first: int = 0) -> bytes:
 
 
 def raced(writer: WriteHandle, rival: WriteHandle, batches: list[Batch], *, times: int, **progress: Any) -> int:
-    """Lose the append of `batches` so often, each time to a commit of another, moving them on; then win it. The time."""
+    """Loses the append of `batches` so often to a rival's commit, moves them each time, then wins. Returns the time."""
     lower, time = A(0), 4
     for turn in range(times):
         upper = rival.fetch_recent_upper()
@@ -49,23 +50,28 @@ def raced(writer: WriteHandle, rival: WriteHandle, batches: list[Batch], *, time
     return time
 
 
-class Uploads:
-    """Keys of the parts that were uploaded since."""
+class Uploads(MemBlob):
+    """A store that notes the keys of the parts uploaded."""
 
-    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
+        super().__init__()
         self.keys: list[str] = []
-        put = world.blob.set
 
-        def noted(key: str, value: bytes) -> None:
-            if "/n" in key:
-                self.keys.append(key)
-            put(key, value)
+    def set(self, key: str, value: bytes) -> None:
+        if "/n" in key:
+            self.keys.append(key)
+        super().set(key, value)
 
-        monkeypatch.setattr(world.blob, "set", noted)
+
+def noted(**batch: Any) -> tuple[World, WriteHandle, Uploads]:
+    """A new world whose uploads are noted, and the writer of a new shard with the batch settings `batch`."""
+    world, uploads = World(settings=Settings(batch=BatchSettings(**batch))), Uploads()
+    world.blob = uploads
+    return world, world.process().open_writer(world.shard_id(), SCHEMA, purpose="test"), uploads
 
 
 def changed(client: PersistClient, shard_id: ShardId, since: int | None, upto: int) -> list[tuple[int, int, int]]:
-    """(id, time, diff) of what happened."""
+    """The changes as (id, time, diff)."""
     with client.open_leased_reader(shard_id, purpose="test") as reader:
         table = reader.changes(since, upto).to_table()
     return [(each["key"]["id"], each["time"], each["diff"]) for each in table.to_pylist()]
@@ -73,18 +79,16 @@ def changed(client: PersistClient, shard_id: ShardId, since: int | None, upto: i
 
 @pytest.mark.parametrize("times", [1, 4])
 @pytest.mark.parametrize("listed", [False, True], ids=["parts", "listings"])
-def test_the_only_copy_of_a_batch_is_linked_as_it_lies_however_often_it_was_moved(
-    monkeypatch: pytest.MonkeyPatch, times: int, listed: bool
-):
-    """All of it was downloaded, merged and uploaded anew by the driver, for every append that it lost."""
+def test_the_only_copy_of_a_batch_is_linked_without_restaging_after_any_number_of_moves(times: int, listed: bool):
+    """The driver downloaded, merged and uploaded all of it for every append that it lost."""
     runs = {"runs_max": 2, "run_parts_max": 2} if listed else {}
-    world, writer = opened(inline_part_bytes_max=0, target_part_bytes=4096, **runs)
+    world, writer, uploads = noted(inline_part_bytes_max=0, target_part_bytes=4096, **runs)
     rival = world.process(settings=Settings()).open_writer(writer.shard_id, SCHEMA, purpose="rival")
     staged = [sent(writer, first=first) for first in (0, ROWS)]
     batches = [writer.batch_from_transmittable(data, is_only_copy=True) for data in staged]
     assert all(any(isinstance(part, HollowRun) for part in each.hollow.parts) == listed for each in batches)
     keys = [key for batch in batches for key in batch.hollow.blob_keys()]
-    uploads = Uploads(world, monkeypatch)
+    uploads.keys.clear()
     time = raced(writer, rival, batches, times=times, progress=("sink", b"1"))
     assert uploads.keys == []
     newest = list(writer.machine.state.trace.batches())[-1]
@@ -118,8 +122,8 @@ def test_the_only_copy_of_a_batch_is_linked_as_it_lies_however_often_it_was_move
     check(world.process())
 
 
-def test_a_copy_among_others_is_staged_anew_once_it_was_moved():
-    """What `is_only_copy` is for: without that word the shard may have let go of the blobs already."""
+def test_a_moved_batch_with_other_copies_is_staged_anew():
+    """The reason for `is_only_copy`: without it the shard may have unlinked the blobs already."""
     world, writer = opened(inline_part_bytes_max=0, target_part_bytes=4096)
     rival = world.process().open_writer(writer.shard_id, SCHEMA, purpose="rival")
     batch = writer.batch_from_transmittable(sent(writer))
@@ -128,7 +132,7 @@ def test_a_copy_among_others_is_staged_anew_once_it_was_moved():
     assert keys.isdisjoint(list(writer.machine.state.trace.batches())[-1].blob_keys())
 
 
-def test_the_only_copy_is_deleted_without_a_look_at_the_shard():
+def test_the_only_copy_is_deleted_without_a_read_of_the_shard():
     world, writer = opened(inline_part_bytes_max=0, target_part_bytes=4096)
     batch = writer.batch_from_transmittable(sent(writer), is_only_copy=True)
     writer.append([row(1, "other", 0)], lower=A(0), upper=A(9))
@@ -138,8 +142,8 @@ def test_the_only_copy_is_deleted_without_a_look_at_the_shard():
     assert world.blob_keys(writer.shard_id, kind="part") == named_keys(writer)
 
 
-def test_a_second_driver_of_a_run_deletes_what_it_staged_itself_and_nothing_else():
-    """Both stage all of the run; one lands it, the other finds it done. Neither holds a blob of the other's."""
+def test_the_second_driver_of_a_run_deletes_only_its_own_staged_blobs():
+    """Both stage the whole run. One appends it, the other finds it done. No blob of either belongs to the other."""
     world, writer = opened(inline_part_bytes_max=0, target_part_bytes=4096)
     second = world.process().open_writer(writer.shard_id, SCHEMA, purpose="second driver")
     rival = world.process().open_writer(writer.shard_id, SCHEMA, purpose="rival")
@@ -157,7 +161,7 @@ def test_a_second_driver_of_a_run_deletes_what_it_staged_itself_and_nothing_else
 
 
 @pytest.mark.parametrize("happened", [False, True])
-def test_the_only_copy_is_as_careful_as_any_once_an_append_of_it_has_an_unknown_end(happened: bool):
+def test_the_only_copy_is_treated_as_a_copy_after_an_append_of_unknown_outcome(happened: bool):
     settings = Settings(
         batch=BatchSettings(inline_part_bytes_max=0, target_part_bytes=4096), retry=RetrySettings(give_up_ms=1)
     )
@@ -177,7 +181,7 @@ def test_the_only_copy_is_as_careful_as_any_once_an_append_of_it_has_an_unknown_
         world.env.sleep(1)
         raise Indeterminate("no answer")
 
-    world.consensus.compare_and_set = lost_answer  # type: ignore[method-assign]  # happens or not, and is not told
+    world.consensus.compare_and_set = lost_answer  # type: ignore[method-assign]  # happens or not, without an answer
     with pytest.raises(Unavailable):
         writer.compare_and_append_batch([batch], expected_upper=A(10), new_upper=A(13))
     world.consensus.compare_and_set = swap  # type: ignore[method-assign]
@@ -191,14 +195,14 @@ def test_the_only_copy_is_as_careful_as_any_once_an_append_of_it_has_an_unknown_
 # -- small parts, gathered before they are tried -------------------------------------------------------------------------
 
 
-def test_what_was_gathered_is_tried_again_without_another_upload(monkeypatch: pytest.MonkeyPatch):
-    """Each try joined the small parts, uploaded them as one and deleted it again: slower than the writers that won."""
-    world, writer = opened(target_part_bytes=1 << 20)
+def test_gathered_parts_are_appended_again_without_another_upload():
+    """Each attempt joined the small parts, uploaded the result and deleted it again: slower than the rival writers."""
+    world, writer, uploads = noted(target_part_bytes=1 << 20)
     rival = world.process().open_writer(writer.shard_id, SCHEMA, purpose="rival")
     updates = [[row(key * 9 + n, f"{key:x<900}{n}", 2) for n in range(2)] for key in range(8)]
     batches = [writer.batch(each, lower=A(0), upper=A(5)) for each in updates]
     assert not any(batch.has_blobs for batch in batches)
-    uploads = Uploads(world, monkeypatch)
+    uploads.keys.clear()
     machine, desc = writer.machine, Description(A(0), A(5), MINIMUM)
     one = gathered(batches, desc, store=machine, schema=SCHEMA, schema_id=writer.schema_id)
     assert [len(batch.hollow.parts) for batch in one] == [1]
@@ -210,7 +214,7 @@ def test_what_was_gathered_is_tried_again_without_another_upload(monkeypatch: py
     assert world.blob_keys(writer.shard_id, kind="part") == named_keys(writer)
 
 
-def test_gathering_leaves_what_lies_in_blob_and_moves_only_what_is_inline():
+def test_gathering_joins_inline_parts_only():
     world, writer = opened(inline_part_bytes_max=1500, target_part_bytes=4096)
     mixed = [
         writer.batch([row(n, "x" * 40, n % 5) for n in range(first, first + 100)], lower=A(0), upper=A(5))
@@ -240,7 +244,7 @@ def test_gathering_leaves_what_lies_in_blob_and_moves_only_what_is_inline():
     assert verify_shard(writer.machine).findings == []
 
 
-def test_what_cannot_be_joined_is_tried_as_it_is():
+def test_batches_that_cannot_be_joined_are_appended_unchanged():
     _, writer = opened()
     batches = [writer.batch([row(1, "x", 0, 2**62)], lower=A(0), upper=A(1)) for _ in range(2)]
     args: dict[str, Any] = {"store": writer.machine, "schema": SCHEMA, "schema_id": writer.schema_id}

@@ -1,4 +1,4 @@
-"""Snapshots, splits and listening over real in-memory and file stores, against a dictionary of what was appended."""
+"""Snapshots, splits and listening on real in-memory and file stores, compared with a dictionary of all appended updates."""
 
 import collections
 import pickle
@@ -16,7 +16,6 @@ from persist_engine.client.read.snapshot import SinceAhead
 from persist_engine.client.read.splits import SnapshotSplit
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
-from persist_engine.parts import consolidate
 from persist_engine.rows.schema import Schema
 from persist_kit.world import AheadEnv, World
 
@@ -66,9 +65,8 @@ def nulls_last(row):
     return tuple((v is None, v if v is not None else 0) for v in row)
 
 
-def test_a_snapshot_is_sorted_consolidated_and_equals_the_history_at_every_time(client, monkeypatch):
+def test_a_snapshot_is_sorted_consolidated_and_equals_the_history_at_every_time(client):
     """Spec 1.1, 15.2."""
-    monkeypatch.setattr(consolidate, "WINDOW_ROWS_MIN", 7)
     shard_id, history = fill(client)
     with client.open_leased_reader(shard_id, purpose="test") as reader:
         for as_of in (0, 9, 10, 57, 123, 199):
@@ -140,7 +138,7 @@ def test_splits_together_are_the_snapshot_exactly_once(client, count, key_fields
         together = pa.Table.from_batches(pieces, schema=schema.updates_schema)
         whole = snapshot.to_table()
         assert together.num_rows == whole.num_rows > 0
-        # Ranges ascend as rows do, so the pieces one after the other are the sorted whole.
+        # Ranges ascend as rows do, so the splits in their order are the sorted whole.
         assert str(together.to_pylist()) == str(whole.to_pylist())
         if count > 1 and key_fields[0][0] != "s":
             assert len(splits) > 1
@@ -170,7 +168,7 @@ def test_splits_of_whole_numbers_balance_one_large_part(client):
     assert max(sizes) < 1.5 * min(sizes)
 
 
-def test_too_old_a_time_is_answered_by_a_value_that_names_both_frontiers(client):
+def test_a_read_before_since_is_answered_by_a_value_with_both_frontiers(client):
     """Spec A.3."""
     shard_id, _ = fill(client, appends=3)
     with client.open_leased_reader(shard_id, purpose="test") as reader:
@@ -199,7 +197,7 @@ def test_a_snapshot_of_the_future_waits_for_the_append_or_its_deadline(client):
     assert {row: diff for row, _, diff in got} == contents(history, 10)
 
 
-def test_listen_gives_every_later_update_once_and_progress_after_it(client):
+def test_listen_yields_every_later_update_once_and_progress_after_it(client):
     shard_id, history = fill(client, appends=6)
     with client.open_leased_reader(shard_id, purpose="test") as reader:
         listen = reader.listen(25)
@@ -224,7 +222,7 @@ def test_listen_gives_every_later_update_once_and_progress_after_it(client):
         assert listen.next_batch(timeout_s=0) is None
 
 
-def test_subscribe_is_the_snapshot_then_everything_after(client):
+def test_subscribe_yields_the_snapshot_then_every_later_update(client):
     """Spec 15.4."""
     shard_id, history = fill(client, appends=4)
     with client.open_leased_reader(shard_id, purpose="test") as reader:
@@ -247,7 +245,7 @@ def test_listening_ends_when_the_shard_is_closed(client):
     assert events == [Progress(at(10)), Progress(Antichain.empty())]
 
 
-def test_regression_22_a_heartbeat_leaves_alone_what_anothers_expiry_left_alone_and_a_request_does_not(client):
+def test_regression_22_since_moves_at_a_request_and_not_at_a_heartbeat_after_another_reader_expired(client):
     shard_id, _ = fill(client, appends=2)
     since = lambda: client.machine(shard_id).refresh().trace.since  # noqa: E731
     with (
@@ -262,7 +260,7 @@ def test_regression_22_a_heartbeat_leaves_alone_what_anothers_expiry_left_alone_
         assert since() == at(15)
 
 
-def test_an_open_snapshot_holds_its_version_and_closing_it_lets_go(client):
+def test_an_open_snapshot_holds_its_version_until_it_is_closed(client):
     shard_id, _ = fill(client, appends=2)
     with client.open_leased_reader(shard_id, purpose="test") as reader:
         snapshot = reader.snapshot(19)
@@ -277,12 +275,12 @@ def test_an_open_snapshot_holds_its_version_and_closing_it_lets_go(client):
         assert hold() == client.machine(shard_id).state.seqno - 1
         with pytest.raises(InvalidUsage, match="closed"):
             snapshot.to_table()
-        reader.snapshot(19).to_table()  # a temporary lets go by itself
+        reader.snapshot(19).to_table()  # a dropped snapshot releases its version
         reader.downgrade_since(at(5))
         assert hold() == client.machine(shard_id).state.seqno - 1
 
 
-def test_a_missing_and_a_damaged_blob_are_named_by_key(client):
+def test_errors_of_a_missing_and_of_a_damaged_blob_name_its_key(client):
     """Spec 15.5."""
     shard_id, _ = fill(client, appends=2)
     with client.open_leased_reader(shard_id, purpose="test") as reader:
@@ -297,7 +295,7 @@ def test_a_missing_and_a_damaged_blob_are_named_by_key(client):
         assert caught.value.detail["key"] == parts[0]
 
 
-def test_a_lost_lease_is_seen_and_an_expired_handle_refuses():
+def test_a_lost_lease_is_detected_and_an_expired_handle_refuses():
     settings = Settings(lease=LeaseSettings(reader_lease_ms=200))
     with PersistClient.open(Location(blob="mem:", consensus="mem:"), settings=settings) as client:
         shard_id, _ = fill(client, appends=1)
@@ -338,8 +336,8 @@ def test_an_impossible_time_is_refused(client, as_of):
         reader.snapshot(as_of)
 
 
-def test_splits_go_by_a_key_whose_name_begins_with_a_dot() -> None:
-    """Arrow reads such a name as a path: that of another field, here."""
+def test_a_split_by_a_field_whose_name_begins_with_a_dot_is_exact() -> None:
+    """Arrow reads such a name as a path: here that of another field."""
     schema = Schema.from_ddl("`.id` BIGINT, id BIGINT")
     world = World(settings=Settings(batch=BatchSettings(inline_part_bytes_max=0)), env=AheadEnv())
     client, shard_id = world.process(), world.shard_id()

@@ -1,4 +1,4 @@
-"""Answers that refuse are values, and say what they are to whoever takes them for what was asked for."""
+"""Refusals are values. Code that uses one as the positive answer gets its meaning."""
 
 import copy
 import pickle
@@ -37,16 +37,16 @@ USES = {
 
 
 @pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize(("answer", "said"), REFUSALS)
-def test_using_a_refusal_says_what_it_is_and_what_to_do(answer, said, use):
+@pytest.mark.parametrize(("answer", "message"), REFUSALS)
+def test_a_refusal_used_as_an_answer_raises_its_meaning_and_remedy(answer, message, use):
     """Spec A.1."""
-    with pytest.raises(InvalidUsage, match=rf"^this is an? {type(answer).__name__}.*{said}") as raised:
+    with pytest.raises(InvalidUsage, match=rf"^this is an? {type(answer).__name__}.*{message}") as raised:
         USES[use](answer)
     assert "secret" not in str(raised.value)
 
 
-@pytest.mark.parametrize(("answer", "said"), REFUSALS)
-def test_a_refusal_is_a_value_like_any_other(answer, said):
+@pytest.mark.parametrize(("answer", "message"), REFUSALS)
+def test_a_refusal_is_a_value_like_any_other(answer, message):
     assert copy.deepcopy(answer) == answer
     assert pickle.loads(pickle.dumps(answer)) == answer
     assert not hasattr(answer, "to_arrow")

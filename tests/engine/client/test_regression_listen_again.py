@@ -1,4 +1,4 @@
-"""A story that the simulation told: a listener whose first fetch fails must be able to go on."""
+"""Found by simulation: a listener whose first fetch fails must be able to continue."""
 
 import pytest
 from persist_engine.base.errors import Unavailable
@@ -10,7 +10,7 @@ from persist_kit.world import SCHEMA, World, row
 SETTINGS = Settings(batch=BatchSettings(inline_part_bytes_max=0), retry=RetrySettings(give_up_ms=20))
 
 
-def test_regression_listener_goes_on_after_the_blob_store_was_away() -> None:
+def test_regression_a_listener_continues_after_an_outage_of_the_blob_store() -> None:
     """It took its first batch for consumed, and then its own frontier for one that the batch had passed."""
     world = World(settings=SETTINGS)
     shard_id, client = world.shard_id(), world.process()

@@ -1,4 +1,4 @@
-"""Found by simulation: a snapshot that begins while the handle's own heartbeat lets old versions go."""
+"""Found by simulation: a snapshot begins while the heartbeat of its own handle releases old versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from persist_kit.world import SCHEMA, World, row
 
 
 class LockWithHeartbeat:
-    """The lock around what a handle holds, before which, once, its heartbeat gets in."""
+    """The lock around the pins of a handle. Its heartbeat runs once before the lock is taken."""
 
     def __init__(self, beat):
         self._inner = threading.Lock()
@@ -30,7 +30,7 @@ class LockWithHeartbeat:
         self._inner.release()
 
 
-def test_a_pin_never_holds_a_version_that_a_heartbeat_has_just_given_up():
+def test_a_pin_never_holds_a_version_that_a_heartbeat_has_just_released():
     world = World()
     shard_id = world.shard_id()
     client = world.process()
@@ -45,12 +45,12 @@ def test_a_pin_never_holds_a_version_that_a_heartbeat_has_just_given_up():
         pin = reader.pin()
         held = world.process().machine(shard_id).state.leased_readers[reader.reader_id].seqno
         assert reader._pins.oldest(SeqNo(0)) >= held
-        assert reader._beat()  # names the pinned version, which must still be its own
+        assert reader._beat()  # it still holds the pinned version
         pin.release()
 
 
-def test_the_retry_of_a_downgrade_asks_for_nothing_that_a_heartbeat_has_given_up():
-    """The first attempt's outcome is unknown; before the second a heartbeat of the same handle would give up more."""
+def test_the_retry_of_a_downgrade_requests_no_version_that_a_heartbeat_released():
+    """The outcome of the first attempt is unknown. Before the second, a heartbeat of the same handle would release more."""
     world = World()
     shard_id = world.shard_id()
     client = world.process()
@@ -65,7 +65,7 @@ def test_the_retry_of_a_downgrade_asks_for_nothing_that_a_heartbeat_has_given_up
                 beats.append(threading.Thread(target=reader._beat))
                 writer.append([row(1, "x", 0)], lower=Antichain(0), upper=Antichain(5))
                 beats[0].start()
-                beats[0].join(0.3)  # done at once, or waiting for its turn
+                beats[0].join(0.3)  # it ends at once, or waits for its turn
             original(seconds)
 
         world.env.sleep = sleep
@@ -75,8 +75,8 @@ def test_the_retry_of_a_downgrade_asks_for_nothing_that_a_heartbeat_has_given_up
         assert len(beats) == 1
 
 
-def test_a_downgrade_that_never_got_its_answer_promises_nothing_before_the_since_it_asked_for():
-    """Found by simulation: the handle went on holding, in its own eyes, what it had given up in the state."""
+def test_after_a_downgrade_without_answer_the_handle_reads_nothing_before_its_requested_since():
+    """Found by simulation: the handle believed that it still held what its state had released."""
     settings = Settings(retry=RetrySettings(initial_ms=1, clamp_ms=1, give_up_ms=1.0))
     world = World(settings=settings)
     shard_id = world.shard_id()

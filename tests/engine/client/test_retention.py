@@ -1,4 +1,4 @@
-"""Shards are created with a retention: a handle that lets go of the past, as upserts do, takes it from no reader within the window."""
+"""Shards are created with a retention: a handle that releases times, such as an upsert handle, leaves those within the window readable."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ A = Antichain.of
 
 @pytest.fixture
 def kept() -> World:
-    """Whose clients have the default retention."""
+    """A world whose clients have the default retention."""
     return World(env=AheadEnv(), retain_ms=Settings().retain_ms)
 
 
@@ -70,8 +70,8 @@ def test_opening_a_shard_leaves_its_retention_as_it_is(world: World, kept: World
     assert wanting.inspect(shard_id).retain_ms is None
 
 
-def test_what_an_upsert_handle_lets_go_of_is_read_until_since_passes_it(kept: World) -> None:
-    """The sentence of the README: a time that was read once gave SinceAhead as soon as an upsert handle had moved on."""
+def test_a_time_that_an_upsert_handle_released_is_readable_until_since_passes_it(kept: World) -> None:
+    """The promise of the README. A read of such a time returned SinceAhead as soon as an upsert handle had advanced."""
     env, client, shard_id = kept.env, kept.process(), kept.shard_id()
     assert isinstance(env, AheadEnv)
     with open_upsert(client, shard_id, SCHEMA, purpose="orders") as orders:
@@ -88,8 +88,8 @@ def test_what_an_upsert_handle_lets_go_of_is_read_until_since_passes_it(kept: Wo
             assert fields(reader.snapshot(orders.upper.time - 7 * DAY_MS).to_table()) == [(1, "day 1")]
 
 
-def test_a_shard_without_readers_lets_go_as_it_is_written(kept: World) -> None:
-    """So that a shard without readers is compacted logically, too."""
+def test_since_of_a_shard_without_readers_follows_its_upper(kept: World) -> None:
+    """Then logical compaction also works on a shard without readers."""
     client, shard_id = kept.process(), kept.shard_id()
     with client.open_writer(shard_id, SCHEMA, purpose="test") as writer:
         before = kept.consensus.calls["compare_and_set"]
@@ -113,7 +113,7 @@ def test_retention_is_set_for_all_processes_in_one_commit(kept: World) -> None:
             client.set_retention(shard_id, bad)
 
 
-def test_holds_show_the_retention_as_what_it_is(kept: World) -> None:
+def test_the_list_of_holds_shows_the_retention(kept: World) -> None:
     client, shard_id = kept.process(), kept.shard_id()
     with client.open_writer(shard_id, SCHEMA, purpose="test") as writer:
         writer.append([row(1, "a", 0)], lower=0, upper=35 * DAY_MS)
@@ -134,7 +134,7 @@ def test_a_critical_hold_outlives_the_retention(kept: World) -> None:
     assert contents(client, shard_id, 5) == [(1, "a", 1)]
 
 
-def test_closing_a_shard_ends_its_retention_and_finalizing_says_what_holds(kept: World) -> None:
+def test_closing_a_shard_ends_its_retention_and_a_refused_finalization_names_the_holds(kept: World) -> None:
     client, shard_id = kept.process(), kept.shard_id()
     with client.open_writer(shard_id, SCHEMA, purpose="test") as writer:
         writer.append([row(1, "a", 0)], lower=0, upper=EMPTY)

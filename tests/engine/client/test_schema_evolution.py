@@ -40,7 +40,7 @@ def grown(world: World) -> tuple[PersistClient, ShardId]:
         assert client.evolve_schema(shard_id, WIDEST) == SchemaEvolved(2)
         with client.open_writer(shard_id, WIDEST, purpose="newest") as newest:
             newest.append([(((4, "s"), (2**40, "d", 0.5)), 2, 1)], lower=A(2), upper=A(3))
-        # The oldest writer goes on as if nothing had happened.
+        # The oldest writer continues with its old schema.
         old.append([row(5, "e", 3), row(1, "a", 3, -1)], lower=A(3), upper=A(4))
     return client, shard_id
 
@@ -96,7 +96,7 @@ def grown_over(world: World, shard_id: ShardId) -> tuple[PersistClient, Schema]:
     return other, SCHEMA
 
 
-def test_rows_that_differ_in_new_fields_only_are_one_row_to_an_old_reader(world: World) -> None:
+def test_an_old_reader_sees_rows_that_differ_only_in_new_fields_as_one_row(world: World) -> None:
     client, shard_id = world.process(), world.shard_id()
     client.initialise(shard_id, SCHEMA)
     client.evolve_schema(shard_id, WIDE)
@@ -118,7 +118,7 @@ def test_compaction_writes_the_newest_schema_and_changes_nothing(world: World) -
     assert contents(client, shard_id, 3, SCHEMA) == [(2, "b", 1), (3, "c", 1), (4, "d", 1), (5, "e", 1)]
 
 
-def test_what_cannot_succeed_is_told_field_by_field(world: World) -> None:
+def test_a_refused_evolution_names_every_field(world: World) -> None:
     client, shard_id = grown(world)
     answer = client.evolve_schema(
         shard_id, Schema.from_ddl("id BIGINT, sub STRING", "extra BIGINT, name STRING NOT NULL")
@@ -126,11 +126,11 @@ def test_what_cannot_succeed_is_told_field_by_field(world: World) -> None:
     assert isinstance(answer, SchemaIncompatible)
     assert answer.reasons == ("val.more is dropped", "val.name is nullable and cannot become NOT NULL")
     assert answer.current == WIDEST
-    # Back to an older one is a change, too.
+    # A return to an older schema is a change, too.
     assert isinstance(client.evolve_schema(shard_id, SCHEMA), SchemaIncompatible)
 
 
-def test_evolving_to_what_stands_commits_nothing(world: World) -> None:
+def test_an_evolution_to_the_current_schema_commits_nothing(world: World) -> None:
     client, shard_id = grown(world)
     before = client.machine(shard_id).refresh().seqno
     assert client.evolve_schema(shard_id, WIDEST) == SchemaEvolved(2)
@@ -146,7 +146,7 @@ def test_an_evolution_of_unknown_outcome_happens_once(world: World, happened: bo
     assert len(client.machine(shard_id).refresh().schemas) == 2
 
 
-def test_two_that_evolve_at_once_both_learn_what_stands(world: World) -> None:
+def test_concurrent_evolutions_both_return_the_current_schema(world: World) -> None:
     first, second, shard_id = world.process(), world.process(), world.shard_id()
     first.initialise(shard_id, SCHEMA)
     second.initialise(shard_id, SCHEMA)
@@ -169,7 +169,7 @@ def test_a_process_that_knows_only_the_old_schema_finds_the_new_one(world: World
 
 
 def test_a_batch_staged_under_one_schema_is_appended_by_a_writer_of_another(world: World) -> None:
-    """Flushed too: its statistics are made under the schema it was staged with."""
+    """A flushed batch too: its statistics are made under the schema it was staged with."""
     client, shard_id = world.process(), world.shard_id()
     old = client.open_writer(shard_id, SCHEMA, purpose="old")
     client.evolve_schema(shard_id, WIDE)
@@ -193,8 +193,8 @@ def test_a_finalized_shard_takes_no_schema(world: World) -> None:
 
 
 @pytest.mark.parametrize("world", [0], indirect=True)
-def test_an_old_handle_filters_by_what_a_widened_column_has_grown_to(world: World) -> None:
-    """Bounds of newer parts are past all values of the old type: they say what they say, and are not damaged."""
+def test_a_filter_of_an_old_handle_holds_for_newer_parts_of_a_widened_column(world: World) -> None:
+    """Bounds of newer parts may lie past all values of the old type. They are valid, not corrupt."""
     client, shard_id = grown(world)
     with client.open_leased_reader(shard_id, WIDE, purpose="old") as reader:
         small = reader.snapshot(3, where="extra < 100")
@@ -206,8 +206,10 @@ def test_an_old_handle_filters_by_what_a_widened_column_has_grown_to(world: Worl
 
 @pytest.mark.parametrize("world", [0], indirect=True)
 @pytest.mark.parametrize("where", ["extra > 5000000000", "extra in (1, 1099511627776)", "extra <> 5000000000"])
-def test_regression_an_old_handle_misses_nothing_where_a_literal_is_past_its_type(world: World, where: str) -> None:
-    """Rows of newer parts that pass were skipped without a word, where without the filter they cannot be shown."""
+def test_regression_a_filter_of_an_old_handle_with_a_literal_beyond_its_type_skips_no_matching_part(
+    world: World, where: str
+) -> None:
+    """Matching rows of newer parts were skipped silently. Without the filter such rows are refused."""
     client, shard_id = grown(world)
     with client.open_leased_reader(shard_id, WIDE, purpose="old") as reader:
         with pytest.raises(SchemaMismatch, match="holds values that do not fit INT"):
@@ -219,8 +221,8 @@ def test_regression_an_old_handle_misses_nothing_where_a_literal_is_past_its_typ
 
 
 @pytest.mark.parametrize("world", [0], indirect=True)
-def test_regression_an_old_handle_counts_no_row_past_a_literal_that_is_past_its_type(world: World) -> None:
-    """2**40 was counted among those below 5,000,000,000: a literal past all values of the type said so of every row."""
+def test_regression_a_count_of_an_old_handle_excludes_rows_past_a_literal_beyond_its_type(world: World) -> None:
+    """2**40 was counted as below 5,000,000,000: a literal past all values of the type was taken as past every row."""
     client, shard_id = grown(world)
     with client.open_leased_reader(shard_id, WIDE, purpose="old") as reader:
         assert reader.snapshot(3, where="extra < 5000000000").count() == 1

@@ -24,7 +24,7 @@ def shard_id(world: World) -> ShardId:
     return shard_id
 
 
-def test_the_shards_since_follows_the_hold_and_never_passes_it(world: World, shard_id: ShardId):
+def test_the_since_of_the_shard_follows_the_hold_and_never_passes_it(world: World, shard_id: ShardId):
     client = world.process()
     handle = client.open_critical_since(shard_id, CRITICAL, opaque=b"one", purpose="test")
     assert (handle.since, handle.opaque) == (A(0), b"one")
@@ -56,7 +56,7 @@ def test_downgrades_in_a_loop_are_rate_limited(world: World, shard_id: ShardId):
     assert handle.maybe_compare_and_downgrade_since(b"one", (b"one", A(3))) == CriticalDowngraded(A(3))
 
 
-def test_a_clock_that_is_set_back_stops_no_downgrades(world: World, shard_id: ShardId):
+def test_a_clock_set_back_does_not_stop_downgrades(world: World, shard_id: ShardId):
     handle = world.process().open_critical_since(shard_id, CRITICAL, opaque=b"one")
     assert handle.maybe_compare_and_downgrade_since(b"one", (b"one", A(1))) == CriticalDowngraded(A(1))
     world.env.advance_ms(-86_400_000)

@@ -1,20 +1,22 @@
-"""Copies of one staged batch: whose blobs they are, when they are deleted, and appending them more than once."""
+"""Copies of one staged batch: which copy owns the blobs, when they are deleted, and appending several copies."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from persist_engine import Antichain, Appended, PersistClient, UpperMismatch, WriteHandle
 from persist_engine.base.errors import (
     BatchExpired,
-    CorruptData,
     Indeterminate,
     InvalidEmptyTimeInterval,
     InvalidUsage,
     Unavailable,
 )
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, RetrySettings, Settings
+from persist_engine.base.versioned import VersionedData
 from persist_engine.client.write.outcomes import ProgressMismatch
 from persist_engine.model.batch import HollowPart, InlinePart
 from persist_engine.model.frontier import MINIMUM, Description
@@ -41,7 +43,7 @@ def twins() -> tuple[World, PersistClient, ShardId, bytes]:
 def test_regression_deleting_a_copy_of_an_appended_batch_keeps_its_blobs(
     twins: tuple[World, PersistClient, ShardId, bytes],
 ):
-    """Two processes made a batch of the same bytes; one appended it, the other had no use for its copy."""
+    """Two processes made a batch of the same bytes. One appended it, the other deleted its copy."""
     world, client, shard_id, data = twins
     ours = client.open_writer(shard_id, SCHEMA, purpose="ours")
     theirs = world.process().open_writer(shard_id, SCHEMA, purpose="theirs")
@@ -56,7 +58,7 @@ def test_regression_deleting_a_copy_of_an_appended_batch_keeps_its_blobs(
 def test_regression_appending_a_second_copy_keeps_the_blobs_of_the_first(
     twins: tuple[World, PersistClient, ShardId, bytes],
 ):
-    """The second append finds everything written, and lets go of its copy."""
+    """The second append finds everything written and deletes its copy."""
     world, client, shard_id, data = twins
     for _ in range(2):
         with world.process().open_writer(shard_id, SCHEMA, purpose="driver") as driver:
@@ -64,8 +66,10 @@ def test_regression_appending_a_second_copy_keeps_the_blobs_of_the_first(
     assert contents(world.process(), shard_id, 0) == [(1, "a", 1)]
 
 
-def test_blobs_that_only_an_older_version_names_are_kept_too(twins: tuple[World, PersistClient, ShardId, bytes]):
-    """The copy was appended and compacted away; a reader that holds the version before still reads its blobs."""
+def test_deleting_a_copy_keeps_blobs_that_only_an_older_live_version_names(
+    twins: tuple[World, PersistClient, ShardId, bytes],
+):
+    """The copy was appended and compacted away. A reader that holds the version before still reads its blobs."""
     world, client, shard_id, data = twins
     writer = client.open_writer(shard_id, SCHEMA, purpose="driver")
     assert isinstance(writer.append_batch(writer.batch_from_transmittable(data), A(0), A(1)), Appended)
@@ -80,8 +84,8 @@ def test_blobs_that_only_an_older_version_names_are_kept_too(twins: tuple[World,
     assert before <= world.blob_keys(shard_id, kind="part")
 
 
-def test_copies_that_have_no_blobs_are_deleted_without_a_look_at_the_shard():
-    """Each lost append of a sink's small batches cost a commit that changed nothing, and a walk over all live versions."""
+def test_copies_without_blobs_are_deleted_without_a_read_of_the_shard():
+    """Each lost append of a sink's small batches cost an empty commit and a walk over all live versions."""
     world, writer = opened(inline_part_bytes_max=4096)
     copies = [
         writer.batch_from_transmittable(writer.batch([row(n, "a", 0)], lower=A(0), upper=A(1)).to_transmittable())
@@ -111,7 +115,7 @@ def sent() -> tuple[World, WriteHandle, bytes]:
 
 
 def upto(time: int) -> list[tuple[int, str, int]]:
-    """What the shard of `sent` holds as of `time`, once all of the batch was appended."""
+    """The contents of the shard of `sent` as of `time`, once the whole batch is appended."""
     rows = [(n, "x" * 40, 1) for n in range(100) if n % 19 + 1 <= time]
     return sorted([*rows, (9, "z", 1)])
 
@@ -129,7 +133,7 @@ def compact_and_collect(writer: WriteHandle, *, collects: bool) -> None:
 def test_regression_a_copy_appended_for_a_later_window_shares_no_blob_with_the_first(
     sent: tuple[World, WriteHandle, bytes], compacts: bool
 ):
-    """The shard was made to name blobs again that it had let go of: collection stopped for good, or had taken them."""
+    """The shard linked blobs again that it had unlinked. Collection had deleted them, or stopped for good."""
     world, writer, data = sent
     first = writer.batch_from_transmittable(data)
     assert isinstance(writer.compare_and_append_batch([first], expected_upper=A(1), new_upper=A(10)), Appended)
@@ -153,7 +157,7 @@ def test_regression_a_copy_appended_for_a_later_window_shares_no_blob_with_the_f
 def test_regression_a_copy_whose_blobs_were_collected_is_refused_and_may_be_staged_again(
     sent: tuple[World, WriteHandle, bytes],
 ):
-    """It was linked and acknowledged, and its updates were gone."""
+    """It was linked and acknowledged, and its updates were lost."""
     world, writer, data = sent
     first = writer.batch_from_transmittable(data)
     assert isinstance(writer.compare_and_append_batch([first], expected_upper=A(1), new_upper=A(10)), Appended)
@@ -171,8 +175,10 @@ def test_regression_a_copy_whose_blobs_were_collected_is_refused_and_may_be_stag
     assert contents(world.process(), writer.shard_id, 19) == upto(19)
 
 
-def test_the_blobs_of_copies_past_their_lower_go_with_the_last_window(sent: tuple[World, WriteHandle, bytes]):
-    """Until then the holder of another copy may append the rest, rewritten too."""
+def test_the_blobs_of_a_batch_appended_in_windows_are_kept_until_the_last_window(
+    sent: tuple[World, WriteHandle, bytes],
+):
+    """Until then the holder of another copy may append the rest, even rewritten."""
     world, writer, data = sent
     writer.append([row(8, "other", 1)], lower=A(1), upper=A(5))
     one, two, three = (writer.batch_from_transmittable(data) for _ in range(3))
@@ -197,41 +203,47 @@ def test_the_blobs_of_copies_past_their_lower_go_with_the_last_window(sent: tupl
     assert world.blob_keys(writer.shard_id, kind="part") == named_keys(writer)
 
 
-def test_regression_an_append_is_told_although_what_it_needs_no_more_cannot_be_deleted(
-    sent: tuple[World, WriteHandle, bytes], monkeypatch: pytest.MonkeyPatch
+@contextmanager
+def damaged_log(world: World, shard_id: ShardId) -> Iterator[None]:
+    """Meanwhile the oldest live version of the shard does not decode. Processes that know a newer one do not read it."""
+    log = world.consensus._inner._logs[str(shard_id)]  # type: ignore[attr-defined]
+    oldest = log[0]
+    log[0] = VersionedData(oldest.seqno, b"damaged")
+    yield
+    log[0] = oldest
+
+
+def test_regression_an_append_is_acknowledged_although_its_surplus_blobs_cannot_be_deleted(
+    sent: tuple[World, WriteHandle, bytes], caplog: pytest.LogCaptureFixture
 ):
-    """It was committed, and then an error of the tidying up was all that its caller heard."""
+    """It was committed, and then its caller got only an error of the clean-up."""
     world, writer, data = sent
     first, second = (writer.batch_from_transmittable(data) for _ in range(2))
     assert isinstance(writer.compare_and_append_batch([first], expected_upper=A(1), new_upper=A(10)), Appended)
-
-    def damaged(*_: Any) -> frozenset[str]:
-        raise CorruptData("an older version cannot be read", key="k")
-
-    monkeypatch.setattr("persist_engine.client.write.copies.live_part_keys", damaged)
-    assert writer.append_batch(second, A(1), A(20)).upper == A(20)
+    with damaged_log(world, writer.shard_id):
+        assert writer.append_batch(second, A(1), A(20)).upper == A(20)
+    assert "behind: " in caplog.text
     assert contents(world.process(), writer.shard_id, 19) == upto(19)
 
 
-def test_nothing_is_staged_anew_for_an_append_that_is_refused_anyhow(
-    sent: tuple[World, WriteHandle, bytes], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_refused_append_stages_nothing_anew(sent: tuple[World, WriteHandle, bytes]):
     world, writer, data = sent
     other = world.process().open_writer(writer.shard_id, SCHEMA, purpose="other")
     other.append([], lower=A(1), upper=A(15))
     batch = writer.batch_from_transmittable(data)
-    monkeypatch.setattr("persist_engine.client.write.handle.restaged", None)
+    world.faults.fail_next("set", happened=False)
     outcome = writer.compare_and_append_batch([batch], expected_upper=A(5), new_upper=A(20))
     assert outcome == UpperMismatch(current=A(15), expected=A(5))
     with pytest.raises(InvalidEmptyTimeInterval):
         writer.compare_and_append_batch([batch], expected_upper=A(15), new_upper=A(15))
+    assert world.faults.injected == 0, "no blob was written"
     batch.delete()
 
 
 def test_a_sink_appends_again_without_staging_anew_unless_it_appended_past_the_batchs_lower(
     sent: tuple[World, WriteHandle, bytes],
 ):
-    """Its progress tells that no copy was appended: the token would be another, or its upper past the lower."""
+    """Its progress proves that no copy was appended: an append would have changed the token, or its upper past the lower."""
     world, writer, data = sent
 
     def append(lower: int, upper: int, token: bytes, expected: bytes | None) -> set[str]:
@@ -256,7 +268,7 @@ def test_a_sink_appends_again_without_staging_anew_unless_it_appended_past_the_b
 
 
 def test_a_batch_whose_append_has_an_unknown_end_is_not_linked_a_second_time():
-    """The append took place, and nobody knew: what is left of it is staged anew, and to delete it takes nothing away."""
+    """The append took place without an answer. The rest is staged anew, and its deletion deletes no linked blob."""
     world = World(settings=Settings(batch=BatchSettings(inline_part_bytes_max=0), retry=RetrySettings(give_up_ms=1)))
     writer = world.process().open_writer(world.shard_id(), SCHEMA, purpose="test")
     again, deleted = (writer.batch([row(n, "a", 0), row(n, "b", 9)], lower=A(0), upper=A(20)) for n in (1, 2))
@@ -267,7 +279,7 @@ def test_a_batch_whose_append_has_an_unknown_end_is_not_linked_a_second_time():
         world.env.sleep(1)
         raise Indeterminate("no answer")
 
-    world.consensus.compare_and_set = lost_answer  # type: ignore[method-assign]  # happens, and is not told
+    world.consensus.compare_and_set = lost_answer  # type: ignore[method-assign]  # happens without an answer
     with pytest.raises(Unavailable):
         writer.compare_and_append_batch([again, deleted], expected_upper=A(0), new_upper=A(5))
     world.consensus.compare_and_set = swap  # type: ignore[method-assign]
@@ -278,7 +290,7 @@ def test_a_batch_whose_append_has_an_unknown_end_is_not_linked_a_second_time():
     assert contents(world.process(), writer.shard_id, 19) == [(1, "a", 1), (1, "b", 1), (2, "a", 1)]
 
 
-def test_copies_that_nobody_appended_are_deleted_with_one_look():
+def test_several_unappended_copies_are_deleted_with_one_read_of_the_shard():
     world, writer = opened(inline_part_bytes_max=0)
     copies = [
         writer.batch_from_transmittable(writer.batch([row(n, "a", 0)], lower=A(0), upper=A(1)).to_transmittable())
@@ -292,35 +304,30 @@ def test_copies_that_nobody_appended_are_deleted_with_one_look():
     assert world.blob_keys(writer.shard_id, kind="part") == named_keys(writer)
 
 
-def test_regression_an_append_stands_whatever_becomes_of_blobs_that_it_leaves_behind(
-    sent: tuple[World, WriteHandle, bytes], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_regression_an_append_stands_although_the_check_of_its_surplus_blobs_fails(
+    sent: tuple[World, WriteHandle, bytes], caplog: pytest.LogCaptureFixture
 ):
-    """The look for who else names the copy's blobs failed: the answer was lost, and cleaning up deleted linked blobs."""
+    """The check which batches link the copy's blobs failed. The answer was lost, and the clean-up deleted linked blobs."""
     world, writer, data = sent
     writer.append([row(8, "other", 1)], lower=A(1), upper=A(5))
     copy = writer.batch_from_transmittable(data)
     own = writer.batch([row(n, "y" * 40, 5) for n in range(200, 300)], lower=A(5), upper=A(20))
     assert own.has_blobs
-
-    def damaged(*_: Any) -> frozenset[str]:
-        raise CorruptData("a diff does not decode", key="k")
-
-    monkeypatch.setattr("persist_engine.client.write.copies.live_part_keys", damaged)
-    outcome = writer.compare_and_append_batch([copy, own], expected_upper=A(5), new_upper=A(20))
-    monkeypatch.undo()
+    with damaged_log(world, writer.shard_id):
+        outcome = writer.compare_and_append_batch([copy, own], expected_upper=A(5), new_upper=A(20))
     assert isinstance(outcome, Appended)
     for batch in (copy, own):
         with pytest.raises(InvalidUsage, match="already"):
             batch.delete()
     assert named_keys(writer) <= world.blob_keys(writer.shard_id, kind="part")
-    assert "a diff does not decode" in caplog.text
+    assert "behind: " in caplog.text
 
 
-# -- deletion that breaks off ----------------------------------------------------------------------------------------------
+# -- deletion that is interrupted ---------------------------------------------------------------------------------------
 
 
-def test_regression_a_batch_that_was_deleted_in_part_cannot_be_appended_any_more():
-    """Some of its blobs were gone already: the append was acknowledged, and could never be read."""
+def test_regression_a_partly_deleted_batch_is_refused_by_an_append():
+    """Some of its blobs were deleted already. The append was acknowledged and could never be read."""
     settings = Settings(
         batch=BatchSettings(inline_part_bytes_max=0, target_part_bytes=4096), retry=RetrySettings(give_up_ms=1)
     )

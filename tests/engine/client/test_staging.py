@@ -29,7 +29,7 @@ from persist_kit.world import SCHEMA, contents, row
 
 A = Antichain.of
 PARQUET_MAGIC = b"PAR1"
-#: In parts of 1 KiB: two runs when merged, one of three parts.
+#: With parts of 1 KiB: two runs when merged, one of three parts.
 MANY = pa.table(
     {
         "key": [{"id": number * 7919 % 20_000} for number in range(20_000)],
@@ -66,8 +66,8 @@ def test_a_builder_leaves_no_more_runs_than_it_may(runs_max: int):
 
 @pytest.mark.parametrize("inline", [0, 1 << 20], ids=["blobs", "inline"])
 @pytest.mark.parametrize("way", ["appended", "sent", "rewritten", "deleted"])
-def test_long_runs_of_a_builder_end_behind_listings(way: str, inline: int):
-    """State then holds no more of a batch than it does of what compaction makes; everything else stays as it was."""
+def test_long_runs_of_a_builder_are_replaced_by_listings(way: str, inline: int):
+    """State then holds no more of a batch than of a compaction output. Everything else is unchanged."""
     world, writer = opened(
         runs_max=2, run_parts_max=2, inline_part_bytes_max=inline, target_part_bytes=1 << 16, combine_inline=False
     )
@@ -90,7 +90,7 @@ def test_long_runs_of_a_builder_end_behind_listings(way: str, inline: int):
     assert verify_shard(writer.machine).findings == []
 
 
-def test_parts_that_are_runs_of_their_own_need_no_listing():
+def test_a_part_that_is_a_run_of_its_own_needs_no_listing():
     _, writer = opened(run_parts_max=2, inline_part_bytes_max=0, target_part_bytes=1024)
     batch = writer.batch([row(key, "x", 0) for key in range(1000)], lower=A(0), upper=A(1))
     assert len(batch.hollow.parts) == len(list(batch.hollow.runs())) > 2
@@ -139,8 +139,8 @@ def test_a_builder_that_fails_while_merging_leaves_no_blob():
     assert world.blob_keys(writer.shard_id, kind="part") == set()
 
 
-def test_a_builder_whose_parts_an_orphan_scan_has_taken_asks_for_the_batch_again():
-    """Found by simulation: it named a live state that had lost a blob, which nobody had."""
+def test_a_builder_whose_parts_an_orphan_scan_deleted_raises_batch_expired():
+    """Found by simulation: the error said that a live state had lost a blob, which was not so."""
     world, writer = opened(runs_max=2, inline_part_bytes_max=0, target_part_bytes=1024)
     get = world.blob.get
 
@@ -175,7 +175,7 @@ def test_a_rewritten_batch_is_read_at_its_new_times(inline: int):
 
 
 def test_a_batch_rewritten_to_the_greatest_time_is_read_there_and_to_no_later_one():
-    """A row of a later time would be read before its batch's lower, and be dropped as one that nobody appended."""
+    """A row of a later time would be read before its batch's lower, and be dropped as not appended."""
     world, writer = opened()
     batch = writer.batch([row(1, "a", 2)], lower=A(0), upper=A(5))
     with pytest.raises(InvalidRewrite):
@@ -186,7 +186,7 @@ def test_a_batch_rewritten_to_the_greatest_time_is_read_there_and_to_no_later_on
     assert contents(world.process(), writer.shard_id, 2**63 - 1) == [(1, "a", 1)]
 
 
-def test_rewrites_that_would_change_what_was_promised_are_refused():
+def test_rewrites_that_would_break_the_bounds_of_a_batch_are_refused():
     """Spec 10.7."""
     desc = Description(A(3), A(9), MINIMUM)
     part = InlinePart(b"", 1, 1, ts_rewrite=A(5))
@@ -329,7 +329,7 @@ def test_a_joined_part_is_flushed_as_one_when_state_takes_no_more():
 @given(st.data())
 @settings(max_examples=40, deadline=None)
 def test_an_append_of_many_batches_is_all_their_updates(data: st.DataObject):
-    """However the updates are spread over batches, whatever is inline, joined, cut or rewritten."""
+    """For every way to spread the updates over batches that are inline, joined, cut or rewritten."""
     world, writer = opened(
         inline_part_bytes_max=data.draw(st.sampled_from([0, 1100, 4096])),
         combine_inline=data.draw(st.booleans()),
@@ -366,7 +366,7 @@ def test_a_transmitted_batch_of_an_unknown_schema_is_refused():
 
 
 def test_arrow_readers_are_staged_in_bounded_memory():
-    """A reader of many batches is cut into parts as it goes; no more than the target and what is on its way is held."""
+    """A reader of many batches is cut into parts as it arrives. Memory holds at most the target and the parts in flight."""
     world, writer = opened(inline_part_bytes_max=0, target_part_bytes=4096)
     table = pa.table(
         {

@@ -1,4 +1,4 @@
-"""What an operator wishes of a shard, carried out: whose it is, what is made, what is held, and what is left alone."""
+"""An operator's wish for a shard, carried out: its owner, its creation, its hold, and what is left unchanged."""
 
 import dataclasses
 import itertools
@@ -48,7 +48,7 @@ def test_a_shard_is_made_once_and_only_with_a_schema(client):
     assert (again.inspection.shard_id, again.inspection.seqno) == (SHARD_ID, made.inspection.seqno)
 
 
-def test_a_shard_of_another_is_left_alone_and_one_of_nobody_too(client):
+def test_a_shard_of_another_owner_and_a_shard_without_owner_are_not_changed(client):
     tend(client, WISH)
     theirs = dataclasses.replace(WISH, owner=OTHER, wanted=SHARD_ID, hold=HOLD)
     assert tend(client, theirs) == OwnedElsewhere(SHARD_ID, OWNER)
@@ -57,7 +57,7 @@ def test_a_shard_of_another_is_left_alone_and_one_of_nobody_too(client):
     assert held(client) is None
 
 
-def test_a_shard_is_taken_over_from_the_one_owner_for_whom_it_was_allowed(client):
+def test_a_takeover_succeeds_only_from_the_named_owner(client):
     tend(client, WISH)
     theirs = dataclasses.replace(WISH, owner=OTHER, wanted=SHARD_ID)
     another = ShardId("s00000000-0000-0000-0000-000000000002")
@@ -81,7 +81,7 @@ def test_since_is_held_behind_upper_and_never_goes_back(client):
 
 
 @pytest.mark.parametrize("change", [{"birth": "00"}, {"seqno": 10_000}, {"tag": "00"}, {}])
-def test_nothing_moves_while_the_log_is_another_one(client, change):
+def test_since_does_not_move_while_the_log_is_another_one(client, change):
     tend(client, dataclasses.replace(WISH, hold=HOLD))
     seen = client.inspect(SHARD_ID)
     write(client, 1000)
@@ -91,13 +91,13 @@ def test_nothing_moves_while_the_log_is_another_one(client, change):
     assert held(client) == (0 if change else 900)
 
 
-def test_a_shard_that_the_name_does_not_lead_to_is_not_held(client):
+def test_a_shard_that_its_name_does_not_lead_to_is_not_held(client):
     other = dataclasses.replace(HOLD, shard_id=ShardId("s00000000-0000-0000-0000-000000000002"))
     tend(client, dataclasses.replace(WISH, hold=other))
     assert held(client) is None
 
 
-def test_a_few_of_those_who_hold_since_are_named_and_the_rest_is_counted(client):
+def test_the_first_holders_of_since_are_named_and_the_rest_counted(client):
     tend(client, dataclasses.replace(WISH, hold=HOLD))
     write(client, 1000)
     for _ in range(READERS_MAX + 3):
@@ -119,7 +119,7 @@ def test_a_hold_is_taken_over_from_another_token(client):
     assert handle.opaque == b"b"
 
 
-def test_a_schema_that_does_not_fit_what_is_there_raises_nothing_as_nothing_is_made(client):
+def test_a_schema_unlike_that_of_an_existing_shard_raises_nothing(client):
     tend(client, WISH)
     assert isinstance(tend(client, dataclasses.replace(WISH, schema=("other STRING", ""))), Tended)
     fresh = dataclasses.replace(

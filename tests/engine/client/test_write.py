@@ -1,4 +1,4 @@
-"""WriteHandle: every way to append, every misuse, and what happens to blobs that were not appended."""
+"""WriteHandle: every form of append, every misuse, and the blobs of batches that were not appended."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ A = Antichain.of
 
 @pytest.fixture
 def world() -> World:
-    """Stores where every part is a blob, so that leaks show."""
+    """Stores where every part is a blob, so that leaked blobs show."""
     return World(settings=Settings(batch=BatchSettings(inline_part_bytes_max=0)))
 
 
@@ -70,7 +70,7 @@ def table(*rows: tuple[int, str, int, int], schema: Schema = SCHEMA) -> pa.Table
     return pa.Table.from_pylist(updates, schema=schema.updates_schema)
 
 
-# -- what works ----------------------------------------------------------------------------------------------------------
+# -- successful appends -------------------------------------------------------------------------------------------------
 
 
 FORMS: dict[str, Callable[[], object]] = {
@@ -99,7 +99,9 @@ def test_a_mismatch_is_a_value_and_leaves_no_blob(world: World, shard_id: ShardI
     assert world.blob_keys(shard_id, kind="part") == before != set()
 
 
-def test_append_skips_what_others_wrote_and_adds_the_rest(world: World, shard_id: ShardId, writer: WriteHandle):
+def test_append_skips_times_that_are_already_written_and_adds_the_rest(
+    world: World, shard_id: ShardId, writer: WriteHandle
+):
     rows = [row(time, "x", time) for time in range(6)]
     assert writer.append(rows[:4], lower=A(0), upper=A(4)) == Appended(A(4))
     other = world.process().open_writer(shard_id, SCHEMA, purpose="other")
@@ -173,7 +175,9 @@ def test_progress_is_committed_with_the_data(client: PersistClient, shard_id: Sh
     assert client.inspect(shard_id).progress == {"sink": 6}
 
 
-def test_uppers_known_fetched_and_awaited(world: World, shard_id: ShardId, writer: WriteHandle):
+def test_a_writer_returns_the_cached_the_fetched_and_the_awaited_upper(
+    world: World, shard_id: ShardId, writer: WriteHandle
+):
     """Spec 9.6."""
     other = world.process().open_writer(shard_id, SCHEMA, purpose="other")
     writer.append([], lower=A(0), upper=A(5))
@@ -189,7 +193,7 @@ def test_uppers_known_fetched_and_awaited(world: World, shard_id: ShardId, write
 
 
 def test_threads_of_one_handle_take_turns(world: World, shard_id: ShardId, writer: WriteHandle):
-    """One writer's tokens must not overwrite each other, whoever holds the handle."""
+    """Threads that share one handle must not overwrite each other's idempotency tokens."""
     threads = [
         threading.Thread(target=writer.append, args=([row(0, "x", time) for time in range(8)],), kwargs=bounds)
         for bounds in [{"lower": A(0), "upper": A(8)}] * 4
@@ -203,14 +207,14 @@ def test_threads_of_one_handle_take_turns(world: World, shard_id: ShardId, write
 
 
 def test_an_append_costs_one_round_trip(world: World, writer: WriteHandle):
-    """The fast path: one compare-and-set, whatever has been appended before; nothing else."""
+    """The fast path: one compare-and-set and no other call, independent of earlier appends."""
     for time in range(20):
         before = world.consensus.calls.copy()
         writer.compare_and_append([row(1, "a", time)], expected_upper=A(time), new_upper=A(time + 1))
         assert world.consensus.calls - before == {"compare_and_set": 1}
 
 
-def test_maintenance_is_handed_back_and_not_done(world: World, shard_id: ShardId, writer: WriteHandle):
+def test_an_append_returns_maintenance_and_does_not_perform_it(world: World, shard_id: ShardId, writer: WriteHandle):
     handed = [writer.append([row(1, "a", t)], lower=A(t), upper=A(t + 1)).maintenance for t in range(4)]
     assert any(maintenance.requests for maintenance in handed)
     assert world.blob_keys(shard_id, kind="rollup") == {
@@ -229,7 +233,7 @@ def test_expire_removes_the_writer_and_ends_the_handle(client: PersistClient, sh
         writer.append([], lower=A(1), upper=A(2))
 
 
-def test_a_writer_that_never_appended_never_shows_in_state(world: World, client: PersistClient, shard_id: ShardId):
+def test_a_writer_without_an_append_never_appears_in_state(world: World, client: PersistClient, shard_id: ShardId):
     """Spec B.3."""
     client.initialise(shard_id, SCHEMA)
     before = world.consensus.calls["compare_and_set"]
@@ -277,7 +281,7 @@ def test_batches_flushed_for_an_append_that_then_lost_are_deleted(shard_id: Shar
 # -- misuse --------------------------------------------------------------------------------------------------------------
 
 
-def test_misuse_of_times_is_named_with_its_values_and_leaves_nothing(
+def test_misuse_of_times_is_refused_with_its_values_and_leaves_no_blob(
     world: World, shard_id: ShardId, writer: WriteHandle
 ):
     cases: list[tuple[type[InvalidUsage], ErrorKind, str, list[object], Antichain, Antichain]] = [
@@ -324,7 +328,7 @@ def test_a_batch_of_another_shard_is_refused(world: World, client: PersistClient
         writer.batch_from_transmittable(sent)
 
 
-def test_a_batch_that_does_not_cover_its_append_is_refused_and_stays(writer: WriteHandle):
+def test_a_batch_that_does_not_cover_its_append_is_refused_and_remains_usable(writer: WriteHandle):
     """Spec 10.6."""
     batch = writer.batch([row(1, "a", 3)], lower=A(2), upper=A(5))
     for lower, upper in [(A(0), A(5)), (A(2), A(6)), (A(0), A(9))]:
@@ -334,7 +338,7 @@ def test_a_batch_that_does_not_cover_its_append_is_refused_and_stays(writer: Wri
     assert isinstance(writer.append_batch(batch, A(2), A(5)), Appended)
 
 
-def test_a_batch_comes_to_one_end_only(writer: WriteHandle):
+def test_a_batch_can_be_ended_once_only(writer: WriteHandle):
     """Spec 10.5."""
     sent, deleted, appended = (writer.batch([row(1, "a", 0)], lower=A(0), upper=A(1)) for _ in range(3))
     data = sent.to_transmittable()
@@ -381,7 +385,7 @@ def test_regression_21_a_rewritten_batch_may_not_be_cut(writer: WriteHandle):
         writer.compare_and_append_batch([batch], expected_upper=A(5), new_upper=A(9))
 
 
-def test_blobs_that_cannot_be_deleted_do_not_hide_the_answer(caplog: pytest.LogCaptureFixture):
+def test_an_append_returns_its_answer_although_blobs_cannot_be_deleted(caplog: pytest.LogCaptureFixture):
     settings = Settings(batch=BatchSettings(inline_part_bytes_max=0), retry=RetrySettings(give_up_ms=100))
     world = World(settings=settings)
     writer = world.process().open_writer(world.shard_id(), SCHEMA, purpose="test")

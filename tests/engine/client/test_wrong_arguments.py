@@ -1,4 +1,4 @@
-"""Every parameter of every public method of the handles, given what it cannot be: InvalidUsage names it, and nothing was
+"""Wrong arguments for every parameter of every public method of the handles: InvalidUsage names the parameter, and nothing is
 written.
 """
 
@@ -39,7 +39,7 @@ ANYTHING = [7, 9.99, True, "text", b"bytes", None, [], (), {}, object()]
 
 
 def all_but(*allowed: type | None) -> list[Any]:
-    """Of `ANYTHING`, what is not of these types."""
+    """The values of `ANYTHING` that are not of these types."""
     kinds = tuple(type(None) if kind is None else kind for kind in allowed)
     return [each for each in ANYTHING if type(each) not in kinds]
 
@@ -51,7 +51,7 @@ PROGRESS = [*all_but(None), ("s", "text"), ("s",), (7, b"x"), ("s", b"x", 3), ("
 BYTES, FLAG, TEXT, COUNT = all_but(bytes), all_but(bool), [*all_but(str), "\ud800"], [*all_but(int), -5, 2**63]
 SHARD = [*all_but(), "s123", CriticalReaderId.from_bytes(bytes(16))]
 SCHEMAS = all_but()
-#: "updates" may be any iterable: an empty one is no updates.
+#: "updates" may be any iterable. An empty one holds no updates.
 ROWS = [7, 9.99, True, "text", b"bytes", None, object(), [7], [(((1,), ("a",)), 5)], [(((1,), ("a",)), 5.5, 1)], pa.table({"a": [1]})]  # fmt: skip
 COMMANDS = [*ANYTHING, pa.table({"a": [1]})]
 WHERE = [7, 9.99, True, b"bytes", [], (), {}, object(), "nope = 1", ""]
@@ -60,12 +60,12 @@ PURPOSE = {"purpose": TEXT}
 
 
 class Opening:
-    """The functions that open what stands above the client."""
+    """The functions that open the handles above the client."""
 
     open_sink, open_upsert = staticmethod(open_sink), staticmethod(open_upsert)
 
 
-#: What each parameter cannot be. Those of tests' own, and what is checked elsewhere, stand in SKIPPED.
+#: Wrong arguments of each parameter. SKIPPED lists the methods of tests and those checked elsewhere.
 WRONG: dict[type, dict[str, dict[str, list[Any]]]] = {
     PersistClient: {
         "open": {"location": all_but(), "settings": all_but(None)},
@@ -143,7 +143,7 @@ WRONG: dict[type, dict[str, dict[str, list[Any]]]] = {
     Schema: {"__init__": {"key": ANYTHING, "val": [7, 9.99, True, "text", b"bytes", None, object()]}},
     Location: {"__init__": {"blob": all_but(str), "consensus": all_but(str)}},
 }  # fmt: skip
-#: Ports of this process, not for users; and methods that only the rooms call.
+#: Ports of this process, which users do not call, and methods that only the rooms call.
 SKIPPED = {
     "PersistClient.open.env", "PersistClient.open.metrics", "PersistClient.open.create", "PersistClient.open.on_wait", "WriteHandle.check_newest_schema",
     "SinkInput.insert_errors.errors", "SinkInput.advance_errors.frontier", "Sink.tagged_errors.errors", "Sink.insert.updates",
@@ -151,8 +151,8 @@ SKIPPED = {
     "ReadHandle.open.schema_id", "ReadHandle.open.purpose", "ReadHandle.open.lease_ms", "ReadHandle.pin_when.is_due",
     "ReadHandle.pin_when.timeout_s", "Batch.delete_but.named", "Batch.note_unknown_outcome.named_keys", "Batch.mark_spent.how",
 }  # fmt: skip
-#: Where the message names what is wrong by another word than the parameter's.
-SAID = {"shard_id": "shard", "wanted": "shard", "proposed": "shard", "backend": "backend", "data": "data|transmitted batch", "where": "filter|column", "columns": "column|nope", "commands": "commands|orders", "batches": "batches", "shape": "changes come as", "new": "new", "workers": "workers", "memory_limit_bytes": "memory_limit_bytes", "updates": "updates|diff|time|row|key", "lower": "lower", "upper": "upper"}  # fmt: skip
+#: Parameters whose message uses another word than the name.
+MESSAGES = {"shard_id": "shard", "wanted": "shard", "proposed": "shard", "backend": "backend", "data": "data|transmitted batch", "where": "filter|column", "columns": "column|nope", "commands": "commands|orders", "batches": "batches", "shape": "changes come as", "new": "new", "workers": "workers", "memory_limit_bytes": "memory_limit_bytes", "updates": "updates|diff|time|row|key", "lower": "lower", "upper": "upper"}  # fmt: skip
 
 
 def public_parameters(kind: type) -> set[str]:
@@ -166,7 +166,7 @@ def public_parameters(kind: type) -> set[str]:
     }
 
 
-def test_every_parameter_of_every_public_method_has_its_row():
+def test_every_parameter_of_every_public_method_has_its_wrong_arguments():
     kinds = [kind for kind in WRONG if kind not in (Location, Schema)]
     have = {
         f"{kind.__name__}.{method}.{name}" for kind in kinds for method, rows in WRONG[kind].items() for name in rows
@@ -200,7 +200,7 @@ def place():
 
 
 COMMAND = pa.table({"key": pa.array([{"id": 1}]), "val": pa.array([{"name": "b"}])})
-#: Arguments that are right; the wrong one takes the place of its own.
+#: Correct arguments. The wrong one replaces its own.
 RIGHT: dict[str, Any] = {
     "owner": Owner("operator", "team", "flights"), "wanted": None, "proposed": ShardId.from_bytes(bytes(16)), "schema": SCHEMA, "purpose": "test", "critical_id": CriticalReaderId.from_bytes(bytes(16)), "opaque": b"o", "sink_id": "s",
     "frontier": 12, "lower": 10, "upper": 20, "updates": [row(1, "a", 11)], "expected_upper": 10, "new_upper": 20, "as_of": 3,
@@ -224,7 +224,7 @@ CASES = [(kind, method, name) for kind, methods in WRONG.items() for method, row
 
 
 @pytest.mark.parametrize(("kind", "method", "name"), CASES, ids=[f"{k.__name__}.{m}.{n}" for k, m, n in CASES])
-def test_what_a_parameter_cannot_be_is_refused_by_name_and_nothing_is_written(place, kind, method, name):
+def test_a_wrong_argument_is_refused_by_the_name_of_its_parameter_and_nothing_is_written(place, kind, method, name):
     wrong = WRONG[kind][method][name]
     before = (place.world.consensus.calls["compare_and_set"], set(place.world.blob_keys(place.shard_id, kind="part")))
     for bad in wrong:
@@ -239,9 +239,9 @@ def test_what_a_parameter_cannot_be_is_refused_by_name_and_nothing_is_written(pl
             right["batch"] = place.writer.batch([], lower=10, upper=20)
         if method == "batch_from_transmittable":
             right["data"] = place.writer.batch([], lower=10, upper=20).to_transmittable()
-        with pytest.raises(InvalidUsage, match=SAID.get(name, name)):
+        with pytest.raises(InvalidUsage, match=MESSAGES.get(name, name)):
             call(**{**right, name: bad})
-    if method == "upsert_stream":  # looks at its tables one by one, once it has hydrated
+    if method == "upsert_stream":  # it checks its tables one by one, after hydration
         return
     after = (place.world.consensus.calls["compare_and_set"], set(place.world.blob_keys(place.shard_id, kind="part")))
     assert after == before
@@ -254,7 +254,7 @@ OPENED = [(kind, method, name) for method, kind in OPENINGS.items() for name in 
 
 
 @pytest.mark.parametrize(("kind", "method", "name"), OPENED)
-def test_a_shard_that_is_not_there_is_not_made_either(kind, method, name):
+def test_a_wrong_argument_creates_no_shard(kind, method, name):
     world = World()
     client = world.process()
     for bad in WRONG[kind][method][name]:
@@ -265,7 +265,7 @@ def test_a_shard_that_is_not_there_is_not_made_either(kind, method, name):
     assert list(client.shards()) == []
 
 
-def test_shards_may_be_named_by_their_text(place):
+def test_a_shard_id_may_be_given_as_text(place):
     assert place.client.recent_upper(str(place.shard_id)) == place.client.recent_upper(place.shard_id)
     with pytest.raises(InvalidUsage, match="schema must be a Schema, not a dict"):
         place.client.open_writer(ShardId.new(), {"id": "int"}, purpose="test")

@@ -1,4 +1,4 @@
-"""A running sink: threads, real stores in memory, edits from outside, replicas, failures, the end."""
+"""A running sink with threads, on stores in memory: outside edits, replicas, failures, its end."""
 
 from __future__ import annotations
 
@@ -10,74 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
-from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import CorruptData, InvalidUsage, SchemaMismatch, SinkFailed, UpdateNotBeyondLower
-from persist_engine.base.metrics import PrometheusMetrics
-from persist_engine.base.settings import BatchSettings, RetrySettings, Settings
 from persist_engine.dataflow.open import open_sink
-from persist_engine.dataflow.sink.actors import Control, Desired, Inbox, ShardUpper, StagedBatch
-from persist_engine.flow.desired import DesiredFrontiers
-from persist_engine.flow.mint import Mint
 from persist_engine.flow.refresh import Refresh
 from persist_engine.rows.errors_column import split_errors, with_errors
-from persist_engine.storage.blob_mem import MemBlob
-from persist_engine.storage.consensus_mem import MemConsensus
-from persist_engine.testing.faults import Faults, FaultyBlob, FaultyConsensus
 from persist_kit.world import SCHEMA, row
-from prometheus_client import CollectorRegistry
 
 A = Antichain.of
 PATIENCE_S = 20.0
-
-
-class Stores:
-    """Stores that several clients share, and a way to break them."""
-
-    def __init__(self) -> None:
-        self.blob, self.consensus, self.faults = MemBlob(), MemConsensus(), Faults()
-        self.shard_id = ShardId.new()
-        self.registry = CollectorRegistry()
-        self.holders: list = []
-        self.metrics = PrometheusMetrics(self.registry)
-
-    def client(self) -> PersistClient:
-        return PersistClient(
-            FaultyBlob(self.blob, self.faults),
-            FaultyConsensus(self.consensus, self.faults),
-            settings=Settings(
-                batch=BatchSettings(inline_part_bytes_max=0),
-                retry=RetrySettings(initial_ms=1, clamp_ms=2, give_up_ms=50),
-                retain_ms=None,
-            ),
-            env=SystemEnv(),
-            metrics=self.metrics,
-        )
-
-    def hold(self, since: int = 0) -> None:
-        """Keep every time from `since` on readable: a sink's own reader gives them up as it goes."""
-        holder = self.client().open_leased_reader(self.shard_id, SCHEMA, purpose="hold")
-        holder.downgrade_since(A(since))
-        self.holders.append(holder)
-
-    def blobs(self) -> int:
-        return len(list(self.blob.list_prefix(f"{self.shard_id}/n")))
-
-    def contents(self, as_of: int, schema: Schema = SCHEMA) -> Counter:
-        with (
-            self.client().open_leased_reader(self.shard_id, schema, purpose="check") as reader,
-            reader.snapshot(as_of, timeout_s=PATIENCE_S) as snapshot,
-        ):
-            rows = snapshot.to_table().to_pylist()
-        return Counter({(r["key"]["id"], r["val"]["name"]): r["diff"] for r in rows})
-
-
-@pytest.fixture
-def stores():
-    stores = Stores()
-    yield stores
-    stores.faults.heal()
-    for holder in stores.holders:
-        holder.expire()
 
 
 def settle(sink, frontier: int) -> None:
@@ -99,7 +39,7 @@ def advance(sink, frontier: int | None) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_what_is_desired_is_there_at_every_time(stores, workers):
+def test_the_shard_holds_the_desired_contents_at_every_time(stores, workers):
     stores.hold()
     with open_sink(stores.client(), stores.shard_id, SCHEMA, workers=workers) as sink:
         for key in range(20):
@@ -127,7 +67,7 @@ def test_an_edit_from_outside_is_corrected_at_the_next_append(stores):
     assert stores.contents(8) == Counter({(1, "a"): 1, (2, "b"): 1})
 
 
-def test_a_restarted_sink_that_is_told_the_same_writes_nothing(stores):
+def test_a_restarted_sink_with_the_same_input_writes_nothing(stores):
     def run() -> None:
         with open_sink(stores.client(), stores.shard_id, SCHEMA, workers=2) as sink:
             sink.inputs[0].insert([row(key, "a", key) for key in range(50)])
@@ -169,7 +109,7 @@ def test_replicas_converge_and_leave_no_blob_behind(stores):
     assert stores.blobs() == len(linked)
 
 
-def test_read_only_follows_and_is_promoted_once(stores):
+def test_a_read_only_sink_follows_and_is_promoted_once(stores):
     with (
         open_sink(stores.client(), stores.shard_id, SCHEMA) as blue,
         open_sink(stores.client(), stores.shard_id, SCHEMA, read_only=True, workers=2) as green,
@@ -249,7 +189,7 @@ def test_a_refresh_schedule_shows_the_input_only_then(stores):
     assert stores.contents(3) == stores.contents(12) == Counter({(2, "b"): 1})
 
 
-def test_past_the_last_refresh_the_shard_is_closed(stores):
+def test_the_shard_is_closed_after_the_last_refresh(stores):
     stores.hold()
     with open_sink(stores.client(), stores.shard_id, SCHEMA, refresh=Refresh(at=(5, 8))) as sink:
         sink.inputs[0].insert([row(1, "a", 0), row(2, "b", 7), row(3, "c", 9)])
@@ -305,18 +245,18 @@ def test_a_failing_worker_is_named_and_the_sink_stops(stores):
     sink.close()
 
 
-def test_a_failure_that_nobody_saw_is_told_at_the_end(stores):
+def test_a_failure_of_a_part_is_raised_by_close(stores):
     sink = open_sink(stores.client(), stores.shard_id, SCHEMA)
     stores.faults.break_down()
     sink.inputs[0].insert([row(1, "a", 0)])
     advance(sink, 5)
     wait_until(lambda: not any(t.is_alive() for t in threading.enumerate() if t.name.startswith("persist-sink-")))
     with pytest.raises(SinkFailed, match="of the sink on shard"):
-        sink.close()  # although its handles cannot be expired either
+        sink.close()  # its handles cannot be expired either
     sink.close()
 
 
-def test_misuse_is_refused_before_anything_happens(stores):
+def test_misuse_of_a_sink_is_refused_before_anything_happens(stores):
     client = stores.client()
     for wrong in ({"workers": 0}, {"memory_limit_bytes": 10}, {"as_of": -1}, {"as_of": 2**63}):
         with pytest.raises(InvalidUsage):
@@ -346,7 +286,7 @@ def test_closing_gives_up_reader_writer_and_staged_batches(stores):
     assert not state.writers
 
 
-def test_metrics_say_what_the_buffers_saw_and_hold(stores):
+def test_metrics_count_the_updates_in_the_buffers_and_past_them(stores):
     with open_sink(stores.client(), stores.shard_id, SCHEMA, workers=2) as sink:
         sink.inputs[0].insert([row(key, "a", 0) for key in range(100)])
         advance(sink, 3)
@@ -364,7 +304,7 @@ def test_metrics_say_what_the_buffers_saw_and_hold(stores):
         assert value("persist_sink_correction_rows_max_per_worker") == 0
 
 
-def test_it_opens_from_a_location(tmp_path: Path):
+def test_a_sink_opens_from_a_location(tmp_path: Path):
     location = Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/consensus.db")
     shard_id = ShardId.new()
     with PersistClient.open(location) as client, open_sink(client, shard_id, SCHEMA, workers=2) as sink:
@@ -374,7 +314,7 @@ def test_it_opens_from_a_location(tmp_path: Path):
         assert sink.take_maintenance() is not None
 
 
-def test_a_disk_that_refuses_names_the_worker(stores, tmp_path: Path):
+def test_an_error_of_the_disk_names_the_worker(stores, tmp_path: Path):
     (tmp_path / "file").write_text("in the way")
     sink = open_sink(
         stores.client(), stores.shard_id, SCHEMA, memory_limit_bytes=1 << 20, spill_directory=tmp_path / "file"
@@ -390,7 +330,7 @@ def test_a_disk_that_refuses_names_the_worker(stores, tmp_path: Path):
     )
 
     def feed() -> None:
-        for start in range(0, 1_000_000, 1000):  # until it is told
+        for start in range(0, 1_000_000, 1000):  # until the error arrives
             sink.inputs[0].insert(rows.slice(start % 40_000, 1000))
 
     with pytest.raises(SinkFailed, match="worker 0 of the sink"):
@@ -398,7 +338,7 @@ def test_a_disk_that_refuses_names_the_worker(stores, tmp_path: Path):
     sink.close()
 
 
-def test_a_sink_cannot_correct_what_cannot_be_read(stores):
+def test_a_sink_refuses_a_shard_that_cannot_be_read_at_its_as_of(stores):
     client = stores.client()
     with client.open_writer(stores.shard_id, SCHEMA, purpose="before") as writer:
         writer.compare_and_append([row(1, "a", 0)], expected_upper=A(0), new_upper=A(3))
@@ -410,66 +350,8 @@ def test_a_sink_cannot_correct_what_cannot_be_read(stores):
     sink.close()
 
 
-def test_rows_wait_outside_a_full_inbox_and_nothing_else_does():
-    inbox = Inbox(bytes_max=100)
-    rows = Desired(pa.table({"x": np.zeros(10, dtype=np.int64)}))
-    inbox.put(rows)
-    inbox.put(ShardUpper(A(1)))
-    entered = threading.Event()
-
-    def second() -> None:
-        inbox.put(rows)
-        entered.set()
-
-    thread = threading.Thread(target=second)
-    thread.start()
-    assert not entered.wait(0.05)
-    assert inbox.take() is rows
-    assert entered.wait(PATIENCE_S)
-    assert (inbox.take(), inbox.take()) == (ShardUpper(A(1)), rows)
-    inbox.put(rows)
-    waiting = threading.Thread(target=inbox.put, args=(rows,))
-    waiting.start()
-    inbox.close()
-    waiting.join(PATIENCE_S)
-    assert not waiting.is_alive()
-    assert inbox.take() is None
-    thread.join()
-
-
-def test_a_batch_that_comes_after_the_end_is_still_deleted(stores):
-    client = stores.client()
-    with client.open_writer(stores.shard_id, SCHEMA, purpose="late") as writer:
-        batch = writer.batch([row(1, "a", 0)], lower=A(0), upper=A(1))
-        inbox = Inbox(bytes_max=1)
-        inbox.close()
-        inbox.put(StagedBatch(A(0), batch))
-        assert stores.blobs() == 1
-        Control(Mint(DesiredFrontiers.without_errors(), as_of=A(0), read_only=True), writer, []).close(inbox)
-    assert stores.blobs() == 0
-
-
-def test_regression_a_sink_goes_on_past_stale_batches_that_cannot_be_deleted(stores, monkeypatch, caplog):
-    """It ended, or left the others behind, because of what it tidied up: a listing of parts that is damaged."""
-    client = stores.client()
-    with client.open_writer(stores.shard_id, SCHEMA, purpose="late") as writer:
-        damaged, sound = (writer.batch([row(n, "a", 0)], lower=A(0), upper=A(1)) for n in range(2))
-
-        def undecodable() -> None:
-            raise CorruptData("no run listing", key="k")
-
-        monkeypatch.setattr(damaged, "delete", undecodable)
-        control = Control(Mint(DesiredFrontiers.without_errors(), as_of=A(0), read_only=True), writer, [])
-        inbox = Inbox(bytes_max=1)
-        for batch in (damaged, sound):
-            inbox.put(StagedBatch(A(0), batch))
-        control.close(inbox)
-    assert stores.blobs() == 1
-    assert "no run listing" in caplog.text
-
-
-def test_a_schema_that_the_shard_has_outgrown_is_refused(stores):
-    """Rows read without their new fields and retracted so would meet nothing, and stand twice."""
+def test_a_sink_with_an_outgrown_schema_is_refused(stores):
+    """Rows read without their new fields would be retracted without them: the retractions cancel nothing."""
     client = stores.client()
     client.initialise(stores.shard_id, SCHEMA)
     grown = Schema(key=SCHEMA.key, val=SCHEMA.val.append(pa.field("note", pa.string())))
@@ -479,8 +361,8 @@ def test_a_schema_that_the_shard_has_outgrown_is_refused(stores):
     open_sink(stores.client(), stores.shard_id, grown).close()
 
 
-def test_regression_a_sink_ends_all_of_its_parts_whatever_one_of_them_raises(stores, monkeypatch):
-    """The first error was raised at once: the reader's heartbeat went on for as long as anybody held the sink."""
+def test_regression_a_sink_ends_all_of_its_parts_although_one_of_them_raises(stores, monkeypatch):
+    """It raised the first error at once. The reader's heartbeat went on for as long as a reference to the sink existed."""
     sink = open_sink(stores.client(), stores.shard_id, SCHEMA)
     thread = sink._parts.reader.handle._heartbeat._thread
 

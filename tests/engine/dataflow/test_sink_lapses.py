@@ -1,6 +1,6 @@
-"""A sink whose leases lapse, as those of a machine that slept do, goes on where it was, and ends where it cannot know.
+"""A sink whose leases lapse, as on a machine that slept, continues where it was, and ends if it cannot know where that is.
 
-Stepped without threads: each part handles its events when the test says so.
+The sink is stepped without threads: each part handles its events when the test calls it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SETTINGS = Settings(
 
 
 class Stepped:
-    """A sink of two workers in one process of a world, and somebody outside."""
+    """A sink of two workers in one process of a world, and a client of another process."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.world = World(settings=SETTINGS)
@@ -93,14 +93,14 @@ class Stepped:
             assert isinstance(outcome, Appended)
 
     def lapse(self, *, since: int | None = None) -> None:
-        """The reader is gone, and its process has been told; meanwhile the history up to `since` went, if given."""
+        """The reader is expired and its process knows. If `since` is given, the history up to it is compacted meanwhile."""
         handle = self.parts.reader.handle
         self.machine.expire_leased_reader(handle.reader_id)
         if since is not None:
             with self.outside.open_leased_reader(self.shard_id, purpose="since") as reader:
                 reader.downgrade_since(A(since))
         handle._heartbeat._lost.set()
-        self.world.env.advance_ms(10**7)  # so much that the next step would renew the lease
+        self.world.env.advance_ms(10**7)  # enough for the next step to renew the lease
 
     def contents(self) -> Counter:
         upper = self.outside.recent_upper(self.shard_id).time
@@ -122,7 +122,7 @@ def stepped(tmp_path: Path) -> Iterator[Stepped]:
     stepped.parts.reader.handle.expire()
 
 
-def test_listening_goes_on_under_a_new_lease(stepped: Stepped):
+def test_listening_continues_under_a_new_lease(stepped: Stepped):
     stepped.open()
     stepped.desire([row(1, "a", 0)], 3)
     stepped.settle()
@@ -134,8 +134,8 @@ def test_listening_goes_on_under_a_new_lease(stepped: Stepped):
     assert stepped.is_as_desired()
 
 
-def test_an_idle_sink_on_an_empty_shard_goes_on(stepped: Stepped):
-    """Nothing is readable yet: what was given out as of 0, here nothing, is taken back all the same."""
+def test_an_idle_sink_on_an_empty_shard_continues_after_a_lapse(stepped: Stepped):
+    """Nothing is readable yet. The rows delivered as of 0, here none, are retracted all the same."""
     stepped.open()
     stepped.settle()
     stepped.lapse()
@@ -146,7 +146,7 @@ def test_an_idle_sink_on_an_empty_shard_goes_on(stepped: Stepped):
     assert stepped.is_as_desired()
 
 
-def test_blobs_collected_under_the_cached_state_are_read_as_what_they_were_merged_into(stepped: Stepped):
+def test_blobs_collected_under_the_cached_state_are_replaced_by_their_merge_result(stepped: Stepped):
     stepped.open()
     stepped.desire([row(1, "a", 0)], 3)
     stepped.settle()
@@ -166,8 +166,8 @@ def test_blobs_collected_under_the_cached_state_are_read_as_what_they_were_merge
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5, 9])
-def test_a_snapshot_goes_on_behind_the_rows_that_were_given_out(stepped: Stepped, monkeypatch, rows: int):
-    """Physically another snapshot, row by row the same."""
+def test_a_snapshot_continues_after_the_rows_that_it_has_delivered(stepped: Stepped, monkeypatch, rows: int):
+    """The new snapshot differs physically, but has the same rows in the same order."""
     stepped.edit([row(key, "old", 0) for key in range(10)])
     stepped.open()
     original: Callable = sink_readback._tables
@@ -191,8 +191,8 @@ def test_a_snapshot_goes_on_behind_the_rows_that_were_given_out(stepped: Stepped
     assert stepped.is_as_desired()
 
 
-def test_a_sink_that_missed_history_ends(stepped: Stepped):
-    """What was appended behind its back is merged with what it had read: nobody can tell it apart."""
+def test_a_sink_ends_if_history_was_lost_during_its_lapse(stepped: Stepped):
+    """Updates that were appended during the lapse are merged with those it has read. They cannot be separated."""
     stepped.open()
     stepped.desire([row(1, "a", 0)], 3)
     stepped.settle()
@@ -202,7 +202,7 @@ def test_a_sink_that_missed_history_ends(stepped: Stepped):
         stepped.settle()
 
 
-def test_rows_whose_progress_never_came_end_the_sink(stepped: Stepped, monkeypatch):
+def test_a_lapse_between_rows_and_their_progress_ends_the_sink(stepped: Stepped, monkeypatch):
     stepped.open()
     stepped.desire([row(1, "a", 0)], 3)
     stepped.settle()
@@ -219,7 +219,7 @@ def test_rows_whose_progress_never_came_end_the_sink(stepped: Stepped, monkeypat
     assert stepped.parts.reader.lapses == 0
 
 
-def test_leases_that_lapse_for_ever_end_the_sink(stepped: Stepped, monkeypatch):
+def test_leases_that_lapse_again_and_again_end_the_sink(stepped: Stepped, monkeypatch):
     stepped.open()
     readback = stepped.parts.reader._readback
 
@@ -234,8 +234,8 @@ def test_leases_that_lapse_for_ever_end_the_sink(stepped: Stepped, monkeypatch):
 
 
 @pytest.mark.parametrize("happened", [True, False])
-def test_an_append_that_nobody_can_tell_of_is_read_back(stepped: Stepped, happened: bool):
-    """Its writer lapsed while the outcome was unknown. Its blobs may be in use, and stay."""
+def test_an_append_of_unknown_outcome_is_read_back(stepped: Stepped, happened: bool):
+    """The writer's lease lapsed while the outcome was unknown. Its blobs may be linked, so they stay."""
     stepped.open()
     stepped.desire([row(1, "a", 0)], 3)
     stepped.settle()
@@ -252,10 +252,10 @@ def test_an_append_that_nobody_can_tell_of_is_read_back(stepped: Stepped, happen
 
     def commit(one):
         stepped.world.faults.fail_next("compare_and_set", happened=happened)
-        stepped.parts.control._commit = original  # type: ignore[method-assign]  # the first only
+        stepped.parts.control._commit = original  # type: ignore[method-assign]  # only the first call
         return original(one)
 
-    stepped.parts.control._commit = commit  # type: ignore[method-assign]  # whose answer gets lost
+    stepped.parts.control._commit = commit  # type: ignore[method-assign]  # its answer is lost
     stepped.settle()
     stepped.desire([], 20)
     stepped.settle()
@@ -263,8 +263,8 @@ def test_an_append_that_nobody_can_tell_of_is_read_back(stepped: Stepped, happen
     assert stepped.is_as_desired()
 
 
-def test_a_schema_that_grows_while_the_sink_runs_ends_it(stepped: Stepped):
-    """Rows with fields that it cannot see must not be retracted without them."""
+def test_a_schema_evolution_ends_a_running_sink(stepped: Stepped):
+    """The sink must not retract rows without the fields that it does not know."""
     stepped.open()
     stepped.desire([row(1, "a", 0)], 3)
     stepped.settle()

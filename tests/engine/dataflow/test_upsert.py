@@ -1,4 +1,4 @@
-"""UpsertHandle: what the shard holds after upserts by one handle, by several at once, and after things went wrong."""
+"""UpsertHandle: the contents of the shard after upserts of one handle, of several at once, and after failures."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from persist_engine import (
     UpperMismatch,
     Upserted,
 )
+from persist_engine.base.env import SeededEnv
 from persist_engine.base.errors import InvalidUsage, InvariantViolated
 from persist_engine.base.metrics import PrometheusMetrics
 from persist_engine.base.settings import Settings
@@ -35,7 +36,7 @@ from prometheus_client import CollectorRegistry
 A = Antichain.of
 
 
-def test_the_last_value_of_a_key_stands_and_null_deletes(world: World, shard_id: ShardId) -> None:
+def test_the_last_value_of_a_key_wins_and_null_deletes_the_key(world: World, shard_id: ShardId) -> None:
     client = world.process()
     with opened(client, shard_id) as upserts:
         done = upserts.upsert(commands((1, "a"), (2, "b"), (1, "c")))
@@ -50,7 +51,7 @@ def test_the_last_value_of_a_key_stands_and_null_deletes(world: World, shard_id:
     assert not state.leased_readers
 
 
-def test_the_greatest_order_key_stands(world: World, shard_id: ShardId) -> None:
+def test_the_greatest_order_key_wins(world: World, shard_id: ShardId) -> None:
     client = world.process()
     with opened(client, shard_id) as upserts:
         upserts.upsert(commands((1, "a"), (1, "b"), (1, "c"), (2, "n"), (2, "m"), order=[3, 3, 1, None, -5]))
@@ -60,7 +61,7 @@ def test_the_greatest_order_key_stands(world: World, shard_id: ShardId) -> None:
 
 
 @pytest.mark.parametrize("backend", ["memory", "rocksdb", "auto"])
-def test_a_new_handle_knows_what_was_written_before(
+def test_a_new_handle_hydrates_the_existing_contents(
     world: World, shard_id: ShardId, backend: str, tmp_path: Path
 ) -> None:
     """Spec 16.1."""
@@ -69,11 +70,11 @@ def test_a_new_handle_knows_what_was_written_before(
         upserts.upsert(commands(*((key, f"first {key}") for key in range(100))))
         upserts.upsert(commands(*((key, f"second {key}") for key in range(50, 150))))
         assert upserts.state_bytes > 2000
-    told: list[Hydration] = []
-    with opened(world.process(), shard_id, on_hydration=told.append, **more) as upserts:
+    hydrations: list[Hydration] = []
+    with opened(world.process(), shard_id, on_hydration=hydrations.append, **more) as upserts:
         assert upserts.hydrate() == world.process().recent_upper(shard_id)
-        assert [told[0].rows, told[-1].rows] == [0, 150]
-        assert told[-1].rows_max >= 150
+        assert [hydrations[0].rows, hydrations[-1].rows] == [0, 150]
+        assert hydrations[-1].rows_max >= 150
         upserts.upsert(commands(*((key, None) for key in range(0, 150, 2)), (1, "third")))
     expected = {key: f"{'second' if key >= 50 else 'first'} {key}" for key in range(1, 150, 2)} | {1: "third"}
     assert contents(world.process(), shard_id) == expected
@@ -92,7 +93,7 @@ def test_one_emission_covers_many_times(world: World, shard_id: ShardId) -> None
 
 
 def test_replicas_of_one_input_write_each_time_once(world: World, shard_id: ShardId) -> None:
-    """Two replicas, one behind the other: what is written is dropped, what is not is decided on what the other wrote."""
+    """Two replicas, one behind the other: written times are dropped, new ones are decided against what the other wrote."""
     one, two = opened(world.process(), shard_id), opened(world.process(), shard_id)
     two.hydrate()
     whole = commands((1, "a"), (2, "b"), (1, "c"), (3, "d"), time=[1, 2, 3, 4])
@@ -104,7 +105,7 @@ def test_replicas_of_one_input_write_each_time_once(world: World, shard_id: Shar
     assert contents(world.process(), shard_id) == {1: "c", 2: "b", 3: "d"}
 
 
-def test_a_lost_race_is_decided_anew(world: World, shard_id: ShardId) -> None:
+def test_commands_that_lost_a_race_are_decided_again(world: World, shard_id: ShardId) -> None:
     one, two = opened(world.process(), shard_id), opened(world.process(), shard_id)
     one.upsert(commands((1, "one"), (2, "one")))
     two.upsert(commands((1, "two"), (3, "two")))
@@ -129,7 +130,7 @@ def test_handles_that_race_in_threads_converge(world: World, shard_id: ShardId) 
     assert found.keys() == set(range(10))
     uppers = {handle.hydrate() for handle in handles}
     assert len(uppers) == 1
-    for handle in handles:  # each knows the same: deleting everything leaves nothing and retracts everything
+    for handle in handles:  # equal states: deleting everything retracts everything and leaves nothing
         handle.upsert(commands((0, "last")))
     done = handles[0].upsert(commands(*((key, None) for key in range(10))))
     assert done.retracted == 10
@@ -147,13 +148,13 @@ def test_progress_is_committed_with_the_commands(world: World, shard_id: ShardId
     assert contents(client, shard_id) == {1: "a", 2: "c"}
 
 
-def test_progress_is_stored_although_all_of_it_was_written_before(world: World, shard_id: ShardId) -> None:
-    """Upserted without its progress: the source began again where it had been, for ever, or was told it was superseded."""
+def test_progress_is_stored_although_all_commands_were_written_before(world: World, shard_id: ShardId) -> None:
+    """The upsert dropped the progress. The source began again at its old position for ever, or was superseded."""
     client = world.process()
     upserts, other = opened(client, shard_id), opened(world.process(), shard_id)
     other.upsert_at(commands((1, "other"), time=[3]), upper=A(10))
     one: dict[str, Any] = {"upper": A(5), "progress": ("sink", b"1")}
-    for _ in range(2):  # the second is a repetition
+    for _ in range(2):  # the second pass repeats the first
         done = upserts.upsert_at(commands((1, "late"), time=[3]), **one)
         assert isinstance(done, Upserted)
         assert (done.late, done.inserted, done.upper) == (1, 0, A(10))
@@ -167,7 +168,7 @@ def test_progress_is_stored_although_all_of_it_was_written_before(world: World, 
         upserts.upsert_at(commands(time=[]), upper=EMPTY, progress=("sink", b"3"), expected_progress=b"2")
 
 
-def test_a_stream_is_seen_at_once_or_not_at_all(world: World, shard_id: ShardId) -> None:
+def test_a_stream_is_visible_as_a_whole_or_not_at_all(world: World, shard_id: ShardId) -> None:
     client = world.process()
     upserts, other = opened(client, shard_id), opened(world.process(), shard_id)
     upserts.upsert(commands((1, "a"), (2, "b")))
@@ -204,16 +205,17 @@ def test_a_stream_is_seen_at_once_or_not_at_all(world: World, shard_id: ShardId)
     assert contents(client, shard_id) == {3: "after"}
 
 
-def test_a_stream_is_written_although_the_clock_moves_on_at_every_look(
-    world: World, shard_id: ShardId, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now_ms = world.env.now_ms
+class MovingEnv(SeededEnv):
+    """A clock that advances with every read."""
 
-    def moving() -> int:
-        world.env.advance_ms(5)
-        return now_ms()
+    def now_ms(self) -> int:
+        self.advance_ms(5)
+        return super().now_ms()
 
-    monkeypatch.setattr(world.env, "now_ms", moving)
+
+def test_a_stream_is_written_although_the_clock_moves_at_every_read() -> None:
+    world = World(env=MovingEnv(0))
+    shard_id = world.shard_id()
     upserts = opened(world.process(), shard_id)
     for value in ("a", "b"):
         assert isinstance(upserts.upsert_stream([commands((1, value)), commands((2, value))]), Upserted)
@@ -221,8 +223,8 @@ def test_a_stream_is_written_although_the_clock_moves_on_at_every_look(
 
 
 def test_bug_31_hydration_chooses_a_time_that_can_be_read(world: World, shard_id: ShardId) -> None:
-    """Since is ahead of upper: reading at upper - 1 would give rows that cannot be told apart, or nothing. The frontier is
-    moved past since first.
+    """Since is ahead of upper. A read at upper - 1 would return rows that cannot be distinguished, or none. The handle first
+    advances the frontier past since.
     """
     client = world.process()
     with opened(client, shard_id) as upserts:
@@ -255,7 +257,7 @@ def test_bug_31_a_shard_that_upserts_did_not_write_is_refused_with_its_sums(worl
         upserts.upsert(commands((1, "e")))
 
 
-def test_keys_and_values_of_a_schema_without_values(world: World, shard_id: ShardId) -> None:
+def test_a_schema_without_values_has_keys_only(world: World, shard_id: ShardId) -> None:
     schema = Schema(key=pa.schema([("id", pa.float64())]), val=pa.schema([]))
     client = world.process()
     empty = pa.StructArray.from_buffers(pa.struct([]), 3, [None], children=[])
@@ -271,7 +273,7 @@ def test_keys_and_values_of_a_schema_without_values(world: World, shard_id: Shar
     assert [r["key"]["id"] for r in rows] == [2.0]
 
 
-def test_regression_a_spilled_state_is_shown_as_such_whatever_other_stores_are_opened(
+def test_regression_the_metric_of_a_spilled_state_is_right_although_other_stores_are_opened(
     world: World, shard_id: ShardId, tmp_path: Path
 ) -> None:
     """The provisional state of a stream is a store of the same handle."""
@@ -285,7 +287,7 @@ def test_regression_a_spilled_state_is_shown_as_such_whatever_other_stores_are_o
         assert registry.get_sample_value("persist_upsert_spilled", {"shard": str(shard_id)}) == 1
 
 
-def test_metrics_show_the_state_and_where_it_is(world: World, shard_id: ShardId, tmp_path: Path) -> None:
+def test_metrics_show_the_size_and_the_backend_of_upsert_state(world: World, shard_id: ShardId, tmp_path: Path) -> None:
     registry = CollectorRegistry()
     client = PersistClient(
         world.blob, world.consensus, settings=Settings(), env=world.env, metrics=PrometheusMetrics(registry)
@@ -314,7 +316,7 @@ def test_metrics_show_the_state_and_where_it_is(world: World, shard_id: ShardId,
         assert shown("rehydration_bytes", **labels) == upserts.state_bytes
 
 
-def test_a_value_of_ten_megabytes(world: World, shard_id: ShardId) -> None:
+def test_a_value_of_ten_megabytes_is_upserted_and_read(world: World, shard_id: ShardId) -> None:
     client = world.process()
     big = "x" * 10_000_000
     with opened(client, shard_id) as upserts:
@@ -326,7 +328,7 @@ def test_a_value_of_ten_megabytes(world: World, shard_id: ShardId) -> None:
 
 
 class Upserts(RuleBasedStateMachine):
-    """Several handles, of several backends, restarted now and then, over stores that fail; and a dict."""
+    """Several handles of several backends, restarted now and then, on stores that fail; compared with a dict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -397,8 +399,8 @@ Upserts.TestCase.settings = settings(
 TestUpserts = Upserts.TestCase
 
 
-def test_a_stream_is_not_refused_for_what_was_written_before_it_began(world: World, shard_id: ShardId) -> None:
-    """Beyond the clock nothing else tells a handle what others wrote: the stream was consumed, staged and lost."""
+def test_a_stream_is_not_refused_for_appends_made_before_it_began(world: World, shard_id: ShardId) -> None:
+    """Past the clock, only a read of the upper shows a handle what other handles wrote: the stream was consumed, staged and lost."""
     with opened(world.process(), shard_id) as upserts, opened(world.process(), shard_id) as others:
         future = world.env.now_ms() + 1_000_000
         upserts.upsert_at(commands((1, "a"), time=[future]), upper=A(future + 1))

@@ -1,4 +1,4 @@
-"""Upsert handles in trouble: misuse, closed shards, stores and disks that fail, leases that run out, schemas outgrown."""
+"""Upsert handles under failure: misuse, closed shards, failing stores and disks, lapsed leases, outgrown schemas."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from persist_kit.world import SCHEMA, World
 A = Antichain.of
 
 
-def test_misuse_is_refused_by_name_before_anything_happens(world: World, shard_id: ShardId, tmp_path: Path) -> None:
+def test_misuse_of_upserts_is_refused_by_name_before_anything_happens(
+    world: World, shard_id: ShardId, tmp_path: Path
+) -> None:
     """Spec 16.10."""
     client = world.process()
     upserts = opened(client, shard_id)
@@ -93,7 +95,7 @@ def test_a_closed_shard_takes_no_upserts(world: World, shard_id: ShardId) -> Non
         opened(world.process(), shard_id).upsert(commands((1, "b")))
 
 
-def test_the_last_time_that_can_be_written(world: World, shard_id: ShardId) -> None:
+def test_the_greatest_time_can_be_written(world: World, shard_id: ShardId) -> None:
     client = world.process()
     last = 2**63 - 2
     upserts = opened(client, shard_id)
@@ -103,8 +105,8 @@ def test_the_last_time_that_can_be_written(world: World, shard_id: ShardId) -> N
         upserts.upsert(commands((1, "c")))
 
 
-def test_a_handle_goes_on_after_its_stores_were_away(shard_id: ShardId) -> None:
-    """Calls fail while the stores do, whether the append happened or not; afterwards nothing is doubled or lost."""
+def test_an_upsert_handle_continues_after_an_outage_of_its_stores(shard_id: ShardId) -> None:
+    """Calls fail during the outage, whether the append happened or not. Afterwards nothing is doubled or lost."""
     impatient = Settings(retry=RetrySettings(give_up_ms=50), batch=BatchSettings(inline_part_bytes_max=0))
     world = World(settings=impatient)
     client, other = world.process(), world.process()
@@ -130,8 +132,10 @@ def test_a_handle_goes_on_after_its_stores_were_away(shard_id: ShardId) -> None:
     assert one.upsert(commands((6, "j"), (7, None))).retracted == 2
 
 
-def test_regression_a_refused_stream_is_told_although_its_blobs_cannot_be_deleted(shard_id: ShardId) -> None:
-    """Unavailable said that nobody knows, where it was known that nothing was written."""
+def test_regression_a_refused_stream_returns_its_refusal_although_its_blobs_cannot_be_deleted(
+    shard_id: ShardId,
+) -> None:
+    """It raised Unavailable, which means an unknown outcome, although nothing was written for certain."""
     settings = Settings(retry=RetrySettings(give_up_ms=50), batch=BatchSettings(inline_part_bytes_max=0))
     world = World(settings=settings)
     one, two = opened(world.process(), shard_id), opened(world.process(), shard_id)
@@ -146,9 +150,11 @@ def test_regression_a_refused_stream_is_told_although_its_blobs_cannot_be_delete
     assert one.upsert(commands((1, "c"))).retracted == 1
 
 
-def test_a_handle_whose_lease_ran_out_hydrates_again(shard_id: ShardId, caplog: pytest.LogCaptureFixture) -> None:
-    """A machine that slept and has not noticed: since has moved past it, and what it was to read next was merged with what
-    it had read.
+def test_an_upsert_handle_whose_lease_lapsed_hydrates_again(
+    shard_id: ShardId, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The machine slept and has not noticed. Since has passed the handle, and its next updates were merged with those that it
+    has read.
     """
     eager = Settings(
         batch=BatchSettings(inline_part_bytes_max=0),
@@ -178,8 +184,8 @@ def test_a_handle_whose_lease_ran_out_hydrates_again(shard_id: ShardId, caplog: 
     assert contents(client, shard_id) == {1: "c", 2: "b", 4: "z"}
 
 
-def test_a_handle_that_only_writes_lets_since_go(world: World, shard_id: ShardId) -> None:
-    """It reads back nothing of its own, but its reader must not hold the shard where it was opened (spec 20, bug 9)."""
+def test_an_upsert_handle_that_only_writes_releases_since(world: World, shard_id: ShardId) -> None:
+    """It reads back nothing of its own. Its reader must not hold since where the handle was opened (spec 20, bug 9)."""
     client = world.process()
     upserts = opened(client, shard_id)
     uppers = []
@@ -191,8 +197,10 @@ def test_a_handle_that_only_writes_lets_since_go(world: World, shard_id: ShardId
     assert upserts.upsert(commands((1, None), (2, None))).retracted == 2
 
 
-def test_a_handle_of_an_outgrown_schema_stops_before_it_retracts_wrongly(world: World, shard_id: ShardId) -> None:
-    """Its values lack a field: what it retracts would not be what was inserted."""
+def test_an_upsert_handle_with_an_outgrown_schema_stops_before_a_wrong_retraction(
+    world: World, shard_id: ShardId
+) -> None:
+    """Its values lack a field: its retractions would not match the inserted rows."""
     client, other = world.process(), world.process()
     old = opened(client, shard_id)
     old.upsert(commands((1, "a"), (2, "b")))
@@ -211,7 +219,7 @@ def test_a_handle_of_an_outgrown_schema_stops_before_it_retracts_wrongly(world: 
     assert contents(client, shard_id) == {3: "d"}
 
 
-def test_a_disk_that_fails_costs_a_hydration_and_nothing_else(
+def test_a_failure_of_the_disk_costs_one_hydration_and_no_data(
     world: World, shard_id: ShardId, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     upserts = opened(world.process(), shard_id, backend="rocksdb", directory=tmp_path)
@@ -239,8 +247,8 @@ def test_a_disk_that_fails_costs_a_hydration_and_nothing_else(
     assert contents(world.process(), shard_id) == {1: "d"}
 
 
-def test_a_lease_that_runs_out_before_the_shard_is_read_is_no_closed_shard(world: World, shard_id: ShardId) -> None:
-    """Found by simulation: a reader without its lease says that its since is empty, which was taken for the shard's."""
+def test_a_lease_that_lapses_before_hydration_is_not_taken_for_a_closed_shard(world: World, shard_id: ShardId) -> None:
+    """Found by simulation: a reader without its lease reports an empty since, which was taken for the shard's."""
     client = world.process()
     with opened(client, shard_id) as upserts:
         upserts.upsert(commands((1, "a")))
@@ -250,7 +258,7 @@ def test_a_lease_that_runs_out_before_the_shard_is_read_is_no_closed_shard(world
     def lapsing() -> ReadHandle:
         late._shard._open_reader = open_reader
         reader = open_reader()
-        reader._heartbeat._lost.set()  # as its thread does when a beat finds the lease gone
+        reader._heartbeat._lost.set()  # its thread does this when a beat finds no lease
         assert reader.since.is_empty()
         return reader
 
@@ -260,8 +268,8 @@ def test_a_lease_that_runs_out_before_the_shard_is_read_is_no_closed_shard(world
     assert contents(client, shard_id) == {1: "b"}
 
 
-def test_orders_that_do_not_compare_are_no_stream(world: World, shard_id: ShardId) -> None:
-    """A second is less than the microsecond before it when only their numbers are compared."""
+def test_a_stream_with_order_keys_of_two_units_is_refused(world: World, shard_id: ShardId) -> None:
+    """By number alone, a second is less than the microsecond before it."""
     client = world.process()
     seconds, micros, whole, nulls = pa.timestamp("s"), pa.timestamp("us"), pa.int64(), pa.null()
 
@@ -279,20 +287,14 @@ def test_orders_that_do_not_compare_are_no_stream(world: World, shard_id: ShardI
         assert contents(client, shard_id) == {1: "seven"}
 
 
-def test_a_reader_that_cannot_be_given_up_keeps_no_writer(
-    world: World, shard_id: ShardId, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_writer_is_expired_although_its_reader_cannot_be(shard_id: ShardId) -> None:
+    world = World(settings=Settings(retry=RetrySettings(give_up_ms=0)))
     upserts = opened(world.process(), shard_id)
     upserts.upsert(commands((1, "a")))
     machine = world.process().machine(shard_id)
     assert machine.state.writers
-    expire = ReadHandle.expire
-
-    def unavailable(reader: ReadHandle) -> None:
-        expire(reader)
-        raise Unavailable("the store is away")
-
-    monkeypatch.setattr(ReadHandle, "expire", unavailable)
-    with pytest.raises(Unavailable, match="the store is away"):
+    world.faults.fail_next("compare_and_set", happened=False)
+    with pytest.raises(Unavailable):
         upserts.expire()
-    assert not machine.refresh().writers
+    state = machine.refresh()
+    assert (bool(state.leased_readers), bool(state.writers)) == (True, False)

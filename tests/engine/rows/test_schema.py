@@ -105,3 +105,24 @@ def test_registered_garbage_is_corrupt() -> None:
         Schema.from_pair(SchemaPair(b"nonsense", good.val))
     with pytest.raises(CorruptData, match="no fields"):
         Schema.from_pair(SchemaPair(good.val, good.val))
+
+
+@pytest.mark.parametrize(
+    ("columns", "time_column", "problem"),
+    [
+        (["name", "id", "score"], None, None),
+        (["id", "name", "score", "at"], "at", None),
+        (
+            ["ID", "name", "score"],
+            None,
+            "missing: id (key field); not in the shard's schema: ID (drop them with input.format.sql)",
+        ),
+        (["id", "name", "score", "name"], None, "more than once: name"),
+        (["id"], "at", "missing: name (value field), score (value field), at (timestampColumn)"),
+        (["id", "name", "score"], "id", None),
+    ],
+)
+def test_columns_that_do_not_match_are_named(columns, time_column, problem) -> None:
+    schema = Schema.from_ddl("id BIGINT", "name STRING, score DOUBLE")
+    expected = f"input columns do not match the shard's schema: {problem}; the input has: {', '.join(columns)}"
+    assert schema.column_problem(columns, time_column=time_column) == (problem and expected)

@@ -1,4 +1,4 @@
-"""Maintenance in the background: what is taken up, what is dropped, how it ends."""
+"""Maintenance in the background: which work is queued, which is dropped, and how it ends."""
 
 import threading
 from dataclasses import replace
@@ -15,12 +15,12 @@ from persist_kit.counted import CountedMetrics
 from persist_kit.recorded import SCHEMA, SETTINGS, RecordedShard
 
 at = Antichain.of
-#: Far longer than anything here takes: a test that waits so long has failed.
+#: Much longer than anything here takes. A test that waits this long fails.
 PATIENCE_S = 60
 
 
 class Gate:
-    """A blob store whose reads of parts wait while it is shut."""
+    """A blob store whose reads of parts wait while it is closed off."""
 
     def __init__(self, inner):
         self._inner = inner
@@ -51,7 +51,7 @@ class Gate:
 
 
 class Shop:
-    """A shard with something to compact, and a client whose reads wait."""
+    """A shard with a compaction due, and a client whose reads of parts can be made to wait."""
 
     def __init__(self, **compaction):
         self.stores = RecordedShard()
@@ -78,7 +78,7 @@ class Shop:
             upkeep.offer(Maintenance(requests=self.requests[:1]))
 
 
-def test_a_writer_that_hands_its_work_over_keeps_its_shard_small():
+def test_a_writer_with_background_maintenance_keeps_its_shard_small():
     stores = RecordedShard()
     metrics = CountedMetrics()
     roomy = replace(SETTINGS, compaction=CompactionSettings(memory_bytes_max=1 << 20))
@@ -102,7 +102,7 @@ def test_a_writer_that_hands_its_work_over_keeps_its_shard_small():
     stores.check_contents()
 
 
-def test_what_the_queue_has_no_room_for_is_dropped_and_counted():
+def test_work_that_does_not_fit_the_queue_is_dropped_and_counted():
     shop = Shop()
     with shop.client.background_maintenance() as background:
         upkeep = background.of(shop.machine)
@@ -125,7 +125,7 @@ def test_what_the_queue_has_no_room_for_is_dropped_and_counted():
     shop.stores.check_contents()
 
 
-def test_requests_that_are_not_worth_it_are_not_queued():
+def test_merge_requests_below_the_thresholds_are_not_queued():
     shop = Shop(inputs_min=1000, parts_min=1000, updates_min=10**6)
     with shop.client.background_maintenance() as background:
         shop.offer(background.of(shop.machine))
@@ -134,8 +134,8 @@ def test_requests_that_are_not_worth_it_are_not_queued():
     assert shop.metrics.total("compaction_started") == 0
 
 
-def test_what_follows_from_a_compaction_is_done_too():
-    """The version that it commits makes a rollup due."""
+def test_maintenance_that_a_compaction_makes_due_is_performed_too():
+    """The version that a compaction commits makes a rollup due."""
     shop = Shop()
     shop.gate.open()
     with shop.client.background_maintenance() as background:
@@ -145,7 +145,7 @@ def test_what_follows_from_a_compaction_is_done_too():
     assert shop.metrics.total("rollup_write", outcome="written") > 0
 
 
-def test_the_switch_of_a_process_drops_what_waits():
+def test_switching_maintenance_off_drops_the_queued_work():
     shop, switch = Shop(), CompactionSwitch()
     with shop.client.background_maintenance(switch) as background:
         upkeep = background.of(shop.machine)
@@ -163,7 +163,7 @@ def test_the_switch_of_a_process_drops_what_waits():
     assert shop.metrics.total("compaction_started") == 2
 
 
-def test_closing_abandons_what_waits_and_stops_what_runs():
+def test_closing_drops_queued_work_and_stops_running_work():
     shop = Shop()
     before = shop.stores.blobs()
     background = shop.client.background_maintenance()
@@ -173,7 +173,7 @@ def test_closing_abandons_what_waits_and_stops_what_runs():
     shop.offer(upkeep)
     closing = threading.Thread(target=background.close)
     closing.start()
-    while not background.is_closed():  # the first thing that it does
+    while not background.is_closed():  # the first step of close
         threading.Event().wait(0.001)
     shop.gate.open()
     closing.join(PATIENCE_S)
@@ -188,7 +188,7 @@ def test_closing_abandons_what_waits_and_stops_what_runs():
     shop.stores.check_contents()
 
 
-def test_work_that_raises_is_told_and_the_queue_goes_on(caplog):
+def test_an_error_of_work_is_logged_and_the_queue_continues(caplog):
     shop = Shop()
     with shop.client.background_maintenance() as background:
         upkeep = background.of(shop.machine)
@@ -202,8 +202,8 @@ def test_work_that_raises_is_told_and_the_queue_goes_on(caplog):
         shop.offer(upkeep)
         assert background.drain(PATIENCE_S)
     assert shop.metrics.total("compaction", outcome="applied exact") == 1
-    (told,) = [record for record in caplog.records if record.name.endswith("background")]
-    assert str(shop.stores.shard_id) in told.getMessage()
+    (logged,) = [record for record in caplog.records if record.name.endswith("background")]
+    assert str(shop.stores.shard_id) in logged.getMessage()
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -221,7 +221,7 @@ def test_settings_that_switch_compaction_off_leave_rollups_and_collection(enable
     assert shop.metrics.total("gc") >= 1
 
 
-def test_collections_that_are_asked_for_while_one_runs_are_done_as_one():
+def test_collections_requested_while_one_runs_are_done_as_one():
     """Spec 14.4."""
     shop = Shop(enabled=False)
     plain = shop.stores.client().machine(shop.stores.shard_id)
@@ -243,13 +243,13 @@ def test_collections_that_are_asked_for_while_one_runs_are_done_as_one():
     shop.stores.check_nothing_lost()
 
 
-def test_regression_work_that_no_thread_takes_any_more_is_not_waited_for():
-    """What followed from work at the end of a program stayed counted: whoever waited for it, waited for ever."""
+def test_regression_a_wait_ends_although_no_thread_takes_the_work():
+    """Work that followed at the end of a program stayed counted, and each wait for it was endless."""
     shop = Shop()
     background = shop.client.background_maintenance()
     upkeep = background.of(shop.machine)
     for pool in background._pools.values():
-        pool.shutdown()  # as the interpreter does when it ends
+        pool.shutdown()  # the interpreter does this at its end
     for _ in range(3):
         shop.offer(upkeep)
         upkeep.offer(Maintenance(gc=shop.machine.state.seqno, rollup=shop.machine.state.seqno))

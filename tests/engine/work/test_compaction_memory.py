@@ -1,4 +1,4 @@
-"""What a compaction's process takes, as the machine counts it, is no more than it was given; or it says what it needs."""
+"""The process of a compaction, measured by the machine, stays within its memory, or refuses with the needed amount."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from persist_kit.servers import redis_server, s3_server
 
 A = Antichain.of
 SCHEMA = Schema(key=pa.schema([("id", pa.int64())]), val=pa.schema([("text", pa.string())]))
-#: Of 6 MiB each, encoded, with keys between one another's: much more than fits at once.
+#: Each of 6 MiB encoded, with keys between one another's: much more than fits into the memory at once.
 RUNS, RUN_ROWS, TEXT_BYTES = 24, 50_000, 256
-#: The command line as it is, and what its process took at its peak; Linux counts it.
+#: Runs the command line and prints the peak memory of its process, which Linux counts.
 MEASURED = """
 import sys
 from pathlib import Path
@@ -31,14 +31,16 @@ finally:
 
 def written(location):
     shard_id, rng = ShardId.new(), np.random.default_rng(0)
+    digits = np.frombuffer(b"0123456789abcdef", np.uint8)
+    offsets = pa.py_buffer(np.arange(0, (RUN_ROWS + 1) * TEXT_BYTES, TEXT_BYTES, dtype=np.int32))
     with PersistClient.open(location) as client, client.open_writer(shard_id, SCHEMA, purpose="test") as writer:
         for run in range(RUNS):
-            digits = rng.bytes(RUN_ROWS * TEXT_BYTES // 2).hex()
-            texts = [digits[at : at + TEXT_BYTES] for at in range(0, len(digits), TEXT_BYTES)]
+            text = pa.py_buffer(digits[rng.integers(0, 16, RUN_ROWS * TEXT_BYTES, np.uint8)])
+            texts = pa.StringArray.from_buffers(RUN_ROWS, offsets, text)
             table = pa.table(
                 {
                     "key": pa.StructArray.from_arrays([pa.array(np.arange(RUN_ROWS) * RUNS + run)], ["id"]),
-                    "val": pa.StructArray.from_arrays([pa.array(texts)], ["text"]),
+                    "val": pa.StructArray.from_arrays([texts], ["text"]),
                     "time": pa.array(np.full(RUN_ROWS, run)),
                     "diff": pa.array(np.ones(RUN_ROWS, dtype=np.int64)),
                 }
@@ -49,7 +51,7 @@ def written(location):
 
 @pytest.mark.redis
 @pytest.mark.s3
-def test_regression_a_compaction_takes_no_more_than_it_is_given(monkeypatch):
+def test_regression_a_compaction_stays_within_its_memory(monkeypatch):
     memory_mib = MEMORY_BYTES_LEAST // MIB
     with redis_server() as redis, s3_server() as s3:
         for name, value in s3.environment.items():
@@ -70,7 +72,7 @@ def test_regression_a_compaction_takes_no_more_than_it_is_given(monkeypatch):
 
 
 @pytest.mark.parametrize("command", [("maintain", "compact"), ("maintain", "auto"), ("admin", "force-compaction")])
-def test_less_than_it_needs_is_refused_with_what_that_is(persist, tmp_path, command):
+def test_too_little_memory_is_refused_with_the_needed_amount(persist, tmp_path, command):
     least_mib = MEMORY_BYTES_LEAST // MIB
     location = Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/log.db")
     with PersistClient.open(location) as client:

@@ -1,4 +1,4 @@
-"""Compaction in pieces: what a result of single runs may replace, how it is told to others, and when it is given up."""
+"""Compaction in pieces: what a result of single runs may replace, how it is encoded, and when it is given up."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import InvariantViolated
 from persist_engine.base.settings import CompactionSettings
 from persist_engine.client.client import PersistClient
+from persist_engine.client.write.outcomes import Appended
+from persist_engine.codec.batch import decode_transmittable, encode_transmittable
+from persist_engine.codec.keys import blob_key
 from persist_engine.model.batch import HollowBatch, RunMeta
 from persist_engine.model.diff.trace_diff import apply_structured, changes
 from persist_engine.model.frontier import Antichain
@@ -20,10 +23,11 @@ from persist_engine.work.compact import compact, compact_due
 from persist_engine.work.outcome import Ending
 from persist_engine.work.repair.force import force_compaction
 from persist_kit.counted import CountedMetrics
-from persist_kit.recorded import SETTINGS, RecordedShard
+from persist_kit.recorded import SCHEMA, SETTINGS, SPAN, RecordedShard
 from persist_kit.states import batch, description, part
 
 GREATEST = 2**63 - 1
+at = Antichain.of
 
 
 def run_id(number: int) -> RunId:
@@ -43,7 +47,7 @@ def result(*numbers, output, read=None):
     return MergeRes(output, SpineId(0, 1), (read or of_runs(numbers),), tuple(map(run_id, numbers)))
 
 
-def test_named_runs_are_replaced_and_others_stay():
+def test_only_the_named_runs_are_replaced():
     """Spec 12.4."""
     trace = three_runs()
     output = of_runs([9], rows=2, diffs_sum=2)
@@ -58,7 +62,7 @@ def test_named_runs_are_replaced_and_others_stay():
     assert counted == ["structured"]
 
 
-def test_runs_that_are_gone_or_were_changed_are_not_replaced():
+def test_missing_or_changed_runs_are_not_replaced():
     trace = three_runs()
     output = of_runs([9], rows=2, diffs_sum=2)
     once, _ = trace.apply_merge_res(result(1, 2, output=output))
@@ -78,7 +82,7 @@ def test_runs_may_not_grow_nor_change_their_sum():
         trace.apply_merge_res(result(1, 2, output=of_runs([9], rows=2, diffs_sum=3)))
 
 
-def test_all_of_them_may_cancel_out():
+def test_a_merge_result_may_be_empty():
     trace = Trace().push_without_requests(of_runs([1, 2], diffs_sum=0)).push_without_requests(batch(1, 2, 5))
     after, outcome = trace.apply_merge_res(
         result(1, 2, output=HollowBatch.empty(description(0, 1)), read=of_runs([1, 2], diffs_sum=0))
@@ -88,7 +92,7 @@ def test_all_of_them_may_cancel_out():
 
 
 def test_sums_beyond_int64_do_not_block_compaction():
-    """Each row and each part fits; the part that holds both does not, and its sum wraps on both sides alike."""
+    """Each row and each part fits. The part that holds both does not, and its sum wraps on both sides alike."""
     stores = RecordedShard()
     from persist_kit.recorded import SCHEMA
 
@@ -109,7 +113,7 @@ def test_sums_beyond_int64_do_not_block_compaction():
     stores.check_contents(1)
 
 
-def test_a_compaction_that_takes_too_long_is_given_up_and_removes_what_it_wrote():
+def test_a_compaction_past_its_time_limit_stops_and_deletes_its_output():
     stores = RecordedShard()
     stores.append(times=8)
     hasty = replace(SETTINGS, compaction=CompactionSettings(timeout_ms_min=-1, timeout_ms_per_mib=-1, claim_ms=0))
@@ -124,7 +128,7 @@ def test_a_compaction_that_takes_too_long_is_given_up_and_removes_what_it_wrote(
 
 
 @pytest.mark.parametrize(("memory_bytes_max", "exceeded"), [(1 << 20, False), (4096, True)])
-def test_what_a_compaction_took_is_counted(memory_bytes_max, exceeded):
+def test_the_resources_of_a_compaction_are_counted(memory_bytes_max, exceeded):
     stores, metrics = RecordedShard(), CountedMetrics()
     stores.append(times=8)
     settings = replace(SETTINGS, compaction=CompactionSettings(memory_bytes_max=memory_bytes_max, claim_ms=0))
@@ -140,8 +144,8 @@ def test_what_a_compaction_took_is_counted(memory_bytes_max, exceeded):
 
 
 @pytest.mark.parametrize("times", [3, 8, 13])
-def test_a_forced_compaction_does_what_its_own_exertions_claimed(times):
-    """It used to leave it alone, for as long as claims last."""
+def test_a_forced_compaction_performs_the_merges_that_its_own_exertions_claimed(times):
+    """It left them unmerged for as long as claims last."""
     stores = RecordedShard()
     stores.append(times=times)
     claims_last = replace(SETTINGS, compaction=CompactionSettings(memory_bytes_max=1 << 20))
@@ -153,7 +157,7 @@ def test_a_forced_compaction_does_what_its_own_exertions_claimed(times):
     stores.check_contents()
 
 
-def test_nothing_to_merge_is_counted_too():
+def test_a_compaction_without_a_merge_is_counted_too():
     stores, metrics = RecordedShard(), CountedMetrics()
     stores.append()
     client = PersistClient(stores.blob, stores.consensus, settings=SETTINGS, env=SystemEnv(), metrics=metrics)
@@ -163,23 +167,18 @@ def test_nothing_to_merge_is_counted_too():
     assert metrics.total("compaction", outcome="noop") == 1
 
 
-def test_switched_off_nothing_is_done():
+def test_with_compaction_switched_off_nothing_is_compacted():
     stores = RecordedShard()
     stores.append(times=8)
     off = replace(SETTINGS, compaction=CompactionSettings(enabled=False))
     assert compact_due(stores.client(off).machine(stores.shard_id)) == []
 
 
-def test_what_older_code_wrote_is_written_anew_once(monkeypatch):
-    """Also where nothing is to be merged, and never again what this code wrote."""
+def test_parts_of_older_code_are_rewritten_once():
+    """Even if nothing is to be merged, and never again for parts of this code."""
     stores = RecordedShard()
-    monkeypatch.setattr("persist_engine.parts.listings.APPLIER_VERSION", "0.0.9")
-    stores.append(times=4)
+    append_as_older_code(stores)
     machine = stores.client().machine(stores.shard_id)
-    machine.spine_exert(1 << 20)
-    assert any(outcome.applied for outcome in compact_due(machine))
-    monkeypatch.undo()
-    stores.append()
     assert [batch for batch in machine.refresh().trace.spine_batches() if not batch.is_compact] == []
     assert compact_due(machine) == []
     retiring = replace(SETTINGS, compaction=replace(SETTINGS.compaction, claim_min_version="0.1.0"))
@@ -191,3 +190,22 @@ def test_what_older_code_wrote_is_written_anew_once(monkeypatch):
     assert compact_due(other) == []
     stores.check_nothing_lost()
     stores.check_contents()
+
+
+def append_as_older_code(stores):
+    """Appends a batch of one part under a key of version 0.0.9."""
+    updates = [(((number, "a"), (0,)), stores.upper, 1) for number in range(10)]
+    lower, upper = at(stores.upper), at(stores.upper + SPAN)
+    with stores.client().open_writer(stores.shard_id, SCHEMA, purpose="test") as writer:
+        batch = writer.batch(updates, lower=lower, upper=upper)
+        shard_id, _, hollow = decode_transmittable(batch.to_transmittable())
+        ((meta, (part,)),) = hollow.runs()
+        old = replace(part, key=part.key.replace("n0000100/", "n0000009/"))
+        stores.blob.set(blob_key(shard_id, old.key), stores.blob.get(blob_key(shard_id, part.key)))
+        stores.blob.delete(blob_key(shard_id, part.key))
+        sent = encode_transmittable(shard_id, "0.0.9", HollowBatch.of_runs(hollow.desc, hollow.rows, [(meta, [old])]))
+        assert isinstance(
+            writer.append_batch(writer.batch_from_transmittable(sent, is_only_copy=True), lower, upper), Appended
+        )
+    stores.history += updates
+    stores.upper += SPAN

@@ -1,4 +1,4 @@
-"""A heartbeat alone: what it tells, and what it survives. With a reader: test_lease_lifetime."""
+"""A heartbeat alone: what it logs, and which errors it survives. With a reader: test_lease_lifetime."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATIENCE_S = 20.0
 
 
 def beating(beat, env) -> Heartbeat:
-    """As often as it may."""
+    """A heartbeat without pauses."""
     return Heartbeat(
         beat,
         give_up=lambda: None,
@@ -28,7 +28,7 @@ def beating(beat, env) -> Heartbeat:
 
 
 class SleepyEnv(AheadEnv):
-    """A machine that sleeps for `late_s` whenever somebody looks at the clock twice."""
+    """A machine that sleeps for `late_s` between each two reads of its clock."""
 
     def __init__(self, late_s: float) -> None:
         super().__init__()
@@ -50,20 +50,20 @@ class Owner:
         return False
 
 
-@pytest.mark.parametrize(("late_s", "is_told"), [(61, True), (59, False)])
-def test_a_beat_that_comes_a_minute_late_is_told_of(caplog, late_s, is_told):
+@pytest.mark.parametrize(("late_s", "is_logged"), [(61, True), (59, False)])
+def test_a_heartbeat_more_than_a_minute_late_is_logged(caplog, late_s, is_logged):
     owner = Owner()
     heartbeat = beating(owner.beat, SleepyEnv(late_s))
     assert owner.is_done.wait(PATIENCE_S)
     heartbeat.stop()
     assert owner.beats == 1
     late = [record for record in caplog.records if "s late: the machine slept" in record.message]
-    assert len(late) == is_told
+    assert len(late) == is_logged
     assert all(record.shard == "s" for record in late)
 
 
 class Stumbling:
-    """An owner whose first beat meets what no store is said to raise."""
+    """An owner whose first beat raises an error that no store is documented to raise."""
 
     def __init__(self) -> None:
         self.beats = 0
@@ -77,17 +77,17 @@ class Stumbling:
         return True
 
 
-def test_regression_a_beat_that_meets_an_error_of_no_store_is_not_the_last(caplog):
-    """The thread died of it, and the lease ran out under a reader that went on believing in it."""
+def test_regression_heartbeats_continue_after_an_error_that_is_not_a_store_error(caplog):
+    """The thread died of it. The lease lapsed under a reader that went on using it."""
     owner = Stumbling()
     heartbeat = beating(owner.beat, AheadEnv())
     assert owner.has_renewed.wait(PATIENCE_S)
     heartbeat.stop()
-    (told,) = [record for record in caplog.records if "the password file is no text" in record.message]
-    assert told.exc_info
+    (logged,) = [record for record in caplog.records if "the password file is no text" in record.message]
+    assert logged.exc_info
 
 
-def test_a_store_that_came_back_unsafe_is_asked_again():
+def test_heartbeats_continue_while_a_store_refuses_as_unsafe():
     class Refused(Owner):
         def beat(self) -> bool:
             if self.beats == 0:

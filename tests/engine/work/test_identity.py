@@ -1,4 +1,4 @@
-"""A pair of stores knows itself: however its addresses are spelled, whoever opens it first, wherever that one dies."""
+"""A pair of stores has one identity: under every spelling of its addresses, with any first opener, killed at any call."""
 
 import itertools
 import struct
@@ -38,7 +38,7 @@ def servers():
 
 @pytest.fixture(params=["mem", "files", pytest.param("servers", marks=[pytest.mark.redis, pytest.mark.s3])])
 def locations(request, tmp_path, monkeypatch):
-    """Locations of one kind, each of its own; made of a number for the blob store and one for consensus."""
+    """Makes separate locations of one kind, from a number for the blob store and a number for consensus."""
     base = next(numbers) * 10
     if request.param == "mem":
         return lambda blob, log: Location(blob=f"mem:id{base + blob}", consensus=f"mem:id{base + log}")
@@ -71,7 +71,7 @@ def test_a_pair_has_one_identity_at_every_opening(locations):
     assert id_of(locations(1, 1)) != first
 
 
-def test_a_pair_is_the_same_however_it_is_spelled(tmp_path):
+def test_a_pair_of_local_stores_has_one_identity_under_every_spelling(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "real")
     (tmp_path / "real").mkdir()
     spellings = [
@@ -83,7 +83,7 @@ def test_a_pair_is_the_same_however_it_is_spelled(tmp_path):
 
 @pytest.mark.redis
 @pytest.mark.s3
-def test_servers_are_the_same_however_they_are_spelled(servers, monkeypatch):
+def test_a_pair_of_servers_has_one_identity_under_every_spelling(servers, monkeypatch):
     redis, s3 = servers
     for name, value in s3.environment.items():
         monkeypatch.setenv(name, value)
@@ -100,7 +100,7 @@ def test_servers_are_the_same_however_they_are_spelled(servers, monkeypatch):
     assert len({id_of(location) for location in spellings}) == 1
 
 
-def test_a_consensus_that_lost_its_data_is_told_before_a_shard_is_touched(locations):
+def test_an_emptied_consensus_is_refused_before_a_shard_is_touched(locations):
     store_id = id_of(locations(0, 0))
     with pytest.raises(StoreLost, match="consensus store .* does not know it") as caught:
         opened(locations(0, 1))
@@ -110,7 +110,7 @@ def test_a_consensus_that_lost_its_data_is_told_before_a_shard_is_touched(locati
     id_of(locations(1, 1))  # nothing was written to the empty one
 
 
-def test_a_blob_store_that_lost_its_data_is_told_before_a_shard_is_touched(locations):
+def test_an_emptied_blob_store_is_refused_before_a_shard_is_touched(locations):
     store_id = id_of(locations(0, 0))
     with pytest.raises(StoreLost, match="blob store .* does not know it") as caught:
         opened(locations(1, 0))
@@ -118,7 +118,7 @@ def test_a_blob_store_that_lost_its_data_is_told_before_a_shard_is_touched(locat
     assert id_of(locations(0, 0)) == store_id
 
 
-def test_two_pairs_taken_crosswise_are_told(locations):
+def test_stores_of_two_pairs_are_refused_together(locations):
     """Spec 22.3."""
     one, two = id_of(locations(0, 0)), id_of(locations(1, 1))
     with pytest.raises(StoreMismatch, match=f"{two}.*{one}") as caught:
@@ -127,7 +127,7 @@ def test_two_pairs_taken_crosswise_are_told(locations):
     assert caught.value.detail["blob_store_id"] == one
 
 
-def test_who_only_looks_writes_nothing(tmp_path):
+def test_a_read_only_opening_writes_nothing(tmp_path):
     location = Location(blob=f"file://{tmp_path}/b", consensus=f"sqlite://{tmp_path}/c.db")
     env, metrics = SystemEnv(), NoMetrics()
     blob = open_blob(location.blob, env=env, metrics=metrics)
@@ -144,7 +144,7 @@ def test_who_only_looks_writes_nothing(tmp_path):
         PersistClient.open(location, create=False)
 
 
-def test_shards_are_listed_without_what_the_store_says_of_itself(locations):
+def test_a_listing_of_shards_leaves_out_the_entries_of_the_store_identity(locations):
     with opened(locations(0, 0)) as client:
         shard_id = ShardId.new()
         client.initialise(shard_id, SCHEMA)
@@ -156,18 +156,18 @@ def test_shards_are_listed_without_what_the_store_says_of_itself(locations):
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("dies_at", range(1, 12))
-def test_a_first_opener_that_dies_anywhere_leaves_what_the_next_one_finishes(dies_at, after):
+def test_the_first_opening_killed_at_any_call_is_completed_by_the_next(dies_at, after):
     """Spec 22.2."""
     blob, consensus = MemBlob(), MemConsensus()
     mortality = Mortality(dies_at, after=after)
     try:
-        told = identify(mortality.wrap(blob), mortality.wrap(consensus), fresh=fresh_id(), create=True)
+        first = identify(mortality.wrap(blob), mortality.wrap(consensus), fresh=fresh_id(), create=True)
     except Killed:
-        told = None
-    seen = identify(blob, consensus, fresh=fresh_id(), create=False)
+        first = None
+    second = identify(blob, consensus, fresh=fresh_id(), create=False)
     store_id = identify(blob, consensus, fresh=fresh_id(), create=True)
     assert store_id is not None
-    assert {told, seen} <= {None, store_id}
+    assert {first, second} <= {None, store_id}
     log = consensus.scan(IDENTITY_KEY, SeqNo(0), SCAN_ALL)
     assert [decode_identity(entry.data, key="k").is_bound for entry in log] == [False, True]
     assert decode_identity(blob.get(IDENTITY_KEY), key="k").store_id == store_id
@@ -175,7 +175,7 @@ def test_a_first_opener_that_dies_anywhere_leaves_what_the_next_one_finishes(die
         identify(MemBlob(), consensus, fresh=fresh_id(), create=True)
 
 
-def test_first_openers_at_once_agree(locations):
+def test_concurrent_first_openings_agree(locations):
     location, count = locations(0, 0), 8
     barrier, found = threading.Barrier(count), []
 
@@ -195,25 +195,25 @@ def test_first_openers_at_once_agree(locations):
 @pytest.mark.parametrize(
     "steps", [*itertools.product((1, 2), repeat=6), *itertools.product(range(1, 12), range(1, 12))], ids=str
 )
-def test_two_first_openers_step_by_step_agree(steps):
-    """One goes that many store calls, then the other, and so on."""
+def test_two_interleaved_first_openings_agree(steps):
+    """One opener makes that many store calls, then the other, and so on."""
     blob, consensus = MemBlob(), MemConsensus()
     turns = Turns(steps)
     found = {}
     threads = [
         threading.Thread(
-            target=lambda who=who: found.update(
+            target=lambda opener=opener: found.update(
                 {
-                    who: turns.done(
-                        who,
+                    opener: turns.done(
+                        opener,
                         lambda: identify(
-                            turns.wrap(who, blob), turns.wrap(who, consensus), fresh=fresh_id(), create=True
+                            turns.wrap(opener, blob), turns.wrap(opener, consensus), fresh=fresh_id(), create=True
                         ),
                     )
                 }
             )
         )
-        for who in (0, 1)
+        for opener in (0, 1)
     ]
     for thread in threads:
         thread.start()
@@ -226,24 +226,24 @@ class Turns:
     """Lets two threads make store calls in turn, so many each."""
 
     def __init__(self, steps):
-        self._order = [who % 2 for who, count in enumerate(steps) for _ in range(count)]
+        self._order = [opener % 2 for opener, count in enumerate(steps) for _ in range(count)]
         self._ended = set()
         self._changed = threading.Condition()
 
-    def done(self, who, run):
+    def done(self, opener, run):
         try:
             return run()
         finally:
             with self._changed:
-                self._ended.add(who)
+                self._ended.add(opener)
                 self._changed.notify_all()
 
-    def _is_turn(self, who):
+    def _is_turn(self, opener):
         while self._order and self._order[0] in self._ended:
             self._order.pop(0)
-        return not self._order or self._order[0] == who
+        return not self._order or self._order[0] == opener
 
-    def wrap(self, who, store):
+    def wrap(self, opener, store):
         turns = self
 
         class Turned:
@@ -254,7 +254,7 @@ class Turns:
                     if name == "address":
                         return method()
                     with turns._changed:
-                        turns._changed.wait_for(lambda: turns._is_turn(who))
+                        turns._changed.wait_for(lambda: turns._is_turn(opener))
                         if turns._order:
                             turns._order.pop(0)
                         answer = method(*args, **kwargs)
@@ -267,7 +267,7 @@ class Turns:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_stores_that_fail_now_and_then_get_one_identity(seed):
+def test_stores_that_fail_at_random_get_one_identity(seed):
     blob, consensus, faults = MemBlob(), MemConsensus(), Faults(seed, happens=0.7, answers=0.7)
     settings = Settings(retry=RetrySettings(initial_ms=0.01, clamp_ms=0.01))
     client = PersistClient(
@@ -280,7 +280,7 @@ def test_stores_that_fail_now_and_then_get_one_identity(seed):
     assert client.store_id == identify(blob, consensus, fresh=fresh_id(), create=True)
 
 
-def test_stores_that_are_away_end_in_unavailable():
+def test_an_opening_of_unreachable_stores_raises_unavailable():
     faults = Faults()
     faults.break_down()
     settings = Settings(retry=RetrySettings(initial_ms=1, give_up_ms=5))
@@ -291,7 +291,7 @@ def test_stores_that_are_away_end_in_unavailable():
 
 
 @pytest.mark.parametrize(("data", "error"), [(b"junk", CorruptData), (None, Incompatible)], ids=["damaged", "newer"])
-def test_an_identity_that_cannot_be_read_is_never_written_over(data, error):
+def test_an_unreadable_identity_is_never_overwritten(data, error):
     """Spec 22.4."""
     blob, consensus = MemBlob(), MemConsensus()
     identify(blob, consensus, fresh=fresh_id(), create=True)

@@ -1,4 +1,4 @@
-"""Compaction on real in-memory stores: contents never change, whoever is killed wherever."""
+"""Compaction on real in-memory stores: contents never change, whichever process is killed at whichever call."""
 
 import itertools
 from dataclasses import replace
@@ -8,7 +8,6 @@ from persist_engine.base.settings import CompactionSettings, RetrySettings, Sett
 from persist_engine.codec.keys import blob_key
 from persist_engine.model.diff.state_diff import live_blobs
 from persist_engine.model.frontier import Antichain
-from persist_engine.parts import consolidate
 from persist_engine.testing.faults import Faults, FaultyBlob, FaultyConsensus
 from persist_engine.work.compact import compact, compact_due
 from persist_engine.work.outcome import Ending
@@ -18,9 +17,8 @@ at = Antichain.of
 
 
 @pytest.mark.parametrize("memory_bytes_max", [0, 4096, 1 << 30])
-def test_compaction_keeps_contents_at_every_readable_time_and_merges_runs(memory_bytes_max, monkeypatch):
+def test_compaction_keeps_contents_at_every_readable_time_and_merges_runs(memory_bytes_max):
     """Spec 13.5."""
-    monkeypatch.setattr(consolidate, "WINDOW_ROWS_MIN", 5)
     settings = Settings(
         batch=SETTINGS.batch,
         maintenance=SETTINGS.maintenance,
@@ -42,11 +40,11 @@ def test_compaction_keeps_contents_at_every_readable_time_and_merges_runs(memory
     stores.check_contents(100)
     for batch in machine.state.trace.batches():
         assert sum(part.rows for part in batch.parts) == batch.rows
-    # Nobody had asked for these since the spine had no new merges: the second pass finds nothing.
+    # These merges came due after the last look at the spine. The second pass finds nothing.
     assert [o for o in compact_due(machine) if o.rows_after != o.rows_before] == []
 
 
-def test_what_cancels_leaves_a_batch_without_parts():
+def test_updates_that_cancel_compact_into_a_batch_without_parts():
     stores = RecordedShard()
     insert = [((i, "a"), (1,)) for i in range(50)]
     with stores.client().open_writer(stores.shard_id, SCHEMA, purpose="test") as writer:
@@ -66,7 +64,7 @@ def test_what_cancels_leaves_a_batch_without_parts():
     assert stores.contents(5) == ({}, 0)
 
 
-def test_a_result_that_comes_too_late_is_removed_and_nothing_else_is():
+def test_only_the_output_of_a_late_compaction_is_deleted():
     """Spec 13.6."""
     stores = RecordedShard()
     stores.append(times=8)
@@ -87,7 +85,7 @@ def test_a_result_that_comes_too_late_is_removed_and_nothing_else_is():
     stores.check_contents()
 
 
-def test_an_output_whose_application_had_an_unknown_outcome_is_kept():
+def test_a_compaction_output_with_an_unknown_commit_is_kept():
     """Regression for bug 1b: an unanswered attempt may have linked the output."""
     stores = RecordedShard()
     stores.append(times=8)
@@ -127,7 +125,7 @@ def test_compaction_killed_at_any_call_is_repeated_by_the_next(after):
 
 
 @pytest.mark.parametrize("memory_bytes_max", [4096, 1 << 20], ids=["in pieces", "at once"])
-def test_a_failed_compaction_removes_what_it_wrote_but_what_was_swapped_in(memory_bytes_max):
+def test_a_failed_compaction_deletes_its_output_except_the_committed_part(memory_bytes_max):
     stores = RecordedShard()
     stores.append(times=8)
     stores.downgrade(70)

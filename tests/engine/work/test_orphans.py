@@ -1,28 +1,27 @@
-"""The orphan scan: what it deletes was named by nobody and can be named by nobody, however slow a writer is."""
+"""The orphan scan deletes only blobs that no version names and none can name any more, however slow a writer is."""
 
 import itertools
 
 import pytest
 from persist_engine.base.env import SeededEnv
-from persist_engine.base.errors import BatchExpired, InvalidUsage, InvariantViolated, MissingBlob
+from persist_engine.base.errors import BatchExpired, InvalidUsage, InvariantViolated
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, Settings
 from persist_engine.base.versioned import SeqNo
 from persist_engine.client.client import PersistClient
 from persist_engine.client.write.outcomes import Appended
 from persist_engine.codec.keys import blob_key
-from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import PartId, staged_ms
 from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.testing.faults import Faults, FaultyConsensus
-from persist_engine.work.audit import orphans, references
 from persist_engine.work.audit.orphans import scan_orphans
+from persist_engine.work.audit.references import CHUNK_BLOBS
 from persist_engine.work.compact import compact, compact_due
 from persist_engine.work.gc import gc_and_truncate
 from persist_engine.work.outcome import Ending
 from persist_engine.work.rollup import write_rollup
-from persist_kit.recorded import Killed, Mortality
+from persist_kit.recorded import Killed, Meanwhile, Mortality
 from persist_kit.world import SCHEMA, World, row
 
 at = Antichain.of
@@ -66,7 +65,7 @@ class Site:
         return writer, batch, [blob_key(self.shard_id, key) for key in batch.hollow.blob_keys()]
 
     def later(self, milliseconds):
-        """Time passes, and somebody commits."""
+        """Time passes, and another process commits."""
         self.world.env.advance_ms(milliseconds)
         self.machine().heartbeat_leased_reader(next(iter([self.reader_id()])))
 
@@ -93,7 +92,7 @@ def site():
     return Site()
 
 
-def test_part_ids_tell_when_they_were_staged():
+def test_part_ids_hold_their_staging_time():
     """Spec 2.9, 27.1."""
     part_id = PartId.staged_at(1_700_000_000_123, b"0123456789")
     assert (part_id.staged_ms, staged_ms(f"n0000100/{part_id}")) == (1_700_000_000_123,) * 2
@@ -103,23 +102,23 @@ def test_part_ids_tell_when_they_were_staged():
     assert early < late
 
 
-def test_a_dry_run_tells_what_a_commit_deletes_and_changes_nothing(site):
+def test_a_dry_run_lists_what_a_commit_deletes_and_changes_nothing(site):
     _, batch, stray = site.stage()
     site.later(WEEK_MS + DAY_MS)
     blobs, seqno = site.blobs(), site.machine().refresh().seqno
-    told = site.scan(commit=False)
-    assert [orphan.key for orphan in told.orphans] == stray
-    assert (told.found, told.deleted, told.floor_ms) == (1, 0, None)
+    planned = site.scan(commit=False)
+    assert [orphan.key for orphan in planned.orphans] == stray
+    assert (planned.found, planned.deleted, planned.floor_ms) == (1, 0, None)
     assert (site.blobs(), site.machine().refresh().seqno) == (blobs, seqno)
     done = site.scan()
     assert [orphan.key for orphan in done.orphans] == stray
-    assert (done.deleted, done.deleted_bytes) == (told.found, told.found_bytes)
+    assert (done.deleted, done.deleted_bytes) == (planned.found, planned.found_bytes)
     assert blobs - site.blobs() == set(stray)
     site.check()
     batch.mark_spent("lost")
 
 
-def test_what_is_young_stays_and_can_be_appended(site):
+def test_a_young_unlinked_part_is_kept_and_can_be_appended(site):
     writer, batch, keys = site.stage()
     site.later(WEEK_MS - DAY_MS)
     found = site.scan()
@@ -129,7 +128,7 @@ def test_what_is_young_stays_and_can_be_appended(site):
 
 
 def test_a_batch_staged_before_the_floor_is_refused_and_nothing_is_committed(site):
-    """Whether its blobs were deleted or not: the floor alone decides (spec 27.2)."""
+    """The floor alone decides, whether its blobs were deleted or not (spec 27.2)."""
     writer, batch, _ = site.stage()
     site.later(WEEK_MS + DAY_MS)
     site.machine().raise_staging_floor(site.world.env.now_ms() - WEEK_MS)
@@ -142,7 +141,7 @@ def test_a_batch_staged_before_the_floor_is_refused_and_nothing_is_committed(sit
 
 
 def in_flight(site, meanwhile):
-    """Append a batch; `meanwhile` runs after it was decided on and before its compare-and-set reaches the store."""
+    """Appends a batch. `meanwhile` runs after the decision and before its compare-and-set reaches the store."""
     writer, batch, _ = site.stage()
     site.later(WEEK_MS + DAY_MS)
     real = site.world.consensus.compare_and_set
@@ -159,7 +158,7 @@ def in_flight(site, meanwhile):
 
 
 def test_an_append_decided_before_the_floor_loses_to_it(site):
-    """The proof's heart: the process slept between its decision and its compare-and-set."""
+    """The core of the proof: the process slept between its decision and its compare-and-set."""
     with pytest.raises(BatchExpired):
         in_flight(site, site.scan)
     site.check()
@@ -167,18 +166,9 @@ def test_an_append_decided_before_the_floor_loses_to_it(site):
     site.check()
 
 
-def test_without_the_floor_that_append_would_name_a_blob_that_is_gone(site, monkeypatch):
-    """The bug put back: what the fence is for."""
-    monkeypatch.setattr(HollowBatch, "staged_before", lambda _self, _floor: None)
-    assert isinstance(in_flight(site, site.scan), Appended)
-    site.upper += 1
-    with pytest.raises(MissingBlob):
-        site.check()
-
-
-@pytest.mark.parametrize(("pause_ms", "told"), [(600_000, True), (WEEK_MS, False)], ids=["in time", "lapsed"])
-def test_an_append_whose_answer_was_lost_before_the_floor_has_happened(site, pause_ms, told):
-    """It is found by its token; where the writer has lapsed meanwhile it is said that nobody can tell."""
+@pytest.mark.parametrize(("pause_ms", "is_in_time"), [(600_000, True), (WEEK_MS, False)], ids=["in time", "lapsed"])
+def test_an_append_with_a_lost_answer_is_recognised_after_the_floor_passed_it(site, pause_ms, is_in_time):
+    """Its token proves it. If the writer's lease lapsed meanwhile, the error says that the outcome is unknown."""
     faults = Faults()
     client = PersistClient(
         site.world.blob,
@@ -190,7 +180,7 @@ def test_an_append_whose_answer_was_lost_before_the_floor_has_happened(site, pau
     writer = client.open_writer(site.shard_id, SCHEMA, purpose="unlucky")
     batch = writer.batch([row(site.upper, "a", site.upper)], lower=at(site.upper), upper=at(site.upper + 1))
     faults.fail_next("compare_and_set", happened=True)
-    if told:
+    if is_in_time:
         assert isinstance(writer.append_batch(batch, at(site.upper), at(site.upper + 1)), Appended)
     else:
         with pytest.raises(InvariantViolated, match="may or may not have happened"):
@@ -200,7 +190,7 @@ def test_an_append_whose_answer_was_lost_before_the_floor_has_happened(site, pau
 
 
 class SleepyEnv(SeededEnv):
-    """Shares another's clock; while its process sleeps before a retry, others do `meanwhile`, once."""
+    """Shares another's clock. While its process sleeps before a retry, other processes do `meanwhile`, once."""
 
     def __init__(self, other, meanwhile):
         super().__init__(99)
@@ -215,7 +205,7 @@ class SleepyEnv(SeededEnv):
             work()
 
 
-def test_a_compaction_that_took_too_long_is_not_applied_and_loses_nothing(site):
+def test_a_compaction_older_than_the_floor_is_not_applied_and_loses_nothing(site):
     site.append(8)
     machine = site.machine()
     machine.refresh()
@@ -236,26 +226,25 @@ def test_a_compaction_that_took_too_long_is_not_applied_and_loses_nothing(site):
     site.check()
 
 
-def test_a_blob_linked_between_the_listing_and_the_question_is_kept(site, monkeypatch):
-    """Staged just after the floor, appended while the scan has it on its list (spec 27.4)."""
+def test_a_blob_linked_between_the_listing_and_the_check_is_kept(site):
+    """Staged just after the floor, and appended while the scan has it on its list (spec 27.4)."""
     site.later(WEEK_MS + DAY_MS)
     writer, batch, keys = site.stage()
-    real = orphans.listed_in_chunks
+    appended = []
 
-    def appended_meanwhile(blob, prefix):
-        for chunk in real(blob, prefix):
-            writer.append_batch(batch, at(site.upper), at(site.upper + 1))
-            yield chunk
+    def append():
+        appended.append(writer.append_batch(batch, at(site.upper), at(site.upper + 1)))
 
-    monkeypatch.setattr(orphans, "listed_in_chunks", appended_meanwhile)
+    site.world.blob = Meanwhile(site.world.blob, "list_prefix", append)
     site.scan(older_than_ms=0)
+    assert isinstance(appended[0], Appended)
     site.upper += 1
     assert set(keys) <= site.blobs()
     site.check()
 
 
 def test_a_rollup_is_an_orphan_once_the_log_begins_after_it(site):
-    """Until then somebody may still link it (spec 27.3)."""
+    """Until then a process may still link it (spec 27.3)."""
     machine = site.machine()
     lost, _ = machine.versions.write_rollup_for_state(machine.refresh())
     site.append()
@@ -266,15 +255,17 @@ def test_a_rollup_is_an_orphan_once_the_log_begins_after_it(site):
     site.check()
 
 
-@pytest.mark.parametrize("chunk_blobs", [10_000, 2])
-def test_regression_nothing_is_an_orphan_to_a_log_that_was_rolled_back(site, monkeypatch, chunk_blobs):
-    """What the versions named that it had lost was deleted, and the log could be brought back to no avail. However many
-    blobs come before the rollup that tells: in a bucket all parts of a shard do.
+@pytest.mark.parametrize("others", [0, CHUNK_BLOBS])
+def test_regression_nothing_is_an_orphan_to_a_log_that_was_rolled_back(site, others):
+    """The scan deleted what the lost versions name, so that the log could not be restored. It must notice before any deletion,
+    however many blobs it lists before the rollup that proves the loss: in a bucket, all parts of a shard.
     """
-    for module in (references, orphans):
-        monkeypatch.setattr(module, "CHUNK_BLOBS", chunk_blobs)
     entries = site.world.consensus.scan(site.shard_id, SeqNo(0), 100)
     site.append(5)
+    staged_ms = site.world.env.now_ms() + 30 * DAY_MS
+    for number in range(others):
+        part_id = PartId.staged_at(staged_ms, number.to_bytes(10, "big"))
+        site.world.blob.set(blob_key(site.shard_id, f"n0000100/{part_id}"), b"")
     write_rollup(site.machine())
     rolled_back = MemConsensus()
     for entry in entries[:4]:
@@ -322,7 +313,7 @@ def test_deletes_are_bounded_and_the_next_run_goes_on(site):
         batch.mark_spent("lost")
 
 
-def test_a_clock_that_runs_ahead_alone_refuses_nobody(site):
+def test_one_clock_ahead_refuses_no_append(site):
     writer, batch, _ = site.stage()
     ahead = SeededEnv(5, start_ms=site.world.env.now_ms() + 3650 * DAY_MS)
     client = PersistClient(site.world.blob, site.world.consensus, settings=SETTINGS, env=ahead, metrics=NoMetrics())
@@ -331,8 +322,8 @@ def test_a_clock_that_runs_ahead_alone_refuses_nobody(site):
     assert isinstance(writer.append_batch(batch, at(site.upper), at(site.upper + 1)), Appended)
 
 
-def test_regression_a_floor_of_clocks_that_ran_ahead_refuses_nobody_for_long(site):
-    """Nothing could be appended until the time that they had told came."""
+def test_regression_a_floor_from_clocks_ahead_refuses_appends_only_once(site):
+    """Nothing could be appended until the time of those clocks had come."""
     stale, batch, _ = site.stage()
     ahead = SeededEnv(5, start_ms=site.world.env.now_ms() + 3650 * DAY_MS)
     client = PersistClient(site.world.blob, site.world.consensus, settings=SETTINGS, env=ahead, metrics=NoMetrics())
@@ -341,7 +332,7 @@ def test_regression_a_floor_of_clocks_that_ran_ahead_refuses_nobody_for_long(sit
     floor_ms = scan_orphans(machine, older_than_ms=WEEK_MS, commit=True).floor_ms
     assert floor_ms > site.world.env.now_ms() + 3000 * DAY_MS
 
-    with pytest.raises(BatchExpired):  # who did not know of it is told once
+    with pytest.raises(BatchExpired):  # a writer that has not seen the floor gets one refusal
         stale.append_batch(batch, at(site.upper), at(site.upper + 1))
     again = stale.batch([row(site.upper, "a", site.upper)], lower=at(site.upper), upper=at(site.upper + 1))
     assert isinstance(stale.append_batch(again, at(site.upper), at(site.upper + 1)), Appended)
@@ -355,14 +346,14 @@ def test_regression_a_floor_of_clocks_that_ran_ahead_refuses_nobody_for_long(sit
     site.check()
 
 
-def test_the_floor_never_sinks(site):
+def test_the_floor_never_goes_back(site):
     machine = site.machine()
     floors = [machine.raise_staging_floor(floor)[0].floor_ms for floor in (100, 50, 200)]
     assert floors == [100, 100, 200]
     assert site.machine().refresh().staging_floor_ms == 200
 
 
-def test_keys_that_are_none_of_ours_are_left_alone(site):
+def test_an_orphan_scan_leaves_foreign_keys(site):
     odd = {f"{site.shard_id}/odd", f"{site.shard_id}/n0000100/x", "elsewhere"}
     for key in odd:
         site.world.blob.set(key, b"x")

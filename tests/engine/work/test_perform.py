@@ -1,4 +1,4 @@
-"""Work that commits leave behind, done until nothing is left."""
+"""The maintenance that commits return, performed until nothing is left."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ from persist_kit.recorded import SCHEMA, RecordedShard
 at = Antichain.of
 
 
-def test_performing_what_appends_leave_behind_keeps_the_shard_small():
+def test_performing_the_maintenance_of_appends_keeps_the_shard_small():
     """Spec 14.8."""
     stores = RecordedShard()
     client = stores.client()
@@ -34,12 +34,12 @@ def test_performing_what_appends_leave_behind_keeps_the_shard_small():
     bounds = machine.versions.live_diff_bounds(stores.shard_id)
     assert bounds.count < 60
     assert state.trace.batch_count < 40
-    assert len(stores.blobs()) < 150  # fewer than the parts appended alone
+    assert len(stores.blobs()) < 150  # fewer than the appended parts alone
     stores.check_nothing_lost()
     stores.check_contents(149)
 
 
-def test_perform_due_does_everything_for_a_shard_that_nobody_maintains():
+def test_perform_due_performs_all_work_of_an_unmaintained_shard():
     """Spec 13.11."""
     stores = RecordedShard()
     stores.append(times=40)
@@ -47,9 +47,11 @@ def test_perform_due_does_everything_for_a_shard_that_nobody_maintains():
     read: list[tuple[int, int]] = []
     collected: list[tuple[int, int, int]] = []
     outcomes = perform_due(
-        machine, on_read=lambda *told: read.append(told), on_progress=lambda *told: collected.append(told)
+        machine,
+        on_read=lambda *progress: read.append(progress),
+        on_progress=lambda *progress: collected.append(progress),
     )
-    assert 0 < sum(count for count, _ in read) <= read[-1][1], "who waits for it sees it go on"
+    assert 0 < sum(count for count, _ in read) <= read[-1][1], "a waiting caller sees progress"
     assert collected[-1] == (
         collected[-1][1],
         collected[-1][1],
@@ -63,7 +65,7 @@ def test_perform_due_does_everything_for_a_shard_that_nobody_maintains():
 
 
 def damaged(stores, *, count):
-    """A shard with several compactions due, some of which meet a part that is gone; its machine, and the parts."""
+    """A shard with several compactions due, some of which meet a missing part; its machine, and the parts."""
     stores.append(times=56)
     machine = stores.client().machine(stores.shard_id)
     due = machine.refresh().trace.fueled_requests(claimed_before_ms=1 << 62)
@@ -75,7 +77,7 @@ def damaged(stores, *, count):
 
 
 @pytest.mark.parametrize("work", [compact_due, perform_due, partial(force_compaction, full=False)])
-def test_what_is_due_beside_a_compaction_that_raises_is_done_and_each_failure_is_named(work):
+def test_other_due_work_is_done_beside_a_failing_compaction_and_each_failure_is_named(work):
     stores = RecordedShard()
     machine, due, gone = damaged(stores, count=2)
     with pytest.raises(MissingBlob) as raised:
@@ -91,7 +93,7 @@ def test_what_is_due_beside_a_compaction_that_raises_is_done_and_each_failure_is
     assert (bounds.count < 20) == (work is perform_due), "collected all the same"
 
 
-def test_what_an_append_left_behind_is_done_beside_what_raises():
+def test_maintenance_of_an_append_is_performed_beside_a_failing_compaction():
     stores = RecordedShard()
     machine, due, _ = damaged(stores, count=1)
     with pytest.raises(MissingBlob, match="1 of what was due"):
@@ -100,7 +102,7 @@ def test_what_an_append_left_behind_is_done_beside_what_raises():
     assert (due[0].id in left, due[1].id in left) == (True, False)
 
 
-def test_a_store_that_is_away_ends_the_round_and_bugs_are_told_as_such():
+def test_an_unavailable_store_ends_the_round_and_a_bug_is_logged_as_one():
     attempts = Attempts(ShardId.new())
     with attempts.of("a"):
         raise CorruptData("x", key="k")

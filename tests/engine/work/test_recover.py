@@ -1,4 +1,4 @@
-"""A shard whose log was lost begins anew from the newest rollup; what is gone is told, and nothing is deleted or taken back."""
+"""A shard whose log was lost begins anew from the newest rollup. Recovery reports the loss, and deletes and rewrites nothing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Site:
                 assert isinstance(done, Appended)
 
     def lose(self, logs: dict | None = None) -> None:
-        """Consensus has nothing any more, or what it had."""
+        """Consensus loses everything, or all but `logs`."""
         consensus = MemConsensus()
         consensus._logs.update(logs or {})
         self.world.consensus = CountedConsensus(consensus)
@@ -82,7 +82,7 @@ def site() -> Site:
     return Site()
 
 
-def test_a_dry_run_tells_what_is_gone_and_changes_nothing(site: Site) -> None:
+def test_a_dry_run_of_recovery_reports_the_loss_and_changes_nothing(site: Site) -> None:
     site.lose()
     before = site.blobs()
     found = site.recover(commit=False, last_seqno=site.head)
@@ -110,7 +110,7 @@ def test_the_shard_begins_anew_from_its_newest_rollup(site: Site, lost: str) -> 
     state = site.machine().refresh()
     assert state.critical_readers == old.critical_readers
     assert not state.writers
-    assert site.recover(commit=True).seqno is None  # nothing is left to do
+    assert site.recover(commit=True).seqno is None  # a second recovery has nothing to do
     site.append(3)
     assert contents(site.client(), site.shard_id, 6) == site.rows(7)
 
@@ -124,7 +124,7 @@ def test_the_shard_is_sound_afterwards_and_can_be_collected(site: Site) -> None:
         write_rollup(site.machine())
         gc_and_truncate(site.machine())
     assert verify_shard(site.machine()).findings == []
-    assert set(left_over) <= site.blobs().keys()  # no version names them: only the scan for orphans may take them
+    assert set(left_over) <= site.blobs().keys()  # no version names them, so only the orphan scan may delete them
     site.world.env.advance_ms(DAY_MS * 2)
     site.append(1)
     assert {orphan.key for orphan in scan_orphans(site.machine(), older_than_ms=DAY_MS, commit=True).orphans} == set(
@@ -134,7 +134,7 @@ def test_the_shard_is_sound_afterwards_and_can_be_collected(site: Site) -> None:
 
 
 def test_a_second_rollup_of_the_lost_log_is_no_ruin_once_the_shard_was_recovered(site: Site) -> None:
-    """Two wrote one at once, and one of them died before it deleted its own."""
+    """Two processes wrote one at once, and one of them died before it deleted its own."""
     first = next(key for key in site.world.blob_keys(site.shard_id, kind="rollup") if f"/{site.base}/" in key)
     site.world.blob.set(f"{first[:-4]}0000", site.world.blob.get(first))
     site.lose()
@@ -144,7 +144,7 @@ def test_a_second_rollup_of_the_lost_log_is_no_ruin_once_the_shard_was_recovered
 
 
 @pytest.mark.parametrize("lost", ["everything", "the newest versions"])
-def test_processes_that_knew_the_lost_log_are_refused(site: Site, lost: str) -> None:
+def test_processes_with_the_state_of_the_lost_log_are_refused(site: Site, lost: str) -> None:
     stale = site.client()
     writer = stale.open_writer(site.shard_id, SCHEMA, purpose="stale")
     writer.fetch_recent_upper()
@@ -163,7 +163,7 @@ def test_processes_that_knew_the_lost_log_are_refused(site: Site, lost: str) -> 
     assert contents(site.client(), site.shard_id, 3) == site.rows(4)
 
 
-def test_a_log_that_is_whole_is_left_alone(site: Site) -> None:
+def test_a_complete_log_is_not_recovered(site: Site) -> None:
     found = site.recover(commit=True, replace_log=True)
     assert (found.needed, found.seqno) == (False, None)
     assert found.log is not None
@@ -186,7 +186,7 @@ def test_missing_parts_are_named_and_an_older_rollup_can_be_chosen(site: Site) -
         site.recover(commit=True, rollup="nonsense")
 
 
-def test_rollups_of_two_logs_are_told_apart_and_recoveries_are_one_family(site: Site) -> None:
+def test_rollups_of_two_logs_are_distinguished_and_recoveries_share_their_origin(site: Site) -> None:
     site.lose()
     site.recover(commit=True)
     site.append(2)
@@ -204,7 +204,7 @@ def test_rollups_of_two_logs_are_told_apart_and_recoveries_are_one_family(site: 
         site.recover(commit=True)
 
 
-def test_what_cannot_be_recovered_is_said(site: Site) -> None:
+def test_a_recovery_that_is_not_possible_is_refused_with_its_reason(site: Site) -> None:
     with pytest.raises(ShardNotFound):
         recover_shard(site.client().versions, ShardId.new(), commit=True)
     for key in site.world.blob_keys(site.shard_id, kind="rollup"):
@@ -260,7 +260,7 @@ def test_two_recoveries_at_once_end_in_one_log(site: Site) -> None:
     assert verify_shard(site.machine()).is_corrupt is False
 
 
-def test_a_birth_tells_what_it_was_recovered_from() -> None:
+def test_the_birth_of_a_recovered_log_names_its_origin() -> None:
     """Spec 24.7."""
     old = b"\x01" * 16
     new = recovered_birth(old, b"\x02" * 8)
@@ -271,7 +271,7 @@ def test_a_birth_tells_what_it_was_recovered_from() -> None:
     assert not is_recovered_from(recovered_birth(new, b"\x03" * 8), old)
 
 
-def test_the_command_tells_first_and_does_it_when_asked(tmp_path, persist) -> None:
+def test_the_recover_command_is_a_dry_run_until_commit(tmp_path, persist) -> None:
     disk, shard_id = Disk(tmp_path), ShardId.new()
     with disk.client() as client:
         with client.open_writer(shard_id, SCHEMA, purpose="test") as writer:

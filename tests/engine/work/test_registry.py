@@ -1,4 +1,4 @@
-"""A shard has one owner, a name finds its shard again; whoever races, whoever dies in between."""
+"""A shard has one owner, and a name leads to its shard, under races and kills at any call."""
 
 import itertools
 import threading
@@ -61,7 +61,7 @@ def test_a_name_finds_its_shard_again_whatever_is_proposed(client):
     assert dict(client.names()) == {MINE: first, OTHER: second}
 
 
-def test_a_shard_of_another_is_told_with_its_owner_and_taken_over_only_in_words(client):
+def test_a_shard_of_another_owner_is_refused_with_its_owner_unless_taken_over(client):
     """Spec 23.2."""
     shard_id = ShardId.new()
     client.adopt(MINE, None, shard_id)
@@ -70,11 +70,11 @@ def test_a_shard_of_another_is_told_with_its_owner_and_taken_over_only_in_words(
         assert client.registered(owner) is None
     assert client.adopt(ELSEWHERE, shard_id, ShardId.new(), take_over=True) == Adopted(shard_id, is_new=True)
     assert client.owner_of(shard_id) == ELSEWHERE
-    # Who had it is told, under its name as well: not given another shard, silently.
+    # The refusal names the owner, under its name as well. It does not return another shard silently.
     assert client.adopt(MINE, None, ShardId.new()) == OwnedElsewhere(shard_id, ELSEWHERE)
 
 
-def test_a_shard_that_exists_without_an_owner_is_adopted_only_in_words(client):
+def test_an_ownerless_shard_is_adopted_only_on_request(client):
     shard_id = ShardId.new()
     client.initialise(shard_id, SCHEMA)
     for wanted in (shard_id, None):
@@ -84,7 +84,7 @@ def test_a_shard_that_exists_without_an_owner_is_adopted_only_in_words(client):
     assert client.adopt(MINE, shard_id, ShardId.new()) == Adopted(shard_id, is_new=False)
 
 
-def test_another_wanted_shard_moves_the_name_and_keeps_both(client):
+def test_a_request_for_another_shard_moves_the_name_and_keeps_both_shards(client):
     first, second = ShardId.new(), ShardId.new()
     client.adopt(MINE, None, first)
     assert client.adopt(MINE, second, ShardId.new()) == Adopted(second, is_new=True)
@@ -93,7 +93,7 @@ def test_another_wanted_shard_moves_the_name_and_keeps_both(client):
     assert client.owner_of(first) == MINE
 
 
-def test_a_shard_let_go_has_no_owner_and_no_name(client):
+def test_a_disowned_shard_has_no_owner_and_no_name(client):
     shard_id, again = ShardId.new(), ShardId.new()
     client.adopt(MINE, None, shard_id)
     client.initialise(shard_id, SCHEMA)
@@ -104,7 +104,7 @@ def test_a_shard_let_go_has_no_owner_and_no_name(client):
     assert client.adopt(OTHER, shard_id, again) == Unowned(shard_id)
 
 
-def test_a_shard_let_go_leaves_alone_the_name_that_leads_elsewhere(client):
+def test_disowning_a_shard_keeps_a_name_that_leads_to_another_shard(client):
     """Spec 23.4."""
     first, second = ShardId.new(), ShardId.new()
     client.adopt(MINE, None, first)
@@ -122,7 +122,7 @@ def test_only_the_newest_entries_are_kept(client):
     assert [entry.seqno for entry in log] == [9]
 
 
-def test_claims_at_once_have_one_winner(client):
+def test_concurrent_claims_have_one_winner(client):
     shard_id, owners = ShardId.new(), [Owner("op", "team", f"n{index}") for index in range(6)]
     barrier, answers = threading.Barrier(len(owners)), {}
 
@@ -140,7 +140,7 @@ def test_claims_at_once_have_one_winner(client):
     assert set(answers.values()) == {OwnedElsewhere(shard_id, winner)}
 
 
-def test_one_name_applied_twice_at_once_has_one_shard(client):
+def test_concurrent_claims_of_one_name_get_one_shard(client):
     barrier, answers = threading.Barrier(4), []
 
     def claim():
@@ -162,7 +162,7 @@ def test_one_name_applied_twice_at_once_has_one_shard(client):
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("dies_at", range(1, 16))
 @pytest.mark.parametrize("how", ["proposed", "wanted", "taken over", "let go"])
-def test_a_change_cut_off_anywhere_is_finished_by_its_repetition(how, dies_at, after):
+def test_a_change_killed_at_any_call_is_completed_by_its_repetition(how, dies_at, after):
     """Spec 23.3."""
     consensus, shard_id = MemConsensus(), ShardId.new()
     if how in {"taken over", "let go"}:
@@ -180,25 +180,25 @@ def test_a_change_cut_off_anywhere_is_finished_by_its_repetition(how, dies_at, a
                 return client.disown(shard_id)
 
     dying = connect(Mortality(dies_at, after=after).wrap(consensus))
-    told = None
+    answered = None
     try:
-        told = change(dying)
+        answered = change(dying)
     except Killed:
         named = connect(consensus).registered(MINE)
-        # A name never leads to what is not its owner's, but for a proposal that nobody else knows.
+        # A name never leads to a shard of another owner, except for a proposal that no other process knows.
         assert named is None or connect(consensus).owner_of(named) in ({MINE, None} if how == "proposed" else {MINE})
     client = connect(consensus)
     answer = change(client)
     if how == "let go":
         assert (client.owner_of(shard_id), list(client.names())) == (None, [])
         return
-    assert told in {None, answer} or told.shard_id == answer.shard_id
+    assert answered in {None, answer} or answered.shard_id == answer.shard_id
     assert client.owner_of(answer.shard_id) == MINE
     assert client.registered(MINE) == answer.shard_id
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_store_that_fails_now_and_then_gets_it_right(seed):
+def test_the_registry_is_right_on_stores_that_fail_at_random(seed):
     consensus, faults = MemConsensus(), Faults(seed, happens=0.7, answers=0.7)
     client, shard_id = connect(FaultyConsensus(consensus, faults)), ShardId.new()
     assert client.adopt(MINE, None, shard_id).shard_id == shard_id
@@ -208,16 +208,16 @@ def test_a_store_that_fails_now_and_then_gets_it_right(seed):
     assert connect(consensus).owner_of(shard_id) is None
 
 
-# -- words -----------------------------------------------------------------------------------------------------------------
+# -- text ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["", "a/b", "a/b/c/d", "//", "a//b", "a/b/"])
-def test_what_is_no_owner_is_refused(text):
+def test_invalid_owners_are_refused(text):
     with pytest.raises(InvalidUsage, match="not an owner"):
         Owner.parse(text)
 
 
-def test_any_text_is_one_key():
+def test_any_text_maps_to_one_key():
     """Spec 23.5."""
     owner = Owner("a/b", "{x}:m", "ü\n..")
     assert name_key(owner) == "name/a%2Fb/%7Bx%7D%3Am/%C3%BC%0A.."

@@ -1,4 +1,4 @@
-"""Stories that the simulation told: a retry that comes so late that what its first attempt linked is already collected."""
+"""Found by simulation: a retry so late that the blobs linked by its first attempt are already collected."""
 
 import pytest
 from persist_engine.base.env import SeededEnv
@@ -25,7 +25,7 @@ SETTINGS = Settings(
 
 
 class BusyEnv(SeededEnv):
-    """While its process sleeps before a retry, others do `meanwhile`, once."""
+    """While its process sleeps before a retry, other processes do `meanwhile`, once."""
 
     meanwhile = None
 
@@ -37,10 +37,10 @@ class BusyEnv(SeededEnv):
 
 
 class Slow:
-    """A process whose first compare-and-set of `do` takes effect without an answer, and who retries late."""
+    """A process whose first compare-and-set of `do` takes effect without an answer, and which retries late."""
 
     def __init__(self, world: World, meanwhile) -> None:
-        self.faults, self.env = Faults(), BusyEnv(1)  # whose ids are not those of the world
+        self.faults, self.env = Faults(), BusyEnv(1)  # its ids differ from those of the world
         self.env.meanwhile = meanwhile
         client = PersistClient(
             FaultyBlob(world.blob, self.faults),
@@ -66,7 +66,7 @@ def written(world: World):
 
 
 def collect(machine) -> None:
-    """So that everything that is not named now is gone."""
+    """Collects everything that is not named now."""
     for _ in range(2):
         write_rollup(machine)
         gc_and_truncate(machine)
@@ -78,8 +78,8 @@ def check_all_there(world: World, shard_id) -> None:
     assert missing == []
 
 
-def test_regression_late_retry_does_not_link_a_collected_compaction() -> None:
-    """Our result was applied, unanswered; another's replaced it and ours was collected; then we retried and linked it
+def test_regression_a_late_retry_does_not_link_a_collected_compaction() -> None:
+    """Our result was applied without an answer. Another result replaced it, and ours was collected. Our retry then linked it
     again (spec 12.8).
     """
     world = World(settings=SETTINGS)
@@ -100,8 +100,8 @@ def test_regression_late_retry_does_not_link_a_collected_compaction() -> None:
         assert reader.snapshot(5).to_table().num_rows == 6
 
 
-def test_regression_late_retry_does_not_link_a_collected_rollup() -> None:
-    """Our rollup was linked, unanswered, replaced by newer ones and collected; then we retried and linked it again."""
+def test_regression_a_late_retry_does_not_link_a_collected_rollup() -> None:
+    """Our rollup was linked without an answer, replaced by newer ones and collected. Our retry then linked it again."""
     world = World(settings=SETTINGS)
     shard_id, other = written(world)
     slow = Slow(world, lambda: [other.refresh(), collect(other), collect(other)])
@@ -112,8 +112,8 @@ def test_regression_late_retry_does_not_link_a_collected_rollup() -> None:
     check_all_there(world, shard_id)
 
 
-def test_regression_compaction_whose_inputs_were_collected_is_late_not_corrupt() -> None:
-    """No lease holds a compaction's inputs: when another was faster and they are gone, that is a lost race."""
+def test_regression_a_compaction_with_collected_inputs_is_late_and_not_corrupt() -> None:
+    """No lease holds the inputs of a compaction. If another process was faster and they are collected, it is a lost race."""
     world = World(settings=SETTINGS)
     shard_id, other = written(world)
     request = other.claim_compactions(max_requests=1)[0].requests[0]
@@ -125,8 +125,8 @@ def test_regression_compaction_whose_inputs_were_collected_is_late_not_corrupt()
     assert world.blob_keys(shard_id, kind="part") == before
 
 
-def test_regression_compaction_whose_live_input_is_missing_is_corrupt() -> None:
-    """The other side of it: what state still names must be there."""
+def test_regression_a_compaction_with_a_missing_live_input_is_corrupt() -> None:
+    """The counterpart: a blob that state still names must exist."""
     world = World(settings=SETTINGS)
     shard_id, other = written(world)
     request = other.claim_compactions(max_requests=1)[0].requests[0]

@@ -1,26 +1,25 @@
-"""Stories of garbage collection that went wrong somewhere once (spec 20)."""
+"""Regressions of garbage collection (spec 20)."""
 
+import copy
 from dataclasses import replace
 
-from persist_engine.base.settings import MaintenanceSettings
 from persist_engine.base.versioned import SeqNo
 from persist_engine.codec.keys import blob_key
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.spine.spine import MergeRes
-from persist_engine.work import gc
-from persist_engine.work.audit import walk
+from persist_engine.work.audit.walk import PAGE_DIFFS
 from persist_engine.work.compact import compact_due
 from persist_engine.work.gc import gc_and_truncate
 from persist_engine.work.outcome import Ending
 from persist_engine.work.perform import perform, perform_due
 from persist_engine.work.rollup import write_rollup
-from persist_kit.recorded import SCHEMA, SETTINGS, RecordedShard, aged
+from persist_kit.recorded import SCHEMA, SETTINGS, Meanwhile, RecordedShard, aged
 
 at = Antichain.of
 
 
 def brought_back():
-    """Two batches are merged, and a late result puts the first parts in the place of the merged ones again."""
+    """Two batches are merged, and a late result replaces the merged parts by the first parts again."""
     shard = RecordedShard()
     shard.append(times=8)
     machine = shard.client().machine(shard.shard_id)
@@ -43,10 +42,10 @@ def brought_back():
     return shard, machine, before, joined, merged
 
 
-def test_regression_6_a_part_that_was_let_go_and_named_again_is_kept():
-    """A late merge result brought it back; the diffs alone say that it was deleted."""
+def test_regression_6_a_part_that_was_unlinked_and_linked_again_is_kept():
+    """A late merge result linked it again. The diffs alone say that it was deleted."""
     shard, machine, before, joined, merged = brought_back()
-    # No compactor does this any more, but an old log may hold it.
+    # No compactor does this any more, but an old log may contain it.
     answer, _ = machine.apply_merge_res(MergeRes(output=joined, input=merged[0], inputs=(merged[1],)))
     assert answer.applied
     write_rollup(machine)
@@ -57,8 +56,19 @@ def test_regression_6_a_part_that_was_let_go_and_named_again_is_kept():
     shard.check_nothing_lost()
 
 
+def test_gc_keeps_a_blob_of_the_newest_state_although_a_diff_unlinked_it():
+    """The state that it truncates to does not name the blob. A later version linked it again."""
+    shard, machine, before, joined, merged = brought_back()
+    write_rollup(machine)
+    answer, _ = machine.apply_merge_res(MergeRes(output=joined, input=merged[0], inputs=(merged[1],)))
+    assert answer.applied
+    assert gc_and_truncate(machine).diffs_truncated > 0
+    assert before <= shard.blobs()
+    shard.check_nothing_lost()
+
+
 class Scanned:
-    """Consensus that notes how many versions each scan brought."""
+    """Consensus that notes how many versions each scan returned."""
 
     def __init__(self, inner):
         self._inner, self.sizes = inner, []
@@ -72,50 +82,53 @@ class Scanned:
         return entries
 
 
-def test_regression_7_a_long_hold_is_collected_page_by_page(monkeypatch):
-    """Everything a reader had held back was once fetched, and kept in memory, at one go (spec 7.5)."""
-    monkeypatch.setattr(walk, "PAGE_DIFFS", 16)
+def test_regression_7_a_long_hold_is_collected_page_by_page():
+    """Everything that a reader had held back was fetched at once and kept in memory (spec 7.5)."""
     shard = RecordedShard()
     shard.append(times=1)
+    versions = PAGE_DIFFS + 100
     with shard.client().open_leased_reader(shard.shard_id, SCHEMA, purpose="slow"):
-        shard.append(times=150, rows=1)
-        write_rollup(shard.client().machine(shard.shard_id))
-        assert gc_and_truncate(shard.client().machine(shard.shard_id)).ending is Ending.SKIPPED
+        machine = shard.client().machine(shard.shard_id)
+        for floor_ms in range(versions):
+            machine.raise_staging_floor(floor_ms)
+        write_rollup(machine)
+        assert gc_and_truncate(machine).ending is Ending.SKIPPED
     scanned = Scanned(shard.consensus)
     shard.consensus = scanned
-    settings = replace(SETTINGS, maintenance=MaintenanceSettings(recent_diffs_max=24, gc_versions_min=1))
-    machine = shard.client(settings).machine(shard.shard_id)
+    few = replace(SETTINGS, maintenance=replace(SETTINGS.maintenance, recent_diffs_max=24))
+    machine = shard.client(few).machine(shard.shard_id)
     scanned.sizes.clear()
     outcome = gc_and_truncate(machine)
-    assert outcome.diffs_truncated > 150
-    assert max(scanned.sizes) <= 24
-    assert sum(scanned.sizes) >= 150
+    assert outcome.diffs_truncated > versions
+    assert max(scanned.sizes) == PAGE_DIFFS
+    assert sum(scanned.sizes) >= versions
     shard.check_nothing_lost()
     shard.check_contents()
 
 
-def test_regression_5_a_collector_that_others_overtake_stops_and_deletes_nothing(monkeypatch):
-    """The versions it stands on are truncated under its feet: spec 20, bug 5, discovered late."""
-    monkeypatch.setattr(walk, "PAGE_DIFFS", 4)
+def test_regression_5_an_overtaken_collector_stops_and_deletes_nothing():
+    """Another collector truncates the versions that it is reading: spec 20, bug 5, found late."""
     shard, since = aged()
-    machine = shard.client().machine(shard.shard_id)
-    real = gc.VersionWalk.__init__
-
-    def overtaken(self, mine):
-        real(self, mine)
-        monkeypatch.setattr(gc.VersionWalk, "__init__", real)
-        gc_and_truncate(shard.client().machine(shard.shard_id))
-
-    monkeypatch.setattr(gc.VersionWalk, "__init__", overtaken)
+    earliest = shard.client().versions.live_diff_bounds(shard.shard_id).earliest
+    overtaken = copy.copy(shard)
+    overtaken.consensus = Meanwhile(
+        shard.consensus,
+        "scan",
+        lambda: gc_and_truncate(shard.client().machine(shard.shard_id)),
+        before=True,
+        matching=lambda _, from_seqno, limit: from_seqno == earliest + 1,
+    )
     blobs_deleted = []
-    outcome = gc_and_truncate(machine, on_progress=lambda *told: blobs_deleted.append(told))
+    machine = overtaken.client().machine(shard.shard_id)
+    outcome = gc_and_truncate(machine, on_progress=lambda *progress: blobs_deleted.append(progress))
+    assert overtaken.consensus.is_done
     assert (outcome.ending, outcome.diffs_truncated, outcome.blobs_deleted) == (Ending.SKIPPED, 0, 0)
     shard.check_nothing_lost()
     shard.check_contents(since)
 
 
 def test_regression_11_empty_batches_do_not_pile_up_in_state():
-    """Hundreds of appends of nothing leave a handful of batches, ask for no work, and cost the log nothing that stays."""
+    """Hundreds of empty appends leave a handful of batches, request no work, and leave no lasting cost in the log."""
     shard = RecordedShard()
     shard.append(times=3)
     client = shard.client()

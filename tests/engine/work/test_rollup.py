@@ -35,7 +35,7 @@ def test_of_two_rollups_of_one_version_one_is_linked_and_the_other_removed(store
     before = len(stores.blobs())
 
     class Slow:
-        """Lets the other link between our write and our link."""
+        """Lets the other process link between our write and our link."""
 
         def __getattr__(self, name):
             return getattr(mine, name)
@@ -53,7 +53,7 @@ def test_of_two_rollups_of_one_version_one_is_linked_and_the_other_removed(store
     stores.check_nothing_lost()
 
 
-def test_a_rollup_whose_link_had_an_unknown_outcome_is_kept(stores):
+def test_a_rollup_with_a_link_of_unknown_outcome_is_kept(stores):
     """Regression for bug 1: the blob of a rollup that an unanswered attempt linked must not be deleted."""
     faults = Faults()
     client = connect(stores.blob, FaultyConsensus(stores.consensus, faults))

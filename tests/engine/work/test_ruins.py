@@ -1,4 +1,4 @@
-"""What blobs tell of versions that the log lost is told by verification, and keeps the orphan scan from deleting anything."""
+"""Blobs that prove lost versions of a log are reported by verification, and stop the orphan scan before any deletion."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 from persist_engine import Antichain, Location, PersistClient, ShardId
 from persist_engine.base.errors import ShardLost
 from persist_engine.base.settings import BatchSettings, MaintenanceSettings, Settings
-from persist_engine.shard.creation import Creation
 from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.work.audit.finding import FindingKind
 from persist_engine.work.audit.orphans import scan_orphans
@@ -24,7 +23,7 @@ DAY_MS = 86_400_000
 
 
 class Site:
-    """One shard of which consensus forgets things."""
+    """One shard whose consensus can lose entries."""
 
     def __init__(self) -> None:
         self.world = World(settings=SETTINGS)
@@ -66,7 +65,7 @@ def site() -> Site:
     return Site()
 
 
-def test_a_log_that_ends_before_a_rollup(site: Site) -> None:
+def test_a_log_that_ends_before_a_rollup_is_found(site: Site) -> None:
     """Spec 24.6."""
     backup = site.backup()
     site.append(20)
@@ -76,7 +75,7 @@ def test_a_log_that_ends_before_a_rollup(site: Site) -> None:
 
 
 @pytest.mark.parametrize("is_live", [True, False], ids=["its seqno is live", "its seqno was truncated"])
-def test_a_log_that_was_rolled_back_and_has_grown_past_the_rollup(site: Site, is_live: bool) -> None:
+def test_a_log_that_was_rolled_back_and_grew_past_the_rollup_is_found(site: Site, is_live: bool) -> None:
     backup = site.backup()
     site.append(5)
     write_rollup(site.machine())
@@ -88,17 +87,22 @@ def test_a_log_that_was_rolled_back_and_has_grown_past_the_rollup(site: Site, is
     site.check_refused(FindingKind.LOG_FORKED)
 
 
-def test_a_log_that_was_made_anew_and_has_grown_past_the_rollup(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_was_created_anew_and_grew_past_the_rollup_is_found(site: Site) -> None:
+    """The ruins were moved away, which allowed the creation, and came back after it."""
     site.append(5)
     write_rollup(site.machine())
+    ruins = {key: site.world.blob.get(key) for key in site.blobs()}
+    for key in ruins:
+        site.world.blob.delete(key)
     site.restore({})
-    monkeypatch.setattr(Creation, "first_ruin", lambda *_: None)  # as whoever deletes what stands in the way may do
     site.append(20)
+    for key, data in ruins.items():
+        site.world.blob.set(key, data or b"")
     site.check_refused(FindingKind.LOG_FORKED)
 
 
-def test_what_a_sound_shard_leaves_behind_is_no_ruin(site: Site) -> None:
-    """A second rollup of one version, and one whose link was lost in a crash and whose version is long gone."""
+def test_leftovers_of_a_sound_shard_are_no_ruins(site: Site) -> None:
+    """A second rollup of one version; and one whose link was lost in a crash and whose version was truncated long ago."""
     machine = site.machine()
     machine.refresh()
     assert machine.versions.write_rollup_for_state(machine.state) is not None
@@ -123,12 +127,12 @@ def test_a_gap_in_the_log_is_found(site: Site) -> None:
     assert found.findings[0].key == f"{site.shard_id} v3"
 
 
-def test_parts_that_are_newer_than_the_newest_version_are_told(site: Site) -> None:
+def test_parts_newer_than_the_newest_version_are_reported(site: Site) -> None:
     backup = site.backup()
     site.world.env.advance_ms(1000)
     site.append(2)
     site.restore(backup)
-    assert verify_shard(site.machine()).findings == []  # they may be on their way
+    assert verify_shard(site.machine()).findings == []  # their append may be in flight
     site.world.env.advance_ms(DAY_MS)
     found = verify_shard(site.machine())
     assert ([each.kind for each in found.findings], found.is_corrupt) == ([FindingKind.PARTS_AHEAD], False)
@@ -158,7 +162,7 @@ def test_a_shard_without_a_log_is_found_by_name_and_among_all(tmp_path, persist)
 
 
 def test_an_entry_that_follows_another_history_is_found(site: Site) -> None:
-    """Two halves of two logs, as a fork leaves them: told as such, and what is named is checked all the same."""
+    """Two halves of two logs, as a fork leaves them: reported as a fork, and the named blobs are still checked."""
     site.append(2)
     backup = site.backup()
     site.append(4)

@@ -1,13 +1,16 @@
-"""Storage usage: every blob in one bucket, whatever happens meanwhile."""
+"""Storage usage: every blob is in one bucket, whatever happens during the audit."""
+
+import itertools
+import random
+from dataclasses import replace
 
 import pytest
 from persist_engine.base.errors import Indeterminate
 from persist_engine.base.metrics import NoMetrics, PrometheusMetrics
-from persist_engine.codec.keys import PartKey, parse_blob_key, shard_prefix
+from persist_engine.codec.keys import parse_blob_key, shard_prefix
 from persist_engine.model.ids import ShardId
-from persist_engine.work.audit import references, usage
-from persist_engine.work.audit.references import Bucket
-from persist_engine.work.audit.usage import audit_usage, referenced_usage
+from persist_engine.work.audit.references import CHUNK_BLOBS, Bucket, listed_in_chunks, looks_leaked
+from persist_engine.work.audit.usage import TRACKERS_MAX, audit_usage, referenced_usage
 from persist_kit.recorded import RecordedShard, aged
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -17,6 +20,12 @@ UUID = "00000000-0000-0000-0000-0000000000"
 @pytest.fixture
 def shard():
     return aged()[0]
+
+
+def fill(blob, prefix):
+    """Adds more blobs than a chunk of a listing holds."""
+    for number in range(CHUNK_BLOBS + 100):
+        blob.set(f"{prefix}{number:012x}", b"1")
 
 
 def audited(shard, *, blob=None, metrics=None, prefix="", on_listed=None):
@@ -39,7 +48,7 @@ def audited(shard, *, blob=None, metrics=None, prefix="", on_listed=None):
     return found
 
 
-def test_each_blob_lies_in_the_bucket_that_the_states_give_it(shard):
+def test_each_blob_is_counted_in_the_bucket_that_the_states_imply(shard):
     """Spec 14.11, B.7."""
     mine = audited(shard).shards[shard.shard_id]
     state = shard.client().machine(shard.shard_id).refresh()
@@ -62,23 +71,21 @@ def test_each_blob_lies_in_the_bucket_that_the_states_give_it(shard):
         ("v99999/r{}", Bucket.NOT_LEAKED_NOT_REFERENCED),
     ],
 )
-def test_what_nobody_names_is_leaked_only_when_nobody_can_name_it_any_more(shard, name, bucket):
+def test_an_unnamed_blob_is_leaked_only_when_no_process_can_link_it_any_more(shard, name, bucket):
     shard.blob.set(f"{shard.shard_id}/{name.replace('{}', UUID + 'aa')}", b"12345")
     mine = audited(shard).shards[shard.shard_id]
     assert (mine.blobs[bucket], mine.bytes[bucket]) == (1, 5)
 
 
-def test_parts_of_code_too_old_to_open_the_shard_are_leaked(shard, monkeypatch):
-    shard.blob.set(f"{shard.shard_id}/n0000100/p{UUID}aa", b"x")
-    key = parse_blob_key(f"{shard.shard_id}/n0000100/p{UUID}aa")
-    assert isinstance(key, PartKey)
-    assert not references.looks_leaked(key, shard.client().machine(shard.shard_id).state)
-    monkeypatch.setattr(references, "may_write", lambda code, state: code > (0, 1, 0))
-    assert audited(shard).shards[shard.shard_id].blobs[Bucket.LEAKED] == 1
+def test_parts_of_code_too_old_to_open_the_shard_are_leaked(shard):
+    newer = replace(shard.client().machine(shard.shard_id).state, applier_version="0.2.0")
+    too_old, old_enough = (parse_blob_key(f"{shard.shard_id}/{code}/p{UUID}aa") for code in ("n0000009", "n0000100"))
+    assert looks_leaked(too_old, newer)
+    assert not looks_leaked(old_enough, newer)
 
 
 def test_regression_26_blobs_of_a_shard_that_consensus_does_not_know_are_all_leaked(shard):
-    """An interrupted reset left them; the audit crashed over it."""
+    """An interrupted reset left them, and the audit crashed over it."""
     gone = ShardId("s" + UUID + "bb")
     shard.blob.set(f"{gone}/v1/r{UUID}cc", b"123")
     shard.blob.set(f"{gone}/n0000100/p{UUID}dd", b"45")
@@ -88,8 +95,8 @@ def test_regression_26_blobs_of_a_shard_that_consensus_does_not_know_are_all_lea
     assert found.shards[shard.shard_id].exists
 
 
-def test_keys_that_are_none_of_ours_are_counted_apart(shard):
-    for key in ("somebody/else", f"{shard.shard_id}/odd", "top", f"{shard.shard_id}/n1/x"):
+def test_foreign_keys_are_counted_apart(shard):
+    for key in ("foreign/key", f"{shard.shard_id}/odd", "top", f"{shard.shard_id}/n1/x"):
         shard.blob.set(key, b"123")
     found = audited(shard)
     assert (found.foreign_blobs, found.foreign_bytes) == (4, 12)
@@ -108,21 +115,34 @@ def test_one_unreadable_shard_does_not_stop_the_audit_of_the_others(shard):
     assert found.shards[shard.shard_id].problem is None
 
 
-def test_any_order_and_any_chunk_size_give_the_same_audit(shard, monkeypatch):
-    for seed in (5, 6, 7):
-        other = RecordedShard(seed)
+class Shuffled:
+    """A store that lists in random order."""
+
+    def __init__(self, inner):
+        self._inner = inner
+
+    def list_prefix(self, prefix):
+        found = list(self._inner.list_prefix(prefix))
+        random.Random(0).shuffle(found)
+        return iter(found)
+
+
+def test_any_order_of_the_listing_gives_the_same_audit(shard):
+    """Every chunk of the shuffled listing has blobs of more shards than the audit tracks at once."""
+    for seed in range(TRACKERS_MAX):
+        other = RecordedShard(seed + 5)
         other.blob, other.consensus = shard.blob, shard.consensus
-        other.append(times=3)
+        other.append(times=2)
+    fill(shard.blob, f"{shard.shard_id}/n0000100/p00000000-0000-0000-0000-")
     expected = audited(shard).to_json()
-    monkeypatch.setattr(references, "CHUNK_BLOBS", 3)
-    monkeypatch.setattr(usage, "TRACKERS_MAX", 1)
-    seen = []
-    assert audited(shard, on_listed=lambda blobs, _: seen.append(blobs)).to_json() == expected
-    assert len(seen) > 10
-    assert audited(shard).to_json()["shards"][0]["total_bytes"] > 0
+    listed = []
+    found = audited(shard, blob=Shuffled(shard.blob), on_listed=lambda blobs, _: listed.append(blobs))
+    assert found.to_json() == expected
+    assert (len(listed), len(expected["shards"])) == (2, TRACKERS_MAX + 1)
+    assert all(each["total_bytes"] > 0 for each in expected["shards"])
 
 
-def test_one_shard_by_its_prefix(shard):
+def test_the_usage_of_one_shard_is_found_by_its_prefix(shard):
     """Spec 6.4."""
     shard.blob.set(f"s{UUID}ff/n0000100/p{UUID}aa", b"x")
     client = shard.client()
@@ -136,37 +156,40 @@ def test_one_shard_by_its_prefix(shard):
     assert set(found.shards) == {shard.shard_id}
 
 
-def test_a_blob_that_is_linked_while_it_is_listed_is_not_called_unreferenced(shard, monkeypatch):
-    """Listed first, asked then: an append between the two shows as current."""
-    real = usage.listed_in_chunks
+def test_a_blob_linked_during_the_listing_is_not_reported_as_unreferenced(shard):
+    """The audit lists first and reads state then. A blob appended between the two counts as current."""
 
-    def appended_meanwhile(blob, prefix):
-        yield from real(blob, prefix)
-        shard.append(times=2)
-        yield from real(blob, prefix)
+    class Growing:
+        """A store that lists its blobs, and then those of appends made meanwhile."""
+
+        def list_prefix(self, prefix):
+            before = list(shard.blob.list_prefix(prefix))
+            yield from before
+            shard.append(times=2)
+            yield from (info for info in shard.blob.list_prefix(prefix) if info not in before)
 
     client = shard.client()
-    monkeypatch.setattr(usage, "listed_in_chunks", appended_meanwhile)
-    found = audit_usage(shard.blob, client.machine, retry=client.versions.retry, metrics=NoMetrics())
+    found = audit_usage(Growing(), client.machine, retry=client.versions.retry, metrics=NoMetrics())
     assert found.shards[shard.shard_id].blobs[Bucket.NOT_LEAKED_NOT_REFERENCED] == 0
+    assert found.shards[shard.shard_id].blobs.total() == len(list(shard.blob.list_prefix("")))
 
 
 class Breaking:
-    """A store whose first listing ends in the middle."""
+    """A store whose first listing breaks off in the second chunk."""
 
     def __init__(self, inner):
         self._inner, self.broken = inner, 0
 
     def list_prefix(self, prefix):
         for index, row in enumerate(self._inner.list_prefix(prefix)):
-            if index == 20 and not self.broken:
+            if index == CHUNK_BLOBS + 20 and not self.broken:
                 self.broken += 1
                 raise Indeterminate("the connection is gone")
             yield row
 
 
-def test_a_listing_that_breaks_is_begun_again_and_counts_nothing_twice(shard, monkeypatch):
-    monkeypatch.setattr(references, "CHUNK_BLOBS", 3)
+def test_a_broken_listing_is_restarted_and_counts_nothing_twice(shard):
+    fill(shard.blob, "foreign/")
     breaking = Breaking(shard.blob)
     assert audited(shard, blob=breaking).to_json() == audited(shard).to_json()
     assert breaking.broken == 1
@@ -181,7 +204,7 @@ def test_metrics_show_the_buckets(shard):
     )
 
 
-def test_what_a_shard_is_billed_for_is_all_that_its_newest_version_names(shard):
+def test_the_billed_bytes_of_a_shard_are_all_that_its_newest_version_names(shard):
     machine = shard.client().machine(shard.shard_id)
     billed = referenced_usage(machine)
     mine = audited(shard).shards[shard.shard_id]
@@ -190,17 +213,14 @@ def test_what_a_shard_is_billed_for_is_all_that_its_newest_version_names(shard):
     assert billed.rollups_bytes == mine.bytes[Bucket.ROLLUPS] > 0
 
 
-def test_a_listing_is_taken_up_chunk_by_chunk(monkeypatch):
-    """However many blobs there are, no more than a chunk of them is held."""
-    monkeypatch.setattr(references, "CHUNK_BLOBS", 10)
-    pulled = []
+def test_a_listing_is_processed_chunk_by_chunk():
+    """However many blobs there are, memory holds one chunk of them."""
+    pulled = itertools.count()
 
     class Endless:
         def list_prefix(self, prefix):
-            while True:
-                pulled.append(prefix)
-                yield prefix
+            return pulled
 
-    chunks = references.listed_in_chunks(Endless(), "s1/")
-    assert [len(next(chunks)) for _ in range(3)] == [10, 10, 10]
-    assert len(pulled) == 30
+    chunks = listed_in_chunks(Endless(), "s1/")
+    assert [len(next(chunks)) for _ in range(3)] == [CHUNK_BLOBS] * 3
+    assert next(pulled) == 3 * CHUNK_BLOBS

@@ -1,11 +1,13 @@
-"""Verification finds each kind of damage under its name, and nothing where nothing is wrong."""
+"""Verification finds each kind of damage by its name, and nothing in a sound shard."""
 
+import copy
 import dataclasses
 
 import pytest
-from persist_engine import Antichain, Schema
+from persist_engine import Antichain, Appended, Schema
 from persist_engine.base.settings import BatchSettings, MaintenanceSettings, Settings
 from persist_engine.base.versioned import SeqNo, VersionedData
+from persist_engine.codec.batch import decode_transmittable, encode_transmittable
 from persist_engine.codec.damage import checksum
 from persist_engine.codec.keys import blob_key, rollup_key
 from persist_engine.codec.part import decode_part, encode_part
@@ -26,7 +28,7 @@ from persist_engine.work.compact import compact
 from persist_engine.work.gc import collectable, gc_and_truncate
 from persist_engine.work.repair.force import force_compaction
 from persist_engine.work.rollup import write_rollup
-from persist_kit.recorded import SCHEMA, RecordedShard, aged
+from persist_kit.recorded import SCHEMA, Meanwhile, RecordedShard, aged
 from persist_kit.world import SCHEMA as WORLD_SCHEMA
 from persist_kit.world import World, row
 
@@ -123,7 +125,7 @@ def test_a_rollup_of_another_history_is_found(shard):
 
 
 def flat_shard(world):
-    """A shard as code left it that stored no structure: one empty batch, before {1}."""
+    """A shard as left by code that stored no structure: one empty batch, before {1}."""
     shard_id = world.shard_id()
     world.process().initialise(shard_id, WORLD_SCHEMA)
     first = world.process().machine(shard_id).refresh()
@@ -149,7 +151,7 @@ def flat_shard(world):
 
 
 def test_regression_replicas_of_a_flat_trace_may_group_its_empty_batches_as_they_like():
-    """A compaction left a second empty batch beside one; who reads the rollup finds them fused. It was called corrupt."""
+    """A compaction left a second empty batch beside one. A reader of the rollup finds them fused. Verification called it corrupt."""
     world = World(
         settings=Settings(
             batch=BatchSettings(inline_part_bytes_max=0), maintenance=MaintenanceSettings(structure_flat_traces=False)
@@ -169,7 +171,7 @@ def test_regression_replicas_of_a_flat_trace_may_group_its_empty_batches_as_they
     assert (found.rollups, found.findings) == (2, [])
 
 
-def test_a_diff_that_does_not_apply_is_found_and_the_rest_is_checked_all_the_same(shard):
+def test_a_diff_that_does_not_apply_is_found_and_the_rest_is_still_checked(shard):
     log = shard.consensus.scan(shard.shard_id, 0, 10_000)
     entry = next(entry for entry in log[2:] if decode_state_diff(entry.data, key="").legacy_batches)
     forged = dataclasses.replace(decode_state_diff(entry.data, key=""), legacy_batches=())
@@ -187,22 +189,24 @@ def test_a_diff_that_does_not_apply_is_found_and_the_rest_is_checked_all_the_sam
     assert found.parts_read > 0
 
 
-def rewritten(shard, monkeypatch, edit):
-    """Verify with one part's descriptor, and its blob, as `edit` changes them: what a faulty writer would have left."""
-    target, _ = some_part(shard)
-    real = verify.RunToCheck
-
-    def to_check(desc, parts, is_sorted):
-        return real(desc, tuple(edit(part) if part.key == target.key else part for part in parts), is_sorted)
-
-    monkeypatch.setattr(verify, "RunToCheck", to_check)
-    return verified(shard), blob_key(shard.shard_id, target.key)
+def lying(shard, edit):
+    """Appends a batch with its only part's descriptor as `edit` returns it, as a faulty writer does. The verification, and the part's key."""
+    with shard.client().open_writer(shard.shard_id, SCHEMA, purpose="faulty") as writer:
+        lower, upper = A(shard.upper), A(shard.upper + 1)
+        updates = [(((number, "a"), (number % 2,)), shard.upper, 1) for number in range(10)]
+        batch = writer.batch(updates, lower=lower, upper=upper)
+        shard_id, version, hollow = decode_transmittable(batch.to_transmittable())
+        ((meta, (part,)),) = hollow.runs()
+        changed = HollowBatch.of_runs(hollow.desc, hollow.rows, [(meta, [edit(part)])])
+        sent = writer.batch_from_transmittable(encode_transmittable(shard_id, version, changed), is_only_copy=True)
+        assert isinstance(writer.append_batch(sent, lower, upper), Appended)
+    return verified(shard), blob_key(shard.shard_id, part.key)
 
 
 @pytest.mark.parametrize(
     "what", ["upper", "lower", "nulls", "time_min", "time_max", "key_lower", "sum", "unknown column"]
 )
-def test_bounds_that_would_hide_rows_are_found(shard, monkeypatch, what):
+def test_bounds_that_would_hide_rows_are_found(shard, what):
     def edit(part):
         columns = dict(part.stats.columns)
         stats = columns["val.x"]
@@ -227,27 +231,25 @@ def test_bounds_that_would_hide_rows_are_found(shard, monkeypatch, what):
                 return dataclasses.replace(part, diffs_sum=part.diffs_sum + 1)
         return dataclasses.replace(part, stats=changed)
 
-    found, key = rewritten(shard, monkeypatch, edit)
+    found, key = lying(shard, edit)
     expected = FindingKind.WRONG_SUM if what == "sum" else FindingKind.STATS_NOT_CONSERVATIVE
     assert {(each.kind, each.key) for each in found.findings} == {(expected, key)}
 
 
-def test_rows_out_of_order_in_a_sorted_run_are_found(shard, monkeypatch):
-    target, batch = some_part(shard)
-    key = blob_key(shard.shard_id, target.key)
-    part = decode_part(shard.blob.get(key), key=key, schema=SCHEMA)
-    backwards = part.table.take(list(range(part.table.num_rows))[::-1])
-    data = encode_part(backwards, desc=part.desc, schema=SCHEMA)
-    shard.blob.set(key, data)
-
-    def edit(old):
+def test_rows_out_of_order_in_a_sorted_run_are_found(shard):
+    def backwards(old):
+        key = blob_key(shard.shard_id, old.key)
+        part = decode_part(shard.blob.get(key), key=key, schema=SCHEMA)
+        table = part.table.take(list(range(part.table.num_rows))[::-1])
+        data = encode_part(table, desc=part.desc, schema=SCHEMA)
+        shard.blob.set(key, data)
         return dataclasses.replace(old, checksum=checksum(data), size_bytes=len(data))
 
-    found, key = rewritten(shard, monkeypatch, edit)
+    found, key = lying(shard, backwards)
     assert FindingKind.OUT_OF_ORDER in {each.kind for each in found.findings if each.key == key}
 
 
-def test_diffs_that_let_go_of_other_blobs_than_the_state_does_are_found(shard, monkeypatch):
+def test_diffs_that_unlink_other_blobs_than_the_state_are_found(shard, monkeypatch):
     real = verify.deleted_blobs
     dropped = []
 
@@ -261,22 +263,18 @@ def test_diffs_that_let_go_of_other_blobs_than_the_state_does_are_found(shard, m
     assert dropped
 
 
-def test_what_a_collector_takes_meanwhile_is_no_finding(shard, monkeypatch):
-    machine = shard.client().machine(shard.shard_id)
-    real = verify._Verifying._check_sizes
-
-    def late(self):
-        gc_and_truncate(shard.client().machine(shard.shard_id))
-        return real(self)
-
-    monkeypatch.setattr(verify._Verifying, "_check_sizes", late)
-    found = verify_shard(machine)
+def test_a_blob_collected_during_verification_is_no_finding(shard):
+    slow = copy.copy(shard)
+    collect = lambda: gc_and_truncate(shard.client().machine(shard.shard_id))  # noqa: E731
+    slow.blob = Meanwhile(shard.blob, "list_prefix", collect, before=True)
+    found = verified(slow)
+    assert slow.blob.is_done
     assert found.findings == []
     assert found.collected > 0
 
 
-def test_what_a_collection_that_was_cut_short_has_deleted_is_no_finding(shard):
-    """Found by simulation: it deletes first, and truncates last. Versions that nobody may read then name what is gone."""
+def test_blobs_deleted_by_an_interrupted_collection_are_no_finding(shard):
+    """Found by simulation: a collection deletes first and truncates last. Versions that no process may read name missing blobs."""
     machine = shard.client().machine(shard.shard_id)
     to = seqno_since(machine.refresh())
     gone = [blob for step in collectable(machine, to) for blob in step.blobs]
@@ -305,8 +303,8 @@ def test_float_bounds_do_not_hide_nan():
     assert not list(verify_parts._beyond_bounds(values, ColumnStats(0, "1.0", None), "val.x", is_whole=True))
 
 
-def test_sums_of_diffs_that_left_int64_when_parts_became_one_are_sound():
-    """Each part's rows add up to int64's greatest value; together they wrap, as the descriptor's sum does."""
+def test_sums_of_diffs_beyond_int64_after_a_merge_are_sound():
+    """The rows of each part add up to int64's greatest value. Together they wrap, as the descriptor's sum does."""
     world = World(settings=Settings(batch=BatchSettings(inline_part_bytes_max=0)))
     client, shard_id = world.process(), world.shard_id()
     with client.open_writer(shard_id, WORLD_SCHEMA, purpose="test") as writer:
@@ -318,8 +316,8 @@ def test_sums_of_diffs_that_left_int64_when_parts_became_one_are_sound():
     assert verify_shard(machine).findings == []
 
 
-def test_bounds_of_keys_are_those_of_the_schema_that_a_part_was_written_under():
-    """As bytes, keys of two schemas do not compare: here a field came between the two there were."""
+def test_bounds_of_keys_are_checked_under_the_schema_of_their_part():
+    """As bytes, keys of two schemas do not compare: here a field was added between the two keys."""
     world = World(settings=Settings(batch=BatchSettings(inline_part_bytes_max=0)))
     client, shard_id = world.process(), world.shard_id()
     with client.open_writer(shard_id, Schema.from_ddl("a BIGINT, c BIGINT", "x INT"), purpose="test") as writer:

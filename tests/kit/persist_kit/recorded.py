@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import collections
 import copy
+import functools
 import itertools
 import random
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from persist_engine.base.env import SystemEnv
@@ -90,6 +92,38 @@ class _Mortal:
         return lambda *args, **kwargs: self._mortality.call(method, *args, **kwargs)
 
 
+class Meanwhile:
+    """A store on which another process does `work` once: after the first call of `verb` that is `matching` took effect and before its
+    answer, or (`before`) before that call takes effect.
+    """
+
+    def __init__(
+        self,
+        inner: Any,
+        verb: str,
+        work: Callable[[], object],
+        *,
+        before: bool = False,
+        matching: Callable[..., bool] = lambda *_: True,
+    ) -> None:
+        self._inner, self._verb, self._work, self._before, self._matching = inner, verb, work, before, matching
+        self.is_done = False
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._inner, name)
+        return method if name != self._verb else lambda *args: self._call(method, *args)
+
+    def _call(self, method: Callable[..., Any], *args: Any) -> Any:
+        is_first = not self.is_done and self._matching(*args)
+        self.is_done |= is_first
+        if is_first and self._before:
+            self._work()
+        answer = method(*args)
+        if is_first and not self._before:
+            self._work()
+        return answer
+
+
 def connect(blob: Blob, consensus: Consensus, settings: Settings = SETTINGS) -> PersistClient:
     """The client of a new process."""
     return PersistClient(blob, consensus, settings=settings, env=SystemEnv(), metrics=NoMetrics())
@@ -106,8 +140,9 @@ class RecordedShard:
         self._random = random.Random(seed)  # noqa: S311 - repeatable
 
     def copy(self) -> RecordedShard:
-        """A copy with its own stores."""
+        """A copy with its own stores, history and random numbers."""
         other = copy.copy(self)
+        other.history, other._random = list(self.history), copy.copy(self._random)
         other.blob, other.consensus = MemBlob(), MemConsensus()
         for info in self.blob.list_prefix(""):
             other.blob.set(info.key, self.blob.get(info.key) or b"")
@@ -185,7 +220,15 @@ class RecordedShard:
 
 
 def aged(seed: int = 0) -> tuple[RecordedShard, int]:
-    """A shard with several rollups and compacted batches, and so garbage of both kinds. Also returns its since."""
+    """A shard with several rollups and compacted batches, and so garbage of both kinds. Also returns its since. It is made once, and every
+    call returns a copy.
+    """
+    shard, since = _aged(seed)
+    return shard.copy(), since
+
+
+@functools.cache
+def _aged(seed: int) -> tuple[RecordedShard, int]:
     shard = RecordedShard(seed)
     for since in (0, 60, 140):
         shard.append(times=8)

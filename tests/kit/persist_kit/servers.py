@@ -32,10 +32,16 @@ class ServerMissing(RuntimeError):
     """A server's program is not installed. The message says how to install it."""
 
 
+class ServersBarred(RuntimeError):
+    """A test without a server's mark starts one in a run that has barred them (`make test-fast`)."""
+
+
 class Server:
     """One server process on a fixed address of 127.0.0.1, with its own folder. `restart` keeps address and data."""
 
     def __init__(self, command: Callable[[int], list[str]], is_up: Callable[[int], bool], folder: Path) -> None:
+        if os.environ.get("PERSIST_NO_SERVERS"):  # noqa: TID251 - a knob of the test kit itself, like PATH
+            raise ServersBarred(f"{command(0)[0]} is barred in this run: mark the test `redis` or `s3`")
         self._command = command
         self._is_up = is_up
         self._log = folder / "server.log"

@@ -5,11 +5,13 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from persist_engine.model.ownership import Owner
 from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.times import to_text
 from persist_operator.local import due, inputs
-from persist_operator.local.hints import for_this_machine
-from persist_operator.plan.actions import Note, Plan
+from persist_operator.local.hints import by_name, local_words
+from persist_operator.plan.actions import Plan
+from persist_operator.plan.hints import Recover, Request, Restart, TakeOver, cluster_words
 
 
 def attempts_of(house, name="load"):
@@ -91,7 +93,7 @@ def test_run_beside_another_runner_leaves_the_request_to_it(house):
     house.apply(house.sink())
     with runner_lock(house.state):
         result = house.local("run", "load")
-    assert "sparksink/load is asked to run: another `persist local` (process" in result.stderr
+    assert "sparksink/load: a run is requested; another `persist local` (process" in result.stderr
     assert "persistshard.io/request-restart" in house.objects.get("SparkSink", "load")["metadata"]["annotations"]
 
 
@@ -115,7 +117,7 @@ def test_up_runs_a_failed_sink_again_when_its_input_changed_or_with_retry(house)
     file = house.write(house.shard(), house.sink())
     result = house.local("up", "-f", file, code=1)
     assert "see `persist local logs load --state" in result.stderr
-    assert "once mended: `persist local run load --state" in result.stderr
+    assert "after the repair: `persist local run load --state" in result.stderr
     assert "mend the input, then `persist local run load`" in result.stdout
     (house.control / "refuse").unlink()  # the folder is the input of the sink, so the input changed
     again = house.local("up", "-f", file)
@@ -141,9 +143,11 @@ def test_paths_columns_and_schedules_are_checked_before_spark_starts(house, monk
     (missing,) = found(house, csv_sink(house, path="nowhere/*.csv"))
     assert f"no such file or folder: nowhere/*.csv (looked for from {house.folder})" in missing
     (house.folder / "in.csv").write_text("id;nam\n1;a\n")
-    lacks, surplus = found(house, csv_sink(house, sep=";", path="file:" + str(house.folder / "in.csv")))
-    assert "lacks columns of the shard: name (value field); it has: id, nam" in lacks
-    assert "columns that the shard does not have: nam" in surplus
+    (wrong,) = found(house, csv_sink(house, sep=";", path="file:" + str(house.folder / "in.csv")))
+    assert wrong.startswith(
+        "spec.input: input columns do not match the shard's schema: missing: name (value field); not in"
+    )
+    assert wrong.endswith("schema: nam (drop them with input.format.sql); the input has: id, nam")
     (house.folder / "in.csv").write_text("id,name\n1,a\n")
     assert found(house, csv_sink(house)) == []
     pq.write_table(pa.table({"id": ["a"], "at": [1]}), house.folder / "in.parquet")
@@ -151,7 +155,7 @@ def test_paths_columns_and_schedules_are_checked_before_spark_starts(house, monk
         input={"type": "Format", "format": {"name": "parquet", "options": {"path": "in.parquet"}}},
         envelope={"type": "Append", "timestampColumn": "at"},
     )
-    assert [one for one in found(house, parquet) if "name (value field); it has: id, at" in one]
+    assert [one for one in found(house, parquet) if "missing: name (value field); the input has: id, at" in one]
     (wrong,) = found(house, scheduled(house, cron="99 * * * *"))
     assert "schedule.cron '99 * * * *' is not five cron fields" in wrong
 
@@ -195,12 +199,62 @@ def test_a_stopped_attempt_is_stopped_in_the_status_and_not_lost(house):
     assert "lost" not in json.dumps(house.status("SparkSink", "load"))
 
 
-def test_hints_name_commands_of_this_machine():
-    status = {"conditions": [{"message": "x; change the spec, or set the annotation persistshard.io/request-restart"}]}
-    note = Note("Warning", "Stuck", "`kubectl describe pod -l batch.kubernetes.io/job-name=a-gc-8` shows why")
-    plan = for_this_machine(Plan(status=status, notes=(note,)), "load")
-    assert plan.status["conditions"][0]["message"].endswith("or mend the input, then `persist local run load`")
-    assert plan.notes[0].message == "`persist local logs a-gc-8` shows why"
+SHARD_ID = "s00000000-0000-4000-8000-000000000001"
+
+
+@pytest.mark.parametrize(
+    ("hint", "cluster", "local"),
+    [
+        (
+            Restart(),
+            "set the annotation persistshard.io/request-restart",
+            "mend the input, then `persist local run things`",
+        ),
+        (
+            Request("accept-log"),
+            "annotate the resource with persistshard.io/request-accept-log=<any new value>",
+            "run `persist local request accept-log things`",
+        ),
+        (Recover(SHARD_ID), f"`persist admin recover {SHARD_ID}`", "`persist local admin recover things`"),
+        (
+            TakeOver(SHARD_ID, Owner("local", "local", "things"), by_annotation=True),
+            f"annotate this resource persistshard.io/take-over={SHARD_ID}, or run "
+            f"`persist admin owner {SHARD_ID} --take-over local/local/things --commit`",
+            f"add the annotation persistshard.io/take-over: {SHARD_ID} to this resource, and run `persist local up -f FILE`",
+        ),
+        (
+            TakeOver(SHARD_ID, Owner("local", "local", "things"), by_annotation=False),
+            f"run `persist admin owner {SHARD_ID} --take-over local/local/things --commit`",
+            None,
+        ),
+    ],
+)
+def test_each_front_end_has_its_own_words_for_a_hint(hint, cluster, local):
+    assert cluster_words(hint) == cluster
+    assert local is None or local_words("things")(hint) == local
+
+
+def test_a_hint_to_take_a_shard_over_names_what_works_here(house):
+    """`persist local admin owner NAME` would not: the resource has no shard yet."""
+    assert house.run(house.shard()) == []
+    shard_id = house.status("PersistShard", "things")["shardId"]
+    other = house.shard("other", shardId=shard_id)
+    assert house.run(other) == ["PersistShard/other"]
+    ready = next(one for one in house.status("PersistShard", "other")["conditions"] if one["type"] == "Ready")
+    assert ready["reason"] == "ShardIdConflict"
+    annotation = f"persistshard.io/take-over: {shard_id}"
+    assert f"to take it over add the annotation {annotation} to this resource" in ready["message"]
+    other["metadata"]["annotations"] = dict([annotation.split(": ")])
+    house.run(other)
+    assert house.status("PersistShard", "other")["shardId"] == shard_id
+
+
+def test_an_error_of_the_engine_names_a_shard_of_this_machine_by_its_name():
+    text = f"shard {SHARD_ID} is lost; `persist admin recover {SHARD_ID}` shows what can be recovered"
+    assert by_name(text, SHARD_ID, "things").endswith(
+        "; `persist local admin recover things` shows what can be recovered"
+    )
+    assert by_name(text, None, "things") == text  # not yet the resource's: `persist local admin` would not find it
 
 
 def test_the_engines_commands_by_name(house):

@@ -78,14 +78,14 @@ def test_refused_resources_are_listed_and_nothing_is_applied(house):
     result = house.local("up", "-f", file, code=64)
     assert "refused: SparkSink/load: spec.nonsense: unknown field; known here:" in result.stderr
     assert "refused: PersistShard/B: " in result.stderr
-    assert "nothing was applied: 2 to correct in" in result.stderr
+    assert "nothing was applied: correct 2 errors in" in result.stderr
     assert not (house.state / "objects" / "PersistShard").exists()
 
 
 def test_up_without_java_names_java_home(house):
     house.environ = {**house.environ, "JAVA_HOME": str(house.folder)}
     result = house.local("up", "-f", house.write(house.shard(), house.sink()), code=64)
-    assert f"JAVA_HOME is {house.folder}, and there is no bin/java in it" in result.stderr
+    assert f"JAVA_HOME is {house.folder}, which has no bin/java" in result.stderr
     assert house.objects.get("SparkSink", "load") is None
     house.local("up", "-f", house.write(house.shard()))  # shards need no Java
 
@@ -101,7 +101,7 @@ def test_up_without_java_names_java_home(house):
         (["logs", "none"], "no run and no sink with runs called 'none'"),
         (["request", "gc", "none"], "no PersistShard called 'none'"),
         (["request", "dance", "none"], "unknown request 'dance'; use rollup, compact, gc, accept-log, restart"),
-        (["down"], "there is no state folder"),
+        (["down"], "no state folder"),
     ],
 )
 def test_a_wrong_call_names_its_mistake(house, arguments, message, monkeypatch):

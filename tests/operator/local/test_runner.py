@@ -149,7 +149,7 @@ def test_maintenance_that_was_stopped_is_started_again_under_its_name(house):
     assert house.run(house.shard(), house.sink()) == []
     house.objects.annotate("PersistShard", "things", "persistshard.io/request-rollup", "now")
     stopper = StopAtFirstMaintenance(house)
-    house.tell = stopper.tell
+    house.on_note = stopper.on_note
     assert house.run() == []
     assert stopper.stopped
     history = house.status("PersistShard", "things")["history"]
@@ -162,7 +162,7 @@ class StopAtFirstMaintenance:
     def __init__(self, house):
         self.house, self.stopped = house, []
 
-    def tell(self, owner, note):
+    def on_note(self, owner, note):
         if note.reason == "MaintenanceStarted" and not self.stopped:
             name = note.message.partition(":")[0]
             pid = self.house.processes.folder(name) / "pid"
@@ -204,7 +204,7 @@ def test_one_refusal_names_every_problem(house):
     text = "\n".join(problems)
     assert "PersistShard/A" in text
     assert "spec.nonsense" in text
-    assert "PersistShard/things: is there twice; remove one of the two" in text
+    assert "PersistShard/things: is defined twice; remove one of the two" in text
     assert len([one for one in problems if one.startswith("?/?")]) == 1
 
 
@@ -275,7 +275,7 @@ def test_drivers_run_side_by_side_while_their_memory_limits_fit():
 
 
 def test_java_is_found_where_spark_finds_it(tmp_path):
-    assert "there is none: install one" in java_problem({"PATH": str(tmp_path)})
+    assert "none was found: install one" in java_problem({"PATH": str(tmp_path)})
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     assert f"JAVA_HOME is {tmp_path}" in java_problem({"JAVA_HOME": str(tmp_path), "PATH": os.environ["PATH"]})

@@ -98,7 +98,7 @@ def test_a_foreign_pod_of_the_same_name_is_never_removed(house, sink):
     house.cluster.create(POD, {"metadata": {"namespace": "team", "name": name, "labels": {"app": "other"}}})
     while house.status(sink).get("lastFailure") is None:
         house.live(sink, 60)
-    assert "is not of this load" in house.status(sink)["lastFailure"]["message"]
+    assert "does not belong to this load" in house.status(sink)["lastFailure"]["message"]
     assert house.cluster.get(POD, "team", name)["metadata"]["labels"] == {"app": "other"}
 
 

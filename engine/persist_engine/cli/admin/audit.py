@@ -30,8 +30,9 @@ from persist_engine.cli.options import (
     connected,
     ended_with,
     one_shard,
+    shard_or_all,
 )
-from persist_engine.cli.output import ago, print_json, print_rows, progress_bar
+from persist_engine.cli.output import ago, print_json, print_rows, progress_bar, say_unchanged
 from persist_engine.cli.times import AsOf, one_time, written_time
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _told_released(shard_id: ShardId, released: list[str], *, committed: bool, a
         return
     print_rows(("released" if committed else "would release",), [(critical_id,) for critical_id in released])
     if not committed:
-        typer.echo("nothing was changed: say --commit to do it", err=True)
+        say_unchanged()
 
 
 def usage(
@@ -116,7 +117,7 @@ def usage(
     as_json: AsJson = False,
 ) -> None:
     """What lies in the blob store, by shard: needed, held, on its way, or leaked. Without SHARD: all shards."""
-    shard_id = None if shard_argument is None and shard is None else one_shard(shard_argument, shard)
+    shard_id = shard_or_all(shard_argument, shard)
     with connected(blob, consensus, give_up) as client:
         if referenced:
             _referenced(client, [shard_id] if shard_id is not None else sorted(client.shards()), as_json=as_json)
@@ -209,7 +210,7 @@ def verify(
     """
     from persist_engine.work.audit.verify import lost_shard, shards_without_log
 
-    shard_id = None if shard_argument is None and shard is None else one_shard(shard_argument, shard)
+    shard_id = shard_or_all(shard_argument, shard)
     with connected(blob, consensus, give_up) as client:
         shard_ids = sorted(client.shards()) if shard_id is None else [shard_id]
         if shard_id is None:

@@ -31,7 +31,7 @@ from persist_engine.cli.options import (
     connected,
     one_shard,
 )
-from persist_engine.cli.output import print_json, print_rows, progress_bar, reading
+from persist_engine.cli.output import print_json, print_rows, progress_bar, reading, say_unchanged
 
 if TYPE_CHECKING:
     from persist_engine.work.outcome import Outcome
@@ -215,7 +215,7 @@ def _told(plan: Iterable[Planned], *, as_json: bool) -> None:
         (each.do, each.what, "" if each.size_bytes is None else sized(each.size_bytes)) for each in planned
     ]
     print_rows(("would", "what", "size"), rows or [("do", "nothing: there is nothing to do", "")])
-    typer.echo("nothing was changed: say --commit to do it", err=True)
+    say_unchanged()
 
 
 def _done(outcomes: Iterable[Outcome], *, as_json: bool) -> None:

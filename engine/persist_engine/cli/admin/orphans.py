@@ -21,9 +21,9 @@ from persist_engine.cli.options import (
     ShardOption,
     connected,
     ended_with,
-    one_shard,
+    shard_or_all,
 )
-from persist_engine.cli.output import ago, print_json, print_rows, progress_bar
+from persist_engine.cli.output import ago, print_json, print_rows, progress_bar, say_unchanged
 
 if TYPE_CHECKING:
     from persist_engine.client.client import PersistClient
@@ -78,7 +78,7 @@ def orphans(
     older_than_s = seconds_of(older_than)
     if older_than_s < OLDER_THAN_S_MIN:
         raise InvalidUsage(f"--older-than must be at least {ago(OLDER_THAN_S_MIN * 1000)}: slow writers need that time")
-    one = None if shard_argument is None and shard is None else one_shard(shard_argument, shard)
+    one = shard_or_all(shard_argument, shard)
     after = None if resume_after is None else ShardId(resume_after)
     found: list[Orphans] = []
     problems: list[PersistError] = []
@@ -145,4 +145,4 @@ def _show(
         again = "the same again" if resume_after is None else f"--resume-after {resume_after}"
         typer.echo(f"stopped at the limit of deletes: go on with {again}", err=True)
     if not commit:
-        typer.echo("nothing was changed: say --commit to delete them", err=True)
+        say_unchanged(to="delete them")

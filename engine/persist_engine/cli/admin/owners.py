@@ -20,7 +20,7 @@ from persist_engine.cli.options import (
     connected,
     one_shard,
 )
-from persist_engine.cli.output import print_json, print_pairs, print_rows
+from persist_engine.cli.output import print_json, print_pairs, print_rows, say_unchanged
 
 if TYPE_CHECKING:
     from persist_engine.model.ownership import Owner
@@ -80,7 +80,7 @@ def owner(
         return
     print_pairs(shown | changes)
     if changes and not commit:
-        typer.echo("nothing was changed: say --commit to do it", err=True)
+        say_unchanged()
 
 
 def names(

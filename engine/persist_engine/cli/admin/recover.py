@@ -24,7 +24,7 @@ from persist_engine.cli.options import (
     log_of,
     one_shard,
 )
-from persist_engine.cli.output import print_json, print_rows
+from persist_engine.cli.output import print_json, print_rows, say_unchanged
 
 if TYPE_CHECKING:
     from persist_engine.work.repair.recover import Recovered
@@ -106,7 +106,7 @@ def _show(found: Recovered, *, is_wanted: bool) -> None:
         typer.echo("nothing to do: the log is there, and no rollup is newer", err=True)
     elif found.seqno is None:
         more = "" if log is None else " --replace-log"
-        typer.echo(f"nothing was changed: say --commit{more} to begin the log anew from that rollup", err=True)
+        say_unchanged(f"--commit{more}", to="begin the log anew from that rollup")
 
 
 def recover_store(
@@ -137,4 +137,4 @@ def recover_store(
     rows += [("without a log", shard_id) for shard_id in found.shards_without_log]
     print_rows(("what", "value"), rows)
     if found.forgot is not None and not commit:
-        typer.echo(f"nothing was changed: say --commit to tell the {found.forgot} store", err=True)
+        say_unchanged(to=f"tell the {found.forgot} store")

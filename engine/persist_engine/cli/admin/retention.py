@@ -18,7 +18,7 @@ from persist_engine.cli.options import (
     connected,
     one_shard,
 )
-from persist_engine.cli.output import print_json, print_pairs
+from persist_engine.cli.output import print_json, print_pairs, say_unchanged
 
 EPILOG = "Examples: persist admin retention SHARD; persist admin retention SHARD 30d --commit; persist admin retention SHARD none --commit"
 
@@ -69,4 +69,4 @@ def retention(
     if value is not None and owner is not None and wanted is not None:
         typer.echo(f"{owner} owns this shard: its operator ends this retention and goes by its own", err=True)
     if value is not None and not commit:
-        typer.echo("nothing was changed: say --commit to do it", err=True)
+        say_unchanged()

@@ -1,5 +1,5 @@
 # The static binaries of a node, built from Go modules into $STATE/bin. Sourced by build.
-# About seven minutes on two free cores with cold caches; a binary that is there is not built again.
+# About seven minutes on two free cores with cold caches; existing binaries are not built again.
 
 build_binaries() {
   command -v go >/dev/null || die "Go 1.26 or newer is needed to build a node image without a registry"
@@ -58,7 +58,7 @@ build_coredns() {
     go build -ldflags '-s -w' -o "$STATE/bin/coredns" github.com/coredns/coredns )
 }
 
-# Not `go install ...@version`: that asks the module proxy for a list of versions, which some mirrors refuse.
+# Not `go install ...@version`, which requests a list of versions from the module proxy; some mirrors refuse it.
 build_crictl() {
   ( cd "$STATE/src/crictl"
     printf 'module node\n\ngo 1.26\n\nrequire sigs.k8s.io/cri-tools v%s\n' "$CRICTL_VERSION" > go.mod

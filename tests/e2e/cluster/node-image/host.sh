@@ -12,10 +12,10 @@ prepare_host() {
     apt-get update -qq
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
   fi
-  mkdir -p /lib/modules "$STATE"               # kind mounts /lib/modules into the node; podman refuses a source that is not there
+  mkdir -p /lib/modules "$STATE"               # kind mounts /lib/modules into the node; podman refuses a missing source
   find_network_backend
   install -m 755 "$HERE/runc-unprivileged" "$STATE/runc-unprivileged"
-  mkdir -p "$STATE/shim"                       # `kind load docker-image` calls docker whatever the provider is
+  mkdir -p "$STATE/shim"                       # `kind load docker-image` calls docker with every provider
   printf '#!/bin/sh\nexec podman "$@"\n' > "$STATE/shim/docker"
   chmod +x "$STATE/shim/docker"
   cat > "$STATE/containers.conf" <<CONF
@@ -31,8 +31,8 @@ helper_binaries_dir = ["$STATE/helpers", "/usr/libexec/podman", "/usr/lib/podman
 CONF
 }
 
-# netavark and aardvark-dns let a worker find the control plane by name; Debian's podman runs without them and then cannot.
-# They are unpacked, not installed, so that the machine's other containers keep their network backend.
+# netavark and aardvark-dns let a worker find the control plane by name; without them, Debian's podman runs but cannot resolve names.
+# They are unpacked, not installed, so that other containers on the machine keep their network backend.
 find_network_backend() {
   if [ -x /usr/lib/podman/netavark ]; then ln -sfn /usr/lib/podman "$STATE/helpers"; return; fi
   [ -x "$STATE/helpers/netavark" ] && return

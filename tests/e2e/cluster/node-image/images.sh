@@ -3,7 +3,7 @@
 APT_INSTALL='DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends -o Dpkg::Options::=--force-confold'
 APT_CLEAN='apt-get clean; rm -rf /var/lib/apt/lists/* /usr/share/doc /usr/share/locale /usr/share/man'
 
-# The first Debian mirror of this machine; the public one when its sources name none.
+# The first Debian mirror of this machine; the public one if its sources name none.
 debian_mirror() {
   local file mirror=
   for file in /etc/apt/sources.list.d/*.sources /etc/apt/sources.list /etc/apt/sources.list.d/*.list; do
@@ -87,7 +87,7 @@ build_node_image() {
     $APT_INSTALL systemd conntrack iptables nftables iproute2 ethtool util-linux mount kmod libseccomp2 pigz bash ca-certificates curl jq procps \
       containerd runc containernetworking-plugins >/dev/null 2>&1; $APT_CLEAN"
   buildah run "$container" -- sh -ec "$(cat "$HERE/node-setup.sh")"
-  # Nobody in the node may lower an oom_score_adj where CAP_SYS_RESOURCE is missing.
+  # Without CAP_SYS_RESOURCE no process in the node may lower an oom_score_adj.
   sed -i 's/restrict_oom_score_adj = false/restrict_oom_score_adj = true/' "$root/etc/containerd/config.toml"
   sed -i 's|^KUBELET_EXTRA_ARGS=.*|& --oom-score-adj=0|' "$root/etc/default/kubelet"
   cp "$STATE"/bin/{kubeadm,kubelet,kubectl} "$root/usr/bin/"

@@ -1,4 +1,4 @@
-# Runs inside the node image while it is built: systemd without what a container has no use for, kind's units on, CNI plugins in place.
+# Runs inside the node image while it is built: disables systemd units that a container does not need, enables kind's units, installs CNI plugins.
 find /lib/systemd/system/sysinit.target.wants/ -name systemd-tmpfiles-setup.service -delete
 rm -f /lib/systemd/system/multi-user.target.wants/* /etc/systemd/system/*.wants/* /lib/systemd/system/local-fs.target.wants/* \
   /lib/systemd/system/sockets.target.wants/*udev* /lib/systemd/system/sockets.target.wants/*initctl* /lib/systemd/system/basic.target.wants/*

@@ -1,0 +1,58 @@
+"""Hints: what a person can do about a condition, as values. A front end turns each hint into the words of its own commands: the operator
+by `cluster_words`, the local runner by its own function. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from persist_engine.model.ownership import Owner
+
+from persist_operator.api import names
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Run the sink of this resource again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Request one run, or one decision, for this resource: `verb` as in `persistshard.io/request-<verb>`."""
+
+    verb: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recover:
+    """Look at what a lost shard left behind, and recover it."""
+
+    shard_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOver:
+    """Make `owner`, which is this resource, the owner of the shard. `by_annotation`: the storage profile allows the annotation."""
+
+    shard_id: str
+    owner: Owner
+    by_annotation: bool
+
+
+Hint = Restart | Request | Recover | TakeOver
+Words = Callable[[Hint], str]
+
+
+def cluster_words(hint: Hint) -> str:
+    """The hint as annotations of the resource and as commands of `persist admin`."""
+    match hint:
+        case Restart():
+            return f"set the annotation {names.REQUEST_PREFIX}restart"
+        case Request(verb):
+            return f"annotate the resource with {names.REQUEST_PREFIX}{verb}=<any new value>"
+        case Recover(shard_id):
+            return f"`persist admin recover {shard_id}`"
+        case TakeOver(shard_id, owner, by_annotation):
+            annotation = f"annotate this resource {names.ANNOTATION_TAKE_OVER}={shard_id}, or " if by_annotation else ""
+            return f"{annotation}run `persist admin owner {shard_id} --take-over {owner} --commit`"
