@@ -71,7 +71,7 @@ class House:
 
     wait = staticmethod(wait_for)
 
-    def tell(self, owner, note):
+    def on_note(self, owner, note):
         self.notes.append((owner, note.reason, note.message))
 
     def write(self, *documents, name="all.yaml"):
@@ -90,7 +90,7 @@ class House:
             room = Room(cores=2, drivers_max=drivers, maintenance_max=2, memory_mib=memory_mib)
             actor = LocalActor(self.processes, bridge, environ=child_environ(self.environ), room=room)
             runner = LocalRunner(
-                self.objects, self.processes, bridge, actor, settings=self.settings, env=self.env, on_note=self.tell
+                self.objects, self.processes, bridge, actor, settings=self.settings, env=self.env, on_note=self.on_note
             )
             return runner.run(watch=False, after_pass=lambda: None)
 

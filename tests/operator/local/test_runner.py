@@ -149,7 +149,7 @@ def test_maintenance_that_was_stopped_is_started_again_under_its_name(house):
     assert house.run(house.shard(), house.sink()) == []
     house.objects.annotate("PersistShard", "things", "persistshard.io/request-rollup", "now")
     stopper = StopAtFirstMaintenance(house)
-    house.tell = stopper.tell
+    house.on_note = stopper.on_note
     assert house.run() == []
     assert stopper.stopped
     history = house.status("PersistShard", "things")["history"]
@@ -162,7 +162,7 @@ class StopAtFirstMaintenance:
     def __init__(self, house):
         self.house, self.stopped = house, []
 
-    def tell(self, owner, note):
+    def on_note(self, owner, note):
         if note.reason == "MaintenanceStarted" and not self.stopped:
             name = note.message.partition(":")[0]
             pid = self.house.processes.folder(name) / "pid"
