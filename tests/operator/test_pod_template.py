@@ -8,6 +8,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from persist_kit.depth import draws
 from persist_operator.api import names, spark_conf
 from persist_operator.api.pod_template import PodRefused, check_template
 from persist_operator.api.schema_check import load_schemas
@@ -326,7 +327,7 @@ def plain_pods():
     return both({})
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(300), deadline=None)
 @given(template=TEMPLATES)
 def test_pods_stay_restricted_under_every_template(template):
     """A template is refused, or merged without a change to the fields of the operator. No other exception escapes."""
@@ -351,7 +352,7 @@ def test_pods_stay_restricted_under_every_template(template):
         assert pod["spec"]["volumes"][: len(ours["spec"]["volumes"])] == ours["spec"]["volumes"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=draws(150), deadline=None)
 @given(template=TEMPLATES)
 def test_maintenance_pods_stay_restricted_under_every_template(template):
     try:
@@ -425,7 +426,7 @@ def test_spark_conf_of_the_application_is_accepted(key):
     assert not crd_refuses(key)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=draws(400), deadline=None)
 @given(
     key=st.lists(
         st.sampled_from(sorted({part for key in AROUND + FREE for part in key.split(".")})), min_size=1, max_size=5

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from persist_kit.depth import draws
 from persist_operator.api import blocks, names
 from persist_operator.api.shard_status import Looks, ShardStatus
 from persist_operator.api.sink_status import RunState, SinkStatus
@@ -75,7 +76,7 @@ def drawn(schema):
 
 @pytest.mark.parametrize("file", KINDS)
 def test_a_status_survives_the_wire(file):
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=draws(60), deadline=None)
     @given(drawn(definition(file)))
     def survives(wire):
         assert KINDS[file].of(wire).wire() == wire

@@ -39,10 +39,11 @@ from persist_engine.rows.order import KEY_LOWER_BYTES_MAX, key_bytes
 from persist_engine.rows.part_stats import bound, stats_path
 from persist_engine.rows.schema import Schema
 from persist_kit import strategies
+from persist_kit.depth import draws
 
 DESC = Description(Antichain(0), Antichain(None), Antichain(0))
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-quick = settings(max_examples=12, deadline=None, suppress_health_check=SLOW)
+quick = settings(max_examples=draws(12), deadline=None, suppress_health_check=SLOW)
 
 
 def same_bits(left: pa.Table, right: pa.Table) -> bool:
@@ -253,7 +254,7 @@ def test_time_laws_row_by_row(data: st.DataObject) -> None:
         assert advanced == [min(max(row["time"], lower.time), 2**63 - 1) for row in table.to_pylist()]
 
 
-@settings(quick, max_examples=8)
+@settings(quick, max_examples=draws(8))
 @given(st.data())
 def test_whole_envelopes_around_damaged_payloads_never_crash_the_decoder(data: st.DataObject) -> None:
     """Such bytes cannot come from a disk (the checksum fits), only from a bug or a forger: a clear refusal, or a value."""

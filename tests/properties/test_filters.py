@@ -21,6 +21,7 @@ from persist_engine.rows.filter import Filter
 from persist_engine.rows.part_stats import part_stats, stats_name
 from persist_engine.rows.predicate import And, Compare, In, IsNull, Not, Or, Predicate, from_json, to_json
 from persist_engine.rows.schema import Schema
+from persist_kit.depth import draws
 from persist_kit.strategies import schemas, updates_table
 from persist_kit.strategies import updates as updates_of
 
@@ -148,7 +149,7 @@ def part_of(table: pa.Table, schema: Schema, bytes_max: int) -> HollowPart:
 
 
 @given(filtered(), st.sampled_from([0, 40, 100_000]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=draws(25), deadline=None)
 def test_rows_pass_as_logic_says_and_statistics_never_deny_them(
     case: tuple[Schema, pa.Table, Filter], bytes_max: int
 ) -> None:
@@ -179,7 +180,7 @@ def _plain(scalar: pa.Scalar) -> Any:
 
 
 @given(filtered(), st.lists(st.integers(0, 12), max_size=3))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=draws(15), deadline=None)
 def test_skipping_parts_before_consolidation_is_filtering_after_it(
     case: tuple[Schema, pa.Table, Filter], cuts: list[int]
 ) -> None:
@@ -195,7 +196,7 @@ def test_skipping_parts_before_consolidation_is_filtering_after_it(
 
 
 @given(filtered())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=draws(20), deadline=None)
 def test_a_predicate_survives_the_way_to_another_process(case: tuple[Schema, pa.Table, Filter]) -> None:
     schema, table, filter_ = case
     again = Filter(from_json(to_json(filter_.predicate)), schema)
@@ -204,7 +205,7 @@ def test_a_predicate_survives_the_way_to_another_process(case: tuple[Schema, pa.
 
 
 @given(st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=draws(30), deadline=None)
 def test_bounds_in_statistics_hold_every_value_in_comparable_form_and_as_scalars(data: st.DataObject) -> None:
     schema = data.draw(schemas())
     table = data.draw(updates_of(schema))

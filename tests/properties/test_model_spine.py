@@ -13,6 +13,7 @@ from persist_engine.model.frontier import Antichain
 from persist_engine.model.spine.edit import SpineEdit
 from persist_engine.model.spine.spine import MergeOutcome, MergeReq, MergeRes
 from persist_engine.model.spine.trace import Trace
+from persist_kit.depth import draws
 from persist_kit.states import batch, description
 
 frontiers = st.one_of(st.none(), st.integers(0, 2**64 - 1), st.integers(0, 3)).map(Antichain)
@@ -101,7 +102,7 @@ class Driver:
                 pass
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=draws(150), deadline=None)
 @given(st.lists(actions, max_size=60))
 def test_spine_stays_sound_and_survives_flattening(script: list[tuple[str, int, int]]) -> None:
     """After every action: invariants, sums, tiling; flatten and unflatten give the same trace back (spec 2.6, 8.8, 8.9)."""
@@ -119,7 +120,7 @@ def test_spine_stays_sound_and_survives_flattening(script: list[tuple[str, int, 
     assert driver.trace.part_count == sum(len(each.parts) for each in batches)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=draws(100), deadline=None)
 @given(st.lists(rows, min_size=1, max_size=120))
 def test_spine_batches_are_logarithmically_many(sizes: list[int]) -> None:
     """At most two per level, and no level beyond the logarithm of all rows ever pushed (spec C.7)."""
@@ -131,7 +132,7 @@ def test_spine_batches_are_logarithmically_many(sizes: list[int]) -> None:
     assert sum(1 for _ in trace.spine_batches()) <= 2 * levels
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=draws(100), deadline=None)
 @given(st.lists(rows, min_size=1, max_size=40))
 def test_every_merge_is_requested_and_every_request_matches(sizes: list[int]) -> None:
     """A worker that does every request at once ends with each spine batch in one piece."""

@@ -17,6 +17,7 @@ from persist_engine.model.spine.flat import FlatTrace
 from persist_engine.model.spine.spine import MergeReq, MergeRes
 from persist_engine.model.spine.trace import Trace
 from persist_engine.model.state import SchemaPair, ShardState, SourceProgress
+from persist_kit.depth import draws
 from persist_kit.states import (
     DEBUG,
     SCHEMA,
@@ -128,7 +129,7 @@ class Shard(Stepper):
         return c.ApplyMergeRes(MergeRes(output, request.id if which else None))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=draws(120), deadline=None)
 @given(st.lists(actions, max_size=50), st.booleans())
 def test_every_version_follows_from_its_diff(script: list[tuple[str, int, int]], closing: bool) -> None:
     """A replica that starts at version 1 and sees only diffs stays equal; one diff leads from first to last (spec 8.10)."""
@@ -180,7 +181,7 @@ def rebuilt(state: ShardState) -> ShardState:
     return replace(state, trace=Trace.unflatten(state.trace.flatten()), **copies)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(60), deadline=None)
 @given(st.lists(actions, max_size=30))
 def test_diff_does_not_depend_on_sharing(script: list[tuple[str, int, int]]) -> None:
     """Between states that share nothing, the diff is the same as between those that do."""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from persist_engine.parts.consolidate import row_key
 from persist_engine.rows.columns import compare_adjacent, flatten_columns
 from persist_engine.rows.sorting import order_and_equal
+from persist_kit.depth import draws
 
 TYPES = {
     "bool": (pa.bool_(), st.booleans()),
@@ -52,7 +53,7 @@ def tables(draw: st.DrawFn) -> pa.Table:
 
 
 @given(tables())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=draws(120), deadline=None)
 def test_order_and_equality_are_those_of_rows(table: pa.Table) -> None:
     columns = flatten_columns(table)
     keys = [row_key(columns, index) for index in range(table.num_rows)]

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.rows.predicate import And, Compare, In, IsNull, Not, Or, Predicate
 from persist_engine.rows.predicate_text import parse_predicate
+from persist_kit.depth import draws
 
-quick = settings(max_examples=200, deadline=None)
+quick = settings(max_examples=draws(200), deadline=None)
 texts = st.text(st.sampled_from("'\"\\`ab \n%_ñ;-") | st.characters(exclude_categories=["Cs"]), max_size=12)
 
 
@@ -95,7 +96,7 @@ def test_texts_that_do_not_close_or_stand_beside_each_other_are_refused(text):
         parse_predicate(text)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=draws(500), deadline=None)
 @given(st.lists(st.sampled_from(["name", "key.", "`", "'", '"', "''", "\\", "=", "<", " ", "(", ")", "IN", "NOT ", "NULL", " IS ", " AND ", " OR ", "BETWEEN", "1", ".", ",", "DATE", "X'", "--", "/*", "*/", ";", "\n", "r'", "{", "}", "@", "$", "?", ":", "[", "]", "ñ", "\0"]), max_size=14).map("".join) | st.text(max_size=30))  # fmt: skip
 def test_any_text_is_a_predicate_or_refused(text):
     with suppress(InvalidUsage):

@@ -20,6 +20,7 @@ from persist_engine.model.frontier import EMPTY
 from persist_engine.model.state import ShardState
 from persist_engine.work.perform import perform_due
 from persist_engine.work.repair.force import force_compaction, force_gc
+from persist_kit.depth import draws
 from persist_kit.states import DEBUG, Stepper, append, batch, critical_id, first_state, leased_id
 from persist_kit.world import SCHEMA, AheadEnv, World, contents
 
@@ -82,7 +83,7 @@ def check(before: ShardState, after: ShardState) -> None:
 
 
 @given(retentions, commands)
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=draws(250), deadline=None)
 def test_since_never_passes_what_is_retained_nor_goes_back(retain_ms, todo):
     shard = Stepper(replace(first_state()[0], retain_ms=retain_ms))
     for what, one, other in todo:
@@ -122,7 +123,7 @@ deeds = st.lists(
 
 
 @given(st.sampled_from([None, 5, 12, 300]), deeds)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=draws(10), deadline=None)
 def test_every_time_in_the_window_is_read_as_it_was_written(retain_ms, todo):
     """Upserts, whose handle lets go of all but the last time; two processes; time moves as the test says."""
     world = World(settings=BUSY, env=AheadEnv(), retain_ms=retain_ms)

@@ -10,6 +10,7 @@ from persist_engine.model.frontier import EMPTY, MINIMUM, Description
 from persist_engine.rows.evolution import adapted, incompatibilities
 from persist_engine.rows.schema import Schema
 from persist_engine.rows.updates import consolidate
+from persist_kit.depth import draws
 from persist_kit.strategies import schemas, successors, updates
 
 DESC = Description(MINIMUM, EMPTY, MINIMUM)
@@ -23,7 +24,7 @@ def grown(draw: st.DrawFn) -> tuple[Schema, Schema, Schema, pa.Table]:
     return old, new, newest, draw(updates(old))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=draws(12), deadline=None)
 @given(grown())
 def test_old_data_reads_under_the_new_schema_as_it_read_before_and_evolved(case: tuple) -> None:
     old, new, newest, table = case
@@ -38,7 +39,7 @@ def test_old_data_reads_under_the_new_schema_as_it_read_before_and_evolved(case:
     assert _nan_equal(adapted(read, asked=newest, key="k"), adapted(table, asked=newest, key="k"))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=draws(12), deadline=None)
 @given(grown())
 def test_evolving_keeps_order_and_identity_of_rows(case: tuple) -> None:
     """Else sorted runs of old parts could not be merged with new ones."""
@@ -46,7 +47,7 @@ def test_evolving_keeps_order_and_identity_of_rows(case: tuple) -> None:
     assert _nan_equal(consolidate(adapted(table, asked=new, key="k")), adapted(consolidate(table), asked=new, key="k"))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=draws(12), deadline=None)
 @given(grown())
 def test_what_an_old_reader_sees_of_evolved_rows_is_what_they_were(case: tuple) -> None:
     old, new, _, table = case

@@ -32,9 +32,10 @@ from persist_engine.rows.updates import consolidate
 from persist_engine.rows.words import RowCodec
 from persist_engine.storage.upsert_rocks import RocksStore
 from persist_kit import strategies
+from persist_kit.depth import draws
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-quick = settings(max_examples=25, deadline=None, suppress_health_check=SLOW)
+quick = settings(max_examples=draws(25), deadline=None, suppress_health_check=SLOW)
 SEED = np.array([11, 22, 33, 44], np.uint64)
 
 #: Encoded values: whole words, some of them sharing words or ending in zeros.

@@ -19,6 +19,7 @@ from persist_engine.flow.append_run import Recompute
 from persist_engine.model.batch import HollowPart
 from persist_engine.model.state import SourceProgress
 from persist_engine.work.audit.verify import verify_shard
+from persist_kit.depth import draws
 from persist_kit.staged import named_keys
 from persist_spark import landing
 from persist_spark.landing import Landed
@@ -234,7 +235,7 @@ ACTS = st.one_of(
 
 
 @given(data=st.data())
-@drawn(max_examples=20, deadline=None)
+@drawn(max_examples=draws(20), deadline=None)
 def test_a_shard_equals_its_mirror_after_any_writes_of_a_rival(data: st.DataObject):
     run = Run(inline_part_bytes_max=data.draw(st.sampled_from([0, 1100, 4096])), target_part_bytes=2048)
     for rows in data.draw(st.lists(COUNTS, max_size=3)):

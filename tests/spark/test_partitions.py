@@ -9,6 +9,7 @@ from persist_engine import Location, PersistClient, ShardId
 from persist_engine.base.settings import KIB, MIB, BatchSettings, Settings
 from persist_engine.model.ids import staged_ms
 from persist_engine.rows.schema import Schema
+from persist_kit.depth import draws
 from persist_spark import partitions
 from persist_spark.columns import RECORD_ROWS
 from persist_spark.failures import FailureClass, TaskFailure, classify
@@ -70,7 +71,7 @@ class Sized:
 
 
 @given(st.lists(st.integers(0, 512 * MIB), max_size=100), st.integers(1, 64))
-@drawn(max_examples=30)
+@drawn(max_examples=draws(30))
 def test_grouping_keeps_every_part_in_its_order(sizes, cores):
     groups = grouped([Sized(number, size) for number, size in enumerate(sizes)], cores=cores)
     assert [int(part) for group in groups for part in group] == list(range(len(sizes)))
@@ -79,7 +80,7 @@ def test_grouping_keeps_every_part_in_its_order(sizes, cores):
 
 
 @given(st.lists(st.integers(0, 4 * MIB), min_size=1, max_size=60), st.integers(1, 16))
-@drawn(max_examples=30)
+@drawn(max_examples=draws(30))
 def test_there_are_no_more_groups_than_cores_while_groups_stay_small(sizes, cores):
     """When the share of a core was rounded down, the remainder became a task of its own after all others."""
     groups = grouped([Sized(number, size) for number, size in enumerate(sizes)], cores=cores)

@@ -39,6 +39,7 @@ from persist_engine.work.audit.references import Bucket
 from persist_engine.work.audit.usage import audit_usage
 from persist_engine.work.audit.verify import verify_shard
 from persist_engine.work.repair.force import force_compaction, force_gc
+from persist_kit.depth import draws
 from persist_kit.strategies import schemas, successors, updates, updates_table
 from persist_kit.world import AheadEnv, World
 
@@ -298,7 +299,7 @@ class Histories:
         self.check()
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=draws(10), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_every_way_of_reading_shows_what_was_written_whatever_its_types(data: st.DataObject) -> None:
     histories = Histories(data.draw)

@@ -26,6 +26,7 @@ from persist_engine.shard.schemas import SchemaIncompatible
 from persist_engine.storage.notify import Listener, abridged
 from persist_engine.testing.oracle import Oracle
 from persist_engine.work.perform import perform_due
+from persist_kit.depth import draws
 from persist_kit.world import SCHEMA, World
 
 A = Antichain.of
@@ -311,7 +312,7 @@ class Handles(RuleBasedStateMachine):
 
 
 Handles.TestCase.settings = settings(
-    max_examples=20,
+    max_examples=draws(20),
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

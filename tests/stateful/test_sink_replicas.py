@@ -22,6 +22,7 @@ from persist_engine.flow.desired import Stream
 from persist_engine.rows.ingest import normalise
 from persist_engine.rows.partitioning import deal
 from persist_engine.work.perform import perform_due
+from persist_kit.depth import draws
 from persist_kit.world import SCHEMA, World, row
 
 A = Antichain.of
@@ -280,5 +281,9 @@ class Sinks(RuleBasedStateMachine):
 
 TestSinks = Sinks.TestCase
 TestSinks.settings = settings(
-    max_examples=10, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+    max_examples=draws(10),
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    print_blob=True,
 )

@@ -24,6 +24,7 @@ from persist_engine.model.batch import HollowBatch, HollowPart, HollowRun, Inlin
 from persist_engine.model.frontier import MINIMUM, Description
 from persist_engine.work.audit.verify import verify_shard
 from persist_engine.work.compact import compact
+from persist_kit.depth import draws
 from persist_kit.staged import named_keys, opened
 from persist_kit.world import SCHEMA, contents, row
 
@@ -327,7 +328,7 @@ def test_a_joined_part_is_flushed_as_one_when_state_takes_no_more():
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=draws(40), deadline=None)
 def test_an_append_of_many_batches_is_all_their_updates(data: st.DataObject):
     """For every way to spread the updates over batches that are inline, joined, cut or rewritten."""
     world, writer = opened(

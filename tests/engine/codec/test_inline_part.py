@@ -16,6 +16,7 @@ from persist_engine.model.frontier import EMPTY, Antichain, Description
 from persist_engine.rows.schema import Schema
 from persist_engine.rows.updates import normalise
 from persist_kit import strategies
+from persist_kit.depth import draws
 
 SCHEMA = Schema.from_ddl("id BIGINT NOT NULL, s STRING", "v STRUCT<x: DOUBLE, t: TIMESTAMP>")
 ROWS = [
@@ -45,7 +46,7 @@ def decoded(data: bytes, schema: Schema = SCHEMA, format_name: str = INLINE_FORM
 
 
 @given(st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=draws(25), deadline=None)
 def test_decode_gives_what_was_encoded(data: st.DataObject) -> None:
     schema = data.draw(strategies.schemas())
     table = data.draw(strategies.updates(schema))
@@ -73,7 +74,7 @@ def test_the_limit_is_exclusive_and_counts_every_byte() -> None:
 
 
 @given(st.integers(0, len(encoded()) - 1), st.integers(1, 255))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=draws(200), deadline=None)
 def test_any_changed_byte_is_found(at: int, change: int) -> None:
     data = bytearray(encoded())
     data[at] ^= change
@@ -82,7 +83,7 @@ def test_any_changed_byte_is_found(at: int, change: int) -> None:
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=draws(200), deadline=None)
 def test_bytes_under_a_right_checksum_are_refused_or_are_sound_rows(data: st.DataObject) -> None:
     """Bytes with a forged checksum end in an error of ours or in a table that holds its rules."""
     raw = bytearray(encoded())

@@ -19,6 +19,7 @@ from persist_engine.model.spine.trace import Trace
 from persist_engine.model.state import ShardState
 from persist_engine.pb import state_pb2
 from persist_kit import strategies
+from persist_kit.depth import draws
 from persist_kit.states import Stepper, append, batch
 
 
@@ -84,7 +85,7 @@ def test_a_second_rollup_encodes_what_changed(monkeypatch: pytest.MonkeyPatch) -
 
 
 @given(st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=draws(25), deadline=None)
 def test_lazily_and_at_once_give_the_same_and_come_back(data: st.DataObject) -> None:
     state = replace(STATE, trace=data.draw(strategies.traces()))
     stored = encode_rollup(Rollup(state))

@@ -22,6 +22,7 @@ from persist_engine.model.ids import CriticalReaderId, ShardId
 from persist_engine.model.inspection import Inspection, ReaderInfo
 from persist_engine.model.ownership import OwnedElsewhere, Owner, Unowned
 from persist_engine.model.tending import KnownLog, NoSuchShard, NotTended, Tended, WantedHold, Wish
+from persist_kit.depth import draws
 
 SHARD_ID = ShardId("s" + "0" * 8 + "-0000-0000-0000-" + "1" * 12)
 HOLD_ID = CriticalReaderId("c" + SHARD_ID[1:])
@@ -188,7 +189,7 @@ def test_a_report_that_unpacks_without_end_is_cut_off():
         decode_report({"format": 1, "packed": bomb})
 
 
-@settings(max_examples=40)
+@settings(max_examples=draws(40))
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(),

@@ -29,6 +29,7 @@ from persist_engine.base.settings import Settings
 from persist_engine.dataflow.open import open_upsert
 from persist_engine.dataflow.upsert.handle import UpsertHandle
 from persist_engine.model.frontier import EMPTY
+from persist_kit.depth import draws
 from persist_kit.upserts import Row, commands, contents, opened
 from persist_kit.world import SCHEMA, World, row
 from prometheus_client import CollectorRegistry
@@ -394,7 +395,7 @@ class Upserts(RuleBasedStateMachine):
 
 
 Upserts.TestCase.settings = settings(
-    max_examples=12, stateful_step_count=12, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=draws(12), stateful_step_count=12, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestUpserts = Upserts.TestCase
 

@@ -15,6 +15,7 @@ from persist_engine.base.errors import InvariantViolated
 from persist_engine.dataflow.sink.spill import ArrowLaws, SpillFiles
 from persist_engine.flow.correction import BufferPolicy, CorrectionBuffer
 from persist_engine.model.frontier import EMPTY, Antichain
+from persist_kit.depth import draws
 from persist_kit.world import SCHEMA
 
 A = Antichain.of
@@ -68,7 +69,7 @@ steps = st.lists(
 
 
 @given(steps, st.sampled_from([100, 2000, 1 << 20]), st.sampled_from([1, 5, 1000]), st.integers(0, 3))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=draws(80), deadline=None)
 def test_the_correction_buffer_holds_what_was_inserted(script, memory_bytes, rows_min, dampener):
     """Spec 17.6."""
     spill = Kept()

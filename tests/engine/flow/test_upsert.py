@@ -16,6 +16,7 @@ from persist_engine.flow.upsert_memory import MemoryStore
 from persist_engine.flow.upsert_state import MergeStats, UpsertState
 from persist_engine.flow.word_rows import Words, hash_rows
 from persist_engine.model.frontier import EMPTY, Antichain
+from persist_kit.depth import draws
 
 A = Antichain.of
 SEED = np.array([5, 6, 7, 8], np.uint64)
@@ -320,7 +321,7 @@ def expected(rows: list[Command], time: int) -> dict[int, str]:
     return out
 
 
-@settings(max_examples=70, deadline=None)
+@settings(max_examples=draws(70), deadline=None)
 @given(rows=some_commands, steps=st.lists(st.sampled_from(["partial", "drain", "commands", "restart"]), max_size=14))
 def test_any_way_of_draining_comes_to_the_same_contents(rows: list[Command], steps: list[str]) -> None:
     """Commands come one by one, in any order within the open times; drains, partial drains and restarts in between."""
@@ -378,7 +379,7 @@ def held(state: UpsertState) -> dict[bytes, bytes]:
     }
 
 
-@settings(max_examples=70, deadline=None)
+@settings(max_examples=draws(70), deadline=None)
 @given(rows=some_commands, closed=st.lists(st.integers(1, 9), max_size=6))
 def test_what_was_appended_is_known_without_adding_it_up(rows: list[Command], closed: list[int]) -> None:
     states = [UpsertState(MemoryStore(), seed=SEED) for _ in range(2)]

@@ -22,6 +22,7 @@ from persist_engine.model.spine.compaction_plan import (
 )
 from persist_engine.model.spine.flat import SpineId
 from persist_engine.model.spine.spine import MergeReq
+from persist_kit.depth import draws
 from persist_kit.states import batch, description, part
 
 TARGET = 1024
@@ -190,7 +191,7 @@ SIZES = st.lists(st.lists(st.sampled_from([0, 100, 400, 5000]), max_size=5), min
 
 
 @given(SIZES, st.integers(0, 1500))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=draws(200), deadline=None)
 def test_chunks_are_disjoint_and_repeating_them_ends_with_one_run(sizes: list[list[int]], budget: int) -> None:
     """Progress: whatever the budget, each pass leaves fewer runs or inputs, until one run under one description."""
     inputs = [runs(lower, *each) for lower, each in enumerate(sizes)]

@@ -18,6 +18,7 @@ from persist_engine.model.spine import flatten
 from persist_engine.model.spine.spine import Sizes
 from persist_engine.model.spine.trace import Trace
 from persist_engine.model.state import LeasedReader, Writer
+from persist_kit.depth import draws
 from persist_kit.states import DEBUG, Stepper, append, batch, leased_id, rollup, writer_id
 
 BATCHES = 4096
@@ -155,7 +156,7 @@ def test_edits_of_a_sealed_map_are_all_that_is_compared() -> None:
     assert base.set(3, 30).set(3, 3).changes_since(base) == []
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=draws(40), deadline=None)
 @given(st.integers(0, 300), st.lists(st.tuples(st.integers(0, 400), st.none() | st.integers(0, 50)), max_size=60))
 def test_the_least_is_the_least_whatever_was_edited(size: int, edits: list[tuple[int, int | None]]) -> None:
     """Also of maps that are kept while others are made of them."""

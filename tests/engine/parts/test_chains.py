@@ -20,6 +20,7 @@ from persist_engine.parts import fetch
 from persist_engine.parts.chains import chained
 from persist_engine.parts.read_ahead import RunToRead
 from persist_engine.rows.schema import Schema
+from persist_kit.depth import draws
 
 SCHEMA = Schema.from_ddl("id BIGINT, name STRING")
 DESC = Description(MINIMUM, EMPTY, MINIMUM)
@@ -116,7 +117,7 @@ def test_a_snapshot_is_the_same_however_runs_lie(monkeypatch, threaded_bytes_min
     settings = Settings(batch=BatchSettings(inline_part_bytes_max=0, target_part_bytes=1024))
 
     @given(st.lists(st.tuples(st.integers(-90, 90), st.integers(1, 60)), min_size=1, max_size=6))
-    @limited(max_examples=10, deadline=None)
+    @limited(max_examples=draws(10), deadline=None)
     def law(extents):
         expected: collections.Counter[int] = collections.Counter()
         with PersistClient.open(Location(blob="mem:", consensus="mem:"), settings=settings) as client:

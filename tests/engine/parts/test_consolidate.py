@@ -12,6 +12,7 @@ from persist_engine.base.errors import InvariantViolated
 from persist_engine.parts import consolidate
 from persist_engine.parts.consolidate import consolidated, lower_bounds, merge_runs, row_key
 from persist_engine.rows.columns import flatten_columns
+from persist_kit.depth import draws
 
 KEY = pa.struct([("id", pa.int64()), ("name", pa.string())])
 VAL = pa.struct([("x", pa.float64())])
@@ -94,7 +95,7 @@ def test_merge_equals_a_dictionary_for_every_cut_and_window(window_rows, rows, m
     window_rows(rows)
 
     @given(cut_runs(), st.sampled_from([iter, Listed]))
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=draws(60), deadline=None)
     def law(runs, kind):
         expected = collections.Counter()
         identity = {}

@@ -10,6 +10,7 @@ from persist_engine.base.errors import InvariantViolated
 from persist_engine.rows.schema import Schema
 from persist_engine.rows.updates import ROWS_MAX, consolidate, consolidate_small, normalise
 from persist_kit import strategies
+from persist_kit.depth import draws
 
 SCHEMA = Schema.from_ddl("id BIGINT, s STRING")
 
@@ -20,7 +21,7 @@ def table_of(*rows: tuple[int | None, str | None, int, int]) -> pa.Table:
 
 
 @given(st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=draws(50), deadline=None)
 def test_python_and_arrow_agree(data: st.DataObject) -> None:
     table = data.draw(strategies.updates(data.draw(strategies.schemas())))
     few = consolidate_small(table)

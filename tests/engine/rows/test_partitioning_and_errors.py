@@ -14,6 +14,7 @@ from persist_engine.rows.errors_column import split_errors, tag_errors, tag_rows
 from persist_engine.rows.partitioning import _SLICE_BYTES, deal, hash_rows
 from persist_engine.rows.schema import Schema
 from persist_engine.rows.updates import normalise
+from persist_kit.depth import draws
 from persist_kit.world import SCHEMA
 
 WIDE = Schema.from_ddl(
@@ -50,7 +51,7 @@ some_rows = st.lists(
 
 
 @given(some_rows, st.integers(0, 12), st.integers(1, 5))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=draws(40), deadline=None)
 def test_equal_rows_meet_wherever_they_come_from(rows, cut, workers):
     whole, pieces = wide(rows), pa.concat_tables([wide(rows).slice(0, cut), wide(rows).slice(cut)])
     assert (hash_rows(whole) == hash_rows(pieces)).all()
