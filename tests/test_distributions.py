@@ -16,6 +16,7 @@ def direct_packages(names) -> set[str]:
     return {name.partition("/")[0] for name in names if name.endswith(".py")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["engine", "operator", "spark-images"])
 def test_a_wheel_built_from_the_sdist_is_the_one_built_from_the_checkout(tmp_path, folder):
     """With what `make setup` has fetched: nothing is asked of a network."""

@@ -90,6 +90,7 @@ def commands(page: str) -> list[list[str]]:
     return [list(takewhile(lambda word: word not in {";", "|", ">"}, line)) for line in words]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [*PAGES, *MANUAL])
 def test_commands_in_pages_exist_with_their_options(page):
     """Those that are alternatives in one (`holds|usage`) are not looked at."""
@@ -116,6 +117,7 @@ def test_the_changelog_is_in_sections():
     assert sections <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 
 
+@pytest.mark.slow
 def test_a_release_without_images(tmp_path):
     out = tmp_path / "out"
     command = ["bash", str(ROOT / ".ci" / "release.sh")]

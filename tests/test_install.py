@@ -85,6 +85,7 @@ def run(python: Path, code: str, *arguments: str) -> subprocess.CompletedProcess
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_the_bare_wheel_reads_and_writes_files(bare, tmp_path):
     ended = run(bare, SHOP, f"file://{tmp_path}/blobs", f"sqlite://{tmp_path}/log.db")
     assert (ended.stdout, ended.stderr) == ("ada\n", "")
@@ -96,6 +97,7 @@ def test_the_bare_environment_has_nothing_of_the_extras(bare):
     assert json.loads(run(bare, code).stdout) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "arguments", "extra"),
     [
@@ -125,6 +127,7 @@ def test_the_command_without_its_extra_says_so_in_one_line(bare):
         )
 
 
+@pytest.mark.slow
 def test_the_command_runs_with_its_extra(tmp_path, wheel):
     python = install(tmp_path / "env", wheel, "cli")
     stores = f"file://{tmp_path}/blobs", f"sqlite://{tmp_path}/log.db"
@@ -134,6 +137,7 @@ def test_the_command_runs_with_its_extra(tmp_path, wheel):
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_importing_loads_arrow_and_little_else():
     """In this environment, which has everything: what an import loads is what it takes its time for."""
     code = "import sys, json, {0}\n{1}\nprint(json.dumps(sorted({{name.partition('.')[0] for name in sys.modules}})))"

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text()
 
 
@@ -18,6 +20,7 @@ def program(folder: Path) -> str:
     return code.replace("/tmp/shop/", f"{folder}/")
 
 
+@pytest.mark.slow
 def test_the_program_prints_what_its_comments_say(tmp_path):
     ended = run(program(tmp_path))
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -29,6 +32,7 @@ def test_the_program_prints_what_its_comments_say(tmp_path):
         assert name in changes
 
 
+@pytest.mark.slow
 def test_the_program_does_not_pass_over_an_append_that_was_refused(tmp_path):
     code = program(tmp_path)
     appended = next(line for line in code.splitlines() if "compare_and_append(" in line)
@@ -38,6 +42,7 @@ def test_the_program_does_not_pass_over_an_append_that_was_refused(tmp_path):
     assert "nothing was appended, the upper of the shard is {7}, not {0}" in ended.stderr
 
 
+@pytest.mark.slow
 def test_times_are_kept_by_the_hold_of_the_program(tmp_path):
     """Nothing that it opens lets go of 9 while the critical reader stands."""
     check = "open_upsert(client, shard, schema, purpose='later').hydrate()\nprint(client.inspect(shard).since)\n"

@@ -108,12 +108,14 @@ def test_citations_are_found(text: str, rules: set[str]) -> None:
     assert cited(text) == rules
 
 
+@pytest.mark.slow
 def test_every_citation_names_a_rule() -> None:
     known = {*RULES, *SECTIONS}
     wrong = {path: names for path, text in texts().items() if (names := cited(text) - known)}
     assert wrong == {}
 
 
+@pytest.mark.slow
 def test_every_rule_is_cited() -> None:
     everywhere = {name for text in texts().values() for name in cited(text)}
     assert [rule for rule in RULES if rule not in everywhere] == []

@@ -98,6 +98,7 @@ def test_there_is_something_to_check() -> None:
     assert len(product_files()) > 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", python_files(), ids=lambda p: str(p.relative_to(ROOT)))
 def test_file_and_function_size(path: Path) -> None:
     """500 lines a file, 70 a function; test functions and files are exempt."""
@@ -112,6 +113,7 @@ def test_file_and_function_size(path: Path) -> None:
             assert length <= FUNCTION_LINES_MAX, f"{node.name} has {length} lines"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", product_files(), ids=lambda p: str(p.relative_to(ROOT)))
 def test_module_head_says_what_it_owns(path: Path) -> None:
     """Every module begins with a docstring."""
@@ -182,6 +184,7 @@ def test_no_init_where_it_would_shadow_the_standard_library() -> None:
     assert not bad
 
 
+@pytest.mark.slow
 def test_the_core_draws_no_fresh_ids() -> None:
     """`Id.new()` is for users and command lines: rooms draw from their Env, so that simulations repeat."""
     bad = []
@@ -198,6 +201,7 @@ def test_the_core_draws_no_fresh_ids() -> None:
     assert not bad
 
 
+@pytest.mark.slow
 def test_the_core_imports_no_clock_and_no_randomness() -> None:
     """Beside import-linter: not even inside a function."""
     banned = {"os", "time", "random", "secrets", "uuid", "socket", "threading", "asyncio", "datetime.now"}
@@ -248,6 +252,7 @@ def imported_by(path: Path) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_no_wheel_holds_a_module_for_tests_only() -> None:
     """Every module of a wheel is reached by imports from an entry point; `persist_engine.testing` is one room of its own."""
     modules, reached = wheel_modules(), set[str]()
@@ -290,6 +295,7 @@ def test_documents_say_which_component_acts(path: Path) -> None:
     assert not bad, f"lines {bad}"
 
 
+@pytest.mark.slow
 def test_no_markers_and_no_machine_paths() -> None:
     """No unfinished work, no path of one machine, no registry host in what users read."""
     pattern = re.compile(

@@ -31,6 +31,7 @@ def test_each_block_is_run_by_a_test():
     assert set(re.findall(r"^```(.+)$", LAPTOP, re.MULTILINE)) == {"sh", "sh spark"}
 
 
+@pytest.mark.slow
 def test_writing_reading_and_looking(tmp_path):
     out = run(blocks("sh"), tmp_path, 240)
     first, then = out.split("complete before")[1:]

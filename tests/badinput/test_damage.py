@@ -97,6 +97,7 @@ def refuses(persist, disk: Disk, shard: ShardId, key: str, kind: ErrorKind, code
         assert report == {"error": report["error"], "kind": kind.value, "exit_code": code}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", DAMAGE)
 def test_a_damaged_part_is_named_and_everything_reads_again_when_it_is_restored(disk, shard, persist, how):
     """Spec A.4."""
@@ -122,6 +123,7 @@ def test_a_damaged_part_is_named_and_everything_reads_again_when_it_is_restored(
         assert contents(client, shard, 5) == EXPECTED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", DAMAGE)
 def test_a_damaged_rollup_is_named_and_everything_reads_again_when_it_is_restored(disk, shard, persist, how):
     path = disk.paths(shard, kind="rollup")[-1]
@@ -152,6 +154,7 @@ def test_a_damaged_rollup_is_named_and_everything_reads_again_when_it_is_restore
         assert contents(client, shard, 5) == EXPECTED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [how for how in DAMAGE if how != "missing"])
 @pytest.mark.parametrize("which", ["head", "middle"])
 def test_a_damaged_diff_is_named_and_everything_reads_again_when_it_is_restored(disk, shard, persist, how, which):
@@ -197,6 +200,7 @@ def test_parts_that_changed_places_are_noticed(disk, shard, other):
         assert contents(client, shard, 5) == EXPECTED
 
 
+@pytest.mark.slow
 def test_rollups_that_changed_places_are_noticed(disk, shard, other, persist):
     older, newest = disk.paths(shard, kind="rollup")[0], disk.paths(shard, kind="rollup")[-1]
     good = newest.read_bytes()
@@ -281,6 +285,7 @@ def by_newer_code(monkeypatch: pytest.MonkeyPatch, disk: Disk, shard: ShardId, s
             step(client)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["diff", "rollup"])
 def test_state_of_newer_code_is_refused_and_left_as_it_is(disk, shard, persist, monkeypatch, what):
     def step(client: PersistClient) -> None:

@@ -41,6 +41,7 @@ def ids(client: PersistClient, shard_id: ShardId, as_of: int) -> list[int]:
             return sorted(each["key"]["id"] for each in snapshot.to_table().to_pylist())
 
 
+@pytest.mark.slow
 def test_ten_thousand_readers_are_waited_for_and_expire_together():
     """In one version each: registering them by a commit each would take minutes, and take the same way from there."""
     world = World()
@@ -92,6 +93,7 @@ def test_leases_of_zero_lapse_at_once_and_lose_nothing():
     assert ids(world.process(), shard_id, 5) == list(range(6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jumps_ms", [(YEARS_MS,), (-YEARS_MS,), (YEARS_MS, -2 * YEARS_MS, YEARS_MS), (1, -1)])
 def test_clocks_that_jump_lose_nothing_and_stop_nothing(jumps_ms: tuple[int, ...]):
     """The whole life of a shard, with the clock of every process jumping between any two steps."""

@@ -241,6 +241,7 @@ PROGRAM = textwrap.dedent(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [0, 4096])
 def test_a_full_disk_commits_nothing_and_is_used_again_when_there_is_room(disk, shard_id, limit):
     with disk.client() as client:
@@ -276,6 +277,7 @@ def unwritable(folder):
         aside.rename(folder)
 
 
+@pytest.mark.slow
 def test_a_place_that_cannot_be_written_is_named_and_used_again(disk, shard_id, persist):
     with disk.client() as client:
         writer = client.open_writer(shard_id, SCHEMA, purpose="test")

@@ -102,6 +102,7 @@ def test_regression_9_a_reader_that_is_only_kept_does_not_hold_back_collection()
         assert reader.snapshot(0).to_table().num_rows == 1
 
 
+@pytest.mark.slow
 def test_regression_11_empty_appends_do_not_pile_up(shop):
     """An idle sink that only says that time passes left a batch for each."""
     shard_id = shop.shard_id()
@@ -114,6 +115,7 @@ def test_regression_11_empty_appends_do_not_pile_up(shop):
     assert contents(shop.process(), shard_id, 399) == [(200, "n200", 1)]
 
 
+@pytest.mark.slow
 def test_regression_12_merges_go_on_after_a_compaction_shrank_their_inputs(shop):
     """Progress was taken from current sizes, which compaction makes smaller: it went below zero (spec 12.6)."""
     shard_id = shop.shard_id()
@@ -170,6 +172,7 @@ def test_regression_17_times_are_ordered_as_numbers(shop):
     assert len(stored[0]) > 2, "nothing was compacted"
 
 
+@pytest.mark.slow
 def test_regression_18_parts_that_do_not_follow_one_another_are_runs_of_their_own():
     """Parts of one batch were taken for one sorted run: rows of the same key were not brought together."""
     small = world(target_part_bytes=1024)
@@ -245,6 +248,7 @@ def test_regression_26_blobs_of_a_shard_unknown_to_consensus_disturb_no_other_sh
 ROWS = 700
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory_bytes", [1, 1 << 12, 1 << 30])
 def test_regression_33_reading_in_little_memory_still_consolidates_everything(memory_bytes):
     """Under small bounds rows came out of chunks that had not met, and readers took them for a set."""

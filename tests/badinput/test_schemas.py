@@ -14,6 +14,7 @@ from persist_kit.world import SCHEMA, World, row
 A = Antichain.of
 
 
+@pytest.mark.slow
 def test_a_schema_of_a_thousand_columns_is_written_read_evolved_and_kept() -> None:
     wide = Schema(key=pa.schema([("id", pa.int64())]), val=pa.schema([(f"c{n}", pa.int32()) for n in range(1000)]))
     wider = Schema(
@@ -36,6 +37,7 @@ def test_a_schema_of_a_thousand_columns_is_written_read_evolved_and_kept() -> No
     assert found.column("val").to_pylist()[4] == {**{f"c{n}": n + 4 for n in range(1000)}, "z": None}
 
 
+@pytest.mark.slow
 def test_a_key_of_ten_megabytes() -> None:
     schema = Schema.from_ddl("k STRING NOT NULL", "n INT")
     world = World()

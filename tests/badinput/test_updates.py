@@ -160,6 +160,7 @@ def test_a_builder_that_met_bad_updates_deletes_the_good_ones_too(shard, case):
     assert shard.state() == before
 
 
+@pytest.mark.slow
 def test_rows_that_fail_half_way_leave_nothing(shard):
     def rows():
         for i in range(ROWS_PER_TABLE + 1):
@@ -219,6 +220,7 @@ def test_the_greatest_diff_is_a_diff_like_any_other_and_what_they_sum_to_is_neve
     assert shard.rows(5)[1]["diff"] == INT64_MAX
 
 
+@pytest.mark.slow
 def test_a_refused_update_among_many_parts_leaves_none_of_them():
     world = World(settings=Settings(batch=BatchSettings(inline_part_bytes_max=0, target_part_bytes=1024)))
     shard_id, client = world.shard_id(), world.process()

@@ -62,6 +62,7 @@ def shipped(template: Callable[..., list[Manifest]]) -> dict[str, Manifest]:
     return policies(template(VALUES))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
 def test_the_policy_answers_the_case_as_the_api_server_does(shipped: dict[str, Manifest], case: Manifest) -> None:
     message = refusal(shipped[KINDS[case["object"]["kind"]]], case)
@@ -73,6 +74,7 @@ def test_the_policy_answers_the_case_as_the_api_server_does(shipped: dict[str, M
         assert wanted in message
 
 
+@pytest.mark.slow
 def test_policies_and_operator_know_the_same_lists(template: Callable[..., list[Manifest]]) -> None:
     found = policies(template(VALUES))
     text = yaml.safe_dump(found)
@@ -96,6 +98,7 @@ def test_policies_and_operator_know_the_same_lists(template: Callable[..., list[
     assert refusal(found["sinks"], case) != ""
 
 
+@pytest.mark.slow
 def test_policies_bind_where_the_release_watches(template: Callable[..., list[Manifest]]) -> None:
     def selectors(values: Manifest) -> list[Any]:
         found = [one["spec"] for one in template(values) if one["kind"] == "ValidatingAdmissionPolicyBinding"]

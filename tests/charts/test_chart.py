@@ -85,6 +85,7 @@ def operator_config(manifests: list[Manifest]) -> Manifest:
     return yaml.safe_load(found["data"]["operator.yaml"])
 
 
+@pytest.mark.slow
 def test_the_operator_is_known_in_stores_by_its_release_unless_it_has_a_name(
     template: Callable[..., list[Manifest]],
 ) -> None:
@@ -106,6 +107,7 @@ def test_an_impossible_owner_is_refused_at_install(run_helm: Callable[..., Any],
     assert "operatorId" in done.stderr or "takeOver" in done.stderr
 
 
+@pytest.mark.slow
 @SETS
 def test_lint_is_clean(run_helm: Callable[..., Any], values: Manifest) -> None:
     done = run_helm("lint", "--strict", str(CHART), "--kube-version", "1.34.0", values=values)
@@ -225,6 +227,7 @@ def test_watching_some_namespaces_needs_nothing_cluster_wide(template: Callable[
     assert {role["metadata"]["namespace"] for role in of_kind(manifests, "Role")} == {"red", "blue", "sys"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
@@ -242,6 +245,7 @@ def test_drivers_get_an_account_in_each_workload_namespace(
     assert {one["metadata"]["namespace"] for one in accounts} == expected
 
 
+@pytest.mark.slow
 def test_crds_are_those_of_the_repository_and_are_kept(template: Callable[..., list[Manifest]]) -> None:
     source = {
         document["metadata"]["name"]: document
@@ -299,6 +303,7 @@ def test_inline_storage_is_off_and_reaches_the_operator_when_it_is_on(template: 
     assert (on.inspect_seconds, on.deadline_seconds, on.cpu, on.memory) == (30, 120, "50m", "300Mi")
 
 
+@pytest.mark.slow
 def test_null_lists_of_inline_storage_are_empty(template: Callable[..., list[Manifest]]) -> None:
     """`allowedSecrets:` without a value removes the default."""
     lists = dict.fromkeys(("allowedEndpoints", "allowedConsensus", "allowedSecrets"))
@@ -327,6 +332,7 @@ def test_inline_storage_adds_no_right_and_no_pod(template: Callable[..., list[Ma
     assert others({"storage": {"inline": INLINE}}) == others({})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", ["http://s3", "s3/path", "*", "*.", "a b", "u@s3", "s3:x", "", "s3?x", "*s3"])
 def test_an_inline_address_that_is_no_server_is_refused_at_install(run_helm: Callable[..., Any], wrong: str) -> None:
     for name in ("allowedEndpoints", "allowedConsensus"):
@@ -338,6 +344,7 @@ def test_an_inline_address_that_is_no_server_is_refused_at_install(run_helm: Cal
             InlineStorage(allowed_endpoints=(wrong,))
 
 
+@pytest.mark.slow
 def test_the_configuration_change_restarts_the_operator(template: Callable[..., list[Manifest]]) -> None:
     checksums = [
         of_kind(template({"logLevel": level}), "Deployment")[0]["spec"]["template"]["metadata"]["annotations"][
@@ -348,6 +355,7 @@ def test_the_configuration_change_restarts_the_operator(template: Callable[..., 
     assert checksums[0] != checksums[1]
 
 
+@pytest.mark.slow
 def test_rendering_is_repeatable_and_reads_nothing_from_the_cluster(run_helm: Callable[..., Any]) -> None:
     """GitOps renders repeatedly and without a cluster: no lookup, nothing random, no hooks except the tests."""
     once, again = (
@@ -429,6 +437,7 @@ def test_the_allowed_namespaces_of_a_profile_reach_the_operator(template: Callab
     assert not settings.storage_profiles["closed"].allowed_namespaces.allow("red", {"persist": "yes"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("watch", [{"namespaces": ["red", "blue"]}, {"clusterWide": True}])
 @pytest.mark.parametrize("labels", [None, {}, {"persist": "yes"}])
 def test_namespaces_are_read_only_where_a_profile_asks_for_labels(

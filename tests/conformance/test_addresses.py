@@ -58,6 +58,7 @@ REDIS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(fields=S3)
 def test_an_s3_address_is_read_back_as_it_was(fields: dict[str, Any]) -> None:
     try:
@@ -67,6 +68,7 @@ def test_an_s3_address_is_read_back_as_it_was(fields: dict[str, Any]) -> None:
     assert S3Address.parse(address.url) == address
 
 
+@pytest.mark.slow
 @given(fields=REDIS)
 def test_a_redis_address_is_read_back_as_it_was(fields: dict[str, Any]) -> None:
     try:
@@ -148,6 +150,7 @@ def _write_keys(server: S3Server, file: Path, **changes: str) -> None:
         parser.write(stream)
 
 
+@pytest.mark.slow
 def test_two_locations_of_one_process_have_credentials_of_their_own(
     s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +175,7 @@ def test_two_locations_of_one_process_have_credentials_of_their_own(
     blob.close()
 
 
+@pytest.mark.redis
 def test_the_redis_password_of_a_folder_is_used_where_it_is_there(redis: RedisServer, tmp_path: Path) -> None:
     env, metrics = SystemEnv(), NoMetrics()
     url = with_credentials(redis.url, str(tmp_path))

@@ -160,6 +160,7 @@ class HurriedEnv(SystemEnv):
         return super().monotonic_s() * 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("blob", "consensus"),
     [
@@ -257,6 +258,7 @@ def _read_until(descriptor, word):
     return shown.decode()
 
 
+@pytest.mark.slow
 def test_a_command_says_on_a_terminal_what_it_waits_for():
     """It printed nothing, for minutes."""
     port = _free_port()

@@ -126,6 +126,7 @@ def test_a_listing_that_is_not_whole_is_never_taken_for_one(endpoint: Endpoint, 
     blob.close()
 
 
+@pytest.mark.slow
 def test_a_restore_that_did_not_see_the_versions_does_not_say_that_there_are_none(endpoint: Endpoint) -> None:
     endpoint.answer = lambda _, path, __: CUT_OFF if "versions" in path else MISSING
     blob = unprobed(endpoint.url)
@@ -164,6 +165,7 @@ def test_a_gateway_that_ran_out_of_patience_does_not_know(endpoint: Endpoint) ->
     blob.close()
 
 
+@pytest.mark.slow
 def test_a_store_that_keeps_other_bytes_than_it_was_given_is_refused(endpoint: Endpoint) -> None:
     """Some keep the chunks a body is sent in, with their lengths."""
     won = threading.Lock()
@@ -186,6 +188,7 @@ def test_credentials_in_the_endpoint_are_refused_and_not_shown(address: str, que
     assert "SECRET" not in f"{refused.value!r}{refused.value.__cause__!r}"
 
 
+@pytest.mark.slow
 def test_rotated_credentials_need_no_new_process(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -243,6 +246,7 @@ blob.get("after")
 """
 
 
+@pytest.mark.slow
 def test_a_fork_takes_no_connection_along(endpoint: Endpoint) -> None:
     """Both sides would read from it, each the other's answers."""
     subprocess.run([sys.executable, "-c", FORKS, url_at(endpoint.url), endpoint.url], check=True, timeout=120)
@@ -252,6 +256,7 @@ def test_a_fork_takes_no_connection_along(endpoint: Endpoint) -> None:
     assert connection["child"] != connection["before"]
 
 
+@pytest.mark.slow
 def test_regression_a_closed_store_refuses_calls_and_connects_no_more(endpoint: Endpoint) -> None:
     """It opened new connections: a retry with a closed client never ended."""
     blob = unprobed(endpoint.url)

@@ -82,11 +82,13 @@ def run(command, state):
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", commands_of_readme())
 def test_a_command_of_the_readme_works_on_what_the_demo_left(left, command):
     assert len(run(command, left).splitlines()) > 1
 
 
+@pytest.mark.slow
 def test_a_shell_finds_the_command_in_the_environment_and_prints_the_same(left):
     command = commands_of_readme()[0]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

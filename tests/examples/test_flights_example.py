@@ -22,6 +22,7 @@ def test_the_resources_are_valid_and_fit_together():
     assert {one["spec"]["shardRef"]["name"] for one in documents if one["kind"] == "SparkSink"} == shards
 
 
+@pytest.mark.slow
 def test_the_prepared_flights_are_complete_ordered_and_fit_the_shard(data):
     flights = pq.read_table(data / "flights.parquet")
     assert flights.num_rows == 336_776

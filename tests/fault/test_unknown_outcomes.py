@@ -370,6 +370,7 @@ def test_giving_up_names_the_store_and_keeps_blobs_that_may_be_in_use():
     assert contents(world.process(), shard_id, 4) == [(1, "a", 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_under_heavy_faults_every_append_is_there_exactly_once(seed: int):
     """Three processes race on one shard whose stores lose a third of their calls and answers (spec 21.1)."""

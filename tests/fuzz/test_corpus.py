@@ -22,6 +22,7 @@ def inputs(target: str) -> list[bytes]:
     return [path.read_bytes() for path in sorted((CORPUS / target).iterdir())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_every_input_of_the_corpus_decodes_or_is_refused(name: str):
     target = TARGETS[name]
@@ -29,6 +30,7 @@ def test_every_input_of_the_corpus_decodes_or_is_refused(name: str):
     assert any(accepted), "no seed of this target is valid any more: run tests/fuzz/seeds.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_changed_inputs_decode_or_are_refused(name: str):
     target, seeds = TARGETS[name], inputs(name)

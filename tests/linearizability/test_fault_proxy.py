@@ -90,6 +90,7 @@ def test_a_lost_answer_was_delivered(echo):
         assert proxy.lost_answers == 1
 
 
+@pytest.mark.slow
 def test_nothing_passes_a_partition_until_it_heals(echo):
     with FaultProxy(echo.port) as proxy, socket.create_connection(("127.0.0.1", proxy.port)) as connection:
         connection.settimeout(0.3)
@@ -109,6 +110,7 @@ def test_a_server_that_is_down_resets_its_clients():
             exchange(proxy, b"unheard")
 
 
+@pytest.mark.slow
 def test_the_same_seed_draws_the_same_fates(echo):
     def fates(seed: int) -> list[bool]:
         with FaultProxy(echo.port) as proxy:

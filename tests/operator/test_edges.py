@@ -98,6 +98,7 @@ def test_one_of_two_candidates_that_take_the_lease_at_once_wins(candidate, clust
     assert cluster.get(LEASE, "persist-operator", "persist-operator")["spec"]["holderIdentity"] == "b"
 
 
+@pytest.mark.slow
 def test_a_standby_reconciles_no_key_and_loses_none(cluster):
     """A process that slept for longer than its Lease is a standby before it notices."""
     done, leads, refused, acted = [], threading.Event(), threading.Semaphore(0), threading.Event()
@@ -266,6 +267,7 @@ def test_a_store_that_is_down_is_not_called_while_its_breaker_is_open(bridge, cl
     assert bridge.inspect(LOCATION, CLAIM).inspected == "alive"
 
 
+@pytest.mark.slow
 def test_a_call_to_a_store_that_hangs_ends_at_the_deadline(bridge, client):
     released = threading.Event()
     client.answer = released.wait
@@ -343,6 +345,7 @@ def test_a_shard_is_initialised_once_and_its_since_only_moves_forward(tmp_path):
         assert (hold.id, hold.since) == (critical, 20)
 
 
+@pytest.mark.slow
 def test_an_action_on_an_unreachable_store_fails_with_the_address_of_the_store():
     dead = StoreLocation(blob="mem:", consensus="redis://127.0.0.1:1/0")
     action = InitialiseShard(
@@ -381,6 +384,7 @@ def test_settings_are_read_and_unknown_or_mistyped_fields_are_refused():
             OperatorSettings.parse(one)
 
 
+@pytest.mark.slow
 def test_probes_answer_with_the_reason_while_unhealthy_or_not_ready():
     healthy = threading.Event()
     server = ProbeServer(
@@ -428,6 +432,7 @@ def test_redaction_keeps_names_of_files():
         assert redact(url) == url
 
 
+@pytest.mark.slow
 def test_redaction_takes_time_linear_in_the_length_of_a_log():
     for text in ("k" * 200_000, "token-" * 40_000, "a://" * 50_000):
         assert redact(text) == text  # quadratic work would take minutes

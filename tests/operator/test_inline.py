@@ -70,6 +70,7 @@ def client_of(made, resource):
     )
 
 
+@pytest.mark.slow
 def test_pods_of_its_namespace_create_inspect_and_maintain_an_inline_shard(stores, shard_resource, refused):
     made, storage = stores
     resource = shard_resource({"storage": storage, "rollup": {"everySeqnos": 16}})
@@ -116,6 +117,7 @@ def test_pods_of_its_namespace_create_inspect_and_maintain_an_inline_shard(store
     assert refused(resource, made.status()) == []
 
 
+@pytest.mark.slow
 def test_an_idle_inline_shard_is_inspected_once_an_interval_and_its_status_rests(stores, shard_resource):
     made, storage = stores
     made.cluster.create(PERSIST_SHARD, shard_resource({"storage": storage}))
@@ -133,6 +135,7 @@ def test_an_idle_inline_shard_is_inspected_once_an_interval_and_its_status_rests
     assert (len(made.kubelet.arguments), made.status()["conditions"]) == (before, version)
 
 
+@pytest.mark.redis
 def test_an_intent_is_on_the_status_before_its_job_and_a_crash_between_repeats_the_name(stores, shard_resource):
     made, storage = stores
     made.cluster.create(PERSIST_SHARD, shard_resource({"storage": storage}))
@@ -147,6 +150,7 @@ def test_an_intent_is_on_the_status_before_its_job_and_a_crash_between_repeats_t
     assert job["metadata"]["name"] == intended
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "expected"),
     [
@@ -199,6 +203,7 @@ def test_the_status_shows_why_an_inspection_pod_does_not_answer(stores, shard_re
     assert made.kubelet.run() in {0, 1}
 
 
+@pytest.mark.slow
 def test_the_refusal_of_an_inspection_pod_stays_on_the_status_until_a_pod_runs(stores, shard_resource):
     """The refusal also stays after the Job failed, because nothing else is known until the next Job has a pod."""
     made, storage = stores
@@ -232,6 +237,7 @@ def test_the_refusal_of_an_inspection_pod_stays_on_the_status_until_a_pod_runs(s
     assert "exceeded quota" not in str(made.status())
 
 
+@pytest.mark.slow
 def test_the_status_shows_the_words_of_a_store_that_refuses_the_password(stores, shard_resource):
     made, storage = stores
     (made.kubelet.secrets["team", SECRET] / "redis-password").write_text("wrong")
@@ -245,6 +251,7 @@ def test_the_status_shows_the_words_of_a_store_that_refuses_the_password(stores,
     assert made.condition() == ("True", "Healthy")
 
 
+@pytest.mark.slow
 def test_a_shard_with_another_owner_stalls_and_an_annotation_takes_it_over(stores, shard_resource):
     made, storage = stores
     made.cluster.create(PERSIST_SHARD, shard_resource({"storage": storage}, name="first", uid="uid-first"))
@@ -266,6 +273,7 @@ def test_a_shard_with_another_owner_stalls_and_an_annotation_takes_it_over(store
     assert made.condition("Stalled", first) == ("True", "ShardIdConflict")
 
 
+@pytest.mark.slow
 def test_a_lost_inline_shard_is_not_created_again(stores, servers, shard_resource):
     made, storage = stores
     made.cluster.create(PERSIST_SHARD, shard_resource({"storage": storage}))
@@ -277,6 +285,7 @@ def test_a_lost_inline_shard_is_not_created_again(stores, servers, shard_resourc
     assert made.condition("Stalled") == ("True", "StoreLost")
 
 
+@pytest.mark.slow
 def test_sinks_of_an_inline_shard_use_its_stores_and_its_secret(stores, make_shard, shard_resource):
     made, storage = stores
     resource = shard_resource({"storage": storage})
@@ -286,6 +295,7 @@ def test_sinks_of_an_inline_shard_use_its_stores_and_its_secret(stores, make_sha
     assert (type(view.location), view.location.secret_name) == (InlineLocation, SECRET)
 
 
+@pytest.mark.slow
 def test_a_forged_report_is_a_condition_and_nothing_else(stores, shard_resource, refused):
     made, storage = stores
     resource = shard_resource({"storage": storage})

@@ -114,6 +114,7 @@ def test_a_refused_pod_is_tried_later_and_writes_its_status_once(house, shard_re
     assert made.cluster.get(PERSIST_SHARD, "team", "flights")["metadata"]["resourceVersion"] == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("back_s", "behind_s"), [(3600, 0), (0, 100), (0, -100)])
 def test_clocks_that_go_back_or_differ_start_no_more_inspections(
     house, shard_resource, make_inspection, back_s, behind_s

@@ -20,6 +20,7 @@ def config_map(name, **labels):
     return {"metadata": {"namespace": "team", "name": name, "labels": labels}, "data": {"a": "b"}}
 
 
+@pytest.mark.slow
 def test_every_verb_of_the_client_keeps_the_contract_of_the_port(kube, server):
     assert kube.get(CONFIG_MAP, "team", "a") is None
     assert kube.create(CONFIG_MAP, config_map("a", x="1")) is True
@@ -34,6 +35,7 @@ def test_every_verb_of_the_client_keeps_the_contract_of_the_port(kube, server):
     assert headers["authorization"].lower() == "bearer the-token"
 
 
+@pytest.mark.slow
 def test_a_dry_run_creates_nothing_and_carries_the_refusal_of_the_server(kube, server):
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "team", "name": "x"}}
     kube.try_create(POD, pod)
@@ -45,12 +47,14 @@ def test_a_dry_run_creates_nothing_and_carries_the_refusal_of_the_server(kube, s
     assert refusal.value.status == 403
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["../secrets/x", "a/log", "a?b=c"])
 def test_a_name_is_one_segment_of_a_path(kube, server, name):
     assert kube.get(POD, "team", name) is None
     assert server.requests[-1][1:3] == (f"/api/v1/namespaces/team/pods/{quote(name, safe='')}", {})
 
 
+@pytest.mark.slow
 def test_lists_follow_pages_and_select_by_label(kube, server):
     for index in range(7):
         kube.create(CONFIG_MAP, config_map(f"a{index}", x=str(index % 2)))
@@ -72,6 +76,7 @@ def failed_create(name, uid, message, **changes):
     }
 
 
+@pytest.mark.slow
 def test_events_of_an_object_are_listed_by_its_uid_up_to_the_limit(kube, server):
     for index in range(4):
         kube.create(EVENT, failed_create(f"j.{index}", "uid-new", f"no {index}"))
@@ -87,6 +92,7 @@ def test_events_of_an_object_are_listed_by_its_uid_up_to_the_limit(kube, server)
     assert refusal.value.status == 403
 
 
+@pytest.mark.slow
 def test_status_goes_by_server_side_apply_to_the_subresource_alone(kube, server, shard_resource):
     server.cluster.create(PERSIST_SHARD, shard_resource())
     version = server.cluster.get(PERSIST_SHARD, "team", "flights")["metadata"]["resourceVersion"]
@@ -102,12 +108,14 @@ def test_status_goes_by_server_side_apply_to_the_subresource_alone(kube, server,
     assert server.cluster.get(PERSIST_SHARD, "team", "flights")["status"] == {"shardId": "s"}
 
 
+@pytest.mark.slow
 def test_logs_of_what_is_not_there_are_empty(kube, server):
     assert kube.logs("team", "gone", lines=5) == ""
     server.cluster.create(POD, {"metadata": {"namespace": "team", "name": "p"}})
     assert kube.logs("team", "p", lines=5) == "one\ntwo\n"
 
 
+@pytest.mark.slow
 def test_refusals_and_broken_answers_are_errors_with_the_words_of_the_server(kube, server):
     server.answer = lambda *_: (403, {"message": "pods is forbidden"})
     with pytest.raises(ApiError, match="403 pods is forbidden") as refused:
@@ -127,6 +135,7 @@ def test_refusals_and_broken_answers_are_errors_with_the_words_of_the_server(kub
     assert silent.value.status == 0
 
 
+@pytest.mark.slow
 def test_a_watch_brings_a_new_resource_to_its_reconcile(kube, server, shard_resource, tmp_path):
     """Every part but the process takes part: kopf watches, queue, worker, engine on files, status by the real client."""
     profile = StorageProfile(
@@ -159,6 +168,7 @@ def test_a_watch_brings_a_new_resource_to_its_reconcile(kube, server, shard_reso
     assert set(stored["metadata"]) == {"namespace", "name", "uid", "generation", "creationTimestamp", "resourceVersion"}
 
 
+@pytest.mark.slow
 def test_the_words_of_a_jobs_events_reach_the_status_before_the_next_resync(kube, server, shard_resource, tmp_path):
     """The next inspection and resync are an hour away, and Events are not watched."""
     profile = StorageProfile(

@@ -115,6 +115,7 @@ def status(server, name="flights"):
     return (server.cluster.get(PERSIST_SHARD, "team", name) or {}).get("status") or {}
 
 
+@pytest.mark.slow
 def test_standbys_are_ready_and_one_leads_when_the_leader_ends(server, replica):
     """On SIGTERM each process ends with zero. A leader releases its Lease, and a standby leaves the Lease of the leader alone."""
     one = replica("one")
@@ -133,6 +134,7 @@ def test_standbys_are_ready_and_one_leads_when_the_leader_ends(server, replica):
     assert holder(server) == ""
 
 
+@pytest.mark.slow
 def test_an_unexpected_error_while_renewing_the_lease_ends_the_operator(server, kubeconfig):
     """The renewing thread must not end silently while the other threads go on."""
     leader = LeaderSettings(namespace="operator", lease_seconds=2, renew_seconds=0.2)
@@ -151,6 +153,7 @@ def test_an_unexpected_error_while_renewing_the_lease_ends_the_operator(server, 
         running.join(ENDS_S)
 
 
+@pytest.mark.slow
 def test_a_store_that_hangs_does_not_delay_the_end_of_the_process(server, replica, shard_resource):
     """The store accepts a connection in the middle of a reconcile and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -171,6 +174,7 @@ def test_a_store_that_hangs_does_not_delay_the_end_of_the_process(server, replic
             connection.close()
 
 
+@pytest.mark.slow
 def test_an_api_server_that_hangs_does_not_delay_the_end_of_the_process(server, replica):
     one = replica()
     assert eventually(one.is_ready)
@@ -191,6 +195,7 @@ def test_an_api_server_that_hangs_does_not_delay_the_end_of_the_process(server, 
         released.set()
 
 
+@pytest.mark.slow
 def test_the_operator_follows_resource_definitions_that_come_later_go_and_return(server, replica, shard_resource):
     server.cluster.unserved = {"persistshards", "sparksinks"}
     one = replica()

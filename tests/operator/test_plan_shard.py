@@ -323,6 +323,7 @@ def test_a_compaction_that_found_nothing_asks_for_no_rollup(plan, make_inspectio
     assert started(plan(status=ASSIGNED, inspected=inspection, runs=[skipped], at=now + 30_000)) == {}
 
 
+@pytest.mark.slow
 def test_an_idle_shard_comes_to_rest(plan, make_inspection, now):
     """Under the smallest thresholds, the commits of maintenance itself do not make maintenance due for ever."""
     spec = {"rollup": {"everySeqnos": 4}, "gc": {"intervalSeconds": 10}, "compaction": {"maxUncompactedBatches": 1}}

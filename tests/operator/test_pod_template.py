@@ -327,6 +327,7 @@ def plain_pods():
     return both({})
 
 
+@pytest.mark.slow
 @settings(max_examples=draws(300), deadline=None)
 @given(template=TEMPLATES)
 def test_pods_stay_restricted_under_every_template(template):
@@ -352,6 +353,7 @@ def test_pods_stay_restricted_under_every_template(template):
         assert pod["spec"]["volumes"][: len(ours["spec"]["volumes"])] == ours["spec"]["volumes"]
 
 
+@pytest.mark.slow
 @settings(max_examples=draws(150), deadline=None)
 @given(template=TEMPLATES)
 def test_maintenance_pods_stay_restricted_under_every_template(template):
@@ -426,6 +428,7 @@ def test_spark_conf_of_the_application_is_accepted(key):
     assert not crd_refuses(key)
 
 
+@pytest.mark.slow
 @settings(max_examples=draws(400), deadline=None)
 @given(
     key=st.lists(

@@ -128,6 +128,7 @@ def test_a_restart_makes_no_second_shard(world, shard_resource):
         assert len(list(client.shards())) == 1
 
 
+@pytest.mark.slow
 def test_an_unreachable_store_is_on_the_status_with_its_address_and_recovers(world, shard_resource):
     world.cluster.create(PERSIST_SHARD, shard_resource({"storageProfile": "dead"}))
     world.go(SHARD, 2)

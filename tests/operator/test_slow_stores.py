@@ -47,6 +47,7 @@ def answer_of(bridge, location, shard_id=SHARD_ID):
         return error.failure
 
 
+@pytest.mark.slow
 def test_one_location_never_occupies_all_workers():
     hanging, answering = Hanging(), Hanging()
     answering.released.set()
@@ -67,6 +68,7 @@ def test_one_location_never_occupies_all_workers():
         assert answer_of(bridge, HERE) == "alive"
 
 
+@pytest.mark.slow
 def test_one_background_call_probes_a_store_that_was_down(now):
     """The deadline is an hour. The caller waits a moment for the probe, and the store is available when that one call returns."""
     client, env = Hanging(), SeededEnv(start_ms=now)

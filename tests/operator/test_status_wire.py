@@ -74,6 +74,7 @@ def drawn(schema):
             return st.sampled_from(schema["enum"]) if "enum" in schema else st.text(max_size=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", KINDS)
 def test_a_status_survives_the_wire(file):
     @settings(max_examples=draws(60), deadline=None)

@@ -157,6 +157,7 @@ def hostile_specs(address, *, good=None):
         yield {"storage": {"blob": {"bucket": text, "prefix": text}, "consensus": {"address": text, "keyPrefix": text}}}
 
 
+@pytest.mark.slow
 def test_hostile_resources_cause_no_connection_to_another_address(house, shard_resource, silence, tmp_path):
     """The specs pass the schema check, or bypass it as under an API server with an older definition."""
     made = house({"default": profile(tmp_path, "team")}, store_deadline_seconds=2)
@@ -178,6 +179,7 @@ def test_hostile_resources_cause_no_connection_to_another_address(house, shard_r
     assert silence.heard == 0
 
 
+@pytest.mark.slow
 def test_hostile_inline_stores_cause_no_connection_from_operator_or_pods(house, shard_resource, silence, tmp_path):
     """Addresses that the allow-list accepts reach the arguments of the pods unchanged, and the pods connect to no other address."""
     allowed = "127.0.0.1:9"  # no server listens there
@@ -220,6 +222,7 @@ def test_hostile_inline_stores_cause_no_connection_from_operator_or_pods(house, 
     assert silence.heard == 0
 
 
+@pytest.mark.slow
 def test_a_profile_that_names_the_listener_connects_to_it(silence, house, shard_resource, tmp_path):
     """The test above relies on this: a connection to the listener is noticed."""
     dead = profile(tmp_path, "team", consensus=f"redis://{silence.address}/0")
@@ -299,6 +302,7 @@ def test_a_namespace_is_not_read_when_its_profile_has_no_label_selector(house, s
     assert NAMESPACE.kind not in kinds
 
 
+@pytest.mark.redis
 def test_two_tenants_with_stores_and_secrets_of_their_own(house, shard_resource, tmp_path):
     """The Secret of a profile is used at the stores of that profile only. A tenant neither reaches nor sees the other's shard."""
     with (
@@ -337,6 +341,7 @@ def test_two_tenants_with_stores_and_secrets_of_their_own(house, shard_resource,
             assert ShardId(made.status("blue", "own")["shardId"]) in set(client.shards())
 
 
+@pytest.mark.redis
 def test_two_tenants_on_one_redis_with_users_of_their_own(house, shard_resource, tmp_path):
     """With the rights of docs/security.md the server itself confines each tenant to its keys."""
     with redis_server(settings=DURABLE, password="admin's") as server:  # noqa: S106
@@ -390,6 +395,7 @@ def wait_until(condition, seconds=60):
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_store_that_never_answers_delays_no_other_tenant(shard_resource, silence, tmp_path):
     """The deadline is an hour. A worker that waited for red's store would never come to blue's shard."""
     profiles = {

@@ -51,6 +51,7 @@ def same_bits(left: pa.Table, right: pa.Table) -> bool:
     return left.schema == right.schema and repr(left.to_pylist()) == repr(right.to_pylist())
 
 
+@pytest.mark.slow
 @quick
 @given(strategies.batches(), strategies.ids(ShardId))
 def test_batches_round_trip(batch: Any, shard_id: ShardId) -> None:
@@ -63,12 +64,14 @@ def test_batches_round_trip(batch: Any, shard_id: ShardId) -> None:
     )
 
 
+@pytest.mark.slow
 @quick
 @given(strategies.state_diffs())
 def test_state_diffs_round_trip(diff: Any) -> None:
     assert decode_state_diff(encode_state_diff(diff), key="k") == diff
 
 
+@pytest.mark.slow
 @quick
 @given(strategies.states())
 def test_rollups_of_a_trace_without_structure_round_trip(state: Any) -> None:
@@ -82,6 +85,7 @@ def test_rollups_of_a_trace_without_structure_round_trip(state: Any) -> None:
         assert encode_rollup(again) == data
 
 
+@pytest.mark.slow
 @quick
 @given(strategies.states(), st.lists(st.binary(max_size=8), max_size=3), st.binary(min_size=16, max_size=16))
 def test_rollups_round_trip_to_equal_bytes(state: Any, payloads: list[bytes], tag: bytes) -> None:
@@ -120,6 +124,7 @@ def test_schemas_round_trip_as_ddl_and_as_registered(schema: Schema) -> None:
     assert schema.difference(schema) is None
 
 
+@pytest.mark.slow
 @quick
 @given(st.data())
 def test_parts_round_trip_bit_for_bit(data: st.DataObject) -> None:
@@ -131,6 +136,7 @@ def test_parts_round_trip_bit_for_bit(data: st.DataObject) -> None:
     assert part.desc == desc
 
 
+@pytest.mark.slow
 @quick
 @given(st.data())
 def test_any_damage_to_durable_bytes_is_refused(data: st.DataObject) -> None:
@@ -189,6 +195,7 @@ def plain(value: Any) -> Any:
     return value + 0.0 if isinstance(value, float) else value
 
 
+@pytest.mark.slow
 @quick
 @given(st.data())
 def test_consolidation_keeps_contents_and_is_a_normal_form(data: st.DataObject) -> None:
@@ -205,6 +212,7 @@ def test_consolidation_keeps_contents_and_is_a_normal_form(data: st.DataObject) 
     assert contents(laws.sort(table)) == contents(table)
 
 
+@pytest.mark.slow
 @quick
 @given(st.data())
 def test_key_bytes_order_as_sorted_rows_and_bound_from_below(data: st.DataObject) -> None:
@@ -218,6 +226,7 @@ def test_key_bytes_order_as_sorted_rows_and_bound_from_below(data: st.DataObject
     assert lower == (keys[0][:KEY_LOWER_BYTES_MAX] if keys else b"")
 
 
+@pytest.mark.slow
 @quick
 @given(st.data())
 def test_statistics_bound_every_row(data: st.DataObject) -> None:
@@ -254,6 +263,7 @@ def test_time_laws_row_by_row(data: st.DataObject) -> None:
         assert advanced == [min(max(row["time"], lower.time), 2**63 - 1) for row in table.to_pylist()]
 
 
+@pytest.mark.slow
 @settings(quick, max_examples=draws(8))
 @given(st.data())
 def test_whole_envelopes_around_damaged_payloads_never_crash_the_decoder(data: st.DataObject) -> None:

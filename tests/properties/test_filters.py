@@ -148,6 +148,7 @@ def part_of(table: pa.Table, schema: Schema, bytes_max: int) -> HollowPart:
     return HollowPart("n0000100/p", 100, table.num_rows, None, "crc32:0", stats=stats)
 
 
+@pytest.mark.slow
 @given(filtered(), st.sampled_from([0, 40, 100_000]))
 @settings(max_examples=draws(25), deadline=None)
 def test_rows_pass_as_logic_says_and_statistics_never_deny_them(
@@ -179,6 +180,7 @@ def _plain(scalar: pa.Scalar) -> Any:
     return scalar.as_py()
 
 
+@pytest.mark.slow
 @given(filtered(), st.lists(st.integers(0, 12), max_size=3))
 @settings(max_examples=draws(15), deadline=None)
 def test_skipping_parts_before_consolidation_is_filtering_after_it(
@@ -195,6 +197,7 @@ def test_skipping_parts_before_consolidation_is_filtering_after_it(
     assert str(before.to_pylist()) == str(after.to_pylist())
 
 
+@pytest.mark.slow
 @given(filtered())
 @settings(max_examples=draws(20), deadline=None)
 def test_a_predicate_survives_the_way_to_another_process(case: tuple[Schema, pa.Table, Filter]) -> None:
@@ -204,6 +207,7 @@ def test_a_predicate_survives_the_way_to_another_process(case: tuple[Schema, pa.
     assert again.columns == filter_.columns
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=draws(30), deadline=None)
 def test_bounds_in_statistics_hold_every_value_in_comparable_form_and_as_scalars(data: st.DataObject) -> None:

@@ -102,6 +102,7 @@ class Driver:
                 pass
 
 
+@pytest.mark.slow
 @settings(max_examples=draws(150), deadline=None)
 @given(st.lists(actions, max_size=60))
 def test_spine_stays_sound_and_survives_flattening(script: list[tuple[str, int, int]]) -> None:
@@ -120,6 +121,7 @@ def test_spine_stays_sound_and_survives_flattening(script: list[tuple[str, int, 
     assert driver.trace.part_count == sum(len(each.parts) for each in batches)
 
 
+@pytest.mark.slow
 @settings(max_examples=draws(100), deadline=None)
 @given(st.lists(rows, min_size=1, max_size=120))
 def test_spine_batches_are_logarithmically_many(sizes: list[int]) -> None:
@@ -145,6 +147,7 @@ def test_every_merge_is_requested_and_every_request_matches(sizes: list[int]) ->
         assert all(each.is_compact for each in trace.spine_batches())
 
 
+@pytest.mark.slow
 @given(st.lists(rows, min_size=1, max_size=30))
 def test_flat_batches_without_structure_give_the_same_contents(sizes: list[int]) -> None:
     """A trace from before structure was stored is rebuilt by pushing; data batches stay what they were."""

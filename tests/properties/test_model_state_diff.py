@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from persist_engine.base.settings import MaintenanceSettings, Settings
@@ -129,6 +130,7 @@ class Shard(Stepper):
         return c.ApplyMergeRes(MergeRes(output, request.id if which else None))
 
 
+@pytest.mark.slow
 @settings(max_examples=draws(120), deadline=None)
 @given(st.lists(actions, max_size=50), st.booleans())
 def test_every_version_follows_from_its_diff(script: list[tuple[str, int, int]], closing: bool) -> None:
@@ -181,6 +183,7 @@ def rebuilt(state: ShardState) -> ShardState:
     return replace(state, trace=Trace.unflatten(state.trace.flatten()), **copies)
 
 
+@pytest.mark.slow
 @settings(max_examples=draws(60), deadline=None)
 @given(st.lists(actions, max_size=30))
 def test_diff_does_not_depend_on_sharing(script: list[tuple[str, int, int]]) -> None:

@@ -52,6 +52,7 @@ def tables(draw: st.DrawFn) -> pa.Table:
     return pa.concat_tables([table.slice(0, cut), table.slice(cut)])
 
 
+@pytest.mark.slow
 @given(tables())
 @settings(max_examples=draws(120), deadline=None)
 def test_order_and_equality_are_those_of_rows(table: pa.Table) -> None:

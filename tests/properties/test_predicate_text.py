@@ -74,6 +74,7 @@ def test_a_name_with_a_quote_in_it(text):
     assert parse_predicate(text) == Compare("name", "=", "O'Brien")
 
 
+@pytest.mark.slow
 @quick
 @given(texts, st.sampled_from("'\""), st.sampled_from([doubled, escaped]))
 @example("O'Brien", "'", doubled)
@@ -84,6 +85,7 @@ def test_every_text_can_be_said_with_doubled_quotes_and_with_backslashes(text, q
     assert parse_predicate(f"name IN ({write(text, quote)}, 'x')") == In("name", (text, "x"))
 
 
+@pytest.mark.slow
 @quick
 @given(predicates)
 def test_a_predicate_survives_being_written_down(predicate):
@@ -96,6 +98,7 @@ def test_texts_that_do_not_close_or_stand_beside_each_other_are_refused(text):
         parse_predicate(text)
 
 
+@pytest.mark.slow
 @settings(max_examples=draws(500), deadline=None)
 @given(st.lists(st.sampled_from(["name", "key.", "`", "'", '"', "''", "\\", "=", "<", " ", "(", ")", "IN", "NOT ", "NULL", " IS ", " AND ", " OR ", "BETWEEN", "1", ".", ",", "DATE", "X'", "--", "/*", "*/", ";", "\n", "r'", "{", "}", "@", "$", "?", ":", "[", "]", "ñ", "\0"]), max_size=14).map("".join) | st.text(max_size=30))  # fmt: skip
 def test_any_text_is_a_predicate_or_refused(text):

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from persist_engine import Antichain, CriticalReaderId
@@ -82,6 +83,7 @@ def check(before: ShardState, after: ShardState) -> None:
     assert now <= A(max(0, upper.time - after.retain_ms)), "since passed what is retained"
 
 
+@pytest.mark.slow
 @given(retentions, commands)
 @settings(max_examples=draws(250), deadline=None)
 def test_since_never_passes_what_is_retained_nor_goes_back(retain_ms, todo):
@@ -122,6 +124,7 @@ deeds = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(st.sampled_from([None, 5, 12, 300]), deeds)
 @settings(max_examples=draws(10), deadline=None)
 def test_every_time_in_the_window_is_read_as_it_was_written(retain_ms, todo):

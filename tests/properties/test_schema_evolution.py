@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from persist_engine.codec.part import decode_part, encode_part, open_part
@@ -24,6 +25,7 @@ def grown(draw: st.DrawFn) -> tuple[Schema, Schema, Schema, pa.Table]:
     return old, new, newest, draw(updates(old))
 
 
+@pytest.mark.slow
 @settings(max_examples=draws(12), deadline=None)
 @given(grown())
 def test_old_data_reads_under_the_new_schema_as_it_read_before_and_evolved(case: tuple) -> None:
@@ -39,6 +41,7 @@ def test_old_data_reads_under_the_new_schema_as_it_read_before_and_evolved(case:
     assert _nan_equal(adapted(read, asked=newest, key="k"), adapted(table, asked=newest, key="k"))
 
 
+@pytest.mark.slow
 @settings(max_examples=draws(12), deadline=None)
 @given(grown())
 def test_evolving_keeps_order_and_identity_of_rows(case: tuple) -> None:
@@ -47,6 +50,7 @@ def test_evolving_keeps_order_and_identity_of_rows(case: tuple) -> None:
     assert _nan_equal(consolidate(adapted(table, asked=new, key="k")), adapted(consolidate(table), asked=new, key="k"))
 
 
+@pytest.mark.slow
 @settings(max_examples=draws(12), deadline=None)
 @given(grown())
 def test_what_an_old_reader_sees_of_evolved_rows_is_what_they_were(case: tuple) -> None:

@@ -212,6 +212,7 @@ ROWS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", ROWS)
 def test_the_spine_is_the_one_that_the_text_describes(rows: str):
     """Spec 11.1 to 11.9, 21.5."""

@@ -66,6 +66,7 @@ def fold(updates: list[tuple[bytes, int]]) -> Records:
 # -- rows as bytes ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @quick
 @given(st.data())
 def test_rows_decode_to_what_was_encoded_and_equal_rows_alone_have_equal_bytes(data: Any) -> None:
@@ -86,6 +87,7 @@ def test_rows_decode_to_what_was_encoded_and_equal_rows_alone_have_equal_bytes(d
     assert codec.encode(decoded).to_pylist() == encoded.to_pylist()
 
 
+@pytest.mark.slow
 @quick
 @given(st.data())
 def test_the_bytes_of_a_row_do_not_depend_on_its_neighbours(data: Any) -> None:
@@ -102,6 +104,7 @@ def test_the_bytes_of_a_row_do_not_depend_on_its_neighbours(data: Any) -> None:
     assert np.array_equal(hashes[2], hashes[1])
 
 
+@pytest.mark.slow
 @given(st.lists(values, max_size=20))
 def test_a_hash_is_the_same_whether_rows_are_alike_in_size_or_not(rows: list[bytes]) -> None:
     """Rows of one size take another path."""
@@ -120,6 +123,7 @@ def test_a_hash_of_long_rows_too(size: int) -> None:
     assert len(np.unique(alike)) == alike.size
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_rows_are_copied_out_of_and_into_words_wherever_they_lie(data: st.DataObject) -> None:
     """Rows of one size take another path."""
@@ -226,6 +230,7 @@ def test_a_value_of_zeros_is_found_again_behind_a_shorter_one() -> None:
     assert state.read(keys([1])).to_pylist() == [two]
 
 
+@pytest.mark.slow
 @quick
 @given(st.lists(st.tuples(zeros, st.integers(1, 2)), max_size=4), zeros, st.randoms(use_true_random=False))
 def test_a_buffer_never_shrinks_while_its_key_is_there(
@@ -257,6 +262,7 @@ def test_duplicate_or_missing_updates_are_caught(updates: list[tuple[bytes, int]
             decode(keys([1]), records, SEED[:1])
 
 
+@pytest.mark.slow
 @given(values.filter(len), st.integers(1, HEADER_WORDS + 2), st.integers(1, 2**63 - 1))
 def test_a_record_that_was_changed_does_not_decode(value: bytes, word: int, flip: int) -> None:
     records = fold([(value, 1)])
@@ -353,6 +359,7 @@ def test_sums_wrap_around() -> None:
     assert fold([(value, 2**62)] * 3).present[0]
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 12), max_size=30))
 def test_grouping_keeps_the_order_of_coming(numbers: list[int]) -> None:
     found = keys(numbers)
@@ -386,6 +393,7 @@ puts = st.lists(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "examples"), [("memory", 60), ("rocksdb", 6), ("spilling", 8)])
 def test_a_store_is_a_map(kind: str, examples: int) -> None:
     @settings(max_examples=examples, deadline=None, suppress_health_check=SLOW)
@@ -412,6 +420,7 @@ def test_a_store_is_a_map(kind: str, examples: int) -> None:
     check()
 
 
+@pytest.mark.slow
 def test_the_table_in_memory_grows_and_forgets() -> None:
     """Many generations of keys through a table that is built anew, compacts its arena and reuses the room of the dead."""
     rng = np.random.default_rng(5)

@@ -85,6 +85,7 @@ def report_of(seed: int) -> Report:
     return simulate(seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_no_history_breaks_a_rule(first: int) -> None:
     """`make sim SEEDS=2000` for more. A failure prints the command that shows it again (spec 21.3)."""
@@ -93,6 +94,7 @@ def test_no_history_breaks_a_rule(first: int) -> None:
         assert report.failure is None, explain(report)
 
 
+@pytest.mark.slow
 def test_the_same_seed_is_the_same_history_in_any_process() -> None:
     """Event by event, whatever the order of hashes: a failing seed can be handed on."""
     plans = [plan for seed in range(200) if (plan := plan_of(seed)).weather.crash and plan.weather.late]
@@ -106,6 +108,7 @@ def test_the_same_seed_is_the_same_history_in_any_process() -> None:
     assert answer.stdout.split() == traces
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_parent_that_is_killed() -> None:
     """No other process would end them: they wait for more seeds. What they inherit of it ends with the last of them."""
     code = (
@@ -127,6 +130,7 @@ def test_workers_end_with_a_parent_that_is_killed() -> None:
         parent.wait()
 
 
+@pytest.mark.slow
 def test_histories_contain_what_they_are_for() -> None:
     """A quiet simulation proves nothing: faults, crashes, sleeping machines, late calls and refusals all occur."""
     totals: dict[str, int] = {}
@@ -153,6 +157,7 @@ def test_histories_contain_what_they_are_for() -> None:
         assert totals.get(name, 0) > 0, totals
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_planted_bug_is_caught(mutant: str) -> None:
     """Taking a safety rule out of the engine breaks a history soon."""
@@ -165,6 +170,7 @@ def test_planted_bug_is_caught(mutant: str) -> None:
         assert any(simulate(seed).failure is not None for seed in [SHOWS_AT[mutant], *seeds])
 
 
+@pytest.mark.slow
 def test_a_broken_seed_is_made_small_and_can_be_seen_again(capsys: pytest.CaptureFixture) -> None:
     """The report names the command, the rule and the end of the history."""
     with planted("gc ignores holds"):

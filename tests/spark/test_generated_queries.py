@@ -1,8 +1,8 @@
-"""1,000 generated queries return the same rows from a shard as from Parquet (see test_queries.py).
+"""Generated queries return the same rows from a shard as from Parquet (see test_queries.py).
 
 A small grammar draws a query from each seed; the same seed always gives the same query. Most queries scan one frame several times. The
 queries of several seeds run as one action on each side, with the seed in each row. So Spark plans many scans of one frame at once, which
-is the hardest case. Each seed is a test of its own, which names its query. Answers depend on the rows alone: limits have a total order,
+is the hardest case. Each seed is a test of its own, which names its query. `make generated` runs 1,000 of them. Answers depend on the rows alone: limits have a total order,
 and sums are exact.
 """
 
@@ -14,10 +14,11 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
+from persist_kit.depth import draws
 
 pytestmark = pytest.mark.spark
 
-QUERIES, AT_ONCE = 1000, 25
+QUERIES, AT_ONCE = draws(100), 25
 #: For a few hundred rows, compilation and shuffles take longer than execution.
 SMALL = {
     "spark.sql.codegen.wholeStage": "false",
@@ -294,7 +295,6 @@ def compared(twins) -> Compared:
     return Compared(twins)
 
 
-#: One test for each seed. So this file, which takes longest, has most tests, and pytest-xdist starts with it.
 @pytest.mark.parametrize("seed", range(QUERIES))
 def test_a_generated_query_returns_the_same_rows_from_a_shard_as_from_parquet(compared, seed):
     shard, parquet = compared.of(seed)

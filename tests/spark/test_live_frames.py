@@ -14,6 +14,7 @@ from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.work.repair.force import force_compaction, force_gc
+from persist_kit.depth import draws
 from persist_spark.datasource import register
 from pyspark.logger import PySparkLogger
 
@@ -97,7 +98,7 @@ def test_a_frame_shows_the_contents_of_the_time_of_its_load(shard, spark):
 
 def test_many_queries_of_a_frame_and_many_frames_leave_one_reader(shard):
     frame = shard.load()
-    for number in range(100):
+    for number in range(draws(100)):
         query = frame.where(f"id = {number}").union(frame.where(f"id > {number}"))
         query._jdf.queryExecution().executedPlan().toString()  # planned, as for an action
     for number in (0, 9, 10):
@@ -163,6 +164,7 @@ def test_failed_loads_and_failed_queries_leave_no_lease(shard, spark, monkeypatc
 
 PROGRAM = """
 import os, sys
+from persist_kit.depth import draws
 from persist_spark.datasource import register
 from pyspark.logger import PySparkLogger
 from persist_engine import Location, PersistClient, ShardId

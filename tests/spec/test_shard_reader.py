@@ -129,6 +129,7 @@ def test_the_reader_knows_nothing_of_the_engine() -> None:
     assert {name for name in roots if name not in sys.stdlib_module_names} == {"pyarrow", "google", "grpc_tools"}
 
 
+@pytest.mark.slow
 def test_a_reader_written_from_the_document_reads_what_the_engine_reads(shard: Shard) -> None:
     """Spec 29.1 to 29.12, 29.15, 29.16, 21.5: every kind of part, through appends, compaction, a rollup, collection and a
     schema that grows.

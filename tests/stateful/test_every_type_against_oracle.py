@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from persist_engine import Antichain, Appended, Schema, WriteHandle
@@ -299,6 +300,7 @@ class Histories:
         self.check()
 
 
+@pytest.mark.slow
 @settings(max_examples=draws(10), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_every_way_of_reading_shows_what_was_written_whatever_its_types(data: st.DataObject) -> None:

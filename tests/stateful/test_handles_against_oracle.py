@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Hashable
 
 import pyarrow as pa
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -317,4 +318,4 @@ Handles.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-TestHandles = Handles.TestCase
+TestHandles = pytest.mark.slow(Handles.TestCase)

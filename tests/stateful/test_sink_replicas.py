@@ -10,6 +10,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -279,7 +280,7 @@ class Sinks(RuleBasedStateMachine):
                 assert found == Counter({data: diff for data, diff in wanted.items() if diff}), f"at {time}"
 
 
-TestSinks = Sinks.TestCase
+TestSinks = pytest.mark.slow(Sinks.TestCase)
 TestSinks.settings = settings(
     max_examples=draws(10),
     stateful_step_count=25,

@@ -52,6 +52,7 @@ def test_a_name_without_a_line_in_the_catalogue_still_counts(registry):
     assert 'persist_of_tomorrow_total{how="well"} 1.0' in shown(registry)
 
 
+@pytest.mark.slow
 def test_gauges_of_a_shard_are_read_when_asked_for_and_go_with_their_owner(registry):
     metrics = PrometheusMetrics(registry)
     owner = Owner(5.0)
@@ -68,6 +69,7 @@ def test_gauges_of_a_shard_are_read_when_asked_for_and_go_with_their_owner(regis
     assert 'persist_state_diff_bytes_total{shard="s1"} 1.0' in shown(registry), "it starts anew"
 
 
+@pytest.mark.slow
 def test_of_two_owners_of_one_shard_one_speaks_until_both_are_gone(registry):
     metrics = PrometheusMetrics(registry)
     old, new = Owner(1.0), Owner(2.0)
@@ -107,6 +109,7 @@ def names_in(node):
     return ["blob", "consensus"] if ast.unparse(node) == "self._port" else [f"not a text: {ast.unparse(node)}"]
 
 
+@pytest.mark.slow
 def test_code_counts_only_what_the_catalogue_names_with_its_labels():
     bad = []
     for place, kind, node, labels in calls():
@@ -119,6 +122,7 @@ def test_code_counts_only_what_the_catalogue_names_with_its_labels():
     assert not bad, "\n".join(bad)
 
 
+@pytest.mark.slow
 def test_every_metric_of_the_catalogue_is_counted_somewhere():
     """A metric that no code counts is a lie in the documentation."""
     counted = {(kind, name) for _, kind, node, _ in calls() for name in names_in(node)}
@@ -150,6 +154,7 @@ class Collecting(CollectorRegistry):
         super().register(collector)
 
 
+@pytest.mark.slow
 def test_regression_a_read_that_the_garbage_collector_ends_may_count_whatever_is_being_counted():
     """The thread waited for a lock that it had itself, and all others with it."""
     registry = Collecting()

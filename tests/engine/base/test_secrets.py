@@ -40,6 +40,7 @@ def test_secrets_are_hidden_and_nothing_else(text: str, shown: str) -> None:
     assert without_secrets(text, secrets=["tok-123", ""]) == shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "piece", ["k", "token-", "a://", "password", 'password="', "x=", "token ", 'token=\\"', "a:@/", "AKIA", " :", "\\"]
 )

@@ -58,6 +58,7 @@ def ok(result):
     return json.loads(out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["force-compaction", "force-gc", "restore"])
 def test_a_dry_run_changes_nothing_and_reports_what_would_change(admin, disk, command):
     """Spec B.8."""
@@ -71,6 +72,7 @@ def test_a_dry_run_changes_nothing_and_reports_what_would_change(admin, disk, co
     assert disk.everything(disk.shard_id) == before
 
 
+@pytest.mark.slow
 def test_force_compaction_does_the_merges_of_its_dry_run(admin, disk):
     plan = ok(admin("force-compaction", disk.shard_id, "--json"))["plan"]
     assert plan
@@ -81,6 +83,7 @@ def test_force_compaction_does_the_merges_of_its_dry_run(admin, disk):
     assert ok(admin("force-compaction", disk.shard_id, "--json"))["plan"] == []
 
 
+@pytest.mark.slow
 def test_the_environment_disables_compaction_for_the_process(admin, disk, monkeypatch):
     monkeypatch.setenv("PERSIST_COMPACTION_DISABLED", "1")
     assert ok(admin("force-compaction", disk.shard_id, "--commit", "--json"))["done"] == []
@@ -90,6 +93,7 @@ def test_the_environment_disables_compaction_for_the_process(admin, disk, monkey
         assert len(contents(client, disk.shard_id, 19)) == 20
 
 
+@pytest.mark.slow
 def test_full_compaction_leaves_one_batch_with_rows(admin, disk):
     (planned,) = ok(admin("force-compaction", disk.shard_id, "--full", "--json"))["plan"]
     assert "20 rows" in planned["what"]
@@ -100,6 +104,7 @@ def test_full_compaction_leaves_one_batch_with_rows(admin, disk):
         assert len(contents(client, disk.shard_id, 19)) == 20
 
 
+@pytest.mark.slow
 def test_force_gc_deletes_exactly_the_blobs_of_its_dry_run(admin, disk):
     ok(admin("force-compaction", disk.shard_id, "--commit", "--json"))
     before = set(disk.files())
@@ -114,6 +119,7 @@ def test_force_gc_deletes_exactly_the_blobs_of_its_dry_run(admin, disk):
     assert done[1]["diffs_truncated"] == sum(int(e["what"].split()[0]) for e in plan if e["do"] == "truncate")
 
 
+@pytest.mark.slow
 def test_force_gc_stops_where_a_reader_holds_and_holds_names_it(admin, disk):
     with disk.client() as client, client.open_leased_reader(disk.shard_id, SCHEMA, purpose="nightly report"):
         write(client, disk.shard_id, range(20, 24))
@@ -155,6 +161,7 @@ def test_finalize_refuses_with_what_is_in_the_way(admin, disk):
     assert disk.everything(disk.shard_id) == before
 
 
+@pytest.mark.slow
 def test_finalize_closes_only_a_shard_without_holds(admin, disk):
     """Spec B.4."""
     critical = CriticalReaderId.new()
@@ -170,6 +177,7 @@ def test_finalize_closes_only_a_shard_without_holds(admin, disk):
         assert client.recent_upper(disk.shard_id) == at(20), "refused before anything was closed"
 
 
+@pytest.mark.slow
 def test_finalize_leaves_no_data_and_two_versions(admin, disk):
     """Spec 14.9."""
     critical = CriticalReaderId.new()
@@ -193,6 +201,7 @@ def test_finalize_leaves_no_data_and_two_versions(admin, disk):
     assert [each for each in again["done"] if each["outcome"] == "Succeeded"] == []
 
 
+@pytest.mark.slow
 def test_usage_of_one_and_of_all_shards(admin, disk):
     stray = f"{disk.shard_id}/n0000100/p00000000-0000-0000-0000-000000000000"
     (disk.blobs / stray).write_bytes(b"stray")
@@ -207,6 +216,7 @@ def test_usage_of_one_and_of_all_shards(admin, disk):
     assert (code, disk.shard_id in out) == (0, True)
 
 
+@pytest.mark.slow
 def test_verify_ends_with_74_and_the_key_of_what_is_broken(admin, disk):
     sound = ok(admin("verify", disk.shard_id, "--json"))
     assert (sound["corrupt"], sound["parts_read"], sound["rows"]) == (False, 20, 20)
@@ -225,6 +235,7 @@ def test_verify_ends_with_74_and_the_key_of_what_is_broken(admin, disk):
     assert disk.key(rollup) in out
 
 
+@pytest.mark.slow
 def test_restore_reports_what_the_store_did_not_keep(admin, disk):
     assert ok(admin("restore", disk.shard_id, "--commit", "--json"))["missing"] == []
     part = disk.paths(disk.shard_id, kind="part")[3]
@@ -315,6 +326,7 @@ def test_help_shows_an_example(admin, monkeypatch, command):
     assert (code, f"persist admin {command}" in out) == (0, True)
 
 
+@pytest.mark.slow
 def test_orphans_of_all_shards_are_reported_then_deleted_in_resumable_steps(admin, disk):
     day_ms = 86_400_000
     other = ShardId.new()

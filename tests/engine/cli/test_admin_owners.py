@@ -43,6 +43,7 @@ def owner_of(disk):
         return client.owner_of(disk.shard_id)
 
 
+@pytest.mark.slow
 def test_every_report_shows_the_owner(admin, persist, disk):
     shown = ok(admin("owner", disk.shard_id, "--json"))
     assert shown == {"shard_id": disk.shard_id, "store_id": disk.store_id, "owner": FIELDS}
@@ -58,6 +59,7 @@ def test_every_report_shows_the_owner(admin, persist, disk):
     assert out.splitlines()[1].split("\t") == [*FIELDS.values(), disk.shard_id, "itself"]
 
 
+@pytest.mark.slow
 def test_a_shard_is_released_only_with_commit(admin, disk):
     report = ok(admin("owner", disk.shard_id, "--release", "--json"))
     assert (report["owner"], report["new_owner"], report["committed"]) == (FIELDS, None, False)
@@ -69,6 +71,7 @@ def test_a_shard_is_released_only_with_commit(admin, disk):
     assert ok(admin("names", "--json")) == []
 
 
+@pytest.mark.slow
 def test_a_shard_is_taken_over_only_with_commit(admin, disk):
     report = ok(admin("owner", disk.shard_id, "--take-over", str(OTHER), "--json"))
     assert (report["committed"], report["new_owner"]["operator_id"]) == (False, "other")
@@ -92,6 +95,7 @@ def test_contradictory_owner_options_are_refused(admin, disk, args, message):
     assert owner_of(disk) == FLIGHTS
 
 
+@pytest.mark.slow
 def test_a_mistyped_shard_gets_no_owner(admin, disk):
     for args in ([], ["--take-over", str(OTHER), "--commit"], ["--release", "--commit"]):
         code, _, err = admin("owner", ShardId.new(), *args)
@@ -104,6 +108,7 @@ def test_the_identity_is_no_stray_blob_of_the_store(admin, disk):
     assert ok(admin("usage", "--json"))["foreign_blobs"] == 0
 
 
+@pytest.mark.slow
 def test_a_critical_hold_is_released_only_with_commit(admin, disk):
     held, other = CriticalReaderId.new(), CriticalReaderId.new()
     with disk.client() as client:

@@ -37,6 +37,7 @@ def ok(result):
     return json.loads(out)
 
 
+@pytest.mark.slow
 def test_the_retention_is_shown_with_the_since_it_yields(retention, persist, disk):
     seen = ok(retention("--json"))
     assert seen.pop("remark").startswith("the whole history is kept: upper is 3, within 604800000.")
@@ -49,6 +50,7 @@ def test_the_retention_is_shown_with_the_since_it_yields(retention, persist, dis
     assert ok(persist("inspect", "shard", disk.shard_id, *disk.args, "--json"))["retained_since"] == 0
 
 
+@pytest.mark.slow
 def test_retention_is_set_only_with_commit_and_its_effect_is_shown_before(retention, disk):
     with disk.client() as client:
         write(client, disk.shard_id, 3, 30 * DAY_MS)
@@ -79,6 +81,7 @@ def test_the_shard_of_retention_may_be_an_option(persist, disk):
     assert ok(persist("admin", "retention", *shard))["retain_ms"] == 3_600_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ["7", "soon", "0d", "1.5h", "9999999999999999d"])
 def test_an_invalid_retention_is_refused(retention, value):
     code, _, err = retention(value, "--commit")
@@ -107,6 +110,7 @@ def test_holds_shows_the_retention_or_its_absence(persist, disk):
     assert "no holds" in err
 
 
+@pytest.mark.slow
 def test_finalize_says_that_it_ends_the_retention(persist, disk):
     finalize = lambda *args: persist("admin", "finalize", disk.shard_id, *args, *disk.args)  # noqa: E731
     code, out, err = finalize()

@@ -28,6 +28,7 @@ from persist_engine.client.client import PersistClient
 from persist_engine.rows.schema import Schema
 
 
+@pytest.mark.slow
 def test_shards_are_listed_plainly_and_as_json(persist, shop):
     code, out, _ = persist("inspect", "shards", *shop.args)
     assert (code, out.splitlines()) == (0, ["shard", shop.shard_id])
@@ -45,6 +46,7 @@ def test_one_shard_shows_its_frontiers_and_schema(persist, shop):
     assert "upper\t12" in out.splitlines()
 
 
+@pytest.mark.slow
 def test_state_diffs_batches_and_blobs_agree(persist, shop):
     _, out, _ = persist("inspect", "state", shop.shard_id, *shop.args)
     state = json.loads(out)
@@ -66,6 +68,7 @@ def test_state_diffs_batches_and_blobs_agree(persist, shop):
         assert (code, out.count("\t") > 3) == (0, True)
 
 
+@pytest.mark.slow
 def test_older_versions_are_shown_while_they_are_live(persist, shop):
     _, out, _ = persist("inspect", "diffs", shop.shard_id, "--json", *shop.args)
     diffs = json.loads(out)
@@ -95,6 +98,7 @@ def test_unreferenced_blobs_are_found(persist, shop, tmp_path):
     assert [b["key"] for b in json.loads(out)] == [stray]
 
 
+@pytest.mark.slow
 def test_maintenance_reports_and_keeps_the_contents(persist, shop, tmp_path):
     before = persist("read", shop.shard_id, "--json", *shop.args)[1]
     reports = {}
@@ -119,6 +123,7 @@ def test_maintenance_reports_and_keeps_the_contents(persist, shop, tmp_path):
     assert (code, out.splitlines()[0].split("\t")[0]) == (0, "work")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [(), ("--memory-mib", "512")])
 def test_a_compaction_is_planned_within_the_memory_given(persist, shop, tmp_path, memory):
     file = tmp_path / "metrics.prom"
@@ -157,6 +162,7 @@ def test_misuse_says_what_to_do(persist, shop, args, text):
     assert text in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("args", [["inspekt"], ["inspect", "shard", "--colour"], ["read", "x", "--format", "xml"]])
 def test_errors_of_the_parser_are_usage_errors(persist, args):
     code, out, err = persist(*args)
@@ -174,6 +180,7 @@ def test_a_missing_store_is_named(persist, shop, monkeypatch):
     assert "ftp" in err
 
 
+@pytest.mark.slow
 def test_a_time_behind_since_is_a_usage_error(persist, shop):
     with PersistClient.open(shop.location) as client, client.open_leased_reader(shop.shard_id, purpose="t") as reader:
         reader.downgrade_since(5)
@@ -239,6 +246,7 @@ def plugin(tmp_path, monkeypatch):
     sys.modules.pop(module, None)
 
 
+@pytest.mark.slow
 def test_plugins_are_listed_without_being_loaded_and_run_when_called(persist, plugin):
     code, out, _ = persist("--help")
     assert (code, "greet" in out, "broken" in out, plugin in sys.modules) == (0, True, True, False)
@@ -265,6 +273,7 @@ def test_commands_of_other_distributions_may_load_pandas(persist, plugin, monkey
     assert persist("greet", "frames")[:2] == (0, "pandas\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["read", "--where", "id > 3", "--format", "jsonl"], ["read", "--from", "start"]])
 def test_commands_do_not_load_pandas(shop, arguments):
     """Arrow would, which takes longer than the command. The rows are the same."""
@@ -280,6 +289,7 @@ def test_commands_do_not_load_pandas(shop, arguments):
     assert rows == same != ""
 
 
+@pytest.mark.slow
 def test_help_loads_neither_arrow_nor_drivers():
     script = (
         "import sys\nsys.argv = ['persist', '--help']\nfrom persist_engine.cli.main import main\n"
@@ -292,6 +302,7 @@ def test_help_loads_neither_arrow_nor_drivers():
 SHARD = "s00000000-0000-0000-0000-000000000001"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
@@ -334,6 +345,7 @@ def test_a_mistyped_path_is_named_and_nothing_is_made_there(persist, shop, tmp_p
     assert (elsewhere / "empty.db").stat().st_size == 0
 
 
+@pytest.mark.slow
 def test_a_rollup_is_shown_by_its_key_without_the_log(persist, shop, tmp_path):
     persist("maintain", "rollup", shop.shard_id, *shop.args)
     _, out, _ = persist("inspect", "blobs", shop.shard_id, "--json", *shop.args)
@@ -367,6 +379,7 @@ def test_a_rollup_is_shown_by_its_key_without_the_log(persist, shop, tmp_path):
     assert complete_rollup(ctx, "s0") == complete_rollup(types.SimpleNamespace(params={}), second["key"]) == []
 
 
+@pytest.mark.slow
 def test_a_missing_damaged_or_foreign_rollup_is_named(persist, shop, tmp_path):
     persist("maintain", "rollup", shop.shard_id, *shop.args)
     _, out, _ = persist("inspect", "blobs", shop.shard_id, "--json", *shop.args)

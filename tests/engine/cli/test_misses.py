@@ -37,6 +37,7 @@ def dated_shard(tmp_path):
     return shard_id, ["--blob", location.blob, "--consensus", location.consensus]
 
 
+@pytest.mark.slow
 def test_a_time_that_is_not_written_yet_is_refused_at_once_with_the_upper(persist, dated_shard, tmp_path):
     shard_id, args = dated_shard
     asked = (
@@ -54,6 +55,7 @@ def test_a_time_that_is_not_written_yet_is_refused_at_once_with_the_upper(persis
     assert (code, "upper is still" in err) == (70, True)
 
 
+@pytest.mark.slow
 def test_a_time_ago_counts_back_from_now(persist, dated_shard):
     shard_id, args = dated_shard
     code, _, err = persist("read", shard_id, *args, "--as-of", "-1h")
@@ -115,6 +117,7 @@ def test_a_log_that_is_not_there_is_named_in_one_sentence(persist, tmp_path, dat
     assert not (tmp_path / "other.db").exists()
 
 
+@pytest.mark.slow
 def test_a_store_that_does_not_answer_is_given_up_in_one_sentence(dated_shard):
     """In a process of its own: what the log says beside the error counts, too."""
     _, (_, blob, *_) = dated_shard
@@ -149,6 +152,7 @@ def test_the_version_comes_from_one_place(persist):
         assert project["version"] == persist_engine.__version__
 
 
+@pytest.mark.slow
 def test_commands_that_read_no_rows_import_no_pandas():
     """It takes a second. pyarrow imports it for arrays of Python values, so no module makes one while it is imported."""
     script = "import sys, persist_engine.client.client, persist_engine.rows.words; assert 'pandas' not in sys.modules"

@@ -118,6 +118,7 @@ def test_usage_of_an_unknown_shard_is_refused(persist, shard_id):
     assert persist("admin", "usage", shard_id)[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("redirection", "code", "lines"),
     [(">/dev/full", 1, ["error: OSError: No space left on device"]), (">&-", 0, []), ("| true", 141, [])],

@@ -32,6 +32,7 @@ def ids_of(data, form):
     return [json.loads(line)["id"] for line in data.decode().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["arrow", "parquet", "csv", "jsonl"])
 def test_read_writes_every_row_in_every_format(monkeypatch, capfdbinary, shop, tmp_path, form):
     target = tmp_path / f"out.{form}"
@@ -48,6 +49,7 @@ def test_read_writes_every_row_in_every_format(monkeypatch, capfdbinary, shop, t
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith((".", "out"))) == [target.name]
 
 
+@pytest.mark.slow
 def test_read_writes_every_row_into_a_pipe(shop):
     form = "parquet"
     piped = subprocess.run(
@@ -80,6 +82,7 @@ def test_regression_read_writes_a_null_struct_whose_fields_are_not_null(tmp_path
         assert pq.read_table(tmp_path / "out")["p"].to_pylist() == [None, {"x": 5}]
 
 
+@pytest.mark.slow
 def test_jsonl_and_csv_hold_text_bytes_and_nested_fields(persist, shop):
     _, out, _ = persist("read", shop.shard_id, "--json", *shop.args)
     rows = [json.loads(line) for line in out.splitlines()]
@@ -88,6 +91,7 @@ def test_jsonl_and_csv_hold_text_bytes_and_nested_fields(persist, shop):
     assert out.splitlines()[0].replace('"', "") == "id,name,x,raw,at,nested.a"
 
 
+@pytest.mark.slow
 def test_read_as_of_an_older_time_limits_and_updates(persist, shop):
     _, out, _ = persist("read", shop.shard_id, "--as-of", 3, "--json", *shop.args)
     assert [json.loads(line)["id"] for line in out.splitlines()] == [i for i in range(30) if i % 12 <= 3]
@@ -100,6 +104,7 @@ def test_read_as_of_an_older_time_limits_and_updates(persist, shop):
     assert (code, out.splitlines()[0].split("\t")[:2]) == (0, ["id", "name"])
 
 
+@pytest.mark.slow
 def test_a_row_counted_less_than_nothing_is_refused_by_name(persist, shop):
     with (
         PersistClient.open(shop.location) as client,
@@ -113,6 +118,7 @@ def test_a_row_counted_less_than_nothing_is_refused_by_name(persist, shop):
     assert persist("read", shop.shard_id, "--updates", *shop.args)[0] == 0
 
 
+@pytest.mark.slow
 def test_rows_are_filtered_cut_and_counted(persist, shop):
     code, out, _ = persist("read", shop.shard_id, *shop.args, "--where", "id < 3 AND x >= 0.5", "--columns", "id,x")
     assert (code, out.splitlines()) == (0, ["id\tx", "1\t0.5", "2\t1.0"])
@@ -127,6 +133,7 @@ def test_rows_are_filtered_cut_and_counted(persist, shop):
     assert "no column nope; there are key.id, key.name, val.x" in err
 
 
+@pytest.mark.slow
 def test_read_shows_what_changed_between_two_times(persist, shop):
     code, out, _ = persist("read", shop.shard_id, *shop.args, "--from", 10, "--columns", "id")
     rows = [line.split("\t") for line in out.splitlines()]

@@ -94,6 +94,7 @@ def test_limits_are_kept_without_a_notice(persist, shop):
     assert (code, out, err) == (0, "id\tat_ms\tname\n", "")
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_the_first_rows_and_says_of_how_many(shop):
     """In a process of its own."""
     ours, theirs = pty.openpty()
@@ -116,6 +117,7 @@ def test_a_terminal_says_that_there_is_more_where_counting_is_not_cheap(on_termi
     assert "the first 50 rows, --limit N" in seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", [["--limit", "60"], ["--where", "id < 1000000050"], ["--limit", "5000"]])
 def test_a_terminal_that_shows_what_was_asked_for_says_nothing(on_terminal, shop, extra):
     code, seen = on_terminal("read", *shop, *extra)
@@ -132,6 +134,7 @@ def test_numbers_that_count_are_grouped_for_people_and_no_others(on_terminal, sh
     assert "1,234" in seen
 
 
+@pytest.mark.slow
 def test_times_are_accepted_as_numbers_and_as_iso_8601(persist, shop):
     for said in (START, "2013-01-01T00:00:00Z", "2013-01-01T01:00:00+01:00"):
         code, out, _ = persist("read", *shop, "--as-of", said, "--count", "--json")

@@ -99,6 +99,7 @@ def test_an_abandoned_builder_leaves_no_blob(world: World, writer: WriteHandle, 
             call()
 
 
+@pytest.mark.slow
 def test_errors_of_add_and_finish_delete_the_written_parts(world: World, writer: WriteHandle):
     """Spec 10.1."""
 

@@ -81,6 +81,7 @@ def filled():
         yield world, {"plain": (shard_id, history, 0), "compacted": (compacted, compacted_history, 25)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["plain", "compacted"])
 @pytest.mark.parametrize(("after", "upto"), [(25, 79), (30, 31), (39, 39), (25, 25), (44, 67), (29, 40), (78, 79)])
 def test_changes_are_the_updates_between_two_times_consolidated(filled, which, after, upto):
@@ -158,6 +159,7 @@ def test_changes_up_to_the_future_wait_or_give_up(filled):
             changes.to_table()
 
 
+@pytest.mark.slow
 def test_filtered_changes_equal_the_filtered_full_changes(filled):
     world, shards = filled
     for shard_id, _, _ in shards.values():
@@ -251,6 +253,7 @@ def collect(client, shard_id):
         gc_and_truncate(client.machine(shard_id))
 
 
+@pytest.mark.slow
 def test_leased_parts_outlive_their_snapshot_and_are_collected_after_their_return():
     world = World(settings=SETTINGS, env=AheadEnv())
     shard_id, history = fill(world)

@@ -72,6 +72,7 @@ def test_all_handles_of_a_process_share_one_state():
     assert second.machine.state is first.machine.state
 
 
+@pytest.mark.slow
 def test_opening_more_handles_of_a_known_shard_costs_no_round_trip():
     world = World()
     client, shard_id = world.process(), world.shard_id()
@@ -83,6 +84,7 @@ def test_opening_more_handles_of_a_known_shard_costs_no_round_trip():
     assert world.consensus.calls == before
 
 
+@pytest.mark.slow
 def test_states_of_unused_shards_are_dropped():
     world = World()
     client = world.process()
@@ -169,6 +171,7 @@ def test_invalid_urls_are_refused(url: str):
         PersistClient.open(Location(blob="mem:", consensus=url))
 
 
+@pytest.mark.slow
 def test_public_names_load_lazily_and_all_exist():
     """`persist --help` must not pay for Arrow."""
     probe = (

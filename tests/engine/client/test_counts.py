@@ -14,6 +14,7 @@ from persist_kit.world import SCHEMA, World, row
 INT64_MAX = 2**63 - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "target_part_bytes"), [(2, 1 << 20), (300, 1024)], ids=["one part", "listed parts"])
 def test_a_count_beyond_int64_is_exact(rows: int, target_part_bytes: int) -> None:
     """No written part leaves int64. A compaction makes parts that do."""

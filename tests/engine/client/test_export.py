@@ -28,6 +28,7 @@ class Watched(PersistClient):
         return self.readers[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run_parts_max", [None, 2])
 def test_an_export_is_complete_while_other_processes_compact_and_collect(tmp_path, run_parts_max):
     """The reader's heartbeats release what it has not pinned: the first of them cost a long export its blobs."""

@@ -173,6 +173,7 @@ def errors_world():
     return world, shard_id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "ids"),
     [
@@ -234,6 +235,7 @@ def test_a_part_is_skipped_only_if_its_statistics_exclude_errors():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", FILTERS, ids=str)
 @pytest.mark.parametrize("shard", ["shard", "compacted"])
 def test_a_filtered_read_equals_the_filtered_full_read(world, where, shard):
@@ -270,6 +272,7 @@ def summed(table, *, at_times=False):
     return {key: diff for key, diff in sums.items() if diff}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [["id"], ["key.tag", "val.x"], ["val"], ["x", "d"], [], ["key", "o.dd"]])
 @pytest.mark.parametrize("where", [None, "id < 120", "x = 0.5 AND tag IS NOT NULL"])
 @pytest.mark.parametrize("shard", ["shard", "compacted"])
@@ -332,6 +335,7 @@ def test_parts_without_a_matching_row_are_not_fetched(world):
         assert counts["fetched_parts"] == 0
 
 
+@pytest.mark.slow
 def test_a_count_fetches_no_part_whose_count_state_holds(world):
     """Spec 15.8."""
     client, counts = client_of(world)

@@ -88,6 +88,7 @@ def shard():
 # -- dropped handles ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_dropped_reader_is_collected_and_its_lease_expired(shard):
     reader = shard.reader()
     alive, reader_id, thread = weakref.ref(reader), reader.reader_id, reader._heartbeat._thread
@@ -131,6 +132,7 @@ OPENED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opened", OPENED)
 def test_an_object_opened_by_a_dropped_reader_keeps_its_lease_until_it_is_dropped(shard, opened):
     reader = shard.reader()
@@ -166,6 +168,7 @@ def test_a_leased_part_is_pickled_without_its_reader(shard):
         assert reader.return_part(travelled)
 
 
+@pytest.mark.slow
 def test_an_abandoned_reader_keeps_its_lease_until_the_lease_lapses(shard):
     reader = shard.reader()
     reader_id, thread = reader.reader_id, reader._heartbeat._thread
@@ -193,6 +196,7 @@ def test_dropping_a_reader_of_a_closed_client_raises_nothing(monkeypatch):
     assert not troubles
 
 
+@pytest.mark.slow
 def test_a_program_with_open_readers_ends_at_once_and_silently(tmp_path):
     program = f"""
 import sys

@@ -77,6 +77,7 @@ def changed(client: PersistClient, shard_id: ShardId, since: int | None, upto: i
     return [(each["key"]["id"], each["time"], each["diff"]) for each in table.to_pylist()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 4])
 @pytest.mark.parametrize("listed", [False, True], ids=["parts", "listings"])
 def test_the_only_copy_of_a_batch_is_linked_without_restaging_after_any_number_of_moves(times: int, listed: bool):

@@ -65,6 +65,7 @@ def nulls_last(row):
     return tuple((v is None, v if v is not None else 0) for v in row)
 
 
+@pytest.mark.slow
 def test_a_snapshot_is_sorted_consolidated_and_equals_the_history_at_every_time(client):
     """Spec 1.1, 15.2."""
     shard_id, history = fill(client)
@@ -90,6 +91,7 @@ def test_an_empty_shard_reads_as_an_empty_table_of_its_schema(client):
         assert [b for split in snapshot.splits(4) for b in split.to_batches(reader.blob)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 100])
 @pytest.mark.parametrize(
     "key_fields",
@@ -155,6 +157,7 @@ def _keys(schema, rows):
     return pa.StructArray.from_arrays(columns, fields=list(schema.key))
 
 
+@pytest.mark.slow
 def test_splits_of_whole_numbers_balance_one_large_part(client):
     schema = Schema(key=pa.schema([("id", pa.int64())]), val=pa.schema([]))
     shard_id = ShardId.new()
@@ -197,6 +200,7 @@ def test_a_snapshot_of_the_future_waits_for_the_append_or_its_deadline(client):
     assert {row: diff for row, _, diff in got} == contents(history, 10)
 
 
+@pytest.mark.slow
 def test_listen_yields_every_later_update_once_and_progress_after_it(client):
     shard_id, history = fill(client, appends=6)
     with client.open_leased_reader(shard_id, purpose="test") as reader:
@@ -222,6 +226,7 @@ def test_listen_yields_every_later_update_once_and_progress_after_it(client):
         assert listen.next_batch(timeout_s=0) is None
 
 
+@pytest.mark.slow
 def test_subscribe_yields_the_snapshot_then_every_later_update(client):
     """Spec 15.4."""
     shard_id, history = fill(client, appends=4)
@@ -314,6 +319,7 @@ def test_a_lost_lease_is_detected_and_an_expired_handle_refuses():
             reader.downgrade_since(at(3))
 
 
+@pytest.mark.slow
 def test_heartbeats_keep_a_short_lease_alive():
     settings = Settings(lease=LeaseSettings(reader_lease_ms=300))
     with PersistClient.open(Location(blob="mem:", consensus="mem:"), settings=settings) as client:

@@ -49,6 +49,7 @@ def test_a_pin_never_holds_a_version_that_a_heartbeat_has_just_released():
         pin.release()
 
 
+@pytest.mark.slow
 def test_the_retry_of_a_downgrade_requests_no_version_that_a_heartbeat_released():
     """The outcome of the first attempt is unknown. Before the second, a heartbeat of the same handle would release more."""
     world = World()

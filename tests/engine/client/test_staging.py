@@ -65,6 +65,7 @@ def test_a_builder_leaves_no_more_runs_than_it_may(runs_max: int):
     assert contents(world.process(), writer.shard_id, 0) == [(key, "x", 1) for key in range(1009)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inline", [0, 1 << 20], ids=["blobs", "inline"])
 @pytest.mark.parametrize("way", ["appended", "sent", "rewritten", "deleted"])
 def test_long_runs_of_a_builder_are_replaced_by_listings(way: str, inline: int):
@@ -327,6 +328,7 @@ def test_a_joined_part_is_flushed_as_one_when_state_takes_no_more():
     assert len(world.blob_keys(writer.shard_id, kind="part")) == 1
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=draws(40), deadline=None)
 def test_an_append_of_many_batches_is_all_their_updates(data: st.DataObject):

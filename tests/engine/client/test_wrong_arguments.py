@@ -81,6 +81,7 @@ WRONG: dict[type, dict[str, dict[str, list[Any]]]] = {
         "set_retention": {"shard_id": SHARD, "retain_ms": [*all_but(int, None), -5, 2**64]},
         "progress": {"shard_id": SHARD, "sink_id": TEXT},
         "inspect": {"shard_id": SHARD, "known_seqno": [*all_but(int, None), -1]},
+        "metadata": {"shard_id": SHARD, "table": TEXT},
         "adopt": {"owner": all_but(), "wanted": [each for each in SHARD if each is not None], "proposed": SHARD, "take_over": FLAG},
         "owner_of": {"shard_id": SHARD},
         "disown": {"shard_id": SHARD},
@@ -223,6 +224,7 @@ def subject_of(place: Any, kind: type) -> Any:
 CASES = [(kind, method, name) for kind, methods in WRONG.items() for method, rows in methods.items() for name in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "method", "name"), CASES, ids=[f"{k.__name__}.{m}.{n}" for k, m, n in CASES])
 def test_a_wrong_argument_is_refused_by_the_name_of_its_parameter_and_nothing_is_written(place, kind, method, name):
     wrong = WRONG[kind][method][name]

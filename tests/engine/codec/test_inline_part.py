@@ -45,6 +45,7 @@ def decoded(data: bytes, schema: Schema = SCHEMA, format_name: str = INLINE_FORM
     return decode_inline(data, format_name=format_name, key="the-key", schema=schema)
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=draws(25), deadline=None)
 def test_decode_gives_what_was_encoded(data: st.DataObject) -> None:
@@ -82,6 +83,7 @@ def test_any_changed_byte_is_found(at: int, change: int) -> None:
         decoded(bytes(data))
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=draws(200), deadline=None)
 def test_bytes_under_a_right_checksum_are_refused_or_are_sound_rows(data: st.DataObject) -> None:

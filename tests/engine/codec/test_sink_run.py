@@ -34,6 +34,7 @@ RUN = SinkRun(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(RUNS)
 def test_what_is_encoded_is_decoded(run):
     assert decode_sink_run(json.loads(json.dumps(encode_sink_run(run)))) == run

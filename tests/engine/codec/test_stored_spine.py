@@ -84,6 +84,7 @@ def test_a_second_rollup_encodes_what_changed(monkeypatch: pytest.MonkeyPatch) -
     assert loads.encoded <= 64
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=draws(25), deadline=None)
 def test_lazily_and_at_once_give_the_same_and_come_back(data: st.DataObject) -> None:

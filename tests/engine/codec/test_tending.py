@@ -81,6 +81,7 @@ wishes = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(answers)
 def test_a_report_fits_and_comes_back(answer):
     """Spec 28.1."""
@@ -90,6 +91,7 @@ def test_a_report_fits_and_comes_back(answer):
     assert decode_report(json.loads(text)) == answer
 
 
+@pytest.mark.slow
 @given(wishes)
 def test_a_wish_comes_back(wish):
     assert decode_wish(encode_wish(wish)) == wish
@@ -189,6 +191,7 @@ def test_a_report_that_unpacks_without_end_is_cut_off():
         decode_report({"format": 1, "packed": bomb})
 
 
+@pytest.mark.slow
 @settings(max_examples=draws(40))
 @given(
     st.recursive(

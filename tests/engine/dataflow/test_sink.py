@@ -38,6 +38,7 @@ def advance(sink, frontier: int | None) -> None:
         an_input.advance(Antichain(frontier))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 3])
 def test_the_shard_holds_the_desired_contents_at_every_time(stores, workers):
     stores.hold()
@@ -81,6 +82,7 @@ def test_a_restarted_sink_with_the_same_input_writes_nothing(stores):
     assert stores.blobs() == blobs
 
 
+@pytest.mark.slow
 def test_replicas_converge_and_leave_no_blob_behind(stores):
     stores.hold()
     sinks = [open_sink(stores.client(), stores.shard_id, SCHEMA, workers=2) for _ in range(3)]
@@ -136,6 +138,7 @@ def test_closing_the_desired_collection_closes_the_shard(stores):
     assert stores.contents(3) == Counter({(1, "a"): 1})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("since", "upper", "as_of"), [(0, 0, 7), (7, 0, 0), (7, 0, 7), (9, 4, 6), (4, 9, 6), (9, 4, 20)]
 )
@@ -199,6 +202,7 @@ def test_the_shard_is_closed_after_the_last_refresh(stores):
     assert stores.contents(8) == Counter({(1, "a"): 1, (2, "b"): 1})
 
 
+@pytest.mark.slow
 def test_spilling_keeps_memory_bounded_and_the_directory_clean(stores, tmp_path: Path):
     rows, limit = 100_000, 2 << 20
     keys = np.random.default_rng(1).permutation(rows)

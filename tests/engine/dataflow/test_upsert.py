@@ -317,6 +317,7 @@ def test_metrics_show_the_size_and_the_backend_of_upsert_state(world: World, sha
         assert shown("rehydration_bytes", **labels) == upserts.state_bytes
 
 
+@pytest.mark.slow
 def test_a_value_of_ten_megabytes_is_upserted_and_read(world: World, shard_id: ShardId) -> None:
     client = world.process()
     big = "x" * 10_000_000
@@ -397,7 +398,7 @@ class Upserts(RuleBasedStateMachine):
 Upserts.TestCase.settings = settings(
     max_examples=draws(12), stateful_step_count=12, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-TestUpserts = Upserts.TestCase
+TestUpserts = pytest.mark.slow(Upserts.TestCase)
 
 
 def test_a_stream_is_not_refused_for_appends_made_before_it_began(world: World, shard_id: ShardId) -> None:

@@ -184,6 +184,7 @@ def test_an_upsert_handle_whose_lease_lapsed_hydrates_again(
     assert contents(client, shard_id) == {1: "c", 2: "b", 4: "z"}
 
 
+@pytest.mark.slow
 def test_an_upsert_handle_that_only_writes_releases_since(world: World, shard_id: ShardId) -> None:
     """It reads back nothing of its own. Its reader must not hold since where the handle was opened (spec 20, bug 9)."""
     client = world.process()

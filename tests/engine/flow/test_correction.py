@@ -68,6 +68,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(steps, st.sampled_from([100, 2000, 1 << 20]), st.sampled_from([1, 5, 1000]), st.integers(0, 3))
 @settings(max_examples=draws(80), deadline=None)
 def test_the_correction_buffer_holds_what_was_inserted(script, memory_bytes, rows_min, dampener):
@@ -104,6 +105,7 @@ def test_the_correction_buffer_holds_what_was_inserted(script, memory_bytes, row
     assert (size.rows, size.memory_bytes, size.spilled_bytes, len(spill.tables)) == (0, 0, 0, 0)
 
 
+@pytest.mark.slow
 def test_many_times_cost_calls_only_for_their_bits():
     """As many distinct times as rows: what is counted is tables, not seconds."""
     laws = Counted()
@@ -141,6 +143,7 @@ def test_hydration_never_holds_two_snapshots():
     assert buffer.size().rows == 0
 
 
+@pytest.mark.slow
 def test_memory_stays_within_its_bound_when_there_is_somewhere_to_spill_to():
     limit, piece = 2 << 20, 5000
     spill = Kept()
@@ -158,6 +161,7 @@ def test_memory_stays_within_its_bound_when_there_is_somewhere_to_spill_to():
     assert buffer.size().memory_bytes <= limit
 
 
+@pytest.mark.slow
 def test_all_of_arrow_stays_within_the_bound_while_sorting_and_merging():
     """Not only what the buffer counts: copies while sorting, windows while merging, chunks being read."""
     limit, pieces, rows = 4 << 20, 24, 10_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from persist_engine.base.errors import InvalidUsage
@@ -33,6 +34,7 @@ def test_rounding_is_monotone_idempotent_and_never_down(refresh, some):
         assert after is None or (before is not None and before <= after)
 
 
+@pytest.mark.slow
 @given(schedules(), times, times)
 def test_a_rounded_frontier_bounds_rounded_times(refresh, frontier, time):
     assume(frontier <= time)

@@ -321,6 +321,7 @@ def expected(rows: list[Command], time: int) -> dict[int, str]:
     return out
 
 
+@pytest.mark.slow
 @settings(max_examples=draws(70), deadline=None)
 @given(rows=some_commands, steps=st.lists(st.sampled_from(["partial", "drain", "commands", "restart"]), max_size=14))
 def test_any_way_of_draining_comes_to_the_same_contents(rows: list[Command], steps: list[str]) -> None:
@@ -379,6 +380,7 @@ def held(state: UpsertState) -> dict[bytes, bytes]:
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=draws(70), deadline=None)
 @given(rows=some_commands, closed=st.lists(st.integers(1, 9), max_size=6))
 def test_what_was_appended_is_known_without_adding_it_up(rows: list[Command], closed: list[int]) -> None:

@@ -190,6 +190,7 @@ def test_the_newest_schema_among_the_inputs_when_all_say() -> None:
 SIZES = st.lists(st.lists(st.sampled_from([0, 100, 400, 5000]), max_size=5), min_size=1, max_size=6)
 
 
+@pytest.mark.slow
 @given(SIZES, st.integers(0, 1500))
 @settings(max_examples=draws(200), deadline=None)
 def test_chunks_are_disjoint_and_repeating_them_ends_with_one_run(sizes: list[list[int]], budget: int) -> None:

@@ -87,6 +87,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
     return counted
 
 
+@pytest.mark.slow
 def test_an_append_looks_at_what_merges_and_not_at_what_is_there(counts: Counts) -> None:
     """Per append, amortised, the hollow batches looked at are logarithmic in those there are, on the committing side
     and on a replica; maps are not walked at all once their minima are known."""
@@ -111,6 +112,7 @@ def test_an_append_looks_at_what_merges_and_not_at_what_is_there(counts: Counts)
     assert replica == shard.state
 
 
+@pytest.mark.slow
 def test_an_append_shares_every_spine_batch_that_did_not_merge() -> None:
     shard = big_shard()
     before = {id(each.parts) for each in shard.state.trace.spine_batches()}
@@ -125,6 +127,7 @@ def test_an_append_shares_every_spine_batch_that_did_not_merge() -> None:
     assert shard.state.rollups is rollups
 
 
+@pytest.mark.slow
 def test_a_claim_alone_looks_at_no_hollow_batch(counts: Counts) -> None:
     shard = big_shard()
     before = shard.state.trace
@@ -136,6 +139,7 @@ def test_a_claim_alone_looks_at_no_hollow_batch(counts: Counts) -> None:
     assert diff == trace_diff.TraceDiff(merges=diff.merges)
 
 
+@pytest.mark.slow
 def test_sums_are_carried_along() -> None:
     trace = big_shard().state.trace
     assert (trace.rows, trace.part_count, trace.batch_count) == (BATCHES, BATCHES, BATCHES)
@@ -156,6 +160,7 @@ def test_edits_of_a_sealed_map_are_all_that_is_compared() -> None:
     assert base.set(3, 30).set(3, 3).changes_since(base) == []
 
 
+@pytest.mark.slow
 @settings(max_examples=draws(40), deadline=None)
 @given(st.integers(0, 300), st.lists(st.tuples(st.integers(0, 400), st.none() | st.integers(0, 50)), max_size=60))
 def test_the_least_is_the_least_whatever_was_edited(size: int, edits: list[tuple[int, int | None]]) -> None:
@@ -176,6 +181,7 @@ def test_the_least_is_the_least_whatever_was_edited(size: int, edits: list[tuple
             assert each.keys_below(expires_after_ms, bound) == sorted(key for key, end in ends.items() if end < bound)
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(st.integers(0, 20), st.integers(0, 5)),
     st.dictionaries(st.integers(0, 20), st.none() | st.integers(0, 5)),
@@ -194,6 +200,7 @@ def test_many_edits_at_once_are_those_edits_one_by_one(
     assert (at_once is base) == (one_by_one is base)
 
 
+@pytest.mark.slow
 def test_mass_expiry_and_the_diff_of_it_are_one_edit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each edit copies the memory of those before it: one by one, 100,000 readers took six minutes to go."""
     shard = big_shard()
@@ -216,6 +223,7 @@ def test_mass_expiry_and_the_diff_of_it_are_one_edit(monkeypatch: pytest.MonkeyP
     assert len(edits) < 20
 
 
+@pytest.mark.slow
 def test_an_edit_among_100_000_looks_at_few() -> None:
     looked: list[int] = []
 

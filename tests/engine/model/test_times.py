@@ -68,6 +68,7 @@ def test_the_empty_frontier_is_a_frontier_and_no_time():
         time_of(EMPTY)
 
 
+@pytest.mark.slow
 @given(st.datetimes(min_value=datetime(1970, 1, 1), timezones=st.timezones()).filter(lambda at: at >= datetime(1970, 1, 1, tzinfo=UTC)))  # fmt: skip
 def test_texts_and_datetimes_say_the_same(at):
     assert time_of(at.astimezone(UTC).isoformat()) == time_of(at)

@@ -36,6 +36,7 @@ def run(*parts, is_sorted=True):
     return RunToRead.of(DESC, parts, is_sorted=is_sorted)
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 8)), min_size=1, max_size=3), max_size=12))
 def test_chains_are_as_few_as_can_be_and_each_in_order(extents):
     runs = []
@@ -108,6 +109,7 @@ def updates(ids, schema, time):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threaded_bytes_min", [0, 1 << 20], ids=["threads", "none"])
 def test_a_snapshot_is_the_same_however_runs_lie(monkeypatch, threaded_bytes_min):
     """Among chains, parts of several groups and of one, and runs that overlap, no row is lost, doubled or misplaced."""

@@ -89,6 +89,7 @@ def window_rows(monkeypatch):
     return lambda rows: monkeypatch.setattr(consolidate, "WINDOW_ROWS_MIN", rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "memory_bytes"), [(1, 0), (2, 0), (5, 0), (1, 20_000)])
 def test_merge_equals_a_dictionary_for_every_cut_and_window(window_rows, rows, memory_bytes):
     """With memory, windows hold several tables, and marks within them end rounds (spec 13.7)."""

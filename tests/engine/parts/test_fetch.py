@@ -201,6 +201,7 @@ def arrow_pool():
         pa.set_memory_pool(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("runs", "each", "apart"), [(16, 120_000, False), (16, 120_000, True), (3, 500_000, False)])
 def test_memory_is_bound_however_many_rows_there_are(source, runs, each, apart):
     memory_bytes = 16 << 20  # of some 45 MiB of rows

@@ -245,6 +245,7 @@ def compacted(world, shard_id):
     return client
 
 
+@pytest.mark.slow
 def test_compaction_lists_long_runs_and_everything_reads_them(world):
     client, shard_id = world.process(), world.shard_id()
     contents = filled(world, client, shard_id)
@@ -279,6 +280,7 @@ def collect(world, client, shard_id):
         gc_and_truncate(machine)
 
 
+@pytest.mark.slow
 def test_collection_deletes_what_listings_name_and_only_that(world):
     client, shard_id = world.process(), world.shard_id()
     contents = filled(world, client, shard_id)
@@ -348,6 +350,7 @@ class _StopsAfterOne:
         return self._inner.delete(key)
 
 
+@pytest.mark.slow
 def test_a_refused_compaction_output_leaves_neither_parts_nor_listings(world):
     client, shard_id = world.process(), world.shard_id()
     contents = filled(world, client, shard_id)
@@ -400,6 +403,7 @@ def listed_shard(world):
     return other, machine, contents, below
 
 
+@pytest.mark.slow
 def test_an_orphan_scan_deletes_nothing_that_a_listing_names(world, listed_shard):
     client, machine, contents, below = listed_shard
     stray = blob_key(machine.shard_id, part_key("0.1.0", PartId.staged_at(1, b"0123456789")))
@@ -413,6 +417,7 @@ def test_an_orphan_scan_deletes_nothing_that_a_listing_names(world, listed_shard
     assert read(client, machine.shard_id, 7) == contents
 
 
+@pytest.mark.slow
 def test_regression_an_orphan_scan_deletes_nothing_where_a_listing_is_lost(world, listed_shard):
     """What it listed looked unreferenced: the whole run was deleted, and to restore the listing brought nothing back."""
     client, machine, contents, below = listed_shard
@@ -439,6 +444,7 @@ def test_regression_an_orphan_scan_deletes_nothing_where_a_listing_is_lost(world
     assert read(client, machine.shard_id, 7) == contents
 
 
+@pytest.mark.slow
 def test_what_a_listing_names_counts_as_current_and_is_verified(listed_shard):
     client, machine, _, below = listed_shard
     keys = {blob_key(machine.shard_id, key) for key in below}

@@ -20,6 +20,7 @@ def table_of(*rows: tuple[int | None, str | None, int, int]) -> pa.Table:
     return table
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=draws(50), deadline=None)
 def test_python_and_arrow_agree(data: st.DataObject) -> None:

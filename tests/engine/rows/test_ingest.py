@@ -40,6 +40,7 @@ def test_arrow_comes_in_all_its_forms() -> None:
     assert only(pa.RecordBatchReader.from_batches(table.schema, table.to_batches(max_chunksize=1))).equals(table)
 
 
+@pytest.mark.slow
 def test_python_rows_are_gathered_lazily_in_bounded_tables() -> None:
     seen = 0
 

@@ -50,6 +50,7 @@ some_rows = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(some_rows, st.integers(0, 12), st.integers(1, 5))
 @settings(max_examples=draws(40), deadline=None)
 def test_equal_rows_meet_wherever_they_come_from(rows, cut, workers):
@@ -69,6 +70,7 @@ def test_zeros_and_nans_are_one():
     assert words[0] == words[1]
 
 
+@pytest.mark.slow
 def test_shares_are_even_for_numbers_texts_and_long_common_prefixes():
     rows = 6_000
     for name in (lambda i: "x", lambda i: f"{'prefix' * 5}{i}", lambda i: f"{i}{'suffix' * 5}"):

@@ -78,6 +78,7 @@ class Shop:
             upkeep.offer(Maintenance(requests=self.requests[:1]))
 
 
+@pytest.mark.slow
 def test_a_writer_with_background_maintenance_keeps_its_shard_small():
     stores = RecordedShard()
     metrics = CountedMetrics()

@@ -71,6 +71,7 @@ def test_regression_a_compaction_stays_within_its_memory(monkeypatch):
     assert peak_mib <= memory_mib
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("maintain", "compact"), ("maintain", "auto"), ("admin", "force-compaction")])
 def test_too_little_memory_is_refused_with_the_needed_amount(persist, tmp_path, command):
     least_mib = MEMORY_BYTES_LEAST // MIB

@@ -34,6 +34,7 @@ def stores():
     return made
 
 
+@pytest.mark.slow
 def test_gc_truncates_to_the_newest_rollup_and_leaves_exactly_the_named_blobs():
     stores, since = aged()
     before = len(stores.blobs())
@@ -63,6 +64,7 @@ def test_gc_without_a_newer_rollup_does_nothing(stores):
     assert outcome.to_json()["diffs_truncated"] == 0
 
 
+@pytest.mark.slow
 def test_gc_keeps_every_version_that_a_reader_holds():
     stores, since = aged()
     with stores.client().open_leased_reader(stores.shard_id, purpose="slow") as reader:
@@ -96,6 +98,7 @@ def test_regression_5_a_request_behind_what_was_collected_does_nothing():
     stores.check_contents(since)
 
 
+@pytest.mark.slow
 def test_a_stale_worker_and_a_concurrent_worker_are_harmless():
     stores, since = aged()
     machines = [stores.client().machine(stores.shard_id) for _ in range(4)]
@@ -135,6 +138,7 @@ def garbage():
     return shard
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_regression_4_gc_killed_at_any_call_is_completed_by_the_next(garbage, after):
     """Regression for bug 4 among others: after a kill at any call, one more run collects everything."""
@@ -162,6 +166,7 @@ def test_regression_4_gc_killed_at_any_call_is_completed_by_the_next(garbage, af
     assert dies_at > 20
 
 
+@pytest.mark.slow
 def test_gc_survives_unknown_outcomes():
     for seed in range(5):
         stores, since = aged()
@@ -178,6 +183,7 @@ def test_gc_survives_unknown_outcomes():
         stores.check_contents(since)
 
 
+@pytest.mark.slow
 def test_gc_refuses_to_delete_a_blob_that_the_version_it_truncates_to_names():
     """An unlinked listing names a part that the state there still has. This breaks an invariant. Nothing is deleted (spec 14.7)."""
     stores = RecordedShard()
@@ -220,6 +226,7 @@ def test_a_collection_that_raises_is_counted():
     assert metrics.total("gc", outcome="Failed") == 1
 
 
+@pytest.mark.slow
 def test_gc_reports_the_blobs_that_readers_of_older_versions_hold():
     stores, _ = aged()
     registry = CollectorRegistry()
@@ -243,6 +250,7 @@ def test_gc_reports_the_blobs_that_readers_of_older_versions_hold():
     assert held_parts() == 0
 
 
+@pytest.mark.slow
 def test_gc_decodes_few_live_batches_if_none_was_compacted(monkeypatch):
     """Otherwise a collection every hundred versions costs as much as all live batches: with ten thousand, more than the commits."""
     stores = RecordedShard()
@@ -258,6 +266,7 @@ def test_gc_decodes_few_live_batches_if_none_was_compacted(monkeypatch):
     assert len(decoded) < 20
 
 
+@pytest.mark.slow
 def test_gc_continues_if_the_newest_state_has_no_rollup_at_the_earliest_version(caplog):
     """This code never leaves such a state. The collection logs it, and the truncation repairs it."""
     stores, since = aged()

@@ -63,6 +63,7 @@ def id_of(location):
         return client.store_id
 
 
+@pytest.mark.slow
 def test_a_pair_has_one_identity_at_every_opening(locations):
     """Spec 22.1."""
     location = locations(0, 0)
@@ -100,6 +101,7 @@ def test_a_pair_of_servers_has_one_identity_under_every_spelling(servers, monkey
     assert len({id_of(location) for location in spellings}) == 1
 
 
+@pytest.mark.slow
 def test_an_emptied_consensus_is_refused_before_a_shard_is_touched(locations):
     store_id = id_of(locations(0, 0))
     with pytest.raises(StoreLost, match="consensus store .* does not know it") as caught:
@@ -110,6 +112,7 @@ def test_an_emptied_consensus_is_refused_before_a_shard_is_touched(locations):
     id_of(locations(1, 1))  # nothing was written to the empty one
 
 
+@pytest.mark.slow
 def test_an_emptied_blob_store_is_refused_before_a_shard_is_touched(locations):
     store_id = id_of(locations(0, 0))
     with pytest.raises(StoreLost, match="blob store .* does not know it") as caught:
@@ -118,6 +121,7 @@ def test_an_emptied_blob_store_is_refused_before_a_shard_is_touched(locations):
     assert id_of(locations(0, 0)) == store_id
 
 
+@pytest.mark.slow
 def test_stores_of_two_pairs_are_refused_together(locations):
     """Spec 22.3."""
     one, two = id_of(locations(0, 0)), id_of(locations(1, 1))
@@ -144,6 +148,7 @@ def test_a_read_only_opening_writes_nothing(tmp_path):
         PersistClient.open(location, create=False)
 
 
+@pytest.mark.slow
 def test_a_listing_of_shards_leaves_out_the_entries_of_the_store_identity(locations):
     with opened(locations(0, 0)) as client:
         shard_id = ShardId.new()
@@ -175,6 +180,7 @@ def test_the_first_opening_killed_at_any_call_is_completed_by_the_next(dies_at, 
         identify(MemBlob(), consensus, fresh=fresh_id(), create=True)
 
 
+@pytest.mark.slow
 def test_concurrent_first_openings_agree(locations):
     location, count = locations(0, 0), 8
     barrier, found = threading.Barrier(count), []

@@ -16,6 +16,7 @@ from persist_kit.recorded import SCHEMA, SETTINGS, Killed, Mortality, RecordedSh
 at = Antichain.of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory_bytes_max", [0, 4096, 1 << 30])
 def test_compaction_keeps_contents_at_every_readable_time_and_merges_runs(memory_bytes_max):
     """Spec 13.5."""
@@ -44,6 +45,7 @@ def test_compaction_keeps_contents_at_every_readable_time_and_merges_runs(memory
     assert [o for o in compact_due(machine) if o.rows_after != o.rows_before] == []
 
 
+@pytest.mark.slow
 def test_updates_that_cancel_compact_into_a_batch_without_parts():
     stores = RecordedShard()
     insert = [((i, "a"), (1,)) for i in range(50)]
@@ -64,6 +66,7 @@ def test_updates_that_cancel_compact_into_a_batch_without_parts():
     assert stores.contents(5) == ({}, 0)
 
 
+@pytest.mark.slow
 def test_only_the_output_of_a_late_compaction_is_deleted():
     """Spec 13.6."""
     stores = RecordedShard()
@@ -101,6 +104,7 @@ def test_a_compaction_output_with_an_unknown_commit_is_kept():
     stores.check_contents()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_compaction_killed_at_any_call_is_repeated_by_the_next(after):
     """Spec 1.10."""

@@ -255,6 +255,7 @@ def test_a_rollup_is_an_orphan_once_the_log_begins_after_it(site):
     site.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("others", [0, CHUNK_BLOBS])
 def test_regression_nothing_is_an_orphan_to_a_log_that_was_rolled_back(site, others):
     """The scan deleted what the lost versions name, so that the log could not be restored. It must notice before any deletion,
@@ -367,6 +368,7 @@ def test_a_negative_age_is_refused(site):
         site.scan(older_than_ms=-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_scan_killed_at_any_call_loses_nothing_and_is_completed_by_the_next(after):
     finished = False

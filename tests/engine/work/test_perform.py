@@ -18,6 +18,7 @@ from persist_kit.recorded import SCHEMA, RecordedShard
 at = Antichain.of
 
 
+@pytest.mark.slow
 def test_performing_the_maintenance_of_appends_keeps_the_shard_small():
     """Spec 14.8."""
     stores = RecordedShard()
@@ -39,6 +40,7 @@ def test_performing_the_maintenance_of_appends_keeps_the_shard_small():
     stores.check_contents(149)
 
 
+@pytest.mark.slow
 def test_perform_due_performs_all_work_of_an_unmaintained_shard():
     """Spec 13.11."""
     stores = RecordedShard()
@@ -76,6 +78,7 @@ def damaged(stores, *, count):
     return machine, due, gone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("work", [compact_due, perform_due, partial(force_compaction, full=False)])
 def test_other_due_work_is_done_beside_a_failing_compaction_and_each_failure_is_named(work):
     stores = RecordedShard()
@@ -93,6 +96,7 @@ def test_other_due_work_is_done_beside_a_failing_compaction_and_each_failure_is_
     assert (bounds.count < 20) == (work is perform_due), "collected all the same"
 
 
+@pytest.mark.slow
 def test_maintenance_of_an_append_is_performed_beside_a_failing_compaction():
     stores = RecordedShard()
     machine, due, _ = damaged(stores, count=1)

@@ -271,6 +271,7 @@ def test_the_birth_of_a_recovered_log_names_its_origin() -> None:
     assert not is_recovered_from(recovered_birth(new, b"\x03" * 8), old)
 
 
+@pytest.mark.slow
 def test_the_recover_command_is_a_dry_run_until_commit(tmp_path, persist) -> None:
     disk, shard_id = Disk(tmp_path), ShardId.new()
     with disk.client() as client:

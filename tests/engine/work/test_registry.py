@@ -50,6 +50,7 @@ def connect(consensus):
     return PersistClient(MemBlob(), consensus, settings=settings, env=SystemEnv(), metrics=NoMetrics())
 
 
+@pytest.mark.slow
 def test_a_name_finds_its_shard_again_whatever_is_proposed(client):
     first, second = ShardId.new(), ShardId.new()
     assert client.adopt(MINE, None, first) == Adopted(first, is_new=True)
@@ -61,6 +62,7 @@ def test_a_name_finds_its_shard_again_whatever_is_proposed(client):
     assert dict(client.names()) == {MINE: first, OTHER: second}
 
 
+@pytest.mark.slow
 def test_a_shard_of_another_owner_is_refused_with_its_owner_unless_taken_over(client):
     """Spec 23.2."""
     shard_id = ShardId.new()
@@ -74,6 +76,7 @@ def test_a_shard_of_another_owner_is_refused_with_its_owner_unless_taken_over(cl
     assert client.adopt(MINE, None, ShardId.new()) == OwnedElsewhere(shard_id, ELSEWHERE)
 
 
+@pytest.mark.slow
 def test_an_ownerless_shard_is_adopted_only_on_request(client):
     shard_id = ShardId.new()
     client.initialise(shard_id, SCHEMA)
@@ -84,6 +87,7 @@ def test_an_ownerless_shard_is_adopted_only_on_request(client):
     assert client.adopt(MINE, shard_id, ShardId.new()) == Adopted(shard_id, is_new=False)
 
 
+@pytest.mark.slow
 def test_a_request_for_another_shard_moves_the_name_and_keeps_both_shards(client):
     first, second = ShardId.new(), ShardId.new()
     client.adopt(MINE, None, first)
@@ -93,6 +97,7 @@ def test_a_request_for_another_shard_moves_the_name_and_keeps_both_shards(client
     assert client.owner_of(first) == MINE
 
 
+@pytest.mark.slow
 def test_a_disowned_shard_has_no_owner_and_no_name(client):
     shard_id, again = ShardId.new(), ShardId.new()
     client.adopt(MINE, None, shard_id)
@@ -104,6 +109,7 @@ def test_a_disowned_shard_has_no_owner_and_no_name(client):
     assert client.adopt(OTHER, shard_id, again) == Unowned(shard_id)
 
 
+@pytest.mark.slow
 def test_disowning_a_shard_keeps_a_name_that_leads_to_another_shard(client):
     """Spec 23.4."""
     first, second = ShardId.new(), ShardId.new()
@@ -113,6 +119,7 @@ def test_disowning_a_shard_keeps_a_name_that_leads_to_another_shard(client):
     assert client.registered(MINE) == second
 
 
+@pytest.mark.slow
 def test_only_the_newest_entries_are_kept(client):
     """Spec 23.1."""
     shard_id = ShardId.new()
@@ -122,6 +129,7 @@ def test_only_the_newest_entries_are_kept(client):
     assert [entry.seqno for entry in log] == [9]
 
 
+@pytest.mark.slow
 def test_concurrent_claims_have_one_winner(client):
     shard_id, owners = ShardId.new(), [Owner("op", "team", f"n{index}") for index in range(6)]
     barrier, answers = threading.Barrier(len(owners)), {}
@@ -140,6 +148,7 @@ def test_concurrent_claims_have_one_winner(client):
     assert set(answers.values()) == {OwnedElsewhere(shard_id, winner)}
 
 
+@pytest.mark.slow
 def test_concurrent_claims_of_one_name_get_one_shard(client):
     barrier, answers = threading.Barrier(4), []
 

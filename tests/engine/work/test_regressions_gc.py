@@ -3,6 +3,7 @@
 import copy
 from dataclasses import replace
 
+import pytest
 from persist_engine.base.versioned import SeqNo
 from persist_engine.codec.keys import blob_key
 from persist_engine.model.frontier import Antichain
@@ -82,6 +83,7 @@ class Scanned:
         return entries
 
 
+@pytest.mark.slow
 def test_regression_7_a_long_hold_is_collected_page_by_page():
     """Everything that a reader had held back was fetched at once and kept in memory (spec 7.5)."""
     shard = RecordedShard()
@@ -127,6 +129,7 @@ def test_regression_5_an_overtaken_collector_stops_and_deletes_nothing():
     shard.check_contents(since)
 
 
+@pytest.mark.slow
 def test_regression_11_empty_batches_do_not_pile_up_in_state():
     """Hundreds of empty appends leave a handful of batches, request no work, and leave no lasting cost in the log."""
     shard = RecordedShard()

@@ -74,6 +74,7 @@ def test_a_log_that_ends_before_a_rollup_is_found(site: Site) -> None:
     site.check_refused(FindingKind.LOG_BEHIND)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_live", [True, False], ids=["its seqno is live", "its seqno was truncated"])
 def test_a_log_that_was_rolled_back_and_grew_past_the_rollup_is_found(site: Site, is_live: bool) -> None:
     backup = site.backup()
@@ -87,6 +88,7 @@ def test_a_log_that_was_rolled_back_and_grew_past_the_rollup_is_found(site: Site
     site.check_refused(FindingKind.LOG_FORKED)
 
 
+@pytest.mark.slow
 def test_a_log_that_was_created_anew_and_grew_past_the_rollup_is_found(site: Site) -> None:
     """The ruins were moved away, which allowed the creation, and came back after it."""
     site.append(5)
@@ -139,6 +141,7 @@ def test_parts_newer_than_the_newest_version_are_reported(site: Site) -> None:
     assert "2 parts" in found.findings[0].message
 
 
+@pytest.mark.slow
 def test_a_shard_without_a_log_is_found_by_name_and_among_all(tmp_path, persist) -> None:
     disk, shard_id, sound, never = Disk(tmp_path), ShardId.new(), ShardId.new(), ShardId.new()
     with disk.client() as client:

@@ -48,6 +48,7 @@ def audited(shard, *, blob=None, metrics=None, prefix="", on_listed=None):
     return found
 
 
+@pytest.mark.slow
 def test_each_blob_is_counted_in_the_bucket_that_the_states_imply(shard):
     """Spec 14.11, B.7."""
     mine = audited(shard).shards[shard.shard_id]
@@ -127,6 +128,7 @@ class Shuffled:
         return iter(found)
 
 
+@pytest.mark.slow
 def test_any_order_of_the_listing_gives_the_same_audit(shard):
     """Every chunk of the shuffled listing has blobs of more shards than the audit tracks at once."""
     for seed in range(TRACKERS_MAX):
@@ -188,6 +190,7 @@ class Breaking:
             yield row
 
 
+@pytest.mark.slow
 def test_a_broken_listing_is_restarted_and_counts_nothing_twice(shard):
     fill(shard.blob, "foreign/")
     breaking = Breaking(shard.blob)

@@ -59,6 +59,7 @@ def shard(prepared):
     return prepared.copy()
 
 
+@pytest.mark.slow
 def test_a_sound_shard_has_no_findings_before_and_after_collection(shard):
     """Spec 14.12."""
     first = verified(shard)
@@ -73,6 +74,7 @@ def test_a_sound_shard_has_no_findings_before_and_after_collection(shard):
     assert second.versions < first.versions
 
 
+@pytest.mark.slow
 def test_a_sample_reads_less_but_always_the_same_and_misses_no_missing_part(shard):
     tenth, again, none = (verified(shard, sample=share) for share in (0.3, 0.3, 0.0))
     assert 0 < tenth.parts_read < tenth.parts
@@ -86,6 +88,7 @@ def test_a_sample_reads_less_but_always_the_same_and_misses_no_missing_part(shar
     assert finding.severity is Severity.ERROR
 
 
+@pytest.mark.slow
 def test_flipped_bytes_and_cut_parts_are_found_by_key(shard):
     part, _ = some_part(shard)
     key = blob_key(shard.shard_id, part.key)
@@ -113,6 +116,7 @@ def test_a_damaged_or_missing_rollup_is_found(shard, which):
     assert found.is_corrupt
 
 
+@pytest.mark.slow
 def test_a_rollup_of_another_history_is_found(shard):
     state = shard.client().machine(shard.shard_id).refresh()
     seqno, rollup = latest_rollup(state)
@@ -203,6 +207,7 @@ def lying(shard, edit):
     return verified(shard), blob_key(shard.shard_id, part.key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "what", ["upper", "lower", "nulls", "time_min", "time_max", "key_lower", "sum", "unknown column"]
 )
@@ -236,6 +241,7 @@ def test_bounds_that_would_hide_rows_are_found(shard, what):
     assert {(each.kind, each.key) for each in found.findings} == {(expected, key)}
 
 
+@pytest.mark.slow
 def test_rows_out_of_order_in_a_sorted_run_are_found(shard):
     def backwards(old):
         key = blob_key(shard.shard_id, old.key)
@@ -249,6 +255,7 @@ def test_rows_out_of_order_in_a_sorted_run_are_found(shard):
     assert FindingKind.OUT_OF_ORDER in {each.kind for each in found.findings if each.key == key}
 
 
+@pytest.mark.slow
 def test_diffs_that_unlink_other_blobs_than_the_state_are_found(shard, monkeypatch):
     real = verify.deleted_blobs
     dropped = []
@@ -273,6 +280,7 @@ def test_a_blob_collected_during_verification_is_no_finding(shard):
     assert found.collected > 0
 
 
+@pytest.mark.slow
 def test_blobs_deleted_by_an_interrupted_collection_are_no_finding(shard):
     """Found by simulation: a collection deletes first and truncates last. Versions that no process may read name missing blobs."""
     machine = shard.client().machine(shard.shard_id)

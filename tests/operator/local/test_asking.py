@@ -23,6 +23,7 @@ def scheduled(house, cron="0 3 1 1 *", **schedule):
     return house.sink(mode="Scheduled", schedule={"cron": cron, **schedule})
 
 
+@pytest.mark.slow
 def test_up_runs_a_scheduled_sink_once_and_ends(house):
     file = house.write(house.shard(), scheduled(house, cron="* * * * *", startingDeadlineSeconds=10))
     result = house.local("up", "-f", file)
@@ -32,6 +33,7 @@ def test_up_runs_a_scheduled_sink_once_and_ends(house):
     assert house.attempts() == 1  # it is done and not due again
 
 
+@pytest.mark.slow
 def test_a_tick_that_falls_due_while_up_runs_is_left_to_the_next_up(house):
     """Otherwise `up` would never end under a schedule of every minute."""
     assert house.run(house.shard(), scheduled(house, cron="* * * * *")) == []
@@ -47,6 +49,7 @@ def test_a_tick_that_falls_due_while_up_runs_is_left_to_the_next_up(house):
     assert plan.status["schedule"]["lastTime"] == going["status"]["schedule"]["lastTime"]
 
 
+@pytest.mark.slow
 def test_run_runs_a_sink_that_is_done_or_not_due(house):
     assert house.run(house.shard(), scheduled(house)) == []
     assert house.attempts() == 1
@@ -58,6 +61,7 @@ def test_run_runs_a_sink_that_is_done_or_not_due(house):
     assert house.rows() == 4
 
 
+@pytest.mark.slow
 def test_run_of_one_sink_leaves_the_others(house):
     (house.control / "refuse").touch()
     assert house.run(house.shard(), house.sink(), house.sink("other")) == ["SparkSink/load", "SparkSink/other"]
@@ -67,6 +71,7 @@ def test_run_of_one_sink_leaves_the_others(house):
     assert attempts_of(house, "other") == ["Failed"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -85,6 +90,7 @@ def test_wrong_names_are_refused_with_those_that_are_there(house, arguments, mes
     assert message in house.local(*arguments, code=64).stderr
 
 
+@pytest.mark.slow
 def test_run_beside_another_runner_leaves_the_request_to_it(house):
     (house.control / "hold").touch()
     assert house.run(house.shard()) == []
@@ -112,6 +118,7 @@ def test_a_failed_sink_is_mended_when_its_input_is_newer(house):
     assert not due.is_mended({**document, "status": {**failed, "run": {"state": "Succeeded"}}})
 
 
+@pytest.mark.slow
 def test_up_runs_a_failed_sink_again_when_its_input_changed_or_with_retry(house):
     (house.control / "refuse").touch()
     file = house.write(house.shard(), house.sink())
@@ -181,6 +188,7 @@ def test_an_input_that_comes_later_is_no_problem_while_watching(house):
     assert found(house, sink, waits=True) == []
 
 
+@pytest.mark.slow
 def test_a_stopped_attempt_is_stopped_in_the_status_and_not_lost(house):
     from persist_operator.local.act import stop_everything
 
@@ -234,6 +242,7 @@ def test_each_front_end_has_its_own_words_for_a_hint(hint, cluster, local):
     assert local is None or local_words("things")(hint) == local
 
 
+@pytest.mark.slow
 def test_a_hint_to_take_a_shard_over_names_what_works_here(house):
     """`persist local admin owner NAME` would not: the resource has no shard yet."""
     assert house.run(house.shard()) == []
@@ -257,6 +266,7 @@ def test_an_error_of_the_engine_names_a_shard_of_this_machine_by_its_name():
     assert by_name(text, None, "things") == text  # not yet the resource's: `persist local admin` would not find it
 
 
+@pytest.mark.slow
 def test_the_engines_commands_by_name(house):
     assert house.run(house.shard(), house.sink()) == []
     assert house.local("read", "things", "--format", "jsonl").stdout == '{"id": "a"}\n'

@@ -24,6 +24,7 @@ def done(house):
     return house
 
 
+@pytest.mark.slow
 def test_up_applies_runs_and_shows_the_tables(house):
     file = house.write(house.shard(), house.sink())
     result = house.local("up", "-f", file)
@@ -41,6 +42,7 @@ def test_up_applies_runs_and_shows_the_tables(house):
     assert house.rows() == 1
 
 
+@pytest.mark.slow
 def test_up_with_stores_that_ask_for_a_password(house):
     """The password is in a file, as in a mounted Secret. Runner, driver and maintenance read it there, and no output shows it."""
     password, keys = "p@ss/word", house.folder / "keys" / "default"
@@ -66,6 +68,7 @@ def test_up_with_stores_that_ask_for_a_password(house):
     assert not [text for text in (shown, *kept) if password in text or "p%40ss" in text]
 
 
+@pytest.mark.slow
 def test_up_that_fails_names_the_resource_and_its_log(house):
     (house.control / "refuse").touch()
     result = house.local("up", "-f", house.write(house.shard(), house.sink()), code=1)
@@ -82,6 +85,7 @@ def test_refused_resources_are_listed_and_nothing_is_applied(house):
     assert not (house.state / "objects" / "PersistShard").exists()
 
 
+@pytest.mark.slow
 def test_up_without_java_names_java_home(house):
     house.environ = {**house.environ, "JAVA_HOME": str(house.folder)}
     result = house.local("up", "-f", house.write(house.shard(), house.sink()), code=64)
@@ -133,6 +137,7 @@ def test_every_command_has_help(command):
     assert "--state" in re.sub(r"\x1b\[[0-9;]*m", "", result.output)
 
 
+@pytest.mark.slow
 def test_get_shows_resources_as_table_and_json(done):
     assert "Healthy" in in_process(done, "get", "pshard").output
     only = in_process(done, "get", "ssink", "load").output
@@ -144,6 +149,7 @@ def test_get_shows_resources_as_table_and_json(done):
     assert "SHARD" in in_process(done, "get", "pshard", "--wide").output
 
 
+@pytest.mark.slow
 def test_get_runs_names_what_logs_takes(done):
     runs = json.loads(in_process(done, "get", "runs", "--json").output)["items"]
     assert {one["outcome"] for one in runs} == {"Succeeded"}
@@ -154,6 +160,7 @@ def test_get_runs_names_what_logs_takes(done):
     assert in_process(done, "logs", "load", "--tail", "1").output.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_describe_shows_a_sink_with_its_numbers(done):
     output = in_process(done, "describe", "ssink", "load").output
     assert "SparkSink/load is ready: Completed" in output
@@ -162,6 +169,7 @@ def test_describe_shows_a_sink_with_its_numbers(done):
     assert shard["metadata"]["name"] == "things"
 
 
+@pytest.mark.slow
 def test_a_request_is_carried_out_once(done):
     assert "gc requested" in in_process(done, "request", "gc", "things").output
     done.local("up", "-f", done.write(done.shard(), done.sink()))
@@ -170,12 +178,14 @@ def test_a_request_is_carried_out_once(done):
     assert len([one for one in reasons if one.startswith("requested by annotation")]) == 1
 
 
+@pytest.mark.slow
 def test_restart_runs_a_finished_sink_again(done):
     assert in_process(done, "request", "restart", "load").exit_code == 0
     assert done.run() == []
     assert (done.attempts(), done.rows()) == (2, 2)
 
 
+@pytest.mark.slow
 def test_down_stops_children_keeps_data_and_purges_on_demand(house, wait_until):
     (house.control / "hold").touch()
     file = house.write(house.shard(), house.sink())
@@ -193,6 +203,7 @@ def test_down_stops_children_keeps_data_and_purges_on_demand(house, wait_until):
     assert sorted(path.name for path in house.state.iterdir()) == ["lock", "mine"]
 
 
+@pytest.mark.slow
 def test_a_terminal_sees_progress_and_lines_that_fit(house):
     file = house.write(house.shard(), house.sink())
     ours, theirs = pty.openpty()

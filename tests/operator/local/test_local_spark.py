@@ -32,6 +32,7 @@ def csv_input(house, name, fields):
     }
 
 
+@pytest.mark.slow
 def test_mirror_and_append_from_yaml_to_rows(house):
     house.environ.pop("PYTHONPATH")  # the real driver instead of its stand-in
     (house.folder / "towns.csv").write_text("id,name\n" + "".join(f"{n},town {n}\n" for n in range(INPUT_ROWS)))

@@ -116,6 +116,7 @@ def test_a_command_that_outlives_its_supervisor_still_runs(processes, wait_until
     assert processes.get("one").exit_code == KILLED
 
 
+@pytest.mark.slow
 def test_stop_ends_the_whole_group(processes, wait_until, tmp_path):
     grandchild = tmp_path / "grandchild"
     code = (
@@ -130,6 +131,7 @@ def test_stop_ends_the_whole_group(processes, wait_until, tmp_path):
     wait_until(lambda: not is_alive(int(grandchild.read_text())), "end of the grandchild")
 
 
+@pytest.mark.slow
 def test_stop_kills_a_child_that_ignores_sigterm(processes, wait_until, tmp_path):
     up = tmp_path / "up"
     start(processes, f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); open({str(up)!r}, 'w')\n{GO_ON}")
@@ -166,6 +168,7 @@ def test_retired_children_are_left_out_and_keep_their_log(processes, wait_until)
     assert not start(processes, "")
 
 
+@pytest.mark.slow
 def test_a_discarded_name_is_free_again(processes):
     start(processes, GO_ON)
     processes.discard("one", grace_s=30)
@@ -173,6 +176,7 @@ def test_a_discarded_name_is_free_again(processes):
     assert start(processes, GO_ON)
 
 
+@pytest.mark.slow
 def test_children_come_in_the_order_they_were_started(processes, wait_until):
     for name in ("b", "a"):
         start(processes, "", name=name)

@@ -16,6 +16,7 @@ def reason(house, kind, name):
     return ready["status"], ready["reason"]
 
 
+@pytest.mark.slow
 def test_a_sink_runs_once_and_again_only_when_it_changes(house):
     assert house.run(house.shard(), house.sink()) == []
     assert reason(house, "PersistShard", "things") == ("True", "Healthy")
@@ -27,6 +28,7 @@ def test_a_sink_runs_once_and_again_only_when_it_changes(house):
     assert (house.attempts(), house.rows()) == (2, 2)
 
 
+@pytest.mark.slow
 def test_maintenance_runs_until_nothing_is_due_and_the_contents_stay(house):
     shard = house.shard(rollup={"everySeqnos": 4}, retention={"sinceLagSeconds": 0})
     assert house.run(shard, house.sink()) == []
@@ -38,6 +40,7 @@ def test_maintenance_runs_until_nothing_is_due_and_the_contents_stay(house):
     assert house.rows() == 2
 
 
+@pytest.mark.slow
 def test_a_driver_that_dies_is_tried_again_and_writes_once(house):
     (house.control / "crash").touch()
     assert house.run(house.shard(), house.sink()) == []
@@ -45,6 +48,7 @@ def test_a_driver_that_dies_is_tried_again_and_writes_once(house):
     assert [one["outcome"] for one in house.status("SparkSink", "load")["history"]] == ["Succeeded", "Failed"]
 
 
+@pytest.mark.slow
 def test_a_wrong_configuration_ends_it_with_the_message(house):
     (house.control / "refuse").touch()
     assert house.run(house.shard(), house.sink()) == ["SparkSink/load"]
@@ -60,6 +64,7 @@ def test_a_sink_without_its_shard_ends_it_instead_of_waiting_for_ever(house):
     assert reason(house, "SparkSink", "load") == ("False", "ShardNotFound")
 
 
+@pytest.mark.slow
 def test_settings_of_pods_alone_have_no_effect_on_the_local_runner(house):
     """There are no pods here, so templates that an installation must allow and accounts of a cluster do no harm."""
     pod = {"template": {"spec": {"hostNetwork": True}}}
@@ -78,6 +83,7 @@ def test_a_shard_with_an_unknown_profile_ends_it(house):
     assert reason(house, "PersistShard", "things") == ("False", "UnknownStorageProfile")
 
 
+@pytest.mark.slow
 def test_only_one_of_two_shards_that_claim_an_id_is_served(house):
     same = {"shardId": "s00000000-0000-0000-0000-000000000001"}
     assert len(house.run(house.shard("one", **same), house.shard("two", **same))) == 1
@@ -85,6 +91,7 @@ def test_only_one_of_two_shards_that_claim_an_id_is_served(house):
     assert reasons == {"Healthy", "ShardIdConflict"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [{"drivers": 1}, {"memory_mib": 4000}], ids=["drivers", "memory"])
 def test_sinks_wait_for_room_and_a_note_announces_each_start(house, room):
     """Each driver may take 2 GiB of heap and 1 GiB beside it."""
@@ -101,6 +108,7 @@ def test_sinks_wait_for_room_and_a_note_announces_each_start(house, room):
     assert not [one for one in drivers if one.running]
 
 
+@pytest.mark.slow
 def test_a_driver_that_was_stopped_is_no_fault_of_the_sink(house):
     house.apply(house.shard(), house.sink(restart={"backoffSeconds": 1, "maxConsecutiveFailures": 1}))
     (house.control / "hold").touch()
@@ -133,6 +141,7 @@ def subprocess_up(house):
         signal.signal(signal.SIGINT, ours)
 
 
+@pytest.mark.slow
 def test_a_killed_runner_leaves_its_driver_to_the_next_one(house):
     (house.control / "hold").touch()
     runner = subprocess_up(house)
@@ -145,6 +154,7 @@ def test_a_killed_runner_leaves_its_driver_to_the_next_one(house):
     assert (house.attempts(), house.rows()) == (1, 1)
 
 
+@pytest.mark.slow
 def test_maintenance_that_was_stopped_is_started_again_under_its_name(house):
     assert house.run(house.shard(), house.sink()) == []
     house.objects.annotate("PersistShard", "things", "persistshard.io/request-rollup", "now")

@@ -128,6 +128,7 @@ def test_a_table_leaves_out_empty_columns_and_is_cut_to_the_width():
     assert view.text_table(["X", "Y", "Z"], rows, width=12)[1] == "a     a lon…"
 
 
+@pytest.mark.slow
 def test_the_columns_of_a_shard_are_those_of_its_definition():
     lines = view.resources_table([shard(healthy())], _columns("PersistShard"), wide=False, now_ms=NOW, width=None)
     assert lines[0].split() == ["NAME", "READY", "STATUS", "UPPER", "BATCHES", "BYTES", "AGE"]

@@ -99,6 +99,7 @@ def test_a_sink_whose_schedule_never_comes_stalls_with_the_cron_text(house, sche
     assert "'0 0 31 2 *' never comes" in house.words(key, "Stalled")
 
 
+@pytest.mark.slow
 def test_the_requeue_of_a_sink_alone_misses_no_tick(house, scheduled):
     """Ticks have a starting deadline of 10 s. The worker takes keys from the queue, and no resync or watch adds any."""
     key = scheduled(startingDeadlineSeconds=10)

@@ -14,6 +14,7 @@ from fake_cluster import FakeCluster
 from persist_engine.base.env import SeededEnv
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
+from persist_kit.depth import draws
 from persist_operator.api import conditions, names, times
 from persist_operator.api.schema_check import load_schemas
 from persist_operator.bridge import Bridge
@@ -25,7 +26,8 @@ from prometheus_client import CollectorRegistry
 
 ANY_NAMESPACE = AllowedNamespaces(names=("*",))
 
-BATCHES, BATCH = 8, 150
+#: `make generated` draws ten times as many.
+BATCHES, BATCH = draws(8), 150
 #: Realistic values, good and bad, of fields that take any text.
 WRITTEN = {
     "cron": [
@@ -172,24 +174,24 @@ class Draws:
                 raise AssertionError(f"no way to draw {code}")
 
 
-def drawn(draws, kind, number):
+def drawn(source, kind, number):
     """A resource that the API server would accept."""
     schemas = load_schemas()
     spec_schema = schemas.schema(kind)["properties"]["spec"]
     while True:
-        spec = draws.mapping(spec_schema)
+        spec = source.mapping(spec_schema)
         spec.setdefault("suspend", False)
-        spec["suspend"] = spec["suspend"] and draws.random.random() < 0.3
+        spec["suspend"] = spec["suspend"] and source.random.random() < 0.3
         if kind == "PersistShard":
-            spec.pop(draws.random.choice(["storage", "storageProfile"]), None)
-            if draws.random.random() < 0.5:
+            spec.pop(source.random.choice(["storage", "storageProfile"]), None)
+            if source.random.random() < 0.5:
                 spec.pop("storage", None)
                 spec["storageProfile"] = "default"
         else:
-            spec["shardRef"]["name"] = draws.random.choice(["sound", "sound", "sound", *SHARDS])
+            spec["shardRef"]["name"] = source.random.choice(["sound", "sound", "sound", *SHARDS])
             if (spec.get("mode") == "Scheduled") != ("schedule" in spec):
                 spec["mode"], _ = "Once", spec.pop("schedule", None)
-        name = f"{draws.random.choice('abc')}-{number}"
+        name = f"{source.random.choice('abc')}-{number}"
         if kind == "PersistShard" and number % 20 < len(SHARDS) * 2:
             name = SHARDS[number % 20 // 2]
         metadata = {"namespace": "team", "name": name, "generation": 1, "uid": f"uid-{number}"}
@@ -241,6 +243,7 @@ class World:
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(BATCHES))
 def test_generated_resources_have_truthful_statuses(seed, kstatus, kstatus_twin):
     world, resources = World(seed), []

@@ -353,6 +353,7 @@ def ready_reasons(resources):
     return {what: conditions.find(one["status"], "Ready")["reason"] for what, one in resources.items()}
 
 
+@pytest.mark.slow
 def test_kstatus_computes_the_expected_status_in_every_phase(shards, sinks, broken, kstatus, kstatus_twin, refused):
     expected = {("shard", what): one for what, one in SHARDS.items()}
     expected |= {("sink", what): one for what, one in SINKS.items()}

@@ -143,6 +143,7 @@ def request(verb):
     return lambda one: one["metadata"].setdefault("annotations", {}).update({f"persistshard.io/request-{verb}": "1"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("verb", "condition"), [("compact", "CompactionCurrent"), ("gc", "GarbageCollected")])
 def test_refused_maintenance_is_not_current_and_has_no_start_event(house, shard, verb, condition):
     house.cluster.deny["create", "Job"] = REFUSALS["quota"]
