@@ -1,4 +1,4 @@
-"""The only place that changes durable state: a pure step on the cached state, then one compare-and-set (spec 9.1, 9.2).
+"""The only place that commits a command: a pure step on the cached state, then one compare-and-set (spec 9.1, 9.2).
 
 This module owns this process's copy of a shard's state, which all handles of the shard share. All refreshes take the same path. Invariants:
 consensus acknowledged the cached state, its seqno never goes back, and each cached state is in the past of the next. When this is broken

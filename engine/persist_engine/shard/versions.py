@@ -1,6 +1,6 @@
 """Changing the log of a shard's states: init, compare-and-set, rollups, truncation (spec 7).
 
-Owns every consensus call and every rollup write that changes what is durable. `shard.log_reader` reads the same log.
+Owns every call that changes the log or writes a rollup, except for rebirth (`shard.rebirth`). `shard.log_reader` reads the same log.
 """
 
 from __future__ import annotations
