@@ -56,7 +56,12 @@ PLAIN_ROOMS = (
     *(f"engine/persist_engine/{room}" for room in ("base", "client", "codec", "dataflow", "flow", "model", "parts")),
     *(f"engine/persist_engine/{room}" for room in ("cli", "rows", "shard", "storage", "testing", "work")),
     "spark-images/persist_spark",
-    "tests/kit/persist_kit",
+    *(
+        f"tests/{room}"
+        for room in ("badinput", "charts", "conformance", "datadriven", "e2e", "engine", "examples", "fault", "fuzz")
+    ),
+    *(f"tests/{room}" for room in ("golden", "kit", "linearizability", "operator", "properties", "regressions", "sim")),
+    *(f"tests/{room}" for room in ("spark", "spec", "stateful")),
     "bench",
 )
 PERSONS = re.compile(r"\b(who|whom|whoever|nobody|anybody|somebody|everybody|told|tells)\b", re.IGNORECASE)

@@ -203,6 +203,7 @@ def place():
 COMMAND = pa.table({"key": pa.array([{"id": 1}]), "val": pa.array([{"name": "b"}])})
 #: Correct arguments. The wrong one replaces its own.
 RIGHT: dict[str, Any] = {
+    "table": "batches",
     "owner": Owner("operator", "team", "flights"), "wanted": None, "proposed": ShardId.from_bytes(bytes(16)), "schema": SCHEMA, "purpose": "test", "critical_id": CriticalReaderId.from_bytes(bytes(16)), "opaque": b"o", "sink_id": "s",
     "frontier": 12, "lower": 10, "upper": 20, "updates": [row(1, "a", 11)], "expected_upper": 10, "new_upper": 20, "as_of": 3,
     "retain_ms": 5, "since": 3, "upto": 5, "expected_opaque": b"o", "new": (b"o", 1), "commands": COMMAND, "progress": ("s", b"t"),
