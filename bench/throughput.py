@@ -38,7 +38,13 @@ def run(folder: Path, quick: bool) -> list[Row]:
             rates: dict[str, list[float]] = {"ours": [], "bare": []}
             for turn in range(3):
                 for kind, found in rates.items():
-                    job = (redis.url, f"{folder}/{kind}-{writers}-{turn}", kind, commits, size)
+                    job = (
+                        f"{redis.url}?prefix={kind}-{writers}-{turn}:",
+                        f"{folder}/{kind}-{writers}-{turn}",
+                        kind,
+                        commits,
+                        size,
+                    )
                     found.append(writers * commits / _slowest_s(job, writers))
             ours, bare = median(rates["ours"]), median(rates["bare"])
             what = f"commits per second, {writers} {'writer' if writers == 1 else 'processes, a shard each'}"
