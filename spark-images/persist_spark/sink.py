@@ -10,35 +10,25 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import assert_never
 
-from persist_engine import Batch, Location, PersistClient, ReadHandle, SinceAhead, SourceProgress, WriteHandle
+from persist_engine import Location, PersistClient, ReadHandle, SourceProgress, WriteHandle
 from persist_engine.base.env import Env, SystemEnv
 from persist_engine.base.errors import Fenced, InvalidUsage, Unavailable
 from persist_engine.flow.append_run import Late, Recompute, Staged
 from persist_engine.flow.mint_run import AlreadyDone, Minted, RaiseUpper, ShardView, Superseded, mint
 from persist_engine.model.frontier import Antichain
-from persist_engine.rows.schema import Schema
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
-from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql import SparkSession
 
 from persist_spark import frames
 from persist_spark.landing import Landed, Landing, driver_settings, refuse_outgrown_schema
-from persist_spark.partitions import (
-    STAGED_DDL,
-    ReadParts,
-    StageCorrections,
-    StageRows,
-    StageTask,
-    grouped,
-    sink_settings,
-)
+from persist_spark.partitions import sink_settings
 from persist_spark.report import Log, SinkReport
-from persist_spark.session import executor_count, executor_memory, parallelism_of, shuffled_by_bytes
-from persist_spark.spec import ConfigurationError, EnvelopeType, SinkSpec
+from persist_spark.session import executor_count
+from persist_spark.spec import ConfigurationError, SinkSpec
+from persist_spark.staging import StagedRows, Staging, part_bytes_of
 
 #: How often a run starts over before it fails and leaves the work to the next run. It starts over when other writers raise the upper
 #: first, or when since passes what they wrote. Lost appends do not count (`landing.TRIES_MAX`).
@@ -61,55 +51,21 @@ def run_sink(spark: SparkSession, spec: SinkSpec, *, env: Env | None = None, log
         if difference is not None:
             raise ConfigurationError(f"schema: differs from that of shard {spec.shard_id}: {difference}")
         with client.open_writer(spec.shard_id, schema, purpose=spec.purpose) as writer:
-            return _Run(
-                spark=spark,
-                spec=spec,
-                schema=schema,
-                client=client,
-                writer=writer,
-                part_bytes=_part_bytes(spark, spec, log),
-                env=env,
-                log=log,
-            ).until_done()
-
-
-def _part_bytes(spark: SparkSession, spec: SinkSpec, log: Log) -> int:
-    """The part size for executors: the configured one, or a smaller one that fits the memory of their pods."""
-    wanted, memory = spec.write.target_part_bytes, executor_memory(spark)
-    fitting = wanted if memory is None else memory.fitting_part_bytes(wanted)
-    if memory is not None and fitting < wanted:
-        log.event("smaller_parts", wanted_bytes=wanted, part_bytes=fitting, **asdict(memory))
-    return fitting
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stage:
-    """The result of the write tasks."""
-
-    batches: tuple[Batch, ...]
-    rows: int
-    updates: int
-    least_time: int | None
-    upper: Antichain
+            part_bytes = part_bytes_of(spark, spec, log)
+            staging = Staging(spark=spark, spec=spec, schema=schema, writer=writer, part_bytes=part_bytes, log=log)
+            return _Run(spec=spec, client=client, writer=writer, staging=staging, env=env, log=log).until_done()
 
 
 @dataclass(kw_only=True)
 class _Run:
     """One run. Its only state is its handles."""
 
-    spark: SparkSession
     spec: SinkSpec
-    schema: Schema
     client: PersistClient
     writer: WriteHandle
-    part_bytes: int
-    """The part size for executors."""
+    staging: Staging
     env: Env
     log: Log
-
-    @property
-    def _reads_back(self) -> bool:
-        return self.spec.envelope.type is EnvelopeType.MIRROR
 
     def until_done(self) -> SinkReport:
         """Mints, writes and appends. Starts over when the staged batches can no longer be used."""
@@ -118,7 +74,7 @@ class _Run:
             with self._reader() as reader:
                 since = Antichain.minimum() if reader is None else reader.since
                 view = ShardView(since=since, upper=self.writer.fetch_recent_upper(), progress=expected)
-                if self._reads_back:
+                if self.staging.reads_back:
                     refuse_outgrown_schema(self.writer)
                 decision = self._mint(view)
                 match decision:
@@ -135,7 +91,8 @@ class _Run:
                         continue
                     case Minted():
                         self.log.event("minted", lower=decision.lower.time, time=decision.time, as_of=decision.as_of)
-                        staged = self._write(decision, reader)
+                        source = frames.read_input(self.staging.spark, self.spec.input)
+                        staged = self.staging.stage(source, decision, reader)
                         report = self._append(decision, staged, reader, expected)
                     case _:
                         assert_never(decision)
@@ -147,135 +104,25 @@ class _Run:
 
     def _mint(self, view: ShardView) -> Minted | RaiseUpper | AlreadyDone | Superseded:
         try:
-            return mint(view, run=self.spec.run_token, now_ms=self.env.now_ms(), reads_back=self._reads_back)
+            return mint(view, run=self.spec.run_token, now_ms=self.env.now_ms(), reads_back=self.staging.reads_back)
         except InvalidUsage as error:
             raise ConfigurationError(f"shard {self.spec.shard_id}: {error}") from error
 
     @contextmanager
     def _reader(self) -> Iterator[ReadHandle | None]:
         """The lease under which executors read the persisted side. None when the envelope does not read it."""
-        if not self._reads_back:
+        if not self.staging.reads_back:
             yield None
             return
-        with self.client.open_leased_reader(self.spec.shard_id, self.schema, purpose=self.spec.purpose) as reader:
+        with self.client.open_leased_reader(
+            self.spec.shard_id, self.staging.schema, purpose=self.spec.purpose
+        ) as reader:
             yield reader
-
-    # -- write ---------------------------------------------------------------------------------------------------------
-
-    def _write(self, minted: Minted, reader: ReadHandle | None) -> _Stage:
-        source = frames.read_input(self.spark, self.spec.input)
-        column = self.spec.envelope.timestamp_column
-        flat = frames.to_flat(source, self.schema, timestamp_column=column)
-        write = self.spec.write
-        # Each task gets about one part of the configured size, even where memory requires smaller parts: writing several
-        # parts needs no more memory. When the user sets the number of tasks, Spark's settings stay as the user has them.
-        by_bytes = shuffled_by_bytes(self.spark, part_bytes=write.target_part_bytes)
-        with by_bytes if write.parallelism is None else nullcontext():
-            if reader is not None and minted.as_of is not None:
-                return self._write_corrections(minted, minted.as_of, reader, flat)
-            # The shard is empty, or the envelope does not read it back: the rows themselves are the updates.
-            return self._write_rows(minted, flat, column)
-
-    def _write_rows(self, minted: Minted, flat: DataFrame, column: str | None) -> _Stage:
-        upper = minted.upper
-        if column is not None:
-            greatest = self._greatest_time(flat, minted.lower, column)
-            if greatest is None:
-                self._refuse_empty(0)
-                # SUBTLE: without rows there is no time. With the upper raised to now, the next run's rows would be late.
-                return _Stage(batches=(), rows=0, updates=0, least_time=None, upper=minted.lower)
-            upper = Antichain.of(greatest + 1)
-        task = self._stage_task(minted, upper, time=None if column else minted.time)
-        ranged = frames.by_key_range(flat, self.schema, self.spec.write.parallelism)
-        return self._collect(ranged.mapInArrow(StageRows(task), STAGED_DDL), upper)
-
-    def _write_corrections(self, minted: Minted, as_of: int, reader: ReadHandle, flat: DataFrame) -> _Stage:
-        task = self._stage_task(minted, minted.upper, time=minted.time)
-        # mint ensures since <= as_of < upper, under this reader's own hold.
-        snapshot = reader.snapshot(Antichain.of(as_of))
-        if isinstance(snapshot, SinceAhead):
-            raise Fenced(f"the lease of {reader} expired before its first use; run the sink again")
-        with snapshot:
-            groups = grouped(snapshot.lease_parts(), cores=parallelism_of(self.spark))
-            both = frames.corrections(flat, self._persisted(groups), self.schema, self.spec.write.parallelism)
-            return self._collect(both.mapInArrow(StageCorrections(task), STAGED_DDL), minted.upper)
-
-    def _persisted(self, groups: tuple[tuple[bytes, ...], ...]) -> DataFrame:
-        read = ReadParts(blob=self.spec.blob, groups=groups)
-        flat_type = frames.flat_type(self.schema).add(frames.DIFF, T.LongType())
-        return self.spark.range(0, len(groups), 1, max(1, len(groups))).mapInArrow(read, flat_type)
-
-    def _stage_task(self, minted: Minted, upper: Antichain, *, time: int | None) -> StageTask:
-        lower, end = minted.lower.time, upper.time
-        assert lower is not None
-        assert end is not None
-        return StageTask(
-            blob=self.spec.blob,
-            shard_id=self.spec.shard_id,
-            schema=self.schema,
-            schema_id=self.writer.schema_id,
-            lower=lower,
-            upper=end,
-            time=time,
-            target_part_bytes=self.part_bytes,
-            staging_floor_ms=self.writer.machine.staging_floor_ms,
-        )
-
-    def _greatest_time(self, flat: DataFrame, lower: Antichain, column: str) -> int | None:
-        """The greatest time of the rows; None without rows. Runs before anything is staged, so that ConfigurationError can report the
-        number of rows that cannot be written, and an example.
-        """
-        time = F.col(frames.TIME)
-        late = time < F.lit(lower.time)
-        row = flat.agg(
-            F.count(F.lit(1)), F.count(time), F.max(time), F.count_if(late), F.min(F.when(late, time))
-        ).first()
-        rows, timed, greatest, late_rows, first_late = row
-        if rows == 0:
-            return None
-        if timed < rows:
-            raise ConfigurationError(f"envelope.timestampColumn: {column} is null in {rows - timed} of {rows} rows")
-        if late_rows:
-            raise self._late(late_rows, first_late, lower)
-        return int(greatest)
-
-    def _late(self, rows: int | None, first: int | None, upper: Antichain) -> ConfigurationError:
-        count = "some rows" if rows is None else f"{rows} rows"
-        return ConfigurationError(
-            f"{count} have a time before the shard's upper {upper.time}, the first at {first}: "
-            "an Append cannot change written times; exclude these rows with input.format.sql"
-        )
-
-    def _collect(self, staging: DataFrame, upper: Antichain) -> _Stage:
-        rows = staging.collect()
-        stage = _Stage(
-            batches=tuple(
-                # Spark returns the row of one attempt of each task, and only here. A second driver of this run has its own
-                # tasks.
-                self.writer.batch_from_transmittable(bytes(row["batch"]), is_only_copy=True)
-                for row in rows
-                if row["batch"] is not None
-            ),
-            rows=sum(row["rows"] for row in rows),
-            updates=sum(row["updates"] for row in rows),
-            least_time=min((row["least_time"] for row in rows if row["least_time"] is not None), default=None),
-            upper=upper,
-        )
-        self.log.event("staged", batches=len(stage.batches), rows=stage.rows, updates=stage.updates)
-        # The retractions of an empty mirror are staged too. They are deleted only when nothing will be appended.
-        if stage.rows == 0 and not self.spec.input.allow_empty:
-            self.writer.delete_batches(stage.batches)
-            self._refuse_empty(stage.rows)
-        return stage
-
-    def _refuse_empty(self, rows: int) -> None:
-        if rows == 0 and not self.spec.input.allow_empty:
-            raise ConfigurationError("input is empty; if that is intended, set input.allowEmpty")
 
     # -- append --------------------------------------------------------------------------------------------------------
 
     def _append(
-        self, minted: Minted, stage: _Stage, reader: ReadHandle | None, expected: SourceProgress | None
+        self, minted: Minted, stage: StagedRows, reader: ReadHandle | None, expected: SourceProgress | None
     ) -> SinkReport | None:
         """The report of the finished run. None when the staged batches were deleted and the run must mint again."""
         if stage.upper == minted.lower:
@@ -286,7 +133,7 @@ class _Run:
             upper=stage.upper,
             time=None if own_times else minted.time,
             least_time=stage.least_time,
-            reads_back=self._reads_back,
+            reads_back=self.staging.reads_back,
             as_of=minted.as_of,
         )
         landing = Landing(
@@ -312,14 +159,14 @@ class _Run:
                     f"while run {self.spec.run_id} was writing"
                 )
             case Late(current):
-                raise self._late(None, stage.least_time, current)
+                raise self.staging.late(None, stage.least_time, current)
             case Recompute():
                 self.log.event("recompute")
                 return None
             case _:
                 assert_never(outcome)
 
-    def _appended(self, lower: Antichain, upper: Antichain, stage: _Stage) -> SinkReport:
+    def _appended(self, lower: Antichain, upper: Antichain, stage: StagedRows) -> SinkReport:
         self.log.event("appended", lower=lower.time, upper=upper.time, updates=stage.updates)
         return SinkReport(
             run_id=self.spec.run_id,
@@ -327,11 +174,11 @@ class _Run:
             upper=upper.time,
             rows_read=stage.rows,
             updates_written=stage.updates,
-            executors=executor_count(self.spark),
+            executors=executor_count(self.staging.spark),
         )
 
     def _done_before(self, upper: Antichain) -> SinkReport:
         self.log.event("already_done", upper=upper.time)
         return SinkReport(
-            run_id=self.spec.run_id, upper=upper.time, executors=executor_count(self.spark), already_done=True
+            run_id=self.spec.run_id, upper=upper.time, executors=executor_count(self.staging.spark), already_done=True
         )
