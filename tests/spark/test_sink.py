@@ -18,7 +18,7 @@ from persist_engine import Antichain, Appended, Location, PersistClient, Schema,
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import Fenced, ShardNotFound
 from persist_engine.work.audit.verify import verify_shard
-from persist_spark import partitions, sink
+from persist_spark import partitions, sink, staging
 from persist_spark.report import Log
 from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Input, SinkSpec, Write
 from pyspark import TaskContext, cloudpickle
@@ -205,7 +205,7 @@ def failing_tasks(monkeypatch):
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     for name in ("StageRows", "StageCorrections"):
         original = getattr(partitions, name)
-        monkeypatch.setattr(sink, name, lambda task, original=original: FailsFirst(original(task)))
+        monkeypatch.setattr(staging, name, lambda task, original=original: FailsFirst(original(task)))
     yield
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
