@@ -6,7 +6,7 @@ Flat: k0, k1, ... are the fields of the key and v0, v1, ... those of the value, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,24 @@ def struct_column(table: pa.Table, letter: str, struct: pa.StructType) -> pa.Arr
     fields = list(struct)
     cast = [_cast(c, f.type) for c, f in zip(children, fields, strict=True)]
     return pa.StructArray.from_arrays(cast, fields=fields)
+
+
+def flat_batch(
+    batch: pa.RecordBatch, positions: Sequence[int], key: pa.StructType, val: pa.StructType
+) -> pa.RecordBatch:
+    """The columns of `batch` at `positions` as the flat columns of `key` and then of `val`, in their types. Fields within structs are
+    matched by name.
+    """
+    fields = [(f"{letter}{i}", field.type) for letter, side in (("k", key), ("v", val)) for i, field in enumerate(side)]
+    columns = [_fitted(batch.column(at), kind) for at, (_, kind) in zip(positions, fields, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, names=[name for name, _ in fields])
+
+
+def _fitted(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    if not pa.types.is_struct(kind) or not pa.types.is_struct(array.type):
+        return array if array.type == kind else array.cast(kind)
+    children = [_fitted(array.field(array.type.get_field_index(field.name)), field.type) for field in kind]
+    return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null() if array.null_count else None)
 
 
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:

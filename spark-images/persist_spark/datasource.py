@@ -1,5 +1,5 @@
 """The Spark data source `persist`: `register(spark)`, then `spark.read.format("persist").option("shard", ...).load()`.
-It reads a shard at one time, or its changes between two, in batch mode. The times are chosen when the frame is loaded and never change.
+It reads a shard at one time, or its changes between two, in batch mode; `source/` writes. The times are chosen when the frame is loaded and never change.
 
 Spark loads and plans in Python workers that end afterwards, so neither step opens the shard. Both send requests to the session's keeper
 (`keeper`), which lives in the driver's process and keeps a frame's data as long as the frame can be read. Without a keeper (Spark Connect,
@@ -20,7 +20,13 @@ from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import InvalidUsage, MissingBlob
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
 
 from persist_spark import keeper
 from persist_spark.columns import changes_of_rows, records_of, rows_of
@@ -30,6 +36,8 @@ from persist_spark.partitions import blob_at, reading_retry, sink_settings
 from persist_spark.row_shape import arrow_schema
 from persist_spark.session_frames import FORMAT, FRAME_OPTION, keeper_of, new_name
 from persist_spark.source.metadata import LoadedTable, TableReader
+from persist_spark.source.stream_write import ShardStreamWriter
+from persist_spark.source.write import ShardWriter
 
 #: The lease of a read that was planned without a keeper.
 LEASE_MS = 6 * 60 * 60 * 1000
@@ -87,8 +95,12 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
         return PersistReader(options, schema, self.name_of_frame, self.loaded, self.keeper)
 
     def writer(self, schema: T.StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's signature
-        """Always InvalidUsage: the format only reads."""
-        raise InvalidUsage("format persist only reads: write with a SparkSink, or with the handles of persist_engine")
+        """The writer of a frame with the columns `schema`."""
+        return ShardWriter(self.options, schema, overwrites=overwrite)
+
+    def streamWriter(self, schema: T.StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: FBT001, N802 - as above
+        """The writer of a streaming query with the columns `schema`."""
+        return ShardStreamWriter(self.options, schema, overwrites=overwrite)
 
 
 def register(spark: SparkSession) -> None:

@@ -85,12 +85,17 @@ class Landing:
     """The lease under which the persisted side was read, opened before the read. None when it was not read."""
     staged: Staged
     batches: Sequence[Batch]
-    sink_id: str
+    sink_id: str | None
+    """The sink under which the run's token is committed with the data. None: nothing beside the data is committed."""
     run_token: bytes
     expected: SourceProgress | None
     """The sink's progress when the run began."""
     env: Env
     log: Log
+    where: str | None = None
+    """A run that reads back corrects only rows that satisfy this condition. None: all rows."""
+    seen: Antichain | None = None
+    """The shard's upper, if it is known to be past the batches' lower. The batches are then moved before the first append."""
     tries_max: int = TRIES_MAX
 
     def land(self) -> Outcome:
@@ -101,6 +106,11 @@ class Landing:
         exception leaves their blobs, because an append of them may have happened.
         """
         self._gather(parts_max=1)
+        if self.seen is not None and self.staged.lower < self.seen:
+            end = self._follow(self.seen)
+            if end is not None:
+                self._delete()
+                return end
         for _ in range(self.tries_max):
             answer = self._try()
             match answer:
@@ -128,7 +138,7 @@ class Landing:
             self.batches,
             expected_upper=self.staged.lower,
             new_upper=self.staged.upper,
-            progress=(self.sink_id, self.run_token),
+            progress=None if self.sink_id is None else (self.sink_id, self.run_token),
             expected_progress=None if self.expected is None else self.expected.token,
         )
 
@@ -198,7 +208,9 @@ class Landing:
         """The negation of what was written after `decision.after`, staged part by part. None when those times are no longer readable."""
         # Without `after` all changes count. Their sum is the contents, which stay readable when since has passed the first changes.
         written = (
-            reader.snapshot(decision.upto) if decision.after is None else reader.changes(decision.after, decision.upto)
+            reader.snapshot(decision.upto, where=self.where)
+            if decision.after is None
+            else reader.changes(decision.after, decision.upto, where=self.where)
         )
         if isinstance(written, SinceAhead):
             return None

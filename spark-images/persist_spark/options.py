@@ -18,7 +18,8 @@ from persist_engine.model.retention import retention_of
 
 SPLITS_MAX = 10_000
 _DIGITS_MAX = 19
-_STORE = ("shard", "blob", "consensus")
+#: The options that name the shard and its stores.
+STORE = ("shard", "blob", "consensus")
 _ROWS = ("as_of", "splits", "updates", "where", "columns", "from", "to", "rows")
 
 
@@ -81,7 +82,7 @@ class Options:
     def parse(cls, options: Mapping[str, str]) -> Options:
         """The options in `options`. InvalidUsage names an invalid, missing or unknown option. Names are case-insensitive, as in Spark."""
         given = {name.lower(): value for name, value in options.items()}
-        _check_names(given, {*_STORE, *_ROWS, "table"}, "format persist")
+        check_names(given, {*STORE, *_ROWS, "table"}, "format persist")
         if "table" in given:
             _refuse_beside(given, "table", _ROWS, "a metadata table has none of the shard's rows")
         feed = _feed(given)
@@ -101,11 +102,12 @@ class Options:
         )
 
 
-def _check_names(given: Mapping[str, str], known: Set[str], what: str) -> None:
+def check_names(given: Mapping[str, str], known: Set[str], what: str) -> None:
+    """InvalidUsage names the options that `known` does not have, and those of the store that are missing."""
     unknown = sorted(set(given) - known)
     if unknown:
         raise InvalidUsage(f"option {', '.join(unknown)}: not known to {what}, which has {', '.join(sorted(known))}")
-    missing = [name for name in _STORE if not given.get(name)]
+    missing = [name for name in STORE if not given.get(name)]
     if missing:
         raise InvalidUsage(f"option {', '.join(missing)}: required by {what}")
 

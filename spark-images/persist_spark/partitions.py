@@ -7,7 +7,7 @@ run twice at once: Spark passes the row of one attempt to the driver, which appe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -94,7 +94,7 @@ class StageRows:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields one row of STAGED_SCHEMA. A repetition stages another batch and does not change linked ones."""
-        with _carrying_errors(), _explaining_changed_input(self.task):
+        with carrying_errors(), _explaining_changed_input(self.task):
             counter = _RowCounter()
             tables = (counter.counted(batch) for batch in batches if batch.num_rows)
             yield _stage(self.task, (updates_of(table, self.task) for table in tables), counter)
@@ -110,7 +110,7 @@ class StageCorrections:
         """Yields one row of STAGED_SCHEMA, in which `rows` counts the desired rows. Holds CHUNK_ROWS rows or CHUNK_BYTES in memory, beside
         the parts.
         """
-        with _carrying_errors():
+        with carrying_errors():
             counter = _RowCounter()
             rows = (counter.counted(batch) for batch in batches)
             chunks = hash_chunks(rows, chunk_rows=CHUNK_ROWS, chunk_bytes=CHUNK_BYTES)
@@ -143,7 +143,7 @@ class ReadParts:
         however many runs overlap. The result is not consolidated; `StageCorrections` adds up the diffs of equal rows.
         """
         give_back_freed_memory()
-        with _carrying_errors():
+        with carrying_errors():
             for batch in batches:
                 for number in batch.column(0).to_pylist():
                     for part in self.groups[number]:
@@ -225,8 +225,22 @@ class _RowCounter:
         return batch
 
 
-def _stage(task: StageTask, tables: Iterator[pa.Table], counter: _RowCounter) -> pa.RecordBatch:
+@dataclass(frozen=True, slots=True)
+class StagedBatch:
+    """What one task staged."""
+
+    batch: bytes | None
+    """Transmittable; None when the task had no updates."""
+    rows: int
+    """The user's rows."""
+    updates: int
+    least_time: int | None
+
+
+def stage(task: StageTask, tables: Iterable[pa.Table]) -> StagedBatch:
+    """Stages the updates in `tables` as one batch, each row counted as one of the user's. Deletes what it staged when it fails."""
     give_back_freed_memory()
+    given = 0
     upper = Antichain.of(task.upper)
     store = store_at(task.blob, task.shard_id, task.settings, staging_floor_ms=task.staging_floor_ms)
     least: int | None = None
@@ -237,13 +251,18 @@ def _stage(task: StageTask, tables: Iterator[pa.Table], counter: _RowCounter) ->
         for table in tables:
             if table.num_rows == 0:
                 continue
+            given += table.num_rows
             earliest = pc.min(table.column("time")).as_py()
             least = earliest if least is None else min(least, earliest)
             builder.add(table)
         batch = builder.finish(upper)
-    rows = batch.rows
-    staged = batch.to_transmittable() if rows else None
-    columns = [[staged], [counter.rows], [rows], [least]]
+    updates = batch.rows
+    return StagedBatch(batch.to_transmittable() if updates else None, given, updates, least)
+
+
+def _stage(task: StageTask, tables: Iterator[pa.Table], counter: _RowCounter) -> pa.RecordBatch:
+    staged = stage(task, tables)
+    columns = [[staged.batch], [counter.rows], [staged.updates], [staged.least_time]]
     return pa.RecordBatch.from_arrays(
         [pa.array(column, field.type) for column, field in zip(columns, STAGED_SCHEMA, strict=True)],
         schema=STAGED_SCHEMA,
@@ -264,7 +283,7 @@ def _explaining_changed_input(task: StageTask) -> Iterator[None]:
 
 
 @contextmanager
-def _carrying_errors() -> Iterator[None]:
+def carrying_errors() -> Iterator[None]:
     """Turns engine errors into text that the driver can classify."""
     try:
         yield

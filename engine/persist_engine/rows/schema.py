@@ -125,9 +125,15 @@ class Schema:
         ]
         return "; ".join(found) or None
 
-    def column_problem(self, columns: Sequence[str], *, time_column: str | None = None) -> str | None:
+    def column_problem(
+        self,
+        columns: Sequence[str],
+        *,
+        time_column: str | None = None,
+        hint: str = "drop them with input.format.sql",
+    ) -> str | None:
         """How the columns of a sink's input differ from the fields of key and value and from `time_column`; None when each is there
-        once and no other is. Names are compared exactly.
+        once and no other is. Names are compared exactly. `hint` says how to remove a column.
         """
         wanted = [(name, "key field") for name in self.key.names] + [(name, "value field") for name in self.val.names]
         wanted += [] if time_column is None else [(time_column, "timestampColumn")]
@@ -138,7 +144,7 @@ class Schema:
         if missing:
             problems.append(f"missing: {', '.join(missing)}")
         if surplus:
-            problems.append(f"not in the shard's schema: {', '.join(surplus)} (drop them with input.format.sql)")
+            problems.append(f"not in the shard's schema: {', '.join(surplus)} ({hint})")
         if doubled:
             problems.append(f"more than once: {', '.join(doubled)}")
         if not problems:

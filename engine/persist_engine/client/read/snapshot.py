@@ -7,12 +7,13 @@ rows are merged (parts).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NoReturn, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.refusal import Refusal
@@ -21,8 +22,9 @@ from persist_engine.client.read.leased import LeasedPart, PartLeases, Pin
 from persist_engine.client.read.splits import SnapshotSplit, choose_ranges
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import Antichain
+from persist_engine.parts.consolidate import merge_runs
 from persist_engine.parts.contents import Contents
-from persist_engine.parts.fetch import PartSource, SnapshotFilter
+from persist_engine.parts.fetch import PartSource, SnapshotFilter, read_consolidated, runs_of
 from persist_engine.parts.listings import expand
 from persist_engine.parts.selection import Selection, Times, select
 from persist_engine.rows.filter import Filter
@@ -166,6 +168,25 @@ class Snapshot:
         rows = SnapshotFilter(self.as_of)
         return self._leases.lease_all(self._pin, contents.source, selection, rows=rows, where=self._where)
 
+    def corrections(
+        self, desired: Sequence[HollowBatch], *, time: int, memory_bytes: int = READ_MEMORY_BYTES
+    ) -> Iterator[pa.Table]:
+        """The updates at `time` that turn these rows into the rows of `desired`: desired minus persisted, consolidated and sorted. Empty
+        when both are equal. `desired` are batches staged for this shard at times up to `time`; their blobs must stay until the end.
+
+        Streams within about `memory_bytes`. Storage errors are retried. MissingBlob and CorruptData name the key.
+        """
+        self.check_open()
+        if self._projection is not None:
+            raise InvalidUsage("a snapshot that shows only some columns has no corrections: open one without columns")
+        share = memory_bytes // 3
+        persisted = (_retracted(table, time) for table in self._contents.tables(memory_bytes=share))
+        runs = runs_of(expand(self._source, desired))
+        wanted = read_consolidated(self._source, runs, SnapshotFilter(time), memory_bytes=share)
+        for table in merge_runs([persisted, wanted], memory_bytes=share):
+            yield table
+            self.check_open()
+
     def close(self) -> None:
         """Releases the blobs. Idempotent."""
         self._finalizer()
@@ -198,6 +219,13 @@ class Snapshot:
             projection=self._projection,
             audits=selection.audits,
         )
+
+
+def _retracted(table: pa.Table, time: int) -> pa.Table:
+    """The updates that retract the rows of `table` at `time`."""
+    times = pa.repeat(pa.scalar(time, pa.int64()), table.num_rows)
+    columns = [table.column("key"), table.column("val"), times, pc.negate_checked(table.column("diff"))]
+    return pa.Table.from_arrays(columns, schema=table.schema)
 
 
 def _record_batches(snapshot: Snapshot, tables: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:

@@ -1,0 +1,172 @@
+"""`df.writeStream.format("persist")`: each batch once, also when Spark repeats it."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+
+import pytest
+from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
+from persist_spark.datasource import register
+from pyspark.errors import StreamingQueryException
+
+A = Antichain.of
+SCHEMA = Schema.from_ddl("id BIGINT", "n BIGINT")
+
+
+class Stream:
+    """A folder of files, a query over it, and the shard that the query writes."""
+
+    def __init__(self, folder):
+        self.files, self.checkpoint = folder / "files", folder / "checkpoint"
+        self.files.mkdir()
+        self.location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
+        self.client, self.id = PersistClient.open(self.location), ShardId.new()
+        self.client.open_writer(self.id, SCHEMA, purpose="test").expire()
+        self.given = {"shard": str(self.id), "blob": self.location.blob, "consensus": self.location.consensus}
+
+    def drop(self, *numbers):
+        """One file for each number, with the rows (number, 0), (number, 1)."""
+        for number in numbers:
+            path = self.files / f".{number}"
+            path.write_text("\n".join(json.dumps({"id": number, "n": n}) for n in (0, 1)))
+            path.rename(self.files / f"{number:04}.json")
+
+    def source(self, spark, files=1):
+        reader = spark.readStream.format("json").schema("id BIGINT, n BIGINT").option("maxFilesPerTrigger", files)
+        return reader.load(str(self.files))
+
+    def run(self, frame, mode="append", **options):
+        """Writes everything that is there, and returns the numbers of the batches that had rows."""
+        writer = frame.writeStream.format("persist").options(**self.given, **options).outputMode(mode)
+        query = writer.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True).start()
+        query.awaitTermination()
+        return [progress.batchId for progress in query.recentProgress if progress.numInputRows]
+
+    def rows(self):
+        upper = self.client.recent_upper(self.id).time
+        if upper == 0:
+            return Counter()
+        with self.client.open_leased_reader(self.id, purpose="test") as reader, reader.snapshot(A(upper - 1)) as found:
+            rows = found.to_table().to_pylist()
+        return Counter({(each["key"]["id"], each["val"]["n"]): each["diff"] for each in rows})
+
+    def uncommit(self, batch):
+        """The checkpoint as a driver leaves it that dies after the append of `batch` and before Spark notes its end."""
+        for name in (str(batch), f".{batch}.crc"):
+            (self.checkpoint / "commits" / name).unlink(missing_ok=True)
+
+
+def both(*numbers):
+    return Counter((number, n) for number in numbers for n in (0, 1))
+
+
+@pytest.fixture(scope="module")
+def spark(local_spark):
+    register(local_spark)
+    return local_spark
+
+
+@pytest.fixture
+def stream(tmp_path):
+    made = Stream(tmp_path)
+    yield made
+    made.client.close()
+
+
+def test_each_batch_is_written_once_also_when_spark_repeats_it(spark, stream):
+    stream.drop(1, 2, 3)
+    assert stream.run(stream.source(spark)) == [0, 1, 2]
+    assert stream.rows() == both(1, 2, 3)
+    upper = stream.client.recent_upper(stream.id)
+    stream.uncommit(2)
+    assert stream.run(stream.source(spark)) == [2]
+    assert stream.rows() == both(1, 2, 3)
+    assert stream.client.recent_upper(stream.id) == upper
+    stream.drop(4, 5)
+    stream.uncommit(2)
+    assert stream.run(stream.source(spark, files=5)) == [2, 3]
+    assert stream.rows() == both(1, 2, 3, 4, 5)
+
+
+def test_a_run_without_new_rows_changes_nothing(spark, stream):
+    stream.drop(1)
+    stream.run(stream.source(spark))
+    upper = stream.client.recent_upper(stream.id)
+    assert stream.run(stream.source(spark)) == []
+    assert stream.client.recent_upper(stream.id) == upper
+
+
+def test_an_old_copy_of_a_checkpoint_is_refused(spark, stream, tmp_path):
+    stream.drop(1)
+    stream.run(stream.source(spark))
+    shutil.copytree(stream.checkpoint, tmp_path / "copy")
+    stream.drop(2, 3)
+    stream.run(stream.source(spark))
+    shutil.rmtree(stream.checkpoint)
+    (tmp_path / "copy").rename(stream.checkpoint)
+    stream.drop(4)
+    with pytest.raises(StreamingQueryException, match=r"has batch 2 of query .* but the checkpoint repeats batch 1"):
+        stream.run(stream.source(spark, files=3))
+    assert stream.rows() == both(1, 2, 3)
+
+
+def test_complete_output_keeps_the_shard_equal_to_the_result(spark, stream):
+    for numbers in ((1, 2), (3, 4)):
+        stream.drop(*numbers)
+        counts = stream.source(spark, files=2).groupBy("n").count().selectExpr("n AS id", "count AS n")
+        stream.run(counts, "complete")
+        assert stream.rows() == Counter({(0, numbers[-1]): 1, (1, numbers[-1]): 1})
+
+
+def test_wrong_columns_and_options_stop_the_query_with_a_reason(spark, stream):
+    stream.drop(1)
+    with pytest.raises(StreamingQueryException, match="not in the shard's schema: more"):
+        stream.run(stream.source(spark).selectExpr("*", "1 AS more"))
+    with pytest.raises(Exception, match="option allow_empty: goes with mode overwrite only"):
+        stream.run(stream.source(spark), allow_empty="true")
+    assert stream.rows() == Counter()
+
+
+PROGRAM = """
+    import sys
+    from pyspark.sql import SparkSession
+    from persist_spark.datasource import register
+    files, checkpoint, shard, blob, consensus = sys.argv[1:]
+    spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    register(spark)
+    source = spark.readStream.format("json").schema("id BIGINT, n BIGINT").option("maxFilesPerTrigger", 1).load(files)
+    writer = source.writeStream.format("persist").options(shard=shard, blob=blob, consensus=consensus)
+    writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
+"""
+
+
+def test_a_killed_driver_loses_and_doubles_nothing(stream, tmp_path):
+    """Kills the driver, Python and Java, after the shard shows the given number of files; then another driver ends the work."""
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(PROGRAM))
+    stream.drop(*range(8))
+    arguments = [sys.executable, str(program), str(stream.files), str(stream.checkpoint), *stream.given.values()]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+
+    def start():
+        return subprocess.Popen(arguments, env=environment, start_new_session=True, stderr=subprocess.DEVNULL)
+
+    driver = start()
+    try:
+        has_begun = stream.client.machine(stream.id).wait(lambda: len(stream.rows()) >= 6 or None, 300)
+        assert has_begun
+        assert driver.poll() is None
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
+        driver = start()
+        assert driver.wait(timeout=300) == 0
+    finally:
+        if driver.poll() is None:
+            os.killpg(driver.pid, signal.SIGKILL)
+            driver.wait()
+    assert stream.rows() == both(*range(8))
