@@ -25,6 +25,8 @@ from persist_spark.source.write import WriteOptions, WritePlan, stage_partition
 from persist_spark.spec import TARGET_PART_BYTES
 
 _QUERY_ID = "sql.streaming.queryId"
+#: Options of every streaming query, which Spark passes on to the format.
+_OF_SPARK = ("checkpointlocation", "queryname")
 
 
 @dataclass
@@ -40,8 +42,9 @@ class ShardStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # a
     """The writes of one streaming query."""
 
     def __init__(self, options: Mapping[str, str], columns: T.StructType, *, overwrites: bool) -> None:
-        self.options, self.columns, self.overwrites = dict(options), columns, overwrites
-        self.checked = WriteOptions.parse(options, overwrites=False)
+        self.columns, self.overwrites = columns, overwrites
+        own = {name: value for name, value in options.items() if name.lower() not in _OF_SPARK}
+        self.checked = WriteOptions.parse(own, overwrites=False)
 
     @cached_property
     def plan(self) -> WritePlan:
