@@ -1,5 +1,6 @@
 """The Spark data source `persist`: `register(spark)`, then `spark.read.format("persist").option("shard", ...).load()`.
-It reads a shard at one time, or its changes between two, in batch mode; `source/` writes. The times are chosen when the frame is loaded and never change.
+It reads a shard at one time, or its changes between two, in batch mode; `source/` writes and streams. The times are chosen when the frame
+is loaded and never change.
 
 Spark loads and plans in Python workers that end afterwards, so neither step opens the shard. Both send requests to the session's keeper
 (`keeper`), which lives in the driver's process and keeps a frame's data as long as the frame can be read. Without a keeper (Spark Connect,
@@ -9,7 +10,7 @@ may then fail with an error that names the blob. No read ever returns other cont
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
@@ -23,6 +24,7 @@ from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls i
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
+    DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
     InputPartition,
@@ -36,6 +38,8 @@ from persist_spark.partitions import blob_at, reading_retry, sink_settings
 from persist_spark.row_shape import arrow_schema
 from persist_spark.session_frames import FORMAT, FRAME_OPTION, keeper_of, new_name
 from persist_spark.source.metadata import LoadedTable, TableReader
+from persist_spark.source.names import with_shard_id
+from persist_spark.source.stream_read import ShardStreamReader, StreamOptions, is_of_stream, stream_row_type
 from persist_spark.source.stream_write import ShardStreamWriter
 from persist_spark.source.write import ShardWriter
 
@@ -53,11 +57,13 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
 
     keeper: ClassVar[str | None] = None
     """The address of the session's keeper. None: the session has no keeper."""
+    stores: ClassVar[Mapping[str, str]] = {}
+    """The session's values for options that a load does not give."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         """Spark creates one object for each load and each attempt to write, and then pickles it."""
-        self.options = options
-        self.name_of_frame = options.pop(FRAME_OPTION, "") or new_name()
+        self.options = {**self.stores, **{name.lower(): value for name, value in options.items()}}
+        self.name_of_frame = self.options.pop(FRAME_OPTION, "") or new_name()
         self.loaded: LoadedFrame | None = None
         self.table: LoadedTable | None = None
 
@@ -68,6 +74,9 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
 
     def schema(self) -> T.StructType:
         """The columns of the frame. Also chooses the frame's contents; they are fixed from here on, because Spark keeps this object."""
+        self.options = with_shard_id(self.options)
+        if is_of_stream(self.options):
+            return stream_row_type(StreamOptions.parse(self.options))
         options = Options.parse(self.options)
         if options.table is not None:
             self.table = LoadedTable.read(options)
@@ -80,6 +89,7 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
 
     def reader(self, schema: T.StructType) -> DataSourceReader:
         """The reader of the frame. With a user's schema Spark does not call `schema`, so the frame's contents are chosen here."""
+        self.options = with_shard_id(self.options)
         options = Options.parse(self.options)
         if options.table is not None:
             if self.table is None:  # each plan would read it anew, and scans of one frame could differ
@@ -96,23 +106,28 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
 
     def writer(self, schema: T.StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's signature
         """The writer of a frame with the columns `schema`."""
-        return ShardWriter(self.options, schema, overwrites=overwrite)
+        return ShardWriter(with_shard_id(self.options), schema, overwrites=overwrite)
 
     def streamWriter(self, schema: T.StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: FBT001, N802 - as above
         """The writer of a streaming query with the columns `schema`."""
-        return ShardStreamWriter(self.options, schema, overwrites=overwrite)
+        return ShardStreamWriter(with_shard_id(self.options), schema, overwrites=overwrite)
+
+    def streamReader(self, schema: T.StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """The reader of a streaming query: the contents, and then the changes."""
+        options = StreamOptions.parse(with_shard_id(self.options))
+        return ShardStreamReader(options, schema)
 
 
-def register(spark: SparkSession) -> None:
+def register(spark: SparkSession, *, blob: str | None = None, consensus: str | None = None) -> None:
     """Registers the format `persist` with the session, and from then on keeps the data of its frames as long as they can be read.
-    Idempotent.
+    `blob` and `consensus` are the stores of loads and writes that name none. Idempotent; another call replaces the stores.
     """
-    source: type[PersistDataSource] = PersistDataSource
-    if not type(spark).__module__.startswith("pyspark.sql.connect"):
-        # A class created here is pickled by value, and so carries the address to Spark's Python workers.
-        address = keeper_of(spark.sparkContext).address
-        source = type(PersistDataSource.__name__, (PersistDataSource,), {"keeper": address})
-    spark.dataSource.register(source)
+    stores = {name: url for name, url in (("blob", blob), ("consensus", consensus)) if url is not None}
+    is_connect = type(spark).__module__.startswith("pyspark.sql.connect")
+    address = None if is_connect else keeper_of(spark.sparkContext).address
+    # A class created here is pickled by value, and so carries the address to Spark's Python workers.
+    members = {"keeper": address, "stores": stores}
+    spark.dataSource.register(type(PersistDataSource.__name__, (PersistDataSource,), members))
 
 
 @dataclass

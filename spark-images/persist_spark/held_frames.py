@@ -15,7 +15,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from persist_engine import Changes, Filter, Location, PersistClient, ReadHandle, SinceAhead, Snapshot, predicate_of
+from persist_engine import (
+    Changes,
+    Filter,
+    Inspection,
+    Location,
+    PersistClient,
+    ReadHandle,
+    SinceAhead,
+    Snapshot,
+    predicate_of,
+)
 from persist_engine.base.env import Env
 from persist_engine.base.errors import Fenced, InvalidUsage, PersistError
 from persist_engine.base.settings import Settings
@@ -25,7 +35,7 @@ from persist_engine.model.ids import ShardId
 from persist_engine.rows.schema import Schema
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
 
-from persist_spark.options import SPLITS_MAX, Options
+from persist_spark.options import SPLITS_MAX, Options, instant
 from persist_spark.row_shape import changes_row_type, check_columns, row_type
 
 #: Bytes of parts in one split when the option `splits` is not set. A small shard is one task.
@@ -206,6 +216,19 @@ class _Lease:
         return self.reader.since.less_equal(time) and self.reader.schema == schema
 
 
+def follow(reader: ReadHandle, oldest: int, report: Inspection) -> None:
+    """Advances the since of a lease to `oldest`, but not past the critical readers and the retention in `report`. One commit if it moves.
+    Without either it stays, because a read must not be what releases history.
+    """
+    kept = [held.since for held in report.readers if held.kind == "critical"]
+    kept += [] if report.retain_ms is None else [report.retained_since]
+    if not kept:
+        return
+    allowed = Antichain.of(min([oldest, *(since for since in kept if since is not None)]))
+    if reader.since < allowed:
+        reader.downgrade_since(allowed)
+
+
 class _HeldShard:
     """The frames of one shard. Not thread-safe: callers hold `lock`."""
 
@@ -267,12 +290,8 @@ class _HeldShard:
             return
         try:
             report = self.store.client().inspect(self._shard)
-            kept = [reader.since for reader in report.readers if reader.kind == "critical"]
-            kept += [] if report.retain_ms is None else [report.retained_since]
-            for lease in self._leases if kept else ():
-                allowed = Antichain.of(min([lease.oldest, *(since for since in kept if since is not None)]))
-                if lease.reader.since < allowed:
-                    lease.reader.downgrade_since(allowed)
+            for lease in self._leases:
+                follow(lease.reader, lease.oldest, report)
         except PersistError as error:
             _log.warning(
                 "could not advance the leases on shard %s: %s", self._shard, error, extra={"shard": self._shard}
@@ -299,7 +318,7 @@ class _HeldShard:
         """The time to read at. None when nothing was ever written. InvalidUsage when the requested time is not complete yet."""
         upper = client.recent_upper(self._shard)
         latest = upper.newest_complete
-        as_of = latest if options.as_of is None else options.as_of
+        as_of = latest if options.as_of is None else instant(options.as_of, self.store.env.now_ms())
         if as_of > latest:
             raise InvalidUsage(
                 f"cannot read shard {self._shard} at as_of {as_of}: its upper is {upper}, "

@@ -42,8 +42,8 @@ class Feed:
 
     def window(self, upper: Antichain, *, now_ms: int) -> tuple[int, int]:
         """[start, end), for a load at `now_ms` that sees `upper`. InvalidUsage for an end before start or past `upper`."""
-        start = _instant(self.start, now_ms)
-        end = None if self.end is None else _instant(self.end, now_ms)
+        start = instant(self.start, now_ms)
+        end = None if self.end is None else instant(self.end, now_ms)
         written = upper.newest_complete + 1
         if end is None:
             return start, max(start, written)  # nothing was written after a later start
@@ -62,7 +62,7 @@ class Options:
 
     shard: ShardId
     location: Location
-    as_of: int | None
+    as_of: int | Ago | None
     splits: int | None
     updates: bool
     where: str | None = None
@@ -75,7 +75,7 @@ class Options:
     def is_pinned(self) -> bool:
         """Whether every load with these options shows the same times."""
         if self.feed is None:
-            return self.as_of is not None
+            return isinstance(self.as_of, int)
         return isinstance(self.feed.start, int) and isinstance(self.feed.end, int)
 
     @classmethod
@@ -92,11 +92,11 @@ class Options:
         return cls(
             shard=ShardId(given["shard"]),
             location=Location(blob=given["blob"], consensus=given["consensus"]),
-            as_of=_time(given, "as_of"),
-            splits=_number(given, "splits", 1, SPLITS_MAX),
+            as_of=moment(given, "as_of"),
+            splits=number_in(given, "splits", 1, SPLITS_MAX),
             updates=updates == "true",
             where=given.get("where"),
-            columns=_names(given.get("columns")),
+            columns=names_in(given.get("columns")),
             table=given.get("table"),
             feed=feed,
         )
@@ -112,7 +112,8 @@ def check_names(given: Mapping[str, str], known: Set[str], what: str) -> None:
         raise InvalidUsage(f"option {', '.join(missing)}: required by {what}")
 
 
-def _instant(time: int | Ago, now_ms: int) -> int:
+def instant(time: int | Ago, now_ms: int) -> int:
+    """The time, for a load at `now_ms`; never before 0."""
     return max(0, now_ms - time.ms) if isinstance(time, Ago) else time
 
 
@@ -125,12 +126,12 @@ def _feed(given: Mapping[str, str]) -> Feed | None:
     rows = given.get("rows", "updates").lower()
     if rows not in ("updates", "changes"):
         raise InvalidUsage(f"option rows: {given['rows'][:64]!r} is not updates or changes")
-    start, end = _moment(given, "from"), _moment(given, "to")
+    start, end = moment(given, "from"), moment(given, "to")
     assert start is not None
     return Feed(start, end, "rows" if rows == "changes" else "updates")
 
 
-def _moment(given: Mapping[str, str], name: str) -> int | Ago | None:
+def moment(given: Mapping[str, str], name: str) -> int | Ago | None:
     """A time, or a time ago such as -1h."""
     text = given.get(name)
     if text is None or not text.startswith("-"):
@@ -150,7 +151,8 @@ def _refuse_beside(given: Mapping[str, str], option: str, others: Sequence[str],
         raise InvalidUsage(f"option {option} does not go with {', '.join(beside)}: {why}")
 
 
-def _names(text: str | None) -> tuple[str, ...] | None:
+def names_in(text: str | None) -> tuple[str, ...] | None:
+    """Names that are separated by commas."""
     if text is None:
         return None
     names = tuple(name.strip() for name in text.split(","))
@@ -163,14 +165,15 @@ def _time(given: Mapping[str, str], name: str) -> int | None:
     """A whole number, or ISO 8601 text with its zone."""
     text = given.get(name, "")
     if not text[:1].isdigit() or text.isdigit():
-        return _number(given, name, 0, DATA_TIME_MAX)
+        return number_in(given, name, 0, DATA_TIME_MAX)
     time = time_of(text, f"option {name}")
     if time < 0:
         raise InvalidUsage(f"option {name}: {text[:64]!r} is before 1970, where a shard's times begin")
     return time
 
 
-def _number(given: Mapping[str, str], name: str, least: int, greatest: int) -> int | None:
+def number_in(given: Mapping[str, str], name: str, least: int, greatest: int) -> int | None:
+    """The whole number of option `name`, None when it is not given. InvalidUsage outside [least, greatest]."""
     text = given.get(name)
     if text is None:
         return None

@@ -32,7 +32,7 @@ def test_a_time_is_milliseconds_or_iso_8601(text):
     [
         ({"shard": ""}, "option shard: required"),
         ({"shard": "x"}, "not a shard id"),
-        ({"as_of": "-1"}, "option as_of: '-1' is not a whole number"),
+        ({"as_of": "-1"}, "option as_of: '-1' is not a time ago such as -1h"),
         ({"as_of": "now"}, "option as_of: 'now' is not a whole number"),
         ({"as_of": "9" * 5000}, "option as_of: '9+' is not a whole number"),
         ({"as_of": "1e3"}, "option as_of must be a whole number, .*ISO 8601 text .* not str '1e3'"),

@@ -302,6 +302,10 @@ class PersistClient:
         """The shard that the owner's name leads to. The shard may have another owner by now. Linearized."""
         return self._registry.registered(expect(owner, Owner, "owner", "an Owner"))
 
+    def shard_named(self, name: str) -> ShardId:
+        """The shard that a resource or table of this name owns: see work.registry. Linearized. ShardNotFound names what is near."""
+        return self._registry.shard_named(expect_text(name, "name"))
+
     def names(self) -> Iterator[tuple[Owner, ShardId]]:
         """Every owner's name and the shard that it leads to, in no particular order. Lists all keys of the store."""
         return self._registry.names()

@@ -8,8 +8,9 @@ that was interrupted between two steps is completed by repeating it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from difflib import get_close_matches
 
-from persist_engine.base.errors import Unavailable
+from persist_engine.base.errors import InvalidUsage, ShardNotFound, Unavailable
 from persist_engine.base.retry import Retry
 from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
 from persist_engine.codec.registry import (
@@ -25,6 +26,8 @@ from persist_engine.model.ids import ShardId
 from persist_engine.model.ownership import Adopted, Adoption, OwnedElsewhere, Owner, Unowned
 from persist_engine.storage.consensus import Consensus
 
+_NEAR_MAX = 5
+_SHOWN_CHARS = 200
 #: A step is lost only when another process wins one, and owners do not change that often.
 _STEPS_MAX = 64
 
@@ -52,6 +55,27 @@ class Registry:
                 owner, shard_id = decode_name(head.data, key=key)
                 if shard_id is not None:
                     yield owner, shard_id
+
+    def shard_named(self, name: str) -> ShardId:
+        """The shard whose owner has this name: NAME, NAMESPACE/NAME, NAMESPACE.NAME or OPERATOR/NAMESPACE/NAME. Lists all keys of the
+        store. ShardNotFound, with near names, when there is none. InvalidUsage, with all of them, when several shards have the name.
+        """
+        owned = {owner: shard_id for owner, shard_id in self.names() if self.owner_of(shard_id) == owner}
+        found = [owner for owner in owned if name in _forms(owner)]
+        if len(found) == 1:
+            return owned[found[0]]
+        if found:
+            text = ", ".join(sorted(map(str, found)))
+            raise InvalidUsage(f"{len(found)} shards are named {name[:_SHOWN_CHARS]}: choose one of {text}")
+        known = sorted({form for owner in owned for form in _forms(owner)[:2]})
+        near = get_close_matches(name, known, n=_NEAR_MAX)
+        shown = near or known[:_NEAR_MAX]
+        hint = (
+            f"; {'near names are' if near else 'there are'} {', '.join(shown)}"
+            if shown
+            else ": it names no shards, use ids"
+        )
+        raise ShardNotFound(f"no shard of this store is named {name[:_SHOWN_CHARS]}{hint}", shard_id=name)
 
     def adopt(self, owner: Owner, *, wanted: ShardId | None, proposed: ShardId, take_over: bool = False) -> Adoption:
         """Makes `owner` the owner of a shard: of `wanted`, else of the one that its name leads to, else of `proposed`. Afterwards its name
@@ -116,3 +140,9 @@ class Registry:
         result = self._retry.external("compare and set", lambda: self._consensus.compare_and_set(key, expected, new))
         if result is CasResult.COMMITTED:
             self._retry.external("truncate", lambda: self._consensus.truncate(key, new.tip))
+
+
+def _forms(owner: Owner) -> tuple[str, ...]:
+    """The texts that name the owner's shard, the short ones first."""
+    namespace, name = owner.namespace, owner.name
+    return name, f"{namespace}/{name}", f"{namespace}.{name}", str(owner)

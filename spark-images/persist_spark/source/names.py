@@ -1,0 +1,41 @@
+"""Names instead of ids: `spark.read.format("persist").load("flights")`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from persist_engine import Location, PersistClient
+from persist_engine.base.env import SystemEnv
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.model.ids import ShardId
+
+from persist_spark.partitions import sink_settings
+from persist_spark.spec import TARGET_PART_BYTES
+
+
+def with_shard_id(options: Mapping[str, str]) -> dict[str, str]:
+    """The options with the id of the shard in the place of its name, and names of options in lower case.
+
+    The name, or the id, is the option `shard` or the path of the load. A frame keeps the id: it shows the same shard if the name later
+    leads to another. ShardNotFound and InvalidUsage as of `PersistClient.shard_named`.
+    """
+    given = {name.lower(): value for name, value in options.items()}
+    if "path" in given:
+        if "shard" in given:
+            raise InvalidUsage(f"option shard: {given['shard']} beside the path {given['path']}; give one of them")
+        given["shard"] = given.pop("path")
+    if not all(given.get(name) for name in ("shard", "blob", "consensus")) or _is_id(given["shard"]):
+        return given
+    location = Location(blob=given["blob"], consensus=given["consensus"])
+    settings = sink_settings(TARGET_PART_BYTES)
+    with PersistClient.open(location, settings=settings, env=SystemEnv(), create=False) as client:
+        given["shard"] = client.shard_named(given["shard"])
+    return given
+
+
+def _is_id(text: str) -> bool:
+    try:
+        ShardId(text)
+    except InvalidUsage:
+        return False
+    return True

@@ -1,0 +1,298 @@
+"""`spark.readStream.format("persist")`: the contents of a shard, and then its changes.
+
+Spark runs one reader of a query in a Python worker of the driver that lives as long as the query, and passes pickled copies to the tasks.
+The former holds a leased reader. It follows the query, so that the changes which the query has not seen stay readable. The tasks use the
+blob store alone.
+
+An offset is `{"upper": n}`: everything at times before n was delivered. -1: nothing was, and the query begins with the contents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+from persist_engine import Changes, ChangesSplit, Location, PersistClient, ReadHandle, SinceAhead
+from persist_engine.base.env import SystemEnv
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.wording import dated
+from persist_engine.model.frontier import Antichain
+from persist_engine.model.ids import ShardId
+from persist_engine.model.retention import retention_of
+from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    SupportsTriggerAvailableNow,
+)
+
+from persist_spark.columns import changes_of_rows, records_of
+from persist_spark.held_frames import SPLIT_BYTES, follow
+from persist_spark.options import SPLITS_MAX, STORE, Ago, check_names, instant, moment, names_in, number_in
+from persist_spark.partitions import blob_at, reading_retry, sink_settings
+from persist_spark.row_shape import arrow_schema, changes_row_type, check_columns
+from persist_spark.spec import TARGET_PART_BYTES
+
+#: The name under which a stream shows among the shard's holds.
+PURPOSE = "spark stream"
+#: How often a stream releases the times that it has read.
+FOLLOW_S = 60.0
+#: The lease of a stream. Spark ends a query's Python worker with SIGKILL, so a stopped query holds the shard for this long.
+LEASE_MS = 120_000
+_BYTES_MAX = 1 << 50
+_STARTING = "startingtime"
+
+
+def is_of_stream(options: Mapping[str, str]) -> bool:
+    """Whether the options, with names in lower case, are those of `readStream`. Spark asks for the columns in the same way for both."""
+    return _STARTING in options or ("rows" in options and "from" not in options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    """The options of one streaming read, checked."""
+
+    shard: ShardId
+    location: Location
+    shape: Literal["updates", "rows"]
+    start: int | Ago | None
+    """The first time of the changes. None: the contents first."""
+    where: str | None
+    columns: tuple[str, ...] | None
+    splits: int | None
+    bytes_max: int | None
+    """The size of a batch, about. A batch holds at least one append."""
+    span_ms: int | None
+    """The times that one batch covers at most."""
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> StreamOptions:
+        """InvalidUsage names an invalid, missing or unknown option."""
+        given = {name.lower(): value for name, value in options.items()}
+        known = {*STORE, "rows", _STARTING, "where", "columns", "splits", "maxbytespertrigger", "maxtimepertrigger"}
+        check_names(given, known, "a stream of format persist")
+        rows = given.get("rows", "").lower()
+        if rows not in ("updates", "changes"):
+            raise InvalidUsage(
+                f"option rows: {given.get('rows', '')[:64]!r} is not updates or changes; a stream needs it, as it shows changes"
+            )
+        return cls(
+            shard=ShardId(given["shard"]),
+            location=Location(blob=given["blob"], consensus=given["consensus"]),
+            shape="rows" if rows == "changes" else "updates",
+            start=moment(given, _STARTING),
+            where=given.get("where"),
+            columns=names_in(given.get("columns")),
+            splits=number_in(given, "splits", 1, SPLITS_MAX),
+            bytes_max=number_in(given, "maxbytespertrigger", 1, _BYTES_MAX),
+            span_ms=_span(given.get("maxtimepertrigger")),
+        )
+
+
+def _span(text: str | None) -> int | None:
+    try:
+        return None if text is None else retention_of(text)
+    except InvalidUsage:
+        raise InvalidUsage(
+            f"option maxTimePerTrigger: {text!r} is not a length of time such as 1h, 30m or 7d"
+        ) from None
+
+
+def stream_row_type(options: StreamOptions) -> T.StructType:
+    """The columns of the stream, by the shard's newest schema. Holds nothing. ShardNotFound; store errors."""
+    with _opened(options) as client:
+        return changes_row_type(client.schema(options.shard), shape=options.shape, columns=options.columns)
+
+
+def _opened(options: StreamOptions) -> PersistClient:
+    settings = sink_settings(TARGET_PART_BYTES)
+    return PersistClient.open(options.location, settings=settings, env=SystemEnv(), create=False)
+
+
+@dataclass
+class ChangesPartition(InputPartition):  # type: ignore[misc]  # pyspark has no types here: its classes are Any
+    """One split of a batch, as bytes. Reading it needs the blob store alone."""
+
+    split: bytes
+
+
+class _Follower:
+    """The lease and the open changes of the reader on the driver."""
+
+    def __init__(self, client: PersistClient, shard: ShardId) -> None:
+        self.client, self._shard = client, shard
+        self.reader: ReadHandle = client.open_leased_reader(shard, purpose=PURPOSE, lease_ms=LEASE_MS)
+        self._of_contents: ReadHandle | None = None
+        self._changes: Changes | None = None
+        self._followed_s = SystemEnv().monotonic_s()
+
+    def reader_at(self, time: int) -> ReadHandle:
+        """Another reader, whose since is `time`, so that all changes up to `time` are the contents at that time. The first reader holds
+        the times before, which this one must not release.
+        """
+        self._release()
+        self._of_contents = self.client.open_leased_reader(self._shard, purpose=PURPOSE, lease_ms=LEASE_MS)
+        self._of_contents.downgrade_since(Antichain.of(time))
+        return self._of_contents
+
+    def hold(self, changes: Changes) -> None:
+        """Keeps the blobs of `changes` until the next batch is planned."""
+        if self._changes is not None:
+            self._changes.close()
+        self._changes = changes
+
+    def follow(self, time: int) -> None:
+        """Releases the times before `time` that the shard itself need not keep. At most one commit in FOLLOW_S."""
+        now_s = SystemEnv().monotonic_s()
+        if now_s - self._followed_s >= FOLLOW_S:
+            self._followed_s = now_s
+            follow(self.reader, time, self.client.inspect(self._shard))
+
+    def close(self) -> None:
+        """Releases the leases. Idempotent."""
+        if self._changes is not None:
+            self._changes.close()
+        self._release()
+        self.reader.expire()
+
+    def _release(self) -> None:
+        if self._of_contents is not None:
+            self._of_contents.expire()
+            self._of_contents = None
+
+
+class ShardStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # as above
+    """The reads of one streaming query."""
+
+    def __init__(self, options: StreamOptions, schema: T.StructType) -> None:
+        self.options, self.row_type = options, schema
+        self._client: PersistClient | None = None
+        self._follower: _Follower | None = None
+        self._target: int | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What tasks need: no connection and no lease."""
+        return {**self.__dict__, "_client": None, "_follower": None}
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - here and below: Spark's names
+        """The offset of a new query."""
+        start = self.options.start
+        return {"upper": -1 if start is None else instant(start, SystemEnv().now_ms())}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """The limit that the options set."""
+        return ReadAllAvailable() if self.options.bytes_max is None else ReadMaxBytes(self.options.bytes_max)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """The query ends at the upper of this moment."""
+        self._target = self._written()
+
+    def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
+        """The shard's upper."""
+        return {"upper": self._written()}
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+        """The end of the next batch: `start` when there is nothing to read. The contents at the beginning are one batch."""
+        self._following()  # from here on what the query has not read stays readable
+        begin, written = start["upper"], self._written() if self._target is None else self._target
+        if written <= max(0, begin):
+            return start
+        if begin < 0:
+            return {"upper": written}
+        end = written if self.options.span_ms is None else min(written, begin + self.options.span_ms)
+        if isinstance(limit, ReadMaxBytes):
+            end = min(end, self._fitting(begin, limit.max_bytes))
+        return {"upper": end}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[ChangesPartition]:
+        """The splits of one batch. Every call yields the same rows, also in a query that is started again.
+
+        InvalidUsage when the shard's since has passed the batch, or when its columns are no longer those of the query.
+        """
+        begin, stop = start["upper"], end["upper"]
+        if stop <= max(begin, 0):
+            return []
+        follower = self._following()
+        shown = changes_row_type(follower.reader.schema, shape=self.options.shape, columns=self.options.columns)
+        check_columns(self.row_type, shown, self.options.shard)
+        changes = self._changes(follower, begin, stop)
+        follower.hold(changes)
+        count = self.options.splits or min(max(1, -(-changes.bytes_estimate // SPLIT_BYTES)), SPLITS_MAX)
+        return [ChangesPartition(split.to_bytes()) for split in changes.splits(count)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one split, as Arrow. Uses bounded memory."""
+        if not isinstance(partition, ChangesPartition):
+            return  # when a plan has no partition, Spark creates one of its own class
+        wanted = arrow_schema(self.row_type)
+        blob = blob_at(self.options.location.blob)
+        for changes in ChangesSplit.from_bytes(partition.split).to_batches(blob, retry=reading_retry()):
+            yield from (changes_of_rows(changes, wanted) if self.options.shape == "rows" else records_of(changes))
+
+    def commit(self, end: dict[str, int]) -> None:
+        """Releases the times that the query will not ask for again."""
+        if self._follower is not None and end["upper"] > 0:
+            self._follower.follow(end["upper"] - 1)
+
+    def stop(self) -> None:
+        """Releases the lease."""
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _opened(self) -> PersistClient:
+        if self._client is None:
+            self._client = _opened(self.options)
+        return self._client
+
+    def _following(self) -> _Follower:
+        """The lease; another one when it lapsed, as on a machine that was suspended. Its since may then be past what the query needs."""
+        if self._follower is None or self._follower.reader.since.is_empty():
+            self._follower = _Follower(self._opened(), self.options.shard)
+        return self._follower
+
+    def _written(self) -> int:
+        """The time before which everything is written."""
+        return self._opened().recent_upper(self.options.shard).newest_complete + 1
+
+    def _fitting(self, begin: int, bytes_max: int) -> int:
+        """The greatest upper of appends that together hold at most `bytes_max` after `begin`; at least that of the first one."""
+        batches = self._opened().metadata(self.options.shard, "batches").to_pylist()
+        uppers = sorted(
+            (batch["upper"], batch["bytes"])
+            for batch in batches
+            if batch["upper"] is not None and batch["upper"] > begin
+        )
+        end, total = begin, 0
+        for upper, size in uppers:
+            total += size
+            if end > begin and total > bytes_max:
+                break
+            end = upper
+        return end if end > begin else self._written()
+
+    def _changes(self, follower: _Follower, begin: int, stop: int) -> Changes:
+        reader = follower.reader if begin >= 0 else follower.reader_at(stop - 1)
+        is_whole = begin < 0 or (begin == 0 and reader.since.less_equal(0))
+        changes = reader.changes(
+            None if is_whole else max(0, begin - 1),
+            stop - 1,
+            shape=self.options.shape,
+            where=self.options.where,
+            columns=self.options.columns,
+        )
+        if isinstance(changes, SinceAhead):
+            raise InvalidUsage(
+                f"the stream cannot go on: it has read shard {self.options.shard} up to {dated(begin)}, and the shard's since "
+                f"is {dated(changes.since.time)}: what happened when, up to since, is forgotten. Start a query with a new "
+                "checkpoint, which begins with the contents; a longer retention, or a critical reader, keeps changes for a "
+                "query that stands still"
+            )
+        return changes
