@@ -38,6 +38,8 @@ def run() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def local_spark() -> Iterator[SparkSession]:
     """Two threads and four attempts per task. Only the driver's own ports listen, on the loopback."""
+    if os.environ.get("PERSIST_NO_SERVERS"):
+        pytest.fail("Spark is barred in this run (`make test-fast`): mark the test `spark`")
     os.environ["PYSPARK_PYTHON"] = sys.executable
     conf = {
         "spark.master": "local[2,4]",

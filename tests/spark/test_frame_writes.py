@@ -15,6 +15,8 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+pytestmark = pytest.mark.spark
+
 A = Antichain.of
 SCHEMA = Schema.from_ddl("id BIGINT NOT NULL, area STRING", "n INT, p STRUCT<x: DOUBLE, s: STRING>")
 COLUMNS = "id BIGINT, area STRING, n INT, p STRUCT<x: DOUBLE, s: STRING>"

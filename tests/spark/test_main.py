@@ -65,6 +65,7 @@ def test_a_broken_specification_is_reported_without_starting_spark(tmp_path, cap
     assert "must be an object" in last["message"]
 
 
+@pytest.mark.spark
 def test_an_executor_reads_the_secret_of_the_run_from_its_file(local_spark, tmp_path):
     """Spark's own SecurityManager gets the options of the executor's command line, and its key is that of the file. Without the master,
     which Spark itself does not pass to executors, it does not read the file.

@@ -7,6 +7,8 @@ from persist_engine.model.ownership import Owner
 from persist_spark.datasource import register
 from persist_spark.source.names import with_shard_id
 
+pytestmark = pytest.mark.spark
+
 A = Antichain.of
 SCHEMA = Schema.from_ddl("id BIGINT", "n BIGINT")
 

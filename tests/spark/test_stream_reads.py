@@ -15,6 +15,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import types as T
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
+pytestmark = pytest.mark.spark
+
 A = Antichain.of
 SCHEMA = Schema.from_ddl("id BIGINT", "n BIGINT")
 GIVEN = {"shard": "s00000000-0000-0000-0000-000000000001", "blob": "mem:", "consensus": "mem:", "rows": "updates"}

@@ -14,6 +14,8 @@ from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
 from persist_spark.datasource import register
 from pyspark.errors import StreamingQueryException
 
+pytestmark = pytest.mark.spark
+
 A = Antichain.of
 SCHEMA = Schema.from_ddl("id BIGINT", "n BIGINT")
 

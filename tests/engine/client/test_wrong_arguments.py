@@ -76,6 +76,7 @@ WRONG: dict[type, dict[str, dict[str, list[Any]]]] = {
         "background_maintenance": {"switch": all_but(None)},
         "initialise": {"shard_id": SHARD, "schema": SCHEMAS},
         "schema": {"shard_id": SHARD},
+        "shard_named": {"name": [*all_but(str), "", "\ud800", "no/such name"]},
         "evolve_schema": {"shard_id": SHARD, "schema": SCHEMAS},
         "recent_upper": {"shard_id": SHARD},
         "set_retention": {"shard_id": SHARD, "retain_ms": [*all_but(int, None), -5, 2**64]},
