@@ -3,6 +3,7 @@
 `make test ARGS=--hypothesis-profile=default` draws others, and remembers those that failed; what it finds becomes a test.
 """
 
+import os
 import sys
 
 import pytest
@@ -14,17 +15,37 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
 
-class OneSparkProcess(LoadFileScheduling):
-    """Deals out files to the processes of `-n`. All files of tests/spark go to one process, because a JVM and its data are dear."""
+#: JVMs of tests live for seconds, on few rows. An optimising compiler and a parallel collector would cost more than they save.
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+os.environ |= {"SPARK_SUBMIT_OPTS": SHORT_LIVED, "SPARK_LAUNCHER_OPTS": SHORT_LIVED}
 
-    def _split_scope(self, nodeid):
-        file = super()._split_scope(nodeid)
-        return "tests/spark" if file.startswith("tests/spark/") else file
+
+class SparkTogether(LoadFileScheduling):
+    """Deals out files to the processes of `-n`. The first process takes the files of tests/spark, because a JVM and its data are dear.
+    Another process takes one only when nothing else is left.
+    """
+
+    def __init__(self, config, log):
+        super().__init__(config, log)
+        config.option.loadscopereorder = False  # as collected: see `pytest_collection_modifyitems`
+
+    def _assign_work_unit(self, node):
+        takes_spark = node is self.nodes[0]
+        mine = (file for file in self.workqueue if file.startswith("tests/spark/") == takes_spark)
+        if (file := next(mine, None)) is not None:
+            self.workqueue.move_to_end(file, last=False)
+        super()._assign_work_unit(node)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    return OneSparkProcess(config, log) if config.getvalue("dist") == "loadfile" else None
+    return SparkTogether(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(items):
+    """Files with slow tests come first, so that no process is alone with one at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture

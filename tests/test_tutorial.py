@@ -53,3 +53,4 @@ def test_the_resources_of_the_tutorial_run(tmp_path):
     first, second = out.split("RunSucceeded")[1:]
     assert "3 rows read, 3 updates written" in first
     assert "3 rows read, 2 updates written" in second
+    assert second.endswith("AA\tAmerican Airlines\nDL\tDelta\nUA\tUnited Air Lines\n")

@@ -24,12 +24,12 @@ from persist_engine.work.rollup import write_rollup
 from persist_kit.servers import redis_server
 from persist_kit.world import SCHEMA, row
 
-pytestmark = pytest.mark.redis
+pytestmark = [pytest.mark.redis, pytest.mark.slow]
 A = Antichain.of
 DOCUMENT = Path(__file__).parents[2] / "docs/operations.md"
 BEGIN, END = "<!-- outcomes: begin, tests/operator/test_lost_redis.py -->", "<!-- outcomes: end -->"
 SETTINGS = Settings(
-    retry=RetrySettings(give_up_ms=1500),
+    retry=RetrySettings(give_up_ms=500),
     batch=BatchSettings(inline_part_bytes_max=0),
     maintenance=MaintenanceSettings(gc_versions_min=1),
 )
@@ -165,6 +165,7 @@ class Site:
 def replica_of(site):
     """Another Redis that has replicated all data of `site` and is then detached."""
     primary = site.server
+    primary.command("CONFIG", "SET", "repl-diskless-sync-delay", "0")  # for more replicas, which never come
     with redis_server(settings={"replicaof": f"127.0.0.1 {primary.port}"}) as replica:
         waiting = threading.Event()
         for _ in range(1500):

@@ -45,8 +45,7 @@ def local_spark() -> Iterator[SparkSession]:
         "spark.master": "local[2,4]",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        # Plans are many and rows are few: code is used up before an optimising compiler has paid for itself.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xms1g -Xmn400m",
+        "spark.driver.extraJavaOptions": "-Xms1g -Xmn400m",
         # Each task that sorts, groups or joins takes a page. By default it has many megabytes, which keeps the garbage collector busy.
         "spark.buffer.pageSize": "256k",
         # What Spark retains for its user interface, also without one.

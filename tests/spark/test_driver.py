@@ -1,44 +1,37 @@
-"""The driver as the operator starts it: a process of its own, configured by spark-defaults.conf. Tests check exit code and report."""
+"""The driver as the operator starts it, configured by spark-defaults.conf. Tests check exit code and report."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
+from persist_spark.main import main
+from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
-def run(folder: Path, spec: dict) -> tuple[int, dict, list[dict]]:
-    """Exit code, report, log lines."""
+def arguments(folder: Path, spec: dict) -> list[str]:
+    """The driver's arguments for `spec`. Its report goes to `report.json`."""
     (folder / "sink.json").write_text(json.dumps(spec))
+    return ["driver", "--spec", str(folder / "sink.json"), "--report", str(folder / "report.json")]
+
+
+def run(folder: Path, spec: dict) -> tuple[int, dict, list[dict]]:
+    """Exit code, report, log lines of a process of its own."""
     (folder / "spark-defaults.conf").write_text(
         "spark.master local[2]\nspark.ui.enabled false\nspark.driver.memory 1g\n"
         "spark.driver.host 127.0.0.1\nspark.driver.bindAddress 127.0.0.1\n"
-        "spark.driver.extraJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC\n"
     )
-    report = folder / "report.json"
-    process = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "persist_spark.main",
-            "driver",
-            "--spec",
-            str(folder / "sink.json"),
-            "--report",
-            str(report),
-        ],
-        env={**os.environ, "SPARK_CONF_DIR": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    written = json.loads(report.read_text())
+    environ = {**os.environ, "SPARK_CONF_DIR": str(folder)}
+    environ.pop("PYSPARK_SUBMIT_ARGS", None)  # the shared session's, which would win
+    command = [sys.executable, "-m", "persist_spark.main", *arguments(folder, spec)]
+    process = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=False)
+    written = json.loads((folder / "report.json").read_text())
     assert json.loads(process.stdout.splitlines()[-1]) == written
     lines = [json.loads(line) for line in process.stderr.splitlines() if line.startswith("{")]
     return process.returncode, written, lines
@@ -80,10 +73,18 @@ def test_a_successful_run_logs_each_step_and_writes_a_report(tmp_path, spec):
     assert [row["id"] for row in table.column("key").to_pylist()] == [1, 2]
 
 
-def test_a_broken_input_is_a_configuration_failure_without_secrets(tmp_path, spec):
+def test_a_broken_input_is_a_configuration_failure_without_secrets(tmp_path, spec, local_spark, monkeypatch, capsys):
+    """In this process and in the shared session, which the driver must not stop."""
+    monkeypatch.setattr(SparkSession, "stop", lambda _: None)
+    handler = signal.getsignal(signal.SIGTERM)
     spec["input"]["format"]["options"]["path"] = f"{tmp_path}/hunter2/none.csv"
-    code, report, _ = run(tmp_path, spec)
-    assert code == 72
+    try:
+        assert main(arguments(tmp_path, spec)) == 72
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    report = json.loads((tmp_path / "report.json").read_text())
     assert (report["outcome"], report["class"]) == ("Failed", "Configuration")
     assert "PATH_NOT_FOUND" in report["message"]
-    assert "hunter2" not in json.dumps(report)
+    out, err = capsys.readouterr()
+    assert json.loads(out) == report
+    assert "hunter2" not in json.dumps(report) + err

@@ -139,7 +139,7 @@ PROGRAM = """
     from pyspark.sql import SparkSession
     from persist_spark.datasource import register
     files, checkpoint, shard, blob, consensus = sys.argv[1:]
-    spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    spark = SparkSession.builder.getOrCreate()
     register(spark)
     source = spark.readStream.format("json").schema("id BIGINT, n BIGINT").option("maxFilesPerTrigger", 1).load(files)
     writer = source.writeStream.format("persist").options(shard=shard, blob=blob, consensus=consensus)
@@ -147,28 +147,19 @@ PROGRAM = """
 """
 
 
-def test_a_killed_driver_loses_and_doubles_nothing(stream, tmp_path):
+def test_a_killed_driver_loses_and_doubles_nothing(spark, stream, tmp_path):
     """Kills the driver, Python and Java, after the shard shows the given number of files; then another driver ends the work."""
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(PROGRAM))
     stream.drop(*range(8))
     arguments = [sys.executable, str(program), str(stream.files), str(stream.checkpoint), *stream.given.values()]
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
-
-    def start():
-        return subprocess.Popen(arguments, env=environment, start_new_session=True, stderr=subprocess.DEVNULL)
-
-    driver = start()
+    driver = subprocess.Popen(arguments, start_new_session=True, stderr=subprocess.DEVNULL)  # configured as the session `spark`
     try:
         has_begun = stream.client.machine(stream.id).wait(lambda: len(stream.rows()) >= 6 or None, 300)
         assert has_begun
         assert driver.poll() is None
+    finally:
         os.killpg(driver.pid, signal.SIGKILL)
         driver.wait()
-        driver = start()
-        assert driver.wait(timeout=300) == 0
-    finally:
-        if driver.poll() is None:
-            os.killpg(driver.pid, signal.SIGKILL)
-            driver.wait()
+    assert stream.run(stream.source(spark))
     assert stream.rows() == both(*range(8))
