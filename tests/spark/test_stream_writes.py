@@ -153,7 +153,9 @@ def test_a_killed_driver_loses_and_doubles_nothing(spark, stream, tmp_path):
     program.write_text(textwrap.dedent(PROGRAM))
     stream.drop(*range(8))
     arguments = [sys.executable, str(program), str(stream.files), str(stream.checkpoint), *stream.given.values()]
-    driver = subprocess.Popen(arguments, start_new_session=True, stderr=subprocess.DEVNULL)  # configured as the session `spark`
+    driver = subprocess.Popen(
+        arguments, start_new_session=True, stderr=subprocess.DEVNULL
+    )  # configured as the session `spark`
     try:
         has_begun = stream.client.machine(stream.id).wait(lambda: len(stream.rows()) >= 6 or None, 300)
         assert has_begun

@@ -37,7 +37,11 @@ def test_append_from_yaml_to_rows(house):
             "trips",
             input={
                 "type": "Format",
-                "format": {"name": "csv", "schema": "at BIGINT, id BIGINT", "options": {"path": "trips.csv", "header": "true"}},
+                "format": {
+                    "name": "csv",
+                    "schema": "at BIGINT, id BIGINT",
+                    "options": {"path": "trips.csv", "header": "true"},
+                },
             },
             envelope={"type": "Append", "timestampColumn": "at"},
             spark={"executor": {"instances": 1, "memory": "512Mi"}, "driver": {"memory": "512Mi"}},
