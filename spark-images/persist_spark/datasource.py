@@ -38,7 +38,7 @@ from persist_spark.partitions import blob_at, reading_retry, sink_settings
 from persist_spark.row_shape import arrow_schema
 from persist_spark.session_frames import FORMAT, FRAME_OPTION, keeper_of, new_name
 from persist_spark.source.metadata import LoadedTable, TableReader
-from persist_spark.source.names import with_shard_id
+from persist_spark.source.names import remember_stores, with_shard_id
 from persist_spark.source.stream_read import ShardStreamReader, StreamOptions, is_of_stream, stream_row_type
 from persist_spark.source.stream_write import ShardStreamWriter
 from persist_spark.source.write import ShardWriter
@@ -128,6 +128,7 @@ def register(spark: SparkSession, *, blob: str | None = None, consensus: str | N
     # A class created here is pickled by value, and so carries the address to Spark's Python workers.
     members = {"keeper": address, "stores": stores}
     spark.dataSource.register(type(PersistDataSource.__name__, (PersistDataSource,), members))
+    remember_stores(spark, stores)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from itertools import accumulate
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from persist_engine import BatchBuilder, Blob, LeasedPart, consolidate, open_blob
+from persist_engine import BatchBuilder, Blob, LeasedPart, WriteHandle, consolidate, open_blob
 from persist_engine.base.env import Env, SystemEnv
 from persist_engine.base.errors import PersistError, UpdateBeyondUpper, UpdateNotBeyondLower
 from persist_engine.base.metrics import Metrics, NoMetrics
@@ -69,6 +69,22 @@ class StageTask:
     target_part_bytes: int
     staging_floor_ms: int = 0
     """The shard's staging floor, as the driver knows it. Parts staged before it would be refused."""
+
+    @classmethod
+    def at(cls, writer: WriteHandle, *, blob: str, lower: Antichain, time: int, target_part_bytes: int) -> StageTask:
+        """A task that stages updates at `time`, for an append of `writer` at `lower`."""
+        assert lower.time is not None
+        return cls(
+            blob=blob,
+            shard_id=writer.shard_id,
+            schema=writer.schema,
+            schema_id=writer.schema_id,
+            lower=lower.time,
+            upper=time + 1,
+            time=time,
+            target_part_bytes=target_part_bytes,
+            staging_floor_ms=writer.machine.staging_floor_ms,
+        )
 
     @property
     def settings(self) -> Settings:
