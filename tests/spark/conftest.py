@@ -58,6 +58,9 @@ def local_spark() -> Iterator[SparkSession]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.shuffle.partitions": "2",
         "spark.log.level": "ERROR",
+        # For the server of `connect_spark`, if a test asks for it.
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": "0",
     }
     arguments = " ".join(f"--conf '{name}={value}'" for name, value in conf.items())
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"{arguments} pyspark-shell"
@@ -67,6 +70,35 @@ def local_spark() -> Iterator[SparkSession]:
     finally:
         session.stop()
         del os.environ["PYSPARK_SUBMIT_ARGS"]
+
+
+@pytest.fixture(scope="session")
+def connect_spark(local_spark) -> Iterator[Any]:
+    """A session over Spark Connect. Its server is in the JVM of `local_spark`; this process is a client like any other."""
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+    service = local_spark._jvm.org.apache.spark.sql.connect.service.SparkConnectService
+    service.start(local_spark.sparkContext._jsc.sc())
+    session = ConnectSession.builder.remote(f"sc://127.0.0.1:{service.localPort()}").create()
+    try:
+        yield session
+    finally:
+        session.stop()
+        service.stop(None, None)
+
+
+@pytest.fixture(scope="module", params=["classic", "connect"])
+def either_spark(request, local_spark) -> Iterator[Any]:
+    """A classic session, and one over Spark Connect. Functions of pyspark make the columns of that session."""
+    if request.param == "classic":
+        yield local_spark
+        return
+    session = request.getfixturevalue("connect_spark")
+    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
+    try:
+        yield session
+    finally:
+        del os.environ["SPARK_CONNECT_MODE_ENABLED"]
 
 
 @pytest.fixture(scope="session")
