@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pyarrow as pa
@@ -37,6 +37,7 @@ from persist_spark.options import Options
 from persist_spark.partitions import blob_at, reading_retry, sink_settings
 from persist_spark.row_shape import arrow_schema
 from persist_spark.session_frames import FORMAT, FRAME_OPTION, keeper_of, new_name
+from persist_spark.source.connect_frames import EMPTY_OPTION, LOOK_OPTION, pin_frames_at_load, times_of
 from persist_spark.source.metadata import LoadedTable, TableReader
 from persist_spark.source.names import remember_stores, with_shard_id
 from persist_spark.source.stream_read import ShardStreamReader, StreamOptions, is_of_stream, stream_row_type
@@ -64,6 +65,8 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
         """Spark creates one object for each load and each attempt to write, and then pickles it."""
         self.options = {**self.stores, **{name.lower(): value for name, value in options.items()}}
         self.name_of_frame = self.options.pop(FRAME_OPTION, "") or new_name()
+        self.is_look = self.options.pop(LOOK_OPTION, "") == "true"
+        self.is_empty = self.options.pop(EMPTY_OPTION, "") == "true"
         self.loaded: LoadedFrame | None = None
         self.table: LoadedTable | None = None
 
@@ -82,21 +85,25 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
             self.table = LoadedTable.read(options)
             return self.table.row_type
         if self.keeper is None:
-            self.loaded = _look_alone(options)
+            loaded = _look_alone(options)
+            self.loaded = replace(loaded, as_of=None) if self.is_empty else loaded
         else:
             self.loaded = keeper.load(self.keeper, self.name_of_frame, self.options)
+        if self.is_look:
+            self.table = times_of(options, self.loaded)
+            return self.table.row_type
         return self.loaded.row_type
 
     def reader(self, schema: T.StructType) -> DataSourceReader:
         """The reader of the frame. With a user's schema Spark does not call `schema`, so the frame's contents are chosen here."""
         self.options = with_shard_id(self.options)
         options = Options.parse(self.options)
-        if options.table is not None:
+        if options.table is not None or self.is_look:
             if self.table is None:  # each plan would read it anew, and scans of one frame could differ
                 raise InvalidUsage(f"option table: {options.table} has columns of its own; load it without a schema")
             return TableReader(options, self.table, schema)
         if self.loaded is None:
-            if self.keeper is None and not options.is_pinned:
+            if self.keeper is None and not options.is_pinned and not self.is_empty:
                 # Otherwise each plan would choose a time, and scans of one frame could differ.
                 needed = "option as_of" if options.feed is None else "options from and to as times"
                 raise InvalidUsage(f"format persist with a schema of your own needs the {needed} in this session")
@@ -124,6 +131,8 @@ def register(spark: SparkSession, *, blob: str | None = None, consensus: str | N
     """
     stores = {name: url for name, url in (("blob", blob), ("consensus", consensus)) if url is not None}
     is_connect = type(spark).__module__.startswith("pyspark.sql.connect")
+    if is_connect:
+        pin_frames_at_load()
     address = None if is_connect else keeper_of(spark.sparkContext).address
     # A class created here is pickled by value, and so carries the address to Spark's Python workers.
     members = {"keeper": address, "stores": stores}
