@@ -25,6 +25,7 @@ def _neighbour(name: str) -> ModuleType:
 
 
 twins_module, landing_run = _neighbour("twins"), _neighbour("landing_run")
+envelope_run = _neighbour("envelope_run")
 
 
 @pytest.fixture
@@ -105,3 +106,17 @@ def either_spark(request, local_spark) -> Iterator[Any]:
 def twins(local_spark, tmp_path_factory):
     """One collection in a shard and in Parquet: twins.Twins."""
     return twins_module.make(local_spark, tmp_path_factory.mktemp("twins"))
+
+
+@pytest.fixture
+def make_target(tmp_path_factory, local_spark):
+    """Makes shards for sinks with commands on keys, of a key and a value in DDL: envelope_run.Target. They are checked at the end."""
+    made = []
+
+    def make(key: str, value: str):
+        made.append(envelope_run.Target(tmp_path_factory.mktemp("target"), local_spark, key, value))
+        return made[-1]
+
+    yield make
+    for target in made:
+        target.close()
