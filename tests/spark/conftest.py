@@ -25,6 +25,7 @@ def _neighbour(name: str) -> ModuleType:
 
 
 twins_module, landing_run = _neighbour("twins"), _neighbour("landing_run")
+_neighbour("table_shard")
 envelope_run = _neighbour("envelope_run")
 
 

@@ -8,58 +8,15 @@ from collections import Counter
 from datetime import UTC, datetime
 
 import pytest
-from persist_engine import Antichain, Appended, Location, PersistClient, Schema, ShardId
+from persist_engine import Antichain, PersistClient, Schema, ShardId
 from persist_engine.base.errors import InvalidUsage, ShardNotFound
-from persist_engine.base.settings import KIB, BatchSettings, Settings
-from persist_engine.model.ownership import Owner
 from persist_kit.depth import draws
 from persist_spark import PersistTable, register
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
+from table_shard import SCHEMA, Shard
 
 A = Antichain.of
-SCHEMA = Schema.from_ddl("id BIGINT NOT NULL, area STRING", "n INT, s STRING")
-
-
-class Shard:
-    """A shard named `flights`, with parts of its own."""
-
-    def __init__(self, location, schema=SCHEMA):
-        self.location, self.schema = location, schema
-        settings = Settings(batch=BatchSettings(inline_part_bytes_max=0, target_part_bytes=4 * KIB))
-        self.client = PersistClient.open(location, settings=settings)
-        self.id = self.client.adopt(Owner("op", "demo", "flights"), None, ShardId.new()).shard_id
-        self.client.initialise(self.id, schema)
-
-    def table(self, spark):
-        return PersistTable.forName(spark, "flights", blob=self.location.blob, consensus=self.location.consensus)
-
-    def upper(self):
-        return self.client.recent_upper(self.id).time
-
-    def add(self, rows, diff=1):
-        """What a writer appends."""
-        with self.client.open_writer(self.id, self.schema, purpose="rival") as writer:
-            while True:
-                upper = writer.fetch_recent_upper().time
-                updates = [(row, upper, diff) for row in rows]
-                answer = writer.compare_and_append(updates, expected_upper=A(upper), new_upper=A(upper + 1))
-                if isinstance(answer, Appended):
-                    return
-
-    def rows(self):
-        """The contents, each row with its count."""
-        if self.upper() == 0:
-            return Counter()
-        with self.client.open_leased_reader(self.id, purpose="test") as reader:
-            table = reader.snapshot(A(self.upper() - 1)).to_table()
-        flat = zip(*(table.column(name).to_pylist() for name in ("key", "val", "diff")), strict=True)
-        return Counter({(tuple(key.values()), tuple(val.values())): diff for key, val, diff in flat})
-
-    def updates(self, start):
-        """The number of updates at or after `start`."""
-        with self.client.open_leased_reader(self.id, purpose="test") as reader:
-            return reader.changes(start - 1, self.upper() - 1).to_table().num_rows
 
 
 def row(i):
@@ -78,13 +35,8 @@ def spark(either_spark):
 
 
 @pytest.fixture
-def location(tmp_path):
-    return Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/consensus.db")
-
-
-@pytest.fixture
-def shard(location):
-    made = Shard(location)
+def shard(tmp_path):
+    made = Shard(tmp_path)
     yield made
     made.client.close()
 
@@ -163,8 +115,8 @@ def test_a_delete_without_a_meaning_changes_nothing(spark, shard):
     assert shard.rows() == Counter([row(1)])
 
 
-def test_a_delete_leaves_the_errors_of_a_collection(spark, location):
-    shard = Shard(location, Schema.from_ddl("id BIGINT, err STRING", "n BIGINT"))
+def test_a_delete_leaves_the_errors_of_a_collection(spark, tmp_path):
+    shard = Shard(tmp_path, Schema.from_ddl("id BIGINT, err STRING", "n BIGINT"))
     rows = [((i, None), (i,)) for i in range(5)]
     failed = ((None, "bad input"), (None,))
     shard.add([*rows, failed])

@@ -1,6 +1,6 @@
 """PersistTable: a shard with the calls that users of other table formats know from their table objects.
 
-Every call is done when it returns. Frames come from the format `persist` of the session. Deletions and maintenance run in the process of
+Every call is done when it returns. Frames come from the format `persist` of the session. Changes and maintenance run in the process of
 the caller, which must reach both stores; over Spark Connect this is the client.
 """
 
@@ -15,6 +15,7 @@ from persist_spark.table.description import detail, history
 from persist_spark.table.removal import delete
 from persist_spark.table.shard import TableShard
 from persist_spark.table.upkeep import collected, compacted
+from persist_spark.table.upsert import upsert
 
 
 class PersistTable:
@@ -92,6 +93,19 @@ class PersistTable:
         if where is None:
             raise InvalidUsage(f'shard {self.shard}: delete needs a condition; delete("true") removes all rows')
         return delete(self._shard, where)
+
+    def upsert(self, df: DataFrame, *, order_by: str | None = None, delete_when: str | Column | None = None) -> int:
+        """Makes each row of `df` the one value of its key, in one step; keys that `df` does not name keep theirs. Returns the number of
+        updates that were written: two for a key that changed its value, none for a key that had it already.
+
+        `df` has the columns of the shard. `order_by`: the column by which the last of several rows of a key wins; if it is a field of the
+        value, a greater value that the shard holds wins too. `delete_when`: an SQL condition or a Column that holds for rows which remove
+        their key; columns that only it reads may be there beside the shard's. Without it, a row whose values are all null removes its key.
+
+        InvalidUsage, and nothing is written, when columns do not fit, or a key has several different rows and none of them is the last. A
+        shard that holds several values of such a key is an error that names the key. Errors of the stores as of `delete`.
+        """
+        return upsert(self._shard, df, order_by=order_by, delete_when=delete_when)
 
     def optimize(self, *, full: bool = False) -> DataFrame:
         """Merges small batches now; with `full`, all data into one batch. The contents stay the same at every readable time. Returns one

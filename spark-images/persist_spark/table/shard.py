@@ -12,6 +12,7 @@ from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.settings import Settings
 from persist_engine.model.ids import ShardId
+from persist_engine.rows.schema import Schema
 from pyspark.sql import DataFrame, SparkSession
 
 from persist_spark.datasource import register
@@ -47,14 +48,18 @@ class TableShard:
             register(spark)
         shard = ShardId(with_shard_id({"shard": name, **stores})["shard"])
         table = cls(spark, shard, Location(blob=stores["blob"], consensus=stores["consensus"]))
-        with table.opened() as client:
-            client.schema(shard)
+        table.schema()
         return table
 
     @property
     def options(self) -> Mapping[str, str]:
         """The options of a load or a write."""
         return {"shard": str(self.id), "blob": self.location.blob, "consensus": self.location.consensus}
+
+    def schema(self) -> Schema:
+        """The newest schema of the shard. ShardNotFound; store errors."""
+        with self.opened() as client:
+            return client.schema(self.id)
 
     @contextmanager
     def opened(self, settings: Settings | None = None) -> Iterator[PersistClient]:
