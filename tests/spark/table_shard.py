@@ -18,7 +18,7 @@ class Shard:
         self.location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
         self.schema = schema
         settings = Settings(batch=BatchSettings(inline_part_bytes_max=0, target_part_bytes=4 * KIB))
-        self.client = PersistClient.open(location, settings=settings)
+        self.client = PersistClient.open(self.location, settings=settings)
         self.id = self.client.adopt(Owner("op", "demo", "flights"), None, ShardId.new()).shard_id
         self.client.initialise(self.id, schema)
 

@@ -133,7 +133,6 @@ def test_random_upserts_and_deletes_end_as_a_dictionary_would(spark, shard, seed
         for _ in range(30):
             key = (rng.randrange(25), rng.choice(["a", None]))
             given[key] = (None, None) if rng.random() < 0.2 else (rng.randrange(3), rng.choice(["x", None]))
-        given = {key: val for key, val in given.items()}
         table.upsert(frame(spark, given.items()).repartition(1 + turn % 2))
         values = {key: val for key, val in (values | given).items() if val != (None, None)}
         assert shard.rows() == held(values)
