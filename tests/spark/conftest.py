@@ -4,6 +4,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -79,28 +80,37 @@ def connect_spark(local_spark) -> Iterator[Any]:
     """A session over Spark Connect. Its server is in the JVM of `local_spark`; this process is a client like any other."""
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
-    service = local_spark._jvm.org.apache.spark.sql.connect.service.SparkConnectService
+    package = local_spark._jvm.org.apache.spark.sql.connect.service
+    service = getattr(getattr(package, "SparkConnectService$"), "MODULE$")
     service.start(local_spark.sparkContext._jsc.sc())
     session = ConnectSession.builder.remote(f"sc://127.0.0.1:{service.localPort()}").create()
     try:
         yield session
     finally:
         session.stop()
-        service.stop(None, None)
+        none = local_spark._jvm.scala.Option.empty()
+        service.stop(none, none)
+
+
+@contextmanager
+def functions_for_connect() -> Iterator[None]:
+    """Functions of pyspark make the columns of a session over Spark Connect, as in a process that has no other session."""
+    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["SPARK_CONNECT_MODE_ENABLED"]
 
 
 @pytest.fixture(scope="module", params=["classic", "connect"])
 def either_spark(request, local_spark) -> Iterator[Any]:
-    """A classic session, and one over Spark Connect. Functions of pyspark make the columns of that session."""
+    """A classic session, and one over Spark Connect."""
     if request.param == "classic":
         yield local_spark
         return
     session = request.getfixturevalue("connect_spark")
-    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
-    try:
+    with functions_for_connect():
         yield session
-    finally:
-        del os.environ["SPARK_CONNECT_MODE_ENABLED"]
 
 
 @pytest.fixture(scope="session")
@@ -121,3 +131,10 @@ def make_target(tmp_path_factory, local_spark):
     yield make
     for target in made:
         target.close()
+
+
+@pytest.fixture(scope="module")
+def connect_twins(twins, connect_spark):
+    """The same collection in views of a session over Spark Connect."""
+    with functions_for_connect():
+        yield twins_module.seen_by(connect_spark, twins.given, twins.folder)

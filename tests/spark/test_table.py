@@ -16,6 +16,8 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 from table_shard import SCHEMA, Shard
 
+pytestmark = pytest.mark.spark
+
 A = Antichain.of
 
 

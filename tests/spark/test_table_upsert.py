@@ -14,6 +14,9 @@ from table_shard import Shard
 COLUMNS = "id BIGINT, area STRING, n INT, s STRING"
 
 
+pytestmark = pytest.mark.spark
+
+
 @pytest.fixture(scope="module")
 def spark(either_spark):
     register(either_spark)

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from persist_spark.held_frames import LoadedFrame
 from persist_spark.options import Options
-from persist_spark.session_frames import FORMAT
+from persist_spark.session_frames import FORMAT, FRAME_OPTION, new_name
 from persist_spark.source.metadata import LoadedTable
 
 #: The option with which a load shows one row, the times of the frame, in the place of the frame. Internal.
@@ -61,7 +61,8 @@ def pin_frames_at_load() -> None:
             return self._client.createDataFrame(frame.toArrow(), frame.schema)
 
         [times] = original(_reader_of(self, given | {LOOK_OPTION: "true"}), path).collect()
-        return original(_reader_of(self, given | _pinned(times.asDict(), is_feed="from" in given), schema=self._schema))
+        pinned = given | _pinned(times.asDict(), is_feed="from" in given) | {FRAME_OPTION: new_name()}
+        return original(_reader_of(self, pinned, schema=self._schema))
 
     DataFrameReader.load = load
 
