@@ -4,7 +4,6 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -92,25 +91,17 @@ def connect_spark(local_spark) -> Iterator[Any]:
         service.stop(none, none)
 
 
-@contextmanager
-def functions_for_connect() -> Iterator[None]:
-    """Functions of pyspark make the columns of a session over Spark Connect, as in a process that has no other session."""
-    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
-    try:
-        yield
-    finally:
-        del os.environ["SPARK_CONNECT_MODE_ENABLED"]
+@pytest.fixture
+def connect_alone(connect_spark, monkeypatch) -> Any:
+    """A session over Spark Connect. Functions of pyspark make its columns, as in a process that has no other session."""
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+    return connect_spark
 
 
-@pytest.fixture(scope="module", params=["classic", "connect"])
-def either_spark(request, local_spark) -> Iterator[Any]:
+@pytest.fixture(params=["classic", "connect"])
+def either_spark(request) -> Any:
     """A classic session, and one over Spark Connect."""
-    if request.param == "classic":
-        yield local_spark
-        return
-    session = request.getfixturevalue("connect_spark")
-    with functions_for_connect():
-        yield session
+    return request.getfixturevalue("local_spark" if request.param == "classic" else "connect_alone")
 
 
 @pytest.fixture(scope="session")
@@ -133,8 +124,15 @@ def make_target(tmp_path_factory, local_spark):
         target.close()
 
 
-@pytest.fixture(scope="module")
-def connect_twins(twins, connect_spark):
+@pytest.fixture(scope="session")
+def connect_views(twins, connect_spark):
     """The same collection in views of a session over Spark Connect."""
-    with functions_for_connect():
-        yield twins_module.seen_by(connect_spark, twins.given, twins.folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+        return twins_module.seen_by(connect_spark, twins.given, twins.folder)
+
+
+@pytest.fixture
+def connect_twins(connect_views, connect_alone):
+    """See connect_views."""
+    return connect_views

@@ -79,7 +79,7 @@ def spark(local_spark):
     return local_spark
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def either(either_spark):
     """A classic session, and one over Spark Connect."""
     register(either_spark)

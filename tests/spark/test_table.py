@@ -30,7 +30,7 @@ def left(rows, is_gone):
     return Counter({each: count for each, count in rows.items() if not is_gone(*each[0], *each[1])})
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def spark(either_spark):
     register(either_spark)
     return either_spark

@@ -17,7 +17,7 @@ COLUMNS = "id BIGINT, area STRING, n INT, s STRING"
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def spark(either_spark):
     register(either_spark)
     return either_spark

@@ -1,7 +1,7 @@
 """Plans that are kept on the driver's machine, so that all actions on one frame of Spark Connect share one lease.
 
-The server plans a frame anew for each action, in a Python worker that ends afterwards. Without this every action would leave a reader with a
-lease of hours. A plan names blobs; it holds no rows and no credentials. The folder belongs to this user alone; where that cannot be had,
+The server plans a frame anew for each action, in a Python worker that ends afterwards. Without this every action would leave a reader with
+a lease of hours. A plan names blobs; it holds no rows and no credentials. The folder belongs to this user alone; where that cannot be had,
 nothing is kept.
 """
 
@@ -31,14 +31,14 @@ def kept(
     keep_ms: int,
     folder: Path | None = None,
 ) -> list[bytes]:
-    """The splits of `frame` with these columns: those that were planned up to `keep_ms` ago, or else those that `planned` returns, which are
-    then kept. `frame` is a name that only the sessions of its user know. `folder` None: one in the system's folder for temporary files.
+    """The splits of `frame` with these columns: those that were planned up to `keep_ms` ago, or else those that `planned` returns, which
+    are then kept. `frame` is a name that only its session knows. `folder` None: one in the system's folder for temporary files.
     """
     place = _own(folder)
     if place is None:
         return planned()
     file = place / hashlib.sha256("\0".join((__version__, frame, columns)).encode()).hexdigest()
-    with suppress(OSError, ValueError, KeyError):
+    with suppress(OSError, ValueError, KeyError, TypeError):
         found = json.loads(file.read_bytes())
         if now_ms < found["until_ms"]:
             return [b64decode(split) for split in found["splits"]]
