@@ -52,7 +52,13 @@ class Target:
         )
 
     def run(
-        self, rows: Iterable[Row], columns: str, envelope: Envelope, *, acts: Sequence[Callable[[], Any]] = (), **changes: Any
+        self,
+        rows: Iterable[Row],
+        columns: str,
+        envelope: Envelope,
+        *,
+        acts: Sequence[Callable[[], Any]] = (),
+        **changes: Any,
     ) -> SinkReport:
         """Runs a sink beside a rival, which does one of `acts` before each of the first appends."""
         log = RivalLog(io.StringIO(), SystemEnv())

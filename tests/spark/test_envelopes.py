@@ -25,7 +25,10 @@ def upsert(**columns: str) -> Envelope:
 #: An envelope, the columns of its input, and whether its order is that of the shard.
 KINDS: dict[str, tuple[Envelope, str]] = {
     "no order, nulls remove": (upsert(), COLUMNS),
-    "order beside, delete column": (upsert(order_column="lsn", delete_column="gone"), f"{COLUMNS}, lsn BIGINT, gone BOOLEAN"),
+    "order beside, delete column": (
+        upsert(order_column="lsn", delete_column="gone"),
+        f"{COLUMNS}, lsn BIGINT, gone BOOLEAN",
+    ),
     "order of the shard": (upsert(order_column="seq"), COLUMNS),
     "order of the shard, delete column": (upsert(order_column="seq", delete_column="gone"), f"{COLUMNS}, gone BOOLEAN"),
 }
