@@ -137,26 +137,32 @@ def _beside(
         case "time":
             return _millis(column, source, name, spark)
         case "diff":
-            if not any(isinstance(source, kind) for kind, _ in _INTEGERS):
-                problem = f"is {source.simpleString()}, must be a whole number"
-            elif side is not None:
-                problem = f"is a field of the shard's {side}, must be a column beside them"
-            else:
-                return column.cast("bigint")
-            raise ConfigurationError(f"envelope.diffColumn: {name} {problem}")
+            _check_beside("diffColumn", name, side, is_fit=_is_whole(source), source=source, wanted="a whole number")
+            return column.cast("bigint")
         case "deleted":
-            if not isinstance(source, T.BooleanType):
-                problem = f"is {source.simpleString()}, must be boolean; convert it with input.format.sql"
-            elif side is not None:
-                problem = f"is a field of the shard's {side}, must be a column beside them"
-            else:
-                return column
-            raise ConfigurationError(f"envelope.deleteColumn: {name} {problem}")
+            is_boolean = isinstance(source, T.BooleanType)
+            _check_beside("deleteColumn", name, side, is_fit=is_boolean, source=source, wanted="boolean")
+            return column
     if side == "key":
         raise ConfigurationError(
-            f"envelope.orderColumn: {name} is a field of the key, so all rows of a key have the same"
+            f"envelope.orderColumn: {name} is a field of the key, so it is equal in all rows of a key; choose another column"
         )
     return ordering(column, source, name)
+
+
+def _check_beside(role: str, name: str, side: str | None, *, is_fit: bool, source: T.DataType, wanted: str) -> None:
+    if side is not None:
+        raise ConfigurationError(
+            f"envelope.{role}: {name} is a field of the shard's {side}, must be a column of the input alone"
+        )
+    if not is_fit:
+        raise ConfigurationError(
+            f"envelope.{role}: {name} is {source.simpleString()}, must be {wanted}; convert it with input.format.sql"
+        )
+
+
+def _is_whole(source: T.DataType) -> bool:
+    return any(isinstance(source, kind) for kind, _ in _INTEGERS)
 
 
 def ordering(column: Column, source: T.DataType, name: str) -> Column:

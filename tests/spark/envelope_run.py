@@ -48,7 +48,7 @@ class Target:
             consensus=self.location.consensus,
             input=Input(format="json", **given),
             envelope=envelope,
-            **{"sink_id": "ns/s", "run_id": f"u-{self.runs}", "write": Write(), **changes},
+            **{"sink_id": "ns/s", "run_id": f"u-{self.runs}", "write": Write(parallelism=2), **changes},
         )
 
     def run(

@@ -153,9 +153,9 @@ class LapsingReader:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.reader, name)
 
-    def changes(self, *args: Any) -> Any:
+    def changes(self, *args: Any, **named: Any) -> Any:
         self.lapse()
-        return self.reader.changes(*args)
+        return self.reader.changes(*args, **named)
 
 
 @pytest.mark.parametrize("moment", ["before the read", "during the read"])
