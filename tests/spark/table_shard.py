@@ -14,9 +14,9 @@ SCHEMA = Schema.from_ddl("id BIGINT NOT NULL, area STRING", "n INT, s STRING")
 class Shard:
     """A shard named `flights`, with parts of its own."""
 
-    def __init__(self, folder, schema=SCHEMA):
-        self.location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
-        self.schema = schema
+    def __init__(self, folder, schema=SCHEMA, location=None):
+        stores = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
+        self.location, self.schema = location or stores, schema
         settings = Settings(batch=BatchSettings(inline_part_bytes_max=0, target_part_bytes=4 * KIB))
         self.client = PersistClient.open(self.location, settings=settings)
         self.id = self.client.adopt(Owner("op", "demo", "flights"), None, ShardId.new()).shard_id
