@@ -134,14 +134,20 @@ def register(spark: SparkSession, *, blob: str | None = None, consensus: str | N
     `blob` and `consensus` are the stores of loads and writes that name none. Idempotent; another call replaces the stores.
     """
     stores = {name: url for name, url in (("blob", blob), ("consensus", consensus)) if url is not None}
-    is_connect = type(spark).__module__.startswith("pyspark.sql.connect")
-    if is_connect:
+    if is_connect(spark):
         pin_frames_at_load()
-    address = None if is_connect else keeper_of(spark.sparkContext).address
+        address = None
+    else:
+        address = keeper_of(spark.sparkContext).address
     # A class created here is pickled by value, and so carries the address to Spark's Python workers.
     members = {"keeper": address, "stores": stores}
     spark.dataSource.register(type(PersistDataSource.__name__, (PersistDataSource,), members))
     remember_stores(spark, stores)
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Whether the session is one of Spark Connect, whose client is not the driver."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 @dataclass

@@ -9,13 +9,13 @@ from datetime import datetime
 
 from persist_engine import Location, PersistClient
 from persist_engine.base.env import SystemEnv
-from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.errors import InvalidUsage, PersistError, ShardNotFound
 from persist_engine.base.settings import Settings
 from persist_engine.model.ids import ShardId
 from persist_engine.rows.schema import Schema
 from pyspark.sql import DataFrame, SparkSession
 
-from persist_spark.datasource import register
+from persist_spark.datasource import is_connect, register
 from persist_spark.landing import driver_settings
 from persist_spark.partitions import sink_settings
 from persist_spark.session_frames import FORMAT
@@ -46,9 +46,17 @@ class TableShard:
             )
         if known is None:
             register(spark)
-        shard = ShardId(with_shard_id({"shard": name, **stores})["shard"])
-        table = cls(spark, shard, Location(blob=stores["blob"], consensus=stores["consensus"]))
-        table.schema()
+        try:
+            shard = ShardId(with_shard_id({"shard": name, **stores})["shard"])
+            table = cls(spark, shard, Location(blob=stores["blob"], consensus=stores["consensus"]))
+            table.schema()
+        except PersistError as error:
+            if is_connect(spark) and not isinstance(error, ShardNotFound):
+                error.add_note(
+                    "Over Spark Connect a table works in the client's process, which must reach both stores at these addresses. Frames "
+                    'do not need that: spark.read.format("persist") works on the server.'
+                )
+            raise
         return table
 
     @property
