@@ -59,6 +59,9 @@ if TYPE_CHECKING:
     from persist_engine.shard.schemas import SchemaIncompatible as SchemaIncompatible
     from persist_engine.storage.blob import Blob as Blob
     from persist_engine.storage.open import open_blob as open_blob
+    from persist_engine.work.outcome import Outcome as Outcome
+    from persist_engine.work.repair.force import force_compaction as force_compaction
+    from persist_engine.work.repair.force import force_gc as force_gc
 
 __version__ = APPLIER_VERSION
 
@@ -81,6 +84,7 @@ MODULES = {
     "LeasedPart": "client.read.leased",
     "Location": "client.location",
     "PersistClient": "client.client",
+    "Outcome": "work.outcome",
     "ProgressMismatch": "client.write.outcomes",
     "Projection": "rows.projection",
     "ReadHandle": "client.read.handle",
@@ -106,6 +110,8 @@ MODULES = {
     "WriteHandle": "client.write.handle",
     "consolidate": "rows.updates",
     "empty_struct": "rows.columns",
+    "force_compaction": "work.repair.force",
+    "force_gc": "work.repair.force",
     "gathered": "client.write.joined",
     "hold_since": "client.tend",
     "open_blob": "storage.open",

@@ -4,15 +4,15 @@ is loaded and never change.
 
 Spark loads and plans in Python workers that end afterwards, so neither step opens the shard. Both send requests to the session's keeper
 (`keeper`), which lives in the driver's process and keeps a frame's data as long as the frame can be read. Without a keeper (Spark Connect,
-where the client is not the driver), each plan registers its own reader with a lease that expires after LEASE_MS. A read that takes longer
-may then fail with an error that names the blob. No read ever returns other contents.
+where the client is not the driver), a plan registers its own reader with a lease that expires after LEASE_MS, and later actions on the same
+frame use that plan. A read that takes longer may then fail with an error that names the blob. No read ever returns other contents.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pyarrow as pa
@@ -37,14 +37,18 @@ from persist_spark.options import Options
 from persist_spark.partitions import blob_at, reading_retry, sink_settings
 from persist_spark.row_shape import arrow_schema
 from persist_spark.session_frames import FORMAT, FRAME_OPTION, keeper_of, new_name
+from persist_spark.source.connect_frames import EMPTY_OPTION, LOOK_OPTION, pin_frames_at_load, times_of
+from persist_spark.source.kept_plans import kept
 from persist_spark.source.metadata import LoadedTable, TableReader
-from persist_spark.source.names import with_shard_id
+from persist_spark.source.names import remember_stores, with_shard_id
 from persist_spark.source.stream_read import ShardStreamReader, StreamOptions, is_of_stream, stream_row_type
 from persist_spark.source.stream_write import ShardStreamWriter
 from persist_spark.source.write import ShardWriter
 
 #: The lease of a read that was planned without a keeper.
 LEASE_MS = 6 * 60 * 60 * 1000
+#: How long the actions of one frame use the plan, and so the lease, of an earlier one. An action then has half of the lease left to read.
+KEEP_MS = LEASE_MS // 2
 _PART_BYTES = 128 << 20
 
 
@@ -63,7 +67,10 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
     def __init__(self, options: MutableMapping[str, str]) -> None:
         """Spark creates one object for each load and each attempt to write, and then pickles it."""
         self.options = {**self.stores, **{name.lower(): value for name, value in options.items()}}
-        self.name_of_frame = self.options.pop(FRAME_OPTION, "") or new_name()
+        given_name = self.options.pop(FRAME_OPTION, "")
+        self.name_of_frame, self.is_named = given_name or new_name(), bool(given_name)
+        self.is_look = self.options.pop(LOOK_OPTION, "") == "true"
+        self.is_empty = self.options.pop(EMPTY_OPTION, "") == "true"
         self.loaded: LoadedFrame | None = None
         self.table: LoadedTable | None = None
 
@@ -82,27 +89,31 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
             self.table = LoadedTable.read(options)
             return self.table.row_type
         if self.keeper is None:
-            self.loaded = _look_alone(options)
+            loaded = _look_alone(options)
+            self.loaded = replace(loaded, as_of=None) if self.is_empty else loaded
         else:
             self.loaded = keeper.load(self.keeper, self.name_of_frame, self.options)
+        if self.is_look:
+            self.table = times_of(options, self.loaded)
+            return self.table.row_type
         return self.loaded.row_type
 
     def reader(self, schema: T.StructType) -> DataSourceReader:
         """The reader of the frame. With a user's schema Spark does not call `schema`, so the frame's contents are chosen here."""
         self.options = with_shard_id(self.options)
         options = Options.parse(self.options)
-        if options.table is not None:
+        if options.table is not None or self.is_look:
             if self.table is None:  # each plan would read it anew, and scans of one frame could differ
                 raise InvalidUsage(f"option table: {options.table} has columns of its own; load it without a schema")
             return TableReader(options, self.table, schema)
         if self.loaded is None:
-            if self.keeper is None and not options.is_pinned:
+            if self.keeper is None and not options.is_pinned and not self.is_empty:
                 # Otherwise each plan would choose a time, and scans of one frame could differ.
                 needed = "option as_of" if options.feed is None else "options from and to as times"
                 raise InvalidUsage(f"format persist with a schema of your own needs the {needed} in this session")
             self.schema()
         assert self.loaded is not None
-        return PersistReader(options, schema, self.name_of_frame, self.loaded, self.keeper)
+        return PersistReader(options, schema, self.name_of_frame, self.loaded, self.keeper, is_named=self.is_named)
 
     def writer(self, schema: T.StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's signature
         """The writer of a frame with the columns `schema`."""
@@ -123,11 +134,20 @@ def register(spark: SparkSession, *, blob: str | None = None, consensus: str | N
     `blob` and `consensus` are the stores of loads and writes that name none. Idempotent; another call replaces the stores.
     """
     stores = {name: url for name, url in (("blob", blob), ("consensus", consensus)) if url is not None}
-    is_connect = type(spark).__module__.startswith("pyspark.sql.connect")
-    address = None if is_connect else keeper_of(spark.sparkContext).address
+    if is_connect(spark):
+        pin_frames_at_load()
+        address = None
+    else:
+        address = keeper_of(spark.sparkContext).address
     # A class created here is pickled by value, and so carries the address to Spark's Python workers.
     members = {"keeper": address, "stores": stores}
     spark.dataSource.register(type(PersistDataSource.__name__, (PersistDataSource,), members))
+    remember_stores(spark, stores)
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Whether the session is one of Spark Connect, whose client is not the driver."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 @dataclass
@@ -141,21 +161,36 @@ class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
     """The reads of one frame."""
 
     def __init__(
-        self, options: Options, schema: T.StructType, frame: str, loaded: LoadedFrame, address: str | None
+        self,
+        options: Options,
+        schema: T.StructType,
+        frame: str,
+        loaded: LoadedFrame,
+        address: str | None,
+        *,
+        is_named: bool,
     ) -> None:
+        """`is_named`: the frame has the same name at every plan."""
         self.options = options
         self.row_type = schema
         self.frame = frame
         self.loaded = loaded
         self.address = address
+        self.is_named = is_named
 
     def partitions(self) -> Sequence[SplitPartition]:
         """The splits of the frame. InvalidUsage when the frame's columns do not fit the user's schema."""
         if self.address is not None:
             splits = keeper.splits(self.address, self.frame, self.row_type)
+        elif self.is_named:
+            now_ms, columns = SystemEnv().now_ms(), self.row_type.json()
+            splits = kept(self.frame, columns, self._planned_alone, now_ms=now_ms, keep_ms=KEEP_MS)
         else:
-            splits = _splits_alone(self.frame, self.options, self.loaded, self.row_type)
+            splits = self._planned_alone()
         return [SplitPartition(split) for split in splits]
+
+    def _planned_alone(self) -> list[bytes]:
+        return _splits_alone(self.frame, self.options, self.loaded, self.row_type)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one split, as Arrow. Uses bounded memory."""

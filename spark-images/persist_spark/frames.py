@@ -22,6 +22,8 @@ from persist_spark.spec import ConfigurationError, Input
 #: The name of the input in `input.format.sql`.
 INPUT_VIEW = "input"
 TIME, DIFF, DESIRED, HASH = "time", "diff", "desired", "h"
+#: The order of a command, whether it removes its key, and the reason why the run must not write a row.
+ORDER, DELETED, FAULT = "o", "deleted", "fault"
 #: Integer types by width, with the number of decimal digits that each needs.
 _INTEGERS: tuple[tuple[type, int], ...] = ((T.ByteType, 3), (T.ShortType, 5), (T.IntegerType, 10), (T.LongType, 19))
 
@@ -78,14 +80,30 @@ def read_input(spark: SparkSession, source: Input) -> DataFrame:
         spark.catalog.dropTempView(INPUT_VIEW)
 
 
-def to_flat(frame: DataFrame, schema: Schema, *, timestamp_column: str | None = None) -> DataFrame:
-    """`frame` as columns k*, v* in the shard's types, and `time` (bigint ms, nullable) when `timestamp_column` is given.
+def to_flat(
+    frame: DataFrame,
+    schema: Schema,
+    *,
+    timestamp_column: str | None = None,
+    diff_column: str | None = None,
+    order_column: str | None = None,
+    delete_column: str | None = None,
+) -> DataFrame:
+    """`frame` as columns k*, v* in the shard's types, and one more for each given column, all nullable: `time` (bigint ms), `diff`
+    (bigint), `o` (what decides between rows of a key) and `deleted` (boolean).
 
     ConfigurationError names every missing, surplus, duplicate or unfit column. Names are compared exactly.
     """
     fields = fields_of(schema)
     found = {field.name: (index, field.dataType) for index, field in enumerate(frame.schema.fields)}
-    mismatch = schema.column_problem(frame.columns, time_column=timestamp_column)
+    given = {
+        TIME: ("timestampColumn", timestamp_column),
+        DIFF: ("diffColumn", diff_column),
+        ORDER: ("orderColumn", order_column),
+        DELETED: ("deleteColumn", delete_column),
+    }
+    beside = {flat: (name, role) for flat, (role, name) in given.items() if name is not None}
+    mismatch = schema.column_problem(frame.columns, beside=beside.values())
     if mismatch is not None:
         raise ConfigurationError(mismatch)
     # SUBTLE: by position, because Spark would resolve `id` to `ID`.
@@ -96,17 +114,64 @@ def to_flat(frame: DataFrame, schema: Schema, *, timestamp_column: str | None = 
         index, source = found[field.name]
         problem = unfit(field.name, source, field.type)
         if problem is None:
-            columns.append(_converted(F.col(f"c{index}"), source, field.type).alias(field.column))
+            columns.append(converted(F.col(f"c{index}"), source, field.type).alias(field.column))
         else:
             problems.append(problem)
-    if timestamp_column is not None:
-        index, source = found[timestamp_column]
-        columns.append(_millis(F.col(f"c{index}"), source, timestamp_column, frame.sparkSession).alias(TIME))
+    sides = {field.name: field.side for field in fields}
+    for flat, (name, _) in beside.items():
+        index, source = found[name]
+        column = _beside(flat, F.col(f"c{index}"), source, name, side=sides.get(name), spark=frame.sparkSession)
+        columns.append(column.alias(flat))
     if problems:
         raise ConfigurationError(
             f"input does not fit the shard's schema: {'; '.join(problems)}; convert with input.format.sql"
         )
     return positions.select(*columns)
+
+
+def _beside(
+    flat: str, column: Column, source: T.DataType, name: str, *, side: str | None, spark: SparkSession
+) -> Column:
+    """The column `flat`, made of the input's column `name`. `side`: the side of the shard's schema that has a field of this name."""
+    match flat:
+        case "time":
+            return _millis(column, source, name, spark)
+        case "diff":
+            _check_beside("diffColumn", name, side, is_fit=_is_whole(source), source=source, wanted="a whole number")
+            return column.cast("bigint")
+        case "deleted":
+            is_boolean = isinstance(source, T.BooleanType)
+            _check_beside("deleteColumn", name, side, is_fit=is_boolean, source=source, wanted="boolean")
+            return column
+    if side == "key":
+        raise ConfigurationError(
+            f"envelope.orderColumn: {name} is a field of the key, so it is equal in all rows of a key; choose another column"
+        )
+    return ordering(column, source, name)
+
+
+def _check_beside(role: str, name: str, side: str | None, *, is_fit: bool, source: T.DataType, wanted: str) -> None:
+    if side is not None:
+        raise ConfigurationError(
+            f"envelope.{role}: {name} is a field of the shard's {side}, must be a column of the input alone"
+        )
+    if not is_fit:
+        raise ConfigurationError(
+            f"envelope.{role}: {name} is {source.simpleString()}, must be {wanted}; convert it with input.format.sql"
+        )
+
+
+def _is_whole(source: T.DataType) -> bool:
+    return any(isinstance(source, kind) for kind, _ in _INTEGERS)
+
+
+def ordering(column: Column, source: T.DataType, name: str) -> Column:
+    """`column` as the order of rows. ConfigurationError when its type has none."""
+    if not isinstance(source, T.AtomicType) or isinstance(source, T.VariantType):
+        raise ConfigurationError(
+            f"envelope.orderColumn: {name} is {source.simpleString()}, which has no order; choose a number, a time or a text"
+        )
+    return column
 
 
 def unfit(name: str, source: T.DataType, target: T.DataType) -> str | None:
@@ -151,11 +216,12 @@ def _lossless(source: T.DataType, target: T.DataType) -> bool:
     return False
 
 
-def _converted(column: Column, source: T.DataType, target: T.DataType) -> Column:
+def converted(column: Column, source: T.DataType, target: T.DataType) -> Column:
+    """`column` of type `source` in the type `target`, which it must fit (see `unfit`)."""
     if not isinstance(target, T.StructType):
         return column.cast(target)
     ours = {f.name: f.dataType for f in source.fields}
-    children = [_converted(column.getField(f.name), ours[f.name], f.dataType).alias(f.name) for f in target.fields]
+    children = [converted(column.getField(f.name), ours[f.name], f.dataType).alias(f.name) for f in target.fields]
     return F.when(column.isNotNull(), F.struct(*children))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import assert_never
+from typing import Any, assert_never
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -42,6 +42,7 @@ from persist_engine.flow.append_run import (
 from persist_engine.flow.mint_run import AlreadyDone, Superseded
 from persist_engine.model.frontier import MINIMUM, Antichain, Description
 
+from persist_spark.envelopes.run_keys import RunKeys
 from persist_spark.report import Log
 from persist_spark.spec import ConfigurationError
 
@@ -92,8 +93,10 @@ class Landing:
     """The sink's progress when the run began."""
     env: Env
     log: Log
-    where: str | None = None
+    where: str | Sequence[Any] | None = None
     """A run that reads back corrects only rows that satisfy this condition. None: all rows."""
+    keys: RunKeys | None = None
+    """A run that reads back corrects only rows of these keys, which satisfy `where`. None: rows of all keys."""
     seen: Antichain | None = None
     """The shard's upper, if it is known to be past the batches' lower. The batches are then moved before the first append."""
     tries_max: int = TRIES_MAX
@@ -180,7 +183,8 @@ class Landing:
 
     def _correct(self, decision: Correct) -> Recompute | None:
         """Stages the correction that the decision describes. The batches together then retract all of the shard's contents at its newest
-        time: the contents that the first batches were computed against, and everything that was written since.
+        time: the contents that the first batches were computed against, and everything that was written since. With `keys`, only what
+        concerns these keys. Recompute when the run must compare its rows with what others wrote.
         """
         assert self.reader is not None
         try:
@@ -205,7 +209,9 @@ class Landing:
         return None
 
     def _negated(self, decision: Correct, reader: ReadHandle) -> Batch | None:
-        """The negation of what was written after `decision.after`, staged part by part. None when those times are no longer readable."""
+        """The negation of what was written after `decision.after`, staged part by part. None when those times are no longer readable, or
+        when the run may not retract what was written to its keys.
+        """
         # Without `after` all changes count. Their sum is the contents, which stay readable when since has passed the first changes.
         written = (
             reader.snapshot(decision.upto, where=self.where)
@@ -215,7 +221,10 @@ class Landing:
         if isinstance(written, SinceAhead):
             return None
         with written, self.writer.builder(decision.lower) as builder:
-            for rows in written.to_batches(memory_bytes=CHANGES_MEMORY_BYTES):
+            for every in written.to_batches(memory_bytes=CHANGES_MEMORY_BYTES):
+                rows = every if self.keys is None else self.keys.among(every)
+                if rows.num_rows and self.keys is not None and not self.keys.may_retract:
+                    return None
                 builder.add(negated(rows, time=decision.time))
             return builder.finish(decision.upper)
 

@@ -15,9 +15,9 @@ from itertools import accumulate
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from persist_engine import BatchBuilder, Blob, LeasedPart, consolidate, open_blob
+from persist_engine import BatchBuilder, Blob, LeasedPart, WriteHandle, consolidate, open_blob
 from persist_engine.base.env import Env, SystemEnv
-from persist_engine.base.errors import PersistError, UpdateBeyondUpper, UpdateNotBeyondLower
+from persist_engine.base.errors import InvalidUsage, PersistError, UpdateBeyondUpper, UpdateNotBeyondLower
 from persist_engine.base.metrics import Metrics, NoMetrics
 from persist_engine.base.retry import Retry
 from persist_engine.base.settings import MIB, BatchSettings, RetrySettings, Settings
@@ -70,6 +70,22 @@ class StageTask:
     staging_floor_ms: int = 0
     """The shard's staging floor, as the driver knows it. Parts staged before it would be refused."""
 
+    @classmethod
+    def at(cls, writer: WriteHandle, *, blob: str, lower: Antichain, time: int, target_part_bytes: int) -> StageTask:
+        """A task that stages updates at `time`, for an append of `writer` at `lower`."""
+        assert lower.time is not None
+        return cls(
+            blob=blob,
+            shard_id=writer.shard_id,
+            schema=writer.schema,
+            schema_id=writer.schema_id,
+            lower=lower.time,
+            upper=time + 1,
+            time=time,
+            target_part_bytes=target_part_bytes,
+            staging_floor_ms=writer.machine.staging_floor_ms,
+        )
+
     @property
     def settings(self) -> Settings:
         """The settings for the builder."""
@@ -87,17 +103,25 @@ def sink_settings(target_part_bytes: int) -> Settings:
 
 
 class StageRows:
-    """Stages a partition of rows. Every row is one update with diff 1. Columns: k*, v*, and `time` when the task has no time."""
+    """Stages a partition of rows. Columns: k*, v*; `time` when the task has no time; and possibly `diff`, else every row has diff 1, and
+    `fault`, the reason why a row must not be written.
+    """
 
     def __init__(self, task: StageTask) -> None:
         self.task = task
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields one row of STAGED_SCHEMA. A repetition stages another batch and does not change linked ones."""
+        """Yields one row of STAGED_SCHEMA. A repetition stages another batch and does not change linked ones. InvalidUsage for a fault."""
         with carrying_errors(), _explaining_changed_input(self.task):
             counter = _RowCounter()
-            tables = (counter.counted(batch) for batch in batches if batch.num_rows)
+            tables = (counter.counted(_faultless(batch, self.task)) for batch in batches if batch.num_rows)
             yield _stage(self.task, (updates_of(table, self.task) for table in tables), counter)
+
+
+def _faultless(batch: pa.RecordBatch, task: StageTask) -> pa.RecordBatch:
+    if "fault" in batch.schema.names and (faults := batch.column("fault").drop_null()):
+        raise InvalidUsage(f"{faults[0]}; nothing was appended to shard {task.shard_id}")
+    return batch
 
 
 class StageCorrections:

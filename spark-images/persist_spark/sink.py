@@ -144,6 +144,8 @@ class _Run:
             sink_id=self.spec.sink_id,
             run_token=self.spec.run_token,
             expected=expected,
+            where=None if stage.keys is None else stage.keys.where,
+            keys=stage.keys,
             env=self.env,
             log=self.log,
         )

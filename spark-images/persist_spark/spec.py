@@ -49,10 +49,35 @@ class ConfigurationError(InvalidUsage):
 
 
 class EnvelopeType(enum.StrEnum):
-    """How rows of the input become updates: Append adds every row, Mirror writes desired minus persisted."""
+    """How rows of the input become updates: Append adds every row, Diff adds it as often as one of its columns says, Mirror writes desired
+    minus persisted, Upsert makes each row the one value of its key, Debezium does that with the events of a Debezium connector.
+    """
 
     APPEND = "Append"
+    DIFF = "Diff"
     MIRROR = "Mirror"
+    UPSERT = "Upsert"
+    DEBEZIUM = "Debezium"
+
+    @property
+    def reads_back(self) -> bool:
+        """Whether a run writes the difference to what the shard holds."""
+        return self in (EnvelopeType.MIRROR, EnvelopeType.UPSERT, EnvelopeType.DEBEZIUM)
+
+
+#: The envelopes in which each field that names a column has a meaning.
+_ENVELOPE_COLUMNS = {
+    "timestampColumn": (EnvelopeType.APPEND, EnvelopeType.DIFF),
+    "diffColumn": (EnvelopeType.DIFF,),
+    "orderColumn": (EnvelopeType.UPSERT, EnvelopeType.DEBEZIUM),
+    "deleteColumn": (EnvelopeType.UPSERT,),
+}
+_ATTRIBUTES = {
+    "timestampColumn": "timestamp_column",
+    "diffColumn": "diff_column",
+    "orderColumn": "order_column",
+    "deleteColumn": "delete_column",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +98,24 @@ class Envelope:
 
     type: EnvelopeType
     timestamp_column: str | None = None
-    """Append only: the column with the time of the update, in milliseconds."""
+    """Append and Diff: the column with the time of the update, in milliseconds."""
+    diff_column: str | None = None
+    """Diff: the column that says how often the row is added; a negative number removes it."""
+    order_column: str | None = None
+    """Upsert and Debezium: of several rows of a key, the one with the greatest value in this column wins. For Debezium it may be the
+    path of a field within a struct.
+    """
+    delete_column: str | None = None
+    """Upsert: the boolean column that is true in a row which removes its key."""
+
+    def __post_init__(self) -> None:
+        for name, kinds in _ENVELOPE_COLUMNS.items():
+            if getattr(self, _ATTRIBUTES[name]) is not None and self.type not in kinds:
+                raise ConfigurationError(
+                    f"envelope.{name}: it has no meaning for {self.type}, only for {' and '.join(kinds)}; remove it"
+                )
+        if self.type is EnvelopeType.DIFF and self.diff_column is None:
+            raise ConfigurationError("envelope.diffColumn is required for Diff")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,11 +219,9 @@ def _parse_envelope(fields: Fields) -> Envelope:
     name = fields.text("type")
     if name not in set(EnvelopeType):
         raise ConfigurationError(f"envelope.type: {name!r} is not supported, must be one of {', '.join(EnvelopeType)}")
-    envelope = Envelope(type=EnvelopeType(name), timestamp_column=fields.optional_text("timestampColumn"))
-    if envelope.type is not EnvelopeType.APPEND and envelope.timestamp_column is not None:
-        raise ConfigurationError(f"envelope.timestampColumn: only an Append has times of its own, not a {name}")
+    columns = {attribute: fields.optional_text(field) for field, attribute in _ATTRIBUTES.items()}
     fields.finish()
-    return envelope
+    return Envelope(type=EnvelopeType(name), **columns)
 
 
 def _parse_write(fields: Fields) -> Write:

@@ -4,8 +4,10 @@ gets one descriptor for each task. Appends nothing.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from persist_engine import Batch, ReadHandle, SinceAhead, WriteHandle
 from persist_engine.base.errors import Fenced
@@ -17,6 +19,11 @@ from pyspark.sql import functions as F  # noqa: N812 - what every Spark user cal
 from pyspark.sql import types as T  # noqa: N812
 
 from persist_spark import frames
+from persist_spark.envelopes.against import first_updates, updates_against
+from persist_spark.envelopes.commands import key_text, upsert_commands
+from persist_spark.envelopes.debezium import debezium_commands
+from persist_spark.envelopes.run_keys import RunKeys
+from persist_spark.envelopes.winners import Winners, decided
 from persist_spark.partitions import STAGED_DDL, ReadParts, StageCorrections, StageRows, StageTask, grouped
 from persist_spark.report import Log
 from persist_spark.session import executor_memory, parallelism_of, shuffled_by_bytes
@@ -41,6 +48,8 @@ class StagedRows:
     updates: int
     least_time: int | None
     upper: Antichain
+    keys: RunKeys | None = None
+    """The only keys that the run changes. None: it has no such limit."""
 
 
 @dataclass(kw_only=True)
@@ -58,7 +67,7 @@ class Staging:
     @property
     def reads_back(self) -> bool:
         """Whether the envelope corrects what the shard holds, so that staging needs the persisted contents."""
-        return self.spec.envelope.type is EnvelopeType.MIRROR
+        return self.spec.envelope.type.reads_back
 
     def stage(self, source: DataFrame, minted: Minted, reader: ReadHandle | None) -> StagedRows:
         """Stages `source` as the envelope says, at the times of `minted`. `reader`: the lease for the persisted side, if the envelope
@@ -66,20 +75,39 @@ class Staging:
 
         ConfigurationError when rows cannot be stored; Fenced when the lease expired; the errors of Spark and of the blob store.
         """
-        column = self.spec.envelope.timestamp_column
-        flat = frames.to_flat(source, self.schema, timestamp_column=column)
         write = self.spec.write
         # Each task gets about one part of the configured size, even where memory requires smaller parts: writing several
         # parts needs no more memory. When the user sets the number of tasks, Spark's settings stay as the user has them.
         by_bytes = shuffled_by_bytes(self.spark, part_bytes=write.target_part_bytes)
         with by_bytes if write.parallelism is None else nullcontext():
-            if reader is not None and minted.as_of is not None:
-                return self._write_corrections(minted, minted.as_of, reader, flat)
-            # The shard is empty, or the envelope does not read it back: the rows themselves are the updates.
-            return self._write_rows(minted, flat, column)
+            match self.spec.envelope.type:
+                case EnvelopeType.UPSERT:
+                    return self._write_winners(minted, reader, upsert_commands(source, self.schema, self.spec.envelope))
+                case EnvelopeType.DEBEZIUM:
+                    return self._write_winners(
+                        minted, reader, debezium_commands(source, self.schema, self.spec.envelope)
+                    )
+                case EnvelopeType.APPEND | EnvelopeType.DIFF:
+                    return self._write_rows(minted, self._flat(source))
+                case EnvelopeType.MIRROR:
+                    flat = self._flat(source)
+                    if reader is None or minted.as_of is None:
+                        return self._write_rows(minted, flat)  # the shard is empty
+                    return self._write_corrections(minted, minted.as_of, reader, flat)
 
-    def _write_rows(self, minted: Minted, flat: DataFrame, column: str | None) -> StagedRows:
-        upper = minted.upper
+    def _flat(self, source: DataFrame) -> DataFrame:
+        envelope = self.spec.envelope
+        time, diff = envelope.timestamp_column, envelope.diff_column
+        flat = frames.to_flat(source, self.schema, timestamp_column=time, diff_column=diff)
+        if diff is None:
+            return flat
+        text = F.concat(
+            F.lit(f"envelope.diffColumn: {diff} is null in the row with key "), key_text(frames.fields_of(self.schema))
+        )
+        return flat.withColumn(frames.FAULT, F.when(F.col(frames.DIFF).isNull(), text))
+
+    def _write_rows(self, minted: Minted, flat: DataFrame) -> StagedRows:
+        upper, column = minted.upper, self.spec.envelope.timestamp_column
         if column is not None:
             greatest = self._greatest_time(flat, minted.lower, column)
             if greatest is None:
@@ -93,19 +121,49 @@ class Staging:
 
     def _write_corrections(self, minted: Minted, as_of: int, reader: ReadHandle, flat: DataFrame) -> StagedRows:
         task = self._stage_task(minted, minted.upper, time=minted.time)
+        with self._persisted(reader, as_of) as persisted:
+            both = frames.corrections(flat, persisted, self.schema, self.spec.write.parallelism)
+            return self._collect(both.mapInArrow(StageCorrections(task), STAGED_DDL), minted.upper)
+
+    def _write_winners(self, minted: Minted, reader: ReadHandle | None, commands: DataFrame) -> StagedRows:
+        winners = decided(commands, self.schema)
+        self._refuse_empty(winners.rows)
+        tasks = self.spec.write.parallelism
+        stage = StageRows(self._stage_task(minted, minted.upper, time=minted.time))
+        order = self._shard_order()
+        if reader is None or minted.as_of is None or winners.count == 0:
+            ranged = frames.by_key_range(first_updates(winners), self.schema, tasks)
+            staged = self._collect(ranged.mapInArrow(stage, STAGED_DDL), minted.upper, rows=winners.rows)
+        else:
+            with self._persisted(reader, minted.as_of, where=winners.where) as persisted:
+                updates = updates_against(persisted, winners, order_column=order)
+                if tasks is not None:
+                    updates = updates.repartition(
+                        tasks, *(f.column for f in frames.fields_of(self.schema) if f.side == "key")
+                    )
+                staged = self._collect(updates.mapInArrow(stage, STAGED_DDL), minted.upper, rows=winners.rows)
+        return replace(staged, keys=_keys_of(winners, is_contestable=order is not None))
+
+    def _shard_order(self) -> str | None:
+        """The field of the shard's value by which a persisted value may win against a row of the input."""
+        envelope = self.spec.envelope
+        order = envelope.order_column
+        return order if envelope.type is EnvelopeType.UPSERT and order in self.schema.val.names else None
+
+    @contextmanager
+    def _persisted(self, reader: ReadHandle, as_of: int, *, where: Sequence[Any] | None = None) -> Iterator[DataFrame]:
+        """The shard's contents at `as_of`: flat columns and the negated `diff`, not consolidated. They are readable within the block. Rows
+        for which `where` does not hold may be missing.
+        """
         # mint ensures since <= as_of < upper, under this reader's own hold.
-        snapshot = reader.snapshot(Antichain.of(as_of))
+        snapshot = reader.snapshot(Antichain.of(as_of), where=where)
         if isinstance(snapshot, SinceAhead):
             raise Fenced(f"the lease of {reader} expired before its first use; run the sink again")
         with snapshot:
             groups = grouped(snapshot.lease_parts(), cores=parallelism_of(self.spark))
-            both = frames.corrections(flat, self._persisted(groups), self.schema, self.spec.write.parallelism)
-            return self._collect(both.mapInArrow(StageCorrections(task), STAGED_DDL), minted.upper)
-
-    def _persisted(self, groups: tuple[tuple[bytes, ...], ...]) -> DataFrame:
-        read = ReadParts(blob=self.spec.blob, groups=groups)
-        flat_type = frames.flat_type(self.schema).add(frames.DIFF, T.LongType())
-        return self.spark.range(0, len(groups), 1, max(1, len(groups))).mapInArrow(read, flat_type)
+            read = ReadParts(blob=self.spec.blob, groups=groups)
+            flat_type = frames.flat_type(self.schema).add(frames.DIFF, T.LongType())
+            yield self.spark.range(0, len(groups), 1, max(1, len(groups))).mapInArrow(read, flat_type)
 
     def _stage_task(self, minted: Minted, upper: Antichain, *, time: int | None) -> StageTask:
         lower, end = minted.lower.time, upper.time
@@ -146,22 +204,23 @@ class Staging:
         count = "some rows" if rows is None else f"{rows} rows"
         return ConfigurationError(
             f"{count} have a time before the shard's upper {upper.time}, the first at {first}: "
-            "an Append cannot change written times; exclude these rows with input.format.sql"
+            f"an {self.spec.envelope.type} cannot change written times; exclude these rows with input.format.sql"
         )
 
-    def _collect(self, staging: DataFrame, upper: Antichain) -> StagedRows:
-        rows = staging.collect()
+    def _collect(self, staging: DataFrame, upper: Antichain, *, rows: int | None = None) -> StagedRows:
+        """What the tasks staged. `rows`: the rows of the input, when the tasks do not see them."""
+        tasks = staging.collect()
         stage = StagedRows(
             batches=tuple(
                 # Spark returns the row of one attempt of each task, and only here. A second driver of this run has its own
                 # tasks.
                 self.writer.batch_from_transmittable(bytes(row["batch"]), is_only_copy=True)
-                for row in rows
+                for row in tasks
                 if row["batch"] is not None
             ),
-            rows=sum(row["rows"] for row in rows),
-            updates=sum(row["updates"] for row in rows),
-            least_time=min((row["least_time"] for row in rows if row["least_time"] is not None), default=None),
+            rows=sum(row["rows"] for row in tasks) if rows is None else rows,
+            updates=sum(row["updates"] for row in tasks),
+            least_time=min((row["least_time"] for row in tasks if row["least_time"] is not None), default=None),
             upper=upper,
         )
         self.log.event("staged", batches=len(stage.batches), rows=stage.rows, updates=stage.updates)
@@ -174,3 +233,7 @@ class Staging:
     def _refuse_empty(self, rows: int) -> None:
         if rows == 0 and not self.spec.input.allow_empty:
             raise ConfigurationError("input is empty; if that is intended, set input.allowEmpty")
+
+
+def _keys_of(winners: Winners, *, is_contestable: bool) -> RunKeys:
+    return RunKeys(count=winners.count, fetch=lambda: winners.keys, where=winners.where, is_contestable=is_contestable)

@@ -25,6 +25,8 @@ def _neighbour(name: str) -> ModuleType:
 
 
 twins_module, landing_run = _neighbour("twins"), _neighbour("landing_run")
+_neighbour("table_shard")
+envelope_run = _neighbour("envelope_run")
 
 
 @pytest.fixture
@@ -59,6 +61,9 @@ def local_spark() -> Iterator[SparkSession]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.shuffle.partitions": "2",
         "spark.log.level": "ERROR",
+        # For the server of `connect_spark`, if a test asks for it.
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": "0",
     }
     arguments = " ".join(f"--conf '{name}={value}'" for name, value in conf.items())
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"{arguments} pyspark-shell"
@@ -71,6 +76,64 @@ def local_spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
+def connect_spark(local_spark) -> Iterator[Any]:
+    """A session over Spark Connect. Its server is in the JVM of `local_spark`; this process is a client like any other."""
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+    package = local_spark._jvm.org.apache.spark.sql.connect.service
+    service = getattr(getattr(package, "SparkConnectService$"), "MODULE$")
+    service.start(local_spark.sparkContext._jsc.sc())
+    session = ConnectSession.builder.remote(f"sc://127.0.0.1:{service.localPort()}").create()
+    try:
+        yield session
+    finally:
+        session.stop()
+        none = local_spark._jvm.scala.Option.empty()
+        service.stop(none, none)
+
+
+@pytest.fixture
+def connect_alone(connect_spark, monkeypatch) -> Any:
+    """A session over Spark Connect. Functions of pyspark make its columns, as in a process that has no other session."""
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+    return connect_spark
+
+
+@pytest.fixture(params=["classic", "connect"])
+def either_spark(request) -> Any:
+    """A classic session, and one over Spark Connect."""
+    return request.getfixturevalue("local_spark" if request.param == "classic" else "connect_alone")
+
+
+@pytest.fixture(scope="session")
 def twins(local_spark, tmp_path_factory):
     """One collection in a shard and in Parquet: twins.Twins."""
     return twins_module.make(local_spark, tmp_path_factory.mktemp("twins"))
+
+
+@pytest.fixture
+def make_target(tmp_path_factory, local_spark):
+    """Makes shards for sinks with commands on keys, of a key and a value in DDL: envelope_run.Target. They are checked at the end."""
+    made = []
+
+    def make(key: str, value: str):
+        made.append(envelope_run.Target(tmp_path_factory.mktemp("target"), local_spark, key, value))
+        return made[-1]
+
+    yield make
+    for target in made:
+        target.close()
+
+
+@pytest.fixture(scope="session")
+def connect_views(twins, connect_spark):
+    """The same collection in views of a session over Spark Connect."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+        return twins_module.seen_by(connect_spark, twins.given, twins.folder)
+
+
+@pytest.fixture
+def connect_twins(connect_views, connect_alone):
+    """See connect_views."""
+    return connect_views

@@ -6,8 +6,10 @@ import io
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 from persist_engine import Antichain, Appended
 from persist_engine.base.settings import BatchSettings, CompactionSettings, RetrySettings, Settings
 from persist_engine.client.write.batch import Batch
@@ -18,6 +20,7 @@ from persist_engine.work.audit.verify import verify_shard
 from persist_engine.work.compact import compact
 from persist_kit.staged import named_keys
 from persist_kit.world import SCHEMA, AheadEnv, World, row
+from persist_spark.envelopes.run_keys import RunKeys
 from persist_spark.landing import Landing, driver_settings
 from persist_spark.report import Log
 
@@ -112,7 +115,23 @@ class Run:
         self.reader = self.client.open_leased_reader(self.id, SCHEMA, purpose="driver", lease_ms=lease_ms)
         return self._landing(desired, reads_back=True, times=None, tasks=tasks)
 
-    def _landing(self, rows: Rows, *, reads_back: bool, times: int | None, tasks: int) -> Landing:
+    def upsert(self, wanted: dict[int, str | None], *, is_contestable: bool = False, tasks: int = 3) -> Landing:
+        """A landing of the corrections that an Upsert stages: each id of `wanted` gets its name, or is removed."""
+        self.reader = self.client.open_leased_reader(self.id, SCHEMA, purpose="driver")
+        ids = pa.array(sorted(wanted), pa.int64())
+        keys = RunKeys(
+            count=len(wanted),
+            fetch=lambda: pa.StructArray.from_arrays([ids], names=["id"]),
+            where=(("key.id", ">=", min(wanted)), ("key.id", "<=", max(wanted))),
+            is_contestable=is_contestable,
+        )
+        desired = Rows({(id_, name): 1 for id_, name in wanted.items() if name is not None})
+        landing = self._landing(desired, reads_back=True, times=None, tasks=tasks, ids=set(wanted))
+        return replace(landing, keys=keys, where=keys.where)
+
+    def _landing(
+        self, rows: Rows, *, reads_back: bool, times: int | None, tasks: int, ids: set[int] | None = None
+    ) -> Landing:
         self.expected = self.client.progress(self.id, SINK)
         view = ShardView(
             since=A(0) if self.reader is None else self.reader.since,
@@ -123,7 +142,8 @@ class Run:
         assert isinstance(minted, Minted)
         self.minted = minted
         if minted.as_of is not None:
-            persisted = self.contents(minted.as_of)
+            held = self.contents(minted.as_of)
+            persisted = Rows({each: diff for each, diff in held.items() if ids is None or each[0] in ids})
             rows = Rows({each: rows[each] - persisted[each] for each in {*rows, *persisted}})
         self.corrections = Rows({each: diff for each, diff in rows.items() if diff})
         updates = [

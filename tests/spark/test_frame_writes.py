@@ -82,6 +82,13 @@ def spark(local_spark):
 
 
 @pytest.fixture
+def either(either_spark):
+    """A classic session, and one over Spark Connect."""
+    register(either_spark)
+    return either_spark
+
+
+@pytest.fixture
 def shard(tmp_path):
     made = Shard(tmp_path)
     yield made
@@ -132,13 +139,13 @@ def test_a_write_that_does_not_fit_changes_nothing(spark, shard):
 # -- append --------------------------------------------------------------------------------------------------------------
 
 
-def test_an_append_adds_each_row_and_its_copies(spark, shard):
+def test_an_append_adds_each_row_and_its_copies(either, shard):
     given = [row(i) for i in range(200)] + [row(7)]
-    shard.write(frame(spark, given).repartition(3))
+    shard.write(frame(either, given).repartition(3))
     assert shard.rows() == Counter(given)
-    shard.write(frame(spark, [row(i) for i in range(195, 203)]).select("p", "n", "id", "area"))
+    shard.write(frame(either, [row(i) for i in range(195, 203)]).select("p", "n", "id", "area"))
     assert shard.rows() == Counter(given) + Counter(row(i) for i in range(195, 203))
-    assert sorted(spark.read.format("persist").options(**shard.given).load().toPandas()["id"])[-1] == 202
+    assert sorted(either.read.format("persist").options(**shard.given).load().toPandas()["id"])[-1] == 202
 
 
 def test_an_append_without_rows_changes_nothing(spark, shard):
@@ -203,18 +210,18 @@ def test_appends_of_many_threads_beside_another_writer_lose_nothing(spark, shard
 # -- overwrite -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_overwrite_writes_only_what_differs(spark, shard):
-    shard.write(frame(spark, [row(i) for i in range(300)]), "overwrite")
+def test_an_overwrite_writes_only_what_differs(either, shard):
+    shard.write(frame(either, [row(i) for i in range(300)]), "overwrite")
     assert shard.rows() == Counter(row(i) for i in range(300))
     start = shard.client.recent_upper(shard.id).time
     desired = [row(i, int(i % 100 == 0)) for i in range(10, 310)]
-    shard.write(frame(spark, desired).repartition(3), "overwrite")
+    shard.write(frame(either, desired).repartition(3), "overwrite")
     assert shard.rows() == Counter(desired)
     changed = sum((Counter(desired) - Counter(map(row, range(300)))).values())
     gone = sum((Counter(map(row, range(300))) - Counter(desired)).values())
     assert shard.updates(start) == changed + gone < 40
     start = shard.client.recent_upper(shard.id).time
-    shard.write(frame(spark, desired), "overwrite")
+    shard.write(frame(either, desired), "overwrite")
     assert shard.updates(start) == 0
 
 
@@ -235,13 +242,13 @@ def test_an_overwrite_without_rows_needs_a_word(spark, shard):
     assert shard.rows() == Counter()
 
 
-def test_an_overwrite_of_some_rows_leaves_the_others(spark, shard):
-    shard.write(frame(spark, [row(i) for i in range(100)]))
-    shard.write(frame(spark, [row(i, 1) for i in range(90, 95)]), "overwrite", replace_where="id >= 90")
+def test_an_overwrite_of_some_rows_leaves_the_others(either, shard):
+    shard.write(frame(either, [row(i) for i in range(100)]))
+    shard.write(frame(either, [row(i, 1) for i in range(90, 95)]), "overwrite", replace_where="id >= 90")
     expected = Counter(row(i) for i in range(90)) + Counter(row(i, 1) for i in range(90, 95))
     assert shard.rows() == expected
     with pytest.raises(Exception, match=r"option replace_where: id >= 90 does not hold for the row with key .*89"):
-        shard.write(frame(spark, [row(89), row(91)]), "overwrite", replace_where="id >= 90")
+        shard.write(frame(either, [row(89), row(91)]), "overwrite", replace_where="id >= 90")
     assert shard.rows() == expected
 
 
@@ -262,8 +269,8 @@ def test_an_overwrite_removes_what_others_add_meanwhile(spark, shard):
     assert shard.rows() == Counter(row(i) for i in range(5, 25))
 
 
-def test_a_task_that_fails_leaves_nothing_behind(spark, shard):
-    shard.write(frame(spark, [row(1)]))
+def test_a_task_that_fails_leaves_nothing_behind(either, shard):
+    shard.write(frame(either, [row(1)]))
     before, blobs = shard.rows(), shard.blobs()
 
     def failing(batches):
@@ -274,7 +281,7 @@ def test_a_task_that_fails_leaves_nothing_behind(spark, shard):
             raise ValueError("bad row")
 
     for mode in ("append", "overwrite"):
-        given = frame(spark, [row(i) for i in range(100)]).repartition(2)
+        given = frame(either, [row(i) for i in range(100)]).repartition(2)
         with pytest.raises(Exception, match="bad row"):
             shard.write(given.mapInArrow(failing, given.schema), mode)
     assert shard.rows() == before

@@ -198,6 +198,11 @@ def test_each_scan_of_a_frame_gets_its_own_filters(twins, parquet_answers, query
     check(twins, parquet_answers, query, MODES[mode])
 
 
+@pytest.mark.parametrize("query", MIXING[::2])
+def test_a_session_over_connect_returns_the_same_rows(connect_twins, parquet_answers, query):
+    check(connect_twins, parquet_answers, query, MODES["push-static"])
+
+
 def in_turn(queries: tuple[str, ...], *more: str) -> list[Any]:
     """Each query with one of the modes. In three of four modes filters are pushed."""
     modes = itertools.cycle(("push-aqe", "push-static", "push-aqe", "keep-static"))

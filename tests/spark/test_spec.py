@@ -84,7 +84,27 @@ def test_absent_fields_have_defaults():
         ),
         ("input.format.glob", "x", "unknown field: input.format.glob"),
         ("input.allowEmpty", "yes", "input.allowEmpty must be true or false, not text"),
-        ("envelope.type", "Upsert", "envelope.type: 'Upsert' is not supported, must be one of Append, Mirror"),
+        (
+            "envelope.type",
+            "Replace",
+            "envelope.type: 'Replace' is not supported, must be one of Append, Diff, Mirror, Ups",
+        ),
+        ("envelope.type", "Diff", "envelope.diffColumn is required for Diff"),
+        (
+            "envelope.type",
+            "Debezium",
+            "envelope.timestampColumn: it has no meaning for Debezium, only for Append and Diff",
+        ),
+        (
+            "envelope.orderColumn",
+            "t",
+            "envelope.orderColumn: it has no meaning for Append, only for Upsert and Debezium",
+        ),
+        (
+            "envelope.deleteColumn",
+            "t",
+            "envelope.deleteColumn: it has no meaning for Append, only for Upsert; remove it",
+        ),
         ("envelope.keyColumns", "x", "unknown field: envelope.keyColumns"),
         ("write.parallelism", 0, r"write.parallelism: 0 is outside \[1, 4096\]"),
         ("write.parallelism", True, "write.parallelism must be a whole number, not true or false"),
@@ -117,7 +137,9 @@ def test_a_missing_or_broken_file_is_a_configuration_error(tmp_path):
         SinkSpec.load(broken)
 
 
-#: Blocks of a SparkSink that the driver reads: once with every field of the resource definition, once with the required fields only.
+CSV = {"type": "Format", "format": {"name": "csv"}}
+#: Blocks of a SparkSink that the driver reads: with every field of the resource definition but those of other envelopes, with the required
+#: fields only, and with the fields of each envelope.
 DECLARED = {
     "every field": {
         "input": {
@@ -133,7 +155,10 @@ DECLARED = {
         "envelope": {"type": "Append", "timestampColumn": "t"},
         "write": {"parallelism": PARALLELISM_MAX, "targetBatchBytes": "128Mi"},
     },
-    "required fields": {"input": {"type": "Format", "format": {"name": "csv"}}, "envelope": {"type": "Mirror"}},
+    "required fields": {"input": CSV, "envelope": {"type": "Mirror"}},
+    "upsert": {"input": CSV, "envelope": {"type": "Upsert", "orderColumn": "lsn", "deleteColumn": "gone"}},
+    "diff": {"input": CSV, "envelope": {"type": "Diff", "diffColumn": "n"}},
+    "debezium": {"input": CSV, "envelope": {"type": "Debezium", "orderColumn": "source.lsn"}},
 }
 
 
@@ -168,19 +193,20 @@ def test_the_driver_reads_what_the_operator_writes(blocks):
     assert (read.input.format, read.input.options) == (source["name"], source.get("options", {}))
     assert (read.input.schema, read.input.sql) == (source.get("schema"), source.get("sql"))
     assert read.input.allow_empty == blocks["input"].get("allowEmpty", False)
-    assert (read.envelope.type, read.envelope.timestamp_column) == tuple(
-        blocks["envelope"].get(name) for name in ("type", "timestampColumn")
-    )
+    envelope = read.envelope
+    columns = (envelope.timestamp_column, envelope.diff_column, envelope.order_column, envelope.delete_column)
+    names = ("type", "timestampColumn", "diffColumn", "orderColumn", "deleteColumn")
+    assert (envelope.type, *columns) == tuple(blocks["envelope"].get(name) for name in names)
     assert read.write.parallelism == blocks.get("write", {}).get("parallelism")
     assert read.write.target_part_bytes == (128 if "write" in blocks else 64) << 20
 
 
-def test_the_widest_sink_of_this_file_has_every_field_of_the_resource_definition():
+def test_the_sinks_of_this_file_have_every_field_of_the_resource_definition():
     path = Path(__file__).parents[2] / "crds" / "sparksinks.yaml"
     (version,) = yaml.safe_load(path.read_text())["spec"]["versions"]
     spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
     widest = DECLARED["every field"]
     assert properties(spec, "input") == set(widest["input"])
     assert properties(spec, "input", "format") == set(widest["input"]["format"])
-    assert properties(spec, "envelope") == set(widest["envelope"])
+    assert properties(spec, "envelope") == {name for blocks in DECLARED.values() for name in blocks["envelope"]}
     assert properties(spec, "write") == set(widest["write"])

@@ -26,6 +26,7 @@ from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
 from persist_engine.base.settings import KIB, BatchSettings, Settings
 from persist_spark.datasource import register
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.utils import is_remote
 
 SIDES = ("shard", "parquet")
 SCHEMA = Schema.from_ddl(
@@ -120,6 +121,8 @@ class Twins:
 
     spark: SparkSession
     given: dict[str, str]
+    folder: Path
+    """Where the Parquet files are."""
 
     def text(self, query: str, side: str) -> str:
         """`query` of one side."""
@@ -154,23 +157,29 @@ class Twins:
 
 def make(spark: SparkSession, folder: Path) -> Twins:
     """Writes both sides, and creates the views in `spark`."""
-    register(spark)
     location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
     shard = _write_shard(location)
     given = {"shard": str(shard), "blob": location.blob, "consensus": location.consensus}
     _write_parquet(folder)
+    return seen_by(spark, given, folder)
+
+
+def seen_by(spark: SparkSession, given: dict[str, str], folder: Path) -> Twins:
+    """What was written, in views of `spark`, a classic session or one over Spark Connect."""
+    register(spark)
     for name in ("first", "latest", "updates"):
         spark.read.parquet(f"{folder}/{name}").createOrReplaceTempView(f"parquet_{name}")
     for name, (options, parquet) in LOADS.items():
         frame = spark.read.format("persist").options(**given, **options).load()
         frame.createOrReplaceTempView(f"shard_{name}")
-        # Planned here, once. Otherwise the first query's threads would each plan it, in a process each.
-        frame.rdd.getNumPartitions()
+        if not is_remote():
+            # Planned here, once. Otherwise the first query's threads would each plan it, in a process each.
+            frame.rdd.getNumPartitions()
         spark.sql(parquet).createOrReplaceTempView(f"parquet_{name}")
     options = ", ".join(f"{name} '{value}'" for name, value in (given | {"splits": "2"}).items())
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW shard_given USING persist OPTIONS ({options})")
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW parquet_given USING parquet OPTIONS (path '{folder}/latest')")
-    twins = Twins(spark, given)
+    twins = Twins(spark, given, folder)
     for name, text in OVER.items():
         for side in SIDES:
             spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW {side}_{name} AS {twins.text(text, side)}")

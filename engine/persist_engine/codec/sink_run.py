@@ -75,6 +75,13 @@ def decode_sink_run(document: object) -> SinkRun:
     return run
 
 
+def columns_beside(envelope: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The columns that an envelope reads beside the fields of the shard, each as (column, the field of the envelope that names it). A
+    column may be a field of the shard too. Not for Debezium, whose input has columns of its own.
+    """
+    return [(envelope[name], name) for name in _NAMING_COLUMNS if envelope.get(name)]
+
+
 class Fields:
     """One JSON object being taken apart. `finish` refuses the fields that were not taken.
 
@@ -144,6 +151,8 @@ class Fields:
             raise InvalidUsage(f"unknown field: {names}")
 
 
+#: The fields of an envelope that name a column of the input.
+_NAMING_COLUMNS = ("timestampColumn", "diffColumn", "orderColumn", "deleteColumn")
 _KINDS: dict[type, str] = {str: "text", int: "a whole number", bool: "true or false", dict: "an object"}
 
 

@@ -129,14 +129,15 @@ class Schema:
         self,
         columns: Sequence[str],
         *,
-        time_column: str | None = None,
+        beside: Iterable[tuple[str, str]] = (),
         hint: str = "drop them with input.format.sql",
     ) -> str | None:
-        """How the columns of a sink's input differ from the fields of key and value and from `time_column`; None when each is there
-        once and no other is. Names are compared exactly. `hint` says how to remove a column.
+        """How the columns of a sink's input differ from the fields of key and value and from the columns `beside` them; None when each is
+        there once and no other is. Names are compared exactly. `beside`: (column, its role), where a column may also be a field of the
+        shard. `hint` says how to remove a column.
         """
         wanted = [(name, "key field") for name in self.key.names] + [(name, "value field") for name in self.val.names]
-        wanted += [] if time_column is None else [(time_column, "timestampColumn")]
+        wanted += beside
         missing = [f"{name} ({role})" for name, role in wanted if name not in columns]
         surplus = sorted(set(columns) - {name for name, _ in wanted})
         doubled = sorted(name for name, count in Counter(columns).items() if count > 1)

@@ -88,7 +88,8 @@ def _sink_facts(spec: Mapping[str, Any], status: Mapping[str, Any]) -> list[tupl
     source, envelope = spec["input"], spec["envelope"]
     what = source.get("format", {}).get("name") or source["type"]
     where = source.get("format", {}).get("options", {}).get("path", "")
-    by = f" at the times in {envelope['timestampColumn']}" if "timestampColumn" in envelope else ""
+    columns = {"timestampColumn": " at the times in", "diffColumn": " as often as", "orderColumn": " in the order of"}
+    by = "".join(f"{words} {envelope[name]}" for name, words in columns.items() if name in envelope)
     when = f"at `{spec['schedule']['cron']}`" if "schedule" in spec else "once"
     facts = [("Reads", f"{what} {where}".strip())]
     facts.append(("Writes", f"{envelope['type']} to PersistShard/{spec['shardRef']['name']}{by}, {when}"))

@@ -17,6 +17,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 from persist_engine.base.errors import InvalidUsage
+from persist_engine.codec.sink_run import columns_beside
 from persist_engine.rows.schema import Schema
 
 from persist_operator.api.sink import SinkSpec
@@ -148,6 +149,8 @@ def _column_problems(spec: SinkSpec, shard: Mapping[str, Any], columns: Sequence
         schema = Schema.from_ddl(shard["schema"]["key"], shard["schema"].get("value") or "")
     except InvalidUsage:
         return  # the plan of the shard reports it
-    problem = schema.column_problem(columns, time_column=spec.envelope.get("timestampColumn"))
+    if spec.envelope["type"] == "Debezium":
+        return  # the columns are those of an event of change, and only Spark can look into them
+    problem = schema.column_problem(columns, beside=columns_beside(spec.envelope))
     if problem is not None:
         yield f"spec.input: {problem}"

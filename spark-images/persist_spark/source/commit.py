@@ -127,9 +127,10 @@ def append(written: Written) -> None:
         _is_landed(written, written.landing(writer).land())
 
 
-def overwrite(written: Written, *, where: str | None, allow_empty: bool) -> None:
+def overwrite(written: Written, *, where: str | None, allow_empty: bool) -> int:
     """Makes the shard's rows that satisfy `where` (None: all rows) equal to the frame, in one step: appends desired minus persisted, so
-    that equal rows cost no update and no reader sees a state between. What other writers add meanwhile is removed too.
+    that equal rows cost no update and no reader sees a state between. What other writers add meanwhile is removed too. Returns by how many
+    rows the shard grew, counted with their copies; it is negative when the shard shrank.
 
     InvalidUsage for a frame without rows, unless `allow_empty`. Other errors as of `append`. Memory: COMPARE_MEMORY_BYTES and some parts.
     """
@@ -142,15 +143,17 @@ def overwrite(written: Written, *, where: str | None, allow_empty: bool) -> None
         if writer.fetch_recent_upper() == Antichain.minimum():
             # Nothing was ever written: the rows themselves are the corrections.
             with client.open_leased_reader(written.shard, written.task.schema, purpose=PURPOSE) as reader:
-                if _is_landed(written, written.landing(writer, reader=reader, where=where).land()):
-                    return
+                landing = written.landing(writer, reader=reader, where=where)
+                if _is_landed(written, landing.land()):
+                    return _growth(landing)
             raise Unavailable(f"since of shard {written.shard} passed the times that the write needs; write again")
         desired = written.received(writer)
         try:
             for _ in range(ROUNDS_MAX):
                 with client.open_leased_reader(written.shard, written.task.schema, purpose=PURPOSE) as reader:
-                    if _corrected(written, writer, reader, desired, where):
-                        return
+                    growth = _corrected(written, writer, reader, desired, where)
+                    if growth is not None:
+                        return growth
         finally:
             writer.delete_batches(desired)  # never offered to an append
         raise Unavailable(
@@ -160,15 +163,15 @@ def overwrite(written: Written, *, where: str | None, allow_empty: bool) -> None
 
 def _corrected(
     written: Written, writer: WriteHandle, reader: ReadHandle, desired: list[Batch], where: str | None
-) -> bool:
-    """Appends desired minus persisted. False when it must start over."""
+) -> int | None:
+    """Appends desired minus persisted. Returns by how many rows the shard grew; None when the write must start over."""
     refuse_outgrown_schema(writer)
     view = ShardView(since=reader.since, upper=writer.fetch_recent_upper(), progress=None)
     now_ms = max(SystemEnv().now_ms(), written.time)  # the staged rows have this time, and a correction none before it
     match mint(view, run=b"", now_ms=now_ms, reads_back=True):
         case RaiseUpper(lower, upper):
             writer.compare_and_append_batch([], expected_upper=lower, new_upper=upper)
-            return False
+            return None
         case Minted(lower, time, as_of) as minted:
             assert as_of is not None  # the shard's upper is past 0
             snapshot = reader.snapshot(as_of, where=where)
@@ -183,7 +186,12 @@ def _corrected(
         corrections = builder.finish(minted.upper)
     staged = Staged(lower=lower, upper=minted.upper, time=time, least_time=time, reads_back=True, as_of=as_of)
     landing = written.landing_of(writer, [corrections], staged, reader=reader, where=where)
-    return _is_landed(written, landing.land())
+    return _growth(landing) if _is_landed(written, landing.land()) else None
+
+
+def _growth(landing: Landing) -> int:
+    """The sum of the diffs of all that `landing` appended."""
+    return sum(part.diffs_sum or 0 for batch in landing.batches for part in batch.hollow.parts)
 
 
 def _is_landed(written: Written, outcome: Outcome) -> bool:

@@ -35,7 +35,11 @@ class LoadedTable:
         assert options.table is not None
         settings = sink_settings(_PART_BYTES)
         with PersistClient.open(options.location, settings=settings, env=SystemEnv(), create=False) as client:
-            table = client.metadata(options.shard, options.table)
+            return cls.of(client.metadata(options.shard, options.table))
+
+    @classmethod
+    def of(cls, table: pa.Table) -> LoadedTable:
+        """These rows."""
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
             writer.write_table(table)

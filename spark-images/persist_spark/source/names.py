@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from weakref import WeakKeyDictionary
 
 from persist_engine import Location, PersistClient
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.ids import ShardId
+from pyspark.sql import SparkSession
 
 from persist_spark.partitions import sink_settings
 from persist_spark.spec import TARGET_PART_BYTES
+
+#: The sessions that know the format, and the stores of their loads that name none.
+_stores: WeakKeyDictionary[SparkSession, Mapping[str, str]] = WeakKeyDictionary()
+
+
+def remember_stores(spark: SparkSession, stores: Mapping[str, str]) -> None:
+    """Keeps the options `blob` and `consensus` of the session, in the place of earlier ones."""
+    _stores[spark] = dict(stores)
+
+
+def stores_of(spark: SparkSession) -> Mapping[str, str] | None:
+    """The options that the session was given. None when it does not know the format."""
+    return _stores.get(spark)
 
 
 def with_shard_id(options: Mapping[str, str]) -> dict[str, str]:

@@ -85,18 +85,12 @@ class WritePlan:
                 view = ShardView(since=Antichain.minimum(), upper=writer.fetch_recent_upper(), progress=None)
                 minted = mint(view, run=b"", now_ms=env.now_ms(), reads_back=False)
                 assert isinstance(minted, Minted)
-                lower = minted.lower.time
-                assert lower is not None
-                task = StageTask(
+                task = StageTask.at(
+                    writer,
                     blob=options.location.blob,
-                    shard_id=options.shard,
-                    schema=schema,
-                    schema_id=writer.schema_id,
-                    lower=lower,
-                    upper=minted.time + 1,
+                    lower=minted.lower,
                     time=minted.time,
                     target_part_bytes=TARGET_PART_BYTES,
-                    staging_floor_ms=writer.machine.staging_floor_ms,
                 )
         return cls(options=options, task=task, positions=positions)
 

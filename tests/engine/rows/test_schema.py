@@ -108,21 +108,25 @@ def test_registered_garbage_is_corrupt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "time_column", "problem"),
+    ("columns", "beside", "problem"),
     [
-        (["name", "id", "score"], None, None),
-        (["id", "name", "score", "at"], "at", None),
+        (["name", "id", "score"], {}, None),
+        (["id", "name", "score", "at"], {"at": "timestampColumn"}, None),
         (
             ["ID", "name", "score"],
-            None,
+            {},
             "missing: id (key field); not in the shard's schema: ID (drop them with input.format.sql)",
         ),
-        (["id", "name", "score", "name"], None, "more than once: name"),
-        (["id"], "at", "missing: name (value field), score (value field), at (timestampColumn)"),
-        (["id", "name", "score"], "id", None),
+        (["id", "name", "score", "name"], {}, "more than once: name"),
+        (
+            ["id"],
+            {"at": "timestampColumn", "n": "diffColumn"},
+            "missing: name (value field), score (value field), at (timestampColumn), n (diffColumn)",
+        ),
+        (["id", "name", "score"], {"id": "timestampColumn"}, None),
     ],
 )
-def test_columns_that_do_not_match_are_named(columns, time_column, problem) -> None:
+def test_columns_that_do_not_match_are_named(columns, beside, problem) -> None:
     schema = Schema.from_ddl("id BIGINT", "name STRING, score DOUBLE")
     expected = f"input columns do not match the shard's schema: {problem}; the input has: {', '.join(columns)}"
-    assert schema.column_problem(columns, time_column=time_column) == (problem and expected)
+    assert schema.column_problem(columns, beside=beside.items()) == (problem and expected)

@@ -163,6 +163,10 @@ def test_paths_columns_and_schedules_are_checked_before_spark_starts(house, monk
         envelope={"type": "Append", "timestampColumn": "at"},
     )
     assert [one for one in found(house, parquet) if "missing: name (value field); the input has: id, at" in one]
+    lacking = {"type": "Upsert", "orderColumn": "lsn", "deleteColumn": "gone"}
+    (wrong,) = found(house, parquet | {"spec": parquet["spec"] | {"envelope": lacking}})
+    assert "missing: name (value field), lsn (orderColumn), gone (deleteColumn); not in the shard's schema: at" in wrong
+    assert found(house, parquet | {"spec": parquet["spec"] | {"envelope": {"type": "Debezium"}}}) == []
     (wrong,) = found(house, scheduled(house, cron="99 * * * *"))
     assert "schedule.cron '99 * * * *' is not five cron fields" in wrong
 

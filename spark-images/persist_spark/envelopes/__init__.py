@@ -1,0 +1,1 @@
+"""Envelopes whose rows are commands on keys."""

@@ -1,0 +1,78 @@
+"""The rows of an Upsert as commands on keys. Plans only; starts no Spark job.
+
+A frame of commands has the flat columns k* and v* in the types of the shard, and these:
+
+- `o`: the order. Of several commands of a key the one with the greatest order wins. Null is the least.
+- `deleted`: whether the command removes its key; not null. The v* of a removal are null.
+- `weight`: how many rows of the input the command stands for.
+- `fault`: why the command cannot be carried out, as text, else null.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+
+from persist_engine.rows.schema import Schema
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
+
+from persist_spark.frames import DELETED, FAULT, ORDER, Field, fields_of, to_flat
+from persist_spark.spec import Envelope
+
+#: How many rows of the input a command stands for.
+WEIGHT = "weight"
+#: Longer keys are cut in messages.
+_SHOWN_CHARS = 200
+
+
+def upsert_commands(frame: DataFrame, schema: Schema, envelope: Envelope) -> DataFrame:
+    """Each row as one command. A row removes its key when the column `deleteColumn` is true. Without that column, it does when all columns
+    of the value are null, apart from `orderColumn`, and there is at least one.
+
+    ConfigurationError names every column that does not fit.
+    """
+    order, delete = envelope.order_column, envelope.delete_column
+    flat = to_flat(frame, schema, order_column=order, delete_column=delete)
+    if delete is None:
+        others = [F.col(f.column).isNull() for f in fields_of(schema) if f.side == "value" and f.name != order]
+        deleted = reduce(Column.__and__, others) if others else F.lit(False)  # noqa: FBT003
+    else:
+        deleted = F.coalesce(F.col(DELETED), F.lit(False))  # noqa: FBT003
+    ordered = F.lit(None).cast("bigint") if order is None else F.col(ORDER)
+    marked = flat.withColumns({DELETED: deleted, ORDER: ordered, WEIGHT: F.lit(1).cast("bigint")})
+    return completed(marked.withColumn(FAULT, F.lit(None).cast("string")), schema)
+
+
+def completed(commands: DataFrame, schema: Schema) -> DataFrame:
+    """`commands` in which removals have no values, and nulls where the shard has NOT NULL are faults."""
+    fields = fields_of(schema)
+    required = {field.name for side in (schema.key, schema.val) for field in side if not field.nullable}
+    faults = [_null_fault(field, fields) for field in fields if field.name in required and _is_required(field, schema)]
+    is_given = ~F.col(DELETED)
+    return commands.select(
+        *(f.column for f in fields if f.side == "key"),
+        *(F.when(is_given, F.col(f.column)).alias(f.column) for f in fields if f.side == "value"),
+        ORDER,
+        DELETED,
+        WEIGHT,
+        F.coalesce(F.col(FAULT), *faults).alias(FAULT),
+    )
+
+
+def key_text(fields: list[Field], columns: dict[str, Column] | None = None) -> Column:
+    """The key as JSON, for messages. `columns`: the key's columns, where they have other names than k*."""
+    keys = [(columns or {}).get(f.column, F.col(f.column)).alias(f.name) for f in fields if f.side == "key"]
+    return F.substring(F.to_json(F.struct(*keys), {"ignoreNullFields": "false"}), 1, _SHOWN_CHARS)
+
+
+def _is_required(field: Field, schema: Schema) -> bool:
+    side = schema.key if field.side == "key" else schema.val
+    return not side.field(field.name).nullable
+
+
+def _null_fault(field: Field, fields: list[Field]) -> Column:
+    is_null = F.col(field.column).isNull()
+    if field.side == "value":
+        is_null = is_null & ~F.col(DELETED)
+    text = f"{field.side} field {field.name} is NOT NULL and null in a row with key "
+    return F.when(is_null, F.concat(F.lit(text), key_text(fields)))

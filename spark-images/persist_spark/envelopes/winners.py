@@ -1,0 +1,137 @@
+"""Reduces the commands of a run to one for each key, the winner.
+
+Owns the copy of the winners that the rest of the run works with. It knows nothing of what the shard holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+from persist_engine.rows.schema import Schema
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
+from pyspark.sql import types as T  # noqa: N812
+
+from persist_spark.columns import struct_column
+from persist_spark.envelopes.commands import WEIGHT, key_text
+from persist_spark.frames import DELETED, FAULT, ORDER, Field, fields_of
+from persist_spark.spec import ConfigurationError
+
+#: The types of key fields by whose least and greatest value parts of the shard are skipped. Others have no plain order.
+_BOUNDED = (
+    T.ByteType,
+    T.ShortType,
+    T.IntegerType,
+    T.LongType,
+    T.DecimalType,
+    T.StringType,
+    T.DateType,
+    T.TimestampType,
+    T.TimestampNTZType,
+)
+
+
+@dataclass(frozen=True)
+class Winners:
+    """The winners of a run, one for each key: k*, v*, `o`, `deleted`."""
+
+    frame: DataFrame
+    schema: Schema
+    rows: int
+    """The rows of the input."""
+    count: int
+    """The winners."""
+    where: tuple[tuple[str, str, Any], ...] | None
+    """A condition on the key that all winners satisfy, as readers accept it. None: nothing is known."""
+
+    @cached_property
+    def keys(self) -> pa.Array:
+        """All keys, as structs, each once. Brings them to the driver."""
+        columns = [f.column for f in fields_of(self.schema) if f.side == "key"]
+        return struct_column(self.frame.select(*columns).toArrow(), "k", self.schema.key_type)
+
+
+def decided(commands: DataFrame, schema: Schema) -> Winners:
+    """The winners of `commands` (see commands.py): for each key the command with the greatest order.
+
+    ConfigurationError names a key when commands of the greatest order differ, so that none is the last, and the first fault. Runs one Spark
+    job over the input and one over the winners.
+    """
+    fields = fields_of(schema)
+    keys = [f.column for f in fields if f.side == "key"]
+    values = [f.column for f in fields if f.side == "value"]
+    given = F.struct(DELETED, *values)
+    digest = F.xxhash64(given)
+    # SUBTLE: of the commands of the greatest order, one maximum has the greatest digest and the other the least. They are equal when all
+    # these commands are. A hot key is reduced before the exchange, which a window over the key would not do.
+    greatest = F.max(F.struct(F.col(ORDER).alias("o"), digest.alias("d"), given.alias("c")))
+    least = F.max(F.struct(F.col(ORDER).alias("o"), F.bitwise_not(digest).alias("d"), given.alias("c")))
+    reduced = commands.groupBy(*keys).agg(
+        greatest.alias("greatest"),
+        least.alias("least"),
+        F.sum(WEIGHT).alias(WEIGHT),
+        F.min(FAULT).alias(FAULT),
+    )
+    # SUBTLE: a copy whose loss fails the job, instead of a cache: a second reading of the input might have other keys than those for which
+    # the shard was read.
+    copied = reduced.select(
+        *keys,
+        *(F.col("greatest.c").getField(value).alias(value) for value in values),
+        F.col("greatest.o").alias(ORDER),
+        F.col("greatest.c").getField(DELETED).alias(DELETED),
+        F.when(~F.col("greatest.c").eqNullSafe(F.col("least.c")), key_text(fields)).alias("tie"),
+        WEIGHT,
+        FAULT,
+    ).localCheckpoint(eager=True)
+    bounded = [f for f in fields if f.side == "key" and isinstance(f.type, _BOUNDED) and "." not in f.name]
+    facts = _facts(copied, bounded)
+    if facts[FAULT] is not None:
+        raise ConfigurationError(f"the input cannot be written: {facts[FAULT]}")
+    if facts["tie"] is not None:
+        raise ConfigurationError(
+            f"the input has several different rows for key {facts['tie']} and none of them is the last: set "
+            "envelope.orderColumn to a column that decides, or keep one row for each key with input.format.sql"
+        )
+    return Winners(
+        frame=copied.select(*keys, *values, ORDER, DELETED),
+        schema=schema,
+        rows=facts["rows"] or 0,
+        count=facts["count"],
+        where=_range_of(facts, bounded),
+    )
+
+
+def _facts(copied: DataFrame, bounded: Sequence[Field]) -> dict[str, Any]:
+    """What the driver needs to know about the winners, in one job."""
+    bounds = [
+        column
+        for f in bounded
+        for column in (
+            F.min(f.column).alias(f"least_{f.column}"),
+            F.max(f.column).alias(f"greatest_{f.column}"),
+            F.count_if(F.col(f.column).isNull()).alias(f"nulls_{f.column}"),
+        )
+    ]
+    facts = copied.agg(
+        F.count(F.lit(1)).alias("count"),
+        F.sum(WEIGHT).alias("rows"),
+        F.min(FAULT).alias(FAULT),
+        F.min("tie").alias("tie"),
+        *bounds,
+    )
+    (row,) = facts.toArrow().to_pylist()
+    return dict(row)
+
+
+def _range_of(facts: dict[str, Any], bounded: Sequence[Field]) -> tuple[tuple[str, str, Any], ...] | None:
+    terms = tuple(
+        (f"key.{f.name}", op, facts[f"{end}_{f.column}"])
+        for f in bounded
+        if facts["count"] and not facts[f"nulls_{f.column}"]
+        for op, end in ((">=", "least"), ("<=", "greatest"))
+    )
+    return terms or None

@@ -1,0 +1,82 @@
+"""Frames over Spark Connect show the contents of one time, chosen at the load, as the frames of classic sessions do.
+
+A client of Spark Connect sends the plan of a frame with each action, and the server loads the format again for each. So the client asks,
+at the load, what a load shows now, in one small job, and puts the answer into the plan as options. The rows of a metadata table, which no
+option could name again, go into the plan themselves.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pyarrow as pa
+
+from persist_spark.held_frames import LoadedFrame
+from persist_spark.options import Options
+from persist_spark.session_frames import FORMAT, FRAME_OPTION, new_name
+from persist_spark.source.metadata import LoadedTable
+
+#: The option with which a load shows one row, the times of the frame, in the place of the frame. Internal.
+LOOK_OPTION = "persist.look"
+#: The option that keeps a frame empty which was empty at its load. Internal.
+EMPTY_OPTION = "persist.empty"
+
+
+def times_of(options: Options, loaded: LoadedFrame) -> LoadedTable:
+    """What a client needs to know to load the same frame again: the shard and the times, which are null for an empty frame."""
+    columns = {
+        "shard": pa.array([str(options.shard)]),
+        "as_of": pa.array([loaded.as_of], pa.int64()),
+        "start": pa.array([loaded.start], pa.int64()),
+    }
+    return LoadedTable.of(pa.table(columns))
+
+
+def pin_frames_at_load() -> None:
+    """From now on each `spark.read.format("persist").load()` of a Connect session in this process chooses the times of its frame.
+
+    SUBTLE: replaces `DataFrameReader.load`, once per process. What a Python data source chooses lives on the server, and only until the
+    server forgets the plan.
+    """
+    from pyspark.sql.connect.readwriter import DataFrameReader
+
+    original = DataFrameReader.load
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def load(
+        self: Any,
+        path: Any = None,
+        format: Any = None,  # noqa: A002 - Spark's name for it
+        schema: Any = None,
+        **options: Any,
+    ) -> Any:
+        frame = original(self, path, format, schema, **options)
+        if (self._format or "").lower() != FORMAT:
+            return frame
+        given = {name.lower(): value for name, value in self._options.items()}
+        if "table" in given:
+            return self._client.createDataFrame(frame.toArrow(), frame.schema)
+
+        [times] = original(_reader_of(self, given | {LOOK_OPTION: "true"}), path).collect()
+        pinned = given | _pinned(times.asDict(), is_feed="from" in given) | {FRAME_OPTION: new_name()}
+        return original(_reader_of(self, pinned, schema=self._schema))
+
+    DataFrameReader.load = load
+
+
+def _reader_of(reader: Any, options: dict[str, str], *, schema: str = "") -> Any:
+    """Another reader of the same session."""
+    made = type(reader)(reader._client).format(FORMAT).options(**options)
+    made._schema = schema
+    return made
+
+
+def _pinned(times: dict[str, Any], *, is_feed: bool) -> dict[str, str]:
+    """The options that make each load show what the first one showed."""
+    shard, as_of, start = times["shard"], times["as_of"], times["start"]
+    if as_of is None:
+        return {"shard": shard, EMPTY_OPTION: "true"}
+    return {"shard": shard, **({"from": str(start), "to": str(as_of + 1)} if is_feed else {"as_of": str(as_of)})}

@@ -1,0 +1,101 @@
+"""`delete(where)`: retracts the rows that satisfy a condition, in one compare-and-append.
+
+A condition that the engine can express is read here, in the caller's process, without a Spark job; parts without such rows, by their
+statistics, are not fetched. Any other condition is a query: Spark's tasks stage the retractions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pyarrow.compute as pc
+from persist_engine import Changes, Filter, ReadHandle, predicate_of
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.flow.append_run import AfterMismatch, Recompute
+from persist_engine.flow.mint_run import Minted
+from persist_engine.model.frontier import Antichain
+from persist_engine.rows.schema import Schema
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
+
+from persist_spark import frames
+from persist_spark.landing import CHANGES_MEMORY_BYTES, Landing
+from persist_spark.source.commit import PURPOSE, Written, overwrite
+from persist_spark.table.attempt import Attempt, minted_at, task_at, until_done
+from persist_spark.table.shard import TableShard
+
+#: The condition that every row satisfies.
+ALL = "true"
+
+
+def delete(table: TableShard, where: str | Column) -> int:
+    """Removes the rows of `table` that satisfy `where` and returns their number, counted with their copies. All go at one time, or none.
+
+    Rows that do not satisfy it stay, also those that other writers add meanwhile. Of the rows that satisfy it, those that others add
+    meanwhile may stay. Spark's AnalysisException for a condition without a meaning; Unavailable when other writers were faster for too
+    long, and then nothing was deleted; other errors of the stores leave it open.
+    """
+    schema = table.schema()
+    if isinstance(where, str):
+        if where.strip().lower() == ALL:
+            return _delete_here(table, schema, None)
+        if _is_expressible(where, schema):
+            return _delete_here(table, schema, where)
+
+    def attempt(now: Attempt) -> int | None:
+        if now.minted.as_of is None:
+            return 0  # nothing was ever written
+        found = frames.to_flat(table.frame(now.minted.as_of).where(where), schema)
+        staged = now.stage(found.withColumn(frames.DIFF, F.lit(-1).cast("bigint")))
+        if not staged.batches:
+            return 0
+        return None if now.land(staged.batches, RowLanding, reads_back=False) is None else staged.rows
+
+    return until_done(table, schema, attempt)
+
+
+def _is_expressible(where: str, schema: Schema) -> bool:
+    """Whether the engine reads the condition as SQL does. In a collection with errors its filters let the errors pass."""
+    try:
+        Filter(predicate_of(where), schema)
+    except InvalidUsage:
+        return False
+    return "err" not in schema.key.names
+
+
+def _delete_here(table: TableShard, schema: Schema, where: str | None) -> int:
+    """Makes the rows that satisfy `where` equal to no rows."""
+    with table.opened() as client, client.open_writer(table.id, schema, purpose=PURPOSE) as writer:
+        upper = writer.fetch_recent_upper()
+        minted = minted_at(upper, Antichain.minimum(), reads_back=False)
+        assert isinstance(minted, Minted)
+        if upper == Antichain.minimum():
+            return 0  # nothing was ever written
+        task = task_at(table, writer, minted)
+    written = Written(location=table.location, shard=table.id, task=task, batches=())
+    return -overwrite(written, where=where, allow_empty=True)
+
+
+@dataclass(kw_only=True)
+class RowLanding(Landing):
+    """The append of retractions of rows that were there at `staged.as_of`. It moves past writers that only add rows. When others removed
+    rows meanwhile, some of these might be gone already, so the landing ends with Recompute.
+    """
+
+    def _decide(self, current: Antichain) -> AfterMismatch:
+        assert self.reader is not None
+        upto = current.newest_complete
+        if _lost_rows(self.reader, self.staged.as_of, upto):
+            return Recompute()
+        self.staged = replace(self.staged, as_of=upto)
+        return super()._decide(current)
+
+
+def _lost_rows(reader: ReadHandle, after: int | None, upto: int) -> bool:
+    """Whether rows were removed at the times after `after` up to `upto`. Also true when those times are no longer readable."""
+    changes = reader.changes(after, upto)
+    if not isinstance(changes, Changes):
+        return True
+    with changes:
+        batches = changes.to_batches(memory_bytes=CHANGES_MEMORY_BYTES)
+        return any(pc.min(batch.column("diff")).as_py() < 0 for batch in batches)

@@ -1,0 +1,50 @@
+"""`optimize()` and `vacuum()`: maintenance of one shard now, in the caller's process, and what it did as a frame.
+
+The work is that of `persist admin force-compaction` and `force-gc`. It may run beside writers, readers and an operator, be repeated, and be
+killed at any point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from persist_engine import Outcome, force_compaction, force_gc
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.settings import CompactionSettings, RetrySettings, Settings
+from pyspark.sql import DataFrame
+
+from persist_spark.partitions import STORE_GIVE_UP_MS
+from persist_spark.table.shard import TableShard
+
+#: The columns of the frame, each a field of the engine's report. `version` is the one that the work was based on.
+WORK_DDL = (
+    "type STRING, outcome STRING, message STRING, version BIGINT, duration_ms BIGINT, bytes_read BIGINT, bytes_written BIGINT, "
+    "blobs_deleted BIGINT, versions_truncated BIGINT, rows_before BIGINT, rows_after BIGINT"
+)
+_FIELDS = ("type", "outcome", "message", "seqno", "duration_ms", "bytes_read", "bytes_written", "blobs_deleted")
+_MORE = ("diffs_truncated", "rows_before", "rows_after")
+
+
+def compacted(table: TableShard, *, full: bool) -> DataFrame:
+    """Merges what is not compact; with `full`, everything into one batch. One row for each merge. InvalidUsage when the environment of the
+    process disables compaction.
+    """
+    # Appends from Spark leave the merges that they claim to others, so a claim says nothing about work under way.
+    settings = Settings(compaction=CompactionSettings(claim_ms=0), retry=RetrySettings(give_up_ms=STORE_GIVE_UP_MS))
+    with table.opened(settings) as client:
+        machine = client.machine(table.id)
+        if not machine.settings.compaction.enabled:
+            raise InvalidUsage(f"compaction is disabled in this process, so shard {table.id} was not compacted")
+        return _shown(table, force_compaction(machine, full=full))
+
+
+def collected(table: TableShard) -> DataFrame:
+    """Writes a rollup if that lets more go, then deletes the versions and blobs that no reader needs. One row for each piece of work."""
+    with table.opened(Settings(retry=RetrySettings(give_up_ms=STORE_GIVE_UP_MS))) as client:
+        return _shown(table, force_gc(client.machine(table.id)))
+
+
+def _shown(table: TableShard, outcomes: Sequence[Outcome]) -> DataFrame:
+    reports = [outcome.to_json() for outcome in outcomes]
+    rows = [tuple(report[field] for field in (*_FIELDS, *_MORE)) for report in reports]
+    return table.spark.createDataFrame(rows, WORK_DDL)

@@ -1,0 +1,92 @@
+"""Frames over Spark Connect keep what they showed at their load, and their actions share a lease."""
+
+import pytest
+from persist_spark import register
+from table_shard import Shard
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def spark(connect_alone):
+    register(connect_alone)
+    return connect_alone
+
+
+@pytest.fixture
+def shard(tmp_path):
+    made = Shard(tmp_path)
+    yield made
+    made.client.close()
+
+
+def row(i):
+    return ((i, "a"), (i, f"s{i}"))
+
+
+def load(spark, shard, **options):
+    stores = {"blob": shard.location.blob, "consensus": shard.location.consensus}
+    return spark.read.format("persist").options(**stores, **options).load("demo/flights")
+
+
+def ids(frame):
+    return sorted(each.id for each in frame.collect())
+
+
+def test_frames_show_the_times_of_their_load(spark, shard):
+    empty, nothing = load(spark, shard), load(spark, shard, **{"from": "0", "rows": "changes"})
+    shard.add([row(1), row(2)])
+    frame = load(spark, shard)
+    feed = load(spark, shard, **{"from": "0", "rows": "changes"})
+    versions = load(spark, shard, table="versions")
+    count = versions.count()
+    given = spark.read.format("persist").schema("id BIGINT, area STRING, n INT, s STRING")
+    given = given.options(blob=shard.location.blob, consensus=shard.location.consensus, shard=str(shard.id)).load()
+    shard.add([row(1)], -1)
+    shard.add([row(3)])
+    assert [ids(each) for each in (empty, nothing)] == [[], []]
+    assert [ids(each) for each in (frame, frame.where("id > 1"), frame.union(frame))] == [[1, 2], [2], [1, 1, 2, 2]]
+    assert sorted((each.id, each["_change"]) for each in feed.collect()) == [(1, "insert"), (2, "insert")]
+    assert ids(given) == [1, 2]
+    assert versions.count() == count
+    assert ids(load(spark, shard)) == [2, 3]
+
+
+def test_the_actions_of_a_frame_share_a_lease(spark, shard):
+    shard.add([row(i) for i in range(5)])
+    frame = load(spark, shard)
+    assert shard.client.inspect(shard.id).readers == (), "a load holds nothing"
+    assert [frame.count(), ids(frame), frame.where("id = 3").count()] == [5, list(range(5)), 1]
+    assert [reader.purpose for reader in shard.client.inspect(shard.id).readers] == ["spark read"]
+
+
+def test_a_load_that_shows_nothing_is_refused_at_once(spark, shard):
+    with pytest.raises(Exception, match="no shard of this store is named demo/flight"):
+        spark.read.format("persist").options(blob=shard.location.blob, consensus=shard.location.consensus).load(
+            "demo/flight"
+        )
+    with pytest.raises(Exception, match="the latest readable time is -1"):
+        load(spark, shard, as_of="5")
+    with pytest.raises(Exception, match="option asof: not known"):
+        load(spark, shard, asof="5")
+
+
+def test_streams_read_and_write(spark, shard, tmp_path):
+    stores = {"blob": shard.location.blob, "consensus": shard.location.consensus}
+    target = Shard(tmp_path / "target")
+    shard.add([row(i) for i in range(5)])
+    query = (
+        spark.readStream.format("persist")
+        .options(**stores, shard="flights", rows="changes")
+        .load()
+        .where("_change = 'insert'")
+        .drop("_time", "_change")
+        .writeStream.format("persist")
+        .options(blob=target.location.blob, consensus=target.location.consensus, shard="flights")
+        .option("checkpointLocation", f"{tmp_path}/checkpoint")
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(240)
+    assert target.rows() == shard.rows()
+    target.client.close()
