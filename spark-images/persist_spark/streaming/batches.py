@@ -100,7 +100,6 @@ class Batches:
         return True
 
     def _commit(self, frame: DataFrame, batch: int) -> None:
-        started_s = self.env.monotonic_s()
         position = replace(
             self.committed, batch=batch, offsets=self.checkpoint.offsets(batch), logs=self.checkpoint.logs()
         )
@@ -139,7 +138,7 @@ class Batches:
             rows=done.rows_read,
             updates=done.updates_written,
             upper=self.report.upper,
-            lag_ms=round((self.env.monotonic_s() - started_s) * 1000),
+            lag_ms=self.env.now_ms() - self.checkpoint.planned_ms(batch),
         )
 
     def _note(self, position: Position) -> None:

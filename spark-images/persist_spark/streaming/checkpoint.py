@@ -4,6 +4,7 @@ never read as another truth.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -53,6 +54,10 @@ class Checkpoint:
     def offsets(self, batch: int) -> str:
         """What Spark wrote about the batch that it is about to run."""
         return (self.folder / "offsets" / str(batch)).read_text(encoding="utf-8")
+
+    def planned_ms(self, batch: int) -> int:
+        """When Spark chose the rows of the batch."""
+        return int(json.loads(self.offsets(batch).splitlines()[1])["batchTimestampMs"])
 
     def logs(self) -> dict[str, str]:
         """The files of the folder `sources` by their paths. ConfigurationError when they are too large to commit with every batch."""
