@@ -100,9 +100,7 @@ class World:
     def run(self, log=None, stop=None, **changes):
         """One driver, from its start to its end."""
         log = log or Acts()
-        return run_stream(
-            self.spark, self.spec(**changes), stop=stop or threading.Event(), env=SystemEnv(), log=log
-        )
+        return run_stream(self.spark, self.spec(**changes), stop=stop or threading.Event(), env=SystemEnv(), log=log)
 
     def run_rate(self, log=None, **changes):
         """A driver over RATE, without a pause between batches. `log` must end it."""
@@ -171,7 +169,7 @@ def test_drivers_that_die_lose_and_double_nothing(world, seed):
     """Ten drivers in a row die: before their commit, between their commit and Spark's, or later. Only the shard outlives them."""
     dice, died = random.Random(seed), 0
     for _ in range(10):
-        log = Acts(die, dice.choice(["position", "minted", "staged", "appended", "batch"]), dice.choice([1, 1, 2]))
+        log = Acts(die, dice.choice(["minted", "staged", "appended", "batch"]), dice.choice([1, 1, 2]))
         with pytest.raises(Died):
             world.run_rate(log)
         died += 1
@@ -182,11 +180,11 @@ def test_drivers_that_die_lose_and_double_nothing(world, seed):
 
 
 def test_the_second_driver_of_a_sink_fences_the_first(world):
-    log = Acts(lambda: world.until(2, run="r-2"), "staged", 2)
-    with pytest.raises(Fenced, match=r"driver [0-9a-f]+ of run r-2 \(its batch 2\) of sink ns/s appended to"):
+    log = Acts(lambda: world.until(2, run="r-2"), "staged")
+    with pytest.raises(Fenced, match=r"driver [0-9a-f]+ of run r-2 \(its batch 1\) of sink ns/s appended to"):
         world.run_rate(log, run="r-1")
     assert world.position().run == "r-2"
-    assert world.rows() == Counter((id_, id_ % 7) for id_ in range(30))
+    assert world.rows() == Counter((id_, id_ % 7) for id_ in range(20))
 
 
 def test_a_stop_lets_the_batch_in_flight_be_committed(world):
@@ -203,7 +201,7 @@ def test_batches_without_rows_commit_the_first_position_and_the_last(world):
     log.act, log.at, log.left = stop.set, "batch", 3
     none = replace(RATE, sql="select value as id, value as n from input where value < 0")
     report = world.run_rate(log, stop=stop, input=none)
-    assert (report.batches, report.updates_written, report.upper) == (3, 0, 0)
+    assert (report.batches, report.updates_written, report.upper) == (3, 0, None)
     assert [line["batch"] for line in log.events("position")] == [NO_BATCH, 0, 2]
     assert world.position().batch == 2
     assert world.client.recent_upper(world.shard) == A(0)
@@ -237,7 +235,7 @@ REFUSED = {
     "distinct": (RATE, "select distinct value as id, 0 as n from input", "Aggregate keeps a state"),
     "limit": (RATE, "select value as id, 0 as n from input limit 3", "Limit keeps a state"),
     "join": (RATE, "select a.value as id, 0 as n from input a join input b on a.value = b.value", "Join keeps a state"),
-    "in": (RATE, "select value as id, 0 as n from input where value in (select value from input)", "Join keeps a"),
+    "in": (RATE, "select value as id, 0 as n from input where value in (select value from input)", "not allowed in"),
     "files": (Input(format="json", schema="id BIGINT, n BIGINT"), None, "json reads a folder of files"),
     "format": (Input(format="nonsense"), None, "input.format: "),
     "columns": (RATE, "select value as id from input", "n"),
@@ -260,15 +258,11 @@ def test_joins_with_tables_and_unions_are_streams(world):
     )
     world.until(1, input=replace(RATE, sql=sql))
     assert set(world.rows()) == {(0, 0), (1, 1), (2, 2), (8, 9), (9, 9)}
-    with pytest.raises(ConfigurationError, match="the number of sources differs from that of the position"):
-        world.until(1)
 
 
 def test_a_stored_position_that_does_not_fit_is_refused_and_stays(world):
     world.write(1)
-    stored = Position(
-        source=f"persist {world.shard}", query="q", batch=NO_BATCH, run="r-1", driver="d", offsets=None
-    )
+    stored = Position(source=f"persist {world.shard}", query="q", batch=NO_BATCH, run="r-1", driver="d", offsets=None)
     newer = encode_position(stored).replace(b'"format":1', b'"format":2')
     for token, error, message in [
         (b"uid-7", ConfigurationError, "in runs over a batch source, the last one uid-7"),

@@ -37,9 +37,7 @@ _AUTHENTICATED = {
 }
 
 
-def sink_document(
-    action: StartDriver, meta: Meta, *, credentials_dir: str, is_bounded: bool = False
-) -> dict[str, Any]:
+def sink_document(action: StartDriver, meta: Meta, *, credentials_dir: str, is_bounded: bool = False) -> dict[str, Any]:
     """The contents of sink.json. input, envelope and write are as the user wrote them. `credentials_dir` is the folder from which the
     driver reads the stores' credentials, if there is a Secret with them. `is_bounded`: a stream ends when its source has nothing new.
     """

@@ -88,7 +88,9 @@ def _ready(
     if scheduled and state != "Running":
         reason = "Scheduled" if state is None else "Succeeded"
         return [Condition("Ready", "True", reason, f"the next run is at {status.schedule.next_time}")]
-    return _under_way(status, observed, lasting=sink.spec.mode != "Once", was_ready=conditions.is_true(sink.status, "Ready"))
+    return _under_way(
+        status, observed, lasting=sink.spec.mode != "Once", was_ready=conditions.is_true(sink.status, "Ready")
+    )
 
 
 def _suspended(observed: SinkObserved) -> list[Condition]:

@@ -43,10 +43,11 @@ class Batches:
     """The sink's progress in the shard as this driver last saw it."""
     env: Env
     log: Log
+    on_failure: Callable[[], None]
+    """Wakes the main thread."""
     failure: BaseException | None = None
     """Why the query must end."""
     report: SinkReport = field(init=False)
-    on_failure: Callable[[], None] = lambda: None
     _pending: Position | None = None
     _pending_s: float = 0.0
     _has_ended: bool = False

@@ -6,9 +6,8 @@ import threading
 import uuid
 from dataclasses import replace
 
-from persist_engine import Location, PersistClient, SourceProgress, WriteHandle
+from persist_engine import Location, PersistClient, SourceProgress
 from persist_engine.base.env import Env
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -19,13 +18,12 @@ from persist_spark.report import Log, SinkReport
 from persist_spark.spec import ConfigurationError, SinkSpec, Stream
 from persist_spark.staging import Staging, part_bytes_of
 from persist_spark.streaming.batches import Batches
-from persist_spark.streaming.checkpoint import Checkpoint, configure, temporary_checkpoint
+from persist_spark.streaming.checkpoint import configure, temporary_checkpoint
 from persist_spark.streaming.position import NO_BATCH, Position, decode_position
 from persist_spark.streaming.query import source_of, streaming_input
 
 #: How often the main thread looks whether the query has ended by itself.
 POLL_S = 0.5
-_OTHER_SOURCES = "sources in the checkpoint offsets and now there are"
 
 
 def run_stream(spark: SparkSession, spec: SinkSpec, *, stop: threading.Event, env: Env, log: Log) -> SinkReport:
@@ -54,7 +52,20 @@ def run_stream(spark: SparkSession, spec: SinkSpec, *, stop: threading.Event, en
             temporary_checkpoint() as checkpoint,
         ):
             checkpoint.write(position)
-            batches = _batches(spark, spec, client, writer, checkpoint, position, progress, env=env, log=log)
+            part_bytes = part_bytes_of(spark, spec, log)
+            staging = Staging(spark=spark, spec=spec, schema=spec.schema, writer=writer, part_bytes=part_bytes, log=log)
+            batches = Batches(
+                spec=spec,
+                client=client,
+                writer=writer,
+                staging=staging,
+                checkpoint=checkpoint,
+                committed=position,
+                expected=progress,
+                env=env,
+                log=log,
+                on_failure=stop.set,
+            )
             return _Driver(spec.stream, frame, batches, stop, log).until_stopped(spark)
 
 
@@ -63,9 +74,7 @@ def _start(spec: SinkSpec, progress: SourceProgress | None, env: Env) -> Positio
     source, driver = source_of(spec.input), env.random_bytes(8).hex()
     if progress is None:
         query = str(uuid.UUID(bytes=env.random_bytes(16), version=4))
-        return Position(
-            source=source, query=query, batch=NO_BATCH, run=spec.run_id, driver=driver, offsets=None
-        )
+        return Position(source=source, query=query, batch=NO_BATCH, run=spec.run_id, driver=driver, offsets=None)
     stored = decode_position(progress.token, sink_id=spec.sink_id)
     if stored.source != source:
         raise ConfigurationError(
@@ -73,32 +82,6 @@ def _start(spec: SinkSpec, progress: SourceProgress | None, env: Env) -> Positio
             f"{source}; create another sink for another source"
         )
     return replace(stored, run=spec.run_id, driver=driver)
-
-
-def _batches(
-    spark: SparkSession,
-    spec: SinkSpec,
-    client: PersistClient,
-    writer: WriteHandle,
-    checkpoint: Checkpoint,
-    position: Position,
-    progress: SourceProgress | None,
-    *,
-    env: Env,
-    log: Log,
-) -> Batches:
-    part_bytes = part_bytes_of(spark, spec, log)
-    return Batches(
-        spec=spec,
-        client=client,
-        writer=writer,
-        staging=Staging(spark=spark, spec=spec, schema=spec.schema, writer=writer, part_bytes=part_bytes, log=log),
-        checkpoint=checkpoint,
-        committed=position,
-        expected=progress,
-        env=env,
-        log=log,
-    )
 
 
 class _Driver:
@@ -109,8 +92,6 @@ class _Driver:
 
     def until_stopped(self, spark: SparkSession) -> SinkReport:
         """Runs the query. Afterwards the batch in flight is committed, or `stop_s` is over."""
-        # One event for both reasons to wake up, because the main thread, which gets the signals, can wait for one only.
-        self.batches.on_failure = self.stop.set
         query = self._started(spark)
         try:
             while query.isActive and not self.stop.wait(POLL_S):
@@ -120,7 +101,7 @@ class _Driver:
             self._stop(query)
         failure = self.batches.failure or query.exception()
         if failure is not None:
-            raise self._explained(failure)
+            raise failure
         if not is_committed:
             self.log.event("not_committed", waited_s=self.stream.stop_s)
         return replace(self.batches.report, stopped=self.stop.is_set())
@@ -139,11 +120,3 @@ class _Driver:
             query.stop()
         except Exception as error:  # noqa: BLE001 - the process ends anyway, and everything that counts is committed
             self.log.event("query_not_stopped", error=str(error)[:500])
-
-    def _explained(self, failure: BaseException) -> BaseException:
-        if isinstance(failure, StreamingQueryException) and _OTHER_SOURCES in str(failure):
-            return ConfigurationError(
-                f"input.format.sql: the number of sources differs from that of the position in the shard, batch "
-                f"{self.batches.committed.batch}; create another sink for another query"
-            )
-        return failure
