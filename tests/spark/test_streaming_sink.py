@@ -195,6 +195,30 @@ def test_a_stop_lets_the_batch_in_flight_be_committed(world):
     assert report.to_json(duration_ms=0)["outcome"] == "Stopped"
 
 
+def test_a_batch_that_takes_too_long_to_stop_is_left_to_the_next_driver(world):
+    class Holding(Acts):
+        """Holds the second batch until the driver has given it up."""
+
+        def __init__(self):
+            super().__init__(self.hold, "minted", 2)
+            self.stop, self.given_up = threading.Event(), threading.Event()
+
+        def hold(self):
+            self.stop.set()
+            assert self.given_up.wait(60)
+
+        def event(self, event, **fields):
+            super().event(event, **fields)
+            if event == "not_committed":
+                self.given_up.set()
+
+    log = Holding()
+    report = world.run_rate(log, stop=log.stop, stream=Stream(commit_interval_s=0, stop_s=0))
+    assert report.stopped
+    world.until(1)
+    assert world.rows() == Counter((id_, id_ % 7) for id_ in range(10 * (world.position().batch + 1)))
+
+
 def test_batches_without_rows_commit_the_first_position_and_the_last(world):
     """No row passes the filter. The first batch fixes where the stream began. The end commits the rest, and the upper stays."""
     log, stop = Acts(), threading.Event()

@@ -96,14 +96,15 @@ class _Driver:
         try:
             while query.isActive and not self.stop.wait(POLL_S):
                 self.batches.commit_idle()
-        finally:
             is_committed = self.batches.end(self.stream.stop_s)
+            if not is_committed:
+                self.log.event("not_committed", waited_s=self.stream.stop_s)
+        finally:
             self._stop(query)
-        failure = self.batches.failure or query.exception()
+        # A batch that was cut off may have failed for that reason alone. The next driver repeats it.
+        failure = (self.batches.failure or query.exception()) if is_committed else None
         if failure is not None:
             raise failure
-        if not is_committed:
-            self.log.event("not_committed", waited_s=self.stream.stop_s)
         return replace(self.batches.report, stopped=self.stop.is_set())
 
     def _started(self, spark: SparkSession) -> StreamingQuery:
