@@ -59,23 +59,26 @@ def flat_type(schema: Schema) -> T.StructType:
     return T.StructType([T.StructField(f.column, f.type) for f in fields_of(schema)])
 
 
-def read_input(spark: SparkSession, source: Input) -> DataFrame:
-    """The input that the user declared, with its SQL applied. ConfigurationError when it does not exist or the SQL is invalid."""
-    reader = spark.read.format(source.format).options(**source.options)
+def read_input(spark: SparkSession, source: Input, *, streaming: bool = False) -> DataFrame:
+    """The input that the user declared, with its SQL applied. ConfigurationError when it does not exist or the SQL is invalid.
+    `streaming`: as a stream.
+    """
+    read = spark.readStream if streaming else spark.read
+    reader = read.format(source.format).options(**source.options)
     try:
         if source.schema is not None:
             reader = reader.schema(source.schema)
         frame = reader.load()
     except (AnalysisException, Py4JJavaError) as error:
         # For a format that does not exist, Spark raises a plain Java error.
-        raise ConfigurationError(f"input.format: {_first_line(error)}") from error
+        raise ConfigurationError(f"input.format: {first_line(error)}") from error
     if source.sql is None:
         return frame
     frame.createOrReplaceTempView(INPUT_VIEW)
     try:
         return spark.sql(source.sql)
     except AnalysisException as error:
-        raise ConfigurationError(f"input.format.sql: {_first_line(error)}") from error
+        raise ConfigurationError(f"input.format.sql: {first_line(error)}") from error
     finally:
         spark.catalog.dropTempView(INPUT_VIEW)
 
@@ -271,6 +274,7 @@ def corrections(desired: DataFrame, persisted: DataFrame, schema: Schema, tasks:
     return parts.sortWithinPartitions(HASH)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error of Spark says, without its stack."""
     text = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error
     return str(text).strip().split("\n", 1)[0]

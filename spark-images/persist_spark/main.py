@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from traceback import format_exception
@@ -85,12 +86,19 @@ def run_driver(spec_path: Path, report_path: Path | None) -> int:
 def _run(spec: SinkSpec, env: SystemEnv) -> SinkReport:
     from persist_spark.session import start_session
     from persist_spark.sink import run_sink
+    from persist_spark.streaming.stream import run_stream
 
+    stop = threading.Event()
+    if spec.stream is not None:
+        # Not an exception: the batch in flight is committed before the stream ends.
+        signal.signal(signal.SIGTERM, lambda *_: stop.set())
     log = Log(sys.stderr, env, sink=spec.sink_id, run=spec.run_id, shard=spec.shard_id)
     log.event("starting", envelope=spec.envelope.type, format=spec.input.format)
     spark = start_session(f"persist sink {spec.sink_id}")
     try:
         with progress_lines(log, spark.sparkContext.statusTracker()):
+            if spec.stream is not None:
+                return run_stream(spark, spec, stop=stop, env=env, log=log)
             return run_sink(spark, spec, env=env, log=log)
     finally:
         spark.stop()

@@ -33,12 +33,16 @@ class SinkReport:
     updates_written: int = 0
     executors: int = 0
     already_done: bool = False
+    batches: int | None = None
+    """The number of batches that a stream committed. None for a run over a batch source."""
+    stopped: bool = False
+    """Whether SIGTERM ended a stream."""
 
     def to_json(self, *, duration_ms: int, failure: Failure | None = None) -> dict[str, Any]:
         """The report in the format that the operator reads."""
         return {
             "type": "Sink",
-            "outcome": "Failed" if failure else "Succeeded",
+            "outcome": "Failed" if failure else "Stopped" if self.stopped else "Succeeded",
             "class": failure.failure_class.value if failure else None,
             "message": failure.message if failure else self._message(),
             **asdict(self),
@@ -46,6 +50,9 @@ class SinkReport:
         }
 
     def _message(self) -> str:
+        if self.batches is not None:
+            end = "stopped" if self.stopped else "the source has nothing new"
+            return f"committed {self.batches} batches with {self.updates_written} updates; {end}"
         if self.already_done:
             return f"run {self.run_id} was appended before; nothing was written"
         return f"wrote {self.updates_written} updates at [{self.lower},{self.upper})"

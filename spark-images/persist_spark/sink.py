@@ -9,7 +9,7 @@ compare-and-set that appends the data also commits the run id as the sink's sour
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import assert_never
@@ -20,7 +20,7 @@ from persist_engine.base.errors import Fenced, InvalidUsage, Unavailable
 from persist_engine.flow.append_run import Late, Recompute, Staged
 from persist_engine.flow.mint_run import AlreadyDone, Minted, RaiseUpper, ShardView, Superseded, mint
 from persist_engine.model.frontier import Antichain
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from persist_spark import frames
 from persist_spark.landing import Landed, Landing, driver_settings, refuse_outgrown_schema
@@ -29,6 +29,7 @@ from persist_spark.report import Log, SinkReport
 from persist_spark.session import executor_count
 from persist_spark.spec import ConfigurationError, SinkSpec
 from persist_spark.staging import StagedRows, Staging, part_bytes_of
+from persist_spark.streaming.position import committer
 
 #: How often a run starts over before it fails and leaves the work to the next run. It starts over when other writers raise the upper
 #: first, or when since passes what they wrote. Lost appends do not count (`landing.TRIES_MAX`).
@@ -52,13 +53,23 @@ def run_sink(spark: SparkSession, spec: SinkSpec, *, env: Env | None = None, log
             raise ConfigurationError(f"schema: differs from that of shard {spec.shard_id}: {difference}")
         with client.open_writer(spec.shard_id, schema, purpose=spec.purpose) as writer:
             part_bytes = part_bytes_of(spark, spec, log)
-            staging = Staging(spark=spark, spec=spec, schema=schema, writer=writer, part_bytes=part_bytes, log=log)
-            return _Run(spec=spec, client=client, writer=writer, staging=staging, env=env, log=log).until_done()
+            run = Run(
+                spec=spec,
+                client=client,
+                writer=writer,
+                staging=Staging(spark=spark, spec=spec, schema=schema, writer=writer, part_bytes=part_bytes, log=log),
+                env=env,
+                log=log,
+                token=spec.run_token,
+                expected=client.progress(spec.shard_id, spec.sink_id),
+                read=lambda: frames.read_input(spark, spec.input),
+            )
+            return run.until_done()
 
 
 @dataclass(kw_only=True)
-class _Run:
-    """One run. Its only state is its handles."""
+class Run:
+    """One run, which is all of a batch sink or one batch of a stream. For one use. Its only state is its handles."""
 
     spec: SinkSpec
     client: PersistClient
@@ -66,14 +77,21 @@ class _Run:
     staging: Staging
     env: Env
     log: Log
+    token: bytes
+    """The sink's source progress that the run commits with its data."""
+    expected: SourceProgress | None
+    """The sink's progress when the run began."""
+    read: Callable[[], DataFrame]
+    """Reads the input. Every call returns the same rows."""
+    lands_nothing: bool = True
+    """Whether the progress is committed also when there is nothing to append."""
 
     def until_done(self) -> SinkReport:
         """Mints, writes and appends. Starts over when the staged batches can no longer be used."""
-        expected = self.client.progress(self.spec.shard_id, self.spec.sink_id)
         for _ in range(ROUNDS_MAX):
             with self._reader() as reader:
                 since = Antichain.minimum() if reader is None else reader.since
-                view = ShardView(since=since, upper=self.writer.fetch_recent_upper(), progress=expected)
+                view = ShardView(since=since, upper=self.writer.fetch_recent_upper(), progress=self.expected)
                 if self.staging.reads_back:
                     refuse_outgrown_schema(self.writer)
                 decision = self._mint(view)
@@ -91,9 +109,8 @@ class _Run:
                         continue
                     case Minted():
                         self.log.event("minted", lower=decision.lower.time, time=decision.time, as_of=decision.as_of)
-                        source = frames.read_input(self.staging.spark, self.spec.input)
-                        staged = self.staging.stage(source, decision, reader)
-                        report = self._append(decision, staged, reader, expected)
+                        staged = self.staging.stage(self.read(), decision, reader)
+                        report = self._append(decision, staged, reader)
                     case _:
                         assert_never(decision)
             if report is not None:
@@ -104,7 +121,7 @@ class _Run:
 
     def _mint(self, view: ShardView) -> Minted | RaiseUpper | AlreadyDone | Superseded:
         try:
-            return mint(view, run=self.spec.run_token, now_ms=self.env.now_ms(), reads_back=self.staging.reads_back)
+            return mint(view, run=self.token, now_ms=self.env.now_ms(), reads_back=self.staging.reads_back)
         except InvalidUsage as error:
             raise ConfigurationError(f"shard {self.spec.shard_id}: {error}") from error
 
@@ -121,10 +138,10 @@ class _Run:
 
     # -- append --------------------------------------------------------------------------------------------------------
 
-    def _append(
-        self, minted: Minted, stage: StagedRows, reader: ReadHandle | None, expected: SourceProgress | None
-    ) -> SinkReport | None:
+    def _append(self, minted: Minted, stage: StagedRows, reader: ReadHandle | None) -> SinkReport | None:
         """The report of the finished run. None when the staged batches were deleted and the run must mint again."""
+        if not (stage.batches or self.lands_nothing):
+            return SinkReport(run_id=self.spec.run_id, rows_read=stage.rows)
         if stage.upper == minted.lower:
             return self._appended(minted.lower, stage.upper, stage)
         own_times = self.spec.envelope.timestamp_column is not None
@@ -142,8 +159,8 @@ class _Run:
             staged=staged,
             batches=stage.batches,
             sink_id=self.spec.sink_id,
-            run_token=self.spec.run_token,
-            expected=expected,
+            run_token=self.token,
+            expected=self.expected,
             where=None if stage.keys is None else stage.keys.where,
             keys=stage.keys,
             env=self.env,
@@ -155,9 +172,9 @@ class _Run:
                 return self._appended(lower, upper, replace(stage, updates=updates))
             case AlreadyDone(upper):
                 return self._done_before(upper)
-            case Superseded():
+            case Superseded(current):
                 raise Fenced(
-                    f"another run of sink {self.spec.sink_id} appended to {self.spec.shard_id} "
+                    f"{committer(current)} of sink {self.spec.sink_id} appended to {self.spec.shard_id} "
                     f"while run {self.spec.run_id} was writing"
                 )
             case Late(current):

@@ -1,4 +1,4 @@
-"""The specification of one sink run: parses and checks `sink.json`. Owns the contents of its blocks `input`, `envelope` and `write`;
+"""The specification of one sink run: parses and checks `sink.json`. Owns the contents of its blocks `input`, `envelope`, `write`, `stream`;
 `persist_engine.codec.sink_run` owns the document. Must not know: Spark, stores.
 
 Every refusal is a ConfigurationError that names the field as the user wrote it (`input.format.name`), its value and
@@ -26,6 +26,10 @@ from persist_engine.rows.schema import Schema
 PARALLELISM_MAX = 4096
 #: The default in the resource definition.
 TARGET_PART_BYTES = 64 * MIB
+#: The interval of a stream when the document names none, and the longest one.
+COMMIT_INTERVAL_S, COMMIT_INTERVAL_S_MAX = 10, 3600
+#: How long a stream waits for the batch in flight when it is stopped, if the document does not say.
+STOP_S = 30
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?")
 _UNITS = {
     "": 1,
@@ -82,7 +86,7 @@ _ATTRIBUTES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """A Spark batch source, and optional SQL over it as the view `input`."""
+    """A Spark source, and optional SQL over it as the view `input`."""
 
     format: str
     options: Mapping[str, str] = field(default_factory=dict)
@@ -129,6 +133,18 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """How a Streaming sink runs."""
+
+    commit_interval_s: int = COMMIT_INTERVAL_S
+    """A batch begins so long after the one before it."""
+    is_bounded: bool = False
+    """Whether the stream ends when its source has nothing new."""
+    stop_s: int = STOP_S
+    """How long a stream that is stopped waits for the batch in flight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SinkSpec:
     """One run of one sink. Every retry of a run has the same `run_id`, so that its data is appended once. In ids `<series>-<number>`,
     the greater number is the newer run. After it has appended, older runs append nothing.
@@ -145,6 +161,8 @@ class SinkSpec:
     envelope: Envelope
     write: Write = field(default_factory=Write)
     purpose: str = "sink"
+    stream: Stream | None = None
+    """None: one run over a batch source."""
 
     @property
     def run_token(self) -> bytes:
@@ -179,7 +197,7 @@ class SinkSpec:
         """Check a decoded `sink.json`. Raises ConfigurationError."""
         try:
             run = decode_sink_run(document)
-            return cls(
+            spec = cls(
                 sink_id=run.sink_id,
                 run_id=run.run_id,
                 shard_id=run.shard_id,
@@ -191,7 +209,11 @@ class SinkSpec:
                 envelope=_parse_envelope(Fields(run.envelope, "envelope")),
                 write=_parse_write(Fields(run.write, "write")),
                 purpose=run.purpose,
+                stream=None if run.stream is None else _parse_stream(Fields(run.stream, "stream")),
             )
+            if spec.stream is not None:
+                _check_stream(spec)
+            return spec
         except ConfigurationError:
             raise
         except InvalidUsage as error:
@@ -234,6 +256,38 @@ def _parse_write(fields: Fields) -> Write:
         raise ConfigurationError(f"write.targetBatchBytes: {quantity} is less than 1Mi")
     fields.finish()
     return Write(parallelism=parallelism, target_part_bytes=target)
+
+
+def _parse_stream(fields: Fields) -> Stream:
+    stream = Stream(
+        commit_interval_s=_seconds(fields, "commitIntervalSeconds", COMMIT_INTERVAL_S, least=1),
+        is_bounded=fields.flag("bounded"),
+        stop_s=_seconds(fields, "stopSeconds", STOP_S, least=0),
+    )
+    fields.finish()
+    return stream
+
+
+def _seconds(fields: Fields, name: str, default: int, *, least: int) -> int:
+    seconds: int | None = fields.take(name, int)
+    if seconds is not None and not least <= seconds <= COMMIT_INTERVAL_S_MAX:
+        raise ConfigurationError(f"{fields.name(name)}: {seconds} is outside [{least}, {COMMIT_INTERVAL_S_MAX}]")
+    return default if seconds is None else seconds
+
+
+def _check_stream(spec: SinkSpec) -> None:
+    """Refuses what a stream cannot keep its promises with."""
+    if spec.envelope.type is EnvelopeType.MIRROR:
+        raise ConfigurationError(
+            "envelope.type: a Streaming sink cannot be a Mirror, because a batch holds new rows, not all desired contents of the shard; "
+            "choose Append, or mode Once or Scheduled"
+        )
+    for name, value in spec.input.options.items():
+        if name.lower() == "failondataloss" and value.strip().lower() == "false":
+            raise ConfigurationError(
+                f"input.format.options.{name}: must not be false, because the sink would pass over rows that the source has lost; "
+                "remove the option"
+            )
 
 
 def _bytes_of(quantity: int | str, name: str) -> int:

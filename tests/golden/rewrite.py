@@ -47,6 +47,7 @@ from persist_engine.model.state import (
     Writer,
 )
 from persist_engine.rows.schema import CODECS, Schema
+from persist_spark.streaming.position import Position, encode_position
 
 FOLDER = Path(__file__).resolve().parent
 VERSION = "0.1.0"
@@ -58,6 +59,15 @@ SCHEMA = Schema.from_ddl(
 BIRTH = b"\x0b" * 16
 STORE = Identity(StoreId.from_bytes(b"\x0c" * 16))
 OWNER = Owner("persist-operator/main", "analytics", "flights")
+POSITION = Position(
+    source="rate",
+    query="0c0c0c0c-0c0c-4c0c-8c0c-0c0c0c0c0c0c",
+    batch=7,
+    run="uid-3",
+    driver="0d0d0d0d0d0d0d0d",
+    offsets='v1\n{"batchWatermarkMs":0,"batchTimestampMs":1795444713444,"conf":{}}\n70',
+    logs={"0/0": "v1\n1795444713000"},
+)
 DESC = Description(Antichain(0), Antichain(10), Antichain(0))
 _AT = datetime(2013, 1, 1, 5, 17, tzinfo=UTC)
 _FULL = (True, -1, 0.5, Decimal("12.34"), "é", b"\x00\xff", date(2013, 1, 1), _AT, _AT.replace(tzinfo=None))
@@ -221,6 +231,7 @@ def files() -> dict[str, bytes]:
         "identity.bin": encode_identity(STORE),
         "owner.bin": encode_shard_owner(SHARD, OWNER),
         "name.bin": encode_name(OWNER, SHARD),
+        "position.json": encode_position(POSITION),
     }
 
 

@@ -17,6 +17,7 @@ from persist_engine.codec.registry import decode_identity, decode_name, decode_s
 from persist_engine.codec.state import decode_rollup
 from persist_engine.codec.state_diff import decode_state_diff
 from persist_engine.pb import state_pb2
+from persist_spark.streaming.position import decode_position
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -86,10 +87,15 @@ def test_the_stored_identity_and_registry_decode_to_the_values_they_were_made_of
         "identity.bin",
         "owner.bin",
         "name.bin",
+        "position.json",
     ],
 )
 def test_messages_are_still_written_byte_for_byte(golden: ModuleType, name: str) -> None:
     assert golden.files()[name] == stored(name)
+
+
+def test_the_stored_position_of_a_stream_decodes_to_the_value_it_was_made_of(golden: ModuleType) -> None:
+    assert decode_position(stored("position.json"), sink_id="ns/s") == golden.POSITION
 
 
 def test_the_stored_part_decodes_to_its_rows(golden: ModuleType) -> None:

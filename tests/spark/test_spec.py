@@ -12,7 +12,7 @@ from persist_operator.api.shard import ShardSchema, StoreLocation
 from persist_operator.api.sink import SinkSpec as DeclaredSink
 from persist_operator.manifests.sink_files import json_text, sink_document
 from persist_operator.plan.actions import StartDriver
-from persist_spark.spec import PARALLELISM_MAX, ConfigurationError, EnvelopeType, SinkSpec
+from persist_spark.spec import PARALLELISM_MAX, ConfigurationError, EnvelopeType, SinkSpec, Stream
 
 DOCUMENT = {
     "sink_id": "ns/flights",
@@ -210,3 +210,32 @@ def test_the_sinks_of_this_file_have_every_field_of_the_resource_definition():
     assert properties(spec, "input", "format") == set(widest["input"]["format"])
     assert properties(spec, "envelope") == {name for blocks in DECLARED.values() for name in blocks["envelope"]}
     assert properties(spec, "write") == set(widest["write"])
+
+
+def test_a_stream_has_defaults():
+    assert SinkSpec.parse(changed("stream", {})).stream == Stream(commit_interval_s=10, is_bounded=False, stop_s=30)
+    given = {"commitIntervalSeconds": 2, "bounded": True, "stopSeconds": 0}
+    assert SinkSpec.parse(changed("stream", given)).stream == Stream(commit_interval_s=2, is_bounded=True, stop_s=0)
+    assert SinkSpec.parse(DOCUMENT).stream is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"envelope": {"type": "Mirror"}}, "envelope.type: a Streaming sink cannot be a Mirror, because"),
+        ({"input.format.options.failOnDataLoss": " False"}, "failOnDataLoss: must not be false, because"),
+        ({"stream.commitIntervalSeconds": 3601}, r"stream.commitIntervalSeconds: 3601 is outside \[1, 3600\]"),
+        ({"stream.stopSeconds": -1}, r"stream.stopSeconds: -1 is outside \[0, 3600\]"),
+        ({"stream.more": 1}, "unknown field: stream.more"),
+    ],
+)
+def test_what_a_stream_cannot_be_is_refused(changes, message):
+    document = changed("stream", {})
+    for path, value in changes.items():
+        *parents, last = path.split(".")
+        at = document
+        for parent in parents:
+            at = at.setdefault(parent, {})
+        at[last] = value
+    with pytest.raises(ConfigurationError, match=message):
+        SinkSpec.parse(document)

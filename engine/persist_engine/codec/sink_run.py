@@ -1,7 +1,7 @@
 """sink.json: one run of one sink, as the operator writes it and the driver on Spark reads it. The one place that names its fields.
 
 `input`, `envelope` and `write` are the blocks of the resource as the user wrote them. The resource definition says what they hold, and
-the driver's `persist_spark.spec` parses them, with the same `Fields`.
+the driver's `persist_spark.spec` parses them and `stream`, with the same `Fields`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from persist_engine.model.ids import ShardId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkRun:
-    """What one attempt of a run is asked to do. `key_schema` and `val_schema` are DDL; `blob` and `consensus` are URLs."""
+    """What one attempt of a run is asked to do. `key_schema` and `val_schema` are DDL; `blob` and `consensus` are URLs. `stream` says how a
+    Streaming sink runs; None for a sink of another mode.
+    """
 
     sink_id: str
     run_id: str
@@ -29,11 +31,12 @@ class SinkRun:
     envelope: Mapping[str, Any]
     write: Mapping[str, Any]
     purpose: str
+    stream: Mapping[str, Any] | None = None
 
 
 def encode_sink_run(run: SinkRun) -> dict[str, Any]:
     """The JSON document. Inverse of `decode_sink_run`."""
-    return {
+    document = {
         "sink_id": run.sink_id,
         "run_id": run.run_id,
         "shard_id": run.shard_id,
@@ -44,11 +47,12 @@ def encode_sink_run(run: SinkRun) -> dict[str, Any]:
         "write": dict(run.write),
         "purpose": run.purpose,
     }
+    return document if run.stream is None else {**document, "stream": dict(run.stream)}
 
 
 def decode_sink_run(document: object) -> SinkRun:
     """The run in a document that was taken for JSON. InvalidUsage names the field that is missing, wrong or unknown. A person may
-    write the document by hand: `schema.value`, `write` and `purpose` may be absent.
+    write the document by hand: `schema.value`, `write`, `purpose` and `stream` may be absent.
     """
     top = Fields(document, "")
     schema, location = top.group("schema"), top.group("location")
@@ -69,6 +73,7 @@ def decode_sink_run(document: object) -> SinkRun:
         envelope=top.block("envelope"),
         write=top.block("write", required=False),
         purpose=top.optional_text("purpose") or f"sink {top.text('sink_id')}",
+        stream=top.optional_block("stream"),
     )
     for fields in (schema, location, top):
         fields.finish()
@@ -133,9 +138,14 @@ class Fields:
                 raise InvalidUsage(f"{self.name(key)}.{option} must be text, not {_kind(text)}; put it in quotes")
         return dict(value)
 
+    def optional_block(self, key: str) -> dict[str, Any] | None:
+        """An object inside this one, as it stands; None when it is absent."""
+        value: dict[str, Any] | None = self.take(key, dict)
+        return value
+
     def block(self, key: str, *, required: bool = True) -> dict[str, Any]:
         """An object inside this one, as it stands."""
-        value: dict[str, Any] | None = self.take(key, dict)
+        value = self.optional_block(key)
         if value is None and required:
             raise InvalidUsage(f"{self.name(key)} is required")
         return value or {}

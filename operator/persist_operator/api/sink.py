@@ -65,6 +65,8 @@ class SinkSpec:
 
     shard_name: str
     mode: str
+    commit_interval_seconds: int | None
+    """Of a Streaming sink. None: the driver's default."""
     schedule: Schedule | None
     input: Mapping[str, Any]
     envelope: Mapping[str, Any]
@@ -90,6 +92,7 @@ class SinkSpec:
         return cls(
             shard_name=spec["shardRef"]["name"],
             mode=spec["mode"],
+            commit_interval_seconds=spec.get("commitIntervalSeconds"),
             schedule=_schedule(spec.get("schedule")),
             input=spec["input"],
             envelope=spec["envelope"],
@@ -106,7 +109,7 @@ class SinkSpec:
             ttl_seconds_after_finished=cleanup["ttlSecondsAfterFinished"],
             history_limit=cleanup["historyLimit"],
             suspend=spec["suspend"],
-            revision=names.revision_of({name: spec.get(name) for name in _REVISED}),
+            revision=names.revision_of(_revised(spec)),
         )
 
 
@@ -127,6 +130,12 @@ class Sink:
     def of(cls, resource: Mapping[str, Any]) -> Sink:
         """From the JSON object of the resource."""
         return cls(meta=Meta.of(resource), spec=SinkSpec.of(resource["spec"]), status=resource.get("status") or {})
+
+
+def _revised(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that define a driver. A field of one mode counts when it is set, so that it changes no revision of the other modes."""
+    of_mode = {name: spec[name] for name in ("commitIntervalSeconds",) if spec.get(name) is not None}
+    return {**{name: spec.get(name) for name in _REVISED}, **of_mode}
 
 
 def _schedule(spec: Mapping[str, Any] | None) -> Schedule | None:

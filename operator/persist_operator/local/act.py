@@ -95,6 +95,8 @@ class LocalActor:
         self._bridge = bridge
         self._environ = environ
         self._room = room
+        self.is_bounded = False
+        """Whether streams end when their source has nothing new."""
 
     def act(self, action: Action, meta: Meta, kind: str) -> bool:
         """Carry out `action` for the resource `kind`/`meta.name`. Raises what the bridge raises.
@@ -154,7 +156,7 @@ class LocalActor:
             return False
         folder = self._processes.folder(action.name)
         credentials = f"{self._credentials_dir}/{action.location.profile}"
-        document = sink_files.sink_document(action, meta, credentials_dir=credentials)
+        document = sink_files.sink_document(action, meta, credentials_dir=credentials, is_bounded=self.is_bounded)
         (folder / "sink.json").write_text(sink_files.json_text(document), encoding="utf-8")
         conf = {
             "spark.ui.enabled": "false",

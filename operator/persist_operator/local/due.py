@@ -1,4 +1,5 @@
-"""Runs of sinks on request, and the ticks of their schedules as the planner is to see them. The planner decides which run starts.
+"""Runs of sinks on request, and the ticks of their schedules as the planner is to see them. The planner decides which run starts. A
+stream counts as a schedule here: without `watch` it is looked at once.
 
 Pure except `ask`, which writes the annotation that requests a run in a cluster too.
 """
@@ -46,7 +47,8 @@ def is_mended(document: Mapping[str, Any]) -> bool:
 @dataclass(slots=True)
 class Ticks:
     """The ticks of schedules during one `up`. With `watch` ticks come as in a cluster. Without it each Scheduled sink runs at most once:
-    when a tick came since its last run, when it never ran, or on request.
+    when a tick came since its last run, when it never ran, or on request. A Streaming sink then runs once, until its source has nothing
+    new.
     """
 
     watch: bool
@@ -59,6 +61,8 @@ class Ticks:
 
     def shown(self, document: Document, *, now_ms: int) -> Document:
         """The sink as the planner is to see it: with a tick that is due, or without one."""
+        if document["spec"]["mode"] == "Streaming":
+            return document if self._has_run(document) else _without_pause(document)
         if document["spec"]["mode"] != "Scheduled":
             return document
         if self._has_run(document):
@@ -76,7 +80,7 @@ class Ticks:
         return replace(plan, status={**plan.status, "schedule": ticks})
 
     def _has_run(self, document: Mapping[str, Any]) -> bool:
-        if self.watch or document["spec"]["mode"] != "Scheduled":
+        if self.watch or document["spec"]["mode"] == "Once":
             return False
         run = _known(document).run
         number = run.number or 0
@@ -108,6 +112,14 @@ def _with_due_tick(document: Document, now_ms: int) -> Document:
         return document
     on_time = {name: one for name, one in document["spec"]["schedule"].items() if name != "startingDeadlineSeconds"}
     return {**_with_last_tick(document, tick_ms - 1000), "spec": {**document["spec"], "schedule": on_time}}
+
+
+def _without_pause(document: Document) -> Document:
+    """The stream that ended, without the pause before it looks at its source again. An `up` is a wish to look now."""
+    if _known(document).run.state != "Succeeded":
+        return document
+    status = {name: one for name, one in document["status"].items() if name != "nextAttemptTime"}
+    return {**document, "status": status}
 
 
 def _with_last_tick(document: Document, at_ms: int) -> Document:

@@ -211,9 +211,10 @@ class LocalRunner:
     def run(self, *, watch: bool, after_pass: Callable[[], None]) -> list[str]:
         """Repeat `one_pass` until all resources have settled, with `watch` for ever. Returns the resources that failed.
 
-        Calls `after_pass` after each pass. Without `watch` a Scheduled sink runs at most once.
+        Calls `after_pass` after each pass. Without `watch` a Scheduled sink runs at most once, and a stream until
+        its source has nothing new.
         """
-        self._ticks = Ticks(watch=watch)
+        self._ticks, self._actor.is_bounded = Ticks(watch=watch), not watch
         quiet, look_s = 0, _LOOK_FIRST_S
         while True:
             result = self.one_pass()

@@ -22,6 +22,8 @@ from persist_operator.settings import OperatorSettings, WorkloadAllow
 CONFIG_DIR = "/etc/persist"
 DRIVER_PORT, BLOCK_MANAGER_PORT = 7078, 7079
 EXECUTOR_CONTAINER = "executor"
+#: The part of the grace period in which a driver that has committed stops Spark.
+_STOP_SPARK_SECONDS = 15
 _SCRATCH_DIR = "/var/data/spark"
 #: Spark refuses a peer that does not know the attempt's secret, and encrypts the traffic. The secret is in a file, because Spark would
 #: copy a secret from its configuration in clear into the executors' pods.
@@ -35,9 +37,9 @@ _AUTHENTICATED = {
 }
 
 
-def sink_document(action: StartDriver, meta: Meta, *, credentials_dir: str) -> dict[str, Any]:
+def sink_document(action: StartDriver, meta: Meta, *, credentials_dir: str, is_bounded: bool = False) -> dict[str, Any]:
     """The contents of sink.json. input, envelope and write are as the user wrote them. `credentials_dir` is the folder from which the
-    driver reads the stores' credentials, if there is a Secret with them.
+    driver reads the stores' credentials, if there is a Secret with them. `is_bounded`: a stream ends when its source has nothing new.
     """
     spec, schema = action.spec, action.schema
     blob, consensus = action.location.urls(credentials_dir)
@@ -54,8 +56,16 @@ def sink_document(action: StartDriver, meta: Meta, *, credentials_dir: str) -> d
             envelope=spec.envelope,
             write=spec.write,
             purpose=f"sink {meta.key}",
+            stream=_stream(spec, is_bounded=is_bounded) if spec.mode == "Streaming" else None,
         )
     )
+
+
+def _stream(spec: SinkSpec, *, is_bounded: bool) -> dict[str, Any]:
+    """How the driver streams. It waits for the batch in flight as long as its grace period allows, less the time to stop Spark."""
+    grace = spec.termination_grace_seconds
+    interval = {} if spec.commit_interval_seconds is None else {"commitIntervalSeconds": spec.commit_interval_seconds}
+    return {**interval, "bounded": is_bounded, "stopSeconds": max(grace - _STOP_SPARK_SECONDS, grace // 2)}
 
 
 def spark_conf(action: StartDriver, meta: Meta, *, image: str, settings: OperatorSettings) -> dict[str, str]:

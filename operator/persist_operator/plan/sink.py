@@ -1,8 +1,8 @@
 """The plan of one SparkSink: which run is due, its attempts, their outcomes, and which objects to remove. Pure.
 
-A *run* is one logical write: a Once sink has one for each revision and shard, a Scheduled sink one for each tick. The *attempts* of a run
-are drivers that share the run's id, so that the data is committed once even when drivers are lost. At most one attempt is under way, and
-the status shows it before it starts.
+A *run* is one logical write: a Once or Streaming sink has one for each revision and shard, a Scheduled sink one for each tick. The
+*attempts* of a run are drivers that share the run's id, so that the data is committed once even when drivers are lost. At most one attempt
+is under way, and the status shows it before it starts. The run of a Streaming sink goes on: a driver that ends is started again.
 """
 
 from __future__ import annotations
@@ -154,6 +154,9 @@ def _follow(draft: Draft) -> Draft:
         return _fail(draft, failures.lost(str(driver.pod_name)), phase="Lost", end_ms=draft.now_ms)
     if child.phase is Phase.SUCCEEDED and (child.report or {}).get("outcome", "Succeeded") == "Succeeded":
         return _succeed(draft, child)
+    if child.phase is Phase.SUCCEEDED and (child.report or {}).get("outcome") == "Stopped":
+        return _interrupted(_well_run(draft, child), child)
+    draft = _well_run(draft, child)
     if child.phase.finished:
         return _fail(draft, failures.classify(child), phase="Failed", end_ms=child.finished_ms or draft.now_ms)
     if child.deleting:
@@ -228,7 +231,31 @@ def _stop(draft: Draft, child: Run, why: str) -> Draft:
     return _remember(draft, "Stopped", None, f"stopped: {why}")
 
 
-def _succeed(draft: Draft, child: Run) -> Draft:
+def _well_run(draft: Draft, child: Run) -> Draft:
+    """The driver of a stream that has run for as long as the longest backoff has nothing to do with the failures before it."""
+    spec, status = draft.sink.spec, draft.status
+    if spec.mode != "Streaming" or child.started_ms is None or status.run.first_attempt == status.attempt:
+        return draft
+    well_ms = child.started_ms + 1000 * spec.max_backoff_seconds
+    if (child.finished_ms or draft.now_ms) >= well_ms:
+        return draft.having(consecutive_failures=0).having_run(first_attempt=status.attempt)
+    return draft if child.phase.finished else draft.waking(well_ms)
+
+
+def _interrupted(draft: Draft, child: Run) -> Draft:
+    """The driver of a stream was stopped from outside, by a drain of its node for instance, and left its stream at a commit. The next one
+    goes on there.
+    """
+    end = times.to_text(child.finished_ms or draft.now_ms)
+    again = times.to_text(draft.now_ms + 1000 * draft.sink.spec.backoff_seconds)
+    draft = _with_progress(draft, child).having_driver(phase="Succeeded", end_time=end)
+    if not draft.status.consecutive_failures:  # the next driver is no retry
+        draft = draft.having_run(first_attempt=(draft.status.attempt or 0) + 1)
+    message = redact(str((child.report or {}).get("message") or ""))
+    return _remember(draft.having(next_attempt_time=again), "Stopped", None, message)
+
+
+def _with_progress(draft: Draft, child: Run) -> Draft:
     report, end = child.report or {}, times.to_text(child.finished_ms or draft.now_ms)
     upper = report.get("upper")
     # An earlier attempt committed and was lost with its numbers. The numbers on the status belong to the run before.
@@ -239,14 +266,25 @@ def _succeed(draft: Draft, child: Run) -> Draft:
         updates_written=None if done else _number(report, "updates_written"),
         last_commit_time=end,
     )
-    draft = draft.having(consecutive_failures=0, next_attempt_time=None, progress=progress)
+    return draft.having(progress=progress)
+
+
+def _succeed(draft: Draft, child: Run) -> Draft:
+    report, end = child.report or {}, times.to_text(child.finished_ms or draft.now_ms)
+    spec, done = draft.sink.spec, bool(report.get("already_done"))
+    is_stream = spec.mode == "Streaming"
+    # A stream ends by itself when its source has nothing new. It looks again after a pause.
+    again_ms = draft.now_ms + 1000 * spec.backoff_seconds
+    again = times.to_text(again_ms) if is_stream else None
+    draft = _with_progress(draft, child).having(consecutive_failures=0, next_attempt_time=again)
+    draft = draft.waking(again_ms) if is_stream else draft
     draft = draft.having_run(state="Succeeded").having_driver(phase="Succeeded", end_time=end)
-    if draft.sink.spec.mode == "Scheduled":
+    if spec.mode == "Scheduled":
         draft = draft.having(schedule=replace(draft.status.schedule, last_success_time=end))
     message = "the data was already there" if done else redact(str(report.get("message") or ""))
     draft = _remember(draft, "Succeeded", None, message)
     numbers = f"{report.get('rows_read', 0)} rows read, {report.get('updates_written', 0)} updates written"
-    return draft.noting(Note("Normal", "RunSucceeded", f"{child.name}: {message if done else numbers}"))
+    return draft.noting(Note("Normal", "RunSucceeded", f"{child.name}: {message if done or is_stream else numbers}"))
 
 
 def _number(report: Mapping[str, Any], name: str) -> int | None:
@@ -316,8 +354,8 @@ def _handle_requests(draft: Draft) -> Draft:
 def _choose_run(draft: Draft) -> Draft:
     """Open a run when one is due. InvalidUsage when the schedule is missing or invalid."""
     spec = draft.sink.spec
-    if spec.mode == "Once":
-        is_due = not draft.status.is_under_way and _outdated(draft) and not spec.suspend
+    if spec.mode != "Scheduled":
+        is_due = not draft.status.is_under_way and (_outdated(draft) or _has_more(draft)) and not spec.suspend
         return _open_run(draft, None) if is_due else draft
     if spec.schedule is None:
         raise InvalidUsage("schedule is missing although mode is Scheduled")
@@ -343,6 +381,13 @@ def _choose_run(draft: Draft) -> Draft:
         text = f"the tick of {times.to_text(tick_ms)} is older than {deadline_s} s and is skipped"
         return draft.noting(Note("Warning", "ScheduleMissed", text))
     return _open_run(draft, tick_ms)
+
+
+def _has_more(draft: Draft) -> bool:
+    """Whether the source of a stream that had nothing new is to be looked at again."""
+    next_ms = times.to_ms(draft.status.next_attempt_time) or 0
+    is_ended = draft.sink.spec.mode == "Streaming" and draft.status.run.state == "Succeeded"
+    return is_ended and not draft.now_ms < next_ms <= draft.now_ms + 1000 * draft.sink.spec.backoff_seconds
 
 
 def _outdated(draft: Draft) -> str:

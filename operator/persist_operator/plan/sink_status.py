@@ -88,7 +88,9 @@ def _ready(
     if scheduled and state != "Running":
         reason = "Scheduled" if state is None else "Succeeded"
         return [Condition("Ready", "True", reason, f"the next run is at {status.schedule.next_time}")]
-    return _under_way(status, observed, scheduled=scheduled, was_ready=conditions.is_true(sink.status, "Ready"))
+    return _under_way(
+        status, observed, lasting=sink.spec.mode != "Once", was_ready=conditions.is_true(sink.status, "Ready")
+    )
 
 
 def _suspended(observed: SinkObserved) -> list[Condition]:
@@ -99,7 +101,7 @@ def _suspended(observed: SinkObserved) -> list[Condition]:
     return [Condition("Ready", "True", "Suspended", "spec.suspend is true: no driver is started")]
 
 
-def _under_way(status: SinkStatus, observed: SinkObserved, *, scheduled: bool, was_ready: bool) -> list[Condition]:
+def _under_way(status: SinkStatus, observed: SinkObserved, *, lasting: bool, was_ready: bool) -> list[Condition]:
     run, last, phase = status.run, status.last_failure, status.driver.phase
     is_going = status.is_under_way
     held_up = not observed.shard.usable and (not is_going or (phase == "Creating" and not observed.runs))
@@ -116,12 +118,12 @@ def _under_way(status: SinkStatus, observed: SinkObserved, *, scheduled: bool, w
         reason, text = "Starting", "waiting for the driver of the former attempt to be gone"
     retried = (run.first_attempt or 0) < (status.attempt or 0)
     if (
-        scheduled
+        lasting
         and not retried
         and reason == "Running"
         and (phase == "Running" or (was_ready and _starts_well(observed)))
     ):
-        # A Scheduled sink matches its spec while its run is under way. A run may take longer than the time-out of a client that waits.
+        # A sink that goes on matches its spec while its run is under way. A run may take longer than the time-out of a client that waits.
         return [Condition("Ready", "True", reason, text)]
     return [Condition("Ready", "False", reason, text), Condition("Reconciling", "True", reason, text)]
 

@@ -1,7 +1,8 @@
 """Stands in for `persist_spark.main` in the runner's tests: appends one row, once per run id, by the engine's own sink protocol.
 
 Files in the folder that the input of the sink names control it: `crash` (it ends by SIGKILL before it appends, once), `hold` (after
-the append it waits until the file is gone), `refuse` (it fails as under a wrong configuration). Each attempt leaves `attempt-PID`.
+the append it waits until the file is gone), `refuse` (it fails as under a wrong configuration). Each attempt leaves `attempt-PID`, and that
+of a stream `stream`, with how it is to run.
 """
 
 import json
@@ -46,6 +47,8 @@ def main():
     control = Path(spec["input"]["format"]["options"]["path"])
     (control / f"attempt-{os.getpid()}").touch()
     print("the driver speaks", flush=True)
+    if "stream" in spec:
+        (control / "stream").write_text(json.dumps(spec["stream"]))
     report = {
         "type": "Sink",
         "outcome": "Succeeded",

@@ -1,5 +1,6 @@
 """The loop of the local runner on real stores and with real children: starts, retries, notes and refusals."""
 
+import json
 import os
 import signal
 import subprocess
@@ -26,6 +27,19 @@ def test_a_sink_runs_once_and_again_only_when_it_changes(house):
     assert (house.attempts(), house.rows()) == (1, 1)
     assert house.run(house.shard(), house.sink(write={"targetBatchBytes": "32Mi"})) == []
     assert (house.attempts(), house.rows()) == (2, 2)
+
+
+@pytest.mark.slow
+def test_a_stream_runs_once_in_each_up_until_its_source_has_nothing_new(house):
+    sink = house.sink(
+        mode="Streaming", commitIntervalSeconds=2, restart={"backoffSeconds": 600, "maxBackoffSeconds": 600}
+    )
+    for count in (1, 2):
+        assert house.run(house.shard(), sink) == []
+        assert (house.attempts(), house.rows()) == (count, count)
+        assert reason(house, "SparkSink", "load") == ("True", "Completed")
+    asked = json.loads((house.control / "stream").read_text())
+    assert asked == {"commitIntervalSeconds": 2, "bounded": True, "stopSeconds": 45}
 
 
 @pytest.mark.slow

@@ -1,0 +1,185 @@
+"""The batches of a stream: appends each one with the position after it, in one compare-and-set, under the position that this driver saw
+last. Another driver of the same sink is therefore refused by the shard.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from persist_engine import Appended, PersistClient, ProgressMismatch, SourceProgress, UpperMismatch, WriteHandle
+from persist_engine.base.env import Env
+from persist_engine.base.errors import Fenced, Unavailable
+from persist_engine.model.frontier import Antichain
+from pyspark.sql import DataFrame
+
+from persist_spark.landing import TRIES_MAX
+from persist_spark.report import Log, SinkReport
+from persist_spark.session import executor_count
+from persist_spark.sink import Run
+from persist_spark.spec import ConfigurationError, SinkSpec
+from persist_spark.staging import Staging
+from persist_spark.streaming.checkpoint import Checkpoint
+from persist_spark.streaming.position import NO_BATCH, Position, committer, encode_position
+
+#: How long the position of batches without rows may stay uncommitted. They are read again after a loss of the driver and have no rows
+#: then either, so nothing is wrong in between. But a source may delete what it believes to be old.
+IDLE_COMMIT_S = 60.0
+
+
+@dataclass(kw_only=True)
+class Batches:
+    """What one query has committed. Spark calls it in a thread of its own, one batch at a time."""
+
+    spec: SinkSpec
+    client: PersistClient
+    writer: WriteHandle
+    staging: Staging
+    checkpoint: Checkpoint
+    committed: Position
+    """The position in the shard, or the beginning."""
+    expected: SourceProgress | None
+    """The sink's progress in the shard as this driver last saw it."""
+    env: Env
+    log: Log
+    on_failure: Callable[[], None]
+    """Wakes the main thread."""
+    failure: BaseException | None = None
+    """Why the query must end."""
+    report: SinkReport = field(init=False)
+    _pending: Position | None = None
+    _pending_s: float = 0.0
+    _has_ended: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        upper = None if self.expected is None else self.expected.upper.time
+        self.report = SinkReport(run_id=self.spec.run_id, upper=upper, batches=0)
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        """Commits one batch. Never raises: an exception on its way through the JVM loses its class, and a long one overflows Spark's stack.
+        The caller finds it in `failure`, and no later batch is committed.
+        """
+        with self._lock:
+            if self._has_ended or self.failure is not None or batch <= self.committed.batch:
+                return
+            try:
+                self._commit(frame, batch)
+            except BaseException as error:  # noqa: BLE001 - kept for the main thread, which raises it
+                self.failure = error
+                self.on_failure()
+
+    def commit_idle(self) -> None:
+        """Commits where the sources began, before the first batch, and the position of batches without rows after IDLE_COMMIT_S. Does
+        nothing while a batch is in flight.
+        """
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self.expected is None and self._pending is None and (logs := self.checkpoint.logs()):
+                # A source that begins with what is newest has chosen now. The next driver must not choose again.
+                self._commit_position(replace(self.committed, logs=logs))
+            elif self._pending is not None and self.env.monotonic_s() - self._pending_s >= IDLE_COMMIT_S:
+                self._commit_position(self._pending)
+        finally:
+            self._lock.release()
+
+    def end(self, timeout_s: float) -> bool:
+        """Waits for the batch in flight and commits what is pending. No batch is committed after that. False when the batch was still in
+        flight after `timeout_s`: it may be committed or not.
+        """
+        if not self._lock.acquire(timeout=timeout_s):
+            self._has_ended = True
+            return False
+        try:
+            self._has_ended = True
+            if self._pending is not None and self.failure is None:
+                self._commit_position(self._pending)
+        finally:
+            self._lock.release()
+        return True
+
+    def _commit(self, frame: DataFrame, batch: int) -> None:
+        position = replace(
+            self.committed, batch=batch, offsets=self.checkpoint.offsets(batch), logs=self.checkpoint.logs()
+        )
+        token = encode_position(position)
+        run = Run(
+            spec=self.spec,
+            client=self.client,
+            writer=self.writer,
+            # The frame belongs to a session of the query's own, and so do the settings that concern it.
+            staging=replace(self.staging, spark=frame.sparkSession),
+            env=self.env,
+            log=self.log,
+            token=token,
+            expected=self.expected,
+            read=lambda: frame,
+            lands_nothing=False,
+        )
+        done = run.until_done()
+        if done.upper is None:
+            self._note(position)
+        else:
+            self._advance(position, SourceProgress(token=token, upper=Antichain.of(done.upper)))
+        total = self.report
+        self.report = replace(
+            total,
+            lower=done.lower if total.lower is None else total.lower,
+            upper=total.upper if done.upper is None else done.upper,
+            rows_read=total.rows_read + done.rows_read,
+            updates_written=total.updates_written + done.updates_written,
+            executors=executor_count(self.staging.spark),
+            batches=(total.batches or 0) + 1,
+        )
+        self.log.event(
+            "batch",
+            batch=batch,
+            rows=done.rows_read,
+            updates=done.updates_written,
+            upper=self.report.upper,
+            lag_ms=self.env.now_ms() - self.checkpoint.planned_ms(batch),
+        )
+
+    def _note(self, position: Position) -> None:
+        """Remembers a batch without rows. The first one is committed at once: from then on the beginning of the stream is fixed."""
+        if self.committed.batch == NO_BATCH and self._pending is None:
+            self._commit_position(position)
+            return
+        if self._pending is None:
+            self._pending_s = self.env.monotonic_s()
+        self._pending = position
+
+    def _advance(self, position: Position, progress: SourceProgress) -> None:
+        self.committed, self.expected, self._pending = position, progress, None
+
+    def _commit_position(self, position: Position) -> None:
+        """Commits a position without rows: an append to an empty interval, which leaves the shard's upper where it is."""
+        token = encode_position(position)
+        upper = self.writer.fetch_recent_upper()
+        for _ in range(TRIES_MAX):
+            if upper.time is None:
+                raise ConfigurationError(f"shard {self.spec.shard_id} is closed: nothing more can be written")
+            answer = self.writer.compare_and_append_batch(
+                [],
+                expected_upper=upper,
+                new_upper=upper,
+                progress=(self.spec.sink_id, token),
+                expected_progress=None if self.expected is None else self.expected.token,
+            )
+            match answer:
+                case Appended():
+                    self._advance(position, SourceProgress(token=token, upper=upper))
+                    self.log.event("position", batch=position.batch)
+                    return
+                case UpperMismatch(current=upper):
+                    continue
+                case ProgressMismatch(current=current):
+                    raise Fenced(
+                        f"{committer(current)} of sink {self.spec.sink_id} appended to {self.spec.shard_id} while run "
+                        f"{self.spec.run_id} was reading"
+                    )
+        raise Unavailable(
+            f"other writers of shard {self.spec.shard_id} were faster {TRIES_MAX} times in a row; nothing was appended"
+        )

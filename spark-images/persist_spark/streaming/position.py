@@ -1,0 +1,111 @@
+"""The position of a stream in its source, as the shard stores it beside the rows: the token of the sink's source progress. Pure.
+
+A durable format: JSON with a version, and code reads exactly its own. With the position alone, Spark's checkpoint is written anew on an
+empty disk (`checkpoint.py`), so a stream needs no other place that lasts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from persist_engine import SourceProgress
+from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage
+from persist_engine.codec.sink_run import Fields
+
+from persist_spark.spec import ConfigurationError
+
+FORMAT = 1
+#: The batch of a position before the first batch.
+NO_BATCH = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """All rows of the batches up to `batch` are part of the shard."""
+
+    source: str
+    """The kind of the source, and which one it is where its offsets do not say so."""
+    query: str
+    """The id of Spark's query. Drivers pass it on."""
+    batch: int
+    """The number of the last batch; NO_BATCH before the first one."""
+    run: str
+    """The id of the run that committed."""
+    driver: str
+    """The process that committed. Two drivers of one run never write equal positions."""
+    offsets: str | None
+    """The text of Spark's file offsets/<batch>. None before the first batch."""
+    logs: Mapping[str, str] = field(default_factory=dict)
+    """The files of Spark's folder `sources` by their paths: where a source began. They stay the same."""
+
+
+def encode_position(position: Position) -> bytes:
+    """The token. Equal positions give equal bytes."""
+    return json.dumps({"format": FORMAT, **asdict(position)}, sort_keys=True, separators=(",", ":")).encode()
+
+
+def decode_position(token: bytes, *, sink_id: str) -> Position:
+    """Inverse of `encode_position`. Incompatible for another version; ConfigurationError for the token of a run over a batch source;
+    CorruptData for a damaged position.
+    """
+    document = _document(token)
+    if document is None:
+        raise ConfigurationError(
+            f"sink {sink_id} has written the shard in runs over a batch source, the last one {_run_id(token)}: a stream cannot go on from "
+            "there; create the stream as a sink with another name"
+        )
+    if document["format"] != FORMAT:
+        raise Incompatible(
+            f"the position of sink {sink_id} has format {document['format']}, and this release reads format {FORMAT}: use the release "
+            "that wrote it"
+        )
+    try:
+        fields = Fields(document, "position")
+        fields.take("format", int)
+        position = Position(
+            source=fields.text("source"),
+            query=fields.text("query"),
+            batch=_batch(fields),
+            run=fields.text("run"),
+            driver=fields.text("driver"),
+            offsets=fields.optional_text("offsets"),
+            logs=fields.text_map("logs"),
+        )
+        fields.finish()
+        if (position.batch == NO_BATCH) != (position.offsets is None):
+            raise InvalidUsage("position.offsets must be set exactly when there is a batch")
+    except InvalidUsage as error:
+        raise CorruptData(f"the position of sink {sink_id} is damaged: {error}", key=sink_id) from error
+    return position
+
+
+def committer(progress: SourceProgress | None) -> str:
+    """The run that committed `progress`, for a message."""
+    if progress is None:
+        return "another run"
+    document = _document(progress.token)
+    if document is None:
+        return f"run {_run_id(progress.token)}"
+    return f"driver {document.get('driver')} of run {document.get('run')} (its batch {document.get('batch')})"
+
+
+def _document(token: bytes) -> dict[str, object] | None:
+    """The position as JSON. None for the token of a run over a batch source, which is a run's id."""
+    try:
+        document = json.loads(token)
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) and "format" in document else None
+
+
+def _batch(fields: Fields) -> int:
+    number: int | None = fields.take("batch", int)
+    if number is None or number < NO_BATCH:
+        raise InvalidUsage(f"position.batch must be a number from {NO_BATCH}, not {number}")
+    return number
+
+
+def _run_id(token: bytes) -> str:
+    return token.decode(errors="replace")[:128]

@@ -1,0 +1,90 @@
+"""The input of a stream as a frame, and the refusal of what cannot be repeated from offsets alone. Starts no Spark job.
+
+Only the position of the source is stored. A query whose result depends on rows of earlier batches (a count, a distinct, a join of two
+streams) would need Spark's state too, so it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+
+from persist_spark import frames
+from persist_spark.datasource import register
+from persist_spark.spec import ConfigurationError, Input, SinkSpec
+
+#: The operators of Spark's optimized plan that treat each row by itself.
+_STATELESS = frozenset(
+    {
+        "Project",
+        "Filter",
+        "Union",
+        "Generate",
+        "Repartition",
+        "RepartitionByExpression",
+        "RebalancePartitions",
+        "StreamingRelation",
+        "StreamingRelationV2",
+    }
+)
+_PERSIST = "persist"
+
+
+def streaming_input(spark: SparkSession, spec: SinkSpec) -> DataFrame:
+    """The rows of the stream, with the SQL applied. ConfigurationError when the source does not stream, when it is a folder of files, and
+    when the SQL keeps a state.
+    """
+    if spec.input.format == _PERSIST:
+        register(spark, blob=spec.blob, consensus=spec.consensus)
+    frame = frames.read_input(spark, spec.input, streaming=True)
+    for node in _streaming_nodes(_optimized(frame)):
+        name = node.nodeName()
+        if name == "StreamingRelation" and node.sourceName().startswith("FileSource"):
+            raise ConfigurationError(
+                f"input.format.name: {spec.input.format} reads a folder of files, and the list of the files read so far would be lost with "
+                "the driver's disk; use mode Scheduled, or a source with offsets such as kafka or persist"
+            )
+        if name not in _STATELESS and not _is_join_with_a_table(node):
+            raise ConfigurationError(
+                f"input.format.sql: {name} keeps a state over the rows of earlier batches, which a Streaming sink does not store; use "
+                "projections, filters, unions and joins with tables"
+            )
+    return frame
+
+
+def source_of(source: Input) -> str:
+    """The source of a position. The offsets of `persist` are times and do not say in which shard."""
+    shards = [value for name, value in source.options.items() if name.lower() == "shard"]
+    return " ".join([source.format, *shards]) if source.format == _PERSIST else source.format
+
+
+def _optimized(frame: DataFrame) -> Any:
+    """Spark's plan without views, aliases and common table expressions, and with subqueries as joins. Spark itself refuses to optimize the
+    plan of a stream that was not started, so this calls the optimizer.
+    """
+    execution = frame._jdf.queryExecution()
+    try:
+        return execution.sparkSession().sessionState().optimizer().execute(execution.analyzed())
+    except (AnalysisException, Py4JError) as error:
+        raise ConfigurationError(f"input.format.sql: {frames.first_line(error)}") from error
+
+
+def _streaming_nodes(plan: Any) -> Iterator[Any]:
+    if not plan.isStreaming():
+        return
+    yield plan
+    for child in _children(plan):
+        yield from _streaming_nodes(child)
+
+
+def _children(plan: Any) -> list[Any]:
+    children = plan.children()
+    return [children.apply(index) for index in range(children.size())]
+
+
+def _is_join_with_a_table(node: Any) -> bool:
+    return bool(node.nodeName() == "Join" and sum(child.isStreaming() for child in _children(node)) == 1)

@@ -1,0 +1,123 @@
+"""One driver of a Streaming sink, from its start to its end. Starts with the position that the shard stores, and with nothing else."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from dataclasses import replace
+
+from persist_engine import Location, PersistClient, SourceProgress
+from persist_engine.base.env import Env
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from persist_spark import frames
+from persist_spark.landing import driver_settings
+from persist_spark.partitions import sink_settings
+from persist_spark.report import Log, SinkReport
+from persist_spark.spec import ConfigurationError, SinkSpec, Stream
+from persist_spark.staging import Staging, part_bytes_of
+from persist_spark.streaming.batches import Batches
+from persist_spark.streaming.checkpoint import configure, temporary_checkpoint
+from persist_spark.streaming.position import NO_BATCH, Position, decode_position
+from persist_spark.streaming.query import source_of, streaming_input
+
+#: How often the main thread looks whether the query has ended by itself.
+POLL_S = 0.5
+
+
+def run_stream(spark: SparkSession, spec: SinkSpec, *, stop: threading.Event, env: Env, log: Log) -> SinkReport:
+    """Appends batch after batch until `stop` is set, or until the source of a bounded stream has nothing new. Reports the totals.
+
+    Each batch is appended once: the compare-and-set that appends its rows also commits the position after it. ConfigurationError, before
+    anything is written, when the input or the object must change; Fenced when another driver of the sink has committed; Unavailable when
+    the store failed, or other writers won, for too long; Spark's errors when the source failed. The next driver goes on in each case.
+    """
+    assert spec.stream is not None
+    # A batch without rows is no error: the next one may have some.
+    spec = replace(spec, input=replace(spec.input, allow_empty=True))
+    settings = driver_settings(sink_settings(spec.write.target_part_bytes))
+    with PersistClient.open(Location(blob=spec.blob, consensus=spec.consensus), settings=settings, env=env) as client:
+        difference = client.schema(spec.shard_id).difference(spec.schema)
+        if difference is not None:
+            raise ConfigurationError(f"schema: differs from that of shard {spec.shard_id}: {difference}")
+        progress = client.progress(spec.shard_id, spec.sink_id)
+        position = _start(spec, progress, env)
+        frame = streaming_input(spark, spec)
+        # Plans only: the refusal of rows that do not fit comes before the first batch.
+        frames.to_flat(frame, spec.schema, timestamp_column=spec.envelope.timestamp_column)
+        log.event("position", batch=position.batch)
+        with (
+            client.open_writer(spec.shard_id, spec.schema, purpose=spec.purpose) as writer,
+            temporary_checkpoint() as checkpoint,
+        ):
+            checkpoint.write(position)
+            part_bytes = part_bytes_of(spark, spec, log)
+            staging = Staging(spark=spark, spec=spec, schema=spec.schema, writer=writer, part_bytes=part_bytes, log=log)
+            batches = Batches(
+                spec=spec,
+                client=client,
+                writer=writer,
+                staging=staging,
+                checkpoint=checkpoint,
+                committed=position,
+                expected=progress,
+                env=env,
+                log=log,
+                on_failure=stop.set,
+            )
+            return _Driver(spec.stream, frame, batches, stop, log).until_stopped(spark)
+
+
+def _start(spec: SinkSpec, progress: SourceProgress | None, env: Env) -> Position:
+    """The position to go on from. ConfigurationError when it belongs to another source."""
+    source, driver = source_of(spec.input), env.random_bytes(8).hex()
+    if progress is None:
+        query = str(uuid.UUID(bytes=env.random_bytes(16), version=4))
+        return Position(source=source, query=query, batch=NO_BATCH, run=spec.run_id, driver=driver, offsets=None)
+    stored = decode_position(progress.token, sink_id=spec.sink_id)
+    if stored.source != source:
+        raise ConfigurationError(
+            f"input.format: sink {spec.sink_id} has read {stored.source} up to its batch {stored.batch}, and its positions mean nothing in "
+            f"{source}; create another sink for another source"
+        )
+    return replace(stored, run=spec.run_id, driver=driver)
+
+
+class _Driver:
+    """The query and its end."""
+
+    def __init__(self, stream: Stream, frame: DataFrame, batches: Batches, stop: threading.Event, log: Log) -> None:
+        self.stream, self.frame, self.batches, self.stop, self.log = stream, frame, batches, stop, log
+
+    def until_stopped(self, spark: SparkSession) -> SinkReport:
+        """Runs the query. Afterwards the batch in flight is committed, or `stop_s` is over."""
+        query = self._started(spark)
+        try:
+            while query.isActive and not self.stop.wait(POLL_S):
+                self.batches.commit_idle()
+            is_committed = self.batches.end(self.stream.stop_s)
+            if not is_committed:
+                self.log.event("not_committed", waited_s=self.stream.stop_s)
+        finally:
+            self._stop(query)
+        # A batch that was cut off may have failed for that reason alone. The next driver repeats it.
+        failure = (self.batches.failure or query.exception()) if is_committed else None
+        if failure is not None:
+            raise failure
+        return replace(self.batches.report, stopped=self.stop.is_set())
+
+    def _started(self, spark: SparkSession) -> StreamingQuery:
+        configure(spark)
+        interval = self.stream.commit_interval_s
+        writer = self.frame.writeStream.foreachBatch(self.batches).outputMode("append")
+        writer = writer.option("checkpointLocation", self.batches.checkpoint.folder.as_uri())
+        if self.stream.is_bounded:
+            return writer.trigger(availableNow=True).start()
+        return writer.trigger(processingTime=f"{interval} seconds").start()
+
+    def _stop(self, query: StreamingQuery) -> None:
+        try:
+            query.stop()
+        except Exception as error:  # noqa: BLE001 - the process ends anyway, and everything that counts is committed
+            self.log.event("query_not_stopped", error=str(error)[:500])

@@ -1,0 +1,105 @@
+"""The position of a stream: what is written is read again, and any other bytes are refused. And the checkpoint that is made of it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from persist_engine import Antichain, SourceProgress
+from persist_engine.base.errors import CorruptData, Incompatible
+from persist_spark.spec import ConfigurationError, Input
+from persist_spark.streaming import checkpoint as checkpoints
+from persist_spark.streaming.checkpoint import LOGS_BYTES_MAX, Checkpoint, temporary_checkpoint
+from persist_spark.streaming.position import NO_BATCH, Position, committer, decode_position, encode_position
+from persist_spark.streaming.query import source_of
+
+TEXTS = st.text(min_size=1, max_size=12)
+PLACES = st.one_of(st.tuples(st.just(NO_BATCH), st.none()), st.tuples(st.integers(min_value=0, max_value=2**62), TEXTS))
+POSITIONS = st.builds(
+    lambda place, **rest: Position(batch=place[0], offsets=place[1], **rest),
+    place=PLACES,
+    source=TEXTS,
+    query=TEXTS,
+    run=TEXTS,
+    driver=TEXTS,
+    logs=st.dictionaries(TEXTS, st.text(max_size=12), max_size=3),
+)
+POSITION = Position(
+    source="rate", query="q", batch=3, run="uid-3", driver="ab", offsets='v1\n{"batchTimestampMs":17}\n30', logs={"0/0": "v1\n5"}
+)  # fmt: skip
+
+
+@given(POSITIONS)
+def test_what_is_encoded_is_decoded(position):
+    assert decode_position(encode_position(position), sink_id="s") == position
+
+
+@given(st.binary(max_size=64))
+def test_other_bytes_are_the_token_of_a_run_over_a_batch_source(token):
+    with pytest.raises((ConfigurationError, Incompatible, CorruptData)):
+        decode_position(token, sink_id="s")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"format": 2}, Incompatible, "has format 2, and this release reads format 1"),
+        ({"batch": -2}, CorruptData, "position.batch must be a number from -1"),
+        ({"batch": None}, CorruptData, "position.batch must be a number"),
+        ({"offsets": None}, CorruptData, "offsets must be set exactly when there is a batch"),
+        ({"more": 1}, CorruptData, "unknown field: position.more"),
+        ({"logs": {"0/0": 3}}, CorruptData, "position.logs.0/0 must be text"),
+    ],
+)
+def test_a_position_that_this_release_did_not_write_is_refused(changes, error, message):
+    document = {**json.loads(encode_position(POSITION)), **changes}
+    with pytest.raises(error, match=message):
+        decode_position(json.dumps(document).encode(), sink_id="s")
+
+
+def test_the_committer_is_named():
+    progress = SourceProgress(token=encode_position(POSITION), upper=Antichain.of(4))
+    assert committer(progress) == "driver ab of run uid-3 (its batch 3)"
+    assert committer(replace(progress, token=b"uid-9")) == "run uid-9"
+    assert committer(None) == "another run"
+
+
+@pytest.mark.parametrize(
+    ("position", "expected"),
+    [
+        (replace(POSITION, batch=NO_BATCH, offsets=None), {"metadata", "sources/0/0"}),
+        (replace(POSITION, batch=0), {"metadata", "sources/0/0", "offsets/0", "commits/0"}),
+        (POSITION, {"metadata", "sources/0/0", "offsets/2", "offsets/3", "commits/3"}),
+    ],
+)
+def test_the_checkpoint_holds_what_the_next_batch_needs(tmp_path, position, expected):
+    made = Checkpoint(tmp_path)
+    made.write(position)
+    assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()} == expected
+    assert made.logs() == {"0/0": "v1\n5"}
+    if position.offsets is not None:
+        assert made.offsets(position.batch) == position.offsets
+        assert made.planned_ms(position.batch) == 17
+
+
+def test_a_source_with_a_long_log_of_its_own_is_refused(tmp_path):
+    made = Checkpoint(tmp_path)
+    made.write(replace(POSITION, logs={"0/0": "x" * (LOGS_BYTES_MAX + 1)}))
+    with pytest.raises(ConfigurationError, match=f"keeps a log of {LOGS_BYTES_MAX + 1} bytes"):
+        made.logs()
+
+
+@pytest.mark.parametrize("memory", [Path("/no/such/folder"), Path("/dev/shm")])
+def test_the_folder_of_a_driver_ends_with_it(monkeypatch, memory):
+    monkeypatch.setattr(checkpoints, "_SHARED_MEMORY", memory)
+    with temporary_checkpoint() as made:
+        made.write(POSITION)
+        assert made.folder.is_dir()
+    assert not made.folder.exists()
+
+
+def test_a_shard_as_a_source_is_named_with_the_source():
+    assert source_of(Input(format="persist", options={"Shard": "s1", "rows": "updates"})) == "persist s1"
+    assert source_of(Input(format="kafka", options={"subscribe": "t"})) == "kafka"

@@ -1,0 +1,313 @@
+"""A Streaming sink: every row of its source once, wherever its drivers die. The source is another shard, which also is the oracle."""
+
+import io
+import json
+import os
+import random
+import threading
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from persist_engine import Antichain, Appended, Location, PersistClient, Schema, Settings, ShardId
+from persist_engine.base.env import SystemEnv
+from persist_engine.base.errors import Fenced, Incompatible
+from persist_spark.report import Log
+from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Input, SinkSpec, Stream, Write
+from persist_spark.streaming.position import NO_BATCH, Position, decode_position, encode_position
+from persist_spark.streaming.stream import run_stream
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+A = Antichain.of
+SCHEMA = Schema.from_ddl("id BIGINT", "n BIGINT")
+SQL = "select key.id as id, val.n as n from input"
+#: 10 rows a batch with ids from 0, always the same ones.
+RATE = Input(
+    format="rate-micro-batch",
+    options={"rowsPerBatch": "10", "numPartitions": "1"},
+    sql="select value as id, value % 7 as n from input",
+)
+SINK = "ns/s"
+DEPTH = int(os.environ.get("PERSIST_DEPTH", "1"))
+
+
+class Died(Exception):
+    """The driver is gone. Its checkpoint is, too."""
+
+
+class Acts(Log):
+    """A log that acts when an event is logged for the n-th time."""
+
+    def __init__(self, act=None, event="", count=1):
+        super().__init__(io.StringIO(), SystemEnv())
+        self.act, self.at, self.left = act, event, count
+        self.names = []
+
+    def event(self, event, **fields):
+        super().event(event, **fields)
+        self.names.append(event)
+        if event == self.at:
+            self.left -= 1
+            if self.left == 0 and self.act is not None:
+                self.act()
+
+    def events(self, name):
+        lines = (json.loads(line) for line in self._stream.getvalue().splitlines())
+        return [line for line in lines if line["event"] == name]
+
+
+def die():
+    raise Died
+
+
+class World:
+    """A source shard, the shard of a sink, and the drivers of the sink."""
+
+    def __init__(self, spark, folder):
+        self.spark = spark
+        self.location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
+        self.client = PersistClient.open(self.location, settings=Settings(retain_ms=None))
+        self.source, self.shard, self.upper = ShardId.new(), ShardId.new(), 0
+        for shard in (self.source, self.shard):
+            self.client.initialise(shard, SCHEMA)
+
+    def write(self, *numbers, n=0):
+        """One append to the source for each number, with the rows (number, n) and (number, n + 1)."""
+        with self.client.open_writer(self.source, SCHEMA, purpose="test") as writer:
+            for number in numbers:
+                lower, self.upper = self.upper, self.upper + 10
+                updates = [(((number,), (n + i,)), lower, 1) for i in (0, 1)]
+                answer = writer.compare_and_append(updates, expected_upper=A(lower), new_upper=A(self.upper))
+                assert isinstance(answer, Appended)
+
+    def spec(self, run="r-1", **changes):
+        options = {"shard": str(self.source), "rows": "updates", "startingTime": "0", "maxBytesPerTrigger": "1"}
+        spec = SinkSpec(
+            sink_id=SINK,
+            run_id=run,
+            shard_id=self.shard,
+            key_ddl="id BIGINT",
+            value_ddl="n BIGINT",
+            blob=self.location.blob,
+            consensus=self.location.consensus,
+            input=Input(format="persist", options=options, sql=SQL),
+            envelope=Envelope(type=EnvelopeType.APPEND),
+            write=Write(parallelism=1),
+            stream=Stream(is_bounded=True),
+        )
+        return replace(spec, **changes)
+
+    def run(self, log=None, stop=None, **changes):
+        """One driver, from its start to its end."""
+        log = log or Acts()
+        return run_stream(self.spark, self.spec(**changes), stop=stop or threading.Event(), env=SystemEnv(), log=log)
+
+    def run_rate(self, log=None, **changes):
+        """A driver over RATE, without a pause between batches. `log` must end it."""
+        return self.run(log, **{"input": RATE, "stream": Stream(commit_interval_s=0), **changes})
+
+    def until(self, batches, **changes):
+        """Runs a driver over RATE and stops it after so many batches, which it commits."""
+        stop = threading.Event()
+        return self.run_rate(Acts(stop.set, "batch", batches), stop=stop, **changes)
+
+    def rows(self):
+        upper = self.client.recent_upper(self.shard).time
+        if upper == 0:
+            return Counter()
+        with self.client.open_leased_reader(self.shard, purpose="t") as reader, reader.snapshot(A(upper - 1)) as found:
+            rows = found.to_table().to_pylist()
+        return Counter({(row["key"]["id"], row["val"]["n"]): row["diff"] for row in rows})
+
+    def progress(self):
+        return self.client.progress(self.shard, SINK)
+
+    def position(self):
+        return decode_position(self.progress().token, sink_id=SINK)
+
+    def store(self, token):
+        """Another driver of the sink commits `token` without rows."""
+        with self.client.open_writer(self.shard, SCHEMA, purpose="test") as writer:
+            upper, stored = writer.fetch_recent_upper(), self.progress()
+            answer = writer.compare_and_append_batch(
+                [],
+                expected_upper=upper,
+                new_upper=upper,
+                progress=(SINK, token),
+                expected_progress=None if stored is None else stored.token,
+            )
+            assert isinstance(answer, Appended)
+
+
+def both(*numbers):
+    return Counter((number, n) for number in numbers for n in (0, 1))
+
+
+@pytest.fixture
+def world(local_spark, tmp_path):
+    made = World(local_spark, tmp_path)
+    yield made
+    made.client.close()
+
+
+def test_each_batch_is_committed_with_its_position_and_the_next_driver_goes_on(world):
+    log, stop = Acts(), threading.Event()
+    log.act, log.at, log.left = stop.set, "batch", 3
+    report = world.run_rate(log, stop=stop)
+    assert (report.batches, report.rows_read, report.updates_written, report.stopped) == (3, 30, 30, True)
+    assert report.upper == world.client.recent_upper(world.shard).time
+    assert [line["batch"] for line in log.events("batch")] == [0, 1, 2]
+    first = world.position()
+    assert (first.batch, first.run, first.source) == (2, "r-1", "rate-micro-batch")
+    assert world.until(1, run="r-2").batches == 1
+    assert world.rows() == Counter((id_, id_ % 7) for id_ in range(40))
+    assert (world.position().query, world.position().run, world.position().batch) == (first.query, "r-2", 3)
+
+
+@pytest.mark.parametrize("seed", range(DEPTH))
+def test_drivers_that_die_lose_and_double_nothing(world, seed):
+    """Ten drivers in a row die: before their commit, between their commit and Spark's, or later. Only the shard outlives them."""
+    dice, died = random.Random(seed), 0
+    for _ in range(10):
+        log = Acts(die, dice.choice(["minted", "staged", "appended", "batch"]), dice.choice([1, 1, 2]))
+        with pytest.raises(Died):
+            world.run_rate(log)
+        died += 1
+    report = world.until(2)
+    assert (died, report.batches, report.stopped) == (10, 2, True)
+    position = world.position()
+    assert world.rows() == Counter((id_, id_ % 7) for id_ in range(10 * (position.batch + 1)))
+
+
+def test_the_second_driver_of_a_sink_fences_the_first(world):
+    log = Acts(lambda: world.until(2, run="r-2"), "staged")
+    with pytest.raises(Fenced, match=r"driver [0-9a-f]+ of run r-2 \(its batch 1\) of sink ns/s appended to"):
+        world.run_rate(log, run="r-1")
+    assert world.position().run == "r-2"
+    assert world.rows() == Counter((id_, id_ % 7) for id_ in range(20))
+
+
+def test_a_stop_lets_the_batch_in_flight_be_committed(world):
+    stop = threading.Event()
+    report = world.run_rate(Acts(stop.set, "minted", 2), stop=stop)
+    assert (report.stopped, report.batches) == (True, 2)
+    assert world.rows() == Counter((id_, id_ % 7) for id_ in range(20))
+    assert report.to_json(duration_ms=0)["outcome"] == "Stopped"
+
+
+def test_a_batch_that_takes_too_long_to_stop_is_left_to_the_next_driver(world):
+    class Holding(Acts):
+        """Holds the second batch until the driver has given it up."""
+
+        def __init__(self):
+            super().__init__(self.hold, "minted", 2)
+            self.stop, self.given_up = threading.Event(), threading.Event()
+
+        def hold(self):
+            self.stop.set()
+            assert self.given_up.wait(60)
+
+        def event(self, event, **fields):
+            super().event(event, **fields)
+            if event == "not_committed":
+                self.given_up.set()
+
+    log = Holding()
+    report = world.run_rate(log, stop=log.stop, stream=Stream(commit_interval_s=0, stop_s=0))
+    assert report.stopped
+    world.until(1)
+    assert world.rows() == Counter((id_, id_ % 7) for id_ in range(10 * (world.position().batch + 1)))
+
+
+def test_batches_without_rows_commit_the_first_position_and_the_last(world):
+    """No row passes the filter. The first batch fixes where the stream began. The end commits the rest, and the upper stays."""
+    log, stop = Acts(), threading.Event()
+    log.act, log.at, log.left = stop.set, "batch", 3
+    none = replace(RATE, sql="select value as id, value as n from input where value < 0")
+    report = world.run_rate(log, stop=stop, input=none)
+    assert (report.batches, report.updates_written, report.upper) == (3, 0, None)
+    assert [line["batch"] for line in log.events("position")] == [NO_BATCH, 0, 2]
+    assert world.position().batch == 2
+    assert world.client.recent_upper(world.shard) == A(0)
+    world.until(1)
+    assert world.rows() == Counter((id_, id_ % 7) for id_ in range(30, 40))
+
+
+def test_a_source_that_begins_with_now_chooses_once(world):
+    """rate begins with the time of its start, which Spark keeps in sources/0/0. A driver that dies before its first batch has stored it."""
+    rate = Input(format="rate", options={"rowsPerSecond": "100"}, sql="select value as id, 0 as n from input")
+    with pytest.raises(Died):
+        world.run_rate(Acts(die, "minted", 1), input=rate)
+    began = world.position().logs if world.progress() else None
+    stop = threading.Event()
+    world.run_rate(Acts(stop.set, "batch", 2), stop=stop, input=rate)
+    assert set(world.position().logs) == {"0/0"}
+    assert began in (None, world.position().logs)
+    rows = world.rows()
+    assert rows == Counter((id_, 0) for id_ in range(len(rows)))
+
+
+def test_rows_with_times_of_their_own(world):
+    timed = replace(RATE, sql="select value as id, 0 as n, 1000 + value as t from input")
+    world.until(2, input=timed, envelope=Envelope(type=EnvelopeType.APPEND, timestamp_column="t"))
+    assert world.client.recent_upper(world.shard) == A(1020)
+    assert sum(world.rows().values()) == 20
+
+
+REFUSED = {
+    "count": (RATE, "select count(*) as id, 0 as n from input", "Aggregate keeps a state"),
+    "distinct": (RATE, "select distinct value as id, 0 as n from input", "Aggregate keeps a state"),
+    "limit": (RATE, "select value as id, 0 as n from input limit 3", "Limit keeps a state"),
+    "join": (RATE, "select a.value as id, 0 as n from input a join input b on a.value = b.value", "Join keeps a state"),
+    "in": (RATE, "select value as id, 0 as n from input where value in (select value from input)", "not allowed in"),
+    "files": (Input(format="json", schema="id BIGINT, n BIGINT"), None, "json reads a folder of files"),
+    "format": (Input(format="nonsense"), None, "input.format: "),
+    "columns": (RATE, "select value as id from input", "n"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_stream_cannot_keep_its_promise_for_is_refused_and_nothing_is_written(world, tmp_path, name):
+    source, sql, message = REFUSED[name]
+    options = {"path": str(tmp_path)} if source.format == "json" else source.options
+    with pytest.raises(ConfigurationError, match=message):
+        world.run(input=replace(source, sql=sql, options=options))
+    assert world.progress() is None
+
+
+def test_joins_with_tables_and_unions_are_streams(world):
+    sql = (
+        "with c as (select value from input) select c.value as id, r.id as n from c join range(3) r on c.value = r.id "
+        "union all select value, 9 from c where value >= 8"
+    )
+    world.until(1, input=replace(RATE, sql=sql))
+    assert set(world.rows()) == {(0, 0), (1, 1), (2, 2), (8, 9), (9, 9)}
+
+
+def test_a_stored_position_that_does_not_fit_is_refused_and_stays(world):
+    world.write(1)
+    stored = Position(source=f"persist {world.shard}", query="q", batch=NO_BATCH, run="r-1", driver="d", offsets=None)
+    newer = encode_position(stored).replace(b'"format":1', b'"format":2')
+    for token, error, message in [
+        (b"uid-7", ConfigurationError, "in runs over a batch source, the last one uid-7"),
+        (newer, Incompatible, "has format 2, and this release reads format 1"),
+        (encode_position(stored), ConfigurationError, f"has read persist {world.shard} up to its batch -1"),
+    ]:
+        world.store(token)
+        with pytest.raises(error, match=message):
+            world.run()
+        assert world.progress().token == token
+    assert world.rows() == Counter()
+
+
+def test_the_changes_of_another_shard_are_a_source(world):
+    world.write(1, 2, 3)
+    log = Acts()
+    report = world.run(log)
+    assert world.rows() == both(1, 2, 3)
+    assert (report.batches, report.rows_read, report.updates_written, report.stopped) == (3, 6, 6, False)
+    assert [line["batch"] for line in log.events("batch")] == [0, 1, 2]
+    assert (world.position().batch, world.position().source) == (2, f"persist {world.source}")
+    world.write(4)
+    assert world.run().batches == 1
+    assert world.rows() == both(1, 2, 3, 4)
