@@ -27,7 +27,7 @@ from persist_spark.envelopes.winners import Winners, decided
 from persist_spark.partitions import STAGED_DDL, ReadParts, StageCorrections, StageRows, StageTask, grouped
 from persist_spark.report import Log
 from persist_spark.session import executor_memory, parallelism_of, shuffled_by_bytes
-from persist_spark.spec import ConfigurationError, EnvelopeType, SinkSpec
+from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, SinkSpec
 
 
 def part_bytes_of(spark: SparkSession, spec: SinkSpec, log: Log) -> int:
@@ -37,6 +37,25 @@ def part_bytes_of(spark: SparkSession, spec: SinkSpec, log: Log) -> int:
     if memory is not None and fitting < wanted:
         log.event("smaller_parts", wanted_bytes=wanted, part_bytes=fitting, **asdict(memory))
     return fitting
+
+
+def rows_of(source: DataFrame, schema: Schema, envelope: Envelope) -> DataFrame:
+    """The rows of `source` as the envelope reads them: as commands on keys (envelopes/commands.py), or else flat, with `fault` where the
+    diff is null. Plans only. ConfigurationError names every column that does not fit.
+    """
+    match envelope.type:
+        case EnvelopeType.UPSERT:
+            return upsert_commands(source, schema, envelope)
+        case EnvelopeType.DEBEZIUM:
+            return debezium_commands(source, schema, envelope)
+    time, diff = envelope.timestamp_column, envelope.diff_column
+    flat = frames.to_flat(source, schema, timestamp_column=time, diff_column=diff)
+    if diff is None:
+        return flat
+    text = F.concat(
+        F.lit(f"envelope.diffColumn: {diff} is null in the row with key "), key_text(frames.fields_of(schema))
+    )
+    return flat.withColumn(frames.FAULT, F.when(F.col(frames.DIFF).isNull(), text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,31 +99,16 @@ class Staging:
         # parts needs no more memory. When the user sets the number of tasks, Spark's settings stay as the user has them.
         by_bytes = shuffled_by_bytes(self.spark, part_bytes=write.target_part_bytes)
         with by_bytes if write.parallelism is None else nullcontext():
+            rows = rows_of(source, self.schema, self.spec.envelope)
             match self.spec.envelope.type:
-                case EnvelopeType.UPSERT:
-                    return self._write_winners(minted, reader, upsert_commands(source, self.schema, self.spec.envelope))
-                case EnvelopeType.DEBEZIUM:
-                    return self._write_winners(
-                        minted, reader, debezium_commands(source, self.schema, self.spec.envelope)
-                    )
+                case EnvelopeType.UPSERT | EnvelopeType.DEBEZIUM:
+                    return self._write_winners(minted, reader, rows)
                 case EnvelopeType.APPEND | EnvelopeType.DIFF:
-                    return self._write_rows(minted, self._flat(source))
+                    return self._write_rows(minted, rows)
                 case EnvelopeType.MIRROR:
-                    flat = self._flat(source)
                     if reader is None or minted.as_of is None:
-                        return self._write_rows(minted, flat)  # the shard is empty
-                    return self._write_corrections(minted, minted.as_of, reader, flat)
-
-    def _flat(self, source: DataFrame) -> DataFrame:
-        envelope = self.spec.envelope
-        time, diff = envelope.timestamp_column, envelope.diff_column
-        flat = frames.to_flat(source, self.schema, timestamp_column=time, diff_column=diff)
-        if diff is None:
-            return flat
-        text = F.concat(
-            F.lit(f"envelope.diffColumn: {diff} is null in the row with key "), key_text(frames.fields_of(self.schema))
-        )
-        return flat.withColumn(frames.FAULT, F.when(F.col(frames.DIFF).isNull(), text))
+                        return self._write_rows(minted, rows)  # the shard is empty
+                    return self._write_corrections(minted, minted.as_of, reader, rows)
 
     def _write_rows(self, minted: Minted, flat: DataFrame) -> StagedRows:
         upper, column = minted.upper, self.spec.envelope.timestamp_column

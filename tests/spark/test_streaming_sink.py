@@ -311,3 +311,24 @@ def test_the_changes_of_another_shard_are_a_source(world):
     world.write(4)
     assert world.run().batches == 1
     assert world.rows() == both(1, 2, 3, 4)
+
+
+def test_upserts_of_a_stream_leave_the_last_value_of_each_key(world):
+    rows = replace(RATE, sql="select value % 5 as id, value as n, value >= 28 as gone from input")
+    envelope = Envelope(type=EnvelopeType.UPSERT, order_column="n", delete_column="gone")
+    with pytest.raises(ConfigurationError, match="gone"):
+        world.run_rate(input=rows, envelope=Envelope(type=EnvelopeType.UPSERT, order_column="n"))
+    world.until(2, input=rows, envelope=envelope)
+    assert world.rows() == Counter({(number % 5, number): 1 for number in range(15, 20)})
+    world.until(1, input=rows, envelope=envelope)
+    assert world.rows() == Counter({(0, 25): 1, (1, 26): 1, (2, 27): 1})
+
+
+def test_change_events_of_a_stream(world):
+    row = "named_struct('id', value % 5, 'n', value)"
+    sql = f"select if(value = 14, {row}, null) as before, if(value = 14, null, {row}) as after, if(value = 14, 'd', 'c') as op, value as ts_ms from input"
+    world.until(2, input=replace(RATE, sql=sql), envelope=Envelope(type=EnvelopeType.DEBEZIUM))
+    assert world.rows() == Counter({(number % 5, number): 1 for number in range(15, 20)})
+    sql = sql.replace("value = 14", "value % 10 = 9")
+    world.until(1, input=replace(RATE, sql=sql), envelope=Envelope(type=EnvelopeType.DEBEZIUM))
+    assert world.rows() == Counter({(number % 5, number): 1 for number in range(25, 29)})

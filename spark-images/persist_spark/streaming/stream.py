@@ -11,12 +11,11 @@ from persist_engine.base.env import Env
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from persist_spark import frames
 from persist_spark.landing import driver_settings
 from persist_spark.partitions import sink_settings
 from persist_spark.report import Log, SinkReport
 from persist_spark.spec import ConfigurationError, SinkSpec, Stream
-from persist_spark.staging import Staging, part_bytes_of
+from persist_spark.staging import Staging, part_bytes_of, rows_of
 from persist_spark.streaming.batches import Batches
 from persist_spark.streaming.checkpoint import configure, temporary_checkpoint
 from persist_spark.streaming.position import NO_BATCH, Position, decode_position
@@ -45,7 +44,7 @@ def run_stream(spark: SparkSession, spec: SinkSpec, *, stop: threading.Event, en
         position = _start(spec, progress, env)
         frame = streaming_input(spark, spec)
         # Plans only: the refusal of rows that do not fit comes before the first batch.
-        frames.to_flat(frame, spec.schema, timestamp_column=spec.envelope.timestamp_column)
+        rows_of(frame, spec.schema, spec.envelope)
         log.event("position", batch=position.batch)
         with (
             client.open_writer(spec.shard_id, spec.schema, purpose=spec.purpose) as writer,
