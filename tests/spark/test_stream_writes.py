@@ -147,18 +147,18 @@ PROGRAM = """
 """
 
 
+@pytest.mark.timeout(900)  # a JVM starts, possibly on a busy machine
 def test_a_killed_driver_loses_and_doubles_nothing(spark, stream, tmp_path):
     """Kills the driver, Python and Java, after the shard shows the given number of files; then another driver ends the work."""
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(PROGRAM))
     stream.drop(*range(8))
     arguments = [sys.executable, str(program), str(stream.files), str(stream.checkpoint), *stream.given.values()]
-    driver = subprocess.Popen(
-        arguments, start_new_session=True, stderr=subprocess.DEVNULL
-    )  # configured as the session `spark`
+    # Configured as the session `spark`.
+    driver = subprocess.Popen(arguments, start_new_session=True, stderr=subprocess.DEVNULL)
     try:
-        has_begun = stream.client.machine(stream.id).wait(lambda: len(stream.rows()) >= 6 or None, 300)
-        assert has_begun
+        wait = stream.client.machine(stream.id).wait
+        assert wait(lambda: driver.poll() is not None or len(stream.rows()) >= 6 or None, 600)
         assert driver.poll() is None
     finally:
         os.killpg(driver.pid, signal.SIGKILL)
