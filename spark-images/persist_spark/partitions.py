@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from persist_engine import BatchBuilder, Blob, LeasedPart, WriteHandle, consolidate, open_blob
+from persist_engine import BatchBuilder, Blob, LeasedPart, consolidate, open_blob
 from persist_engine.base.env import Env, SystemEnv
 from persist_engine.base.errors import InvalidUsage, PersistError, UpdateBeyondUpper, UpdateNotBeyondLower
 from persist_engine.base.metrics import Metrics, NoMetrics
@@ -29,6 +30,9 @@ from persist_spark.columns import RECORD_ROWS, hash_chunks, negated_flat, struct
 from persist_spark.failures import carried
 from persist_spark.memory import give_back_freed_memory
 from persist_spark.spec import PARALLELISM_MAX
+
+if TYPE_CHECKING:  # executors have no use for it
+    from persist_engine import WriteHandle
 
 #: The rows that a correcting task consolidates at a time. Measured: two or four times as many are not faster, but use more memory.
 CHUNK_ROWS = 1 << 17
