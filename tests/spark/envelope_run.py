@@ -12,6 +12,7 @@ from typing import Any
 from landing_run import RivalLog
 from persist_engine import Antichain, Appended, Location, PersistClient, Schema, Settings, ShardId
 from persist_engine.base.env import SystemEnv
+from persist_engine.base.settings import BatchSettings
 from persist_engine.work.audit.verify import verify_shard
 from persist_spark import sink
 from persist_spark.report import SinkReport
@@ -29,7 +30,9 @@ class Target:
         self.location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
         self.folder, self.spark, self.key, self.value = folder, spark, key, value
         self.id, self.schema = ShardId.new(), Schema.from_ddl(key, value)
-        self.client = PersistClient.open(self.location, settings=Settings(retain_ms=None))
+        # The rival's rows are parts with statistics; those of small sinks stay inline.
+        settings = Settings(retain_ms=None, batch=BatchSettings(inline_part_bytes_max=0))
+        self.client = PersistClient.open(self.location, settings=settings)
         self.client.initialise(self.id, self.schema)
         self.lines = io.StringIO()
         self.runs = 0
@@ -104,8 +107,15 @@ class Target:
 
 def key_of(fields: Iterable[Any]) -> tuple[Any, ...]:
     """A key by which Python finds equal what the engine finds equal: one NaN, one zero."""
-    floats = (("NaN" if math.isnan(one) else one + 0.0) if isinstance(one, float) else one for one in fields)
-    return tuple(floats)
+    return tuple(_hashable(one) for one in fields)
+
+
+def _hashable(field: Any) -> Any:
+    if isinstance(field, dict):
+        return tuple(_hashable(one) for one in field.values())
+    if isinstance(field, float):
+        return "NaN" if math.isnan(field) else field + 0.0
+    return field
 
 
 def upserted(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import pytest
+from persist_engine import Schema
+from persist_spark.envelopes.debezium import debezium_commands
 from persist_spark.failures import ExitCode, classify
 from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType
 
@@ -97,17 +101,35 @@ def test_the_order_is_a_field_of_the_event(target: Any):
 
 
 NO_LSN = POSTGRES.replace("lsn: BIGINT", "lsn: STRING")
-FAULTS: dict[str, tuple[str, list[dict[str, Any]], str]] = {
-    "truncate": (POSTGRES, [postgres("t", 1)], r"op t \(truncate\).*exclude it with input\.format\.sql"),
-    "unknown op": (POSTGRES, [postgres("m", 1, None, row(1))], "op m is none of c, r, u, d"),
-    "no op": (POSTGRES, [postgres(None, 1, None, row(1))], "op is null in an event that is no tombstone"),
-    "create without a row": (POSTGRES, [postgres("c", 1, row(1))], "after is null in an event with op c"),
-    "delete without a row": (POSTGRES, [postgres("d", 1)], "before is null in a delete"),
-    "delete without the key": (POSTGRES, [postgres("d", 1, row(None, "a"))], "before.id is null in a delete"),
-    "text that was not logged": (
+FAULTS = [
+    (postgres("t", 1), r"op t \(truncate\).*exclude it with input\.format\.sql"),
+    (postgres("m", 1, None, row(1)), "op m is none of c, r, u, d"),
+    (postgres(None, 1, None, row(1)), "op is null in an event that is no tombstone"),
+    (postgres("c", 1, row(1)), "after is null in an event with op c"),
+    (postgres("d", 1), "before is null in a delete"),
+    (postgres("d", 1, row(None, "a")), "before.id is null in a delete"),
+    (postgres("u", 1, None, row(5, "__debezium_unavailable_value")), r'after\.name was not logged .* key \{"id":5\}'),
+]
+
+
+def test_each_event_that_cannot_be_written_says_why(local_spark: Any, tmp_path: Any):
+    fine = postgres("c", 0, None, row(6, "fine"))
+    (tmp_path / "events.json").write_text(
+        "".join(f"{json.dumps(event)}\n" for event in [fine, *(e for e, _ in FAULTS)])
+    )
+    frame = local_spark.read.schema(POSTGRES).json(str(tmp_path / "events.json"))
+    commands = debezium_commands(frame, Schema.from_ddl("id BIGINT", "name STRING"), DEBEZIUM)
+    none, *faults = [each["fault"] for each in commands.collect()]
+    assert none is None
+    assert len(faults) == len(FAULTS)
+    assert [text for text, (_, message) in zip(faults, FAULTS, strict=True) if not re.search(message, text)] == []
+
+
+REFUSED: dict[str, tuple[str, list[dict[str, Any]], str]] = {
+    "a fault": (
         POSTGRES,
-        [postgres("u", 1, None, row(5, "__debezium_unavailable_value"))],
-        r'after\.name was not logged in an event of key \{"id":5\}',
+        [postgres("c", 0, None, row(6, "fine")), FAULTS[0][0]],
+        r"cannot be written: op t \(truncate\)",
     ),
     "equal orders": (POSTGRES, [postgres("c", 1, None, row(5, text)) for text in "ab"], r'several .* key \{"id":5\}'),
     "an order as text": (NO_LSN, [], r"source\.lsn is string, must be bigint"),
@@ -124,12 +146,12 @@ FAULTS: dict[str, tuple[str, list[dict[str, Any]], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", FAULTS)
+@pytest.mark.parametrize("case", REFUSED)
 def test_events_that_cannot_be_written_are_refused_before_anything_is_written(target: Any, case: str):
-    columns, events, message = FAULTS[case]
+    columns, events, message = REFUSED[case]
     before = target.footprint()
     with pytest.raises(ConfigurationError, match=message):
-        target.run([postgres("c", 0, None, row(6, "fine")), *events] if events else [], columns, DEBEZIUM)
+        target.run(events, columns, DEBEZIUM)
     assert target.footprint() == before
 
 
@@ -168,7 +190,9 @@ def test_diffs_have_times_of_their_own(make_target: Any):
 )
 def test_wrong_diffs_are_refused(target: Any, columns: str, rows: list[Any], message: str):
     before = target.footprint()
-    with pytest.raises(Exception, match=message) as caught:
+    with pytest.raises(Exception, match="diffColumn") as caught:
         target.run(rows, columns, DIFF)
-    assert classify(caught.value).exit_code is ExitCode.CONFIGURATION
+    failure = classify(caught.value)
+    assert failure.exit_code is ExitCode.CONFIGURATION
+    assert re.search(message, failure.message)
     assert target.footprint() == before

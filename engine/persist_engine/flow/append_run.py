@@ -61,8 +61,8 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Correct:
-    """Stage, at `time`, the negation of everything the shard holds after `after` (None: of everything it holds) and before
-    `lower`. Advance the times of the other batches to `time`. Append all of it at `lower`.
+    """Stage, at `time`, the negation of what the shard holds after `after` (None: of all that it holds) and before `lower`, as far as the
+    run corrects it. Advance the times of the other batches to `time`. Append all of it at `lower`.
     """
 
     lower: Antichain

@@ -25,26 +25,36 @@ def rows(state, name):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def csv_input(house, name, fields):
+    return {
+        "type": "Format",
+        "format": {"name": "csv", "schema": fields, "options": {"path": f"{name}.csv", "header": "true"}},
+    }
+
+
 @pytest.mark.slow
-def test_append_from_yaml_to_rows(house):
+def test_sinks_from_yaml_to_rows(house):
     """The tutorial's test has a Mirror."""
     house.environ.pop("PYTHONPATH")  # the real driver instead of its stand-in
     (house.folder / "trips.csv").write_text("at,id\n" + "".join(f"{n // 10},{n}\n" for n in range(INPUT_ROWS)))
+    (house.folder / "prices.csv").write_text("id,price,lsn,gone\n1,5,2,\n1,4,1,\n2,7,3,true\n2,6,1,\n3,8,1,false\n")
+    spark = {"executor": {"instances": 1, "memory": "512Mi"}, "driver": {"memory": "512Mi"}}
     file = house.write(
         house.shard("trips", schema={"key": "id BIGINT", "value": "at BIGINT"}),
+        house.shard("prices", schema={"key": "id BIGINT", "value": "price BIGINT"}),
+        house.sink(
+            "prices",
+            "prices",
+            input=csv_input(house, "prices", "id BIGINT, price BIGINT, lsn BIGINT, gone BOOLEAN"),
+            envelope={"type": "Upsert", "orderColumn": "lsn", "deleteColumn": "gone"},
+            spark=spark,
+        ),
         house.sink(
             "trips",
             "trips",
-            input={
-                "type": "Format",
-                "format": {
-                    "name": "csv",
-                    "schema": "at BIGINT, id BIGINT",
-                    "options": {"path": "trips.csv", "header": "true"},
-                },
-            },
+            input=csv_input(house, "trips", "at BIGINT, id BIGINT"),
             envelope={"type": "Append", "timestampColumn": "at"},
-            spark={"executor": {"instances": 1, "memory": "512Mi"}, "driver": {"memory": "512Mi"}},
+            spark=spark,
         ),
     )
     result = house.local("up", "-f", file)
@@ -52,7 +62,12 @@ def test_append_from_yaml_to_rows(house):
     assert {(row["id"], row["at"]) for row in rows(house.state, "trips")} == {(n, n // 10) for n in range(INPUT_ROWS)}
     assert house.status("SparkSink", "trips")["progress"]["upper"] == str(INPUT_ROWS // 10)
 
-    assert house.local("get", "ssink").stdout.count("Completed") == 1
+    assert {(row["id"], row["price"]) for row in rows(house.state, "prices")} == {(1, 5), (3, 8)}
+    assert (
+        "Upsert to PersistShard/prices in the order of lsn, once" in house.local("describe", "ssink", "prices").stdout
+    )
+
+    assert house.local("get", "ssink").stdout.count("Completed") == 2
     assert "500 rows read, 500 updates written" in house.local("describe", "ssink", "trips").stdout
     assert '"event": "appended"' in house.local("logs", "trips").stdout
     assert house.local("down").stdout == "nothing was running\n"
