@@ -17,14 +17,12 @@ from dataclasses import dataclass, field, replace
 
 from persist_engine import (
     Changes,
-    Filter,
     Inspection,
     Location,
     PersistClient,
     ReadHandle,
     SinceAhead,
     Snapshot,
-    predicate_of,
 )
 from persist_engine.base.env import Env
 from persist_engine.base.errors import Fenced, InvalidUsage, PersistError
@@ -36,7 +34,7 @@ from persist_engine.rows.schema import Schema
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
 
 from persist_spark.options import SPLITS_MAX, Options, instant
-from persist_spark.row_shape import changes_row_type, check_columns, row_type
+from persist_spark.row_shape import changes_row_type, check_columns, condition, row_type
 
 #: Bytes of parts in one split when the option `splits` is not set. A small shard is one task.
 SPLIT_BYTES = 64 << 20
@@ -242,7 +240,7 @@ class _HeldShard:
     def look(self, options: Options, client: PersistClient) -> LoadedFrame:
         schema = client.schema(self._shard)
         if options.where is not None:  # an invalid condition is refused even when nothing was written yet
-            Filter(predicate_of(options.where), schema)
+            condition(options.where, schema, "where")
         return self._chosen(options, client, schema)
 
     def load(self, frame: str, options: Options, client: PersistClient) -> LoadedFrame:

@@ -163,8 +163,12 @@ def names_in(text: str | None) -> tuple[str, ...] | None:
 
 def _time(given: Mapping[str, str], name: str) -> int | None:
     """A whole number, or ISO 8601 text with its zone."""
-    text = given.get(name, "")
-    if not text[:1].isdigit() or text.isdigit():
+    text = given.get(name)
+    if text is not None and not text[:1].isdigit():
+        raise InvalidUsage(
+            f"option {name}: {text[:64]!r} is not a time: a whole number, ISO 8601 text with its zone, or a time ago such as -1h"
+        )
+    if text is None or text.isdigit():
         return number_in(given, name, 0, DATA_TIME_MAX)
     time = time_of(text, f"option {name}")
     if time < 0:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
 import pyarrow as pa
-from persist_engine import Projection
+from persist_engine import Filter, Projection, predicate_of
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.ids import ShardId
 from persist_engine.rows.schema import Schema
@@ -68,6 +68,19 @@ def check_columns(asked: T.StructType, shown: T.StructType, shard: ShardId) -> N
                 f"shard {shard} has {_column_text(ours)} where the frame was made for {_column_text(theirs)}: "
                 "load the frame again, without a schema of your own"
             )
+
+
+def condition(text: str, schema: Schema, option: str) -> Filter:
+    """The SQL condition of an option, for rows of `schema`. InvalidUsage when it does not fit the schema, or names an instant without its
+    zone: Spark would read that in the zone of the session, which the workers do not know, and so would show or replace other rows.
+    """
+    rule = Filter(predicate_of(text), schema)
+    for column, value in rule.zoneless.items():
+        raise InvalidUsage(
+            f"option {option}: {column} holds instants, and {value} has no time zone, so its instant is unknown: add one, as in "
+            "TIMESTAMP '2013-01-01 00:00:00Z' or TIMESTAMP '2013-01-01 00:00:00+02:00'"
+        )
+    return rule
 
 
 def _is_shown_as(asked: T.StructField, shown: T.StructField) -> bool:

@@ -92,8 +92,11 @@ def test_times_are_said_as_everywhere(given, feed):
         ({"from": "-1"}, "option from: '-1' is not a time ago such as -1h"),
         ({"from": "-none"}, "option from: '-none' is not a time ago"),
         ({"from": "3", "to": "-1w"}, "option to: '-1w' is not a time ago"),
-        ({"from": "soon"}, "option from: 'soon' is not a whole number"),
-        ({"from": ""}, "option from: '' is not a whole number"),
+        (
+            {"from": "soon"},
+            "option from: 'soon' is not a time: a whole number, ISO 8601 text with its zone, or a time ago such as -1h",
+        ),
+        ({"from": ""}, "option from: '' is not a time"),
         ({"from": "2013-01-02T03:04:05"}, "option from is '2013-01-02T03:04:05', which has no time zone"),
     ],
 )

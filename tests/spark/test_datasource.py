@@ -33,7 +33,7 @@ def test_a_time_is_milliseconds_or_iso_8601(text):
         ({"shard": ""}, "option shard: required"),
         ({"shard": "x"}, "not a shard id"),
         ({"as_of": "-1"}, "option as_of: '-1' is not a time ago such as -1h"),
-        ({"as_of": "now"}, "option as_of: 'now' is not a whole number"),
+        ({"as_of": "now"}, "option as_of: 'now' is not a time: a whole number, ISO 8601"),
         ({"as_of": "9" * 5000}, "option as_of: '9+' is not a whole number"),
         ({"as_of": "1e3"}, "option as_of must be a whole number, .*ISO 8601 text .* not str '1e3'"),
         ({"as_of": "2013-01-02T03:04:05"}, "option as_of is '2013-01-02T03:04:05', which has no time zone"),

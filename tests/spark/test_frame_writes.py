@@ -252,6 +252,27 @@ def test_an_overwrite_of_some_rows_leaves_the_others(either, shard):
     assert shard.rows() == expected
 
 
+def test_a_condition_on_instants_without_a_zone_replaces_nothing(spark, tmp_path):
+    """Spark means midnight of the session's zone by it, so in UTC other rows would go than those that the query named."""
+    shard = Shard(tmp_path, Schema.from_ddl("at TIMESTAMP", "n INT"))
+    given = spark.sql(
+        "select timestamp'2024-03-10 02:00:00Z' as at, 1 as n union all select timestamp'2024-03-10 06:00:00Z', 2"
+    )
+    shard.write(given)
+    before = shard.client.recent_upper(shard.id)
+    with pytest.raises(
+        AnalysisException, match="option replace_where: key.at holds instants, and 2024-03-10 00:00:00 has no time zone"
+    ):
+        shard.write(given.where("n = 2"), "overwrite", replace_where="at >= TIMESTAMP '2024-03-10 00:00:00'")
+    with pytest.raises(AnalysisException, match="option where: key.at holds instants, and 2024-03-10 has no time zone"):
+        spark.read.format("persist").options(**shard.given, where="at >= DATE '2024-03-10'").load()
+    with pytest.raises(AnalysisException, match="option where: key.at holds instants"):
+        spark.readStream.format("persist").options(**shard.given, rows="updates", where="at >= '2024-03-10'").load()
+    assert shard.client.recent_upper(shard.id) == before
+    shard.write(given.where("n = 2"), "overwrite", replace_where="at >= TIMESTAMP '2024-03-10 00:00:00-05:00'")
+    assert sorted(values for (_, values) in shard.rows()) == [(1,), (2,)]
+
+
 def test_an_overwrite_removes_what_others_add_meanwhile(spark, shard):
     """The task of the write adds a rival's rows after the write was planned."""
     shard.write(frame(spark, [row(i) for i in range(20)]))

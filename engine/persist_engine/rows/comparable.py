@@ -162,3 +162,13 @@ def _microseconds(literal: Any, *, is_instant: bool) -> int | None:
         return None
     passed = (literal if literal.tzinfo is not None else literal.replace(tzinfo=UTC)) - _EPOCH
     return (passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds
+
+
+def lacks_zone(literal: object) -> bool:
+    """Whether `literal` is a date or a time whose instant depends on a time zone that it does not name. False for what is neither."""
+    if isinstance(literal, str):
+        try:
+            literal = datetime.fromisoformat(literal)
+        except ValueError:
+            return False
+    return isinstance(literal, date) and getattr(literal, "tzinfo", None) is None

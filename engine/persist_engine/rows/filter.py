@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.batch import HollowPart, InlinePart, Part
 from persist_engine.rows.columns import canonical_floats
-from persist_engine.rows.comparable import NAN, Comparable, comparable_bound, floor_of, scalar_of
+from persist_engine.rows.comparable import NAN, Comparable, comparable_bound, floor_of, lacks_zone, scalar_of
 from persist_engine.rows.errors_column import ERR, holds_errors
 from persist_engine.rows.part_stats import stats_name
 from persist_engine.rows.predicate import And, Compare, In, IsNull, Not, Or, Predicate
@@ -260,6 +260,7 @@ class Filter:
         self.predicate = predicate
         self.schema = schema
         self._columns: dict[tuple[str, ...], Column] = {}
+        self._zoneless: dict[str, str] = {}
         try:
             self._bound = self._bind(predicate)
             if holds_errors(schema) and ("key", ERR) not in self._columns:
@@ -271,6 +272,11 @@ class Filter:
     def columns(self) -> tuple[str, ...]:
         """The top-level fields that the predicate reads, as `key.<field>` and `val.<field>`."""
         return tuple(dict.fromkeys(column.top for column in self._columns.values()))
+
+    @property
+    def zoneless(self) -> dict[str, str]:
+        """A value without a time zone for each column of instants that the predicate compares with one. The filter takes it as UTC."""
+        return dict(self._zoneless)
 
     def may_pass(self, part: Part) -> bool:
         """Whether some row of `part` may pass, by its statistics. True without statistics, and for inline parts."""
@@ -304,9 +310,9 @@ class Filter:
     def _bind(self, predicate: Predicate) -> _Bound:
         match predicate:
             case Compare(column, op, value):
-                return self._comparison(self._column(column), op, value)
+                return self._comparison(self._compared(column, (value,)), op, value)
             case In(column, values):
-                return self._within(self._column(column), values)
+                return self._within(self._compared(column, values), values)
             case IsNull(column):
                 return _Null(self._column(column))
             case And(terms):
@@ -341,6 +347,12 @@ class Filter:
         column = column.widened(values)
         floors = [floor_of(value, column.data_type, ".".join(column.path)) for value in values]
         return _Within(column, tuple(sorted({floor.value for floor in floors if floor.exact})))
+
+    def _compared(self, text: str, values: Sequence[object]) -> Column:
+        column = self._column(text)
+        if pa.types.is_timestamp(column.data_type) and column.data_type.tz is not None:
+            self._zoneless.update({".".join(column.path): str(value) for value in values if lacks_zone(value)})
+        return column
 
     def _column(self, text: str) -> Column:
         column = column_named(text, self.schema)

@@ -152,7 +152,7 @@ class _Reader:
             case exp.Cast() if isinstance(node.this, exp.Literal) and node.this.is_string:
                 if node.to.is_type("date"):
                     return self._date(node, node.this.this)
-                if node.to.is_type("timestamp", "timestamptz"):
+                if node.to.is_type("timestamp", "timestamptz", "timestampltz", "timestampntz"):
                     return node.this.this  # TIMESTAMP '...': the type of the column already says so
         raise self._refusal(node, "where a value is expected")
 

@@ -34,7 +34,7 @@ from persist_spark.columns import changes_of_rows, records_of
 from persist_spark.held_frames import SPLIT_BYTES, follow
 from persist_spark.options import SPLITS_MAX, STORE, Ago, check_names, instant, moment, names_in, number_in
 from persist_spark.partitions import blob_at, reading_retry, sink_settings
-from persist_spark.row_shape import arrow_schema, changes_row_type, check_columns
+from persist_spark.row_shape import arrow_schema, changes_row_type, check_columns, condition
 from persist_spark.spec import TARGET_PART_BYTES
 
 #: The name under which a stream shows among the shard's holds.
@@ -103,9 +103,14 @@ def _span(text: str | None) -> int | None:
 
 
 def stream_row_type(options: StreamOptions) -> T.StructType:
-    """The columns of the stream, by the shard's newest schema. Holds nothing. ShardNotFound; store errors."""
+    """The columns of the stream, by the shard's newest schema. Holds nothing. InvalidUsage for a condition or columns that do not fit it;
+    ShardNotFound; store errors.
+    """
     with _opened(options) as client:
-        return changes_row_type(client.schema(options.shard), shape=options.shape, columns=options.columns)
+        schema = client.schema(options.shard)
+    if options.where is not None:
+        condition(options.where, schema, "where")
+    return changes_row_type(schema, shape=options.shape, columns=options.columns)
 
 
 def _opened(options: StreamOptions) -> PersistClient:
@@ -255,7 +260,10 @@ class ShardStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
     def _following(self) -> _Follower:
         """The lease; another one when it lapsed, as on a machine that was suspended. Its since may then be past what the query needs."""
         if self._follower is None or self._follower.reader.since.is_empty():
-            self._follower = _Follower(self._opened(), self.options.shard)
+            client = self._opened()
+            if self.options.where is not None:  # for columns that the user gives, Spark asks no stream_row_type
+                condition(self.options.where, client.schema(self.options.shard), "where")
+            self._follower = _Follower(client, self.options.shard)
         return self._follower
 
     def _written(self) -> int:

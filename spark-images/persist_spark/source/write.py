@@ -25,6 +25,7 @@ from persist_spark.columns import flat_batch
 from persist_spark.frames import fields_of, unfit
 from persist_spark.options import STORE, check_names
 from persist_spark.partitions import StagedBatch, StageTask, carrying_errors, sink_settings, stage, updates_of
+from persist_spark.row_shape import condition
 from persist_spark.source.commit import PURPOSE, Written, append, overwrite
 from persist_spark.spec import TARGET_PART_BYTES
 
@@ -80,7 +81,7 @@ class WritePlan:
             schema = client.schema(options.shard)
             positions = matched(columns, schema)
             if options.replace_where is not None:
-                Filter(predicate_of(options.replace_where), schema)
+                condition(options.replace_where, schema, "replace_where")
             with client.open_writer(options.shard, schema, purpose=PURPOSE) as writer:
                 view = ShardView(since=Antichain.minimum(), upper=writer.fetch_recent_upper(), progress=None)
                 minted = mint(view, run=b"", now_ms=env.now_ms(), reads_back=False)

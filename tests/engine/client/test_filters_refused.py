@@ -137,6 +137,8 @@ GREATEST = "99999999999999999999999999999999999999"
         ("TIMESTAMP_NTZ", datetime(2013, 1, 1), "v >= '2013-01-01T00:00:00.0000009'", False),
         ("TIMESTAMP_NTZ", datetime(2013, 1, 1), "v = '2013-01-01 00:00:00.0000000'", True),
         ("TIMESTAMP", datetime(1969, 12, 31, 23, 59, 59), "v < TIMESTAMP '1969-12-31 23:59:59.0000001Z'", True),
+        ("TIMESTAMP_NTZ", datetime(2013, 1, 1, 5), "v < TIMESTAMP_NTZ '2013-01-01 05:00:00.000001'", True),
+        ("TIMESTAMP", datetime(2013, 1, 1, 5), "v < TIMESTAMP_LTZ '2013-01-01 06:00:00+01:00'", False),
         ("TIMESTAMP_NTZ", datetime(2013, 1, 1, 5), "v < DATE '2013-01-02'", True),
         ("TIMESTAMP_NTZ", datetime(2013, 1, 1, 5), "v < DATE '2013-01-01'", False),
     ],
@@ -145,6 +147,24 @@ def test_literals_finer_than_python_values_are_compared_exactly(kind, value, tex
     schema = Schema.from_ddl(f"v {kind}")
     (table,) = normalise([(((value,), ()), 0, 1)], schema)
     assert Filter(parse_predicate(text), schema).mask(table).to_pylist() == [passes]
+
+
+@pytest.mark.parametrize(
+    ("text", "zoneless"),
+    [
+        ("v < TIMESTAMP '2013-01-01 00:00:00Z' OR v = '2013-01-01T00:00:00+02:00'", {}),
+        ("v < '2013-01-01 00:00:00'", {"key.v": "2013-01-01 00:00:00"}),
+        (
+            "NOT (v IS NULL OR v IN (TIMESTAMP '2013-01-01 00:00:00Z', TIMESTAMP_NTZ '2013-01-01 00:00:00'))",
+            {"key.v": "2013-01-01 00:00:00"},
+        ),
+        ("DATE '2013-01-01' <= v", {"key.v": "2013-01-01"}),
+        ("w < TIMESTAMP '2013-01-01 00:00:00' AND d = DATE '2013-01-01' AND s = '2013-01-01'", {}),
+    ],
+)
+def test_a_filter_names_the_instants_that_it_takes_as_utc(text, zoneless):
+    schema = Schema.from_ddl("v TIMESTAMP", "w TIMESTAMP_NTZ, d DATE, s STRING")
+    assert Filter(parse_predicate(text), schema).zoneless == zoneless
 
 
 def test_a_filter_with_numpy_floats_can_be_sent_and_parsed():
