@@ -260,7 +260,8 @@ REFUSED = {
     "limit": (RATE, "select value as id, 0 as n from input limit 3", "Limit keeps a state"),
     "join": (RATE, "select a.value as id, 0 as n from input a join input b on a.value = b.value", "Join keeps a state"),
     "in": (RATE, "select value as id, 0 as n from input where value in (select value from input)", "not allowed in"),
-    "files": (Input(format="json", schema="id BIGINT, n BIGINT"), None, "json reads a folder of files"),
+    "files": (Input(format="json", schema="id BIGINT, n BIGINT", options={"latestFirst": "true"}), None, "latestFirst"),
+    "no schema": (Input(format="json"), None, "input.format: "),
     "format": (Input(format="nonsense"), None, "input.format: "),
     "columns": (RATE, "select value as id from input", "n"),
 }
@@ -269,7 +270,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_a_stream_cannot_keep_its_promise_for_is_refused_and_nothing_is_written(world, tmp_path, name):
     source, sql, message = REFUSED[name]
-    options = {"path": str(tmp_path)} if source.format == "json" else source.options
+    options = {**source.options, **({"path": str(tmp_path)} if source.format == "json" else {})}
     with pytest.raises(ConfigurationError, match=message):
         world.run(input=replace(source, sql=sql, options=options))
     assert world.progress() is None
@@ -311,3 +312,21 @@ def test_the_changes_of_another_shard_are_a_source(world):
     world.write(4)
     assert world.run().batches == 1
     assert world.rows() == both(1, 2, 3, 4)
+
+
+def test_a_folder_of_files_is_read_once_although_its_drivers_die(world, tmp_path):
+    """More files than Spark lists before it compacts its list, over several drivers that share nothing but the shard."""
+    folder, dice = tmp_path / "in", random.Random(5)
+    folder.mkdir()
+    options = {"path": str(folder), "maxFilesPerTrigger": "1"}
+    source = Input(format="json", schema="id BIGINT, n BIGINT", options=options)
+    for numbers in (range(6), range(6, 14), range(14, 16)):
+        for number in numbers:
+            (folder / f"{number:02}.json").write_text(json.dumps({"id": number, "n": 0}))
+        log = Acts(die, dice.choice(["staged", "appended"]), 2)
+        with pytest.raises(Died):
+            world.run(log, input=source)
+    world.run(input=source)
+    assert world.rows() == Counter((number, 0) for number in range(16))
+    (folder / "99.json").write_text(json.dumps({"id": 99, "n": 0}))
+    assert world.run(input=source).updates_written == 1

@@ -19,8 +19,9 @@ from persist_spark.spec import ConfigurationError, SinkSpec, Stream
 from persist_spark.staging import Staging, part_bytes_of
 from persist_spark.streaming.batches import Batches
 from persist_spark.streaming.checkpoint import configure, temporary_checkpoint
+from persist_spark.streaming.file_log import file_age_ms
 from persist_spark.streaming.position import NO_BATCH, Position, decode_position
-from persist_spark.streaming.query import source_of, streaming_input
+from persist_spark.streaming.query import reads_files, source_of, streaming_input
 
 #: How often the main thread looks whether the query has ended by itself.
 POLL_S = 0.5
@@ -47,9 +48,10 @@ def run_stream(spark: SparkSession, spec: SinkSpec, *, stop: threading.Event, en
         # Plans only: the refusal of rows that do not fit comes before the first batch.
         frames.to_flat(frame, spec.schema, timestamp_column=spec.envelope.timestamp_column)
         log.event("position", batch=position.batch)
+        age_ms = file_age_ms(spec.input) if reads_files(frame) else None
         with (
             client.open_writer(spec.shard_id, spec.schema, purpose=spec.purpose) as writer,
-            temporary_checkpoint() as checkpoint,
+            temporary_checkpoint(file_age_ms=age_ms) as checkpoint,
         ):
             checkpoint.write(position)
             part_bytes = part_bytes_of(spark, spec, log)
