@@ -34,7 +34,8 @@ def run_stream(spark: SparkSession, spec: SinkSpec, *, stop: threading.Event, en
     anything is written, when the input or the object must change; Fenced when another driver of the sink has committed; Unavailable when
     the store failed, or other writers won, for too long; Spark's errors when the source failed. The next driver goes on in each case.
     """
-    assert spec.stream is not None
+    stream = spec.stream
+    assert stream is not None
     # A batch without rows is no error: the next one may have some.
     spec = replace(spec, input=replace(spec.input, allow_empty=True))
     settings = driver_settings(sink_settings(spec.write.target_part_bytes))
@@ -68,7 +69,7 @@ def run_stream(spark: SparkSession, spec: SinkSpec, *, stop: threading.Event, en
                 log=log,
                 on_failure=stop.set,
             )
-            return _Driver(spec.stream, frame, batches, stop, log).until_stopped(spark)
+            return _Driver(stream, frame, batches, stop, log).until_stopped(spark)
 
 
 def _start(spec: SinkSpec, progress: SourceProgress | None, env: Env) -> Position:
