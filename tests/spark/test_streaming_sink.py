@@ -1,8 +1,7 @@
-"""A Streaming sink: every row of its source once, wherever its drivers die. The source is another shard, which also is the oracle."""
+"""A Streaming sink: every row of its source once, wherever its drivers die."""
 
 import io
 import json
-import os
 import random
 import threading
 from collections import Counter
@@ -12,6 +11,7 @@ import pytest
 from persist_engine import Antichain, Appended, Location, PersistClient, Schema, Settings, ShardId
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import Fenced, Incompatible
+from persist_kit.depth import draws
 from persist_spark.report import Log
 from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Input, SinkSpec, Stream, Write
 from persist_spark.streaming.position import NO_BATCH, Position, decode_position, encode_position
@@ -28,7 +28,6 @@ RATE = Input(
     sql="select value as id, value % 7 as n from input",
 )
 SINK = "ns/s"
-DEPTH = int(os.environ.get("PERSIST_DEPTH", "1"))
 
 
 class Died(Exception):
@@ -164,7 +163,7 @@ def test_each_batch_is_committed_with_its_position_and_the_next_driver_goes_on(w
     assert (world.position().query, world.position().run, world.position().batch) == (first.query, "r-2", 3)
 
 
-@pytest.mark.parametrize("seed", range(DEPTH))
+@pytest.mark.parametrize("seed", range(draws(1)))
 def test_drivers_that_die_lose_and_double_nothing(world, seed):
     """Ten drivers in a row die: before their commit, between their commit and Spark's, or later. Only the shard outlives them."""
     dice, died = random.Random(seed), 0
