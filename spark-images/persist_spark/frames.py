@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from persist_engine.rows.schema import Schema
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
 from pyspark.sql import types as T  # noqa: N812
@@ -69,7 +69,7 @@ def read_input(spark: SparkSession, source: Input, *, streaming: bool = False) -
         if source.schema is not None:
             reader = reader.schema(source.schema)
         frame = reader.load()
-    except (AnalysisException, Py4JJavaError) as error:
+    except (AnalysisException, IllegalArgumentException, Py4JJavaError) as error:
         # For a format that does not exist, Spark raises a plain Java error.
         raise ConfigurationError(f"input.format: {first_line(error)}") from error
     if source.sql is None:

@@ -52,7 +52,7 @@ class SinkReport:
     def _message(self) -> str:
         if self.batches is not None:
             end = "stopped" if self.stopped else "the source has nothing new"
-            return f"committed {self.batches} batches with {self.updates_written} updates; {end}"
+            return f"batches: {self.batches}, updates: {self.updates_written}; {end}"
         if self.already_done:
             return f"run {self.run_id} was appended before; nothing was written"
         return f"wrote {self.updates_written} updates at [{self.lower},{self.upper})"

@@ -394,7 +394,7 @@ def test_a_run_older_than_the_newest_run_of_its_sink_is_fenced(shard):
 def test_a_run_overtaken_by_another_run_of_its_sink_is_fenced(shard):
     other = shard.spec(ROWS.format(2), APPEND, "r2")
     spec = shard.spec(ROWS.format(3), APPEND, "r1")
-    with pytest.raises(Fenced, match="another run of sink ns/s"):
+    with pytest.raises(Fenced, match="run r2 of sink ns/s appended to"):
         shard.run_spec(spec, acts=[lambda: sink.run_sink(shard.spark, other)])
     assert shard.rows() == expected(2)
 

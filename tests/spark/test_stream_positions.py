@@ -1,6 +1,7 @@
 """The position of a stream: what is written is read again, and any other bytes are refused. And the checkpoint that is made of it."""
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,16 @@ from persist_engine import Antichain, SourceProgress
 from persist_engine.base.errors import CorruptData, Incompatible
 from persist_spark.spec import ConfigurationError, Input
 from persist_spark.streaming import checkpoint as checkpoints
-from persist_spark.streaming.checkpoint import LOGS_BYTES_MAX, Checkpoint, temporary_checkpoint
-from persist_spark.streaming.position import NO_BATCH, Position, committer, decode_position, encode_position
+from persist_spark.streaming.checkpoint import Checkpoint, temporary_checkpoint
+from persist_spark.streaming.file_log import file_age_ms
+from persist_spark.streaming.position import (
+    NO_BATCH,
+    TOKEN_BYTES_MAX,
+    Position,
+    committer,
+    decode_position,
+    encode_position,
+)
 from persist_spark.streaming.query import source_of
 
 TEXTS = st.text(min_size=1, max_size=12)
@@ -78,17 +87,62 @@ def test_the_checkpoint_holds_what_the_next_batch_needs(tmp_path, position, expe
     made = Checkpoint(tmp_path)
     made.write(position)
     assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()} == expected
-    assert made.logs() == {"0/0": "v1\n5"}
+    assert made.logs(position.offsets) == {"0/0": "v1\n5"}
     if position.offsets is not None:
         assert made.offsets(position.batch) == position.offsets
         assert made.planned_ms(position.batch) == 17
 
 
-def test_a_source_with_a_long_log_of_its_own_is_refused(tmp_path):
-    made = Checkpoint(tmp_path)
-    made.write(replace(POSITION, logs={"0/0": "x" * (LOGS_BYTES_MAX + 1)}))
-    with pytest.raises(ConfigurationError, match=f"keeps a log of {LOGS_BYTES_MAX + 1} bytes"):
-        made.logs()
+def entry(number, *, batch, age_ms=0):
+    return json.dumps({"path": f"file:///f/{number}", "timestamp": 1_000_000 - age_ms, "batchId": batch})
+
+
+def test_the_list_of_files_is_made_of_those_that_the_batch_ends_with_and_that_spark_does_not_ignore(tmp_path):
+    made = Checkpoint(tmp_path, file_age_ms=50)
+    folder = tmp_path / "sources" / "0"
+    folder.mkdir(parents=True)
+    (folder / "9.compact").write_text("\n".join(["v1", entry(1, batch=0, age_ms=51), entry(2, batch=9, age_ms=50)]))
+    (folder / "10").write_text("\n".join(["v1", entry(3, batch=10)]))
+    (folder / "11").write_text("\n".join(["v1", entry(4, batch=11)]))
+    (folder / ".10.crc").write_text("crc")
+    logs = made.logs('v1\n{}\n{"logOffset":10}')
+    assert list(logs) == ["0/10.compact"]
+    head, *lines = logs["0/10.compact"].splitlines()
+    assert (head, [json.loads(line)["path"][-1] for line in lines]) == ("v1", ["2", "3"])
+    assert made.logs(None) == {}
+
+
+def test_a_long_list_is_compressed_and_one_that_is_too_long_is_refused():
+    lines = [entry(number, batch=0) for number in range(5000)]
+    long = replace(POSITION, logs={"0/9.compact": "\n".join(lines)})
+    token = encode_position(long)
+    assert len(token) < TOKEN_BYTES_MAX < len(long.logs["0/9.compact"])
+    assert decode_position(token, sink_id="s") == long
+    assert committer(SourceProgress(token=token, upper=Antichain.of(4))) == "driver ab of run uid-3 (its batch 3)"
+    with pytest.raises(CorruptData, match="position.packed"):
+        decode_position(token.replace(b'"packed":"', b'"packed":"AAAA'), sink_id="s")
+    random_names = random.Random(1).randbytes(300_000).hex()
+    with pytest.raises(ConfigurationError, match="lower the option maxFileAge"):
+        encode_position(replace(POSITION, logs={"0/9.compact": random_names}))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, 7 * 86_400_000),
+        ({"MAXFILEAGE": "2h", "latestFirst": "false"}, 7_200_000),
+        ({"maxFileAge": "soon"}, "'soon' is not a length of time"),
+        ({"maxFileAge": "none"}, "'none' is not a length of time"),
+        ({"latestFirst": "true"}, "latestFirst: the sink would have to remember every file"),
+    ],
+)
+def test_the_age_after_which_a_file_is_forgotten(options, expected):
+    source = Input(format="json", options=options)
+    if isinstance(expected, int):
+        assert file_age_ms(source) == expected
+    else:
+        with pytest.raises(ConfigurationError, match=expected):
+            file_age_ms(source)
 
 
 @pytest.mark.parametrize("memory", [Path("/no/such/folder"), Path("/dev/shm")])

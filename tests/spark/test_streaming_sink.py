@@ -1,8 +1,7 @@
-"""A Streaming sink: every row of its source once, wherever its drivers die. The source is another shard, which also is the oracle."""
+"""A Streaming sink: every row of its source once, wherever its drivers die."""
 
 import io
 import json
-import os
 import random
 import threading
 from collections import Counter
@@ -12,6 +11,7 @@ import pytest
 from persist_engine import Antichain, Appended, Location, PersistClient, Schema, Settings, ShardId
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import Fenced, Incompatible
+from persist_kit.depth import draws
 from persist_spark.report import Log
 from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Input, SinkSpec, Stream, Write
 from persist_spark.streaming.position import NO_BATCH, Position, decode_position, encode_position
@@ -28,7 +28,6 @@ RATE = Input(
     sql="select value as id, value % 7 as n from input",
 )
 SINK = "ns/s"
-DEPTH = int(os.environ.get("PERSIST_DEPTH", "1"))
 
 
 class Died(Exception):
@@ -164,7 +163,7 @@ def test_each_batch_is_committed_with_its_position_and_the_next_driver_goes_on(w
     assert (world.position().query, world.position().run, world.position().batch) == (first.query, "r-2", 3)
 
 
-@pytest.mark.parametrize("seed", range(DEPTH))
+@pytest.mark.parametrize("seed", range(draws(1)))
 def test_drivers_that_die_lose_and_double_nothing(world, seed):
     """Ten drivers in a row die: before their commit, between their commit and Spark's, or later. Only the shard outlives them."""
     dice, died = random.Random(seed), 0
@@ -260,7 +259,8 @@ REFUSED = {
     "limit": (RATE, "select value as id, 0 as n from input limit 3", "Limit keeps a state"),
     "join": (RATE, "select a.value as id, 0 as n from input a join input b on a.value = b.value", "Join keeps a state"),
     "in": (RATE, "select value as id, 0 as n from input where value in (select value from input)", "not allowed in"),
-    "files": (Input(format="json", schema="id BIGINT, n BIGINT"), None, "json reads a folder of files"),
+    "files": (Input(format="json", schema="id BIGINT, n BIGINT", options={"latestFirst": "true"}), None, "latestFirst"),
+    "no schema": (Input(format="json"), None, "input.format: "),
     "format": (Input(format="nonsense"), None, "input.format: "),
     "columns": (RATE, "select value as id from input", "n"),
 }
@@ -269,7 +269,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_a_stream_cannot_keep_its_promise_for_is_refused_and_nothing_is_written(world, tmp_path, name):
     source, sql, message = REFUSED[name]
-    options = {"path": str(tmp_path)} if source.format == "json" else source.options
+    options = {**source.options, **({"path": str(tmp_path)} if source.format == "json" else {})}
     with pytest.raises(ConfigurationError, match=message):
         world.run(input=replace(source, sql=sql, options=options))
     assert world.progress() is None
@@ -332,3 +332,21 @@ def test_change_events_of_a_stream(world):
     sql = sql.replace("value = 14", "value % 10 = 9")
     world.until(1, input=replace(RATE, sql=sql), envelope=Envelope(type=EnvelopeType.DEBEZIUM))
     assert world.rows() == Counter({(number % 5, number): 1 for number in range(25, 29)})
+
+
+def test_a_folder_of_files_is_read_once_although_its_drivers_die(world, tmp_path):
+    """More files than Spark lists before it compacts its list, over several drivers that share nothing but the shard."""
+    folder, dice = tmp_path / "in", random.Random(5)
+    folder.mkdir()
+    options = {"path": str(folder), "maxFilesPerTrigger": "1"}
+    source = Input(format="json", schema="id BIGINT, n BIGINT", options=options)
+    for numbers in (range(6), range(6, 14), range(14, 16)):
+        for number in numbers:
+            (folder / f"{number:02}.json").write_text(json.dumps({"id": number, "n": 0}))
+        log = Acts(die, dice.choice(["staged", "appended"]), 2)
+        with pytest.raises(Died):
+            world.run(log, input=source)
+    world.run(input=source)
+    assert world.rows() == Counter((number, 0) for number in range(16))
+    (folder / "99.json").write_text(json.dumps({"id": 99, "n": 0}))
+    assert world.run(input=source).updates_written == 1

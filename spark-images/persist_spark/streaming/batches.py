@@ -77,7 +77,7 @@ class Batches:
         if not self._lock.acquire(blocking=False):
             return
         try:
-            if self.expected is None and self._pending is None and (logs := self.checkpoint.logs()):
+            if self.expected is None and self._pending is None and (logs := self.checkpoint.logs(None)):
                 # A source that begins with what is newest has chosen now. The next driver must not choose again.
                 self._commit_position(replace(self.committed, logs=logs))
             elif self._pending is not None and self.env.monotonic_s() - self._pending_s >= IDLE_COMMIT_S:
@@ -101,9 +101,8 @@ class Batches:
         return True
 
     def _commit(self, frame: DataFrame, batch: int) -> None:
-        position = replace(
-            self.committed, batch=batch, offsets=self.checkpoint.offsets(batch), logs=self.checkpoint.logs()
-        )
+        offsets = self.checkpoint.offsets(batch)
+        position = replace(self.committed, batch=batch, offsets=offsets, logs=self.checkpoint.logs(offsets))
         token = encode_position(position)
         run = Run(
             spec=self.spec,

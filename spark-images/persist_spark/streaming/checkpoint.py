@@ -15,14 +15,11 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from persist_spark.spec import ConfigurationError
+from persist_spark.streaming.file_log import files_read
 from persist_spark.streaming.position import NO_BATCH, Position
 
 #: Memory as a file system. Spark writes two files for each batch and waits for both: on a disk that takes 40 to 50 ms each, here 10 ms.
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of its own is made in it, for this user alone
-#: The limit on all files of Spark's folder `sources` together. They are part of every commit. Sources that keep a few numbers there need
-#: some hundred bytes.
-LOGS_BYTES_MAX = 32 << 10
 _SETTINGS = {
     # Renames instead of Hadoop's FileContext, which is four times as slow and safer than a folder needs that can be written anew.
     "spark.sql.streaming.checkpointFileManagerClass": (
@@ -38,6 +35,8 @@ class Checkpoint:
     """The folder of one query."""
 
     folder: Path
+    file_age_ms: int | None = None
+    """Of a query over a folder of files: how much older than the newest file another one may be. None for other sources."""
 
     def write(self, position: Position) -> None:
         """Writes into the empty folder what Spark needs to begin with the batch after `position`."""
@@ -59,16 +58,13 @@ class Checkpoint:
         """When Spark chose the rows of the batch."""
         return int(json.loads(self.offsets(batch).splitlines()[1])["batchTimestampMs"])
 
-    def logs(self) -> dict[str, str]:
-        """The files of the folder `sources` by their paths. ConfigurationError when they are too large to commit with every batch."""
+    def logs(self, offsets: str | None) -> dict[str, str]:
+        """What Spark's folder `sources` must hold by its paths, after the batch that ends at `offsets` (None: before the first batch)."""
         root = self.folder / "sources"
+        if self.file_age_ms is not None:
+            # Before the first batch nothing counts as read, although Spark may have listed files already.
+            return {} if offsets is None else files_read(root, offsets=offsets, age_ms=self.file_age_ms)
         paths = sorted(path for path in root.rglob("*") if path.is_file() and not path.name.startswith("."))
-        size = sum(path.stat().st_size for path in paths)
-        if size > LOGS_BYTES_MAX:
-            raise ConfigurationError(
-                f"input.format.name: the source keeps a log of {size} bytes in Spark's checkpoint, and a Streaming sink stores at most "
-                f"{LOGS_BYTES_MAX}; use another source, or mode Scheduled"
-            )
         return {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
     def _put(self, name: str, text: str) -> None:
@@ -78,12 +74,12 @@ class Checkpoint:
 
 
 @contextmanager
-def temporary_checkpoint() -> Iterator[Checkpoint]:
+def temporary_checkpoint(*, file_age_ms: int | None = None) -> Iterator[Checkpoint]:
     """An empty folder for this process alone, in memory where the system offers that. It is removed at the end."""
     parent = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK | os.X_OK) else None
     folder = Path(tempfile.mkdtemp(prefix="persist-stream-", dir=parent))
     try:
-        yield Checkpoint(folder)
+        yield Checkpoint(folder, file_age_ms)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

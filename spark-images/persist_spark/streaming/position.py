@@ -6,7 +6,9 @@ empty disk (`checkpoint.py`), so a stream needs no other place that lasts.
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
@@ -17,6 +19,12 @@ from persist_engine.codec.sink_run import Fields
 from persist_spark.spec import ConfigurationError
 
 FORMAT = 1
+#: A longer document is compressed. A shorter one stays readable.
+_PLAIN_BYTES_MAX = 4 << 10
+#: The limit on a token. Each commit of the stream writes one. It holds some thousand names of files.
+TOKEN_BYTES_MAX = 128 << 10
+#: The limit on what a token unpacks to.
+_UNPACKED_BYTES_MAX = 64 << 20
 #: The batch of a position before the first batch.
 NO_BATCH = -1
 
@@ -38,12 +46,20 @@ class Position:
     offsets: str | None
     """The text of Spark's file offsets/<batch>. None before the first batch."""
     logs: Mapping[str, str] = field(default_factory=dict)
-    """The files of Spark's folder `sources` by their paths: where a source began. They stay the same."""
+    """The files of Spark's folder `sources` by their paths: where a source began, or which files it has read."""
 
 
 def encode_position(position: Position) -> bytes:
-    """The token. Equal positions give equal bytes."""
-    return json.dumps({"format": FORMAT, **asdict(position)}, sort_keys=True, separators=(",", ":")).encode()
+    """The token. ConfigurationError when it is too long to be part of every commit."""
+    document = _json({"format": FORMAT, **asdict(position)})
+    if len(document) > _PLAIN_BYTES_MAX:
+        document = _json({"format": FORMAT, "packed": base64.b64encode(zlib.compress(document)).decode()})
+    if len(document) > TOKEN_BYTES_MAX:
+        raise ConfigurationError(
+            f"input.format: the list of the files that were read takes {len(document)} bytes, and a position {TOKEN_BYTES_MAX} at most: "
+            "write fewer and larger files, or lower the option maxFileAge, after which a file is forgotten"
+        )
+    return document
 
 
 def decode_position(token: bytes, *, sink_id: str) -> Position:
@@ -62,7 +78,7 @@ def decode_position(token: bytes, *, sink_id: str) -> Position:
             "that wrote it"
         )
     try:
-        fields = Fields(document, "position")
+        fields = Fields(_unpacked(document), "position")
         fields.take("format", int)
         position = Position(
             source=fields.text("source"),
@@ -88,6 +104,7 @@ def committer(progress: SourceProgress | None) -> str:
     document = _document(progress.token)
     if document is None:
         return f"run {_run_id(progress.token)}"
+    document = _unpacked(document)
     return f"driver {document.get('driver')} of run {document.get('run')} (its batch {document.get('batch')})"
 
 
@@ -98,6 +115,24 @@ def _document(token: bytes) -> dict[str, object] | None:
     except ValueError:
         return None
     return document if isinstance(document, dict) and "format" in document else None
+
+
+def _json(document: dict[str, object]) -> bytes:
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _unpacked(document: dict[str, object]) -> dict[str, object]:
+    """The document that was compressed into `document`; the same one when it was not. InvalidUsage for damaged bytes."""
+    if "packed" not in document:
+        return document
+    try:
+        packed = base64.b64decode(str(document["packed"]), validate=True)
+        inner = json.loads(zlib.decompressobj().decompress(packed, _UNPACKED_BYTES_MAX))
+    except (ValueError, zlib.error) as error:
+        raise InvalidUsage(f"position.packed: {error}") from error
+    if not isinstance(inner, dict):
+        raise InvalidUsage("position.packed is no position")
+    return inner
 
 
 def _batch(fields: Fields) -> int:

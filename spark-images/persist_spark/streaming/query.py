@@ -35,25 +35,24 @@ _PERSIST = "persist"
 
 
 def streaming_input(spark: SparkSession, spec: SinkSpec) -> DataFrame:
-    """The rows of the stream, with the SQL applied. ConfigurationError when the source does not stream, when it is a folder of files, and
-    when the SQL keeps a state.
-    """
+    """The rows of the stream, with the SQL applied. ConfigurationError when the source does not stream, and when the SQL keeps a state."""
     if spec.input.format == _PERSIST:
         register(spark, blob=spec.blob, consensus=spec.consensus)
     frame = frames.read_input(spark, spec.input, streaming=True)
     for node in _streaming_nodes(_optimized(frame)):
         name = node.nodeName()
-        if name == "StreamingRelation" and node.sourceName().startswith("FileSource"):
-            raise ConfigurationError(
-                f"input.format.name: {spec.input.format} reads a folder of files, and the list of the files read so far would be lost with "
-                "the driver's disk; use mode Scheduled, or a source with offsets such as kafka or persist"
-            )
         if name not in _STATELESS and not _is_join_with_a_table(node):
             raise ConfigurationError(
                 f"input.format.sql: {name} keeps a state over the rows of earlier batches, which a Streaming sink does not store; use "
                 "projections, filters, unions and joins with tables"
             )
     return frame
+
+
+def reads_files(frame: DataFrame) -> bool:
+    """Whether the source is a folder of files, whatever its format is called."""
+    nodes = _streaming_nodes(frame._jdf.queryExecution().analyzed())
+    return any(node.nodeName() == "StreamingRelation" and node.sourceName().startswith("FileSource") for node in nodes)
 
 
 def source_of(source: Input) -> str:

@@ -18,8 +18,9 @@ from persist_spark.spec import ConfigurationError, SinkSpec, Stream
 from persist_spark.staging import Staging, part_bytes_of, rows_of
 from persist_spark.streaming.batches import Batches
 from persist_spark.streaming.checkpoint import configure, temporary_checkpoint
+from persist_spark.streaming.file_log import file_age_ms
 from persist_spark.streaming.position import NO_BATCH, Position, decode_position
-from persist_spark.streaming.query import source_of, streaming_input
+from persist_spark.streaming.query import reads_files, source_of, streaming_input
 
 #: How often the main thread looks whether the query has ended by itself.
 POLL_S = 0.5
@@ -32,7 +33,8 @@ def run_stream(spark: SparkSession, spec: SinkSpec, *, stop: threading.Event, en
     anything is written, when the input or the object must change; Fenced when another driver of the sink has committed; Unavailable when
     the store failed, or other writers won, for too long; Spark's errors when the source failed. The next driver goes on in each case.
     """
-    assert spec.stream is not None
+    stream = spec.stream
+    assert stream is not None
     # A batch without rows is no error: the next one may have some.
     spec = replace(spec, input=replace(spec.input, allow_empty=True))
     settings = driver_settings(sink_settings(spec.write.target_part_bytes))
@@ -46,9 +48,10 @@ def run_stream(spark: SparkSession, spec: SinkSpec, *, stop: threading.Event, en
         # Plans only: the refusal of rows that do not fit comes before the first batch.
         rows_of(frame, spec.schema, spec.envelope)
         log.event("position", batch=position.batch)
+        age_ms = file_age_ms(spec.input) if reads_files(frame) else None
         with (
             client.open_writer(spec.shard_id, spec.schema, purpose=spec.purpose) as writer,
-            temporary_checkpoint() as checkpoint,
+            temporary_checkpoint(file_age_ms=age_ms) as checkpoint,
         ):
             checkpoint.write(position)
             part_bytes = part_bytes_of(spark, spec, log)
@@ -65,7 +68,7 @@ def run_stream(spark: SparkSession, spec: SinkSpec, *, stop: threading.Event, en
                 log=log,
                 on_failure=stop.set,
             )
-            return _Driver(spec.stream, frame, batches, stop, log).until_stopped(spark)
+            return _Driver(stream, frame, batches, stop, log).until_stopped(spark)
 
 
 def _start(spec: SinkSpec, progress: SourceProgress | None, env: Env) -> Position:

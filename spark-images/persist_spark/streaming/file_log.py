@@ -1,0 +1,72 @@
+"""The list of the files that a stream over a folder has read. Spark keeps it in the checkpoint, and the position carries it.
+
+The offset of such a source is the number of an entry of this list, so without the list a driver would read every file again. Spark's list
+only grows. Spark itself ignores a file that is older than `maxFileAge` before the newest one, so such a file needs no place in the list.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.model.retention import retention_of
+
+from persist_spark.spec import ConfigurationError, Input
+
+#: Spark's default of `maxFileAge`.
+MAX_FILE_AGE = "7d"
+_HEAD = "v1"
+
+
+def file_age_ms(source: Input) -> int:
+    """The option `maxFileAge` of a folder of files. ConfigurationError for one that is no length of time, and for `latestFirst`, with which
+    Spark reads old files late, so that none can be forgotten.
+    """
+    given = {name.lower(): (name, value) for name, value in source.options.items()}
+    name, text = given.get("maxfileage", ("maxFileAge", MAX_FILE_AGE))
+    latest = given.get("latestfirst")
+    if latest is not None and latest[1].strip().lower() != "false":
+        raise ConfigurationError(
+            f"input.format.options.{latest[0]}: the sink would have to remember every file for ever; remove the option"
+        )
+    try:
+        age_ms = retention_of(text)
+    except InvalidUsage:
+        age_ms = None
+    if age_ms is None:
+        raise ConfigurationError(
+            f"input.format.options.{name}: {text[:40]!r} is not a length of time such as 7d, 12h or 30m"
+        )
+    return age_ms
+
+
+def files_read(root: Path, *, offsets: str, age_ms: int) -> dict[str, str]:
+    """Spark's folder `sources` as it must be for the batch after the one that ends at `offsets`: one file for each source, with the files
+    read until then that are not older than `age_ms` before the newest one.
+    """
+    ends = [json.loads(line)["logOffset"] for line in offsets.splitlines()[2:]]
+    return {f"{index}/{end}.compact": _compacted(root / str(index), end, age_ms) for index, end in enumerate(ends)}
+
+
+def _compacted(folder: Path, end: int, age_ms: int) -> str:
+    """SUBTLE: Spark names the file of a batch after it has chosen the batch's files, and may have begun to choose the next ones."""
+    entries = {entry["path"]: entry for entry in _entries(folder) if entry["batchId"] <= end}
+    newest = max((entry["timestamp"] for entry in entries.values()), default=0)
+    kept = [entry for entry in entries.values() if entry["timestamp"] >= newest - age_ms]
+    kept.sort(key=lambda entry: (entry["batchId"], entry["path"]))
+    return "\n".join([_HEAD, *(json.dumps(entry, separators=(",", ":")) for entry in kept)])
+
+
+def _entries(folder: Path) -> Iterator[dict[str, Any]]:
+    """All entries of Spark's files, where a file `.compact` repeats those before it."""
+    for path in sorted(folder.iterdir()):
+        if not path.name.startswith("."):
+            head, *lines = path.read_text(encoding="utf-8").splitlines()
+            if head != _HEAD:
+                raise ConfigurationError(
+                    f"this release of Spark writes its list of files as {head!r}, and not as {_HEAD!r}"
+                )
+            yield from map(json.loads, lines)
