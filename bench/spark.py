@@ -7,7 +7,6 @@ processes (driver, JVM, Python workers), which other work on the machine changes
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -117,7 +116,10 @@ class _Bench:
             "count": ({}, lambda frame: frame.groupBy().count()),
             "sum of one column": ({}, lambda frame: frame.selectExpr("sum(amount)")),
             "sum, option columns": ({"columns": "amount"}, lambda frame: frame.selectExpr("sum(amount)")),
-            "1 % of keys": ({}, lambda frame: frame.where(f"id >= {low} AND id < {high}").selectExpr(*columns.split(", "))),
+            "1 % of keys": (
+                {},
+                lambda frame: frame.where(f"id >= {low} AND id < {high}").selectExpr(*columns.split(", ")),
+            ),
             "1 % of keys, option where": (
                 {"where": f"id >= {low} AND id < {high}"},
                 lambda frame: frame.where(f"id >= {low} AND id < {high}").selectExpr(*columns.split(", ")),
@@ -159,7 +161,9 @@ class _Bench:
         for change in range(20):
             changed = f"id, name, IF(id % 50 = {change}, amount + 1, amount) AS amount"
             changed_at = f"{self.folder}/changed"
-            self.spark.read.parquet(source).selectExpr(*_split_columns(changed)).write.mode("overwrite").parquet(changed_at)
+            self.spark.read.parquet(source).selectExpr(*_split_columns(changed)).write.mode("overwrite").parquet(
+                changed_at
+            )
             self._sink(shard, changed_at, run=f"run-{next(number)}", envelope="Mirror")
         return [*found, self._fetched(shard)]
 
@@ -176,7 +180,9 @@ class _Bench:
                 for split in snapshot.splits(64):
                     fetched += split.bytes_estimate
         del store, FileBlob
-        return Row("64 splits after 20 Mirrors: bytes to fetch", f"{fetched:,}", f"{whole:,} held", fetched / whole, "lower")
+        return Row(
+            "64 splits after 20 Mirrors: bytes to fetch", f"{fetched:,}", f"{whole:,} held", fetched / whole, "lower"
+        )
 
     # -- shards ------------------------------------------------------------------------------------------------------
 
@@ -258,5 +264,9 @@ def _row(what: str, ours: Took, base: Took, against: str) -> Row:
     (ours_s, ours_cpu), (base_s, base_cpu) = ([median(each) for each in side] for side in (ours, base))
     ratio = f"cpu {ours_cpu / max(base_cpu, 1e-9):.2f}x"
     return Row(
-        what, f"{ours_s:.2f} s ({ours_cpu:.2f} s cpu)", f"{base_s:.2f} s ({base_cpu:.2f}) by {against}; {ratio}", ours_s / base_s, "lower"
+        what,
+        f"{ours_s:.2f} s ({ours_cpu:.2f} s cpu)",
+        f"{base_s:.2f} s ({base_cpu:.2f}) by {against}; {ratio}",
+        ours_s / base_s,
+        "lower",
     )

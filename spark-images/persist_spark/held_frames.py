@@ -276,7 +276,9 @@ class _HeldShard:
             ) from error
         read = lease.reads[frame]
         count = options.splits or min(max(1, -(-read.bytes_estimate // SPLIT_BYTES)), SPLITS_MAX)
-        return [split.to_bytes() for split in read.splits(count)]
+        # A frame of rows shows a row as often as its diffs say, so that rows which several parts add need not meet.
+        splits = read.splits(count) if isinstance(read, Changes) else read.splits(count, merged=options.updates)
+        return [split.to_bytes() for split in splits]
 
     def drop(self, frame: str) -> None:
         self._loaded.pop(frame, None)
