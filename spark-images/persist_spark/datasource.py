@@ -124,7 +124,7 @@ def register(spark: SparkSession, *, blob: str | None = None, consensus: str | N
     """
     stores = {name: url for name, url in (("blob", blob), ("consensus", consensus)) if url is not None}
     is_connect = type(spark).__module__.startswith("pyspark.sql.connect")
-    address = None if is_connect else keeper_of(spark.sparkContext).address
+    address = None if is_connect else keeper_of(spark.sparkContext, stores).address
     # A class created here is pickled by value, and so carries the address to Spark's Python workers.
     members = {"keeper": address, "stores": stores}
     spark.dataSource.register(type(PersistDataSource.__name__, (PersistDataSource,), members))

@@ -237,6 +237,7 @@ def encode_part(table: pa.Table, *, desc: Description, schema: Schema) -> bytes:
         column_encoding=dict.fromkeys(deltas, "DELTA_BINARY_PACKED"),
         row_group_size=_group_rows(stored),
         write_page_index=True,
+        write_page_checksum=True,
         store_schema=True,
     )
     data = bytearray(sink.getvalue())

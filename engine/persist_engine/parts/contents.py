@@ -81,6 +81,37 @@ class Contents:
         """
         return all(self._adds(batch.desc, part) for batch in self.batches for part in batch.part_list())
 
+    def plain_blobs(self) -> list[str] | None:
+        """The keys of the blobs that hold exactly the rows, each with diff 1, in the schema of the read: whatever reads their columns key
+        and val has the contents. None when a row is inline, elsewhere cut off or rewritten, later than `as_of`, or not known to count once.
+        """
+        if self.where is not None or self.key_range is not None or self.audits:
+            return None
+        keys: list[str] = []
+        for batch in self.batches:
+            for part in batch.part_list():
+                if (
+                    not isinstance(part, HollowPart)
+                    or not self._is_plain(part)
+                    or not self._counts_once(batch.desc, part)
+                ):
+                    return None
+                keys.append(blob_key(self.source.shard_id, part.key))
+        return keys
+
+    def _counts_once(self, desc: Description, part: HollowPart) -> bool:
+        """Whether each row of the part has diff 1 and is shown. Positive diffs that add up to the number of rows are all 1."""
+        first, last = _times_of(part)
+        if (
+            first is None
+            or last is None
+            or last > self.as_of
+            or not desc.lower.less_equal(first)
+            or desc.upper.less_equal(last)
+        ):
+            return False
+        return self._adds(desc, part) and not part.sum_wraps and part.diffs_sum == part.rows
+
     def _adds(self, desc: Description, part: Part) -> bool:
         if isinstance(part, HollowPart):
             return part.stats is not None and part.stats.diff_min is not None and part.stats.diff_min > 0

@@ -161,6 +161,14 @@ class Snapshot:
         # Parts that are fetched only for an audit are fetched once.
         return [replace(first, audits=contents.audits), *others]
 
+    def plain_blobs(self) -> list[str] | None:
+        """The keys of the blobs, Parquet files (spec 29.12), whose columns key and val are exactly the contents: every row there is once,
+        and none of them is hidden by this read. None when that is not known, or rows are inline, or `where` restricts the read. The blobs
+        stay while this snapshot is open.
+        """
+        self.check_open()
+        return self._contents.plain_blobs()
+
     def lease_parts(self) -> list[LeasedPart]:
         """The parts to read, one by one, for others to fetch. They are neither sorted nor consolidated across parts: the same (key, val)
         may come in several, with diffs that add up. They have all fields, whatever `columns` says. Parts fetched only for an audit come
