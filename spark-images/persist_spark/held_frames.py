@@ -298,7 +298,7 @@ class _HeldShard:
         if folder is None or not isinstance(read, Snapshot) or not options.is_of_plain_rows:
             return None
         keys = read.plain_blobs()
-        if keys is None:
+        if not keys:
             return None
         files = tuple(folder / key for key in keys)
         return PlainFiles(files=files, schema=read.schema, row_type=loaded.row_type)

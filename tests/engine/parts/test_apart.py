@@ -3,6 +3,8 @@
 from collections import Counter
 from dataclasses import replace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import settings as drawn
@@ -64,6 +66,24 @@ class Shard:
         assert found == merged
         return pieces
 
+    def check_plain(self, as_of: int) -> bool:
+        """If the snapshot names plain blobs, compares what any Parquet reader finds there with the contents. Whether it names them."""
+        with (
+            self.client.open_leased_reader(self.id, self.schema, purpose="test") as reader,
+            reader.snapshot(as_of) as snapshot,
+        ):
+            keys = snapshot.plain_blobs()
+            if keys is None:
+                return False
+            found: Counter = Counter()
+            for key in keys:
+                data = self.client.machine(self.id).blob.get(key)
+                assert data is not None
+                rows = pq.read_table(pa.BufferReader(data), columns=["key", "val"], page_checksum_verification=True)
+                found.update(repr((row["key"], row["val"])) for row in rows.to_pylist())
+        assert found == self.read(as_of, count=1, merged=True)[0]
+        return True
+
 
 @pytest.fixture
 def shard(tmp_path):
@@ -95,6 +115,40 @@ def test_rows_after_as_of_are_hidden_and_earlier_ones_are_at_as_of(shard, as_of)
     shard.append(numbers(range(100), time=0) + numbers(range(50, 90), time=3) + numbers(range(5), time=7), 8)
     assert not shard.check(as_of, count=1)[0].is_merged
     assert sum(shard.read(as_of, count=1, merged=False)[0].values()) == {2: 100, 3: 140, 7: 145}[as_of]
+
+
+def test_blobs_are_plain_where_every_row_in_them_counts_once(shard):
+    shard.append(numbers(range(300), time=1) + numbers(range(50), time=2), 4)
+    shard.append(numbers(range(20), time=6), 8)
+    assert [shard.check_plain(as_of) for as_of in (0, 1, 2, 5, 6)] == [True, False, True, True, True]
+    shard.append(numbers(range(5), time=8, diff=2), 9)
+    assert [shard.check_plain(as_of) for as_of in (7, 8)] == [True, False]
+    with (
+        shard.client.open_leased_reader(shard.id, SCHEMA, purpose="test") as reader,
+        reader.snapshot(7, where="id > 0") as some,
+    ):
+        assert some.plain_blobs() is None
+
+
+def test_blobs_with_moved_or_cut_rows_are_not_plain(shard):
+    with shard.client.open_writer(shard.id, SCHEMA, purpose="test") as writer:
+        rows = [(((n, None), (0.5,)), 1, 1) for n in range(100)]
+        moved = writer.batch(rows, lower=0, upper=3)
+        moved.rewrite_times(2, 3)
+        assert isinstance(writer.compare_and_append_batch([moved], expected_upper=0, new_upper=3), Appended)
+        assert not shard.check_plain(2)
+        assert not shard.check(2, count=1)[0].is_merged
+
+
+def test_blobs_with_rows_before_their_registered_lower_are_not_plain(shard):
+    shard.append([], 3)
+    with shard.client.open_writer(shard.id, SCHEMA, purpose="test") as writer:
+        rows = [(((n, None), (0.5,)), n % 8, 1) for n in range(100)]
+        late = writer.batch(rows, lower=0, upper=8)
+        assert isinstance(writer.append_batch(late, 0, 8), Appended), "only rows from 3 on are registered"
+    assert sum(shard.read(7, count=1, merged=True)[0].values()) == 61
+    assert not shard.check_plain(7)
+    assert not shard.check(7, count=2)[0].is_merged
 
 
 def test_one_negative_diff_merges_everything(shard):
@@ -162,7 +216,9 @@ def test_any_history_shows_the_same_rows(tmp_path_factory, appends, count, back)
     shard = Shard(tmp_path_factory.mktemp("any"))
     for number, rows in enumerate(appends):
         shard.append([(n, 4 * number + time, diff) for n, time, diff in rows if diff], 4 * number + 4)
-    shard.check(max(0, 4 * len(appends) - 1 - back), count=count)
+    as_of = max(0, 4 * len(appends) - 1 - back)
+    shard.check(as_of, count=count)
+    shard.check_plain(as_of)
     shard.client.close()
 
 
