@@ -68,12 +68,13 @@ def _peak(process: subprocess.Popen[bytes]) -> int:
     """The largest sum of resident bytes of the process and its descendants. Returns when the process ends."""
     peak, done = 0, threading.Event()
     while process.poll() is None:
-        peak = max(peak, sum(_resident(pid) for pid in _tree(process.pid)))
+        peak = max(peak, sum(_resident(pid) for pid in process_tree(process.pid)))
         done.wait(0.2)
     return peak
 
 
-def _tree(root: int) -> list[int]:
+def process_tree(root: int) -> list[int]:
+    """The process `root` and its descendants."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

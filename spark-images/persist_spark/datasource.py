@@ -138,7 +138,7 @@ def register(spark: SparkSession, *, blob: str | None = None, consensus: str | N
         pin_frames_at_load()
         address = None
     else:
-        address = keeper_of(spark.sparkContext).address
+        address = keeper_of(spark.sparkContext, stores).address
     # A class created here is pickled by value, and so carries the address to Spark's Python workers.
     members = {"keeper": address, "stores": stores}
     spark.dataSource.register(type(PersistDataSource.__name__, (PersistDataSource,), members))

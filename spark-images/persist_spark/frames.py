@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pyarrow as pa
+from persist_engine.base.settings import MIB
 from persist_engine.rows.schema import Schema
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, IllegalArgumentException
@@ -24,6 +25,10 @@ INPUT_VIEW = "input"
 TIME, DIFF, DESIRED, HASH = "time", "diff", "desired", "h"
 #: The order of a command, whether it removes its key, and the reason why the run must not write a row.
 ORDER, DELETED, FAULT = "o", "deleted", "fault"
+#: A frame of fewer bytes is staged without a shuffle. Measured on 50,000 rows (2 MB): a third of the time of sampling and shuffling them.
+SMALL_BYTES = 64 * MIB
+#: The bytes of such a frame in one write task. Smaller tasks are hardly worth their start, and leave more runs to merge.
+SMALL_TASK_BYTES = 8 * MIB
 #: Integer types by width, with the number of decimal digits that each needs.
 _INTEGERS: tuple[tuple[type, int], ...] = ((T.ByteType, 3), (T.ShortType, 5), (T.IntegerType, 10), (T.LongType, 19))
 
@@ -244,6 +249,23 @@ def _millis(column: Column, source: T.DataType, name: str, spark: SparkSession) 
     raise ConfigurationError(
         f"envelope.timestampColumn: {name} is {source.simpleString()}, must be a timestamp or milliseconds as bigint"
     )
+
+
+def to_stage(flat: DataFrame, schema: Schema, tasks: int | None) -> DataFrame:
+    """`flat` in the partitions that write tasks stage: `tasks` of them, or (None) as many as its bytes require.
+
+    A small frame stays in the partitions that it comes in, or fewer: no shuffle, no sample, and one reading of the input. Each task sorts
+    its own rows, and its batch is a run of its own, so that overlapping key ranges are right. They only cost the merge of a few small runs.
+    """
+    size_bytes = planned_bytes(flat) if tasks is None else None
+    if size_bytes is not None and size_bytes < SMALL_BYTES:
+        return flat.coalesce(max(1, -(-size_bytes // SMALL_TASK_BYTES)))
+    return by_key_range(flat, schema, tasks)
+
+
+def planned_bytes(frame: DataFrame) -> int:
+    """The size of the frame by Spark's estimate: of files, their bytes. Far too large for a source that does not know its size."""
+    return int(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
 
 
 def by_key_range(flat: DataFrame, schema: Schema, tasks: int | None) -> DataFrame:

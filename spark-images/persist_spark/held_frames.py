@@ -31,10 +31,12 @@ from persist_engine.base.wording import dated
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
 from persist_engine.rows.schema import Schema
+from persist_engine.storage.addresses import folder_of
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
 
 from persist_spark.options import SPLITS_MAX, Options, instant
 from persist_spark.row_shape import changes_row_type, check_columns, condition, row_type
+from persist_spark.source.native import PlainFiles
 
 #: Bytes of parts in one split when the option `splits` is not set. A small shard is one task.
 SPLIT_BYTES = 64 << 20
@@ -114,6 +116,15 @@ class HeldFrames:
             raise InvalidUsage(f"the session does not hold frame {frame}: load it again")
         with shard.lock:
             return shard.splits(frame, asked)
+
+    def plain(self, frame: str) -> PlainFiles | None:
+        """Files of this machine that hold the rows of the frame, which stay until it is dropped. None when there are no such files."""
+        with self._lock:
+            shard = self._frames.get(frame)
+        if shard is None:
+            return None
+        with shard.lock:
+            return shard.plain(frame)
 
     def drop(self, frame: str) -> None:
         """Releases a frame that can no longer be read. Releases its lease when no other frame uses it (one commit). Idempotent."""
@@ -274,7 +285,21 @@ class _HeldShard:
             ) from error
         read = lease.reads[frame]
         count = options.splits or min(max(1, -(-read.bytes_estimate // SPLIT_BYTES)), SPLITS_MAX)
-        return [split.to_bytes() for split in read.splits(count)]
+        # A frame of rows shows a row as often as its diffs say, so that rows which several parts add need not meet.
+        splits = read.splits(count) if isinstance(read, Changes) else read.splits(count, merged=options.updates)
+        return [split.to_bytes() for split in splits]
+
+    def plain(self, frame: str) -> PlainFiles | None:
+        options, loaded = self._loaded[frame]
+        lease, folder = self._lease_of(frame), folder_of(options.location.blob)
+        read = None if lease is None else lease.reads[frame]
+        if folder is None or not isinstance(read, Snapshot) or not options.is_of_plain_rows:
+            return None
+        keys = read.plain_blobs()
+        if not keys:
+            return None
+        files = tuple(folder / key for key in keys)
+        return PlainFiles(files=files, schema=read.schema, row_type=loaded.row_type)
 
     def drop(self, frame: str) -> None:
         self._loaded.pop(frame, None)

@@ -30,6 +30,7 @@ from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls i
 
 from persist_spark.held_frames import HeldFrames, LoadedFrame
 from persist_spark.options import Options
+from persist_spark.source.native import PlainFiles
 
 #: How often the keeper checks whether a frame or the session has ended.
 WATCH_INTERVAL_S = 0.5
@@ -78,6 +79,11 @@ class Keeper:
     def is_closed(self) -> bool:
         """Whether `close` has finished."""
         return self._closed.is_set()
+
+    def plain(self, frame: str, options: Mapping[str, str]) -> PlainFiles | None:
+        """Loads `frame` as `load` does, from this process. The files that Spark can read in its place; None when it cannot."""
+        self._held.load(frame, Options.parse(options))
+        return self._held.plain(frame)
 
     def forget(self, frame: str) -> None:
         """Schedules the release of a frame that nothing can read any more. Does not wait. Idempotent, also for a frame that was never

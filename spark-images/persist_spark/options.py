@@ -78,6 +78,12 @@ class Options:
             return isinstance(self.as_of, int)
         return isinstance(self.feed.start, int) and isinstance(self.feed.end, int)
 
+    @property
+    def is_of_plain_rows(self) -> bool:
+        """Whether the load asks for rows and nothing that only the reader in Python can do."""
+        is_special = self.updates or self.splits is not None or self.where is not None
+        return self.feed is None and self.table is None and not is_special
+
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Options:
         """The options in `options`. InvalidUsage names an invalid, missing or unknown option. Names are case-insensitive, as in Spark."""

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from persist_engine.base.env import SystemEnv
+from persist_engine.base.errors import PersistError
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.sql import DataFrame
 from pyspark.sql.readwriter import DataFrameReader
+from pyspark.sql.utils import to_str
 
 from persist_spark.held_frames import HeldFrames
 from persist_spark.keeper import Keeper
 from persist_spark.partitions import sink_settings
+from persist_spark.source.names import with_shard_id
+from persist_spark.source.native import NativeFrame, native_frame
 
 FORMAT = "persist"
 #: The option that carries the name of the frame from a load to its planner. Internal.
@@ -39,10 +43,9 @@ class ClassicSession:
         self._queue = jvm.java.lang.ref.ReferenceQueue()
         self._names = jvm.java.util.concurrent.ConcurrentHashMap()
 
-    def watch(self, name: str, frame: DataFrame) -> None:
-        """Reports `name` in `dead_frames` once the JVM can no longer reach the relation that `frame` was loaded as."""
-        table = _loaded_as(frame).table()
-        self._names.put(self._jvm.java.lang.ref.WeakReference(table.schema(), self._queue), name)
+    def watch(self, name: str, held_by: Any) -> None:
+        """Reports `name` in `dead_frames` once the JVM can no longer reach `held_by`, to which everything that reads the frame refers."""
+        self._names.put(self._jvm.java.lang.ref.WeakReference(held_by, self._queue), name)
 
     def is_over(self) -> bool:
         """Whether the context was stopped, from Python or in the JVM, or the JVM has ended."""
@@ -62,19 +65,22 @@ class ClassicSession:
         return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Kept:
     session: ClassicSession
     keeper: Keeper
+    stores: Mapping[str, str]
+    """The session's values for options that a load does not give."""
 
 
 _kept: dict[SparkContext, _Kept] = {}
 _kept_lock = threading.Lock()
 
 
-def keeper_of(context: SparkContext) -> Keeper:
+def keeper_of(context: SparkContext, stores: Mapping[str, str]) -> Keeper:
     """The keeper of the sessions around `context`; the first call starts it. From then on every
-    `spark.read.format("persist").load()` of this process names its frame, so that the keeper learns when the frame ends.
+    `spark.read.format("persist").load()` of this process names its frame, so that the keeper learns when the frame ends. `stores` are the
+    options of loads that do not give them.
     """
     with _kept_lock:
         for known in [known for known, kept in _kept.items() if kept.keeper.is_closed]:
@@ -82,8 +88,9 @@ def keeper_of(context: SparkContext) -> Keeper:
         if context not in _kept:
             session, env = ClassicSession(context), SystemEnv()
             held = HeldFrames(settings=sink_settings(_PART_BYTES), env=env)
-            _kept[context] = _Kept(session, Keeper(session, held))
+            _kept[context] = _Kept(session, Keeper(session, held), stores)
             _name_frames_at_load()
+        _kept[context].stores = stores
         return _kept[context].keeper
 
 
@@ -108,16 +115,40 @@ def _name_frames_at_load() -> None:
             return original(self, path, format, schema, **options)
         name = new_name()
         try:
+            if schema is None and (native := _native(self, kept, name, {**options, "path": path})) is not None:
+                kept.session.watch(name, native.held_by)
+                return native.frame
             frame = original(self, path, format, schema, **{**options, FRAME_OPTION: name})
             if self._jreader.userSpecifiedSchema().isDefined():
                 _plan(frame)
-            kept.session.watch(name, frame)
+            kept.session.watch(name, _loaded_as(frame).table().schema())
         except BaseException:
             kept.keeper.forget(name)
             raise
         return frame
 
     DataFrameReader.load = load
+
+
+def _native(reader: DataFrameReader, kept: _Kept, name: str, more: Mapping[str, Any]) -> NativeFrame | None:
+    """The frame `name` as Spark's own reader reads it. None when Python must read it, or must explain why it cannot be loaded."""
+    if reader._jreader.userSpecifiedSchema().isDefined():
+        return None
+    given = {**kept.stores, **_options_of(reader), **{key.lower(): to_str(value) for key, value in more.items()}}
+    try:
+        plain = kept.keeper.plain(
+            name, with_shard_id({key: value for key, value in given.items() if value is not None})
+        )
+    except PersistError:
+        return None
+    return None if plain is None else native_frame(reader._spark, plain)
+
+
+def _options_of(reader: DataFrameReader) -> dict[str, str]:
+    """The options that were set on `reader`, by their names in lower case."""
+    jvm: Any = reader._spark._jvm
+    given = jvm.scala.jdk.javaapi.CollectionConverters.asJava(reader._jreader.extraOptions())
+    return {str(name).lower(): str(given[name]) for name in given}
 
 
 def _loaded_as(frame: DataFrame) -> Any:

@@ -120,8 +120,8 @@ class Staging:
                 return StagedRows(batches=(), rows=0, updates=0, least_time=None, upper=minted.lower)
             upper = Antichain.of(greatest + 1)
         task = self._stage_task(minted, upper, time=None if column else minted.time)
-        ranged = frames.by_key_range(flat, self.schema, self.spec.write.parallelism)
-        return self._collect(ranged.mapInArrow(StageRows(task), STAGED_DDL), upper)
+        parts = frames.to_stage(flat, self.schema, self.spec.write.parallelism)
+        return self._collect(parts.mapInArrow(StageRows(task), STAGED_DDL), upper)
 
     def _write_corrections(self, minted: Minted, as_of: int, reader: ReadHandle, flat: DataFrame) -> StagedRows:
         task = self._stage_task(minted, minted.upper, time=minted.time)

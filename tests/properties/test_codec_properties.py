@@ -244,6 +244,7 @@ def test_statistics_bound_every_row(data: st.DataObject) -> None:
                 assert not pa.compute.any(beyond).as_py()
     times = table.column("time").to_pylist()
     assert (stats.time_min, stats.time_max) == ((min(times), max(times)) if times else (None, None))
+    assert stats.diff_min == min(table.column("diff").to_pylist(), default=None)
 
 
 @quick

@@ -163,3 +163,13 @@ def test_key_ranges_do_not_overlap(spark):
     ranges = [(min(part), max(part)) for part in parts if part]
     assert len(ranges) == 4
     assert all(before[1] < after[0] for before, after in pairwise(ranges))
+
+
+def test_a_small_frame_is_staged_without_a_shuffle_and_a_large_one_by_ranges(spark):
+    small = spark.range(100_000, numPartitions=4).selectExpr("id AS k0", "'x' AS v0", "0d AS v1")
+    large = spark.range(1 << 40).selectExpr("id AS k0", "'x' AS v0", "0d AS v1")
+    assert frames.planned_bytes(small) < frames.SMALL_BYTES < frames.planned_bytes(large)
+    assert frames.to_stage(small, SCHEMA, None).rdd.getNumPartitions() == 1
+    for frame, tasks, is_shuffled in ((small, None, False), (large, None, True), (small, 3, True)):
+        plan = frames.to_stage(frame, SCHEMA, tasks)._jdf.queryExecution().executedPlan().toString()
+        assert ("Exchange rangepartitioning" in plan) is is_shuffled

@@ -18,7 +18,7 @@ from persist_engine import Antichain, Appended, Location, PersistClient, Schema,
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import Fenced, ShardNotFound
 from persist_engine.work.audit.verify import verify_shard
-from persist_spark import partitions, sink, staging
+from persist_spark import frames, partitions, sink, staging
 from persist_spark.report import Log
 from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Input, SinkSpec, Write
 from pyspark import TaskContext, cloudpickle
@@ -134,6 +134,16 @@ def test_an_append_writes_every_row_once_for_each_run_id(shard):
     assert shard.rows() == expected(1000)
     shard.run(ROWS.format(1000), APPEND, "r2")
     assert {row[3] for row in shard.rows()} == {2}
+
+
+def test_tasks_of_a_small_append_may_hold_the_same_keys(shard, monkeypatch):
+    """Nothing brings equal rows into one task. Each task's batch is a run of its own, and readers add up the diffs."""
+    monkeypatch.setattr(frames, "SMALL_TASK_BYTES", 1)
+    twice = "select id % 1500 as id, repeat('x', 64) as name, 0d as score from range(3000)"
+    report = shard.run(twice, APPEND, "r1", write=Write())
+    assert (report.rows_read, len(shard.parts())) == (3000, 2)
+    assert shard.rows() == sorted(((i, "x" * 64, 0.0, 2) for i in range(1500)), key=repr)
+    shard.check_sound()
 
 
 def test_an_append_with_a_timestamp_column_writes_rows_at_their_own_times(shard):

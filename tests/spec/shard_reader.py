@@ -373,6 +373,7 @@ def check_descriptor(part: Any, table: pa.Table) -> None:
     need(part.key_lower == least[:100], "29.14", "another least key")
     times = table.column("time").to_pylist()
     need((part.stats.time_min, part.stats.time_max) == (min(times), max(times)), "29.10", "other bounds of time")
+    need(part.stats.diff_min == min(table.column("diff").to_pylist()), "29.10", "another least diff")
     for each in part.stats.columns:
         path = json.loads(each.column) if each.column.startswith("[") else each.column.split(".", 1)
         column = [row[path[0]] for row in table.select([path[0]]).to_pylist()]

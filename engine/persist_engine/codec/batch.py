@@ -261,7 +261,7 @@ def _stats_to_pb(stats: PartStats) -> pb.PartStats:
         pb.ColumnStats(column=name, null_count=each.null_count, lower=each.lower, upper=each.upper)
         for name, each in stats.columns
     ]
-    return pb.PartStats(columns=columns, time_min=stats.time_min, time_max=stats.time_max)
+    return pb.PartStats(columns=columns, time_min=stats.time_min, time_max=stats.time_max, diff_min=stats.diff_min)
 
 
 def _stats_from_pb(message: pb.PartStats) -> PartStats:
@@ -280,6 +280,7 @@ def _stats_from_pb(message: pb.PartStats) -> PartStats:
         columns,
         message.time_min if message.HasField("time_min") else None,
         message.time_max if message.HasField("time_max") else None,
+        message.diff_min if message.HasField("diff_min") else None,
     )
 
 

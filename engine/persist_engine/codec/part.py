@@ -237,6 +237,7 @@ def encode_part(table: pa.Table, *, desc: Description, schema: Schema) -> bytes:
         column_encoding=dict.fromkeys(deltas, "DELTA_BINARY_PACKED"),
         row_group_size=_group_rows(stored),
         write_page_index=True,
+        write_page_checksum=True,
         store_schema=True,
     )
     data = bytearray(sink.getvalue())
@@ -310,9 +311,11 @@ def open_part(
     format_name: str = PART_FORMAT_NAME,
     expected_checksum: str | None = None,
     may_be_newer: bool = False,
+    columns: Sequence[str] | None = None,
 ) -> OpenedPart:
-    """As `decode_part` of all columns, but rows are decoded on demand: until then memory holds the encoded bytes. The bytes
-    are verified before this returns. `format_name` is the format in the part's descriptor.
+    """As `decode_part`, but rows are decoded on demand: until then memory holds the encoded bytes. The bytes are verified
+    before this returns. `format_name` is the format in the part's descriptor. `columns` allows leaving out other columns and
+    fields; key and val are then structs with what is left, and all columns may be there.
 
     `may_be_newer`: a part of a schema that succeeded `schema` is shown without the fields added since. Its rows then have
     any order.
@@ -323,6 +326,8 @@ def open_part(
     with decoding(key):
         file, desc, written = _opened(data, key, schema, may_be_newer=may_be_newer)
     names = tuple(name for name in _COLUMNS if name != "val" or len(written.val))
+    if columns is not None and written is schema:  # other rows need all their fields to be adapted
+        names = tuple(_picked(schema, columns) or ())
     rows, groups = file.metadata.num_rows, file.num_row_groups
     return OpenedPart(desc, rows, groups, key, memoryview(data), file, names, None if written is schema else schema)
 

@@ -33,11 +33,12 @@ class ColumnStats:
 
 @dataclass(frozen=True, slots=True)
 class PartStats:
-    """Statistics of one part: bounds per field, named as in rows.part_stats, and bounds of time."""
+    """Statistics of one part: bounds per field, named as in rows.part_stats, bounds of time, and a lower bound of diffs."""
 
     columns: tuple[tuple[str, ColumnStats], ...] = ()
     time_min: int | None = None
     time_max: int | None = None
+    diff_min: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
     every read   does not fetch parts that cannot hold a wanted row (parts.selection)
     rows         are merged and consolidated; or, when statistics prove all rows distinct, only the requested columns are read
+    rows apart   are read part by part, when statistics prove that no row cancels another
     count        adds sums of diffs from state; for the other parts, only times and diffs are read
 
 This module knows nothing of leases: the caller keeps the blobs alive.
@@ -9,11 +10,13 @@ This module knows nothing of leases: the caller keeps the blobs alive.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from persist_engine.base.errors import CorruptData
 from persist_engine.codec.keys import blob_key
@@ -33,7 +36,7 @@ from persist_engine.parts.listings import expand
 from persist_engine.parts.selection import Skipped, audit
 from persist_engine.rows.filter import Filter
 from persist_engine.rows.projection import Projection
-from persist_engine.rows.updates import diffs_sum
+from persist_engine.rows.updates import diffs_sum, with_canonical_floats
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,83 @@ class Contents:
         )
         for table in tables:
             yield table if self.projection is None else self.projection.apply(table)
+
+    @property
+    def is_additive(self) -> bool:
+        """Whether every diff is known to be positive. No row then cancels another, so the rows of the parts are the contents, without a
+        merge: a row that several parts hold is there as often as all of them say.
+        """
+        return all(self._adds(batch.desc, part) for batch in self.batches for part in batch.part_list())
+
+    def plain_blobs(self) -> list[str] | None:
+        """The keys of the blobs that hold exactly the rows, each with diff 1, in the schema of the read: whatever reads their columns key
+        and val has the contents. None when a row is inline, elsewhere cut off or rewritten, later than `as_of`, or not known to count once.
+        """
+        if self.where is not None or self.key_range is not None or self.audits:
+            return None
+        keys: list[str] = []
+        for batch in self.batches:
+            for part in batch.part_list():
+                if (
+                    not isinstance(part, HollowPart)
+                    or not self._is_plain(part)
+                    or not self._counts_once(batch.desc, part)
+                ):
+                    return None
+                keys.append(blob_key(self.source.shard_id, part.key))
+        return keys
+
+    def _counts_once(self, desc: Description, part: HollowPart) -> bool:
+        """Whether each row of the part has diff 1 and is shown. Positive diffs that add up to the number of rows are all 1."""
+        first, last = _times_of(part)
+        if (
+            first is None
+            or last is None
+            or last > self.as_of
+            or not desc.lower.less_equal(first)
+            or desc.upper.less_equal(last)
+        ):
+            return False
+        return self._adds(desc, part) and not part.sum_wraps and part.diffs_sum == part.rows
+
+    def _adds(self, desc: Description, part: Part) -> bool:
+        if isinstance(part, HollowPart):
+            return part.stats is not None and part.stats.diff_min is not None and part.stats.diff_min > 0
+        return all(
+            pc.min(table.column("diff")).as_py() > 0
+            for table in self.source.decode(part.data, part, desc)
+            if len(table)
+        )
+
+    def tables_apart(self) -> Iterator[pa.Table]:
+        """The rows as non-empty tables, part by part: neither merged nor sorted, so that a row may come several times, with diffs that add
+        up. Decodes only the requested columns. Holds two parts as stored, and one row group. `is_additive` is the caller's concern.
+        """
+        for skipped in self.audits:
+            audit(self.source, skipped, self._row_filter, self.where)
+        members = [(batch.desc, part) for batch in self.batches for part in batch.part_list()]
+        columns = None if self.projection is None else self._needed(self.projection.names)
+        for (desc, part), data in zip(members, self._fetched_ahead(members), strict=True):
+            opened = self.source.open(data, part, desc, columns=columns)
+            for group in range(opened.groups):
+                table = self._row_filter.apply(opened.read_group(group, seen=self._row_filter.seen))
+                table = table if self.key_range is None else self.key_range.apply(table)
+                if table.num_rows:
+                    yield with_canonical_floats(table) if self.projection is None else self.projection.apply(table)
+
+    def _fetched_ahead(self, members: Sequence[tuple[Description, Part]]) -> Iterator[bytes]:
+        """The bytes of each part. Fetches the next part while the caller decodes one."""
+        pool = ThreadPoolExecutor(1, thread_name_prefix="persist-parts")
+        try:
+            fetched: deque[Future[bytes]] = deque()
+            for desc, part in members:
+                fetched.append(pool.submit(self.source.get, part, desc))
+                if len(fetched) > 1:
+                    yield fetched.popleft().result()
+            while fetched:
+                yield fetched.popleft().result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
     @property
     def _row_filter(self) -> RowFilter:

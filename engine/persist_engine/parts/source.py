@@ -6,7 +6,7 @@ This module knows nothing of state, leases or handles. The caller holds the leas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -60,9 +60,10 @@ class PartSource:
         self.metrics.count("shard_blob_gets", shard=self.shard_id)
         return data
 
-    def open(self, data: bytes, part: Part, desc: Description) -> PartToRead:
+    def open(self, data: bytes, part: Part, desc: Description, *, columns: Sequence[str] | None = None) -> PartToRead:
         """Opens the part. Verifies its bytes against the checksum in state (or in the part itself when it is inline)
-        and its description against the one that its batch registered. CorruptData names the key.
+        and its description against the one that its batch registered. CorruptData names the key. `columns` allows leaving
+        out other columns and fields; time and diff must be among them.
         """
         opened: OpenedPart | PartInMemory
         if isinstance(part, HollowPart):
@@ -74,6 +75,7 @@ class PartSource:
                 format_name=part.format,
                 expected_checksum=part.checksum,
                 may_be_newer=self.is_newer(part),
+                columns=columns,
             )
         else:
             key = f"{self.shard_id} inline part of {desc}"

@@ -47,14 +47,16 @@ class ColumnStats(_message.Message):
     def __init__(self, column: _Optional[str] = ..., null_count: _Optional[int] = ..., lower: _Optional[str] = ..., upper: _Optional[str] = ...) -> None: ...
 
 class PartStats(_message.Message):
-    __slots__ = ("columns", "time_min", "time_max")
+    __slots__ = ("columns", "time_min", "time_max", "diff_min")
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     TIME_MIN_FIELD_NUMBER: _ClassVar[int]
     TIME_MAX_FIELD_NUMBER: _ClassVar[int]
+    DIFF_MIN_FIELD_NUMBER: _ClassVar[int]
     columns: _containers.RepeatedCompositeFieldContainer[ColumnStats]
     time_min: int
     time_max: int
-    def __init__(self, columns: _Optional[_Iterable[_Union[ColumnStats, _Mapping]]] = ..., time_min: _Optional[int] = ..., time_max: _Optional[int] = ...) -> None: ...
+    diff_min: int
+    def __init__(self, columns: _Optional[_Iterable[_Union[ColumnStats, _Mapping]]] = ..., time_min: _Optional[int] = ..., time_max: _Optional[int] = ..., diff_min: _Optional[int] = ...) -> None: ...
 
 class HollowPart(_message.Message):
     __slots__ = ("key", "size_bytes", "rows", "diffs_sum", "checksum", "key_lower", "stats", "ts_rewrite", "schema_id", "format", "sum_wraps")

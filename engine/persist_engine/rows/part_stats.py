@@ -1,4 +1,4 @@
-"""Statistics of a part's rows: bounds and null counts of each field of key and val, at any depth, and bounds of time.
+"""Statistics of a part's rows: bounds and null counts of each field of key and val, at any depth, bounds of time, and the least diff.
 
 Bounds are conservative: every row lies within them, or the bound is None (unknown). They are JSON texts: numbers and booleans as
 themselves, strings as strings, decimals and floats that are not finite as strings, binary as hexadecimal, dates as days and timestamps as
@@ -40,15 +40,15 @@ _SURROGATES = range(0xD800, 0xE000)
 
 def part_stats(table: pa.Table, schema: Schema, bytes_max: int) -> PartStats:
     """Statistics of the rows, trimmed to about `bytes_max` bytes. Fields within structs are trimmed first, then the bounds of value fields,
-    the widest first, then those of key fields. Columns that most filters name are trimmed only past a greater limit. Times are never
-    trimmed.
+    the widest first, then those of key fields. Columns that most filters name are trimmed only past a greater limit. Times and
+    the least diff are never trimmed.
     """
     columns: list[tuple[Path, ColumnStats]] = []
     for side, fields in (("key", schema.key), ("val", schema.val)):
         columns += _walk((side,), fields, table.column(side))
     columns.sort(key=lambda column: len(column[0]) > 2)  # fields within structs come last
     times = pc.min_max(table.column("time")).as_py()
-    return PartStats(_trimmed(columns, bytes_max), times["min"], times["max"])
+    return PartStats(_trimmed(columns, bytes_max), times["min"], times["max"], pc.min(table.column("diff")).as_py())
 
 
 def stats_name(path: Path) -> str:

@@ -42,6 +42,7 @@ __all__ = [
     "sort",
     "time_filter",
     "times_at",
+    "with_canonical_floats",
     "wrapped_diffs_sum",
 ]
 
@@ -70,7 +71,7 @@ def consolidate(table: pa.Table) -> pa.Table:
     """
     if (few := consolidate_small(table)) is not None:
         return few
-    table = _with_canonical_floats(table)
+    table = with_canonical_floats(table)
     columns = flatten_columns(table)
     in_order, equal = compare_adjacent(columns, table.num_rows)
     if in_order:
@@ -95,7 +96,7 @@ def consolidate_pieces(table: pa.Table, pieces: int) -> pa.Table:
 
 def consolidate_sorted(table: pa.Table) -> pa.Table | None:
     """`consolidate` for rows that are in order; None when they are not."""
-    table = _with_canonical_floats(table)
+    table = with_canonical_floats(table)
     in_order, equal = compare_adjacent(flatten_columns(table), table.num_rows)
     return _summed(table, None, equal) if in_order else None
 
@@ -221,7 +222,8 @@ def _taken(array: pa.Array, picked: pa.Array) -> pa.Array:
     return pc.take(array, picked, boundscheck=False)
 
 
-def _with_canonical_floats(table: pa.Table) -> pa.Table:
+def with_canonical_floats(table: pa.Table) -> pa.Table:
+    """The same rows with one zero and one NaN. Returns the table itself when they are as they should be."""
     for index, name in enumerate(table.column_names):
         if name in {"key", "val"}:
             column = table.column(index)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 from urllib.parse import quote, urlencode, urlsplit
 
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.storage.urls import StoreUrl, parse_url
+from persist_engine.storage.urls import StoreUrl, absolute_path, parse_url
 
 S3_PARAMS = frozenset({"region", "endpoint", "path_style", "ca_file", "probe", "credentials_dir"})
 REDIS_PARAMS = frozenset({"prefix", "password_file", "credentials_dir", "ca_file", "unsafe", "ack", "push"})
@@ -204,6 +205,13 @@ def with_credentials(url: str, folder: str | None) -> str:
     if says_where:
         raise InvalidUsage(f"{scheme}: the URL has credentials or names their location; name a Secret instead")
     return replace(address, credentials_dir=folder).url if folder else url
+
+
+def folder_of(url: str) -> Path | None:
+    """The folder of a blob store on files: the blob `key` is the file `folder / key`. None for other stores."""
+    if urlsplit(url).scheme != "file":
+        return None
+    return Path(absolute_path(parse_url(url, allowed={"file": frozenset()})))
 
 
 def _matches(name: str, text: str, pattern: re.Pattern[str]) -> None:

@@ -209,7 +209,7 @@ def lying(shard, edit):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "what", ["upper", "lower", "nulls", "time_min", "time_max", "key_lower", "sum", "unknown column"]
+    "what", ["upper", "lower", "nulls", "time_min", "time_max", "diff_min", "key_lower", "sum", "unknown column"]
 )
 def test_bounds_that_would_hide_rows_are_found(shard, what):
     def edit(part):
@@ -230,6 +230,8 @@ def test_bounds_that_would_hide_rows_are_found(shard, what):
                 changed = dataclasses.replace(changed, time_min=changed.time_max + 1)
             case "time_max":
                 changed = dataclasses.replace(changed, time_max=changed.time_min - 1)
+            case "diff_min":
+                changed = dataclasses.replace(changed, diff_min=changed.diff_min + 1)
             case "key_lower":
                 return dataclasses.replace(part, key_lower=b"\xff")
             case "sum":

@@ -88,7 +88,7 @@ def part_stats() -> st.SearchStrategy[PartStats]:
     """Any statistics. The texts are not real bounds."""
     column = st.builds(ColumnStats, _COUNT, st.none() | _TEXT, st.none() | _TEXT)
     columns = st.lists(st.tuples(_TEXT, column), max_size=3).map(tuple)
-    return st.builds(PartStats, columns, st.none() | _INT64, st.none() | _INT64)
+    return st.builds(PartStats, columns, st.none() | _INT64, st.none() | _INT64, st.none() | _INT64)
 
 
 def parts() -> st.SearchStrategy[HollowPart | InlinePart]:

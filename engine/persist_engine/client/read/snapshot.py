@@ -19,7 +19,7 @@ from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.refusal import Refusal
 from persist_engine.client.arguments import expect_count
 from persist_engine.client.read.leased import LeasedPart, PartLeases, Pin
-from persist_engine.client.read.splits import SnapshotSplit, choose_ranges
+from persist_engine.client.read.splits import SnapshotSplit, choose_ranges, pieces_apart
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import Antichain
 from persist_engine.parts.consolidate import merge_runs
@@ -141,18 +141,33 @@ class Snapshot:
         self.check_open()
         return self._contents.count(self._named)
 
-    def splits(self, count: int) -> list[SnapshotSplit]:
+    def splits(self, count: int, *, merged: bool = True) -> list[SnapshotSplit]:
         """At most `count` (at least one) splits by key range. Every row is in exactly one, whatever statistics the parts have.
+
+        With `merged` False, splits may be cheaper to read: if statistics prove that no row cancels another, the rows are not merged, and a
+        row may come several times, in one split or in several, with diffs that add up.
 
         They may be read anywhere while this snapshot stays open: a split holds no lease.
         """
         self.check_open()
         expect_count(count, "count", least=1)
         contents = self._contents
-        ranges = choose_ranges(contents.batches, self.schema, count)
-        first, *others = (SnapshotSplit.of(contents, key_range) for key_range in ranges)
+        is_merged = merged or not contents.is_additive
+        if not is_merged and count <= sum(len(batch.parts) for batch in contents.batches):
+            first, *others = pieces_apart(contents, count)
+        else:
+            ranges = choose_ranges(contents.batches, self.schema, count)
+            first, *others = (SnapshotSplit.of(contents, each, is_merged=is_merged) for each in ranges)
         # Parts that are fetched only for an audit are fetched once.
         return [replace(first, audits=contents.audits), *others]
+
+    def plain_blobs(self) -> list[str] | None:
+        """The keys of the blobs, Parquet files (spec 29.12), whose columns key and val are exactly the contents: every row there is once,
+        and none of them is hidden by this read. None when that is not known, or rows are inline, or `where` restricts the read. The blobs
+        stay while this snapshot is open.
+        """
+        self.check_open()
+        return self._contents.plain_blobs()
 
     def lease_parts(self) -> list[LeasedPart]:
         """The parts to read, one by one, for others to fetch. They are neither sorted nor consolidated across parts: the same (key, val)

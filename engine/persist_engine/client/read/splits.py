@@ -10,7 +10,7 @@ import base64
 import itertools
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from persist_engine.base.errors import Incompatible
 from persist_engine.base.retry import Retry
 from persist_engine.client.read.leased import decoding_transport, part_source
 from persist_engine.codec.batch import decode_batch, encode_batch
-from persist_engine.model.batch import HollowBatch, HollowPart, RunMeta
+from persist_engine.model.batch import HollowBatch, HollowPart, Part, RunMeta
 from persist_engine.model.ids import ShardId
 from persist_engine.parts.contents import Contents
 from persist_engine.parts.key_range import KeyRange
@@ -34,7 +34,7 @@ from persist_engine.rows.schema import Schema
 from persist_engine.storage.blob import Blob
 
 #: The format of `SnapshotSplit.to_bytes`. It passes between processes of one release and is never durable.
-SPLIT_FORMAT = 2
+SPLIT_FORMAT = 3
 #: Memory of reading one split; small, because many run on one machine. In addition, each run holds the bytes of its current part and one or
 #: two row groups.
 SPLIT_MEMORY_BYTES = 64 << 20
@@ -56,9 +56,11 @@ class SnapshotSplit:
     where: Predicate | None = None
     columns: tuple[str, ...] | None = None
     audits: tuple[Skipped, ...] = ()
+    is_merged: bool = True
+    """False: its rows are read part by part, which is right for contents that are additive."""
 
     @classmethod
-    def of(cls, contents: Contents, key_range: KeyRange | None) -> SnapshotSplit:
+    def of(cls, contents: Contents, key_range: KeyRange | None, *, is_merged: bool = True) -> SnapshotSplit:
         """The piece of `contents` within `key_range`, without parts that cannot hold rows of it, and without audits."""
         kept = (batch if key_range is None else without_others(batch, key_range) for batch in contents.batches)
         return cls(
@@ -70,6 +72,7 @@ class SnapshotSplit:
             contents.source.schema_id,
             None if contents.where is None else contents.where.predicate,
             None if contents.projection is None else contents.projection.names,
+            is_merged=is_merged,
         )
 
     @property
@@ -91,6 +94,7 @@ class SnapshotSplit:
             "where": None if self.where is None else to_json(self.where),
             "columns": self.columns,
             "audits": texts_of_audits(self.audits),
+            "is_merged": self.is_merged,
         }
         return json.dumps(value).encode()
 
@@ -111,12 +115,13 @@ class SnapshotSplit:
                 None if value["where"] is None else from_json(value["where"]),
                 None if value["columns"] is None else tuple(value["columns"]),
                 audits_of_texts(value["audits"]),
+                bool(value["is_merged"]),
             )
 
     def to_batches(
         self, blob: Blob, *, memory_bytes: int = SPLIT_MEMORY_BYTES, retry: Retry | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of this piece, consolidated and sorted by (key, val), as non-empty record batches.
+        """The rows of this piece as non-empty record batches: consolidated and sorted by (key, val), unless the split is not merged.
 
         Needs only the blob store. `retry` retries storage errors (default: for ever). MissingBlob when the snapshot was closed and its
         blobs were collected.
@@ -130,7 +135,7 @@ class SnapshotSplit:
             key_range=self.key_range,
             audits=self.audits,
         )
-        for table in contents.tables(memory_bytes=memory_bytes):
+        for table in contents.tables(memory_bytes=memory_bytes) if self.is_merged else contents.tables_apart():
             yield from table.to_batches(max_chunksize=BATCH_ROWS)
 
 
@@ -159,6 +164,27 @@ def without_others(batch: HollowBatch, key_range: KeyRange) -> HollowBatch:
     """`batch` without the parts that cannot hold rows of `key_range`, and without runs that become empty."""
     runs = [(meta, [part for part in parts if key_range.may_hold(part)]) for meta, parts in batch.part_runs()]
     return HollowBatch.of_runs(batch.desc, sum(part.rows for _, parts in runs for part in parts), runs)
+
+
+def pieces_apart(contents: Contents, count: int) -> list[SnapshotSplit]:
+    """At most `count` splits of whole parts that are not merged, of about the same number of bytes: no part is fetched twice."""
+    costs = [part.hollow_bytes + part.inline_bytes + 1 for batch in contents.batches for part in batch.part_list()]
+    share = -(-sum(costs) // count)
+    ends = iter(itertools.accumulate(costs))
+    pieces: dict[int, list[HollowBatch]] = {}
+    for batch in contents.batches:
+        runs: dict[int, list[tuple[RunMeta, list[Part]]]] = {}
+        for meta, parts in batch.part_runs():
+            for part, end in zip(parts, ends, strict=False):
+                members = runs.setdefault((end - 1) // share, [])
+                if not members or members[-1][0] is not meta:
+                    members.append((meta, []))
+                members[-1][1].append(part)
+        for number, kept in runs.items():
+            rows = sum(part.rows for _, parts in kept for part in parts)
+            pieces.setdefault(number, []).append(HollowBatch.of_runs(batch.desc, rows, kept))
+    whole = SnapshotSplit.of(contents, None, is_merged=False)
+    return [replace(whole, batches=tuple(batches)) for batches in pieces.values()] or [whole]
 
 
 def choose_ranges(batches: Sequence[HollowBatch], schema: Schema, count: int) -> list[KeyRange | None]:

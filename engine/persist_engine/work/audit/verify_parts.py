@@ -110,6 +110,8 @@ def _beyond_stats(table: pa.Table, stats: PartStats, *, is_whole: bool, is_rewri
             yield f"time {times['min']} lies before the bound {stats.time_min}"
         if stats.time_max is not None and times["max"] > stats.time_max:
             yield f"time {times['max']} lies after the bound {stats.time_max}"
+    if stats.diff_min is not None and (least := pc.min(table.column("diff")).as_py()) < stats.diff_min:
+        yield f"diff {least} lies before the bound {stats.diff_min}"
     for name, column_stats in stats.columns:
         try:
             side, *below = stats_path(name)

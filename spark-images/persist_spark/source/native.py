@@ -1,0 +1,124 @@
+"""Frames that Spark's own Parquet reader reads: no Python, only the columns and row groups that a query needs, counts from footers.
+
+This is right when the parts of a snapshot hold exactly its rows, each with diff 1 (`Snapshot.plain_blobs`), and the JVM can open them as
+files. All other frames go through Python. Parts carry a checksum per page, which the reader verifies.
+
+SUBTLE: `_relation` uses Spark's classes through py4j. `spark.read.parquet` would lose NOT NULL, sample the schema, and give no object by
+which to see when the frame can no longer be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from persist_engine.rows.schema import Schema
+from py4j.protocol import Py4JError
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
+from pyspark.sql import types as T  # noqa: N812
+
+from persist_spark.frames import spark_type
+
+#: Reader options that the user's session must not change: a missing or damaged file is an error, and a date is a date.
+_OPTIONS = {
+    "ignoreMissingFiles": "false",
+    "ignoreCorruptFiles": "false",
+    "datetimeRebaseMode": "CORRECTED",
+    "parquet.page.verify-checksum.enabled": "true",
+}
+#: From this number of files on, Spark would list them in a job, one by one. The driver asks for local files faster.
+_LISTED_BY_JOBS = "spark.sql.sources.parallelPartitionDiscovery.threshold"
+_NEVER = 1 << 30
+_SQL = "org.apache.spark.sql"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainFiles:
+    """Files that hold the contents of a loaded frame."""
+
+    files: Sequence[Path]
+    schema: Schema
+    row_type: T.StructType
+    """The columns to show, by name."""
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether Spark finds the columns by their names: not when two differ in case alone, or a NOT NULL field is within a struct."""
+        names = [field.name.lower() for side in (self.schema.key, self.schema.val) for field in side]
+        return len(names) == len(set(names)) and self.schema.required_fields is not None
+
+    @property
+    def file_type(self) -> T.StructType:
+        """The columns of the files, without time and diff."""
+        sides = [("key", self.schema.key_type), ("val", self.schema.val_type)]
+        return T.StructType([T.StructField(name, spark_type(side), False) for name, side in sides if len(side)])  # noqa: FBT003
+
+
+@dataclass(frozen=True, slots=True)
+class NativeFrame:
+    """A frame, and the JVM object that exactly the things which can read its files refer to: plans, cached plans, views and RDDs."""
+
+    frame: DataFrame
+    held_by: Any
+
+
+def native_frame(spark: SparkSession, plain: PlainFiles) -> NativeFrame | None:
+    """The frame over `plain`. None when it would differ from what Python shows. Starts no job."""
+    if not plain.is_readable:
+        return None
+    try:
+        found = _relation(spark, plain)
+    except Py4JError:  # such as a file that may not be opened, or a Spark with other classes
+        found = None
+    if found is None:  # the reader in Python names the blob
+        return None
+    rows, held_by = found
+    columns = {
+        field.name: F.col(side).getField(field.name)
+        for side, fields in (("key", plain.schema.key), ("val", plain.schema.val))
+        for field in fields
+    }
+    frame = rows.select(*(columns[name].alias(name) for name in plain.row_type.names))
+    return NativeFrame(frame, held_by) if frame.schema == plain.row_type else None
+
+
+def _relation(spark: SparkSession, plain: PlainFiles) -> tuple[DataFrame, Any] | None:
+    """The columns of the files, and the object that they are held by. None when a file is missing."""
+    jvm: Any = spark._jvm
+    session = spark._jsparkSession
+    sources = jvm.org.apache.spark.sql.execution.datasources
+    paths = jvm.java.util.ArrayList()
+    for file in plain.files:
+        paths.add(jvm.org.apache.hadoop.fs.Path("file", None, str(file)))
+    options = jvm.PythonUtils.toScalaMap(_java_map(jvm, _OPTIONS))
+    columns = jvm.org.apache.spark.sql.types.DataType.fromJson(plain.file_type.json())
+    no_columns = jvm.org.apache.spark.sql.types.DataType.fromJson(T.StructType().json())
+    none = _module(jvm, "scala.None")
+    uncached = _module(jvm, f"{_SQL}.execution.datasources.NoopCache")
+    before = spark.conf.get(_LISTED_BY_JOBS)
+    spark.conf.set(_LISTED_BY_JOBS, str(_NEVER))
+    try:
+        paths = jvm.scala.jdk.javaapi.CollectionConverters.asScala(paths).toSeq()
+        index = sources.InMemoryFileIndex(session, paths, options, jvm.scala.Some(columns), uncached, none, none)
+    finally:
+        spark.conf.set(_LISTED_BY_JOBS, before)
+    if index.allFiles().size() != len(plain.files):
+        return None
+    parquet = sources.parquet.ParquetFileFormat()
+    relation = sources.HadoopFsRelation(index, no_columns, columns, none, parquet, options, session)
+    return DataFrame(session.baseRelationToDataFrame(relation), spark), parquet
+
+
+def _java_map(jvm: Any, values: Mapping[str, str]) -> Any:
+    made = jvm.java.util.HashMap()
+    for name, value in values.items():
+        made.put(name, value)
+    return made
+
+
+def _module(jvm: Any, name: str) -> Any:
+    """The Scala object `name`."""
+    return jvm.java.lang.Class.forName(f"{name}$").getField("MODULE$").get(None)

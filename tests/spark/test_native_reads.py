@@ -1,0 +1,223 @@
+"""Frames that Spark's own Parquet reader reads show the same rows as the reader in Python, and only where that is certain."""
+
+import gc
+import threading
+from decimal import Decimal
+
+import pytest
+from persist_engine import Antichain, Appended, Location, PersistClient, Schema, ShardId
+from persist_engine.base.settings import KIB, BatchSettings, Settings
+from persist_spark.datasource import register
+from persist_spark.source import native
+
+pytestmark = pytest.mark.spark
+SCHEMA = Schema.from_ddl(
+    "id BIGINT NOT NULL, area STRING",
+    "x DOUBLE, m DECIMAL(12,2), d DATE, t TIMESTAMP, w TIMESTAMP_NTZ, b BOOLEAN, r BINARY, f FLOAT, i SMALLINT, "
+    "p STRUCT<x: INT, q: STRUCT<z: DOUBLE>>",
+)
+FIELDS = ("x", "m", "d", "t", "w", "b", "r", "f", "i", "p")
+
+
+class Shard:
+    def __init__(self, folder, spark, schema: Schema = SCHEMA, **batch):
+        self.location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
+        settings = Settings(batch=BatchSettings(**{"inline_part_bytes_max": 0, "target_part_bytes": 8 * KIB, **batch}))
+        self.folder, self.spark, self.schema = folder, spark, schema
+        self.client = PersistClient.open(self.location, settings=settings)
+        self.id = ShardId.new()
+        self.client.initialise(self.id, schema)
+
+    def append(self, numbers, *, time: int, diff: int = 1, upper: int | None = None) -> None:
+        with self.client.open_writer(self.id, self.schema, purpose="test") as writer:
+            updates = [((key(n), value(n)), time, diff) for n in numbers]
+            answer = writer.compare_and_append(
+                updates, expected_upper=writer.fetch_recent_upper(), new_upper=Antichain.of(upper or time + 1)
+            )
+            assert isinstance(answer, Appended)
+
+    def reader(self, **options):
+        stores = {"blob": self.location.blob, "consensus": self.location.consensus}
+        return self.spark.read.format("persist").options(**stores, **options)
+
+    def load(self, **options):
+        return self.reader(shard=self.id, **options).load()
+
+    def check(self, *, is_native: bool, count: int, **options):
+        """Compares the frame with the one that Python reads, and says which reader it has."""
+        frame, other = self.load(**options), self.load(**options, splits="1")
+        assert is_by_spark(frame) is is_native
+        assert not is_by_spark(other)
+        assert frame.schema == other.schema
+        assert frame.count() == other.count() == count
+        assert sorted(map(repr, frame.collect())) == sorted(map(repr, other.collect()))
+        return frame
+
+
+def key(n: int):
+    return (n, None if n % 7 == 3 else f"ä{n % 5}")
+
+
+def value(n: int):
+    from datetime import UTC, date, datetime, timedelta
+
+    if n % 11 == 4:
+        return (None,) * len(FIELDS)
+    at = datetime(1500 if n % 2 else 2013, 1, 1, tzinfo=UTC) + timedelta(hours=n, microseconds=n)
+    inner = None if n % 3 == 0 else {"z": (float("nan"), -0.0, 1.5)[n % 3]}
+    x = (float("nan"), -0.0, float("inf"), n / 3)[n % 4]
+    return (
+        x, Decimal(n * 7 - 900).scaleb(-2), date(1400 + n % 700, 2, 3), at, at.replace(tzinfo=None), bool(n % 2),
+        bytes([n % 256, 255]), float(n), n % 100, None if n % 5 == 1 else {"x": n, "q": inner},
+    )  # fmt: skip
+
+
+def is_by_spark(frame) -> bool:
+    return "FileScan parquet" in frame._jdf.queryExecution().executedPlan().toString()
+
+
+@pytest.fixture(scope="module")
+def spark(local_spark):
+    register(local_spark)
+    return local_spark
+
+
+@pytest.fixture
+def shard(tmp_path, spark):
+    made = Shard(tmp_path, spark)
+    yield made
+    made.client.close()
+
+
+def test_inserts_of_every_type_are_read_by_spark_with_only_the_columns_that_a_query_needs(shard):
+    shard.append(range(400), time=5)
+    shard.append(range(300, 500), time=7)
+    frame = shard.check(is_native=True, count=600)
+    assert not frame.schema["id"].nullable
+    query = frame.where("id >= 250 AND id < 260").select("x")
+    plan = query._jdf.queryExecution().executedPlan().toString()
+    assert "ReadSchema: struct<key:struct<id:bigint>,val:struct<x:double>>" in plan
+    assert "GreaterThanOrEqual(key.id,250)" in plan
+    assert query.count() == 10
+    assert frame.union(frame.where("id < 10")).count() == 610
+    shard.check(is_native=True, count=600, columns="x, id")
+
+
+def test_rows_that_count_other_than_once_or_later_are_read_by_python(shard):
+    shard.append(range(50), time=5)
+    shard.check(is_native=True, count=50)
+    shard.append(range(10), time=8, diff=2)
+    shard.check(is_native=False, count=70)
+    shard.append(range(5), time=9, diff=-1)
+    shard.check(is_native=False, count=65)
+    shard.check(is_native=True, count=50, as_of="7")
+    shard.check(is_native=True, count=50, as_of="5")
+
+
+def test_a_part_with_rows_after_as_of_is_read_by_python(shard):
+    with shard.client.open_writer(shard.id, SCHEMA, purpose="test") as writer:
+        updates = [((key(n), value(n)), n, 1) for n in range(40)]
+        assert isinstance(writer.compare_and_append(updates, expected_upper=0, new_upper=40), Appended)
+    shard.check(is_native=True, count=40)
+    shard.check(is_native=False, count=31, as_of="30")
+
+
+def test_diffs_whose_sum_is_the_number_of_rows_are_not_taken_for_ones(shard):
+    with shard.client.open_writer(shard.id, SCHEMA, purpose="test") as writer:
+        updates = [((key(1), value(1)), 0, 3), ((key(1), value(1)), 1, -1)]
+        assert isinstance(writer.compare_and_append(updates, expected_upper=0, new_upper=2), Appended)
+    shard.check(is_native=False, count=2)
+
+
+def test_inline_rows_and_older_schemas_are_read_by_python(tmp_path, spark):
+    schema = Schema.from_ddl("id BIGINT", "Name STRING")
+    shard = Shard(tmp_path, spark, schema, inline_part_bytes_max=4096)
+    rows = [(((n,), (f"n{n}",)), 0, 1) for n in range(3)]
+    with shard.client.open_writer(shard.id, schema, purpose="test") as writer:
+        assert isinstance(writer.compare_and_append(rows, expected_upper=0, new_upper=1), Appended)
+    shard.check(is_native=False, count=3)
+    shard.client.close()
+
+
+def test_columns_that_differ_in_case_alone_and_added_columns_are_read_by_python(tmp_path, spark):
+    schema, grown = Schema.from_ddl("id BIGINT", "name STRING"), Schema.from_ddl("id BIGINT", "name STRING, Id INT")
+    shard = Shard(tmp_path, spark, schema)
+    for upper, (more, asked) in enumerate([((), schema), ((7,), grown)], start=1):
+        if upper == 2:
+            shard.client.evolve_schema(shard.id, grown)
+        rows = [(((n,), (f"n{n}", *more)), upper - 1, 1) for n in range(100)]
+        with shard.client.open_writer(shard.id, asked, purpose="test") as writer:
+            assert isinstance(writer.compare_and_append(rows, expected_upper=upper - 1, new_upper=upper), Appended)
+        if upper == 1:
+            shard.check(is_native=True, count=100)
+    frame = shard.load(columns="key.id, name")
+    assert not is_by_spark(frame)
+    assert frame.count() == 200
+    shard.client.close()
+
+
+def test_damage_and_loss_are_errors_whatever_the_session_ignores(shard, spark):
+    shard.append(range(400), time=5)
+    frame = shard.load()
+    file = max((shard.folder / "blobs" / shard.id).glob("n*/p*"), key=lambda path: path.stat().st_size)
+    data = bytearray(file.read_bytes())
+    spark.conf.set("spark.sql.files.ignoreCorruptFiles", "true")
+    spark.conf.set("spark.sql.files.ignoreMissingFiles", "true")
+    try:
+        for at in (60, 200):
+            damaged = bytearray(data)
+            damaged[at] ^= 1
+            file.write_bytes(damaged)
+            with pytest.raises(Exception, match=r"CRC|corrupt|FAILED_READ_FILE|checksum"):
+                frame.collect()
+        file.unlink()
+        with pytest.raises(Exception, match="FILE_NOT_EXIST|does not exist"):
+            frame.collect()
+        assert not is_by_spark(shard.load()), "Python names the blob that is lost"
+    finally:
+        spark.conf.unset("spark.sql.files.ignoreCorruptFiles")
+        spark.conf.unset("spark.sql.files.ignoreMissingFiles")
+
+
+@pytest.mark.parametrize("how", ["derived", "rdd", "cached"])
+def test_the_lease_lives_as_long_as_anything_reads_the_files(shard, spark, how):
+    shard.append(range(100), time=5)
+    frame = shard.load()
+    match how:
+        case "derived":
+            rest = frame.where("id >= 0").select("id")
+        case "rdd":
+            rest = frame.rdd
+        case "cached":
+            rest = frame.where("id >= 0").cache()
+    assert is_by_spark(frame)
+    del frame
+
+    def readers() -> int:
+        gc.collect()
+        spark._jvm.java.lang.System.gc()
+        threading.Event().wait(0.1)
+        return len(shard.client.inspect(shard.id).readers)
+
+    for _ in range(8):
+        assert readers() == 1
+    assert rest.count() == 100
+    if how == "cached":
+        rest.unpersist(blocking=True)
+    del rest
+    assert any(readers() == 0 for _ in range(600))
+
+
+def test_a_load_by_name_of_options_of_the_session_and_of_a_path_are_native_too(shard, spark):
+    shard.append(range(20), time=5)
+    register(spark, blob=shard.location.blob, consensus=shard.location.consensus)
+    try:
+        assert is_by_spark(spark.read.format("persist").load(str(shard.id)))
+        assert is_by_spark(spark.read.load(format="persist", shard=shard.id))
+        assert spark.read.format("persist").option("SHARD", shard.id).load().count() == 20
+        with_schema = shard.reader(shard=shard.id).schema(shard.load().schema).load()
+        assert not is_by_spark(with_schema)
+        assert with_schema.count() == 20
+    finally:
+        register(spark)
+    assert native._NEVER
