@@ -7,6 +7,7 @@ case-insensitive resolution cannot cause mix-ups. `partitions.py` rebuilds the s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from persist_engine.base.settings import MIB
@@ -263,9 +264,18 @@ def to_stage(flat: DataFrame, schema: Schema, tasks: int | None) -> DataFrame:
     return by_key_range(flat, schema, tasks)
 
 
-def planned_bytes(frame: DataFrame) -> int:
-    """The size of the frame by Spark's estimate: of files, their bytes. Far too large for a source that does not know its size."""
-    return int(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
+def planned_bytes(frame: DataFrame) -> int | None:
+    """The size of the frame by Spark's estimate: of files, their bytes. Far too large for a source that does not know its size. None where
+    the estimate may be far too small, because a generator such as `explode` makes many rows of one.
+    """
+    plan = frame._jdf.queryExecution().optimizedPlan()
+    return None if "Generate" in node_names(plan) else int(plan.stats().sizeInBytes())
+
+
+def node_names(plan: Any) -> set[str]:
+    """The names of the operators of a plan of the JVM."""
+    children = plan.children()
+    return {str(plan.nodeName())}.union(*(node_names(children.apply(index)) for index in range(children.size())))
 
 
 def by_key_range(flat: DataFrame, schema: Schema, tasks: int | None) -> DataFrame:

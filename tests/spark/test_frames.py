@@ -9,6 +9,7 @@ from persist_engine.rows.schema import Schema
 from persist_spark import frames
 from persist_spark.spec import ConfigurationError, Input
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 pytestmark = pytest.mark.spark
@@ -170,6 +171,9 @@ def test_a_small_frame_is_staged_without_a_shuffle_and_a_large_one_by_ranges(spa
     large = spark.range(1 << 40).selectExpr("id AS k0", "'x' AS v0", "0d AS v1")
     assert frames.planned_bytes(small) < frames.SMALL_BYTES < frames.planned_bytes(large)
     assert frames.to_stage(small, SCHEMA, None).rdd.getNumPartitions() == 1
-    for frame, tasks, is_shuffled in ((small, None, False), (large, None, True), (small, 3, True)):
+    grown = small.withColumn("v0", F.explode(F.split(F.lit("a b c"), " ")))
+    assert frames.planned_bytes(grown) is None, "one row of the input makes many"
+    cases = ((small, None, False), (large, None, True), (small, 3, True), (grown, None, True))
+    for frame, tasks, is_shuffled in cases:
         plan = frames.to_stage(frame, SCHEMA, tasks)._jdf.queryExecution().executedPlan().toString()
         assert ("Exchange rangepartitioning" in plan) is is_shuffled
