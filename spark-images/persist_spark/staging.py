@@ -208,7 +208,7 @@ class Staging:
         count = "some rows" if rows is None else f"{rows} rows"
         return ConfigurationError(
             f"{count} have a time before the shard's upper {upper.time}, the first at {first}: "
-            f"an {self.spec.envelope.type} cannot change written times; exclude these rows with input.format.sql"
+            f"the envelope {self.spec.envelope.type} cannot change written times; exclude these rows with input.format.sql"
         )
 
     def _collect(self, staging: DataFrame, upper: Antichain, *, rows: int | None = None) -> StagedRows:

@@ -176,7 +176,7 @@ def test_diffs_have_times_of_their_own(make_target: Any):
     assert target.state() == {(1,): ("b",)}
     with target.client.open_leased_reader(target.id, purpose="test") as reader:
         assert reader.snapshot(15).to_table().column("val").to_pylist() == [{"name": "a"}]
-    with pytest.raises(ConfigurationError, match="a Diff cannot change written times"):
+    with pytest.raises(ConfigurationError, match="the envelope Diff cannot change written times"):
         target.run(diffs((1, "a", 1, 20)), f"{COLUMNS}, t BIGINT", timed)
 
 

@@ -19,7 +19,7 @@ from persist_spark.envelopes import run_keys
 from persist_spark.envelopes.run_keys import RunKeys
 from persist_spark.landing import Landed
 
-WANTED = {1: "new", 2: None, 3: "three"}
+WANTED = {1: "new", 2: None, 6: "six"}
 
 
 def test_an_upsert_retracts_what_others_wrote_to_its_keys_and_keeps_the_rest(run: Run):
@@ -31,29 +31,29 @@ def test_an_upsert_retracts_what_others_wrote_to_its_keys_and_keeps_the_rest(run
     assert isinstance(outcome, Landed)
     assert [each["event"] for each in run.events()] == ["lost_append", "corrected"] * 3
     assert [each["updates"] for each in run.events("corrected")] == [2, 2, 0]
-    assert run.contents() == Rows({(1, "new"): 1, (3, "three"): 1, (4, "beyond"): 1, (0, "before"): 1, (5, "x"): 1})
+    assert run.contents() == Rows({(1, "new"): 1, (6, "six"): 1, (4, "beyond"): 1, (0, "before"): 1, (5, "x"): 1})
     run.check_sound()
 
 
 def test_a_key_that_the_run_leaves_unchanged_keeps_the_value_of_the_run(run: Run):
     """Nothing was staged for it, because the shard held that value. Another writer replaced it before the append."""
-    run.write({(1, "new"): 1, (3, "three"): 1})
+    run.write({(1, "new"): 1, (6, "six"): 1})
     land = run.upsert(WANTED)
     assert not run.corrections
     assert isinstance(run.race(land, [lambda: run.write({(1, "new"): -1, (1, "theirs"): 1})]), Landed)
-    assert run.contents() == Rows({(1, "new"): 1, (3, "three"): 1})
+    assert run.contents() == Rows({(1, "new"): 1, (6, "six"): 1})
 
 
 @pytest.mark.parametrize("is_touched", [True, False])
 def test_a_run_whose_order_is_that_of_the_shard_compares_anew_what_others_changed(run: Run, is_touched: bool):
     run.write({(1, "old"): 1})
     land = run.upsert(WANTED, is_contestable=True)
-    outcome = run.race(land, [lambda: run.write({(3 if is_touched else 4, "theirs"): 1})])
+    outcome = run.race(land, [lambda: run.write({(6 if is_touched else 4, "theirs"): 1})])
     if is_touched:
         assert outcome == Recompute()
-        assert run.contents() == Rows({(1, "old"): 1, (3, "theirs"): 1})
+        assert run.contents() == Rows({(1, "old"): 1, (6, "theirs"): 1})
     else:
-        assert run.contents() == Rows({(1, "new"): 1, (3, "three"): 1, (4, "theirs"): 1})
+        assert run.contents() == Rows({(1, "new"): 1, (6, "six"): 1, (4, "theirs"): 1})
     run.check_sound()
 
 
@@ -128,5 +128,5 @@ def test_the_first_run_on_a_shard_that_others_began_meanwhile(run: Run):
     land = run.upsert(WANTED)
     assert run.minted.as_of is None
     run.race(land, [lambda: run.write({(1, "theirs"): 1, (2, "theirs"): 1, (7, "kept"): 1})])
-    assert run.contents() == Rows({(1, "new"): 1, (3, "three"): 1, (7, "kept"): 1})
+    assert run.contents() == Rows({(1, "new"): 1, (6, "six"): 1, (7, "kept"): 1})
     assert run.writer.fetch_recent_upper() > A(0)
