@@ -2,9 +2,9 @@
 
 import pytest
 from persist_spark import register
+from persist_spark.datasource import PersistDataSource
+from persist_spark.source.connect_frames import LOOK_OPTION, pinned_options
 from table_shard import Shard
-
-pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
@@ -33,6 +33,26 @@ def ids(frame):
     return sorted(each.id for each in frame.collect())
 
 
+def shown(given):
+    """The rows that the format yields for these options, as the server's workers would read them."""
+    source = PersistDataSource(dict(given))
+    reader = source.reader(source.schema())
+    return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize("feed", [{}, {"from": "0", "rows": "changes"}])
+def test_the_times_of_a_load_are_options_of_every_later_load(shard, feed):
+    stores = {"blob": shard.location.blob, "consensus": shard.location.consensus}
+    given = {**stores, "shard": "flights", **feed}
+    pinned = []
+    for number in range(3):
+        [times] = shown({**given, LOOK_OPTION: "true"})
+        pinned.append({**given, **pinned_options(times, is_feed=bool(feed))})
+        shard.add([row(number)])
+    assert [sorted(each["id"] for each in shown(options)) for options in pinned] == [[], [0], [0, 1]]
+
+
+@pytest.mark.spark
 def test_frames_show_the_times_of_their_load(spark, shard):
     empty, nothing = load(spark, shard), load(spark, shard, **{"from": "0", "rows": "changes"})
     shard.add([row(1), row(2)])
@@ -52,6 +72,7 @@ def test_frames_show_the_times_of_their_load(spark, shard):
     assert ids(load(spark, shard)) == [2, 3]
 
 
+@pytest.mark.spark
 def test_the_actions_of_a_frame_share_a_lease(spark, shard):
     shard.add([row(i) for i in range(5)])
     frame = load(spark, shard)
@@ -60,6 +81,7 @@ def test_the_actions_of_a_frame_share_a_lease(spark, shard):
     assert [reader.purpose for reader in shard.client.inspect(shard.id).readers] == ["spark read"]
 
 
+@pytest.mark.spark
 def test_a_load_that_shows_nothing_is_refused_at_once(spark, shard):
     with pytest.raises(Exception, match="no shard of this store is named demo/flight"):
         spark.read.format("persist").options(blob=shard.location.blob, consensus=shard.location.consensus).load(
@@ -71,6 +93,7 @@ def test_a_load_that_shows_nothing_is_refused_at_once(spark, shard):
         load(spark, shard, asof="5")
 
 
+@pytest.mark.spark
 def test_streams_read_and_write(spark, shard, tmp_path):
     stores = {"blob": shard.location.blob, "consensus": shard.location.consensus}
     target = Shard(tmp_path / "target")

@@ -61,7 +61,7 @@ def pin_frames_at_load() -> None:
             return self._client.createDataFrame(frame.toArrow(), frame.schema)
 
         [times] = original(_reader_of(self, given | {LOOK_OPTION: "true"}), path).collect()
-        pinned = given | _pinned(times.asDict(), is_feed="from" in given) | {FRAME_OPTION: new_name()}
+        pinned = given | pinned_options(times.asDict(), is_feed="from" in given) | {FRAME_OPTION: new_name()}
         return original(_reader_of(self, pinned, schema=self._schema))
 
     DataFrameReader.load = load
@@ -74,7 +74,7 @@ def _reader_of(reader: Any, options: dict[str, str], *, schema: str = "") -> Any
     return made
 
 
-def _pinned(times: dict[str, Any], *, is_feed: bool) -> dict[str, str]:
+def pinned_options(times: dict[str, Any], *, is_feed: bool) -> dict[str, str]:
     """The options that make each load show what the first one showed."""
     shard, as_of, start = times["shard"], times["as_of"], times["start"]
     if as_of is None:
