@@ -46,6 +46,9 @@ from persist_spark.source.write import ShardWriter
 #: The lease of a read that was planned without a keeper.
 LEASE_MS = 6 * 60 * 60 * 1000
 _PART_BYTES = 128 << 20
+_REDACTION = "spark.sql.redaction.options.regex"
+#: A URL with a user or a password. Spark redacts the options in which it finds it.
+_CREDENTIALS = r"://\S*@"
 
 
 class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no types here: its classes are Any
@@ -120,13 +123,17 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
 
 def register(spark: SparkSession, *, blob: str | None = None, consensus: str | None = None) -> None:
     """Registers the format `persist` with the session, and from then on keeps the data of its frames as long as they can be read.
-    `blob` and `consensus` are the stores of loads and writes that name none. Idempotent; another call replaces the stores.
+    `blob` and `consensus` are the stores of loads and writes that name none. Idempotent; another call replaces the stores. Options that
+    are URLs with credentials are redacted in the session's plans.
     """
     stores = {name: url for name, url in (("blob", blob), ("consensus", consensus)) if url is not None}
     is_connect = type(spark).__module__.startswith("pyspark.sql.connect")
     address = None if is_connect else keeper_of(spark.sparkContext).address
     # A class created here is pickled by value, and so carries the address to Spark's Python workers.
     members = {"keeper": address, "stores": stores}
+    redacted = spark.conf.get(_REDACTION, "")
+    if _CREDENTIALS not in (redacted or ""):  # by default Spark's plans, logs and UI show the options of a view
+        spark.conf.set(_REDACTION, f"{redacted}|{_CREDENTIALS}" if redacted else _CREDENTIALS)
     spark.dataSource.register(type(PersistDataSource.__name__, (PersistDataSource,), members))
 
 
