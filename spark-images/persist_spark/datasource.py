@@ -131,8 +131,8 @@ def register(spark: SparkSession, *, blob: str | None = None, consensus: str | N
     address = None if is_connect else keeper_of(spark.sparkContext).address
     # A class created here is pickled by value, and so carries the address to Spark's Python workers.
     members = {"keeper": address, "stores": stores}
-    redacted = spark.conf.get(_REDACTION, "")
-    if _CREDENTIALS not in (redacted or ""):  # by default Spark's plans, logs and UI show the options of a view
+    redacted = spark.conf.get(_REDACTION) or ""
+    if _CREDENTIALS not in redacted:  # by default Spark's plans, logs and UI show the options of a view
         spark.conf.set(_REDACTION, f"{redacted}|{_CREDENTIALS}" if redacted else _CREDENTIALS)
     spark.dataSource.register(type(PersistDataSource.__name__, (PersistDataSource,), members))
 
