@@ -50,6 +50,9 @@ LEASE_MS = 6 * 60 * 60 * 1000
 #: How long the actions of one frame use the plan, and so the lease, of an earlier one. An action then has half of the lease left to read.
 KEEP_MS = LEASE_MS // 2
 _PART_BYTES = 128 << 20
+_REDACTION = "spark.sql.redaction.options.regex"
+#: A URL with a user or a password. Spark redacts the options in which it finds it.
+_CREDENTIALS = r"://\S*@"
 
 
 class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no types here: its classes are Any
@@ -131,7 +134,8 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
 
 def register(spark: SparkSession, *, blob: str | None = None, consensus: str | None = None) -> None:
     """Registers the format `persist` with the session, and from then on keeps the data of its frames as long as they can be read.
-    `blob` and `consensus` are the stores of loads and writes that name none. Idempotent; another call replaces the stores.
+    `blob` and `consensus` are the stores of loads and writes that name none. Idempotent; another call replaces the stores. Options that
+    are URLs with credentials are redacted in the session's plans.
     """
     stores = {name: url for name, url in (("blob", blob), ("consensus", consensus)) if url is not None}
     if is_connect(spark):
@@ -141,6 +145,9 @@ def register(spark: SparkSession, *, blob: str | None = None, consensus: str | N
         address = keeper_of(spark.sparkContext, stores).address
     # A class created here is pickled by value, and so carries the address to Spark's Python workers.
     members = {"keeper": address, "stores": stores}
+    redacted = spark.conf.get(_REDACTION) or ""
+    if _CREDENTIALS not in redacted:  # by default Spark's plans, logs and UI show the options of a view
+        spark.conf.set(_REDACTION, f"{redacted}|{_CREDENTIALS}" if redacted else _CREDENTIALS)
     spark.dataSource.register(type(PersistDataSource.__name__, (PersistDataSource,), members))
     remember_stores(spark, stores)
 

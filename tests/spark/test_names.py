@@ -80,3 +80,16 @@ def test_contents_of_a_time_ago(local_spark, location, shards):
     with pytest.raises(Exception, match="its upper is .1., the latest readable time is 0"):
         loaded.option("as_of", "-1h").load()
     assert loaded.option("as_of", "-30000d").load().count() == 1
+
+
+def test_a_plan_shows_no_password_of_a_store(local_spark):
+    """Spark prints the options of this command in plans, in its event log and in its user interface."""
+    local_spark.conf.unset("spark.sql.redaction.options.regex")
+    view = "EXPLAIN EXTENDED CREATE TEMPORARY VIEW hidden USING persist OPTIONS (blob 'file:///x', consensus 'redis://u:pw27@h/0')"
+    assert "pw27" in local_spark.sql(view).first()[0]
+    for _ in range(2):
+        register(local_spark)
+    plan = local_spark.sql(view).first()[0]
+    assert "pw27" not in plan
+    assert "file:///x" in plan
+    assert local_spark.conf.get("spark.sql.redaction.options.regex") == r"(?i)url|://\S*@"
