@@ -14,6 +14,7 @@ from persist_engine.base.errors import Fenced, Incompatible
 from persist_kit.depth import draws
 from persist_spark.report import Log
 from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Input, SinkSpec, Stream, Write
+from persist_spark.streaming import batches
 from persist_spark.streaming.position import NO_BATCH, Position, decode_position, encode_position
 from persist_spark.streaming.stream import run_stream
 
@@ -230,6 +231,22 @@ def test_batches_without_rows_commit_the_first_position_and_the_last(world):
     assert world.client.recent_upper(world.shard) == A(0)
     world.until(1)
     assert world.rows() == Counter((id_, id_ % 7) for id_ in range(30, 40))
+
+
+def test_the_position_of_batches_without_rows_is_committed_after_a_while(world, monkeypatch):
+    monkeypatch.setattr(batches, "IDLE_COMMIT_S", 0.0)
+    stop, log, reasons = threading.Event(), Acts(), []
+
+    def stopping(name, **fields):
+        Acts.event(log, name, **fields)
+        if log.names.count("position") == 3 or log.names.count("batch") == 30:
+            reasons.append(name)
+            stop.set()
+
+    monkeypatch.setattr(log, "event", stopping)
+    none = replace(RATE, sql="select value as id, value as n from input where value < 0")
+    world.run_rate(log, stop=stop, input=none, stream=Stream(commit_interval_s=1))
+    assert reasons[0] == "position", "the start, the first batch, and another one while the stream goes on"
 
 
 def test_a_source_that_begins_with_now_chooses_once(world):
