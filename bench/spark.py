@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from persist_engine import Antichain, Location, PersistClient, ShardId
+from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
+from persist_engine.work.compact import compact
 
 from bench.compaction import whole_request
 from bench.measure import Row, median
@@ -159,27 +160,20 @@ class _Bench:
         took = interleaved({"ours": mirror, "base": scan}, repeat=repeat)
         found = [_row(f"Mirror of {rows:,} unchanged rows", took["ours"], took["base"], "a scan of the input")]
         for change in range(20):
-            changed = f"id, name, IF(id % 50 = {change}, amount + 1, amount) AS amount"
             changed_at = f"{self.folder}/changed"
-            self.spark.read.parquet(source).selectExpr(*_split_columns(changed)).write.mode("overwrite").parquet(
-                changed_at
+            changed = self.spark.read.parquet(source).selectExpr(
+                "id", "name", f"IF(id % 50 = {change}, amount + 1, amount) AS amount"
             )
+            changed.write.mode("overwrite").parquet(changed_at)
             self._sink(shard, changed_at, run=f"run-{next(number)}", envelope="Mirror")
         return [*found, self._fetched(shard)]
 
     def _fetched(self, shard: ShardId) -> Row:
-        from persist_engine.storage.blob_file import FileBlob
-        from persist_spark.partitions import blob_at
-
-        fetched = 0
-        store = blob_at(self.location.blob)
         with PersistClient.open(self.location) as client, client.open_leased_reader(shard, purpose="bench") as reader:
-            upper = client.recent_upper(shard).newest_complete
-            with reader.snapshot(Antichain.of(upper)) as snapshot:
+            latest = Antichain.of(client.recent_upper(shard).newest_complete)
+            with reader.snapshot(latest) as snapshot:
                 whole = snapshot.bytes_estimate
-                for split in snapshot.splits(64):
-                    fetched += split.bytes_estimate
-        del store, FileBlob
+                fetched = sum(split.bytes_estimate for split in snapshot.splits(64, merged=False))
         return Row(
             "64 splits after 20 Mirrors: bytes to fetch", f"{fetched:,}", f"{whole:,} held", fetched / whole, "lower"
         )
@@ -196,8 +190,6 @@ class _Bench:
         return folder
 
     def _shard(self) -> ShardId:
-        from persist_engine import Schema
-
         shard = ShardId.new()
         with PersistClient.open(self.location) as client:
             client.initialise(shard, Schema.from_ddl(KEY, VALUE))
@@ -219,16 +211,9 @@ class _Bench:
         run_sink(self.spark, SinkSpec.parse(spec))
 
     def _compact(self, shard: ShardId) -> None:
-        from persist_engine.work.compact import compact
-
         with PersistClient.open(self.location) as client:
             machine = client.machine(shard)
             compact(machine, whole_request(machine))
-
-
-def _split_columns(text: str) -> list[str]:
-    names, _, last = text.partition(", IF")
-    return [*names.split(", "), f"IF{last}"]
 
 
 Took = tuple[list[float], list[float]]
