@@ -191,6 +191,10 @@ def drawn(source, kind, number):
             spec["shardRef"]["name"] = source.random.choice(["sound", "sound", "sound", *SHARDS])
             if (spec.get("mode") == "Scheduled") != ("schedule" in spec):
                 spec["mode"], _ = "Once", spec.pop("schedule", None)
+            if spec.get("mode") == "Streaming":
+                spec.get("timeouts", {}).pop("activeDeadlineSeconds", None)
+            else:
+                spec.pop("commitIntervalSeconds", None)
         name = f"{source.random.choice('abc')}-{number}"
         if kind == "PersistShard" and number % 20 < len(SHARDS) * 2:
             name = SHARDS[number % 20 // 2]
