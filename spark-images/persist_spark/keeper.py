@@ -81,8 +81,13 @@ class Keeper:
         return self._closed.is_set()
 
     def plain(self, frame: str, options: Mapping[str, str]) -> PlainFiles | None:
-        """Loads `frame` as `load` does, from this process. The files that Spark can read in its place; None when it cannot."""
-        self._held.load(frame, Options.parse(options))
+        """Loads `frame` as `load` does, from this process. The files that Spark can read in its place; None when it cannot. Loads nothing
+        when the options alone rule that out.
+        """
+        parsed = Options.parse(options)
+        if not parsed.is_of_plain_rows:
+            return None
+        self._held.load(frame, parsed)
         return self._held.plain(frame)
 
     def forget(self, frame: str) -> None:
