@@ -118,6 +118,20 @@ def test_a_delete_without_a_meaning_changes_nothing(spark, shard):
     assert shard.rows() == Counter([row(1)])
 
 
+def test_a_time_without_its_zone_is_a_time_of_the_session(spark, tmp_path):
+    shard = Shard(tmp_path, Schema.from_ddl("id BIGINT", "at TIMESTAMP"))
+    shard.add([((hour,), (datetime(2024, 3, 10, hour, tzinfo=UTC),)) for hour in (1, 4, 6)])
+    before = spark.conf.get("spark.sql.session.timeZone")
+    try:
+        for zone, left in (("UTC", {1, 4, 6}), ("America/New_York", {6})):
+            spark.conf.set("spark.sql.session.timeZone", zone)
+            shard.table(spark).delete("at < TIMESTAMP '2024-03-10 00:00:00'")
+            assert {key[0] for key, _ in shard.rows()} == left
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+        shard.client.close()
+
+
 def test_a_delete_leaves_the_errors_of_a_collection(spark, tmp_path):
     shard = Shard(tmp_path, Schema.from_ddl("id BIGINT, err STRING", "n BIGINT"))
     rows = [((i, None), (i,)) for i in range(5)]

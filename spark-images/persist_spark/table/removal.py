@@ -55,12 +55,14 @@ def delete(table: TableShard, where: str | Column) -> int:
 
 
 def _is_expressible(where: str, schema: Schema) -> bool:
-    """Whether the engine reads the condition as SQL does. In a collection with errors its filters let the errors pass."""
+    """Whether the engine reads the condition as SQL does. In a collection with errors its filters let the errors pass. A time without its
+    zone means the zone of the session, which Spark knows and the engine does not.
+    """
     try:
-        Filter(predicate_of(where), schema)
+        rule = Filter(predicate_of(where), schema)
     except InvalidUsage:
         return False
-    return "err" not in schema.key.names
+    return not rule.zoneless and "err" not in schema.key.names
 
 
 def _delete_here(table: TableShard, schema: Schema, where: str | None) -> int:
