@@ -12,7 +12,7 @@ import pytest
 from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.settings import MIB
-from persist_spark import session, sink
+from persist_spark import frames, session, sink
 from persist_spark.report import Log
 from persist_spark.spec import Envelope, EnvelopeType, Input, SinkSpec, Write
 from pyspark.sql import SparkSession
@@ -126,6 +126,12 @@ def conf(local_spark):
             local_spark.conf.set(name, value)
 
 
+@pytest.fixture
+def by_ranges(monkeypatch):
+    """No frame counts as small, so that a few rows are staged as many are."""
+    monkeypatch.setattr(frames, "SMALL_BYTES", 0)
+
+
 def test_a_small_input_is_one_task_for_any_number_of_files(writes):
     writes.run(writes.input(ROWS.format(1000)), APPEND)
     assert writes.batches == 1
@@ -133,7 +139,7 @@ def test_a_small_input_is_one_task_for_any_number_of_files(writes):
     assert writes.batches == 1
 
 
-def test_the_number_of_tasks_follows_the_shuffled_bytes(writes):
+def test_the_number_of_tasks_follows_the_shuffled_bytes(writes, by_ranges):
     """About 11 MiB are shuffled. With parts of 1 MiB a task gets 1 MiB. With parts of 32 MiB a task would get 16 MiB, and gets less, down
     to 4 MiB, while cores are free. With parts of 64 MiB a second task is not worth its start.
     """
@@ -189,7 +195,7 @@ def test_a_run_with_parts_smaller_than_configured_logs_it_once(writes):
     assert "smaller_parts" not in {line["event"] for line in writes.log}
 
 
-def test_without_adaptive_execution_shuffle_partitions_is_the_number_of_tasks(writes, conf):
+def test_without_adaptive_execution_shuffle_partitions_is_the_number_of_tasks(writes, conf, by_ranges):
     conf("spark.sql.adaptive.enabled", "false")
     writes.run(writes.input(ROWS.format(1000)), APPEND)
     assert writes.batches == 2  # spark.sql.shuffle.partitions of this session
@@ -212,17 +218,20 @@ def test_all_copies_of_a_row_meet_in_one_task(writes):
 
 
 @pytest.mark.parametrize(
-    ("envelope", "jobs"),
+    ("envelope", "small_bytes", "jobs"),
     [
-        (APPEND, 3),  # sample the key ranges, shuffle the input, write
-        (TIMED, 5),  # before that, find the greatest time: by task, and over all
-        (MIRROR, 2),  # shuffle input and shard together, write
+        (APPEND, frames.SMALL_BYTES, 1),  # write
+        (TIMED, frames.SMALL_BYTES, 3),  # before that, find the greatest time: by task, and over all
+        (APPEND, 0, 3),  # sample the key ranges, shuffle the input, write
+        (TIMED, 0, 5),
+        (MIRROR, 0, 2),  # shuffle input and shard together, write
     ],
-    ids=["append", "timed", "mirror"],
+    ids=["small append", "small timed", "append", "timed", "mirror"],
 )
 @pytest.mark.parametrize("shuffles", [0, 1], ids=["plain", "with a shuffle"])
-def test_a_run_starts_no_needless_job(writes, envelope, jobs, shuffles):
+def test_a_run_starts_no_needless_job(writes, envelope, small_bytes, jobs, shuffles, monkeypatch):
     """With adaptive execution each shuffle is a job. A shuffle in the input query adds one for each reading of the input."""
+    monkeypatch.setattr(frames, "SMALL_BYTES", small_bytes)
     if envelope is MIRROR:
         writes.run(writes.input(ROWS.format(10)), MIRROR)  # the first run writes its rows like an append
     query = ROWS.format(1000)
