@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from persist_engine.base.errors import PersistError, Unavailable
+from persist_engine.storage.addresses import folder_of
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
 
 from persist_spark.held_frames import HeldFrames, LoadedFrame
@@ -85,7 +86,7 @@ class Keeper:
         when the options alone rule that out.
         """
         parsed = Options.parse(options)
-        if not parsed.is_of_plain_rows:
+        if not parsed.is_of_plain_rows or folder_of(parsed.location.blob) is None:
             return None
         self._held.load(frame, parsed)
         return self._held.plain(frame)
