@@ -5,7 +5,7 @@ gets one descriptor for each task. Appends nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -56,6 +56,32 @@ def rows_of(source: DataFrame, schema: Schema, envelope: Envelope) -> DataFrame:
         F.lit(f"envelope.diffColumn: {diff} is null in the row with key "), key_text(frames.fields_of(schema))
     )
     return flat.withColumn(frames.FAULT, F.when(F.col(frames.DIFF).isNull(), text))
+
+
+@contextmanager
+def persisted(
+    spark: SparkSession,
+    reader: ReadHandle,
+    as_of: int,
+    schema: Schema,
+    *,
+    blob: str,
+    cores: int,
+    where: Sequence[Any] | None = None,
+) -> Iterator[DataFrame]:
+    """The shard's contents at `as_of`: flat columns and the negated `diff`, not consolidated, read in tasks for about so many `cores`.
+    They are readable within the block. Rows for which `where` does not hold may be missing. Fenced when the lease expired.
+    """
+    # mint ensures since <= as_of < upper, under this reader's own hold.
+    snapshot = reader.snapshot(Antichain.of(as_of), where=where)
+    if isinstance(snapshot, SinceAhead):
+        raise Fenced(f"the lease of {reader} expired before its first use; run it again")
+    with snapshot:
+        groups = grouped(snapshot.lease_parts(), cores=cores)
+        flat_type = frames.flat_type(schema).add(frames.DIFF, T.LongType())
+        yield spark.range(0, len(groups), 1, max(1, len(groups))).mapInArrow(
+            ReadParts(blob=blob, groups=groups), flat_type
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,20 +180,11 @@ class Staging:
         order = envelope.order_column
         return order if envelope.type is EnvelopeType.UPSERT and order in self.schema.val.names else None
 
-    @contextmanager
-    def _persisted(self, reader: ReadHandle, as_of: int, *, where: Sequence[Any] | None = None) -> Iterator[DataFrame]:
-        """The shard's contents at `as_of`: flat columns and the negated `diff`, not consolidated. They are readable within the block. Rows
-        for which `where` does not hold may be missing.
-        """
-        # mint ensures since <= as_of < upper, under this reader's own hold.
-        snapshot = reader.snapshot(Antichain.of(as_of), where=where)
-        if isinstance(snapshot, SinceAhead):
-            raise Fenced(f"the lease of {reader} expired before its first use; run the sink again")
-        with snapshot:
-            groups = grouped(snapshot.lease_parts(), cores=parallelism_of(self.spark))
-            read = ReadParts(blob=self.spec.blob, groups=groups)
-            flat_type = frames.flat_type(self.schema).add(frames.DIFF, T.LongType())
-            yield self.spark.range(0, len(groups), 1, max(1, len(groups))).mapInArrow(read, flat_type)
+    def _persisted(
+        self, reader: ReadHandle, as_of: int, *, where: Sequence[Any] | None = None
+    ) -> AbstractContextManager[DataFrame]:
+        cores = parallelism_of(self.spark)
+        return persisted(self.spark, reader, as_of, self.schema, blob=self.spec.blob, cores=cores, where=where)
 
     def _stage_task(self, minted: Minted, upper: Antichain, *, time: int | None) -> StageTask:
         lower, end = minted.lower.time, upper.time

@@ -6,25 +6,19 @@ process in the place of a sink's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-from persist_engine import SinceAhead
-from persist_engine.base.errors import Fenced
-from persist_engine.model.frontier import Antichain
 from persist_engine.rows.schema import Schema
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
-from pyspark.sql import types as T  # noqa: N812
 
-from persist_spark import frames
 from persist_spark.envelopes.against import first_updates, updates_against
 from persist_spark.envelopes.commands import upsert_commands
 from persist_spark.envelopes.run_keys import RunKeys
-from persist_spark.envelopes.winners import Winners, decided
-from persist_spark.partitions import ReadParts, grouped
+from persist_spark.envelopes.winners import decided
 from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType
+from persist_spark.staging import persisted
 from persist_spark.table.attempt import Attempt, until_done
 from persist_spark.table.shard import TableShard
 
@@ -65,8 +59,11 @@ def upsert(
         if now.minted.as_of is None:
             staged = now.stage(first_updates(winners))
         else:
-            with _persisted(frame, now, now.minted.as_of, winners) as persisted:
-                staged = now.stage(updates_against(persisted, winners, order_column=order))
+            session, blob = frame.sparkSession, table.location.blob
+            with persisted(
+                session, now.reader, now.minted.as_of, schema, blob=blob, cores=_READ_CORES, where=winners.where
+            ) as held:
+                staged = now.stage(updates_against(held, winners, order_column=order))
         if not staged.batches:
             return 0
         return now.land(staged.batches, reads_back=True, where=winners.where, keys=keys)
@@ -85,20 +82,6 @@ def _commands(frame: DataFrame, schema: Schema, order_by: str | None, delete_whe
     wanted = {*schema.key.names, *schema.val.names, order_by}
     surplus = [name for name in frame.columns if name not in wanted]
     return upsert_commands(frame.withColumn(_GONE, condition).drop(*surplus), schema, envelope)
-
-
-@contextmanager
-def _persisted(frame: DataFrame, now: Attempt, as_of: int, winners: Winners) -> Iterator[DataFrame]:
-    """The shard's contents at `as_of`, as `updates_against` wants them. They are readable within the block."""
-    where: Sequence[Any] | None = winners.where
-    snapshot = now.reader.snapshot(Antichain.of(as_of), where=where)
-    if isinstance(snapshot, SinceAhead):
-        raise Fenced(f"the lease of {now.reader} expired before its first use; run the upsert again")
-    with snapshot:
-        groups = grouped(snapshot.lease_parts(), cores=_READ_CORES)
-        flat_type = frames.flat_type(winners.schema).add(frames.DIFF, T.LongType())
-        numbers = frame.sparkSession.range(0, len(groups), 1, max(1, len(groups)))
-        yield numbers.mapInArrow(ReadParts(blob=now.table.location.blob, groups=groups), flat_type)
 
 
 @contextmanager
