@@ -16,6 +16,7 @@ help: ## this list
 setup: ## install what demo and tests need: uv, Python packages, Java 17, redis-server, versitygw, the histories' checker, kstatus, helm; names what it could not get
 	@bash .ci/tools.sh uv java redis versitygw checker kstatus helm
 	@uv sync --frozen --quiet
+	@$(RUN) python tests/spark/class_archive.py build/spark.jsa
 setup-demo: ## install what `make demo` needs: uv, Java 17, the Python packages except those of the tests
 	@bash .ci/tools.sh uv java
 	@uv sync --frozen --quiet --inexact --no-default-groups --group demo

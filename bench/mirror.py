@@ -43,7 +43,6 @@ def run(folder: Path, quick: bool) -> list[Row]:
     (folder / "spark-defaults.conf").write_text(
         "spark.master local[2]\nspark.ui.enabled false\nspark.driver.memory 2g\n"
     )
-    env = os.environ | {"SPARK_CONF_DIR": str(folder)}
     command = [
         sys.executable,
         "-m",
@@ -51,10 +50,12 @@ def run(folder: Path, quick: bool) -> list[Row]:
         "driver",
         "--spec",
         str(folder / "sink.json"),
+        "--properties",
+        str(folder / "spark-defaults.conf"),
         "--report",
         str(folder / "report.json"),
     ]
-    process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     peak_bytes = _peak(process)
     report = json.loads((folder / "report.json").read_text())
     if report["outcome"] != "Succeeded" or report["updates_written"] != rows:

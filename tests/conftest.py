@@ -5,6 +5,7 @@
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -17,7 +18,14 @@ settings.load_profile("repeatable")
 
 #: JVMs of tests live for seconds, on few rows. An optimising compiler and a parallel collector would cost more than they save.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-os.environ |= {"SPARK_SUBMIT_OPTS": SHORT_LIVED, "SPARK_LAUNCHER_OPTS": SHORT_LIVED}
+#: `make setup` writes it. Without it, or if it is stale, JVMs start more slowly.
+ARCHIVE = Path(__file__).parents[1] / "build" / "spark.jsa"
+#: A JVM says on standard output that it ignores an archive, unless its log is off. Drivers write their reports there.
+_ARCHIVED = f'-XX:SharedArchiveFile="{ARCHIVE}" -Xlog:disable -Xlog:all=error:stderr'
+os.environ |= {
+    "SPARK_SUBMIT_OPTS": f"{SHORT_LIVED} {_ARCHIVED}" if ARCHIVE.exists() else SHORT_LIVED,
+    "SPARK_LAUNCHER_OPTS": SHORT_LIVED,
+}
 
 
 class SparkTogether(LoadFileScheduling):

@@ -37,7 +37,7 @@ _REQUIRED = {
 
 
 def start_session(app_name: str) -> SparkSession:
-    """The session of the process, in client mode. Spark itself reads master, host and executors from SPARK_CONF_DIR/spark-defaults.conf."""
+    """The session of the process, in client mode. Spark itself reads master, host and executors from its file of properties."""
     builder = SparkSession.builder.appName(app_name)
     for name, value in _REQUIRED.items():
         builder = builder.config(name, value)

@@ -1,7 +1,6 @@
 """The driver as the operator starts it, configured by spark-defaults.conf. Tests check exit code and report."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -27,10 +26,10 @@ def run(folder: Path, spec: dict) -> tuple[int, dict, list[dict]]:
         "spark.master local[2]\nspark.ui.enabled false\nspark.driver.memory 1g\n"
         "spark.driver.host 127.0.0.1\nspark.driver.bindAddress 127.0.0.1\n"
     )
-    environ = {**os.environ, "SPARK_CONF_DIR": str(folder)}
-    environ.pop("PYSPARK_SUBMIT_ARGS", None)  # the shared session's, which would win
-    command = [sys.executable, "-m", "persist_spark.main", *arguments(folder, spec)]
-    process = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=False)
+    # The shared session's arguments are in the environment; the file wins.
+    properties = ["--properties", str(folder / "spark-defaults.conf")]
+    command = [sys.executable, "-m", "persist_spark.main", *arguments(folder, spec), *properties]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     written = json.loads((folder / "report.json").read_text())
     assert json.loads(process.stdout.splitlines()[-1]) == written
     lines = [json.loads(line) for line in process.stderr.splitlines() if line.startswith("{")]

@@ -14,7 +14,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 CONF = (
     "spark.master local[2]\nspark.ui.enabled false\nspark.driver.memory 1g\nspark.log.level ERROR\n"
     "spark.driver.host 127.0.0.1\nspark.driver.bindAddress 127.0.0.1\n"
-    "spark.driver.extraJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC\n"
 )
 
 
@@ -41,9 +40,9 @@ def start(folder, spec):
     (folder / "sink.json").write_text(json.dumps(spec))
     (folder / "spark-defaults.conf").write_text(CONF)
     arguments = ["driver", "--spec", str(folder / "sink.json"), "--report", str(folder / "report.json")]
+    arguments += ["--properties", str(folder / "spark-defaults.conf")]
     return subprocess.Popen(
         [sys.executable, "-m", "persist_spark.main", *arguments],
-        env={**os.environ, "SPARK_CONF_DIR": str(folder)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         start_new_session=True,

@@ -180,10 +180,10 @@ class LocalActor:
             _MEMORY_LABEL: str(memory_mib),
             "scheduled_ms": "" if action.scheduled_ms is None else str(action.scheduled_ms),
         }
-        spec_file, report = str(folder / "sink.json"), str(folder / "report.json")
-        command = [sys.executable, "-m", "persist_spark.main", "driver", "--spec", spec_file, "--report", report]
-        environ = {**self._environ, "SPARK_CONF_DIR": str(folder)}
-        return self._processes.start(action.name, command, owner=owner, labels=labels, environ=environ)
+        files = {"--spec": "sink.json", "--properties": "spark-defaults.conf", "--report": "report.json"}
+        arguments = [part for option, name in files.items() for part in (option, str(folder / name))]
+        command = [sys.executable, "-m", "persist_spark.main", "driver", *arguments]
+        return self._processes.start(action.name, command, owner=owner, labels=labels, environ=self._environ)
 
 
 def child_environ(environ: Mapping[str, str]) -> dict[str, str]:

@@ -97,14 +97,14 @@ def _pod(
         "name": CONTAINER,
         "image": image,
         "imagePullPolicy": spec.spark.image_pull_policy or settings.images.pull_policy,
-        "args": ["driver", "--spec", f"{sink_files.CONFIG_DIR}/sink.json"],
+        "args": [
+            *("driver", "--spec", f"{sink_files.CONFIG_DIR}/sink.json"),
+            *("--properties", f"{sink_files.CONFIG_DIR}/spark-defaults.conf"),
+        ],
         "env": [
-            {"name": "SPARK_CONF_DIR", "value": sink_files.CONFIG_DIR},
             {"name": "SPARK_LOCAL_DIRS", "value": scratch},
             # The web interface listens here: `kubectl port-forward` reaches it, other pods do not. RPC has an address of its own.
             {"name": "SPARK_LOCAL_IP", "value": "127.0.0.1"},
-            # Arguments in this variable override Spark's configuration. Set it, so that none come from the image or a ConfigMap.
-            {"name": "PYSPARK_SUBMIT_ARGS", "value": "pyspark-shell"},
             {"name": "HOME", "value": "/tmp"},  # noqa: S108
             *pods.credential_env(location),
         ],
