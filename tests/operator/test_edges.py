@@ -427,6 +427,10 @@ def test_redaction_removes_secrets(text):
     assert redact(f"before {text} after").startswith("before")
 
 
+def test_redaction_leaves_nothing_that_a_terminal_obeys():
+    assert redact("a\x1b[2Jb\x9b1mc\r\x00\n\td é") == "a [2Jb 1mc  \n\td é"
+
+
 def test_redaction_keeps_names_of_files():
     for url in ("redis://r:6379/0?password_file=/run/x", "s3://b?credentials_dir=/run/x"):
         assert redact(url) == url

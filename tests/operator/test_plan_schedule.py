@@ -33,6 +33,28 @@ def test_a_schedule_runs_each_tick_once(world):
     assert len(one.starts()) == 1
 
 
+@pytest.mark.parametrize("ticks", [0, 1])
+def test_a_restart_that_is_requested_runs_between_ticks(world, ticks):
+    one = scheduled(world)
+    one.step()
+    for _ in range(ticks):
+        one.step(after=10 * MINUTE)
+        one.succeeds()
+        one.step()
+    before = one.status.get("run", {}).get("id", "")
+    one.metadata = {**one.metadata, "annotations": {f"{names.REQUEST_PREFIX}restart": "now"}}
+    one.step(after=MINUTE)
+    (start,) = one.starts()
+    assert start.scheduled_ms is None
+    assert names.run_order(start.run_id) > names.run_order(before)
+    one.succeeds()
+    one.step()
+    assert one.starts() == []
+    one.step(after=10 * MINUTE)
+    (tick,) = one.starts()
+    assert names.run_order(tick.run_id) > names.run_order(start.run_id)
+
+
 def test_a_tick_waits_for_the_run_in_progress_and_only_the_last_missed_tick_runs(world):
     one = scheduled(world)
     one.step()

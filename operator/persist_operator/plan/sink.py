@@ -337,7 +337,7 @@ def _remember(draft: Draft, outcome: AttemptOutcome, failure_class: str | None, 
 
 
 def _handle_requests(draft: Draft) -> Draft:
-    """Handle `request-restart`: reopen a failed run under its id, or open another run of a Once sink that completed."""
+    """Handle `request-restart`: reopen a failed run under its id, or open another run. A schedule goes on beside it."""
     token = draft.sink.meta.annotations.get(f"{names.REQUEST_PREFIX}{_RESTART_REQUEST}", "")[:64]
     handled = draft.status.last_handled_requests or {}
     if not token or handled.get(_RESTART_REQUEST) == token or draft.status.is_under_way:
@@ -346,7 +346,7 @@ def _handle_requests(draft: Draft) -> Draft:
     draft = draft.having(last_handled_requests=handled, consecutive_failures=0, next_attempt_time=None)
     if draft.status.run.state == "Failed":
         return draft.having_run(state="Running")
-    if draft.status.run.state == "Succeeded" and draft.sink.spec.mode == "Once":
+    if draft.status.run.state in {None, "Succeeded"}:
         return _open_run(draft, None)
     return draft
 

@@ -134,6 +134,7 @@ def test_a_restarted_operator_does_not_call_a_refused_shard_ready(house, keys, s
     house.live(shard, 60)
     written = [one.arguments[3] for one in requests if one.verb == "apply_status"]
     assert {conditions.find(status, "Ready")["status"] for status in written} <= {"False"}
+    assert house.condition(shard) == ("False", "ActionRefused")
     house.cluster.deny.clear()
     house.live(shard, 130)
     assert house.condition(shard) == ("True", "Healthy")
