@@ -47,7 +47,7 @@ def is_mended(document: Mapping[str, Any]) -> bool:
 @dataclass(slots=True)
 class Ticks:
     """The ticks of schedules during one `up`. With `watch` ticks come as in a cluster. Without it each Scheduled sink runs at most once:
-    when a tick came since its last run, when it never ran, or on request. A Streaming sink then runs once, until its source has nothing
+    when a tick came since the last one that ran, when it never ran, or on request. A Streaming sink then runs once, until its source has nothing
     new.
     """
 
@@ -88,11 +88,10 @@ class Ticks:
 
     def _is_wanted(self, document: Mapping[str, Any]) -> bool:
         known = _known(document)
-        if known.run.state in {"Running", "Failed"} or known.is_under_way:
-            return False  # the planner itself opens a failed run again on request
+        if self.watch or known.run != RunState() or known.is_under_way:
+            return False
         token = (document["metadata"].get("annotations") or {}).get(_RESTART, "")[:64]
-        is_asked = bool(token) and (known.last_handled_requests or {}).get("restart") != token
-        return is_asked or (not self.watch and known.run == RunState())
+        return not token or (known.last_handled_requests or {}).get("restart") == token  # the planner opens the run of a request
 
 
 def _known(document: Mapping[str, Any]) -> SinkStatus:
