@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from persist_engine.model.inspection import Inspection as Inspection
     from persist_engine.model.state import SourceProgress as SourceProgress
     from persist_engine.rows.columns import empty_struct as empty_struct
+    from persist_engine.rows.errors_column import holds_errors as holds_errors
     from persist_engine.rows.filter import Filter as Filter
     from persist_engine.rows.predicate_text import predicate_of as predicate_of
     from persist_engine.rows.projection import Projection as Projection
@@ -114,6 +115,7 @@ MODULES = {
     "force_gc": "work.repair.force",
     "gathered": "client.write.joined",
     "hold_since": "client.tend",
+    "holds_errors": "rows.errors_column",
     "open_blob": "storage.open",
     "open_sink": "dataflow.open",
     "open_upsert": "dataflow.open",

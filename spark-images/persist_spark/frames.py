@@ -30,6 +30,8 @@ ORDER, DELETED, FAULT = "o", "deleted", "fault"
 SMALL_BYTES = 64 * MIB
 #: The bytes of such a frame in one write task. Smaller tasks are hardly worth their start, and leave more runs to merge.
 SMALL_TASK_BYTES = 8 * MIB
+#: Formats whose records may be malformed, and the column in which Spark shows such a record if the schema has it.
+_TEXTS, _CORRUPT = ("csv", "json", "xml"), "_corrupt_record"
 #: Integer types by width, with the number of decimal digits that each needs.
 _INTEGERS: tuple[tuple[type, int], ...] = ((T.ByteType, 3), (T.ShortType, 5), (T.IntegerType, 10), (T.LongType, 19))
 
@@ -70,7 +72,7 @@ def read_input(spark: SparkSession, source: Input, *, streaming: bool = False) -
     `streaming`: as a stream.
     """
     read = spark.readStream if streaming else spark.read
-    reader = read.format(source.format).options(**source.options)
+    reader = read.format(source.format).options(**careful_options(source))
     try:
         if source.schema is not None:
             reader = reader.schema(source.schema)
@@ -87,6 +89,20 @@ def read_input(spark: SparkSession, source: Input, *, streaming: bool = False) -
         raise ConfigurationError(f"input.format.sql: {first_line(error)}") from error
     finally:
         spark.catalog.dropTempView(INPUT_VIEW)
+
+
+def careful_options(source: Input) -> dict[str, str]:
+    """The options of the input, and those without which Spark changes rows silently: by default it reads a malformed record as nulls, and
+    the columns of a CSV file by their position, whatever its header says. Options that the user has set stay.
+    """
+    given = {name.lower(): value for name, value in source.options.items()}
+    kind, options = source.format.lower(), dict(source.options)
+    keeps_malformed = "columnnameofcorruptrecord" in given or _CORRUPT in (source.schema or "")
+    if kind in _TEXTS and "mode" not in given and not keeps_malformed:
+        options["mode"] = "FAILFAST"
+    if kind == "csv" and given.get("header", "").lower() == "true" and "enforceschema" not in given:
+        options["enforceSchema"] = "false"
+    return options
 
 
 def to_flat(

@@ -8,6 +8,7 @@ import pytest
 from persist_engine.rows.schema import Schema
 from persist_spark import frames
 from persist_spark.spec import ConfigurationError, Input
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -118,6 +119,35 @@ def test_sql_reads_the_input_as_a_view_that_is_dropped_afterwards(spark, tmp_pat
     )
     assert sorted(row["twice"] for row in frames.read_input(spark, source).collect()) == [2, 4]
     assert not spark.catalog.tableExists("input")
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("name,id\nada,1\n", {"header": "true"}),
+        ("id,title,name\n1,dr,ada\n", {"header": "true"}),
+        ("1,ada\n2\n", {}),
+    ],
+    ids=["columns in another order", "a new column", "a column is missing"],
+)
+def test_a_text_file_with_other_columns_is_an_error_unless_the_user_says_otherwise(spark, tmp_path, text, options):
+    (tmp_path / "in.csv").write_text(text)
+    given = {"path": str(tmp_path / "in.csv"), **options}
+    with pytest.raises(Py4JJavaError):
+        frames.read_input(spark, Input(format="CSV", schema="id STRING, name STRING", options=given)).collect()
+    for name in ("mode", "MODE"):
+        lenient = {**given, name: "PERMISSIVE", "enforceSchema": "true"}
+        assert frames.read_input(spark, Input(format="csv", schema="id STRING, name STRING", options=lenient)).count()
+
+
+def test_a_malformed_record_is_an_error_unless_the_schema_has_a_column_for_it(spark, tmp_path):
+    """Spark reads it as nulls, and an event of nulls looks like a tombstone of Debezium."""
+    (tmp_path / "in.json").write_text('{"id": 1}\n{"id": 2\n{"id": 3}\n')
+    options = {"path": str(tmp_path / "in.json")}
+    with pytest.raises(Py4JJavaError):
+        frames.read_input(spark, Input(format="json", schema="id BIGINT", options=options)).collect()
+    kept = Input(format="json", schema="id BIGINT, _corrupt_record STRING", options=options)
+    assert [row["id"] for row in frames.read_input(spark, kept).collect()] == [1, None, 3]
 
 
 @pytest.mark.parametrize(

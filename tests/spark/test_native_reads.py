@@ -103,6 +103,28 @@ def test_inserts_of_every_type_are_read_by_spark_with_only_the_columns_that_a_qu
     shard.check(is_native=True, count=600, columns="x, id")
 
 
+def test_no_filter_loses_rows_with_nan(tmp_path, spark):
+    """The statistics of a file leave NaN out, and for Spark NaN is greater than any number."""
+    schema = Schema.from_ddl("f FLOAT", "x DOUBLE NOT NULL, p STRUCT<i: INT, q: STRUCT<z: DOUBLE>>")
+    made = Shard(tmp_path, spark, schema)
+    values = (1.0, float("nan"), 0.0, -2.0)
+    rows = [((x,), (x, (n, (x,)))) for n, x in enumerate(values)] + [((None,), (5.0, None))]
+    with made.client.open_writer(made.id, schema, purpose="test") as writer:
+        updates = [(row, 0, 1) for row in rows]
+        assert isinstance(writer.compare_and_append(updates, expected_upper=0, new_upper=1), Appended)
+    frame = made.check(is_native=True, count=5)
+    for name in ("f", "x", "p.q.z"):
+        for condition in (
+            "{} = double('NaN')",
+            "{} > 6",
+            "{} >= double('NaN')",
+            "{} <=> double('NaN')",
+            "{} > 6 and p.i = 1",
+        ):
+            assert [one["p"]["i"] for one in frame.where(condition.format(name)).collect()] == [1]
+    made.client.close()
+
+
 def test_rows_that_count_other_than_once_or_later_are_read_by_python(shard):
     shard.append(range(50), time=5)
     shard.check(is_native=True, count=50)

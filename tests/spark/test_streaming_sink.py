@@ -2,9 +2,11 @@
 
 import io
 import json
+import os
 import random
 import threading
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -14,9 +16,10 @@ from persist_engine.base.errors import Fenced, Incompatible
 from persist_kit.depth import draws
 from persist_spark.report import Log
 from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Input, SinkSpec, Stream, Write
-from persist_spark.streaming import batches
+from persist_spark.streaming import batches, stream
 from persist_spark.streaming.position import NO_BATCH, Position, decode_position, encode_position
 from persist_spark.streaming.stream import run_stream
+from pyspark.errors import StreamingQueryException
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 A = Antichain.of
@@ -367,3 +370,27 @@ def test_a_folder_of_files_is_read_once_although_its_drivers_die(world, tmp_path
     assert world.rows() == Counter((number, 0) for number in range(16))
     (folder / "99.json").write_text(json.dumps({"id": 99, "n": 0}))
     assert world.run(input=source).updates_written == 1
+
+
+def test_the_source_keeps_the_files_of_a_batch_that_failed(world, tmp_path, monkeypatch):
+    """Spark deletes files of batches that it takes for committed."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(5):
+        value = 1 << 40 if number == 1 else number
+        (folder / f"{number}.json").write_text(json.dumps({"id": number, "n": value}))
+        os.utime(folder / f"{number}.json", (1_700_000_000 + number,) * 2)
+    options = {"path": str(folder), "maxFilesPerTrigger": "1", "cleanSource": "delete"}
+    source = Input(
+        format="json", schema="id BIGINT, n BIGINT", options=options, sql="select id, bigint(int(n)) as n from input"
+    )
+
+    def let_it_run_on(_, query):
+        with suppress(StreamingQueryException):
+            query.awaitTermination(60)
+
+    monkeypatch.setattr(stream._Driver, "_stop", let_it_run_on)
+    with pytest.raises(Exception, match="CAST_OVERFLOW"):
+        world.run(input=source)
+    assert world.rows() == Counter([(0, 0)])
+    assert {path.name for path in folder.iterdir()} >= {"1.json", "2.json", "3.json", "4.json"}

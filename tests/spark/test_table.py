@@ -307,3 +307,23 @@ def test_a_table_on_servers(local_spark, tmp_path):
         assert (found.location, found.consensus) == ("s3://persist/tables", f"redis://{redis.address}/0")
         assert "hunter2" not in f"{table!r} {found}"
         shard.client.close()
+
+
+def test_conditions_that_do_not_name_errors_leave_them(spark, tmp_path):
+    """The other fields of an error are null."""
+    schema = Schema.from_ddl("id BIGINT, err STRING", "n INT")
+    shard = Shard(tmp_path, schema)
+    rows = [((1, None), (5,)), ((2, None), (None,)), ((None, None), (7,)), ((None, "boom"), (None,))]
+    shard.add(rows)
+    table = shard.table(spark)
+    assert table.delete("id is null") == 1
+    assert table.delete(F.col("n").isNull()) == 1
+    error, first = rows[3], rows[0]
+    assert shard.rows() == Counter([error, first])
+    options = {"shard": str(shard.id), "blob": shard.location.blob, "consensus": shard.location.consensus}
+    given = spark.createDataFrame([(1, None, 6)], "id BIGINT, err STRING, n INT")
+    given.write.format("persist").options(**options, replace_where="id = 1").mode("overwrite").save()
+    assert shard.rows() == Counter([error, ((1, None), (6,))])
+    assert table.delete("err = 'boom' or n is null") == 1
+    assert shard.rows() == Counter([((1, None), (6,))])
+    shard.client.close()

@@ -263,7 +263,9 @@ class Filter:
         self._zoneless: dict[str, str] = {}
         try:
             self._bound = self._bind(predicate)
-            if holds_errors(schema) and ("key", ERR) not in self._columns:
+            self.passes_errors = holds_errors(schema) and ("key", ERR) not in self._columns
+            """Whether errors pass that do not satisfy the predicate."""
+            if self.passes_errors:
                 self._bound = self._bind(Or((Not(IsNull(f"key.{ERR}")), predicate)))
         except RecursionError:
             raise InvalidUsage("the filter nests too deep") from None

@@ -16,7 +16,7 @@ from typing import Any
 
 from persist_engine.rows.schema import Schema
 from py4j.protocol import Py4JError
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
 from pyspark.sql import types as T  # noqa: N812
 
@@ -77,12 +77,32 @@ def native_frame(spark: SparkSession, plain: PlainFiles) -> NativeFrame | None:
         return None
     rows, held_by = found
     columns = {
-        field.name: F.col(side).getField(field.name)
+        field.name: _unpushed(F.col(side).getField(field.name), spark_type(field.type), nullable=field.nullable)
         for side, fields in (("key", plain.schema.key), ("val", plain.schema.val))
         for field in fields
     }
     frame = rows.select(*(columns[name].alias(name) for name in plain.row_type.names))
     return NativeFrame(frame, held_by) if frame.schema == plain.row_type else None
+
+
+def _unpushed(column: Column, kind: T.DataType, *, nullable: bool) -> Column:
+    """`column` of type `kind`, with its floats in a form that Spark pushes no filter through.
+
+    SUBTLE: for Spark NaN equals NaN and is greater than any number. The least and the greatest value of a row group leave NaN out, so a
+    pushed `x > 5` would skip rows with NaN.
+    """
+    if isinstance(kind, T.FloatType | T.DoubleType):
+        return F.nanvl(column, column)
+    if not isinstance(kind, T.StructType) or not _has_floats(kind):
+        return column
+    children = [_unpushed(column.getField(f.name), f.dataType, nullable=f.nullable).alias(f.name) for f in kind.fields]
+    return F.when(column.isNotNull(), F.struct(*children)) if nullable else F.struct(*children)
+
+
+def _has_floats(kind: T.DataType) -> bool:
+    if isinstance(kind, T.StructType):
+        return any(_has_floats(field.dataType) for field in kind.fields)
+    return isinstance(kind, T.FloatType | T.DoubleType)
 
 
 def _relation(spark: SparkSession, plain: PlainFiles) -> tuple[DataFrame, Any] | None:

@@ -7,7 +7,7 @@ and use the blob store alone. `commit.py` appends.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -81,7 +81,9 @@ class WritePlan:
             schema = client.schema(options.shard)
             positions = matched(columns, schema)
             if options.replace_where is not None:
-                condition(options.replace_where, schema, "replace_where")
+                rule = condition(options.replace_where, schema, "replace_where")
+                if rule.passes_errors:  # readers see them, but a write removes only what its condition names
+                    options = replace(options, replace_where=f"({options.replace_where}) AND key.err IS NULL")
             with client.open_writer(options.shard, schema, purpose=PURPOSE) as writer:
                 view = ShardView(since=Antichain.minimum(), upper=writer.fetch_recent_upper(), progress=None)
                 minted = mint(view, run=b"", now_ms=env.now_ms(), reads_back=False)

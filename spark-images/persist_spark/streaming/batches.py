@@ -28,6 +28,10 @@ from persist_spark.streaming.position import NO_BATCH, Position, committer, enco
 IDLE_COMMIT_S = 60.0
 
 
+class NotCommitted(Exception):
+    """Ends Spark's query before Spark takes a batch for committed."""
+
+
 @dataclass(kw_only=True)
 class Batches:
     """What one query has committed. Spark calls it in a thread of its own, one batch at a time."""
@@ -58,17 +62,22 @@ class Batches:
         self.report = SinkReport(run_id=self.spec.run_id, upper=upper, batches=0)
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
-        """Commits one batch. Never raises: an exception on its way through the JVM loses its class, and a long one overflows Spark's stack.
-        The caller finds it in `failure`, and no later batch is committed.
+        """Commits one batch. The caller finds an error in `failure`, and no later batch is committed.
+
+        Raises only NotCommitted, so that Spark lets the source forget no row of a batch that was not committed: an exception on its way
+        through the JVM loses its class, and a long one overflows Spark's stack.
         """
         with self._lock:
-            if self._has_ended or self.failure is not None or batch <= self.committed.batch:
+            if batch <= self.committed.batch:
                 return
-            try:
-                self._commit(frame, batch)
-            except BaseException as error:  # noqa: BLE001 - kept for the main thread, which raises it
-                self.failure = error
-                self.on_failure()
+            if not self._has_ended and self.failure is None:
+                try:
+                    self._commit(frame, batch)
+                    return
+                except BaseException as error:  # noqa: BLE001 - kept for the main thread, which raises it
+                    self.failure = error
+                    self.on_failure()
+        raise NotCommitted(f"batch {batch} was not committed")
 
     def commit_idle(self) -> None:
         """Commits where the sources began, before the first batch, and the position of batches without rows after IDLE_COMMIT_S. Does

@@ -98,13 +98,14 @@ class _Driver:
         try:
             while query.isActive and not self.stop.wait(POLL_S):
                 self.batches.commit_idle()
+            error = query.exception()
             is_committed = self.batches.end(self.stream.stop_s)
             if not is_committed:
                 self.log.event("not_committed", waited_s=self.stream.stop_s)
         finally:
             self._stop(query)
         # A batch that was cut off may have failed for that reason alone. The next driver repeats it.
-        failure = (self.batches.failure or query.exception()) if is_committed else None
+        failure = (self.batches.failure or error) if is_committed else None
         if failure is not None:
             raise failure
         return replace(self.batches.report, stopped=self.stop.is_set())

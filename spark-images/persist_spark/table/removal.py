@@ -9,14 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pyarrow.compute as pc
-from persist_engine import Changes, Filter, ReadHandle, predicate_of
+from persist_engine import Changes, Filter, ReadHandle, holds_errors, predicate_of
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.flow.append_run import AfterMismatch, Recompute
 from persist_engine.flow.mint_run import Minted
 from persist_engine.model.frontier import Antichain
 from persist_engine.rows.schema import Schema
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
+from pyspark.sql import types as T  # noqa: N812
 
 from persist_spark import frames
 from persist_spark.landing import CHANGES_MEMORY_BYTES, Landing
@@ -26,6 +28,8 @@ from persist_spark.table.shard import TableShard
 
 #: The condition that every row satisfies.
 ALL = "true"
+#: The column of errors in a collection that can contain them.
+_ERR = "err"
 
 
 def delete(table: TableShard, where: str | Column) -> int:
@@ -42,10 +46,15 @@ def delete(table: TableShard, where: str | Column) -> int:
         if _is_expressible(where, schema):
             return _delete_here(table, schema, where)
 
+    keeps_errors = holds_errors(schema) and not _names_errors(table, where)
+
     def attempt(now: Attempt) -> int | None:
         if now.minted.as_of is None:
             return 0  # nothing was ever written
-        found = frames.to_flat(table.frame(now.minted.as_of).where(where), schema)
+        frame = table.frame(now.minted.as_of)
+        if keeps_errors:
+            frame = frame.where(F.col(_ERR).isNull())
+        found = frames.to_flat(frame.where(where), schema)
         staged = now.stage(found.withColumn(frames.DIFF, F.lit(-1).cast("bigint")))
         if not staged.batches:
             return 0
@@ -62,7 +71,18 @@ def _is_expressible(where: str, schema: Schema) -> bool:
         rule = Filter(predicate_of(where), schema)
     except InvalidUsage:
         return False
-    return not rule.zoneless and "err" not in schema.key.names
+    return not rule.zoneless and _ERR not in schema.key.names
+
+
+def _names_errors(table: TableShard, where: str | Column) -> bool:
+    """Whether a condition on a collection with errors reads the column of errors: then it has no meaning for rows without that column."""
+    others = T.StructType([field for field in table.frame().schema if field.name != _ERR])
+    try:
+        # Over Spark Connect a frame is analysed when its columns are asked for.
+        table.spark.createDataFrame([], others).where(where).schema  # noqa: B018
+    except AnalysisException:
+        return True
+    return False
 
 
 def _delete_here(table: TableShard, schema: Schema, where: str | None) -> int:
