@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from persist_spark.datasource import register as register
+    from persist_spark.table.attach import attach as attach
     from persist_spark.table.handle import PersistTable as PersistTable
 
-_MODULES = {"PersistTable": "table.handle", "register": "datasource"}
+_MODULES = {"PersistTable": "table.handle", "attach": "table.attach", "register": "datasource"}
 
-__all__ = ["PersistTable", "register"]
+__all__ = ["PersistTable", "attach", "register"]
 
 
 def __getattr__(name: str) -> Any:

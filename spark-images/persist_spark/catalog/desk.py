@@ -29,6 +29,10 @@ class Desk:
         asks: Mapping[str, Callable[..., Any]] = {
             "namespaces": tables.namespaces,
             "tables": tables.tables,
+            "exists": tables.exists,
+            "create": tables.create,
+            "drop": tables.drop,
+            "delete": tables.delete,
             "load": tables.load,
             "answers": tables.answers,
             "scan": tables.scan,

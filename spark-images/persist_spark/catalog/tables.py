@@ -18,11 +18,15 @@ from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.ids import ShardId
 from persist_engine.model.ownership import Owner
 
+from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
+
 from persist_spark.catalog.conditions import answered, conjunction
+from persist_spark.catalog.definitions import check_is_ours, create, drop
 from persist_spark.held_frames import HeldFrames, LoadedFrame
 from persist_spark.options import Options, moment
 from persist_spark.partitions import sink_settings
 from persist_spark.spec import TARGET_PART_BYTES
+from persist_spark.table.shard import PlacedShard
 
 #: The option that says that a scan has no rows: its table was empty when it was loaded.
 EMPTY = "persist.empty"
@@ -46,6 +50,7 @@ class Tables:
         self._location, self._held, self._keeper = location, held, keeper
         self._lock = threading.Lock()
         self._loaded: dict[str, _Loaded] = {}
+        self._frames: dict[str, ShardId] = {}
         self._client: PersistClient | None = None
 
     def namespaces(self) -> list[str]:
@@ -73,6 +78,7 @@ class Tables:
             return None
         owner, shard = found
         options = self._options(shard, _time(version, timestamp_us))
+        self._frames[frame] = shard
         loaded = self._held.load(frame, options)
         self._loaded[frame] = _Loaded(options, loaded)
         schema = self._opened().schema(shard)
@@ -103,6 +109,7 @@ class Tables:
             names = set(columns)
             shown = [field.jsonValue() for field in table.frame.row_type if field.name in names]
             return {"columns": {"type": "struct", "fields": shown}, "options": {**given, EMPTY: "true"}, "bytes": 0}
+        self._frames[frame] = options.shard
         loaded = self._held.load(frame, table.frame.pinned(options))
         return {
             "columns": loaded.row_type.jsonValue(),
@@ -115,9 +122,45 @@ class Tables:
         shard = self._of(frame).options.shard
         return {"shard": str(shard), "blob": self._location.blob, "consensus": self._location.consensus}
 
+    def exists(self, table: Sequence[str]) -> bool:
+        """Whether there is such a table. Holds nothing."""
+        return self._shard(table) is not None
+
+    def create(self, table: Sequence[str], *, columns: Mapping[str, Any], properties: Mapping[str, str]) -> bool:
+        """Creates a table: see definitions.create. False when there is one of this name already."""
+        if self.exists(table):
+            return False
+        # Opened anew: this may be the first table of stores that nothing used before.
+        with PersistClient.open(self._location, settings=sink_settings(TARGET_PART_BYTES), env=SystemEnv()) as client:
+            create(client, table, T.StructType.fromJson(dict(columns)), properties)
+        return True
+
+    def drop(self, table: Sequence[str]) -> bool:
+        """Deletes a table that `create` created, with its data. False when there is none of this name. Frames of this catalog over it
+        cannot be read any more. FinalizationError, and the table stays, while other processes read it. InvalidUsage for a shard that
+        another owner created.
+        """
+        found = self._shard(table)
+        if found is None:
+            return False
+        owner, shard = found
+        check_is_ours(owner)
+        for frame in [frame for frame, of in list(self._frames.items()) if of == shard]:
+            self.drop_frame(frame)
+        drop(self._opened(), shard)
+        return True
+
+    def delete(self, frame: str, *, where: Sequence[str]) -> int:
+        """Removes the rows that satisfy all of `where`, texts of `answers`, in one step, and returns their number."""
+        from persist_spark.table.removal import delete_here
+
+        shard = PlacedShard(id=self._of(frame).options.shard, location=self._location)
+        return delete_here(shard, shard.schema(), conjunction(where))
+
     def drop_frame(self, frame: str) -> None:
         """Releases a frame that nothing can read any more. Idempotent."""
         self._loaded.pop(frame, None)
+        self._frames.pop(frame, None)
         self._held.drop(frame)
 
     def close(self) -> None:

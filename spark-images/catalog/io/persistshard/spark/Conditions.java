@@ -1,5 +1,6 @@
 package io.persistshard.spark;
 
+import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.util.HexFormat;
@@ -13,10 +14,12 @@ import org.apache.spark.sql.connector.expressions.filter.Predicate;
 final class Conditions {
   private Conditions() {}
 
-  static ArrayNode of(Predicate[] predicates) {
-    ArrayNode all = Desk.JSON.createArrayNode();
-    for (Predicate predicate : predicates) all.add(tree(predicate));
-    return all;
+  /** For each predicate the engine's text of it, or null where only Spark can answer it exactly. */
+  static JsonNode answered(Frame table, Predicate[] predicates) {
+    ObjectNode request = Desk.JSON.createObjectNode().put("frame", table.name);
+    ArrayNode conditions = request.putArray("conditions");
+    for (Predicate predicate : predicates) conditions.add(tree(predicate));
+    return table.desk.ask("answers", request);
   }
 
   private static ObjectNode tree(Expression expression) {

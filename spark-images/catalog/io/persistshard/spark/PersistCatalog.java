@@ -1,5 +1,6 @@
 package io.persistshard.spark;
 
+import com.fasterxml.jackson.core.JsonProcessingException;
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
@@ -11,12 +12,14 @@ import java.util.TreeMap;
 import java.util.stream.StreamSupport;
 import org.apache.spark.sql.catalyst.analysis.NoSuchNamespaceException;
 import org.apache.spark.sql.catalyst.analysis.NoSuchTableException;
+import org.apache.spark.sql.catalyst.analysis.TableAlreadyExistsException;
 import org.apache.spark.sql.connector.catalog.Identifier;
 import org.apache.spark.sql.connector.catalog.NamespaceChange;
 import org.apache.spark.sql.connector.catalog.SupportsNamespaces;
 import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.catalog.TableCatalog;
 import org.apache.spark.sql.connector.catalog.TableChange;
+import org.apache.spark.sql.connector.catalog.TableInfo;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /**
@@ -109,14 +112,39 @@ public final class PersistCatalog implements TableCatalog, SupportsNamespaces {
     return Map.of();
   }
 
+  /** Without a load, which would take a lease. */
   @Override
-  public Table alterTable(Identifier ident, TableChange... changes) {
-    throw refusal("ALTER TABLE", "schemas evolve with PersistClient.evolve_schema, or in the PersistShard");
+  public boolean tableExists(Identifier ident) {
+    return desk().ask("exists", named(Desk.JSON.createObjectNode(), ident)).asBoolean();
+  }
+
+  @Override
+  public Table createTable(Identifier ident, TableInfo info) throws TableAlreadyExistsException {
+    if (info.partitions().length > 0) throw refusal("PARTITIONED BY", "a shard is sorted by its key");
+    ObjectNode request = named(Desk.JSON.createObjectNode(), ident);
+    try {
+      request.set("columns", Desk.JSON.readTree(info.schema().json()));
+    } catch (JsonProcessingException error) {
+      throw new IllegalStateException(error);
+    }
+    ObjectNode properties = request.putObject("properties");
+    info.properties().forEach(properties::put);
+    if (!desk().ask("create", request).asBoolean()) throw new TableAlreadyExistsException(ident);
+    try {
+      return loadTable(ident);
+    } catch (NoSuchTableException error) {
+      throw new IllegalStateException(ident + " was dropped while it was created", error);
+    }
   }
 
   @Override
   public boolean dropTable(Identifier ident) {
-    throw refusal("DROP TABLE", "delete the PersistShard, or use persist admin finalize");
+    return desk().ask("drop", named(Desk.JSON.createObjectNode(), ident)).asBoolean();
+  }
+
+  @Override
+  public Table alterTable(Identifier ident, TableChange... changes) {
+    throw refusal("ALTER TABLE", "schemas evolve with PersistClient.evolve_schema, or in the PersistShard");
   }
 
   @Override

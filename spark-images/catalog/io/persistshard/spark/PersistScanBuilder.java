@@ -31,9 +31,7 @@ final class PersistScanBuilder implements SupportsPushDownV2Filters, SupportsPus
   /** Takes the conditions that the engine answers exactly, and returns the others, which Spark evaluates. */
   @Override
   public Predicate[] pushPredicates(Predicate[] predicates) {
-    ObjectNode request = Desk.JSON.createObjectNode().put("frame", table.name);
-    request.set("conditions", Conditions.of(predicates));
-    JsonNode texts = table.desk.ask("answers", request);
+    JsonNode texts = Conditions.answered(table, predicates);
     List<Predicate> ours = new ArrayList<>();
     List<Predicate> theirs = new ArrayList<>();
     where.clear();

@@ -10,9 +10,11 @@ import java.util.LinkedHashMap;
 import java.util.Map;
 import java.util.Set;
 import org.apache.spark.sql.connector.catalog.Column;
+import org.apache.spark.sql.connector.catalog.SupportsDeleteV2;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.SupportsWrite;
 import org.apache.spark.sql.connector.catalog.TableCapability;
+import org.apache.spark.sql.connector.expressions.filter.Predicate;
 import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.connector.write.LogicalWriteInfo;
 import org.apache.spark.sql.connector.write.WriteBuilder;
@@ -21,7 +23,7 @@ import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /** A shard at one time, which was chosen when the table was loaded: once for each statement. Two loads at one time are equal. */
-final class PersistTable implements SupportsRead, SupportsWrite {
+final class PersistTable implements SupportsRead, SupportsWrite, SupportsDeleteV2 {
   private final String name;
   private final Frame frame;
   private final StructType schema;
@@ -95,6 +97,20 @@ final class PersistTable implements SupportsRead, SupportsWrite {
         return info.schema();
       }
     });
+  }
+
+  @Override
+  public boolean canDeleteWhere(Predicate[] predicates) {
+    if (isPast) throw new UnsupportedOperationException(name + " AS OF a time cannot be changed");
+    for (JsonNode text : Conditions.answered(frame, predicates)) if (text.isNull()) return false;
+    return true;
+  }
+
+  @Override
+  public void deleteWhere(Predicate[] predicates) {
+    ObjectNode request = Desk.JSON.createObjectNode().put("frame", frame.name);
+    request.set("where", Conditions.answered(frame, predicates));
+    frame.desk.ask("delete", request);
   }
 
   /** So that Spark finds what it cached of a table, as long as the table has not changed. */

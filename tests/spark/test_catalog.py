@@ -1,0 +1,357 @@
+"""Shards as tables of Spark's SQL, through the catalog in Java. Each test has a catalog of its own in the shared session."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from itertools import count
+from pathlib import Path
+
+import build
+import pytest
+from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
+from persist_engine.model.ownership import Owner
+from pyspark.sql import types as T
+
+pytestmark = pytest.mark.spark
+
+A = Antichain.of
+SCHEMA = Schema.from_ddl(
+    "id BIGINT NOT NULL, area STRING",
+    "n INT, x DOUBLE, f FLOAT, d DECIMAL(12,3), s STRING, ok BOOLEAN, day DATE, at TIMESTAMP, clock TIMESTAMP_NTZ, raw BINARY, "
+    "place STRUCT<x: INT, y: STRING>",
+)
+NAN = float("nan")
+DAY, AT = date(2013, 1, 2), datetime(2013, 1, 2, 3, 4, 5, 678901, UTC)
+CLOCK = AT.replace(tzinfo=None)
+ODD = "O'Brien \\ \"q\" \n ü"
+#: Key and value of each row.
+ROWS = [
+    ((0, None), (None,) * 11),
+    ((1, ""), (1, 1.5, 1.5, Decimal("1.500"), "a", True, DAY, AT, CLOCK, b"\x00\xff", {"x": 1, "y": "u"})),
+    ((2, "NY"), (-2, NAN, NAN, Decimal("-0.001"), ODD, False, date(1969, 12, 31), AT.replace(year=1969), CLOCK, b"", {"x": None, "y": None})),
+    ((3, "ny"), (3, -0.0, 0.1, Decimal("0.000"), "a'b", None, date(2400, 2, 29), None, None, None, None)),
+    ((4, "NY"), (2**31 - 1, 0.0, -0.0, None, "", True, None, AT.replace(microsecond=0), CLOCK.replace(hour=0), b"'", {"x": 2, "y": "u"})),
+    ((5, "ü"), (-(2**31), float("inf"), 3.4e38, Decimal("999999999.999"), "a\"\"b", False, DAY, AT.replace(year=2300), CLOCK, b"z", None)),
+]  # fmt: skip
+#: What the engine answers exactly as Spark does, of each kind and each type.
+PUSHED = [
+    "id = 3", "id <> 3", "n < 3", "n <= 3", "n > -2", "n >= 2147483647", "3 < id", "n IN (1, 3, -2147483648)", "n NOT IN (1, 3)",
+    "area IS NULL", "area IS NOT NULL", "area = 'NY'", "area <> 'NY'", "area = ''", "area > 'NY'", "s IN ('a', '')", "ok", "NOT ok",
+    "ok = false", "x = 0.0D", "x < 0.1D", "x > 1.0D", "x <> 0.0D", "x >= 1e300D", "f = CAST(0.1 AS FLOAT)", "f > CAST(1 AS FLOAT)",
+    "d = 1.5", "d < 0", "d >= 999999999.999", "day = DATE '2013-01-02'", "day < DATE '1970-01-01'", "day > DATE '2399-12-31'",
+    "at = TIMESTAMP '2013-01-02 03:04:05.678901'", "at < TIMESTAMP '1970-01-01 00:00:00+02:00'", "at >= TIMESTAMP '2013-01-02 03:04:05.7'",
+    "clock = TIMESTAMP_NTZ '2013-01-02 03:04:05.678901'", "raw = X'00FF'", "raw > X''", "place.x = 1", "place.y IS NULL",
+    "(n = 1 OR s = 'a''b') AND NOT (id = 1 OR area IS NULL)", "NOT (n = 1 AND x > 1.0D)", "id BETWEEN 1 AND 3",
+    "s = 'O\\'Brien \\\\ \"q\" \\n ü'", "s = 'a\"\"b'", "s <> 'a\"\"b'", "area = 'ü'",
+]  # fmt: skip
+#: What stays Spark's, in whole or in part.
+KEPT = [
+    "length(s) = 1", "s LIKE 'a%'", "id + 1 = 4", "n = x", "x = CAST('NaN' AS DOUBLE)", "x < CAST('Infinity' AS DOUBLE)", "id % 2 = 0",
+    "s LIKE '%b' AND id > 1", "n = 1 OR length(s) = 3", "area <=> NULL", "upper(area) = 'NY'", "place IS NULL",
+]  # fmt: skip
+_names = count()
+
+
+class Catalog:
+    """A catalog of the session, and its stores. `{c}` in a statement is its name."""
+
+    def __init__(self, spark, folder, **options):
+        self.spark, self.name = spark, f"c{next(_names)}"
+        self.location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
+        self.client = PersistClient.open(self.location)
+        self.seen_by(spark, **options)
+
+    def seen_by(self, spark, **options):
+        setting = f"spark.sql.catalog.{self.name}"
+        spark.conf.set(setting, "io.persistshard.spark.PersistCatalog")
+        given = {"blob": self.location.blob, "consensus": self.location.consensus, **options}
+        for name, value in given.items():
+            spark.conf.set(f"{setting}.{name}", value)
+
+    def frame(self, statement):
+        return self.spark.sql(statement.replace("{c}", self.name))
+
+    def sql(self, statement):
+        return [tuple(row) for row in self.frame(statement).collect()]
+
+    def plan(self, statement):
+        return self.frame(statement)._jdf.queryExecution().optimizedPlan().toString()
+
+    def make(self, name="flights", namespace="demo", schema=SCHEMA, operator="op"):
+        shard = self.client.adopt(Owner(operator, namespace, name), None, ShardId.new()).shard_id
+        self.client.initialise(shard, schema)
+        return shard
+
+    def add(self, shard, rows, time, schema=SCHEMA, diff=1):
+        with self.client.open_writer(shard, schema, purpose="test") as writer:
+            upper = writer.fetch_recent_upper()
+            updates = [(row, time, diff) for row in rows]
+            writer.compare_and_append(updates, expected_upper=upper, new_upper=A(time + 1))
+
+    def readers(self, shard):
+        return len(self.client.inspect(shard).readers)
+
+
+@pytest.fixture
+def catalog(local_spark, tmp_path):
+    made = Catalog(local_spark, tmp_path)
+    yield made
+    made.client.close()
+
+
+SMALL = Schema.from_ddl("id BIGINT", "n BIGINT")
+
+
+@pytest.fixture
+def small(catalog):
+    """`demo.small`: (1, 10) from time 5 on, (2, 20) from time 2000 on."""
+    shard = catalog.make("small", schema=SMALL)
+    catalog.add(shard, [((1,), (10,))], 5, SMALL)
+    catalog.add(shard, [((2,), (20,))], 2000, SMALL)
+    return shard
+
+
+def test_the_jar_was_built_from_the_sources_at_hand(local_spark):
+    assert build.is_built()
+
+
+def test_each_condition_gives_the_rows_that_spark_gives_over_the_same_rows(catalog):
+    """One query asks all of them, so that scans of one table with different conditions are planned together."""
+    catalog.add(catalog.make(), ROWS, 5)
+    sides = [T._parse_datatype_string(ddl) for ddl in (SCHEMA.key_ddl, SCHEMA.val_ddl)]
+    flat = T.StructType([*sides[0], *sides[1]])
+    catalog.spark.createDataFrame([(*key, *val) for key, val in ROWS], flat).createOrReplaceTempView("plain")
+    table = f"{catalog.name}.demo.flights"
+    asked = [*PUSHED, *KEPT]
+
+    def found(source):
+        parts = [f"SELECT {at} AS q, id FROM {source} WHERE {asked[at]}" for at in range(len(asked))]
+        rows = catalog.sql(" UNION ALL ".join([*parts, f"SELECT -1, count(*) FROM {source}"]))
+        return {(asked[at] if at >= 0 else "all"): sorted(id_ for q, id_ in rows if q == at) for at in range(-1, len(asked))}
+
+    try:
+        assert found(table) == found("plain")
+        # pyspark rows compare NaN as unequal, so the contents are compared as text.
+        shown = [sorted(map(repr, catalog.sql(f"SELECT * FROM {source}"))) for source in (table, "plain")]
+        assert shown[0] == shown[1]
+    finally:
+        catalog.spark.catalog.dropTempView("plain")
+    spark_filters = {text: "Filter" in catalog.plan(f"SELECT id FROM {table} WHERE {text}") for text in asked}
+    assert [text for text in PUSHED if spark_filters[text]] == []
+    assert [text for text in KEPT if not spark_filters[text]] == []
+
+
+def test_only_the_columns_of_a_query_are_read(catalog, small):
+    assert catalog.sql("SELECT count(*) FROM {c}.demo.small") == [(2,)]
+    assert "RelationV2[n#" in catalog.plan("SELECT n FROM {c}.demo.small WHERE id = 1")
+    assert catalog.sql("SELECT n, n FROM {c}.demo.small WHERE id = 1") == [(10, 10)]
+    assert "as_of 2000 where `key`.`id` IS NOT NULL and `key`.`id` = 1" in explained(
+        catalog.frame("SELECT n FROM {c}.demo.small WHERE id = 1")
+    )
+
+
+def explained(frame):
+    return frame._jdf.queryExecution().toString()
+
+
+def test_the_past_by_version_and_by_timestamp(catalog, small):
+    ids = "SELECT id FROM {c}.demo.small"
+    assert catalog.sql(f"{ids} VERSION AS OF 5") == catalog.sql(f"{ids} TIMESTAMP AS OF '1970-01-01 00:00:01.999'") == [(1,)]
+    assert catalog.sql(f"{ids} TIMESTAMP AS OF '1970-01-01 00:00:02' ORDER BY id") == [(1,), (2,)]
+    assert catalog.sql(f"{ids} VERSION AS OF '1970-01-01T00:00:00.005Z'") == [(1,)]
+    both = "SELECT a.id, b.n FROM {c}.demo.small a FULL JOIN {c}.demo.small VERSION AS OF 5 b ON a.id = b.id ORDER BY 1"
+    assert catalog.sql(both) == [(1, 10), (2, None)]
+    for wrong, message in (
+        ("VERSION AS OF 2001", "the latest readable time is 2000"),
+        ("VERSION AS OF 'x'", "'x' is not a time"),
+        ("TIMESTAMP AS OF '1969-12-31 00:00:00'", "before 1970"),
+    ):
+        with pytest.raises(Exception, match=message):
+            catalog.sql(f"{ids} {wrong}")
+    with pytest.raises(Exception, match="does not support append|cannot be changed|time travel|SYNTAX"):
+        catalog.sql("DELETE FROM {c}.demo.small VERSION AS OF 5 WHERE id = 1")
+
+
+def test_each_statement_reads_anew_and_a_frame_keeps_its_time(catalog, small):
+    text = "SELECT count(*), sum(n) FROM {c}.demo.small WHERE id < 9"
+    frame = catalog.frame("SELECT * FROM {c}.demo.small")
+    catalog.frame("CREATE OR REPLACE TEMPORARY VIEW newest AS SELECT * FROM {c}.demo.small")
+    assert catalog.sql(text) == [(2, 30)]
+    catalog.add(small, [((3,), (30,))], 3000, SMALL)
+    catalog.add(small, [((1,), (10,))], 3001, SMALL, diff=-1)
+    assert catalog.sql(text) == [(2, 50)]
+    assert [row.id for row in catalog.frame("SELECT id FROM newest ORDER BY id").collect()] == [2, 3]
+    assert frame.where("id < 2").union(frame.where("id > 1")).count() == frame.count() == 2
+    catalog.spark.catalog.dropTempView("newest")
+
+
+def test_a_lease_lives_as_long_as_anything_reads_the_table(catalog, small):
+    rows = catalog.frame("SELECT * FROM {c}.demo.small").rdd
+    catalog.add(small, [((3,), (30,))], 3000, SMALL)
+    collect(catalog)
+    assert rows.count() == 2
+    assert catalog.readers(small) == 1
+    del rows
+    pause, jvm = threading.Event(), catalog.spark._jvm
+    for _ in range(600):
+        if not catalog.readers(small):
+            return
+        collect(catalog)
+        pause.wait(0.1)
+    pytest.fail(f"a reader is left: {jvm}")
+
+
+def collect(catalog):
+    gc.collect()
+    catalog.spark._jvm.java.lang.System.gc()
+
+
+def test_names_of_tables_and_namespaces(catalog, small):
+    odd = catalog.make("air.ports-2", "third", SMALL)
+    catalog.add(odd, [((7,), (7,))], 5, SMALL)
+    catalog.make("small", "demo", SMALL, operator="other")
+    assert catalog.sql("SHOW NAMESPACES IN {c}") == [("demo",), ("third",)]
+    assert catalog.sql("SHOW TABLES IN {c}.third") == [("third", "air.ports-2", False)]
+    assert catalog.sql("SELECT id FROM {c}.third.`air.ports-2`") == [(7,)]
+    with pytest.raises(Exception, match=r"2 shards are named demo.small: name one of op.demo.small, other.demo.small"):
+        catalog.sql("SELECT * FROM {c}.demo.small")
+    assert catalog.sql("SELECT count(*) FROM {c}.op.demo.small") == [(2,)]
+    assert catalog.sql("SELECT count(*) FROM {c}.other.demo.small WHERE id > 0") == [(0,)]
+    for missing, message in (("SELECT * FROM {c}.demo.smal", "TABLE_OR_VIEW_NOT_FOUND"), ("SHOW TABLES IN {c}.nope", "SCHEMA_NOT_FOUND")):
+        with pytest.raises(Exception, match=message):
+            catalog.sql(missing)
+
+
+def test_descriptions_and_plans_name_no_store(catalog, small):
+    described = catalog.sql("DESCRIBE EXTENDED {c}.demo.small")
+    assert [row[:2] for row in described[:2]] == [("id", "bigint"), ("n", "bigint")]
+    shown = str(described) + str(catalog.sql("SHOW CREATE TABLE {c}.demo.small"))
+    assert "'key' = 'id'" in shown
+    assert str(small) in shown
+    for statement in ("SELECT * FROM {c}.demo.small WHERE id = 1", "INSERT INTO {c}.demo.small VALUES (9, 9)"):
+        for kind in ("EXTENDED", "FORMATTED"):
+            shown += str(catalog.sql(f"EXPLAIN {kind} {statement}"))
+    assert "file:" not in shown
+    assert "sqlite:" not in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"consensus": "redis://u:pw27@h/0"}, r"catalog\.c\d+\.consensus has credentials"),
+        ({"consensus": "redis://h/0?password=pw27"}, "has credentials, which Spark would show: give a file"),
+        ({"shard": "x"}, r"catalog\.c\d+\.shard: a catalog has the options blob, consensus, namespace"),
+    ],
+)
+def test_settings_that_a_catalog_cannot_have_are_refused(local_spark, tmp_path, options, message):
+    made = Catalog(local_spark, tmp_path, **options)
+    with pytest.raises(Exception, match=message) as caught:
+        made.sql("SHOW NAMESPACES IN {c}")
+    assert "pw27" not in str(caught.value)
+
+
+def test_insert_and_overwrite(catalog, small):
+    catalog.sql("INSERT INTO {c}.demo.small SELECT id + 10, n FROM {c}.demo.small")
+    catalog.sql("INSERT INTO {c}.demo.small (n, id) VALUES (5, 3)")
+    assert catalog.sql("SELECT * FROM {c}.demo.small ORDER BY id") == [(1, 10), (2, 20), (3, 5), (11, 10), (12, 20)]
+    catalog.sql("INSERT OVERWRITE {c}.demo.small SELECT id, n + 1 FROM {c}.demo.small WHERE id > 2")
+    assert catalog.sql("SELECT * FROM {c}.demo.small ORDER BY id") == [(3, 6), (11, 11), (12, 21)]
+    with pytest.raises(Exception, match="CAST|INCOMPATIBLE|NOT_NULL|cannot"):
+        catalog.sql("INSERT INTO {c}.demo.small VALUES ('x', 1)")
+    assert catalog.sql("SELECT count(*) FROM {c}.demo.small") == [(3,)]
+
+
+def test_create_insert_delete_drop(catalog, small):
+    catalog.sql("CREATE TABLE {c}.demo.made (at TIMESTAMP, id BIGINT NOT NULL, s STRING) TBLPROPERTIES ('key' = 'id')")
+    assert catalog.sql("SELECT * FROM {c}.demo.made WHERE id > 0") == []
+    catalog.sql("INSERT INTO {c}.demo.made (id, s) VALUES (1, 'a'), (2, 'b'), (3, NULL)")
+    catalog.sql("DELETE FROM {c}.demo.made WHERE s = 'a' OR id > 2")
+    assert catalog.sql("SELECT id, s FROM {c}.demo.made") == [(2, "b")]
+    with pytest.raises(Exception, match="delete"):
+        catalog.sql("DELETE FROM {c}.demo.made WHERE length(s) = 1")
+    catalog.sql("CREATE TABLE {c}.demo.copy TBLPROPERTIES ('key' = 'id') AS SELECT id, s FROM {c}.demo.made")
+    assert catalog.sql("SELECT * FROM {c}.demo.copy") == [(2, "b")]
+    catalog.sql("TRUNCATE TABLE {c}.demo.made")
+    assert catalog.sql("SELECT count(*) FROM {c}.demo.made") == [(0,)]
+    copy = catalog.client.shard_named("demo/copy")
+    for table in ("made", "copy"):
+        catalog.sql(f"DROP TABLE {{c}}.demo.{table}")
+    assert catalog.sql("SHOW TABLES IN {c}.demo") == [("demo", "small", False)]
+    assert catalog.client.is_finalized(copy)
+
+
+def test_a_table_that_another_process_reads_is_not_dropped(catalog):
+    catalog.sql("CREATE TABLE {c}.demo.made TBLPROPERTIES ('key' = 'id') AS SELECT 1L AS id, 2L AS n")
+    shard = catalog.client.shard_named("demo/made")
+    with catalog.client.open_leased_reader(shard, purpose="other"), pytest.raises(Exception, match="since is held .*other"):
+        catalog.sql("DROP TABLE {c}.demo.made")
+    assert catalog.sql("SELECT * FROM {c}.demo.made") == [(1, 2)]
+    catalog.sql("DROP TABLE {c}.demo.made")
+    catalog.sql("DROP TABLE IF EXISTS {c}.demo.made")
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("CREATE TABLE {c}.demo.t (id BIGINT)", "say which columns are the key, as in TBLPROPERTIES"),
+        ("CREATE TABLE {c}.demo.t (id BIGINT) TBLPROPERTIES ('key' = 'x')", "key x is no column"),
+        ("CREATE TABLE {c}.demo.t (id BIGINT) TBLPROPERTIES ('key' = 'id', 'a' = 'b')", "a shard has no a"),
+        ("CREATE TABLE {c}.demo.t (id BIGINT) PARTITIONED BY (id) TBLPROPERTIES ('key' = 'id')", "does not do PARTITIONED BY"),
+        ("CREATE TABLE {c}.demo.t (id BIGINT) USING csv TBLPROPERTIES ('key' = 'id')", "tables of this catalog are shards"),
+        ("CREATE TABLE {c}.demo.t (m MAP<STRING, INT>, id INT) TBLPROPERTIES ('key' = 'id')", "table demo.t: .*m"),
+        ("CREATE TABLE {c}.demo.small (id BIGINT) TBLPROPERTIES ('key' = 'id')", "ALREADY_EXISTS"),
+        ("DROP TABLE {c}.demo.small", "belongs to op/demo/small, which created it"),
+        ("ALTER TABLE {c}.demo.small ADD COLUMN z INT", "does not do ALTER TABLE: schemas evolve"),
+        ("ALTER TABLE {c}.demo.small RENAME TO demo.other", "does not do ALTER TABLE RENAME"),
+        ("UPDATE {c}.demo.small SET n = 1", "does not support UPDATE"),
+        ("MERGE INTO {c}.demo.small t USING {c}.demo.small s ON t.id = s.id WHEN MATCHED THEN DELETE", "does not support MERGE"),
+        ("CREATE NAMESPACE {c}.fresh", "does not do CREATE NAMESPACE"),
+        ("DROP NAMESPACE {c}.demo", "does not do DROP NAMESPACE"),
+        ("SELECT * FROM {c}.demo.small WITH (where = 'x')", "option where is not known to a table of the catalog"),
+    ],
+)
+def test_what_a_catalog_does_not_do_is_refused_by_name(catalog, small, statement, message):
+    with pytest.raises(Exception, match=message):
+        catalog.sql(statement)
+    assert catalog.sql("SHOW TABLES IN {c}.demo") == [("demo", "small", False)]
+
+
+def test_over_spark_connect(catalog, small, connect_alone):
+    catalog.seen_by(connect_alone)
+    text = f"SELECT a.n FROM {catalog.name}.demo.small a JOIN {catalog.name}.demo.small VERSION AS OF 5 b USING (id)"
+    assert [row.n for row in connect_alone.sql(text).collect()] == [10]
+    assert connect_alone.table(f"{catalog.name}.demo.small").where("id = 2").count() == 1
+
+
+def test_spark_sql_needs_no_program_in_python(tmp_path, local_spark):
+    """The shell, with nothing but its settings. `local_spark` has seen to the jar and to the interpreter."""
+    made = Catalog(local_spark, tmp_path)
+    shard = made.make("flights", schema=SMALL)
+    made.add(shard, [((1,), (10,))], 5, SMALL)
+    made.add(shard, [((2,), (20,))], 2000, SMALL)
+    settings = {
+        "spark.jars": build.JAR,
+        "spark.sql.catalog.persist": "io.persistshard.spark.PersistCatalog",
+        "spark.sql.catalog.persist.blob": made.location.blob,
+        "spark.sql.catalog.persist.consensus": made.location.consensus,
+        "spark.ui.enabled": "false",
+        "spark.log.level": "ERROR",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.catalogImplementation": "in-memory",
+    }
+    text = (
+        "SELECT id, n FROM persist.demo.flights TIMESTAMP AS OF '1970-01-01 00:00:01'; "
+        "INSERT INTO persist.demo.flights VALUES (3, 30); SELECT count(*) FROM persist.demo.flights; SHOW TABLES IN persist.demo;"
+    )
+    conf = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+    command = [Path(sys.executable).parent / "spark-sql", "--master", "local[1]", *conf, "-e", text]
+    environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_SUBMIT_ARGS"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["1", "10", "3", "flights"]
+    assert not made.readers(shard), "the end of the shell releases its leases"
+    made.client.close()
