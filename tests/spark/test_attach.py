@@ -53,7 +53,10 @@ def ids(spark, view):
 
 def test_a_namespace_becomes_views_that_show_the_time_of_the_call(attached, location, shards):
     views = attach(attached, namespace="demo")
-    assert [(each.view, each.name) for each in views] == [("`air.ports`", "demo/air.ports"), ("flights", "demo/flights")]
+    assert [(each.view, each.name) for each in views] == [
+        ("`air.ports`", "demo/air.ports"),
+        ("flights", "demo/flights"),
+    ]
     assert [each.shard for each in views] == [str(shards[OWNERS[1]]), str(shards[OWNERS[0]])]
     before = views[1].as_of
     with PersistClient.open(location) as client:

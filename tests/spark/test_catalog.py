@@ -27,7 +27,7 @@ SCHEMA = Schema.from_ddl(
 NAN = float("nan")
 DAY, AT = date(2013, 1, 2), datetime(2013, 1, 2, 3, 4, 5, 678901, UTC)
 CLOCK = AT.replace(tzinfo=None)
-ODD = "O'Brien \\ \"q\" \n ü"
+ODD = 'O\'Brien \\ "q" \n ü'
 #: Key and value of each row.
 ROWS = [
     ((0, None), (None,) * 11),
@@ -131,7 +131,9 @@ def test_each_condition_gives_the_rows_that_spark_gives_over_the_same_rows(catal
     def found(source):
         parts = [f"SELECT {at} AS q, id FROM {source} WHERE {asked[at]}" for at in range(len(asked))]
         rows = catalog.sql(" UNION ALL ".join([*parts, f"SELECT -1, count(*) FROM {source}"]))
-        return {(asked[at] if at >= 0 else "all"): sorted(id_ for q, id_ in rows if q == at) for at in range(-1, len(asked))}
+        return {
+            (asked[at] if at >= 0 else "all"): sorted(id_ for q, id_ in rows if q == at) for at in range(-1, len(asked))
+        }
 
     try:
         assert found(table) == found("plain")
@@ -160,7 +162,11 @@ def explained(frame):
 
 def test_the_past_by_version_and_by_timestamp(catalog, small):
     ids = "SELECT id FROM {c}.demo.small"
-    assert catalog.sql(f"{ids} VERSION AS OF 5") == catalog.sql(f"{ids} TIMESTAMP AS OF '1970-01-01 00:00:01.999'") == [(1,)]
+    assert (
+        catalog.sql(f"{ids} VERSION AS OF 5")
+        == catalog.sql(f"{ids} TIMESTAMP AS OF '1970-01-01 00:00:01.999'")
+        == [(1,)]
+    )
     assert catalog.sql(f"{ids} TIMESTAMP AS OF '1970-01-01 00:00:02' ORDER BY id") == [(1,), (2,)]
     assert catalog.sql(f"{ids} VERSION AS OF '1970-01-01T00:00:00.005Z'") == [(1,)]
     both = "SELECT a.id, b.n FROM {c}.demo.small a FULL JOIN {c}.demo.small VERSION AS OF 5 b ON a.id = b.id ORDER BY 1"
@@ -221,7 +227,10 @@ def test_names_of_tables_and_namespaces(catalog, small):
         catalog.sql("SELECT * FROM {c}.demo.small")
     assert catalog.sql("SELECT count(*) FROM {c}.op.demo.small") == [(2,)]
     assert catalog.sql("SELECT count(*) FROM {c}.other.demo.small WHERE id > 0") == [(0,)]
-    for missing, message in (("SELECT * FROM {c}.demo.smal", "TABLE_OR_VIEW_NOT_FOUND"), ("SHOW TABLES IN {c}.nope", "SCHEMA_NOT_FOUND")):
+    for missing, message in (
+        ("SELECT * FROM {c}.demo.smal", "TABLE_OR_VIEW_NOT_FOUND"),
+        ("SHOW TABLES IN {c}.nope", "SCHEMA_NOT_FOUND"),
+    ):
         with pytest.raises(Exception, match=message):
             catalog.sql(missing)
 
@@ -287,7 +296,10 @@ def test_create_insert_delete_drop(catalog, small):
 def test_a_table_that_another_process_reads_is_not_dropped(catalog):
     catalog.sql("CREATE TABLE {c}.demo.made TBLPROPERTIES ('key' = 'id') AS SELECT 1L AS id, 2L AS n")
     shard = catalog.client.shard_named("demo/made")
-    with catalog.client.open_leased_reader(shard, purpose="other"), pytest.raises(Exception, match="since is held .*other"):
+    with (
+        catalog.client.open_leased_reader(shard, purpose="other"),
+        pytest.raises(Exception, match="since is held .*other"),
+    ):
         catalog.sql("DROP TABLE {c}.demo.made")
     assert catalog.sql("SELECT * FROM {c}.demo.made") == [(1, 2)]
     catalog.sql("DROP TABLE {c}.demo.made")
@@ -300,15 +312,24 @@ def test_a_table_that_another_process_reads_is_not_dropped(catalog):
         ("CREATE TABLE {c}.demo.t (id BIGINT)", "say which columns are the key, as in TBLPROPERTIES"),
         ("CREATE TABLE {c}.demo.t (id BIGINT) TBLPROPERTIES ('key' = 'x')", "key x is no column"),
         ("CREATE TABLE {c}.demo.t (id BIGINT) TBLPROPERTIES ('key' = 'id', 'a' = 'b')", "a shard has no a"),
-        ("CREATE TABLE {c}.demo.t (id BIGINT) PARTITIONED BY (id) TBLPROPERTIES ('key' = 'id')", "does not do PARTITIONED BY"),
-        ("CREATE TABLE {c}.demo.t (id BIGINT) USING csv TBLPROPERTIES ('key' = 'id')", "tables of this catalog are shards"),
+        (
+            "CREATE TABLE {c}.demo.t (id BIGINT) PARTITIONED BY (id) TBLPROPERTIES ('key' = 'id')",
+            "does not do PARTITIONED BY",
+        ),
+        (
+            "CREATE TABLE {c}.demo.t (id BIGINT) USING csv TBLPROPERTIES ('key' = 'id')",
+            "tables of this catalog are shards",
+        ),
         ("CREATE TABLE {c}.demo.t (m MAP<STRING, INT>, id INT) TBLPROPERTIES ('key' = 'id')", "table demo.t: .*m"),
         ("CREATE TABLE {c}.demo.small (id BIGINT) TBLPROPERTIES ('key' = 'id')", "ALREADY_EXISTS"),
         ("DROP TABLE {c}.demo.small", "belongs to op/demo/small, which created it"),
         ("ALTER TABLE {c}.demo.small ADD COLUMN z INT", "does not do ALTER TABLE: schemas evolve"),
         ("ALTER TABLE {c}.demo.small RENAME TO demo.other", "does not do ALTER TABLE RENAME"),
         ("UPDATE {c}.demo.small SET n = 1", "does not support UPDATE"),
-        ("MERGE INTO {c}.demo.small t USING {c}.demo.small s ON t.id = s.id WHEN MATCHED THEN DELETE", "does not support MERGE"),
+        (
+            "MERGE INTO {c}.demo.small t USING {c}.demo.small s ON t.id = s.id WHEN MATCHED THEN DELETE",
+            "does not support MERGE",
+        ),
         ("CREATE NAMESPACE {c}.fresh", "does not do CREATE NAMESPACE"),
         ("DROP NAMESPACE {c}.demo", "does not do DROP NAMESPACE"),
         ("SELECT * FROM {c}.demo.small WITH (where = 'x')", "option where is not known to a table of the catalog"),
@@ -350,7 +371,9 @@ def test_spark_sql_needs_no_program_in_python(tmp_path, local_spark):
     conf = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
     command = [Path(sys.executable).parent / "spark-sql", "--master", "local[1]", *conf, "-e", text]
     environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_SUBMIT_ARGS"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path, env=environment)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path, env=environment
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["1", "10", "3", "flights"]
     assert not made.readers(shard), "the end of the shell releases its leases"

@@ -26,12 +26,13 @@ _WHOLE = frozenset({"byte", "short", "integer", "long"})
 _QUOTE = "`"
 
 
-class _Inexpressible(Exception):  # noqa: N818 - an outcome that does not leave this module
+class _Inexpressible(Exception):
     """The engine has no text for the condition."""
 
 
-def answered(condition: Mapping[str, Any], schema: Schema) -> str | None:
-    """The text of `condition` when the engine answers it for rows of `schema` exactly as Spark does. None: Spark must answer it.
+def answered(condition: Mapping[str, Any], schema: Schema, *, keys_only: bool = False) -> str | None:
+    """The text of `condition` when the engine answers it for rows of `schema` exactly as Spark does. None: Spark must answer it. With
+    `keys_only` it must do so if the condition names a field of the value.
 
     In a collection that can contain errors the engine's conditions let the errors pass, so there the answer is None.
     """
@@ -41,6 +42,8 @@ def answered(condition: Mapping[str, Any], schema: Schema) -> str | None:
         text = _text(condition, schema)
         rule = Filter(predicate_of(text), schema)
     except (_Inexpressible, InvalidUsage):
+        return None
+    if keys_only and not all(column.startswith("key.") for column in rule.columns):
         return None
     return None if rule.zoneless else text
 

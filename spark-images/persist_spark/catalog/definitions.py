@@ -1,4 +1,4 @@
-"""CREATE TABLE and DROP TABLE: shards that the catalog owns. Their owner in the registry is OPERATOR/NAMESPACE/NAME with the operator `sql`.
+"""CREATE TABLE and DROP TABLE: shards that the catalog owns. In the registry their owner is `sql/NAMESPACE/NAME`.
 
 Shards of other owners, such as resources of an operator, are tables too, but their owners create and delete them.
 """
@@ -30,7 +30,9 @@ def create(client: PersistClient, table: Sequence[str], columns: T.StructType, p
     given = {name: value for name, value in properties.items() if name not in _SPARKS}
     name = ".".join(table)
     if unknown := sorted(set(given) - {KEY}):
-        raise InvalidUsage(f"table {name}: a shard has no {', '.join(unknown)}; a table of the catalog has the property key alone")
+        raise InvalidUsage(
+            f"table {name}: a shard has no {', '.join(unknown)}; a table of the catalog has the property key alone"
+        )
     if properties.get("provider", "persist") != "persist":
         raise InvalidUsage(f"table {name}: tables of this catalog are shards; leave USING {properties['provider']} out")
     if not given.get(KEY, "").strip():
@@ -39,7 +41,9 @@ def create(client: PersistClient, table: Sequence[str], columns: T.StructType, p
         )
     schema = _schema(name, columns, [each.strip() for each in given[KEY].split(",")])
     if len(table) != 2:
-        raise InvalidUsage(f"table {name}: create it as NAMESPACE.NAME; the operator of tables that SQL creates is {OPERATOR}")
+        raise InvalidUsage(
+            f"table {name}: create it as NAMESPACE.NAME; the operator of tables that SQL creates is {OPERATOR}"
+        )
     owner = Owner(OPERATOR, table[0], table[1])
     adopted = client.adopt(owner, None, ShardId.new())
     assert isinstance(adopted, Adopted), "a new id has no other owner"
@@ -50,7 +54,8 @@ def check_is_ours(owner: Owner) -> None:
     """InvalidUsage unless SQL created the table."""
     if owner.operator_id != OPERATOR:
         raise InvalidUsage(
-            f"table {owner.namespace}.{owner.name} belongs to {owner}, which created it: delete that resource, or use persist admin finalize"
+            f"table {owner.namespace}.{owner.name} belongs to {owner}, which created it: delete that resource, or "
+            "use persist admin finalize"
         )
 
 
@@ -70,7 +75,9 @@ def _schema(name: str, columns: T.StructType, key: Sequence[str]) -> Schema:
     if len(fields) != len(columns.fields):
         raise InvalidUsage(f"table {name}: two columns have one name")
     if unknown := [column for column in key if column not in fields] or [each for each in key if key.count(each) > 1]:
-        raise InvalidUsage(f"table {name}: key {', '.join(unknown)} is no column, or is there twice; there are {', '.join(fields)}")
+        raise InvalidUsage(
+            f"table {name}: key {', '.join(unknown)} is no column, or is there twice; there are {', '.join(fields)}"
+        )
     rest = [column for column in fields if column not in key]
     try:
         return Schema.from_ddl(*(", ".join(_ddl(fields[column]) for column in side) for side in (key, rest)))

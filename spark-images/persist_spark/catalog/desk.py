@@ -34,6 +34,7 @@ class Desk:
             "drop": tables.drop,
             "delete": tables.delete,
             "load": tables.load,
+            "changes": tables.changes,
             "answers": tables.answers,
             "scan": tables.scan,
             "writing": tables.writing,
@@ -64,6 +65,6 @@ def _answer(asks: Mapping[str, Callable[..., Any]], request: bytes) -> dict[str,
         return {"is": asks[asked.pop("ask")](**asked)}
     except PersistError as error:
         return {"refused": without_secrets(str(error))}
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the JVM must get an answer to every request
         _log.exception("a request of the catalog failed")
         return {"refused": without_secrets(f"{type(error).__name__}: {error}")}

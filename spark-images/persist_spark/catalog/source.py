@@ -6,6 +6,7 @@ asks the catalog's keeper for its splits.
 
 from __future__ import annotations
 
+import json
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING
 
@@ -71,8 +72,10 @@ class ScanReader(DataSourceReader):  # type: ignore[misc]  # as above
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one split, as Arrow. Needs the blob store alone."""
-        from persist_engine import SnapshotSplit
+        from persist_engine import ChangesSplit, SnapshotSplit
 
+        from persist_spark.catalog.change_rows import change_rows
+        from persist_spark.catalog.tables import CHANGES
         from persist_spark.columns import rows_of
         from persist_spark.datasource import SplitPartition, explaining_lost_blobs
         from persist_spark.partitions import blob_at, reading_retry
@@ -80,8 +83,13 @@ class ScanReader(DataSourceReader):  # type: ignore[misc]  # as above
 
         if not isinstance(partition, SplitPartition):
             return  # when a plan has no partition, Spark creates one of its own class
-        wanted = arrow_schema(self.row_type)
-        split = SnapshotSplit.from_bytes(partition.split)
+        wanted, blob = arrow_schema(self.row_type), blob_at(self.options["blob"])
         with explaining_lost_blobs():
-            for batch in split.to_batches(blob_at(self.options["blob"]), retry=reading_retry()):
+            if (stored := self.options.get(CHANGES)) is not None:
+                columns = arrow_schema(T.StructType.fromJson(json.loads(stored)))
+                for batch in ChangesSplit.from_bytes(partition.split).to_batches(blob, retry=reading_retry()):
+                    yield from change_rows(batch, columns, wanted)
+                return
+            split = SnapshotSplit.from_bytes(partition.split)
+            for batch in split.to_batches(blob, retry=reading_retry()):
                 yield from rows_of(batch, wanted, shard=split.shard_id)

@@ -17,21 +17,23 @@ from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.ids import ShardId
 from persist_engine.model.ownership import Owner
-
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
 
 from persist_spark.catalog.conditions import answered, conjunction
+from persist_spark.catalog.change_rows import feed_row_type
 from persist_spark.catalog.definitions import check_is_ours, create, drop
 from persist_spark.held_frames import HeldFrames, LoadedFrame
-from persist_spark.options import Options, moment
+from persist_spark.options import Ago, Feed, Options, moment
 from persist_spark.partitions import sink_settings
 from persist_spark.spec import TARGET_PART_BYTES
 from persist_spark.table.shard import PlacedShard
 
 #: The option that says that a scan has no rows: its table was empty when it was loaded.
 EMPTY = "persist.empty"
-FRAME = "persist.frame"
-KEEPER = "persist.keeper"
+#: The option with the name of a scan, and the one with the address of its keeper.
+FRAME, KEEPER = "persist.frame", "persist.keeper"
+#: The option of a scan of changes: the columns of its splits, as JSON.
+CHANGES = "persist.changes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,7 @@ class Tables:
             return None
         owner, shard = found
         options = self._options(shard, _time(version, timestamp_us))
-        self._frames[frame] = shard
-        loaded = self._held.load(frame, options)
+        loaded = self._load(frame, options)
         self._loaded[frame] = _Loaded(options, loaded)
         schema = self._opened().schema(shard)
         properties = {
@@ -90,32 +91,80 @@ class Tables:
         }
         return {"columns": loaded.row_type.jsonValue(), "as_of": loaded.as_of, "properties": properties}
 
+    def changes(
+        self,
+        table: Sequence[str],
+        *,
+        frame: str,
+        unit: str,
+        start: str,
+        end: str | None,
+        with_start: bool,
+        with_end: bool,
+    ) -> dict[str, Any] | None:
+        """Chooses what the frame `frame` over the changes of a table shows: those between two bounds, each of which belongs to them or not.
+        `unit`: `version`, times as option `as_of` takes them, or `us`, microseconds. No `end`: all that is complete. None: there is no such
+        table. InvalidUsage for times whose changes are not known, any more or yet.
+        """
+        found = self._shard(table)
+        if found is None:
+            return None
+        _, shard = found
+        feed = Feed(
+            _bound(start, unit, is_after=not with_start),
+            None if end is None else _bound(end, unit, is_after=with_end),
+            "rows",
+        )
+        options = replace(self._options(shard, None), feed=feed)
+        loaded = self._load(frame, options)
+        self._loaded[frame] = _Loaded(options, loaded)
+        shown = feed_row_type(loaded.row_type)
+        window = "no times" if loaded.as_of is None else f"[{loaded.start}, {loaded.as_of}]"
+        key = list(self._opened().schema(shard).key.names)
+        return {"columns": shown.jsonValue(), "key": key, "window": window}
+
     def answers(self, frame: str, conditions: Sequence[Mapping[str, Any]]) -> list[str | None]:
         """For each condition the text of option `where` that answers it; null where Spark must answer it."""
-        schema = self._opened().schema(self._of(frame).options.shard)
-        return [answered(condition, schema) for condition in conditions]
+        options = self._of(frame).options
+        schema = self._opened().schema(options.shard)
+        # A condition on values would make halves of an update.
+        return [answered(condition, schema, keys_only=options.feed is not None) for condition in conditions]
 
     def scan(self, frame: str, *, of: str, columns: Sequence[str], where: Sequence[str]) -> dict[str, Any]:
         """Makes `frame` a scan of the table that was loaded as frame `of`: the rows at the same time that satisfy all of `where`, with
         these columns. The options are those of the format of the catalog.
         """
         table = self._of(of)
+        if table.options.feed is not None:
+            return self._scan_of_changes(frame, table, columns=columns, where=where)
         key = self._opened().schema(table.options.shard).key.names
         sided = tuple(f"{'key' if name in key else 'val'}.{name}" for name in columns)
         options = replace(table.options, columns=sided, where=conjunction(where))
-        stores = {"shard": str(options.shard), "blob": self._location.blob, "consensus": self._location.consensus}
-        given = {**stores, FRAME: frame, KEEPER: self._keeper}
         if table.frame.as_of is None:
-            names = set(columns)
-            shown = [field.jsonValue() for field in table.frame.row_type if field.name in names]
-            return {"columns": {"type": "struct", "fields": shown}, "options": {**given, EMPTY: "true"}, "bytes": 0}
+            return self._empty(frame, _only(table.frame.row_type, columns))
+        loaded = self._load(frame, table.frame.pinned(options))
+        return self._planned(frame, loaded.row_type)
+
+    def _scan_of_changes(
+        self, frame: str, table: _Loaded, *, columns: Sequence[str], where: Sequence[str]
+    ) -> dict[str, Any]:
+        """Changes are read with all columns: without one that changed, an update would cancel itself."""
+        shown = _only(feed_row_type(table.frame.row_type), columns)
+        if table.frame.as_of is None:
+            return self._empty(frame, shown)
+        self._load(frame, table.frame.pinned(replace(table.options, where=conjunction(where))))
+        return self._planned(frame, shown, **{CHANGES: table.frame.row_type.json()})
+
+    def _load(self, frame: str, options: Options) -> LoadedFrame:
         self._frames[frame] = options.shard
-        loaded = self._held.load(frame, table.frame.pinned(options))
-        return {
-            "columns": loaded.row_type.jsonValue(),
-            "options": given,
-            "bytes": self._held.size(frame),
-        }
+        return self._held.load(frame, options)
+
+    def _planned(self, frame: str, columns: T.StructType, **options: str) -> dict[str, Any]:
+        given = {"blob": self._location.blob, FRAME: frame, KEEPER: self._keeper, **options}
+        return {"columns": columns.jsonValue(), "options": given, "bytes": self._held.size(frame)}
+
+    def _empty(self, frame: str, columns: T.StructType) -> dict[str, Any]:
+        return self._planned(frame, columns, **{EMPTY: "true"})
 
     def writing(self, frame: str) -> dict[str, str]:
         """The options of a write to the table that was loaded as `frame`."""
@@ -174,7 +223,9 @@ class Tables:
     def _of(self, frame: str) -> _Loaded:
         found = self._loaded.get(frame)
         if found is None:
-            raise InvalidUsage("the catalog does not hold this table any more: its process ended; load the table again")
+            raise InvalidUsage(
+                "the catalog does not hold this table any more: it was dropped, or the catalog's process ended; load it again"
+            )
         return found
 
     def _options(self, shard: ShardId, as_of: Any) -> Options:
@@ -215,3 +266,19 @@ def _time(version: str | None, timestamp_us: int | None) -> Any:
     if timestamp_us < 0:
         raise InvalidUsage("TIMESTAMP AS OF: the time is before 1970, where a shard's times begin")
     return timestamp_us // 1000
+
+
+def _bound(text: str, unit: str, *, is_after: bool) -> int | Ago:
+    """The first time at or after a bound of a range; with `is_after`, after it."""
+    if unit == "us":
+        us = int(text)
+        return max(0, us // 1000 + 1 if is_after or us % 1000 else us // 1000)
+    at = moment({"VERSION": text}, "VERSION")
+    assert at is not None
+    return replace(at, ms=at.ms - is_after) if isinstance(at, Ago) else at + is_after
+
+
+def _only(row: T.StructType, columns: Sequence[str]) -> T.StructType:
+    """Those fields of `row`, in its order."""
+    names = set(columns)
+    return T.StructType([field for field in row if field.name in names])

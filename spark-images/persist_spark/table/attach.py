@@ -114,7 +114,9 @@ def _wanted(
         ]
     else:
         if isinstance(names, str):
-            raise InvalidUsage(f"names is a list of names, or a mapping from views to names, not the text {names[:64]!r}")
+            raise InvalidUsage(
+                f"names is a list of names, or a mapping from views to names, not the text {names[:64]!r}"
+            )
         pairs = names.items() if isinstance(names, Mapping) else ((None, name) for name in names)
         for view, name in pairs:
             shard = _named(client, name, namespace)
@@ -142,7 +144,9 @@ def _by_view(found: Sequence[tuple[str, str, ShardId]]) -> dict[str, tuple[str, 
     spelled: dict[str, str] = {}
     for view, name, shard in found:
         if not view or _QUOTE in view:
-            raise InvalidUsage(f"{name} cannot be attached as {view[:64]!r}, which no view can be named: give names={{VIEW: {name!r}}}")
+            raise InvalidUsage(
+                f"{name} cannot be attached as {view[:64]!r}, which no view can be named: give names={{VIEW: {name!r}}}"
+            )
         same = spelled.setdefault(view.lower(), name)
         if same != name or view in views:
             raise InvalidUsage(

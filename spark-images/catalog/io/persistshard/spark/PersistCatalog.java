@@ -13,6 +13,9 @@ import java.util.stream.StreamSupport;
 import org.apache.spark.sql.catalyst.analysis.NoSuchNamespaceException;
 import org.apache.spark.sql.catalyst.analysis.NoSuchTableException;
 import org.apache.spark.sql.catalyst.analysis.TableAlreadyExistsException;
+import org.apache.spark.sql.connector.catalog.Changelog;
+import org.apache.spark.sql.connector.catalog.ChangelogContext;
+import org.apache.spark.sql.connector.catalog.ChangelogRange;
 import org.apache.spark.sql.connector.catalog.Identifier;
 import org.apache.spark.sql.connector.catalog.NamespaceChange;
 import org.apache.spark.sql.connector.catalog.SupportsNamespaces;
@@ -81,7 +84,28 @@ public final class PersistCatalog implements TableCatalog, SupportsNamespaces {
     Frame frame = new Frame(desk());
     JsonNode loaded = frame.desk.ask("load", named(request, ident).put("frame", frame.name));
     if (loaded.isNull()) throw new NoSuchTableException(ident);
-    return new PersistTable(name + "." + String.join(".", ident.namespace()) + "." + ident.name(), frame, loaded, isPast);
+    return new PersistTable(shown(ident), frame, loaded, isPast);
+  }
+
+  /** CHANGES FROM ... TO ..., by VERSION or TIMESTAMP. */
+  @Override
+  public Changelog loadChangelog(Identifier ident, ChangelogContext context, CaseInsensitiveStringMap options)
+      throws NoSuchTableException {
+    ChangelogRange range = context.range();
+    ObjectNode request = named(Desk.JSON.createObjectNode(), ident);
+    if (range instanceof ChangelogRange.VersionRange versions) {
+      request.put("start", versions.startingVersion()).put("end", versions.endingVersion().orElse(null)).put("unit", "version");
+    } else if (range instanceof ChangelogRange.TimestampRange times) {
+      request.put("start", Long.toString(times.startingTimestamp())).put("unit", "us");
+      request.put("end", times.endingTimestamp().map(Object::toString).orElse(null));
+    } else {
+      throw refusal("CHANGES without FROM", "say from which time, as in CHANGES FROM VERSION 0");
+    }
+    request.put("with_start", range.startingBoundInclusive()).put("with_end", range.endingBoundInclusive());
+    Frame frame = new Frame(desk());
+    JsonNode loaded = frame.desk.ask("changes", request.put("frame", frame.name));
+    if (loaded.isNull()) throw new NoSuchTableException(ident);
+    return new PersistChanges(shown(ident), frame, loaded);
   }
 
   @Override
@@ -181,6 +205,10 @@ public final class PersistCatalog implements TableCatalog, SupportsNamespaces {
       throw new IllegalArgumentException(setting(key) + " has credentials, which Spark would show: give a file with "
           + "?password_file=PATH, or the variables of the environment that the store's client reads");
     return url;
+  }
+
+  private String shown(Identifier ident) {
+    return name + "." + String.join(".", ident.namespace()) + "." + ident.name();
   }
 
   private String setting(String key) {

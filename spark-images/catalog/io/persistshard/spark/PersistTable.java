@@ -50,6 +50,10 @@ final class PersistTable implements SupportsRead, SupportsWrite, SupportsDeleteV
 
   @Override
   public Column[] columns() {
+    return columns(schema);
+  }
+
+  static Column[] columns(StructType schema) {
     return Arrays.stream(schema.fields())
         .map(field -> Column.create(field.name(), field.dataType(), field.nullable()))
         .toArray(Column[]::new);
@@ -108,8 +112,20 @@ final class PersistTable implements SupportsRead, SupportsWrite, SupportsDeleteV
 
   @Override
   public void deleteWhere(Predicate[] predicates) {
+    delete(Conditions.answered(frame, predicates));
+  }
+
+  /** TRUNCATE TABLE, and DELETE without a condition. */
+  @Override
+  public boolean truncateTable() {
+    canDeleteWhere(new Predicate[0]);
+    delete(Desk.JSON.createArrayNode());
+    return true;
+  }
+
+  private void delete(JsonNode where) {
     ObjectNode request = Desk.JSON.createObjectNode().put("frame", frame.name);
-    request.set("where", Conditions.answered(frame, predicates));
+    request.set("where", where);
     frame.desk.ask("delete", request);
   }
 
