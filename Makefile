@@ -75,8 +75,8 @@ bench: setup ## hot paths as ratios against a baseline of the same run
 	@$(RUN) --group bench python -m bench $(ARGS)
 
 ##@ Ship
-images: catalog ## build persist-engine, persist-operator and persist-spark (with docker, else buildah)
-	@bash spark-images/build.sh
+images: ## build persist-engine, persist-operator and persist-spark (with docker, else buildah)
+	@bash .ci/tools.sh uv javac && bash spark-images/build.sh
 release: catalog ## wheels, chart, bills of materials and images into dist/; REGISTRY=host/path pushes images and chart, IMAGES=no omits images
 	@bash .ci/tools.sh uv helm && bash .ci/release.sh
 cluster-up: ## create a kind cluster: docker and the official node image, else podman and one built here

@@ -293,6 +293,42 @@ def test_create_insert_delete_drop(catalog, small):
     assert catalog.client.is_finalized(copy)
 
 
+def test_the_changes_between_two_times(catalog, small):
+    catalog.add(small, [((1,), (10,))], 3000, SMALL, diff=-1)
+    catalog.add(small, [((2,), (20,))], 4000, SMALL, diff=-1)
+    with catalog.client.open_writer(small, SMALL, purpose="test") as writer:
+        writer.compare_and_append([(((2,), (21,)), 4500, 1)], expected_upper=A(4001), new_upper=A(5000))
+    rows = "SELECT _commit_version, _change_type, id, n FROM {c}.demo.small CHANGES FROM VERSION"
+    every = [
+        (5, "insert", 1, 10),
+        (2000, "insert", 2, 20),
+        (3000, "delete", 1, 10),
+        (4000, "delete", 2, 20),
+        (4500, "insert", 2, 21),
+    ]
+    assert catalog.sql(f"{rows} 0 ORDER BY 1") == every
+    assert catalog.sql(f"{rows} 2000 TO VERSION 3000 ORDER BY 1") == every[1:3]
+    assert catalog.sql(f"{rows} 2000 EXCLUSIVE TO VERSION 3000 INCLUSIVE ORDER BY 1") == every[2:3]
+    assert catalog.sql(f"{rows} 0 TO VERSION 4999 WHERE id = 2 AND n < 21 ORDER BY 1") == [every[1], every[3]]
+    by_time = "SELECT count(*), max(_commit_timestamp) FROM {c}.demo.small CHANGES FROM TIMESTAMP '1970-01-01 00:00:02' TO TIMESTAMP "
+    assert catalog.sql(f"{by_time} '1970-01-01 00:00:04'") == [(3, datetime(1970, 1, 1, 0, 0, 4))]
+    plan = catalog.plan(f"{rows} 0 WHERE id = 2 AND n < 21")
+    assert "n#" in plan.partition("RelationV2")[0], "a condition on a value stays with Spark"
+    with pytest.raises(Exception, match="is past the shard's upper"):
+        catalog.sql(f"{rows} 0 TO VERSION 5000")
+
+
+def test_an_update_is_a_pair_also_where_the_query_needs_no_value(catalog):
+    shard = catalog.make("small", schema=SMALL)
+    catalog.add(shard, [((1,), (10,))], 5, SMALL)
+    with catalog.client.open_writer(shard, SMALL, purpose="test") as writer:
+        both = [(((1,), (10,)), 6, -1), (((1,), (11,)), 6, 1)]
+        writer.compare_and_append(both, expected_upper=A(6), new_upper=A(7))
+    text = "SELECT id, _change_type FROM {c}.demo.small CHANGES FROM VERSION 6 ORDER BY 2"
+    assert catalog.sql(text) == [(1, "update_postimage"), (1, "update_preimage")]
+    assert catalog.sql("SELECT count(*) FROM {c}.demo.small CHANGES FROM VERSION 6") == [(2,)]
+
+
 def test_a_table_that_another_process_reads_is_not_dropped(catalog):
     catalog.sql("CREATE TABLE {c}.demo.made TBLPROPERTIES ('key' = 'id') AS SELECT 1L AS id, 2L AS n")
     shard = catalog.client.shard_named("demo/made")

@@ -19,8 +19,8 @@ from persist_engine.model.ids import ShardId
 from persist_engine.model.ownership import Owner
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
 
-from persist_spark.catalog.conditions import answered, conjunction
 from persist_spark.catalog.change_rows import feed_row_type
+from persist_spark.catalog.conditions import answered, conjunction
 from persist_spark.catalog.definitions import check_is_ours, create, drop
 from persist_spark.held_frames import HeldFrames, LoadedFrame
 from persist_spark.options import Ago, Feed, Options, moment

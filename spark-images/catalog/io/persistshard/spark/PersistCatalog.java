@@ -113,6 +113,7 @@ public final class PersistCatalog implements TableCatalog, SupportsNamespaces {
     ObjectNode request = Desk.JSON.createObjectNode();
     addAll(request.putArray("namespace"), namespace);
     JsonNode found = desk().ask("tables", request);
+    if (found.isNull() && Arrays.equals(namespace, defaultNamespace)) return new Identifier[0];
     if (found.isNull()) throw new NoSuchNamespaceException(namespace);
     return texts(found).map(table -> Identifier.of(namespace, table)).toArray(Identifier[]::new);
   }
@@ -122,7 +123,7 @@ public final class PersistCatalog implements TableCatalog, SupportsNamespaces {
     return texts(desk().ask("namespaces", Desk.JSON.createObjectNode())).map(each -> new String[] {each}).toArray(String[][]::new);
   }
 
-  /** Namespaces have none within them. */
+  /** Namespaces have none within them. The default one is always there. */
   @Override
   public String[][] listNamespaces(String[] namespace) throws NoSuchNamespaceException {
     if (namespace.length == 0) return listNamespaces();
@@ -132,7 +133,7 @@ public final class PersistCatalog implements TableCatalog, SupportsNamespaces {
 
   @Override
   public Map<String, String> loadNamespaceMetadata(String[] namespace) throws NoSuchNamespaceException {
-    if (!Arrays.equals(namespace, defaultNamespace)) listTables(namespace);
+    listTables(namespace);
     return Map.of();
   }
 
