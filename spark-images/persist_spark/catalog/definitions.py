@@ -50,13 +50,9 @@ def create(client: PersistClient, table: Sequence[str], columns: T.StructType, p
     client.initialise(adopted.shard_id, schema)
 
 
-def check_is_ours(owner: Owner) -> None:
-    """InvalidUsage unless SQL created the table."""
-    if owner.operator_id != OPERATOR:
-        raise InvalidUsage(
-            f"table {owner.namespace}.{owner.name} belongs to {owner}, which created it: delete that resource, or "
-            "use persist admin finalize"
-        )
+def is_ours(owner: Owner) -> bool:
+    """Whether SQL created the table."""
+    return owner.operator_id == OPERATOR
 
 
 def drop(client: PersistClient, shard: ShardId) -> None:

@@ -62,12 +62,14 @@ class ScanReader(DataSourceReader):  # type: ignore[misc]  # as above
     def partitions(self) -> Sequence[InputPartition]:
         """The splits of the scan. InvalidUsage when the catalog's process no longer holds it."""
         from persist_spark import keeper
-        from persist_spark.catalog.tables import EMPTY, FRAME, KEEPER
+        from persist_spark.catalog.tables import CHANGES, EMPTY, FRAME, KEEPER
         from persist_spark.datasource import SplitPartition
 
         if self.options.get(EMPTY) == "true":
             return []
-        splits = keeper.splits(self.options[KEEPER], self.options[FRAME], self.row_type)
+        stored = self.options.get(CHANGES)
+        row_type = self.row_type if stored is None else T.StructType.fromJson(json.loads(stored))
+        splits = keeper.splits(self.options[KEEPER], self.options[FRAME], row_type)
         return [SplitPartition(split) for split in splits]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

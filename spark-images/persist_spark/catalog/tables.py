@@ -14,14 +14,15 @@ from typing import Any
 
 from persist_engine import Location, PersistClient
 from persist_engine.base.env import SystemEnv
-from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.errors import InvalidUsage, ShardNotFound
 from persist_engine.model.ids import ShardId
 from persist_engine.model.ownership import Owner
+from persist_engine.rows.schema import Schema
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
 
 from persist_spark.catalog.change_rows import feed_row_type
 from persist_spark.catalog.conditions import answered, conjunction
-from persist_spark.catalog.definitions import check_is_ours, create, drop
+from persist_spark.catalog.definitions import create, drop, is_ours
 from persist_spark.held_frames import HeldFrames, LoadedFrame
 from persist_spark.options import Ago, Feed, Options, moment
 from persist_spark.partitions import sink_settings
@@ -42,6 +43,8 @@ class _Loaded:
 
     options: Options
     frame: LoadedFrame
+    schema: Schema
+    """The shard's schema, with at least the columns of the frame."""
 
 
 class Tables:
@@ -53,6 +56,7 @@ class Tables:
         self._lock = threading.Lock()
         self._loaded: dict[str, _Loaded] = {}
         self._frames: dict[str, ShardId] = {}
+        self._found: dict[tuple[str, ...], tuple[Owner, ShardId]] = {}
         self._client: PersistClient | None = None
 
     def namespaces(self) -> list[str]:
@@ -79,17 +83,14 @@ class Tables:
         if found is None:
             return None
         owner, shard = found
-        options = self._options(shard, _time(version, timestamp_us))
-        loaded = self._load(frame, options)
-        self._loaded[frame] = _Loaded(options, loaded)
-        schema = self._opened().schema(shard)
+        made = self._made(frame, self._options(shard, _time(version, timestamp_us)))
         properties = {
             "provider": "persist",
             "shard": str(shard),
             "owner": str(owner),
-            "key": ", ".join(schema.key.names),
+            "key": ", ".join(made.schema.key.names),
         }
-        return {"columns": loaded.row_type.jsonValue(), "as_of": loaded.as_of, "properties": properties}
+        return {"columns": made.frame.row_type.jsonValue(), "as_of": made.frame.as_of, "properties": properties}
 
     def changes(
         self,
@@ -115,20 +116,20 @@ class Tables:
             None if end is None else _bound(end, unit, is_after=with_end),
             "rows",
         )
-        options = replace(self._options(shard, None), feed=feed)
-        loaded = self._load(frame, options)
-        self._loaded[frame] = _Loaded(options, loaded)
-        shown = feed_row_type(loaded.row_type)
+        made = self._made(frame, replace(self._options(shard, None), feed=feed))
+        loaded = made.frame
         window = "no times" if loaded.as_of is None else f"[{loaded.start}, {loaded.as_of}]"
-        key = list(self._opened().schema(shard).key.names)
-        return {"columns": shown.jsonValue(), "key": key, "window": window}
+        return {
+            "columns": feed_row_type(loaded.row_type).jsonValue(),
+            "key": list(made.schema.key.names),
+            "window": window,
+        }
 
     def answers(self, frame: str, conditions: Sequence[Mapping[str, Any]]) -> list[str | None]:
         """For each condition the text of option `where` that answers it; null where Spark must answer it."""
-        options = self._of(frame).options
-        schema = self._opened().schema(options.shard)
-        # A condition on values would make halves of an update.
-        return [answered(condition, schema, keys_only=options.feed is not None) for condition in conditions]
+        table = self._of(frame)
+        keys_only = table.options.feed is not None  # a condition on values would make halves of an update
+        return [answered(condition, table.schema, keys_only=keys_only) for condition in conditions]
 
     def scan(self, frame: str, *, of: str, columns: Sequence[str], where: Sequence[str]) -> dict[str, Any]:
         """Makes `frame` a scan of the table that was loaded as frame `of`: the rows at the same time that satisfy all of `where`, with
@@ -137,7 +138,7 @@ class Tables:
         table = self._of(of)
         if table.options.feed is not None:
             return self._scan_of_changes(frame, table, columns=columns, where=where)
-        key = self._opened().schema(table.options.shard).key.names
+        key = set(table.schema.key.names)
         sided = tuple(f"{'key' if name in key else 'val'}.{name}" for name in columns)
         options = replace(table.options, columns=sided, where=conjunction(where))
         if table.frame.as_of is None:
@@ -154,6 +155,12 @@ class Tables:
             return self._empty(frame, shown)
         self._load(frame, table.frame.pinned(replace(table.options, where=conjunction(where))))
         return self._planned(frame, shown, **{CHANGES: table.frame.row_type.json()})
+
+    def _made(self, frame: str, options: Options) -> _Loaded:
+        loaded, client = self._load(frame, options), self._opened()
+        client.recent_upper(options.shard)  # what another process evolved since is known from here on
+        made = self._loaded[frame] = _Loaded(options, loaded, client.schema(options.shard))
+        return made
 
     def _load(self, frame: str, options: Options) -> LoadedFrame:
         self._frames[frame] = options.shard
@@ -177,7 +184,8 @@ class Tables:
 
     def create(self, table: Sequence[str], *, columns: Mapping[str, Any], properties: Mapping[str, str]) -> bool:
         """Creates a table: see definitions.create. False when there is one of this name already."""
-        if self.exists(table):
+        found = self._shard(table)
+        if found is not None and not (is_ours(found[0]) and self._is_missing(found[1])):
             return False
         # Opened anew: this may be the first table of stores that nothing used before.
         with PersistClient.open(self._location, settings=sink_settings(TARGET_PART_BYTES), env=SystemEnv()) as client:
@@ -193,10 +201,16 @@ class Tables:
         if found is None:
             return False
         owner, shard = found
-        check_is_ours(owner)
+        if not is_ours(owner):
+            raise InvalidUsage(
+                f"table {'.'.join(table)} belongs to {owner}, which created it: delete that resource, or use persist admin finalize"
+            )
         for frame in [frame for frame, of in list(self._frames.items()) if of == shard]:
             self.drop_frame(frame)
-        drop(self._opened(), shard)
+        if self._is_missing(shard):
+            self._opened().disown(shard)  # what an interrupted CREATE left
+        else:
+            drop(self._opened(), shard)
         return True
 
     def delete(self, frame: str, *, where: Sequence[str]) -> int:
@@ -242,7 +256,20 @@ class Tables:
         client = self._opened()
         return ((owner, shard) for owner, shard in client.names() if client.owner_of(shard) == owner)
 
+    def _is_missing(self, shard: ShardId) -> bool:
+        try:
+            self._opened().recent_upper(shard)
+        except ShardNotFound:
+            return True
+        return False
+
     def _shard(self, table: Sequence[str]) -> tuple[Owner, ShardId] | None:
+        """The shard of a name, and its owner. A name that led to a shard keeps doing so as long as the owner does: finding it anew lists
+        all keys of the store.
+        """
+        known, client = self._found.get(tuple(table)), self._opened()
+        if known is not None and client.registered(known[0]) == known[1] and client.owner_of(known[1]) == known[0]:
+            return known
         *namespace, name = table
         found = [(owner, shard) for owner, shard in self._owned() if owner.name == name and _is_in(owner, namespace)]
         if len(found) > 1:
@@ -250,7 +277,10 @@ class Tables:
             raise InvalidUsage(
                 f"{len(found)} shards are named {'.'.join(table)}: name one of {choices} after the name of the catalog"
             )
-        return found[0] if found else None
+        if not found:
+            return None
+        self._found[tuple(table)] = found[0]
+        return found[0]
 
 
 def _is_in(owner: Owner, namespace: Sequence[str]) -> bool:
