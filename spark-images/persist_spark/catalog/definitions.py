@@ -31,7 +31,7 @@ def create(client: PersistClient, table: Sequence[str], columns: T.StructType, p
     name = ".".join(table)
     if unknown := sorted(set(given) - {KEY}):
         raise InvalidUsage(
-            f"table {name}: a shard has no {', '.join(unknown)}; a table of the catalog has the property key alone"
+            f"table {name}: property {', '.join(unknown)} is not known; the one that a table of this catalog has is key"
         )
     if properties.get("provider", "persist") != "persist":
         raise InvalidUsage(f"table {name}: tables of this catalog are shards; leave USING {properties['provider']} out")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from persist_engine.base.errors import PersistError
+from persist_engine.base.errors import InvalidUsage, PersistError
 from persist_engine.base.secrets import without_secrets
 
 from persist_spark.catalog.tables import Tables
@@ -62,7 +62,12 @@ class _Server(socketserver.ThreadingUnixStreamServer):
 def _answer(asks: Mapping[str, Callable[..., Any]], request: bytes) -> dict[str, Any]:
     try:
         asked = json.loads(request)
-        return {"is": asks[asked.pop("ask")](**asked)}
+        what = asked.pop("ask")
+        if what not in asks:
+            raise InvalidUsage(
+                f"the jar of the catalog asked for {what!r}, which this persist_spark does not know: use the jar of its release"
+            )
+        return {"is": asks[what](**asked)}
     except PersistError as error:
         return {"refused": without_secrets(str(error))}
     except Exception as error:  # noqa: BLE001 - the JVM must get an answer to every request
