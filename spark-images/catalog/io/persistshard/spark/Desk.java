@@ -92,6 +92,7 @@ final class Desk {
       context.addSparkListener(new SparkListener() {
         @Override
         public void onApplicationEnd(SparkListenerApplicationEnd end) {
+          DESKS.values().removeIf(desk -> desk.process == process);
           close(input);
         }
       });
