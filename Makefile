@@ -13,15 +13,18 @@ ARGS ?=
 ##@ Setup
 help: ## this list
 	@awk 'BEGIN{FS=":.*## "} /^##@/{printf "\n%s\n",substr($$0,5)} /^[a-z0-9-]+:.*## /{printf "  \033[1m%-14s\033[0m %s\n",$$1,$$2}' $(MAKEFILE_LIST)
-setup: ## install what demo and tests need: uv, Python packages, Java 17, redis-server, versitygw, the histories' checker, kstatus, helm; names what it could not get
-	@bash .ci/tools.sh uv java redis versitygw checker kstatus helm
+setup: ## install what demo and tests need: uv, Python packages, a JDK 17, redis-server, versitygw, the histories' checker, kstatus, helm; names what it could not get
+	@bash .ci/tools.sh uv java javac redis versitygw checker kstatus helm
 	@uv sync --frozen --quiet
+	@$(RUN) python spark-images/catalog/build.py
 	@$(RUN) python tests/spark/class_archive.py build/spark.jsa
+catalog: ## build the jar of the SQL catalog into the package persist_spark, unless it is up to date
+	@bash .ci/tools.sh uv javac && uv sync --frozen --quiet && $(RUN) python spark-images/catalog/build.py
 setup-demo: ## install what `make demo` needs: uv, Java 17, the Python packages except those of the tests
 	@bash .ci/tools.sh uv java
 	@uv sync --frozen --quiet --inexact --no-default-groups --group demo
 clean: ## remove the files that the targets below create in the tree
-	rm -rf .persist build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis examples/flights/data
+	rm -rf .persist build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis examples/flights/data spark-images/persist_spark/catalog/*.jar
 
 ##@ Use
 demo: setup-demo ## the product on this machine: 336,776 flights through sinks, maintained and read back; an edit, the past, a crash
@@ -74,8 +77,8 @@ bench: setup ## hot paths as ratios against a baseline of the same run
 
 ##@ Ship
 images: ## build persist-engine, persist-operator and persist-spark (with docker, else buildah)
-	@bash spark-images/build.sh
-release: ## wheels, chart, bills of materials and images into dist/; REGISTRY=host/path pushes images and chart, IMAGES=no omits images
+	@bash .ci/tools.sh uv javac && bash spark-images/build.sh
+release: catalog ## wheels, chart, bills of materials and images into dist/; REGISTRY=host/path pushes images and chart, IMAGES=no omits images
 	@bash .ci/tools.sh uv helm && bash .ci/release.sh
 cluster-up: ## create a kind cluster: docker and the official node image, else podman and one built here
 	@bash .ci/tools.sh kind helm && bash tests/e2e/cluster/cluster.sh up
@@ -84,4 +87,4 @@ cluster-down: ## remove the kind cluster
 
 ##@ Gates
 check: setup lint types rooms tidy proto-check crds-check ## all static checks
-.PHONY: help setup setup-demo clean demo fmt lint types rooms tidy docs proto proto-check crds crds-check test test-fast generated sim linearizability fuzz e2e bench images release cluster-up cluster-down check
+.PHONY: help setup setup-demo catalog clean demo fmt lint types rooms tidy docs proto proto-check crds crds-check test test-fast generated sim linearizability fuzz e2e bench images release cluster-up cluster-down check

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs missing tools: tools.sh NAME... of uv java redis versitygw checker kstatus kind helm (all of them if none is named).
+# Installs missing tools: tools.sh NAME... of uv java javac redis versitygw checker kstatus kind helm (all of them if none is named).
 # Each step is idempotent and prints what it did or could not get; the exit code is 1 if a requested tool is missing.
 # Programs go to ~/.cache/persist-operator/bin, which make puts on PATH; packages come from Debian's apt.
 set -uo pipefail
@@ -49,6 +49,13 @@ get_java() {
   java_17 || lacks "a Java runtime, 17 or newer" "Spark needs it: apt-get install openjdk-17-jre-headless, or set JAVA_HOME and PATH."
 }
 
+get_javac() { # the compiler of the SQL catalog; it brings a runtime
+  have javac && java_17 && return
+  mkdir -p /usr/share/man/man1 2>/dev/null
+  apt openjdk-17-jdk-headless
+  have javac || lacks "a Java compiler, 17 or newer" "The SQL catalog is built with it: apt-get install openjdk-17-jdk-headless."
+}
+
 get_redis() {
   have redis-server || have valkey-server && return
   apt redis-server
@@ -93,11 +100,11 @@ get_helm() {
   have helm || lacks helm "Install Go 1.26 or newer, then run this again (or see https://helm.sh)."
 }
 
-(($#)) || set -- uv java redis versitygw checker kstatus kind helm
+(($#)) || set -- uv java javac redis versitygw checker kstatus kind helm
 for tool in "$@"; do
   case $tool in
-    uv | java | redis | versitygw | checker | kstatus | kind | helm) "get_$tool" ;;
-    *) die "tools.sh knows uv java redis versitygw checker kstatus kind helm, not $tool" ;;
+    uv | java | javac | redis | versitygw | checker | kstatus | kind | helm) "get_$tool" ;;
+    *) die "tools.sh knows uv java javac redis versitygw checker kstatus kind helm, not $tool" ;;
   esac
 done
 ((${#missing[@]} == 0)) || { printf 'could not get: %s\n' "$(IFS=,; echo "${missing[*]}")" >&2; exit 1; }

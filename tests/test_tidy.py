@@ -43,7 +43,10 @@ SHORT_MODULES = {
 WHEELS = {folder: name for folder, name in PACKAGES.items() if name != "persist_kit"}
 SHIPPED_FOR_TESTS = "persist_engine.testing"
 #: Modules that users import and that no README's table lists.
-IMPORTED_BY_USERS = {"persist_spark.datasource": "the Spark data source `persist`"}
+IMPORTED_BY_USERS = {
+    "persist_spark.datasource": "the Spark data source `persist`",
+    "persist_spark.catalog.source": "the format of the SQL catalog, which Spark finds through pyspark_persist_catalog",
+}
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "types", "manager", "managers"}
 PURE_ROOMS = ("model", "rows", "codec", "flow")
 #: Rooms whose prose says which component does what.

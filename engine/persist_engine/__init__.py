@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from persist_engine.base.env import SystemEnv as SystemEnv
     from persist_engine.base.settings import Settings as Settings
     from persist_engine.client.client import PersistClient as PersistClient
+    from persist_engine.client.closing import close_shard as close_shard
+    from persist_engine.client.closing import finalize_shard as finalize_shard
     from persist_engine.client.location import Location as Location
     from persist_engine.client.read.change_splits import ChangesSplit as ChangesSplit
     from persist_engine.client.read.changes import Changes as Changes
@@ -109,8 +111,10 @@ MODULES = {
     "UpsertHandle": "dataflow.upsert.handle",
     "Upserted": "dataflow.upsert.handle",
     "WriteHandle": "client.write.handle",
+    "close_shard": "client.closing",
     "consolidate": "rows.updates",
     "empty_struct": "rows.columns",
+    "finalize_shard": "client.closing",
     "force_compaction": "work.repair.force",
     "force_gc": "work.repair.force",
     "gathered": "client.write.joined",

@@ -10,12 +10,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from persist_spark.catalog.jar import catalog_settings as catalog_settings
     from persist_spark.datasource import register as register
+    from persist_spark.table.attach import attach as attach
     from persist_spark.table.handle import PersistTable as PersistTable
 
-_MODULES = {"PersistTable": "table.handle", "register": "datasource"}
+_MODULES = {
+    "PersistTable": "table.handle",
+    "attach": "table.attach",
+    "catalog_settings": "catalog.jar",
+    "register": "datasource",
+}
 
-__all__ = ["PersistTable", "register"]
+__all__ = ["PersistTable", "attach", "catalog_settings", "register"]
 
 
 def __getattr__(name: str) -> Any:

@@ -205,7 +205,7 @@ class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
             return  # when a plan has no partition, Spark creates one of its own class
         wanted = arrow_schema(self.row_type)
         feed, blob = self.options.feed, blob_at(self.options.location.blob)
-        with _explaining_lost_blobs():
+        with explaining_lost_blobs():
             if feed is not None:
                 for changes in ChangesSplit.from_bytes(partition.split).to_batches(blob, retry=reading_retry()):
                     yield from (changes_of_rows(changes, wanted) if feed.shape == "rows" else records_of(changes))
@@ -240,7 +240,7 @@ def _splits_alone(frame: str, options: Options, loaded: LoadedFrame, asked: T.St
 
 
 @contextmanager
-def _explaining_lost_blobs() -> Iterator[None]:
+def explaining_lost_blobs() -> Iterator[None]:
     """Adds to MissingBlob why the blob may be missing, and what to do."""
     try:
         yield

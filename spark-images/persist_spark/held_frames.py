@@ -126,6 +126,15 @@ class HeldFrames:
         with shard.lock:
             return shard.plain(frame)
 
+    def size(self, frame: str) -> int:
+        """About how many bytes of parts the frame reads. 0 for an empty frame, and for one that is not held."""
+        with self._lock:
+            shard = self._frames.get(frame)
+        if shard is None:
+            return 0
+        with shard.lock:
+            return shard.size(frame)
+
     def drop(self, frame: str) -> None:
         """Releases a frame that can no longer be read. Releases its lease when no other frame uses it (one commit). Idempotent."""
         with self._lock:
@@ -300,6 +309,10 @@ class _HeldShard:
             return None
         files = tuple(folder / key for key in keys)
         return PlainFiles(files=files, schema=read.schema, row_type=loaded.row_type)
+
+    def size(self, frame: str) -> int:
+        lease = self._lease_of(frame)
+        return 0 if lease is None else lease.reads[frame].bytes_estimate
 
     def drop(self, frame: str) -> None:
         self._loaded.pop(frame, None)

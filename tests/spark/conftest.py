@@ -13,9 +13,9 @@ from persist_spark.session import start_session
 from pyspark.sql import SparkSession
 
 
-def _neighbour(name: str) -> ModuleType:
+def _neighbour(name: str, folder: Path = Path(__file__).parent) -> ModuleType:
     """Imports a module of this folder that holds no tests. Test files have no package, so they could not import it otherwise."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -27,6 +27,7 @@ def _neighbour(name: str) -> ModuleType:
 twins_module, landing_run = _neighbour("twins"), _neighbour("landing_run")
 _neighbour("table_shard")
 envelope_run = _neighbour("envelope_run")
+catalog = _neighbour("build", Path(__file__).parents[2] / "spark-images" / "catalog")
 
 
 @pytest.fixture
@@ -43,7 +44,10 @@ def local_spark() -> Iterator[SparkSession]:
     if os.environ.get("PERSIST_NO_SERVERS"):
         pytest.fail("Spark is barred in this run (`make test-fast`): mark the test `spark`")
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    if not catalog.is_built():
+        catalog.build()
     conf = {
+        "spark.jars": str(catalog.JAR),
         "spark.master": "local[2,4]",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",

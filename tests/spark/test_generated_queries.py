@@ -14,7 +14,11 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
+from persist_engine import Location, PersistClient, ShardId
+from persist_engine.model.ownership import Owner
 from persist_kit.depth import draws
+from persist_spark import catalog_settings
+from twins import OVER
 
 pytestmark = pytest.mark.spark
 
@@ -300,6 +304,34 @@ def compared(twins) -> Compared:
 def test_a_generated_query_returns_the_same_rows_from_a_shard_as_from_parquet(compared, seed):
     shard, parquet = compared.of(seed)
     assert shard == parquet, query_of(seed)
+
+
+@pytest.fixture(scope="module")
+def catalog_side(twins) -> str:
+    """Views of the same names over a table of the SQL catalog. Each scan of a query pushes the conditions of its own."""
+    stores = {name: twins.given[name] for name in ("blob", "consensus")}
+    shard = ShardId(twins.given["shard"])
+    with PersistClient.open(Location(**stores)) as client:
+        client.adopt(Owner("op", "twins", "rows"), shard, shard, take_over=True)
+    for name, value in catalog_settings(**stores, name="twins", jar=False).items():
+        twins.spark.conf.set(name, value)
+    table = "SELECT * FROM twins.twins.rows"
+    views = dict.fromkeys(("rows", "whole", "given"), table) | {
+        "early": f"{table} VERSION AS OF 4",
+        "some": f"{table} WHERE id >= 60 AND p.x < 30",
+    }
+    for name, text in (views | OVER).items():
+        twins.spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW catalog_{name} AS {twins.text(text, 'catalog')}")
+    return "catalog"
+
+
+@pytest.mark.parametrize("first", range(0, QUERIES if draws(1) > 1 else AT_ONCE, AT_ONCE))
+def test_generated_queries_return_the_same_rows_through_the_catalog(compared, catalog_side, first):
+    seeds = range(first, first + AT_ONCE)
+    with compared.twins.conf(SETTINGS[first // AT_ONCE % len(SETTINGS)]):
+        found = answers(compared.twins, at_once(seeds), catalog_side)
+    for seed in seeds:
+        assert found.get(seed) == compared.of(seed)[1], query_of(seed)
 
 
 def test_most_generated_queries_scan_a_frame_more_than_once():

@@ -24,7 +24,7 @@ from persist_spark.partitions import STAGED_DDL, StageRows, StageTask
 from persist_spark.report import Log
 from persist_spark.source.commit import PURPOSE, ROUNDS_MAX
 from persist_spark.spec import TARGET_PART_BYTES
-from persist_spark.table.shard import TableShard
+from persist_spark.table.shard import PlacedShard, TableShard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ def minted_at(upper: Antichain, since: Antichain, *, reads_back: bool) -> Minted
     return minted
 
 
-def task_at(table: TableShard, writer: WriteHandle, minted: Minted) -> StageTask:
+def task_at(table: PlacedShard, writer: WriteHandle, minted: Minted) -> StageTask:
     """The task that stages updates at the time of `minted`."""
     return StageTask.at(
         writer, blob=table.location.blob, lower=minted.lower, time=minted.time, target_part_bytes=TARGET_PART_BYTES

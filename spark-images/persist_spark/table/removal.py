@@ -24,7 +24,7 @@ from persist_spark import frames
 from persist_spark.landing import CHANGES_MEMORY_BYTES, Landing
 from persist_spark.source.commit import PURPOSE, Written, overwrite
 from persist_spark.table.attempt import Attempt, minted_at, task_at, until_done
-from persist_spark.table.shard import TableShard
+from persist_spark.table.shard import PlacedShard, TableShard
 
 #: The condition that every row satisfies.
 ALL = "true"
@@ -42,9 +42,9 @@ def delete(table: TableShard, where: str | Column) -> int:
     schema = table.schema()
     if isinstance(where, str):
         if where.strip().lower() == ALL:
-            return _delete_here(table, schema, None)
+            return delete_here(table, schema, None)
         if _is_expressible(where, schema):
-            return _delete_here(table, schema, where)
+            return delete_here(table, schema, where)
 
     keeps_errors = holds_errors(schema) and not _names_errors(table, where)
 
@@ -85,8 +85,10 @@ def _names_errors(table: TableShard, where: str | Column) -> bool:
     return False
 
 
-def _delete_here(table: TableShard, schema: Schema, where: str | None) -> int:
-    """Makes the rows that satisfy `where` equal to no rows."""
+def delete_here(table: PlacedShard, schema: Schema, where: str | None) -> int:
+    """Removes the rows that satisfy `where`, a condition of the engine (None: all rows), in this process, without a job. Returns their
+    number, counted with their copies. Contract as of `delete`.
+    """
     with table.opened() as client, client.open_writer(table.id, schema, purpose=PURPOSE) as writer:
         upper = writer.fetch_recent_upper()
         minted = minted_at(upper, Antichain.minimum(), reads_back=False)

@@ -23,13 +23,31 @@ from persist_spark.source.names import stores_of, with_shard_id
 from persist_spark.spec import TARGET_PART_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class TableShard:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedShard:
+    """One shard of one location."""
+
+    id: ShardId
+    location: Location
+
+    def schema(self) -> Schema:
+        """The newest schema of the shard. ShardNotFound; store errors."""
+        with self.opened() as client:
+            return client.schema(self.id)
+
+    @contextmanager
+    def opened(self, settings: Settings | None = None) -> Iterator[PersistClient]:
+        """A client in this process. `settings` None: those of a write."""
+        chosen = driver_settings(sink_settings(TARGET_PART_BYTES)) if settings is None else settings
+        with PersistClient.open(self.location, settings=chosen, env=SystemEnv(), create=False) as client:
+            yield client
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableShard(PlacedShard):
     """One shard, as a session sees it."""
 
     spark: SparkSession
-    id: ShardId
-    location: Location
 
     @classmethod
     def named(cls, spark: SparkSession, name: str, *, blob: str | None, consensus: str | None) -> TableShard:
@@ -48,7 +66,8 @@ class TableShard:
             register(spark)
         try:
             shard = ShardId(with_shard_id({"shard": name, **stores})["shard"])
-            table = cls(spark, shard, Location(blob=stores["blob"], consensus=stores["consensus"]))
+            location = Location(blob=stores["blob"], consensus=stores["consensus"])
+            table = cls(spark=spark, id=shard, location=location)
             table.schema()
         except PersistError as error:
             if is_connect(spark) and not isinstance(error, ShardNotFound):
@@ -64,26 +83,15 @@ class TableShard:
         """The options of a load or a write."""
         return {"shard": str(self.id), "blob": self.location.blob, "consensus": self.location.consensus}
 
-    def schema(self) -> Schema:
-        """The newest schema of the shard. ShardNotFound; store errors."""
-        with self.opened() as client:
-            return client.schema(self.id)
-
-    @contextmanager
-    def opened(self, settings: Settings | None = None) -> Iterator[PersistClient]:
-        """A client in this process. `settings` None: those of a write."""
-        chosen = driver_settings(sink_settings(TARGET_PART_BYTES)) if settings is None else settings
-        with PersistClient.open(self.location, settings=chosen, env=SystemEnv(), create=False) as client:
-            yield client
-
     def frame(self, as_of: int | str | datetime | None = None, **options: str) -> DataFrame:
         """A load of the shard. `as_of`: a number, ISO 8601 text with its zone, a time ago such as -1h, or a datetime with a time zone."""
         if as_of is not None:
-            options["as_of"] = _text_of(as_of)
+            options["as_of"] = text_of(as_of)
         return self.spark.read.format(FORMAT).options(**self.options, **options).load()
 
 
-def _text_of(as_of: int | str | datetime) -> str:
+def text_of(as_of: int | str | datetime) -> str:
+    """A time as option `as_of` takes it. InvalidUsage for a datetime without a time zone."""
     if not isinstance(as_of, datetime):
         return str(as_of)
     if as_of.tzinfo is None:

@@ -1,0 +1,30 @@
+package io.persistshard.spark;
+
+import java.lang.ref.Cleaner;
+import java.util.UUID;
+
+/**
+ * A table or a scan that the catalog's process keeps readable. What reads it refers to this object: tables, scans, plans, caches and RDDs.
+ * When the garbage collector finds that nothing does, the process releases it.
+ */
+final class Frame {
+  private static final Cleaner CLEANER = Cleaner.create();
+
+  final Desk desk;
+  final String name;
+
+  /** A frame that was not asked for yet. To release it twice, or one that was never loaded, does no harm. */
+  Frame(Desk desk) {
+    this.desk = desk;
+    this.name = UUID.randomUUID().toString();
+    CLEANER.register(this, new Release(desk, name));
+  }
+
+  /** Must not refer to the frame itself, or the frame would live for ever. */
+  private record Release(Desk desk, String name) implements Runnable {
+    @Override
+    public void run() {
+      desk.dropFrame(name);
+    }
+  }
+}

@@ -1,0 +1,145 @@
+package io.persistshard.spark;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import java.util.HashMap;
+import java.util.Map;
+import java.util.OptionalLong;
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.connector.catalog.SupportsRead;
+import org.apache.spark.sql.connector.metric.CustomMetric;
+import org.apache.spark.sql.connector.read.Batch;
+import org.apache.spark.sql.connector.read.InputPartition;
+import org.apache.spark.sql.connector.read.PartitionReader;
+import org.apache.spark.sql.connector.read.PartitionReaderFactory;
+import org.apache.spark.sql.connector.read.Scan;
+import org.apache.spark.sql.connector.read.Statistics;
+import org.apache.spark.sql.connector.read.SupportsReportStatistics;
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+import org.apache.spark.sql.vectorized.ColumnarBatch;
+
+/**
+ * One scan, with a source in Python of its own. Scans of the same rows are equal, so that Spark reads them once. The frame stays readable
+ * as long as this object or one of its reader factories is reachable.
+ */
+final class PersistScan implements Scan, SupportsReportStatistics {
+  private final String shown;
+  private final Frame frame;
+  private final StructType columns;
+  private final long bytes;
+  private final Scan scan;
+
+  /** `shown`: table, time and conditions. With the columns it says which rows the scan has. */
+  PersistScan(String shown, Frame frame, JsonNode answer) {
+    this.shown = shown;
+    this.frame = frame;
+    this.columns = (StructType) DataType.fromJson(answer.get("columns").toString());
+    this.bytes = answer.get("bytes").asLong();
+    Map<String, String> options = new HashMap<>();
+    answer.get("options").properties().forEach(entry -> options.put(entry.getKey(), entry.getValue().asText()));
+    this.scan = ((SupportsRead) Python.table(columns)).newScanBuilder(new CaseInsensitiveStringMap(options)).build();
+  }
+
+  @Override
+  public StructType readSchema() {
+    return columns;
+  }
+
+  @Override
+  public String description() {
+    return shown;
+  }
+
+  @Override
+  public Batch toBatch() {
+    return new Rows(this, scan.toBatch());
+  }
+
+  @Override
+  public CustomMetric[] supportedCustomMetrics() {
+    return scan.supportedCustomMetrics();
+  }
+
+  @Override
+  public ColumnarSupportMode columnarSupportMode() {
+    return scan.columnarSupportMode();
+  }
+
+  /** The stored bytes, by which Spark chooses joins. */
+  @Override
+  public Statistics estimateStatistics() {
+    return new Statistics() {
+      @Override
+      public OptionalLong sizeInBytes() {
+        return OptionalLong.of(bytes);
+      }
+
+      @Override
+      public OptionalLong numRows() {
+        return OptionalLong.empty();
+      }
+    };
+  }
+
+  @Override
+  public boolean equals(Object other) {
+    return other instanceof PersistScan that && shown.equals(that.shown) && columns.equals(that.columns);
+  }
+
+  @Override
+  public int hashCode() {
+    return shown.hashCode();
+  }
+
+  private record Rows(PersistScan of, Batch batch) implements Batch {
+    @Override
+    public InputPartition[] planInputPartitions() {
+      return batch.planInputPartitions();
+    }
+
+    @Override
+    public PartitionReaderFactory createReaderFactory() {
+      return new Readers(batch.createReaderFactory(), of.frame);
+    }
+
+    @Override
+    public boolean equals(Object other) {
+      return other instanceof Rows that && of.equals(that.of);
+    }
+
+    @Override
+    public int hashCode() {
+      return of.hashCode();
+    }
+  }
+
+  /** An RDD of the scan refers to its factory alone. On executors the frame is null: only the driver keeps frames. */
+  private static final class Readers implements PartitionReaderFactory {
+    private static final long serialVersionUID = 1L;
+    private final PartitionReaderFactory inner;
+
+    @SuppressWarnings("unused") // what refers to this object keeps the frame
+    private final transient Frame frame;
+
+    Readers(PartitionReaderFactory inner, Frame frame) {
+      this.inner = inner;
+      this.frame = frame;
+    }
+
+    @Override
+    public boolean supportColumnarReads(InputPartition partition) {
+      return inner.supportColumnarReads(partition);
+    }
+
+    @Override
+    public PartitionReader<InternalRow> createReader(InputPartition partition) {
+      return inner.createReader(partition);
+    }
+
+    @Override
+    public PartitionReader<ColumnarBatch> createColumnarReader(InputPartition partition) {
+      return inner.createColumnarReader(partition);
+    }
+  }
+}

@@ -1,0 +1,73 @@
+package io.persistshard.spark;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.ArrayNode;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.util.ArrayList;
+import java.util.List;
+import org.apache.spark.sql.connector.expressions.filter.Predicate;
+import org.apache.spark.sql.connector.read.Scan;
+import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
+import org.apache.spark.sql.connector.read.SupportsPushDownV2Filters;
+import org.apache.spark.sql.types.StructField;
+import org.apache.spark.sql.types.StructType;
+
+/** Collects what one scan asks of a table: columns, and those conditions that the engine answers. */
+final class PersistScanBuilder implements SupportsPushDownV2Filters, SupportsPushDownRequiredColumns {
+  private final String name;
+  private final Frame table;
+  private final StructType all;
+  private StructType wanted;
+  private final List<String> where = new ArrayList<>();
+  private Predicate[] pushed = new Predicate[0];
+
+  PersistScanBuilder(String name, Frame table, StructType schema) {
+    this.name = name;
+    this.table = table;
+    this.all = schema;
+    this.wanted = schema;
+  }
+
+  /** Takes the conditions that the engine answers exactly, and returns the others, which Spark evaluates. */
+  @Override
+  public Predicate[] pushPredicates(Predicate[] predicates) {
+    JsonNode texts = Conditions.answered(table, predicates);
+    List<Predicate> ours = new ArrayList<>();
+    List<Predicate> theirs = new ArrayList<>();
+    where.clear();
+    for (int i = 0; i < predicates.length; i++) {
+      if (texts.get(i).isNull()) {
+        theirs.add(predicates[i]);
+      } else {
+        ours.add(predicates[i]);
+        where.add(texts.get(i).asText());
+      }
+    }
+    pushed = ours.toArray(new Predicate[0]);
+    return theirs.toArray(new Predicate[0]);
+  }
+
+  @Override
+  public Predicate[] pushedPredicates() {
+    return pushed;
+  }
+
+  /** Never none: rows without columns would arrive as no rows at all, and count(*) would be 0. */
+  @Override
+  public void pruneColumns(StructType required) {
+    wanted = required.isEmpty() ? new StructType(new StructField[] {all.apply(0)}) : required;
+  }
+
+  @Override
+  public Scan build() {
+    Frame scan = new Frame(table.desk);
+    ObjectNode request = Desk.JSON.createObjectNode().put("frame", scan.name).put("of", table.name);
+    ArrayNode columns = request.putArray("columns");
+    for (String column : wanted.fieldNames()) columns.add(column);
+    ArrayNode conditions = request.putArray("where");
+    where.forEach(conditions::add);
+    JsonNode answer = table.desk.ask("scan", request);
+    String shown = name + (where.isEmpty() ? "" : " where " + String.join(" and ", where));
+    return new PersistScan(shown, scan, answer);
+  }
+}

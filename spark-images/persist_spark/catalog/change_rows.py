@@ -1,0 +1,47 @@
+"""The changes of a shard in the columns of Spark's change feeds: `CHANGES FROM ... TO ...`. Pure.
+
+The columns of the shard, then what happened to the row, the time at which it happened as a version, and the same time as an instant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
+
+from persist_spark.columns import changes_of_rows
+from persist_spark.row_shape import CHANGE_COLUMNS
+
+#: The columns that Spark requires of a change feed.
+FEED_COLUMNS = T.StructType(
+    [
+        T.StructField("_change_type", T.StringType(), nullable=False),
+        T.StructField("_commit_version", T.LongType(), nullable=False),
+        T.StructField("_commit_timestamp", T.TimestampType(), nullable=False),
+    ]
+)
+#: Spark's names of what happened to a row, where they are not those of the format.
+_NAMES = {"update_before": "update_preimage", "update_after": "update_postimage"}
+
+
+def feed_row_type(shown: T.StructType) -> T.StructType:
+    """The columns of a change feed, for changes with the columns `shown` (row_shape.changes_row_type)."""
+    return T.StructType([*shown.fields[len(CHANGE_COLUMNS.fields) :], *FEED_COLUMNS.fields])
+
+
+def change_rows(batch: pa.RecordBatch, columns: pa.Schema, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The columns `wanted` of row changes with the columns `columns`."""
+    for rows in changes_of_rows(batch, columns):
+        time, what = (rows.column(field.name) for field in CHANGE_COLUMNS.fields)
+        kinds = what.dictionary_encode()
+        names = pa.array([_NAMES.get(kind, kind) for kind in kinds.dictionary.to_pylist()], pa.string())
+        feed = {
+            "_change_type": names.take(kinds.indices),
+            "_commit_version": time,
+            "_commit_timestamp": pc.cast(time, pa.timestamp("ms", "UTC")),
+        }
+        found = [feed[field.name] if field.name in feed else rows.column(field.name) for field in wanted]
+        arrays = [column.cast(field.type) for column, field in zip(found, wanted, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=wanted)

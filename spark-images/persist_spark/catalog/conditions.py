@@ -1,0 +1,124 @@
+"""Conditions of a query as the engine's own conditions: exactly those that the engine answers as Spark does. Pure.
+
+A condition arrives as a tree of JSON, as the catalog writes Spark's predicates: `{"name": "=", "children": [...]}`, with
+`{"column": [...]}` and `{"type": ..., "value": ...}` as leaves. It becomes the text of option `where`. What has no exact text stays with
+Spark.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from persist_engine import Filter, predicate_of
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.rows.schema import Schema
+
+#: Spark's names of comparisons, and the text of each.
+_COMPARISONS = {"=": "=", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
+_JOINTS = {"AND": "AND", "OR": "OR"}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_WHOLE = frozenset({"byte", "short", "integer", "long"})
+#: A name of a column that text in backquotes can hold.
+_QUOTE = "`"
+
+
+class _Inexpressible(Exception):
+    """The engine has no text for the condition."""
+
+
+def answered(condition: Mapping[str, Any], schema: Schema, *, keys_only: bool = False) -> str | None:
+    """The text of `condition` when the engine answers it for rows of `schema` exactly as Spark does. None: Spark must answer it. With
+    `keys_only` it must do so if the condition names a field of the value.
+
+    In a collection that can contain errors the engine's conditions let the errors pass, so there the answer is None.
+    """
+    if "err" in schema.key.names:
+        return None
+    try:
+        text = _text(condition, schema)
+        rule = Filter(predicate_of(text), schema)
+    except (_Inexpressible, InvalidUsage):
+        return None
+    if keys_only and not all(column.startswith("key.") for column in rule.columns):
+        return None
+    return None if rule.zoneless else text
+
+
+def conjunction(texts: Sequence[str]) -> str | None:
+    """The condition that all of `texts` hold. None: every row satisfies it."""
+    return " AND ".join(f"({text})" for text in texts) or None
+
+
+def _text(node: Mapping[str, Any], schema: Schema) -> str:
+    name, children = node.get("name"), node.get("children", ())
+    if name in _JOINTS and children:
+        return f" {_JOINTS[name]} ".join(f"({_text(child, schema)})" for child in children)
+    if name == "NOT" and len(children) == 1:
+        return f"NOT ({_text(children[0], schema)})"
+    if name in ("IS_NULL", "IS_NOT_NULL") and len(children) == 1:
+        return f"{_column(children[0], schema)} IS {'NOT ' * (name == 'IS_NOT_NULL')}NULL"
+    if name == "IN" and len(children) > 1:
+        values = ", ".join(map(_literal, children[1:]))
+        return f"{_column(children[0], schema)} IN ({values})"
+    if name in _COMPARISONS and len(children) == 2:
+        left, right = children
+        if "column" in left:
+            return f"{_column(left, schema)} {_COMPARISONS[name]} {_literal(right)}"
+        return f"{_literal(left)} {_COMPARISONS[name]} {_column(right, schema)}"
+    raise _Inexpressible
+
+
+def _column(node: Mapping[str, Any], schema: Schema) -> str:
+    """The column with its side: a shard read as a table has no field name in both."""
+    path = node.get("column")
+    if not path or any(_QUOTE in name for name in path):
+        raise _Inexpressible
+    side = "key" if path[0] in schema.key.names else "val"
+    return ".".join(f"{_QUOTE}{name}{_QUOTE}" for name in (side, *path))
+
+
+def _literal(node: Mapping[str, Any]) -> str:
+    """The text of a literal, which reads back as the same value."""
+    data_type, value = node.get("type"), node.get("value")
+    if not isinstance(data_type, str) or value is None:
+        raise _Inexpressible
+    try:
+        text, meant = _literal_text(data_type, value)
+        read = predicate_of(f"x = {text}").value  # type: ignore[union-attr]  # a comparison
+    except (InvalidUsage, ValueError, OverflowError, ArithmeticError) as error:
+        raise _Inexpressible from error
+    if type(read) is not type(meant) or read != meant:
+        raise _Inexpressible
+    return text
+
+
+def _literal_text(data_type: str, value: Any) -> tuple[str, Any]:
+    """The text, and the value as which the engine must read it. `value` is as the catalog writes it: see Conditions.java."""
+    if data_type == "boolean":
+        return ("TRUE" if value else "FALSE"), bool(value)
+    if data_type in _WHOLE:
+        return str(int(value)), Decimal(int(value))
+    if data_type.startswith("decimal"):
+        exact = Decimal(value)
+        return format(exact, "f"), exact
+    if data_type in ("float", "double"):
+        if not math.isfinite(float(value)):
+            raise _Inexpressible
+        return repr(float(value)), Decimal(repr(float(value)))
+    if data_type == "string":
+        escaped = value.replace("\\", "\\\\").replace("'", "\\'").replace('"', '\\"')
+        return f"'{escaped}'", value
+    if data_type == "binary":
+        return f"X'{value}'", bytes.fromhex(value)
+    if data_type == "date":
+        day = date.fromordinal(_EPOCH.toordinal() + int(value))
+        return f"DATE '{day.isoformat()}'", day
+    if data_type in ("timestamp", "timestamp_ntz"):
+        at = _EPOCH + timedelta(microseconds=int(value))
+        shown = (at if data_type == "timestamp" else at.replace(tzinfo=None)).isoformat(sep=" ")
+        return f"TIMESTAMP '{shown}'", shown
+    raise _Inexpressible

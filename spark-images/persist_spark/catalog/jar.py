@@ -1,0 +1,46 @@
+"""The settings with which a session has the SQL catalog, and the jar that they name.
+
+The jar is data of this package: `make catalog` builds it from spark-images/catalog, and wheels contain it. A session without it has
+everything else.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from persist_engine.base.errors import InvalidUsage
+
+#: The class that Spark loads.
+CATALOG_CLASS = "io.persistshard.spark.PersistCatalog"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def jar_path() -> Path:
+    """The jar of this installation. InvalidUsage when it has none."""
+    found = Path(__file__).with_name("persist-catalog.jar")
+    if not found.is_file():
+        raise InvalidUsage(
+            "this installation of persist_spark has no jar of the SQL catalog: in a checkout, make catalog builds it"
+        )
+    return found
+
+
+def catalog_settings(
+    *, blob: str, consensus: str, name: str = "persist", namespace: str | None = None, jar: bool = True
+) -> dict[str, str]:
+    """The settings of a session whose SQL has the tables of a location as NAME.NAMESPACE.TABLE, for `SparkSession.builder.config(map=...)`.
+
+    `blob` and `consensus` are the stores, without credentials: Spark shows settings, so the catalog refuses them. `namespace`: the one
+    after `USE NAME`. `jar` False: Spark has the jar already, as in the image persist-spark. Otherwise add other jars of yours to
+    `spark.jars`, separated by a comma. InvalidUsage for a name that SQL would have to quote, and when there is no jar.
+    """
+    if not _NAME.fullmatch(name):
+        raise InvalidUsage(f"catalog {name[:64]!r}: give it a name of letters, digits and _, which SQL need not quote")
+    setting = f"spark.sql.catalog.{name}"
+    found = {setting: CATALOG_CLASS, f"{setting}.blob": blob, f"{setting}.consensus": consensus}
+    if namespace is not None:
+        found[f"{setting}.namespace"] = namespace
+    if jar:
+        found["spark.jars"] = str(jar_path())
+    return found

@@ -1,0 +1,314 @@
+"""The tables of one catalog: names of the registry, and shards read and changed behind them.
+
+Every answer is a value of plain JSON. `desk.py` carries it to the JVM. A table that was loaded is a frame of the session's `HeldFrames`:
+its time is chosen once, and a lease keeps it readable until the JVM drops the frame. Each scan is a frame of its own at the same time,
+with its own columns and its own condition.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from persist_engine import Location, PersistClient
+from persist_engine.base.env import SystemEnv
+from persist_engine.base.errors import InvalidUsage, ShardNotFound
+from persist_engine.model.ids import ShardId
+from persist_engine.model.ownership import Owner
+from persist_engine.rows.schema import Schema
+from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
+
+from persist_spark.catalog.change_rows import feed_row_type
+from persist_spark.catalog.conditions import answered, conjunction
+from persist_spark.catalog.definitions import create, drop, is_ours
+from persist_spark.held_frames import HeldFrames, LoadedFrame
+from persist_spark.options import Ago, Feed, Options, moment
+from persist_spark.partitions import sink_settings
+from persist_spark.spec import TARGET_PART_BYTES
+from persist_spark.table.shard import PlacedShard
+
+#: The option that says that a scan has no rows: its table was empty when it was loaded.
+EMPTY = "persist.empty"
+#: The option with the name of a scan, and the one with the address of its keeper.
+FRAME, KEEPER = "persist.frame", "persist.keeper"
+#: The option of a scan of changes: the columns of its splits, as JSON.
+CHANGES = "persist.changes"
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A table that was loaded."""
+
+    options: Options
+    frame: LoadedFrame
+    schema: Schema
+    """The shard's schema, with at least the columns of the frame."""
+
+
+class Tables:
+    """The tables at `location`. Thread-safe. Errors are those of the engine, with texts for users."""
+
+    def __init__(self, location: Location, held: HeldFrames, *, keeper: str) -> None:
+        """`keeper`: the address at which Spark's planners ask for the splits of a frame in `held`."""
+        self._location, self._held, self._keeper = location, held, keeper
+        self._lock = threading.Lock()
+        self._loaded: dict[str, _Loaded] = {}
+        self._frames: dict[str, ShardId] = {}
+        self._found: dict[tuple[str, ...], tuple[Owner, ShardId]] = {}
+        self._client: PersistClient | None = None
+
+    def namespaces(self) -> list[str]:
+        """The namespaces that have tables."""
+        return sorted({owner.namespace for owner, _ in self._owned()})
+
+    def tables(self, namespace: Sequence[str]) -> list[str] | None:
+        """The names of the tables of a namespace. None when it has none."""
+        found = sorted({owner.name for owner, _ in self._owned() if _is_in(owner, namespace)})
+        return found or None
+
+    def load(
+        self,
+        table: Sequence[str],
+        *,
+        frame: str,
+        version: str | None = None,
+        timestamp_us: int | None = None,
+    ) -> dict[str, Any] | None:
+        """Chooses what the frame `frame` over a table shows: the contents at a time, by default the newest. None: there is no such table.
+        InvalidUsage for a name of several shards, and for a time that cannot be read.
+        """
+        found = self._shard(table)
+        if found is None:
+            return None
+        owner, shard = found
+        made = self._made(frame, self._options(shard, _time(version, timestamp_us)))
+        properties = {
+            "provider": "persist",
+            "shard": str(shard),
+            "owner": str(owner),
+            "key": ", ".join(made.schema.key.names),
+        }
+        return {"columns": made.frame.row_type.jsonValue(), "as_of": made.frame.as_of, "properties": properties}
+
+    def changes(
+        self,
+        table: Sequence[str],
+        *,
+        frame: str,
+        unit: str,
+        start: str,
+        end: str | None,
+        with_start: bool,
+        with_end: bool,
+    ) -> dict[str, Any] | None:
+        """Chooses what the frame `frame` over the changes of a table shows: those between two bounds, each of which belongs to them or not.
+        `unit`: `version`, times as option `as_of` takes them, or `us`, microseconds. No `end`: all that is complete. None: there is no such
+        table. InvalidUsage for times whose changes are not known, any more or yet.
+        """
+        found = self._shard(table)
+        if found is None:
+            return None
+        _, shard = found
+        feed = Feed(
+            _bound(start, unit, is_after=not with_start),
+            None if end is None else _bound(end, unit, is_after=with_end),
+            "rows",
+        )
+        made = self._made(frame, replace(self._options(shard, None), feed=feed))
+        loaded = made.frame
+        window = "no times" if loaded.as_of is None else f"[{loaded.start}, {loaded.as_of}]"
+        return {
+            "columns": feed_row_type(loaded.row_type).jsonValue(),
+            "key": list(made.schema.key.names),
+            "window": window,
+        }
+
+    def answers(self, frame: str, conditions: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        """For each condition the text of option `where` that answers it; null where Spark must answer it."""
+        table = self._of(frame)
+        keys_only = table.options.feed is not None  # a condition on values would make halves of an update
+        return [answered(condition, table.schema, keys_only=keys_only) for condition in conditions]
+
+    def scan(self, frame: str, *, of: str, columns: Sequence[str], where: Sequence[str]) -> dict[str, Any]:
+        """Makes `frame` a scan of the table that was loaded as frame `of`: the rows at the same time that satisfy all of `where`, with
+        these columns. The options are those of the format of the catalog.
+        """
+        table = self._of(of)
+        if table.options.feed is not None:
+            return self._scan_of_changes(frame, table, columns=columns, where=where)
+        key = set(table.schema.key.names)
+        sided = tuple(f"{'key' if name in key else 'val'}.{name}" for name in columns)
+        options = replace(table.options, columns=sided, where=conjunction(where))
+        if table.frame.as_of is None:
+            return self._empty(frame, _only(table.frame.row_type, columns))
+        loaded = self._load(frame, table.frame.pinned(options))
+        return self._planned(frame, loaded.row_type)
+
+    def _scan_of_changes(
+        self, frame: str, table: _Loaded, *, columns: Sequence[str], where: Sequence[str]
+    ) -> dict[str, Any]:
+        """Changes are read with all columns: without one that changed, an update would cancel itself."""
+        shown = _only(feed_row_type(table.frame.row_type), columns)
+        if table.frame.as_of is None:
+            return self._empty(frame, shown)
+        self._load(frame, table.frame.pinned(replace(table.options, where=conjunction(where))))
+        return self._planned(frame, shown, **{CHANGES: table.frame.row_type.json()})
+
+    def _made(self, frame: str, options: Options) -> _Loaded:
+        loaded, client = self._load(frame, options), self._opened()
+        client.recent_upper(options.shard)  # what another process evolved since is known from here on
+        made = self._loaded[frame] = _Loaded(options, loaded, client.schema(options.shard))
+        return made
+
+    def _load(self, frame: str, options: Options) -> LoadedFrame:
+        self._frames[frame] = options.shard
+        return self._held.load(frame, options)
+
+    def _planned(self, frame: str, columns: T.StructType, **options: str) -> dict[str, Any]:
+        given = {"blob": self._location.blob, FRAME: frame, KEEPER: self._keeper, **options}
+        return {"columns": columns.jsonValue(), "options": given, "bytes": self._held.size(frame)}
+
+    def _empty(self, frame: str, columns: T.StructType) -> dict[str, Any]:
+        return self._planned(frame, columns, **{EMPTY: "true"})
+
+    def writing(self, frame: str) -> dict[str, str]:
+        """The options of a write to the table that was loaded as `frame`."""
+        shard = self._of(frame).options.shard
+        return {"shard": str(shard), "blob": self._location.blob, "consensus": self._location.consensus}
+
+    def exists(self, table: Sequence[str]) -> bool:
+        """Whether there is such a table. Holds nothing."""
+        return self._shard(table) is not None
+
+    def create(self, table: Sequence[str], *, columns: Mapping[str, Any], properties: Mapping[str, str]) -> bool:
+        """Creates a table: see definitions.create. False when there is one of this name already."""
+        found = self._shard(table)
+        if found is not None and not (is_ours(found[0]) and self._is_missing(found[1])):
+            return False
+        # Opened anew: this may be the first table of stores that nothing used before.
+        with PersistClient.open(self._location, settings=sink_settings(TARGET_PART_BYTES), env=SystemEnv()) as client:
+            create(client, table, T.StructType.fromJson(dict(columns)), properties)
+        return True
+
+    def drop(self, table: Sequence[str]) -> bool:
+        """Deletes a table that `create` created, with its data. False when there is none of this name. Frames of this catalog over it
+        cannot be read any more. FinalizationError, and the table stays, while other processes read it. InvalidUsage for a shard that
+        another owner created.
+        """
+        found = self._shard(table)
+        if found is None:
+            return False
+        owner, shard = found
+        if not is_ours(owner):
+            raise InvalidUsage(
+                f"table {'.'.join(table)} belongs to {owner}, which created it: delete that resource, or use persist admin finalize"
+            )
+        for frame in [frame for frame, of in list(self._frames.items()) if of == shard]:
+            self.drop_frame(frame)
+        if self._is_missing(shard):
+            self._opened().disown(shard)  # what an interrupted CREATE left
+        else:
+            drop(self._opened(), shard)
+        return True
+
+    def delete(self, frame: str, *, where: Sequence[str]) -> int:
+        """Removes the rows that satisfy all of `where`, texts of `answers`, in one step, and returns their number."""
+        from persist_spark.table.removal import delete_here
+
+        shard = PlacedShard(id=self._of(frame).options.shard, location=self._location)
+        return delete_here(shard, shard.schema(), conjunction(where))
+
+    def drop_frame(self, frame: str) -> None:
+        """Releases a frame that nothing can read any more. Idempotent."""
+        self._loaded.pop(frame, None)
+        self._frames.pop(frame, None)
+        self._held.drop(frame)
+
+    def close(self) -> None:
+        """Releases everything."""
+        self._held.close()
+        with self._lock:
+            if self._client is not None:
+                self._client.close()
+                self._client = None
+
+    def _of(self, frame: str) -> _Loaded:
+        found = self._loaded.get(frame)
+        if found is None:
+            raise InvalidUsage(
+                "the catalog does not hold this table any more: it was dropped, or the catalog's process ended; load it again"
+            )
+        return found
+
+    def _options(self, shard: ShardId, as_of: Any) -> Options:
+        return Options(shard=shard, location=self._location, as_of=as_of, splits=None, updates=False)
+
+    def _opened(self) -> PersistClient:
+        with self._lock:
+            if self._client is None:
+                settings = sink_settings(TARGET_PART_BYTES)
+                self._client = PersistClient.open(self._location, settings=settings, env=SystemEnv(), create=False)
+            return self._client
+
+    def _owned(self) -> Iterator[tuple[Owner, ShardId]]:
+        client = self._opened()
+        return ((owner, shard) for owner, shard in client.names() if client.owner_of(shard) == owner)
+
+    def _is_missing(self, shard: ShardId) -> bool:
+        try:
+            self._opened().recent_upper(shard)
+        except ShardNotFound:
+            return True
+        return False
+
+    def _shard(self, table: Sequence[str]) -> tuple[Owner, ShardId] | None:
+        """The shard of a name, and its owner. A name that led to a shard keeps doing so as long as the owner does: finding it anew lists
+        all keys of the store.
+        """
+        known, client = self._found.get(tuple(table)), self._opened()
+        if known is not None and client.registered(known[0]) == known[1] and client.owner_of(known[1]) == known[0]:
+            return known
+        *namespace, name = table
+        found = [(owner, shard) for owner, shard in self._owned() if owner.name == name and _is_in(owner, namespace)]
+        if len(found) > 1:
+            choices = ", ".join(sorted(f"{owner.operator_id}.{owner.namespace}.{owner.name}" for owner, _ in found))
+            raise InvalidUsage(
+                f"{len(found)} shards are named {'.'.join(table)}: name one of {choices} after the name of the catalog"
+            )
+        if not found:
+            return None
+        self._found[tuple(table)] = found[0]
+        return found[0]
+
+
+def _is_in(owner: Owner, namespace: Sequence[str]) -> bool:
+    """NAMESPACE, or OPERATOR.NAMESPACE."""
+    return list(namespace) in ([owner.namespace], [owner.operator_id, owner.namespace])
+
+
+def _time(version: str | None, timestamp_us: int | None) -> Any:
+    if version is not None:
+        return moment({"VERSION AS OF": version}, "VERSION AS OF")
+    if timestamp_us is None:
+        return None
+    if timestamp_us < 0:
+        raise InvalidUsage("TIMESTAMP AS OF: the time is before 1970, where a shard's times begin")
+    return timestamp_us // 1000
+
+
+def _bound(text: str, unit: str, *, is_after: bool) -> int | Ago:
+    """The first time at or after a bound of a range; with `is_after`, after it."""
+    if unit == "us":
+        us = int(text)
+        return max(0, us // 1000 + 1 if is_after or us % 1000 else us // 1000)
+    at = moment({"VERSION": text}, "VERSION")
+    assert at is not None
+    return replace(at, ms=at.ms - is_after) if isinstance(at, Ago) else at + is_after
+
+
+def _only(row: T.StructType, columns: Sequence[str]) -> T.StructType:
+    """Those fields of `row`, in its order."""
+    names = set(columns)
+    return T.StructType([field for field in row if field.name in names])

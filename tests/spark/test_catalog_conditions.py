@@ -1,0 +1,106 @@
+"""Conditions of the SQL catalog as conditions of the engine: what has no exact text is left to Spark. No session."""
+
+import math
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from persist_engine import Filter, Schema, predicate_of
+from persist_spark.catalog.conditions import answered, conjunction
+
+SCHEMA = Schema.from_ddl(
+    "id BIGINT, `a.b` STRING, key INT",
+    "x DOUBLE, s STRING, `q``q` INT, d DECIMAL(38,10), raw BINARY, at TIMESTAMP, clock TIMESTAMP_NTZ, day DATE, place STRUCT<x: INT>",
+)
+
+
+def column(*path):
+    return {"column": list(path)}
+
+
+def literal(data_type, value):
+    return {"type": data_type, "value": value}
+
+
+def op(name, *children):
+    return {"name": name, "children": list(children)}
+
+
+def value_of(data_type, name, value):
+    """The value that the engine compares with, None when Spark has to compare."""
+    text = answered(op("=", column(name), literal(data_type, value)), SCHEMA)
+    return None if text is None else predicate_of(text).value
+
+
+@given(st.text())
+def test_every_text_is_compared_as_it_is_or_left_to_spark(text):
+    assert value_of("string", "s", text) in {text, None}
+
+
+@given(st.text(st.characters(min_codepoint=32, max_codepoint=0x24F, exclude_characters="\x7f")))
+def test_common_texts_are_compared_here(text):
+    assert value_of("string", "s", text) == text
+
+
+@given(st.floats())
+def test_every_float_is_compared_bit_by_bit_or_left_to_spark(value):
+    found = value_of("double", "x", repr(value))
+    assert (found is None) == (not math.isfinite(value))
+    assert found is None or float(found).hex() == value.hex() or value == 0
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.decimals(allow_nan=False, allow_infinity=False, places=10), st.binary())
+def test_numbers_and_bytes_are_compared_exactly(whole, exact, raw):
+    assert value_of("long", "id", whole) == whole
+    assert value_of("decimal(38,10)", "d", str(exact)) == Decimal(str(exact))
+    assert value_of("binary", "raw", raw.hex()) == raw
+
+
+@given(st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999))
+def test_times_are_compared_to_the_microsecond(us):
+    for data_type, name in (("timestamp", "at"), ("timestamp_ntz", "clock")):
+        text = answered(op("<=", column(name), literal(data_type, us)), SCHEMA)
+        rule = Filter(predicate_of(text), SCHEMA)
+        assert rule._bound.value == us
+    days = us // 86_400_000_000
+    text = answered(op("<=", column("day"), literal("date", days)), SCHEMA)
+    assert Filter(predicate_of(text), SCHEMA)._bound.value == days
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        op("=", column("s"), literal("string", None)),
+        op("=", column("at"), literal("timestamp", 10**18)),
+        op("=", column("day"), literal("date", 10**9)),
+        op("=", column("q`q"), literal("integer", 1)),
+        op("=", column("x"), column("id")),
+        op("=", {}, literal("integer", 1)),
+        op("=", column("s"), literal("interval", "x")),
+        op("=", column("nope"), literal("integer", 1)),
+        op("=", column("id"), literal("string", "x")),
+        op("STARTS_WITH", column("s"), literal("string", "x")),
+        op("<=>", column("id"), literal("integer", 1)),
+        op("OR", op("=", column("id"), literal("integer", 1)), op("LIKE", column("s"), literal("string", "x"))),
+        op("AND"),
+        op("IN", column("id")),
+        {},
+    ],
+)
+def test_what_has_no_exact_text_is_left_to_spark(condition):
+    assert answered(condition, SCHEMA) is None
+
+
+def test_names_that_look_like_a_side_and_fields_of_structs():
+    one = literal("integer", 1)
+    assert answered(op("=", column("key"), one), SCHEMA) == "`key`.`key` = 1"
+    assert answered(op("=", column("a.b"), literal("string", "u")), SCHEMA) == "`key`.`a.b` = 'u'"
+    assert answered(op("<", one, column("place", "x")), SCHEMA) == "1 < `val`.`place`.`x`"
+    assert conjunction(["a = 1", "b = 2"]) == "(a = 1) AND (b = 2)"
+    assert conjunction([]) is None
+
+
+def test_a_collection_with_errors_is_left_to_spark():
+    errors = Schema.from_ddl("id BIGINT, err STRING")
+    assert answered(op("=", column("id"), literal("integer", 1)), errors) is None
