@@ -208,6 +208,7 @@ REFUSED = {
     "itself in a stream": ({"writes": 0, **BATCH}, "input.shard.name: the sink writes shard"),
     "a later time": ({**BATCH, "asOf": "99"}, r"input.shard.asOf: 99 .*cannot be read: shard s.* is readable from 0 .*to 19"),
     "a condition on no column": ({**BATCH, "where": "nonsense > 1"}, "input.shard: .*nonsense"),
+    "a column that is not there in a stream": ({"columns": ["nonsense"]}, "input.shard: .*nonsense"),
     "wrong SQL": ({**BATCH, "sql": "select nonsense from input"}, "input.shard.sql: .*nonsense"),
     "wrong columns": (BATCH, "missing: m"),
     "dropped diffs": ({"sql": "select n as m, id, _time, 1 as _diff from input"}, "input.shard.sql: it drops _diff"),
@@ -234,4 +235,4 @@ def test_a_shard_without_any_time_has_no_contents_and_is_a_stream_that_waits(cha
     with pytest.raises(ConfigurationError, match="input.shard: nothing was written to shard"):
         chain.run(0, 1, **BATCH)
     report = chain.run(0, 1, sql=SQL)
-    assert (report.batches, report.input_upper) == (0, None)
+    assert (report.updates_written, report.input_upper) == (0, None)

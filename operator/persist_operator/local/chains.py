@@ -11,11 +11,13 @@ from typing import Any
 
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.ids import ShardId
+from persist_engine.model.inspection import Inspection
 
 from persist_operator.api.shard import Shard, StoreLocation
 from persist_operator.api.sink import Sink
 from persist_operator.local.objects import Document
-from persist_operator.plan.observed import RESOLVED, ShardView
+from persist_operator.plan.observed import RESOLVED, Inspected, ShardView
+from persist_operator.plan.shard_status import frontier_text
 from persist_operator.settings import OperatorSettings
 
 
@@ -48,6 +50,14 @@ def read_by(sink: Mapping[str, Any]) -> str | None:
     """The name of the PersistShard that the sink reads; None when it reads none."""
     name: str | None = (sink["spec"]["input"].get("shard") or {}).get("name")
     return name
+
+
+def with_news(found: Document | None, inspected: Inspected | None) -> Document | None:
+    """The PersistShard with the frontiers that this pass read: the status of a busy shard is older."""
+    if found is None or not isinstance(inspected, Inspection):
+        return found
+    frontiers = {"since": frontier_text(inspected.since), "upper": frontier_text(inspected.upper)}
+    return {**found, "status": {**(found.get("status") or {}), "frontiers": frontiers}}
 
 
 def input_of(

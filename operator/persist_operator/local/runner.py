@@ -204,6 +204,7 @@ class LocalRunner:
         self._objects, self._processes, self._bridge, self._actor = objects, processes, bridge, actor
         self._settings, self._env, self._on_note = settings, env, on_note
         self._failures: dict[str, dict[str, ActionFailure]] = {}
+        self._inspected: dict[str, Inspected] = {}
         self._notes: dict[str, set[Note]] = {}
         self._changed = False
         self._sinks = sinks
@@ -258,6 +259,7 @@ class LocalRunner:
         shard = Shard.of(_without_pods(document))
         owner = f"PersistShard/{shard.meta.name}"
         answer = self._inspect(shard)
+        self._inspected[shard.meta.name] = answer.inspected
         observed = ShardObserved(
             inspected=answer.inspected,
             shard_id=answer.shard_id,
@@ -290,7 +292,8 @@ class LocalRunner:
         owner = f"SparkSink/{sink.meta.name}"
         found = self._found(sink.spec.shard_name)
         view = ShardView.of(sink.spec.shard_name, Shard.of(found) if found else None, self._settings)
-        source = chains.input_of(sink, self._found(sink.spec.input_shard), self._settings, busy=busy)
+        read = chains.with_news(self._found(sink.spec.input_shard), self._inspected.get(str(sink.spec.input_shard)))
+        source = chains.input_of(sink, read, self._settings, busy=busy)
         runs = runs_of(children, owner)
         observed = SinkObserved(shard=view, input=source, runs=runs, failures=self._failures.get(owner, {}))
         plan = plan_sink(

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from persist_engine import PersistClient
-from persist_engine.base.env import Env
+from persist_engine import Location, PersistClient
+from persist_engine.base.env import Env, SystemEnv
+from persist_engine.base.errors import InvalidUsage, ShardNotFound
 from persist_engine.base.wording import dated
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
@@ -21,7 +22,9 @@ from persist_spark import frames
 from persist_spark.datasource import register
 from persist_spark.options import Options, instant
 from persist_spark.partitions import sink_settings
+from persist_spark.row_shape import condition, row_type
 from persist_spark.source.names import with_shard_id
+from persist_spark.source.stream_read import StreamOptions, stream_row_type
 from persist_spark.spec import TARGET_PART_BYTES, ConfigurationError, SinkSpec
 
 #: The columns of a stream before the fields of its rows: the time of an update, and how often it adds its row.
@@ -39,15 +42,38 @@ class RunInput:
 
 
 def resolved(spec: SinkSpec) -> SinkSpec:
-    """The sink with the id of the shard that it reads in the place of a name. ConfigurationError for a name that leads to no shard, and for
-    the shard that the sink writes.
+    """The sink with the id of the shard that it reads in the place of a name. ConfigurationError for a name that leads to no shard, for the
+    shard that the sink writes, and for a condition or columns that the shard does not have.
     """
     if not spec.input.is_shard:
         return spec
-    options = with_shard_id(spec.input.options)
+    with _explained():
+        options = with_shard_id(spec.input.options)
     if options["shard"] == spec.shard_id and options["blob"] == spec.blob:
         raise ConfigurationError(f"input.shard.name: the sink writes shard {spec.shard_id}, so it cannot read it")
+    with _explained():  # Spark would show a stack of Python for what is wrong here
+        if spec.stream is not None:
+            stream_row_type(StreamOptions.parse(options))
+        else:
+            batch = Options.parse(options)
+            with _opened(batch.location) as client:
+                schema = client.schema(batch.shard)
+            if batch.where is not None:
+                condition(batch.where, schema, "where")
+            row_type(schema, updates=False, columns=batch.columns)
     return replace(spec, input=replace(spec.input, options=options))
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except (InvalidUsage, ShardNotFound) as error:
+        raise ConfigurationError(f"input.shard: {error}") from error
+
+
+def _opened(location: Location) -> PersistClient:
+    return PersistClient.open(location, settings=sink_settings(TARGET_PART_BYTES), env=SystemEnv(), create=False)
 
 
 @contextmanager
@@ -73,9 +99,8 @@ def opened_input(spark: SparkSession, spec: SinkSpec, *, env: Env) -> Iterator[R
     source = resolved(spec).input
     options = Options.parse(source.options)
     register(spark, blob=spec.blob, consensus=spec.consensus)
-    settings = sink_settings(TARGET_PART_BYTES)
     with (
-        PersistClient.open(options.location, settings=settings, env=env, create=False) as client,
+        _opened(options.location) as client,
         client.open_leased_reader(options.shard, purpose=f"{spec.purpose}, input") as reader,
     ):
         newest = client.recent_upper(options.shard).newest_complete
@@ -117,4 +142,5 @@ def read_before(spec: SinkSpec, offsets: str | None) -> int | None:
     """
     if not spec.input.is_shard or offsets is None:
         return None
-    return min(int(json.loads(line)["upper"]) for line in offsets.splitlines()[2:])
+    upper = min(int(json.loads(line)["upper"]) for line in offsets.splitlines()[2:])
+    return None if upper < 0 else upper
