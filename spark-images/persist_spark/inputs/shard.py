@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from persist_engine import Location, PersistClient
 from persist_engine.base.env import Env, SystemEnv
-from persist_engine.base.errors import InvalidUsage, ShardNotFound
+from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.wording import dated
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
@@ -68,7 +68,7 @@ def resolved(spec: SinkSpec) -> SinkSpec:
 def _explained() -> Iterator[None]:
     try:
         yield
-    except (InvalidUsage, ShardNotFound) as error:
+    except InvalidUsage as error:
         raise ConfigurationError(f"input.shard: {error}") from error
 
 
