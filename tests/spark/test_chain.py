@@ -236,3 +236,16 @@ def test_a_shard_without_any_time_has_no_contents_and_is_a_stream_that_waits(cha
         chain.run(0, 1, **BATCH)
     report = chain.run(0, 1, sql=SQL)
     assert (report.updates_written, report.input_upper) == (0, None)
+
+
+def test_a_stream_skips_no_changes_that_its_input_has_forgotten(chain):
+    chain.write(2)
+    chain.run(0, 1, sql=SQL)
+    before = chain.contents(1, 19)
+    chain.write(2)
+    chain.client.set_retention(chain.ids[0], 1)
+    with pytest.raises(
+        ConfigurationError, match="has read shard s.* up to 20.*, and its since is 3[0-9].*is forgotten"
+    ):
+        chain.run(0, 1, sql=SQL)
+    assert chain.contents(1, 19) == before == halves(chain.history[10])

@@ -136,6 +136,24 @@ def flat_changes(changes: DataFrame, spec: SinkSpec) -> DataFrame:
     return changes.select(*beside, *(F.col(side).getField(name).alias(name) for side, name in fields))
 
 
+def check_continues(spec: SinkSpec, offsets: str | None) -> None:
+    """Checks that the shard still knows what happened after the batch that ends at Spark's `offsets`. ConfigurationError when its since has
+    passed that: the stream would have to skip changes.
+    """
+    before = read_before(spec, offsets)
+    if before is None:
+        return
+    options = StreamOptions.parse(spec.input.options)
+    with _opened(options.location) as client:
+        since = client.inspect(options.shard).since
+    if since is None or since >= before:
+        raise ConfigurationError(
+            f"input.shard: the sink has read shard {options.shard} up to {dated(before)}, and its since is {dated(since)}: what happened "
+            "when, up to since, is forgotten. Begin with another sink and another shard, and let the input keep more times: its "
+            "retention.sinceLagSeconds must be longer than a driver may stand still"
+        )
+
+
 def read_before(spec: SinkSpec, offsets: str | None) -> int | None:
     """The time before which a stream has read everything, after the batch that ends at Spark's `offsets`. None for an input that is no
     shard, and before the first batch.

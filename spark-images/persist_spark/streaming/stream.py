@@ -11,7 +11,7 @@ from persist_engine.base.env import Env
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from persist_spark.inputs.shard import named_input, resolved
+from persist_spark.inputs.shard import check_continues, named_input, resolved
 from persist_spark.landing import driver_settings
 from persist_spark.partitions import sink_settings
 from persist_spark.report import Log, SinkReport
@@ -46,6 +46,7 @@ def run_stream(spark: SparkSession, spec: SinkSpec, *, stop: threading.Event, en
             raise ConfigurationError(f"schema: differs from that of shard {spec.shard_id}: {difference}")
         progress = client.progress(spec.shard_id, spec.sink_id)
         position = _start(spec, progress, env)
+        check_continues(spec, position.offsets)
         frame = streaming_input(spark, spec)
         # Plans only: the refusal of rows that do not fit comes before the first batch.
         rows_of(frame, spec.schema, spec.envelope)
