@@ -1,17 +1,19 @@
 """The demo: sinks, maintenance and reads on this machine, without cluster or container.
 
-Runs `persist local up -f examples/flights/` in a fresh state folder, shows the maintenance, and compares each shard with its source by a
-hash of the contents that ignores order. Then edits an input, reads the past, and kills a writer (`special.py`). Ends with an error at
-the first difference.
+Runs `persist local up` with the sinks of this folder and of `delays/` in a fresh state folder, shows the maintenance, and compares each
+shard with its source by a hash of the contents that ignores order. Then a day of delays arrives, an input is edited, the past is read,
+and a writer is killed (`special.py`). Ends with an error at the first difference.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,13 +25,17 @@ from rich.table import Table
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-import special  # noqa: E402 - a neighbour of this script, not a package
+import prepare  # noqa: E402 - neighbours of this script, not a package
+import reports  # noqa: E402
+import special  # noqa: E402
 from hashing import content_hash  # noqa: E402
 from persist_engine import Antichain, Location, PersistClient, ShardId  # noqa: E402
 from persist_engine.base.env import SystemEnv  # noqa: E402
 from persist_engine.base.wording import sized  # noqa: E402
 from persist_operator.local.objects import Objects  # noqa: E402
 
+#: The shards of the folder `delays`: the delays as they are reported, and what they add up to.
+LATE = ("delays", "carrier-days")
 #: Commands to try after the demo. The README has them too, and a test runs them.
 LOOK_AROUND = (
     "persist local get",
@@ -48,10 +54,12 @@ def location_of(state: Path) -> Location:
     return Location(blob=f"file://{store}/blobs", consensus=f"sqlite://{store}/consensus.db")
 
 
-def source_of(name: str) -> pa.Table:
-    """The sink's input, in the types of its shard."""
-    if name == "flights":
-        return pq.read_table(HERE / "data" / "flights.parquet")
+def source_of(name: str, hours: int) -> pa.Table:
+    """What the shard should hold, in its types. `hours`: how many hours of delays are known."""
+    if name in ("flights", *LATE):
+        flights = pq.read_table(HERE / "data" / "flights.parquet")
+        known = flights if name == "flights" else reports.known(flights, hours=hours)
+        return reports.carrier_days(known) if name == "carrier-days" else known
     types = {"lat": pa.float64(), "lon": pa.float64(), "alt": pa.int32(), "tz": pa.int32()}
     options = csv.ConvertOptions(column_types=types, null_values=["NA", ""], strings_can_be_null=True)
     return csv.read_csv(HERE / "data" / f"{name}.csv", convert_options=options)
@@ -70,14 +78,16 @@ def read_back(client: PersistClient, shard_id: ShardId) -> pa.Table:
     return pa.table(columns)
 
 
-def compare(state: Path, console: Console) -> bool:
-    """Compare each shard with its source, and print a table. Returns whether all are equal."""
+def compare(state: Path, console: Console, *, hours: int, names: Collection[str] | None = None) -> None:
+    """Compare the shards of these names (None: each one) with their sources, and print a table. A difference ends the demo."""
     table = Table("shard", "rows", "source rows", "content hash", "source hash", "equal")
     equal = True
     with PersistClient.open(location_of(state)) as client:
         for document in Objects(state, SystemEnv()).every("PersistShard"):
             name, shard_id = document["metadata"]["name"], ShardId(document["status"]["shardId"])
-            ours, source = read_back(client, shard_id), source_of(name)
+            if names is not None and name not in names:
+                continue
+            ours, source = read_back(client, shard_id), source_of(name, hours)
             columns = source.column_names
             rows, digest = content_hash(ours.to_batches(), columns)
             source_rows, source_digest = content_hash(source.cast(ours.select(columns).schema).to_batches(), columns)
@@ -87,7 +97,8 @@ def compare(state: Path, console: Console) -> bool:
                 name, f"{rows:,}", f"{source_rows:,}", digest[:16], source_digest[:16], "yes" if same else "NO"
             )
     console.print(table)
-    return equal
+    if not equal:
+        raise SystemExit("error: a shard differs from its source")
 
 
 def upkeep(state: Path, console: Console) -> None:
@@ -128,16 +139,19 @@ def main() -> None:
         local("down", "--purge", state=state)
     console.rule("the input")
     (HERE / "data" / "airlines.csv").unlink(missing_ok=True)  # an earlier demo edited it
+    shutil.rmtree(HERE / "data" / "delays", ignore_errors=True)  # and dropped more files here
     subprocess.run([sys.executable, str(HERE / "prepare.py")], check=True)
-    console.rule("persist local up -f examples/flights/")
-    local("up", "-f", "examples/flights/", state=state)
+    console.rule("persist local up -f examples/flights/ -f examples/flights/delays/")
+    local("up", "-f", "examples/flights/", "-f", "examples/flights/delays/", state=state)
     console.rule("maintenance")
     local("get", "runs", state=state)
     upkeep(state, console)
     console.rule("read back and compared with the source")
-    if not compare(state, console):
-        raise SystemExit("error: a shard differs from its source")
+    compare(state, console, hours=prepare.FIRST_HOURS)
     shown = os.path.relpath(state)
+    console.rule("a day of delays arrives")
+    special.arrived(console, prepare.FIRST_HOURS, state=shown)
+    compare(state, console, hours=2 * prepare.FIRST_HOURS, names=LATE)
     console.rule("an input edited, and the past")
     airlines = Objects(state, SystemEnv()).get("PersistShard", "airlines")
     assert airlines is not None, "it was compared"

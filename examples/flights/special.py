@@ -1,4 +1,6 @@
-"""The end of the demo: an edited input, a read in the past, a writer killed with -9. Each function ends the demo when a result is wrong."""
+"""The end of the demo: delays that arrive, an edited input, a read in the past, a writer killed with -9. Each function ends the demo when a
+result is wrong.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
+import reports
 import writer
 from persist_engine import Location, PersistClient, ShardId
 from persist_engine.base.wording import iso_text
@@ -29,6 +33,19 @@ def persist(console: Console, *arguments: str, state: str) -> list[list[str]]:
         raise SystemExit(done.returncode)
     console.print(done.stdout, highlight=False, markup=False, soft_wrap=True)
     return [line.split("\t") for line in done.stdout.splitlines()]
+
+
+def arrived(console: Console, hours: int, *, state: str) -> None:
+    """Drop the files of the next hours. The stream reads these files alone, and the sums by carrier and day follow."""
+    count = reports.drop(
+        pq.read_table(HERE / "data" / "flights.parquet"), HERE / "data" / "delays", first_hour=hours, hours=hours
+    )
+    console.print(
+        f"{hours} more files in examples/flights/data/delays, with {count:,} reports; the two sinks run again:"
+    )
+    for sink in ("delays", "carrier-days"):
+        persist(console, "local", "run", sink, state=state)
+    persist(console, "local", "read", "carrier-days", "--where", "carrier = 'UA'", state=state)
 
 
 def corrected(console: Console, location: Location, shard_id: ShardId, *, state: str) -> None:

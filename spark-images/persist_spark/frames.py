@@ -71,17 +71,27 @@ def read_input(spark: SparkSession, source: Input, *, streaming: bool = False) -
     """The input that the user declared, with its SQL applied. ConfigurationError when it does not exist or the SQL is invalid.
     `streaming`: as a stream.
     """
+    return with_sql(load_input(spark, source, streaming=streaming), source)
+
+
+def load_input(spark: SparkSession, source: Input, *, streaming: bool = False) -> DataFrame:
+    """The same without its SQL."""
     read = spark.readStream if streaming else spark.read
     reader = read.format(source.format).options(**careful_options(source))
     try:
         if source.schema is not None:
             reader = reader.schema(source.schema)
-        frame = reader.load()
+        return reader.load()
     except (AnalysisException, IllegalArgumentException, Py4JJavaError) as error:
         # For a format that does not exist, Spark raises a plain Java error.
         raise ConfigurationError(f"input.format: {first_line(error)}") from error
+
+
+def with_sql(frame: DataFrame, source: Input) -> DataFrame:
+    """The frame with the input's SQL applied to it. ConfigurationError when it is invalid."""
     if source.sql is None:
         return frame
+    spark = frame.sparkSession
     frame.createOrReplaceTempView(INPUT_VIEW)
     try:
         return spark.sql(source.sql)

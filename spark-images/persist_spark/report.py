@@ -29,6 +29,8 @@ class SinkReport:
     run_id: str
     lower: int | None = None
     upper: int | None = None
+    input_upper: int | None = None
+    """Of an input that is a shard: everything at its times before this one was read."""
     rows_read: int = 0
     updates_written: int = 0
     executors: int = 0

@@ -22,7 +22,7 @@ from persist_engine.flow.mint_run import AlreadyDone, Minted, RaiseUpper, ShardV
 from persist_engine.model.frontier import Antichain
 from pyspark.sql import DataFrame, SparkSession
 
-from persist_spark import frames
+from persist_spark.inputs.shard import named_input, opened_input
 from persist_spark.landing import Landed, Landing, driver_settings, refuse_outgrown_schema
 from persist_spark.partitions import sink_settings
 from persist_spark.report import Log, SinkReport
@@ -51,7 +51,11 @@ def run_sink(spark: SparkSession, spec: SinkSpec, *, env: Env | None = None, log
         difference = client.schema(spec.shard_id).difference(schema)
         if difference is not None:
             raise ConfigurationError(f"schema: differs from that of shard {spec.shard_id}: {difference}")
-        with client.open_writer(spec.shard_id, schema, purpose=spec.purpose) as writer:
+        with (
+            named_input(spec),
+            opened_input(spark, spec, env=env) as source,
+            client.open_writer(spec.shard_id, schema, purpose=spec.purpose) as writer,
+        ):
             part_bytes = part_bytes_of(spark, spec, log)
             run = Run(
                 spec=spec,
@@ -62,9 +66,10 @@ def run_sink(spark: SparkSession, spec: SinkSpec, *, env: Env | None = None, log
                 log=log,
                 token=spec.run_token,
                 expected=client.progress(spec.shard_id, spec.sink_id),
-                read=lambda: frames.read_input(spark, spec.input),
+                read=source.read,
             )
-            return run.until_done()
+            report = run.until_done()
+            return report if report.already_done else replace(report, input_upper=source.upper)
 
 
 @dataclass(kw_only=True)

@@ -18,7 +18,7 @@ from typing import Any
 
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.settings import MIB
-from persist_engine.codec.sink_run import Fields, decode_sink_run
+from persist_engine.codec.sink_run import Fields, SinkRun, decode_sink_run
 from persist_engine.model.ids import ShardId
 from persist_engine.rows.schema import Schema
 
@@ -94,6 +94,8 @@ class Input:
     sql: str | None = None
     allow_empty: bool = False
     """Whether an input without rows is valid (a mirror becomes empty) instead of an error."""
+    is_shard: bool = False
+    """Whether the sink reads a shard, which the options name. The format is then `persist`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +207,7 @@ class SinkSpec:
                 value_ddl=run.val_schema,
                 blob=run.blob,
                 consensus=run.consensus,
-                input=_parse_input(Fields(run.input, "input")),
+                input=_parse_input(Fields(run.input, "input"), run),
                 envelope=_parse_envelope(Fields(run.envelope, "envelope")),
                 write=_parse_write(Fields(run.write, "write")),
                 purpose=run.purpose,
@@ -220,10 +222,12 @@ class SinkSpec:
             raise ConfigurationError(str(error)) from error
 
 
-def _parse_input(fields: Fields) -> Input:
+def _parse_input(fields: Fields, run: SinkRun) -> Input:
     kind = fields.optional_text("type") or "Format"
+    if kind == "Shard":
+        return _parse_shard_input(fields, run)
     if kind != "Format":
-        raise ConfigurationError(f"input.type: {kind!r} is not supported, must be 'Format'")
+        raise ConfigurationError(f"input.type: {kind!r} is not supported, must be 'Format' or 'Shard'")
     source = fields.group("format")
     parsed = Input(
         format=source.text("name"),
@@ -233,6 +237,33 @@ def _parse_input(fields: Fields) -> Input:
         allow_empty=fields.flag("allowEmpty"),
     )
     source.finish()
+    fields.finish()
+    return parsed
+
+
+def _parse_shard_input(fields: Fields, run: SinkRun) -> Input:
+    """Without `source` in the document, the name or id leads to a shard in the stores that the sink writes."""
+    shard, source = fields.group("shard"), run.source
+    name, columns = shard.text("name"), shard.texts("columns")
+    options = {
+        "shard": name if source is None else source.shard_id,
+        "blob": run.blob if source is None else source.blob,
+        "consensus": run.consensus if source is None else source.consensus,
+        "as_of": shard.optional_text("asOf"),
+        "where": shard.optional_text("where"),
+        "columns": ",".join(columns) or None,
+        "rows": None if run.stream is None else "updates",
+    }
+    if run.stream is not None and options["as_of"] is not None:
+        raise ConfigurationError("input.shard.asOf: it has no meaning for a stream; remove it")
+    parsed = Input(
+        format="persist",
+        options={name: value for name, value in options.items() if value is not None},
+        sql=shard.optional_text("sql"),
+        allow_empty=fields.flag("allowEmpty"),
+        is_shard=True,
+    )
+    shard.finish()
     fields.finish()
     return parsed
 
@@ -281,6 +312,11 @@ def _check_stream(spec: SinkSpec) -> None:
         raise ConfigurationError(
             "envelope.type: a Streaming sink cannot be a Mirror, because a batch holds new rows, not all desired contents of the shard; "
             "choose Append, or mode Once or Scheduled"
+        )
+    if spec.input.is_shard and spec.envelope.type is not EnvelopeType.DIFF:
+        raise ConfigurationError(
+            f"envelope.type: {spec.envelope.type} would lose the rows that are taken away from the shard that the sink reads; choose Diff "
+            "with diffColumn _diff, or mode Once or Scheduled"
         )
     for name, value in spec.input.options.items():
         if name.lower() == "failondataloss" and value.strip().lower() == "false":

@@ -15,7 +15,7 @@ FLIGHTS = Path(__file__).resolve().parents[2] / "examples" / "flights"
 
 
 def test_the_resources_are_valid_and_fit_together():
-    documents = read_documents([FLIGHTS])
+    documents = read_documents([FLIGHTS, FLIGHTS / "delays"])
     schemas = load_schemas()
     assert [error for one in documents for error in schemas.check(one)] == []
     shards = {one["metadata"]["name"] for one in documents if one["kind"] == "PersistShard"}
@@ -33,6 +33,30 @@ def test_the_prepared_flights_are_complete_ordered_and_fit_the_shard(data):
     schema = Schema.from_ddl(shard["spec"]["schema"]["key"], shard["spec"]["schema"]["value"])
     assert set(schema.key.names) | set(schema.val.names) == set(flights.column_names)
     assert flights.select(schema.key.names).group_by(schema.key.names).aggregate([]).num_rows == flights.num_rows
+
+
+@pytest.mark.slow
+def test_each_hour_has_a_file_with_the_delays_that_became_known_in_it(script, data):
+    reports, flights = script("reports"), pq.read_table(data / "flights.parquet")
+    files = sorted((data / "delays").iterdir())
+    assert [files[0].name, files[-1].name, len(files)] == ["2013-01-01T10.parquet", "2013-01-02T09.parquet", 24]
+    (shard, _) = read_documents([FLIGHTS / "delays" / "shards.yaml"])
+    schema = Schema.from_ddl(shard["spec"]["schema"]["key"], shard["spec"]["schema"]["value"])
+    tables = [pq.read_table(file) for file in files]
+    assert all(set(one.column_names) == {*schema.key.names, *schema.val.names} for one in tables)
+    last = {}
+    for table in tables:
+        for row in sorted(table.to_pylist(), key=lambda one: one["reported"]):
+            last[tuple(row[name] for name in schema.key.names)] = row
+    known = reports.known(flights, hours=24)
+    assert sorted(map(str, known.to_pylist())) == sorted(map(str, last.values()))
+    assert 0 < known["arr_delay"].null_count < len(known)
+    every = reports.known(flights, hours=24 * 400)
+    assert len(every) == len(flights) - flights["dep_delay"].null_count
+    assert every["arr_delay"].null_count == flights["arr_delay"].null_count - flights["dep_delay"].null_count
+    days = reports.carrier_days(known)
+    assert pc.sum(days["departed"]).as_py() == len(known)
+    assert pc.sum(days["arr_minutes"]) == pc.sum(known["arr_delay"])
 
 
 def test_preparing_again_changes_nothing(script, data, monkeypatch, capsys):

@@ -128,6 +128,16 @@ def test_a_standby_reconciles_no_key_and_loses_none(cluster):
     assert [str(key) for key in done] == ["SparkSink/n/a"]
 
 
+def test_a_change_of_a_shard_concerns_the_sinks_that_write_or_read_it(cluster):
+    metrics = OperatorMetrics(CollectorRegistry())
+    controller = Controller(None, cluster, OperatorSettings(), SystemEnv(), metrics, may_act=lambda: True)
+    spec = {"shardRef": {"name": "target"}, "input": {"type": "Shard", "shard": {"name": "source"}}}
+    controller.changed({"kind": "SparkSink", "metadata": {"namespace": "n", "name": "a"}, "spec": spec})
+    for shard, concerned in (("target", True), ("source", True), ("other", False)):
+        keys = controller._concerned({"kind": "PersistShard", "metadata": {"namespace": "n", "name": shard}})
+        assert ("SparkSink/n/a" in map(str, keys)) is concerned
+
+
 # -- children ---------------------------------------------------------------------------------------------------------
 
 

@@ -247,6 +247,33 @@ def test_a_sink_runs_its_driver_and_completes(sink_world, refused, sink_resource
     assert sink_world.cluster.requests == []
 
 
+def test_a_sink_that_reads_a_shard_waits_for_its_first_rows(sink_world, shard_resource, sink_resource, refused):
+    trips = Key("PersistShard", "team", "trips")
+    sink_world.cluster.create(PERSIST_SHARD, shard_resource(name="trips", uid="uid-trips"))
+    source = {"type": "Shard", "shard": {"name": "trips"}}
+    chained = sink_resource({"input": source, "envelope": {"type": "Mirror"}}, name="chain", uid="uid-chain")
+    sink_world.cluster.create(SPARK_SINK, chained)
+    key = Key("SparkSink", "team", "chain")
+    sink_world.go(key, 2)
+    assert sink_world.ready(key) == ("False", "InputNotReady")
+    sink_world.go(trips)
+    sink_world.go(key, 1)
+    assert sink_world.ready(key) == ("False", "InputNotWritten")
+    shard_id, schema = ShardId(sink_world.status(trips)["shardId"]), Schema.from_ddl("id BIGINT", "")
+    with (
+        PersistClient.open(sink_world.location) as client,
+        client.open_writer(shard_id, schema, purpose="test") as writer,
+    ):
+        writer.compare_and_append([(((1,), ()), 0, 1)], expected_upper=Antichain.of(0), new_upper=Antichain.of(1))
+    sink_world.go(trips, 6)
+    status = sink_world.go(key, 2)
+    document = json.loads(sink_world.cluster.get(CONFIG_MAP, "team", status["driver"]["podName"])["data"]["sink.json"])
+    location = {"blob": sink_world.location.blob, "consensus": sink_world.location.consensus}
+    assert document["source"] == {"shard_id": shard_id, "location": location}
+    assert document["input"]["shard"] == {"name": "trips"}
+    assert refused(chained, status) == []
+
+
 def test_a_crash_at_any_write_leaves_one_driver(world, shard_resource, sink_resource):
     """The API server fails at the n-th write, for every n. Then the operator restarts."""
     world.cluster.create(PERSIST_SHARD, shard_resource())

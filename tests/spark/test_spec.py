@@ -12,6 +12,7 @@ from persist_operator.api.shard import ShardSchema, StoreLocation
 from persist_operator.api.sink import SinkSpec as DeclaredSink
 from persist_operator.manifests.sink_files import json_text, sink_document
 from persist_operator.plan.actions import StartDriver
+from persist_operator.plan.observed import DriverSource
 from persist_spark.spec import PARALLELISM_MAX, ConfigurationError, EnvelopeType, SinkSpec, Stream
 
 DOCUMENT = {
@@ -83,6 +84,18 @@ def test_absent_fields_have_defaults():
             "input.format.options.header must be text, not true or false; put it in quotes",
         ),
         ("input.format.glob", "x", "unknown field: input.format.glob"),
+        ("input", {"type": "Shard"}, "input.shard is required"),
+        (
+            "input",
+            {"type": "Shard", "shard": {"name": "s", "columns": "id"}},
+            "input.shard.columns must be a list, not text",
+        ),
+        (
+            "input",
+            {"type": "Shard", "shard": {"name": "s", "columns": [1]}},
+            "input.shard.columns must be a list of texts",
+        ),
+        ("input", {"type": "Shard", "shard": {"name": "s", "table": "x"}}, "unknown field: input.shard.table"),
         ("input.allowEmpty", "yes", "input.allowEmpty must be true or false, not text"),
         (
             "envelope.type",
@@ -140,6 +153,24 @@ def test_a_missing_or_broken_file_is_a_configuration_error(tmp_path):
 CSV = {"type": "Format", "format": {"name": "csv"}}
 #: Blocks of a SparkSink that the driver reads: with every field of the resource definition but those of other envelopes, with the required
 #: fields only, and with the fields of each envelope.
+SHARD = {"name": "trips", "asOf": "-1h", "where": "n > 1", "columns": ["id", "n"], "sql": "select 1"}
+READ = DriverSource(
+    shard_id=DOCUMENT["shard_id"].replace("1", "2"),
+    location=StoreLocation(blob="s3://other", consensus="redis://o:6379/0"),
+)
+#: The shard as a format of Spark.
+OF_SHARD = {
+    "name": "persist",
+    "options": {
+        "shard": READ.shard_id,
+        "blob": "s3://other",
+        "consensus": "redis://o:6379/0",
+        "as_of": "-1h",
+        "where": "n > 1",
+        "columns": "id,n",
+    },
+    "sql": "select 1",
+}
 DECLARED = {
     "every field": {
         "input": {
@@ -155,6 +186,7 @@ DECLARED = {
         "envelope": {"type": "Append", "timestampColumn": "t"},
         "write": {"parallelism": PARALLELISM_MAX, "targetBatchBytes": "128Mi"},
     },
+    "shard": {"input": {"type": "Shard", "shard": SHARD}, "envelope": {"type": "Mirror"}},
     "required fields": {"input": CSV, "envelope": {"type": "Mirror"}},
     "upsert": {"input": CSV, "envelope": {"type": "Upsert", "orderColumn": "lsn", "deleteColumn": "gone"}},
     "diff": {"input": CSV, "envelope": {"type": "Diff", "diffColumn": "n"}},
@@ -182,15 +214,16 @@ def test_the_driver_reads_what_the_operator_writes(blocks):
         name="load-00000000-3", attempt=3, run_number=2, run_id="uid-2", scheduled_ms=None, executor_prefix="load-x",
         shard_id=DOCUMENT["shard_id"], schema=ShardSchema(key="id BIGINT", value="name STRING"),
         location=StoreLocation(blob="s3://b/p", consensus="redis://r:6379/0", secret_name="persist-store"),
-        spec=DeclaredSink.of(defaulted["spec"]),
+        spec=DeclaredSink.of(defaulted["spec"]), source=READ if "shard" in blocks["input"] else None,
     )  # fmt: skip
     written = json.loads(json_text(sink_document(action, Meta.of(resource), credentials_dir="/c")))
     read = SinkSpec.parse(written)
     assert (read.sink_id, read.run_id, read.shard_id) == ("team/load", "uid-2", DOCUMENT["shard_id"])
     assert (read.key_ddl, read.value_ddl, read.purpose) == ("id BIGINT", "name STRING", "sink team/load")
     assert (read.blob, read.consensus) == ("s3://b/p?credentials_dir=/c", "redis://r:6379/0?credentials_dir=/c")
-    source = blocks["input"]["format"]
+    source = blocks["input"].get("format", OF_SHARD)
     assert (read.input.format, read.input.options) == (source["name"], source.get("options", {}))
+    assert read.input.is_shard == (source is OF_SHARD)
     assert (read.input.schema, read.input.sql) == (source.get("schema"), source.get("sql"))
     assert read.input.allow_empty == blocks["input"].get("allowEmpty", False)
     envelope = read.envelope
@@ -206,10 +239,22 @@ def test_the_sinks_of_this_file_have_every_field_of_the_resource_definition():
     (version,) = yaml.safe_load(path.read_text())["spec"]["versions"]
     spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
     widest = DECLARED["every field"]
-    assert properties(spec, "input") == set(widest["input"])
+    assert properties(spec, "input") == {*widest["input"], "shard"}
+    assert properties(spec, "input", "shard") == set(SHARD)
     assert properties(spec, "input", "format") == set(widest["input"]["format"])
     assert properties(spec, "envelope") == {name for blocks in DECLARED.values() for name in blocks["envelope"]}
     assert properties(spec, "write") == set(widest["write"])
+
+
+def test_a_shard_is_named_by_a_document_without_its_source_and_as_a_stream_shows_updates():
+    document = changed("input", {"type": "Shard", "shard": {"name": "flights"}})
+    given = {"shard": "flights", "blob": "file:///b", "consensus": "sqlite:///c"}
+    assert SinkSpec.parse(document).input.options == given
+    document["envelope"] = {"type": "Diff", "diffColumn": "_diff"}
+    assert SinkSpec.parse({**document, "stream": {}}).input.options == {**given, "rows": "updates"}
+    document["input"]["shard"]["asOf"] = "5"
+    with pytest.raises(ConfigurationError, match="input.shard.asOf: it has no meaning for a stream"):
+        SinkSpec.parse({**document, "stream": {}})
 
 
 def test_a_stream_has_defaults():
@@ -227,6 +272,10 @@ def test_a_stream_has_defaults():
         ({"stream.commitIntervalSeconds": 3601}, r"stream.commitIntervalSeconds: 3601 is outside \[1, 3600\]"),
         ({"stream.stopSeconds": -1}, r"stream.stopSeconds: -1 is outside \[0, 3600\]"),
         ({"stream.more": 1}, "unknown field: stream.more"),
+        (
+            {"input": {"type": "Shard", "shard": {"name": "s"}}},
+            "envelope.type: Append would lose the rows that are taken",
+        ),
     ],
 )
 def test_what_a_stream_cannot_be_is_refused(changes, message):

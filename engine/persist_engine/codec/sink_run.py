@@ -15,9 +15,18 @@ from persist_engine.model.ids import ShardId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SinkSource:
+    """The shard that a sink reads, and the URLs of its stores."""
+
+    shard_id: ShardId
+    blob: str
+    consensus: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SinkRun:
     """What one attempt of a run is asked to do. `key_schema` and `val_schema` are DDL; `blob` and `consensus` are URLs. `stream` says how a
-    Streaming sink runs; None for a sink of another mode.
+    Streaming sink runs; None for a sink of another mode. `source` is the shard that `input` names; None for another kind of input.
     """
 
     sink_id: str
@@ -32,11 +41,12 @@ class SinkRun:
     write: Mapping[str, Any]
     purpose: str
     stream: Mapping[str, Any] | None = None
+    source: SinkSource | None = None
 
 
 def encode_sink_run(run: SinkRun) -> dict[str, Any]:
     """The JSON document. Inverse of `decode_sink_run`."""
-    document = {
+    document: dict[str, Any] = {
         "sink_id": run.sink_id,
         "run_id": run.run_id,
         "shard_id": run.shard_id,
@@ -47,20 +57,21 @@ def encode_sink_run(run: SinkRun) -> dict[str, Any]:
         "write": dict(run.write),
         "purpose": run.purpose,
     }
-    return document if run.stream is None else {**document, "stream": dict(run.stream)}
+    if run.stream is not None:
+        document["stream"] = dict(run.stream)
+    if (source := run.source) is not None:
+        location = {"blob": source.blob, "consensus": source.consensus}
+        document["source"] = {"shard_id": source.shard_id, "location": location}
+    return document
 
 
 def decode_sink_run(document: object) -> SinkRun:
     """The run in a document that was taken for JSON. InvalidUsage names the field that is missing, wrong or unknown. A person may
-    write the document by hand: `schema.value`, `write`, `purpose` and `stream` may be absent.
+    write the document by hand: `schema.value`, `write`, `purpose`, `stream` and `source` may be absent.
     """
     top = Fields(document, "")
     schema, location = top.group("schema"), top.group("location")
-    shard_text = top.text("shard_id")
-    try:
-        shard_id = ShardId(shard_text)
-    except InvalidUsage as error:
-        raise InvalidUsage(f"shard_id: {error}") from error
+    shard_id, source = top.shard_id("shard_id"), top.optional_block("source")
     run = SinkRun(
         sink_id=top.text("sink_id"),
         run_id=top.text("run_id"),
@@ -74,10 +85,21 @@ def decode_sink_run(document: object) -> SinkRun:
         write=top.block("write", required=False),
         purpose=top.optional_text("purpose") or f"sink {top.text('sink_id')}",
         stream=top.optional_block("stream"),
+        source=None if source is None else _source(Fields(source, "source")),
     )
     for fields in (schema, location, top):
         fields.finish()
     return run
+
+
+def _source(fields: Fields) -> SinkSource:
+    location = fields.group("location")
+    source = SinkSource(
+        shard_id=fields.shard_id("shard_id"), blob=location.text("blob"), consensus=location.text("consensus")
+    )
+    location.finish()
+    fields.finish()
+    return source
 
 
 def columns_beside(envelope: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -126,6 +148,22 @@ class Fields:
         value: str | None = self.take(key, str)
         return value or None
 
+    def shard_id(self, key: str) -> ShardId:
+        """The id of a shard."""
+        text = self.text(key)
+        try:
+            return ShardId(text)
+        except InvalidUsage as error:
+            raise InvalidUsage(f"{self.name(key)}: {error}") from error
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of texts; empty when it is absent."""
+        values: list[Any] = self.take(key, list) or []
+        for value in values:
+            if not isinstance(value, str) or not value:
+                raise InvalidUsage(f"{self.name(key)} must be a list of texts, not of {_kind(value)}")
+        return tuple(values)
+
     def flag(self, key: str) -> bool:
         """True or false; false when it is absent."""
         return bool(self.take(key, bool))
@@ -163,7 +201,7 @@ class Fields:
 
 #: The fields of an envelope that name a column of the input.
 _NAMING_COLUMNS = ("timestampColumn", "diffColumn", "orderColumn", "deleteColumn")
-_KINDS: dict[type, str] = {str: "text", int: "a whole number", bool: "true or false", dict: "an object"}
+_KINDS: dict[type, str] = {str: "text", int: "a whole number", bool: "true or false", dict: "an object", list: "a list"}
 
 
 def _kind(value: Any) -> str:

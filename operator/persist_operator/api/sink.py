@@ -85,6 +85,12 @@ class SinkSpec:
     suspend: bool
     revision: str
 
+    @property
+    def input_shard(self) -> str | None:
+        """The name of the PersistShard that the sink reads; None for an input of another type."""
+        name: str | None = (self.input.get("shard") or {}).get("name")
+        return name
+
     @classmethod
     def of(cls, spec: Mapping[str, Any]) -> SinkSpec:
         """From a JSON object with defaults filled in."""

@@ -25,6 +25,7 @@ class RunState(Block):
     id: str | None = None
     revision: str | None = None
     shard_id: str | None = None
+    input_shard_id: str | None = None
     first_attempt: int | None = None
     state: Literal["Running", "Succeeded", "Failed", "Skipped"] | None = None
     scheduled_time: str | None = None
@@ -55,9 +56,32 @@ class Progress(Block):
     """What the last successful run wrote, as far as its driver reported it."""
 
     upper: str | None = None
+    input_upper: str | None = None
     rows_read: int | None = None
     updates_written: int | None = None
     last_commit_time: str | None = None
+
+    @classmethod
+    def reported(cls, report: Mapping[str, Any], *, end: str) -> Progress:
+        """From the report of a driver that ended at `end`. An earlier attempt may have committed and been lost with its numbers: then the
+        numbers on the status would belong to the run before.
+        """
+        done = bool(report.get("already_done"))
+
+        def text(name: str) -> str | None:
+            return None if report.get(name) is None else str(report[name])
+
+        def number(name: str) -> int | None:
+            value = report.get(name)
+            return value if isinstance(value, int) and not done else None
+
+        return cls(
+            upper=text("upper"),
+            input_upper=text("input_upper"),
+            rows_read=number("rows_read"),
+            updates_written=number("updates_written"),
+            last_commit_time=end,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,9 +113,11 @@ class Controller:
                 return [Key(kind, namespace, name), *self._sinks_of.get((namespace, name), ())]
         if kind == SPARK_SINK.kind:
             key = Key(kind, namespace, name)
-            shard = ((resource.get("spec") or {}).get("shardRef") or {}).get("name", "")
+            spec = resource.get("spec") or {}
+            read = (spec.get("input") or {}).get("shard")
             with self._lock:
-                self._sinks_of.setdefault((namespace, shard), set()).add(key)
+                for shard in (spec.get("shardRef"), *([read] if read else [])):
+                    self._sinks_of.setdefault((namespace, (shard or {}).get("name", "")), set()).add(key)
             return [key]
         labels = metadata.get("labels") or {}
         found = []

@@ -156,7 +156,14 @@ class LocalActor:
             return False
         folder = self._processes.folder(action.name)
         credentials = f"{self._credentials_dir}/{action.location.profile}"
-        document = sink_files.sink_document(action, meta, credentials_dir=credentials, is_bounded=self.is_bounded)
+        source = action.location if action.source is None else action.source.location
+        document = sink_files.sink_document(
+            action,
+            meta,
+            credentials_dir=credentials,
+            input_credentials_dir=f"{self._credentials_dir}/{source.profile}",
+            is_bounded=self.is_bounded,
+        )
         (folder / "sink.json").write_text(sink_files.json_text(document), encoding="utf-8")
         conf = {
             "spark.ui.enabled": "false",

@@ -88,6 +88,8 @@ def _sink_facts(spec: Mapping[str, Any], status: Mapping[str, Any]) -> list[tupl
     source, envelope = spec["input"], spec["envelope"]
     what = source.get("format", {}).get("name") or source["type"]
     where = source.get("format", {}).get("options", {}).get("path", "")
+    if "shard" in source:
+        what, where = f"PersistShard/{source['shard']['name']}", ""
     columns = {"timestampColumn": " at the times in", "diffColumn": " as often as", "orderColumn": " in the order of"}
     by = "".join(f"{words} {envelope[name]}" for name, words in columns.items() if name in envelope)
     when = f"at `{spec['schedule']['cron']}`" if "schedule" in spec else "once"
@@ -97,6 +99,8 @@ def _sink_facts(spec: Mapping[str, Any], status: Mapping[str, Any]) -> list[tupl
     if progress:
         rows, updates = progress.get("rowsRead", 0), progress.get("updatesWritten", 0)
         upper = f", up to {view.instant(progress['upper'])}" if "upper" in progress else ""
+        if "inputUpper" in progress:
+            facts.append(("Has read", f"all before {view.instant(progress['inputUpper'])}"))
         facts.append(("Last run", f"{counted(rows, 'row')} read, {counted(updates, 'update')} written{upper}"))
     facts.append(("Next run", schedule.get("nextTime", "")))
     if "nextAttemptTime" in status:

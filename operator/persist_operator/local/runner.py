@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from persist_operator.api.shard import Shard
 from persist_operator.api.shard_status import ShardStatus, Upkeep
 from persist_operator.api.sink import Sink
 from persist_operator.bridge import Bridge
-from persist_operator.local import hints, inputs
+from persist_operator.local import chains, hints, inputs
 from persist_operator.local.act import LocalActor
 from persist_operator.local.due import Ticks
 from persist_operator.local.objects import Document, Objects
@@ -54,8 +54,9 @@ _LOOK_FIRST_S, _LOOK_MAX_S = 0.1, 1.0
 _PATIENCE_MS = 15_000
 #: Fields of a spec that are about pods alone.
 _OF_PODS = {"template", "serviceAccountName"}
-#: Reasons why a sink's shard is not usable that only a change of a resource ends: `up` does not wait for such a shard.
-_HOPELESS = {"ShardNotFound", "ShardStalled"}
+#: Reasons why a sink's shard, or the one that it reads, is not usable that only a change of a resource, or a write from elsewhere, ends:
+#: `up` does not wait for such a shard.
+_HOPELESS = {"ShardNotFound", "ShardStalled", "InputNotFound", "InputStalled", "InputClosed", "InputNotWritten"}
 OnNote = Callable[[str, Note], None]
 
 
@@ -203,6 +204,7 @@ class LocalRunner:
         self._objects, self._processes, self._bridge, self._actor = objects, processes, bridge, actor
         self._settings, self._env, self._on_note = settings, env, on_note
         self._failures: dict[str, dict[str, ActionFailure]] = {}
+        self._inspected: dict[str, Inspected] = {}
         self._notes: dict[str, set[Note]] = {}
         self._changed = False
         self._sinks = sinks
@@ -235,18 +237,20 @@ class LocalRunner:
             for one in self._objects.every("SparkSink")
             if self._sinks is None or one["metadata"]["name"] in self._sinks
         ]
-        written = {one["spec"]["shardRef"]["name"] for one in sinks}
+        used = {name for one in sinks for name in (chains.written_by(one), chains.read_by(one))}
         for document in self._objects.every("PersistShard"):
             name = document["metadata"]["name"]
             if self._sinks is None:
                 is_settled, has_failed = self._one_shard(document, children)
                 settled = settled and is_settled
                 failed += [f"PersistShard/{name}"] if has_failed else []
-            elif name in written:
+            elif name in used:
                 self._one_shard(document, children, maintains=False)
-        for document in sinks:
-            is_settled, has_failed = self._one_sink(document, children)
+        busy: set[str] = set()
+        for document in chains.upstream_first(sinks):
+            is_settled, has_failed = self._one_sink(document, children, busy if self._actor.is_bounded else frozenset())
             settled = settled and is_settled
+            busy |= set() if is_settled else {chains.written_by(document)}
             failed += [f"SparkSink/{document['metadata']['name']}"] if has_failed else []
         return Pass(settled, self._changed, failed)
 
@@ -255,6 +259,7 @@ class LocalRunner:
         shard = Shard.of(_without_pods(document))
         owner = f"PersistShard/{shard.meta.name}"
         answer = self._inspect(shard)
+        self._inspected[shard.meta.name] = answer.inspected
         observed = ShardObserved(
             inspected=answer.inspected,
             shard_id=answer.shard_id,
@@ -276,28 +281,37 @@ class LocalRunner:
         failing = any(block.consecutive_failures for block in _upkeep(plan).values())
         return quiet or stalled, stalled or failing
 
-    def _one_sink(self, document: Document, children: Sequence[Child]) -> tuple[bool, bool]:
-        """Reconcile one sink. Returns whether it has settled (no run, nothing due, or stalled), and whether it failed."""
+    def _one_sink(self, document: Document, children: Sequence[Child], busy: Set[str]) -> tuple[bool, bool]:
+        """Reconcile one sink. Returns whether it has settled (no run, nothing due, or stalled), and whether it failed. `busy`: the shards
+        that other sinks have yet to write.
+        """
         if self._ticks.is_over(document):
             return True, conditions.is_true(document["status"], "Stalled")
         shown = self._ticks.shown(document, now_ms=self._env.now_ms())
         sink = Sink.of(_without_pods(shown))
         owner = f"SparkSink/{sink.meta.name}"
-        found = self._objects.get("PersistShard", sink.spec.shard_name)
+        found = self._found(sink.spec.shard_name)
         view = ShardView.of(sink.spec.shard_name, Shard.of(found) if found else None, self._settings)
+        read = chains.with_news(self._found(sink.spec.input_shard), self._inspected.get(str(sink.spec.input_shard)))
+        source = chains.input_of(sink, read, self._settings, busy=busy)
         runs = runs_of(children, owner)
+        observed = SinkObserved(shard=view, input=source, runs=runs, failures=self._failures.get(owner, {}))
         plan = plan_sink(
             sink,
-            SinkObserved(shard=view, runs=runs, failures=self._failures.get(owner, {})),
+            observed,
             now_ms=self._env.now_ms(),
             settings=self._settings,
             words=hints.local_words(sink.meta.name),
         )
         plan = self._ticks.kept(plan, document, shown)
         self._carry_out(owner, document, plan)
-        hopeless = view.reason in _HOPELESS and not any(not run.phase.finished for run in runs)
+        obstacle = observed.obstacle
+        hopeless = obstacle is not None and obstacle.reason in _HOPELESS and all(run.phase.finished for run in runs)
         stalled = conditions.is_true(plan.status, "Stalled") or (hopeless and not self._is_done(plan))
         return stalled or self._is_quiet(plan, runs), stalled
+
+    def _found(self, name: str | None) -> Document | None:
+        return None if name is None else self._objects.get("PersistShard", name)
 
     def _carry_out(self, owner: str, document: Document, plan: Plan) -> None:
         kind, name = document["kind"], document["metadata"]["name"]

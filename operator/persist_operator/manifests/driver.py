@@ -7,8 +7,7 @@ from typing import Any
 
 from persist_operator.api import names, quantity, sink_pods, times
 from persist_operator.api.resource import Meta
-from persist_operator.api.shard import CREDENTIALS_DIR, StoreLocation
-from persist_operator.api.sink import SinkSpec
+from persist_operator.api.shard import CREDENTIALS_DIR
 from persist_operator.manifests import pods, sink_files, sink_memory
 from persist_operator.plan.actions import StartDriver
 from persist_operator.settings import OperatorSettings
@@ -24,7 +23,7 @@ def driver_manifests(
     comes last, because it needs the others. `rpc_secret` are random bytes for this attempt; only its Secret contains them. PodRefused when
     the resource asks for a pod that it may not have.
     """
-    spec, location = action.spec, action.location
+    spec = action.spec
     sink_pods.check(spec, settings.workload)
     image = spec.spark.image or settings.images.spark
     labels = {
@@ -61,7 +60,7 @@ def driver_manifests(
             "executor.yaml": sink_files.json_text(executor),
         },
     }
-    pod = _pod(head, meta, spec=spec, image=image, location=location, settings=settings)
+    pod = _pod(head, meta, action, image=image, settings=settings)
     return [config_map, secret, _service(head), pod]
 
 
@@ -88,8 +87,9 @@ def _service(head: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pod(
-    head: dict[str, Any], meta: Meta, *, spec: SinkSpec, image: str, location: StoreLocation, settings: OperatorSettings
+    head: dict[str, Any], meta: Meta, action: StartDriver, *, image: str, settings: OperatorSettings
 ) -> dict[str, Any]:
+    spec, location = action.spec, action.location
     driver = spec.spark.driver
     memory = f"{quantity.to_mebibytes(driver.memory) + sink_memory.driver_overhead_mib(spec)}Mi"
     scratch = sink_files.scratch_dir()
@@ -123,7 +123,7 @@ def _pod(
             pods.mount("scratch", scratch),
             pods.mount("config", sink_files.CONFIG_DIR, read_only=True),
             pods.rpc_mount(),
-            *pods.credential_mounts(location),
+            *pods.sink_mounts(action),
         ],
     }
     pod = {
@@ -144,7 +144,7 @@ def _pod(
                 pods.empty_dir("scratch"),
                 {"name": "config", "configMap": {"name": head["name"]}},
                 pods.rpc_volume(head["name"], meta),
-                *pods.credential_volumes(location),
+                *pods.sink_volumes(action),
             ],
             **pods.pull_secrets(spec.spark.image_pull_secrets or settings.images.pull_secrets),
         },

@@ -10,10 +10,15 @@ from persist_operator.api.pod_template import PodRole, check_template
 from persist_operator.api.resource import Meta
 from persist_operator.api.shard import CREDENTIALS_DIR, StoreLocation
 from persist_operator.manifests import strategic_merge
+from persist_operator.plan.actions import StartDriver
+from persist_operator.plan.observed import DriverSource
 from persist_operator.settings import WorkloadAllow
 
 #: Folder and name of the file with the secret by which the driver and its executors authenticate each other.
 RPC_DIR, RPC_KEY = "/var/run/secrets/persist/rpc", "secret"
+#: The folder of the credentials of the stores that a driver reads, when they are not those of the stores that it writes.
+INPUT_CREDENTIALS_DIR = "/var/run/secrets/persist/input"
+_INPUT_VOLUME = "store-input"
 _USER = 10001
 _NAME_MAX = 63
 
@@ -95,6 +100,27 @@ def credential_volumes(location: StoreLocation) -> list[dict[str, Any]]:
 def credential_mounts(location: StoreLocation) -> list[dict[str, Any]]:
     """The mount of the Secret, whose keys are files; none without a Secret."""
     return [mount("store", CREDENTIALS_DIR, read_only=True)] if location.secret_name else []
+
+
+def shares_secret(source: DriverSource, location: StoreLocation) -> bool:
+    """Whether the credentials for `location` are those for the stores of `source`: one Secret of their common namespace, or none."""
+    return source.location.secret_name in {None, location.secret_name}
+
+
+def sink_volumes(action: StartDriver) -> list[dict[str, Any]]:
+    """The volumes with the credentials of a driver or executor: of the stores that it writes, and of those that it reads."""
+    volumes, source = credential_volumes(action.location), action.source
+    if source is None or shares_secret(source, action.location):
+        return volumes
+    return [*volumes, *({**one, "name": _INPUT_VOLUME} for one in credential_volumes(source.location))]
+
+
+def sink_mounts(action: StartDriver) -> list[dict[str, Any]]:
+    """The mounts of `sink_volumes`."""
+    mounts, source = credential_mounts(action.location), action.source
+    if source is None or shares_secret(source, action.location):
+        return mounts
+    return [*mounts, mount(_INPUT_VOLUME, INPUT_CREDENTIALS_DIR, read_only=True)]
 
 
 def credential_env(location: StoreLocation) -> list[dict[str, str]]:

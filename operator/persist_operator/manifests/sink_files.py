@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from persist_engine.codec.sink_run import SinkRun, encode_sink_run
+from persist_engine.codec.sink_run import SinkRun, SinkSource, encode_sink_run
 from persist_engine.model.ids import ShardId
 
 from persist_operator.api import names, quantity, sink_pods
@@ -37,9 +37,17 @@ _AUTHENTICATED = {
 }
 
 
-def sink_document(action: StartDriver, meta: Meta, *, credentials_dir: str, is_bounded: bool = False) -> dict[str, Any]:
+def sink_document(
+    action: StartDriver,
+    meta: Meta,
+    *,
+    credentials_dir: str,
+    input_credentials_dir: str = pods.INPUT_CREDENTIALS_DIR,
+    is_bounded: bool = False,
+) -> dict[str, Any]:
     """The contents of sink.json. input, envelope and write are as the user wrote them. `credentials_dir` is the folder from which the
-    driver reads the stores' credentials, if there is a Secret with them. `is_bounded`: a stream ends when its source has nothing new.
+    driver reads the stores' credentials, if there is a Secret with them, and `input_credentials_dir` the one for the stores of the shard
+    that it reads, if their Secret is another one. `is_bounded`: a stream ends when its source has nothing new.
     """
     spec, schema = action.spec, action.schema
     blob, consensus = action.location.urls(credentials_dir)
@@ -57,8 +65,18 @@ def sink_document(action: StartDriver, meta: Meta, *, credentials_dir: str, is_b
             write=spec.write,
             purpose=f"sink {meta.key}",
             stream=_stream(spec, is_bounded=is_bounded) if spec.mode == "Streaming" else None,
+            source=_source(action, credentials_dir, input_credentials_dir),
         )
     )
+
+
+def _source(action: StartDriver, credentials_dir: str, input_credentials_dir: str) -> SinkSource | None:
+    source = action.source
+    if source is None:
+        return None
+    folder = credentials_dir if pods.shares_secret(source, action.location) else input_credentials_dir
+    blob, consensus = source.location.urls(folder)
+    return SinkSource(shard_id=ShardId(source.shard_id), blob=blob, consensus=consensus)
 
 
 def _stream(spec: SinkSpec, *, is_bounded: bool) -> dict[str, Any]:
@@ -128,7 +146,7 @@ def executor_template(action: StartDriver, meta: Meta, *, allow: WorkloadAllow) 
         "name": EXECUTOR_CONTAINER,
         "env": [{"name": "HOME", "value": "/tmp"}, *pods.credential_env(location)],  # noqa: S108
         "securityContext": pods.container_security(),
-        "volumeMounts": [pods.mount("tmp", "/tmp"), pods.rpc_mount(), *pods.credential_mounts(location)],  # noqa: S108
+        "volumeMounts": [pods.mount("tmp", "/tmp"), pods.rpc_mount(), *pods.sink_mounts(action)],  # noqa: S108
     }
     pod = {
         "apiVersion": "v1",
@@ -140,7 +158,7 @@ def executor_template(action: StartDriver, meta: Meta, *, allow: WorkloadAllow) 
             "enableServiceLinks": False,
             "securityContext": pods.pod_security(),
             "containers": [container],
-            "volumes": [pods.empty_dir("tmp"), pods.rpc_volume(action.name, meta), *pods.credential_volumes(location)],
+            "volumes": [pods.empty_dir("tmp"), pods.rpc_volume(action.name, meta), *pods.sink_volumes(action)],
         },
     }
     template = action.spec.spark.executor.template

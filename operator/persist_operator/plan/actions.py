@@ -14,7 +14,7 @@ from persist_engine.model.ownership import Owner
 from persist_operator.api.names import MaintenanceKind
 from persist_operator.api.shard import InlineLocation, ShardSchema, StoreLocation
 from persist_operator.api.sink import SinkSpec
-from persist_operator.plan.observed import RunKind
+from persist_operator.plan.observed import DriverSource, RunKind
 
 StopEvent = Literal["", "DriverStopped", "DriverForcedOut"]
 
@@ -91,6 +91,8 @@ class StartDriver:
     schema: ShardSchema
     location: StoreLocation
     spec: SinkSpec
+    source: DriverSource | None = None
+    """The shard that the driver reads; None for an input of another type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from persist_engine.model.inspection import Inspection
@@ -19,6 +19,15 @@ from persist_operator.settings import OperatorSettings
 
 #: Reason of a condition: the API server refused a request of the operator. The condition's message contains the API server's.
 ACTION_REFUSED = "ActionRefused"
+#: Reason of a condition: everything that a driver needs of the shard is known.
+RESOLVED = "Resolved"
+#: The reasons of `ShardView.of` for a shard that a sink reads.
+_OF_INPUTS = {
+    "ShardNotFound": "InputNotFound",
+    "ShardStalled": "InputStalled",
+    "ShardNotReady": "InputNotReady",
+    "StorageUnreachable": "InputUnreachable",
+}
 RunKind = Literal["compaction", "rollup", "gc", "driver", "inspection"]
 
 
@@ -181,7 +190,9 @@ class ShardObserved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardView:
-    """What a sink needs of its PersistShard. `usable` iff everything that a driver needs is known and the stores answer."""
+    """What a sink needs of the PersistShard that it writes, or of the one that it reads. `usable` iff everything that a driver needs is
+    known and the stores answer.
+    """
 
     found: bool
     reason: str
@@ -193,7 +204,7 @@ class ShardView:
     @property
     def usable(self) -> bool:
         """Whether a driver may start on this shard."""
-        return self.reason == "Resolved"
+        return self.reason == RESOLVED
 
     @classmethod
     def of(
@@ -224,12 +235,45 @@ class ShardView:
             return cls(found=True, reason="ShardStalled", message=str(error))
         return cls(
             found=True,
-            reason="Resolved",
+            reason=RESOLVED,
             message=f"writes {known.shard_id}",
             shard_id=known.shard_id,
             schema=ShardSchema(key=known.schema.key or "", value=known.schema.value or ""),
             location=location,
         )
+
+    @classmethod
+    def of_input(
+        cls,
+        name: str,
+        shard: Shard | None,
+        settings: OperatorSettings,
+        namespace_labels: Mapping[str, str] = NO_LABELS,
+        *,
+        is_stream: bool,
+    ) -> ShardView:
+        """The view of the shard that a sink reads. A sink may read the stores that it may write, and no others. A stream waits for the
+        first rows of its input by itself; a run needs a time at which the input is readable.
+        """
+        view = cls.of(name, shard, settings, namespace_labels)
+        if not view.usable or shard is None:
+            return replace(view, reason=_OF_INPUTS.get(view.reason, view.reason))
+        frontiers = shard.known.frontiers
+        if frontiers.since == "" or (is_stream and frontiers.upper == ""):
+            text = f"PersistShard {name} is closed: nothing more comes; name another one in input.shard"
+            return cls(found=True, reason="InputClosed", message=text)
+        if not is_stream and frontiers.upper in {None, "0"}:
+            text = f"nothing was written to PersistShard {name} yet, so there is no time at which it could be read"
+            return cls(found=True, reason="InputNotWritten", message=text)
+        return replace(view, message=f"reads {view.shard_id}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverSource:
+    """The shard that a driver reads."""
+
+    shard_id: str
+    location: StoreLocation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,9 +281,30 @@ class SinkObserved:
     """Everything that the plan of a SparkSink needs beside the resource itself."""
 
     shard: ShardView
+    input: ShardView | None = None
+    """The shard that the sink reads; None for an input of another type."""
     runs: tuple[Run, ...] = ()
     executors: Executors = field(default_factory=Executors)
     leftovers: tuple[str, ...] = ()
     """Names of attempts that left objects but have no driver. Observed only while no attempt is under way."""
     failures: Mapping[str, ActionFailure] = field(default_factory=dict)
     """By `plan.actions.action_key`."""
+
+    @property
+    def obstacle(self) -> ShardView | None:
+        """The shard for which no driver can start; None when a driver can."""
+        views = (self.shard, *(() if self.input is None else (self.input,)))
+        return next((one for one in views if not one.usable), None)
+
+    @property
+    def source(self) -> DriverSource | None:
+        """The shard for a driver to read; None when there is none, or none to read yet."""
+        view = self.input
+        if view is None or not view.usable or view.location is None:
+            return None
+        return DriverSource(shard_id=view.shard_id, location=view.location)
+
+    @property
+    def input_id(self) -> str | None:
+        """The id of the shard that the sink reads, as far as it is known."""
+        return None if self.source is None else self.source.shard_id

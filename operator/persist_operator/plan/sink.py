@@ -7,7 +7,6 @@ is under way, and the status shows it before it starts. The run of a Streaming s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -132,6 +131,7 @@ def _adopt(draft: Draft) -> Draft:
         id=newest.run_id,
         revision=newest.revision,
         shard_id=draft.observed.shard.shard_id if draft.observed.shard.usable else None,
+        input_shard_id=draft.observed.input_id,
         first_attempt=newest.attempt,
         state="Running",
         scheduled_time=None if newest.scheduled_ms is None else times.to_text(newest.scheduled_ms),
@@ -256,17 +256,8 @@ def _interrupted(draft: Draft, child: Run) -> Draft:
 
 
 def _with_progress(draft: Draft, child: Run) -> Draft:
-    report, end = child.report or {}, times.to_text(child.finished_ms or draft.now_ms)
-    upper = report.get("upper")
-    # An earlier attempt committed and was lost with its numbers. The numbers on the status belong to the run before.
-    done = bool(report.get("already_done"))
-    progress = Progress(
-        upper=None if upper is None else str(upper),
-        rows_read=None if done else _number(report, "rows_read"),
-        updates_written=None if done else _number(report, "updates_written"),
-        last_commit_time=end,
-    )
-    return draft.having(progress=progress)
+    end = times.to_text(child.finished_ms or draft.now_ms)
+    return draft.having(progress=Progress.reported(child.report or {}, end=end))
 
 
 def _succeed(draft: Draft, child: Run) -> Draft:
@@ -285,11 +276,6 @@ def _succeed(draft: Draft, child: Run) -> Draft:
     draft = _remember(draft, "Succeeded", None, message)
     numbers = f"{report.get('rows_read', 0)} rows read, {report.get('updates_written', 0)} updates written"
     return draft.noting(Note("Normal", "RunSucceeded", f"{child.name}: {message if done or is_stream else numbers}"))
-
-
-def _number(report: Mapping[str, Any], name: str) -> int | None:
-    value = report.get(name)
-    return value if isinstance(value, int) else None
 
 
 def _fail(draft: Draft, failure: Failure, *, phase: DriverPhase, end_ms: int) -> Draft:
@@ -392,10 +378,12 @@ def _has_more(draft: Draft) -> bool:
 
 def _outdated(draft: Draft) -> str:
     """Why the run no longer matches the sink, because of a changed spec or another shard; "" when it matches."""
-    run, shard = draft.status.run, draft.observed.shard
+    run, shard, input_id = draft.status.run, draft.observed.shard, draft.observed.input_id
     if run.revision != draft.sink.spec.revision:
         return "the spec changed"
     moved = shard.usable and run.shard_id not in {None, shard.shard_id}
+    if input_id is not None and run.input_shard_id not in {None, input_id}:
+        return "the shard that it reads is another one"
     return "the shard is another one" if moved else ""
 
 
@@ -444,7 +432,7 @@ def _start_attempt(draft: Draft) -> Draft:
     if draft.now_ms < next_ms <= draft.now_ms + 2000 * spec.max_backoff_seconds:
         return draft.waking(next_ms)
     leaving = [one for one in draft.observed.runs if not one.phase.finished]
-    if leaving or not shard.usable or shard.schema is None or shard.location is None:
+    if leaving or draft.observed.obstacle is not None or shard.schema is None or shard.location is None:
         return draft.waking(draft.now_ms + 5000)
     if not creating or _outdated(draft):
         draft = _next_attempt(_forgo(draft, _outdated(draft)) if creating else draft)
@@ -462,6 +450,7 @@ def _start_attempt(draft: Draft) -> Draft:
             schema=shard.schema,
             location=shard.location,
             spec=spec,
+            source=draft.observed.source,
         )
     )
 
@@ -470,7 +459,8 @@ def _next_attempt(draft: Draft) -> Draft:
     revision, attempt = draft.sink.spec.revision, (draft.status.attempt or 0) + 1
     name = names.driver_name(draft.sink.meta.name, revision, attempt)
     driver = DriverState(pod_name=name, phase="Creating", start_time=draft.now)
-    draft = draft.having_run(revision=revision, shard_id=draft.observed.shard.shard_id)
+    read, written = draft.observed.input_id, draft.observed.shard.shard_id
+    draft = draft.having_run(revision=revision, shard_id=written, input_shard_id=read)
     return draft.having(attempt=attempt, driver=driver, next_attempt_time=None)
 
 

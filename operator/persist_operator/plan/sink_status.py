@@ -27,19 +27,23 @@ def finished(
         failed=counts.failed,
         selector=f"{names.LABEL_SINK}={sink.meta.name},{names.LABEL_ROLE}=executor",
     )
-    found = [*_ready(status, sink, observed, problem, words), _shard_resolved(observed), _running(status, observed)]
+    found = [*_ready(status, sink, observed, problem, words), *_resolved(observed), _running(status, observed)]
     if sink.spec.suspend:
         found.append(Condition("Suspended", "True", "Suspended", "spec.suspend is true: no driver is started"))
     rendered = conditions.render(found, status.conditions or (), generation=sink.meta.generation, now_ms=now_ms)
     return replace(status, executors=executors, conditions=tuple(rendered), observed_generation=sink.meta.generation)
 
 
-def _shard_resolved(observed: SinkObserved) -> Condition:
-    shard = observed.shard
+def _resolved(observed: SinkObserved) -> list[Condition]:
+    """Whether the shard that the sink writes is there, and the one that it reads, if it reads one."""
+    shard, source = observed.shard, observed.input
     resolved: conditions.Status = (
         "True" if shard.found and shard.reason not in {"ShardNotReady", "ShardStalled"} else "False"
     )
-    return Condition("ShardResolved", resolved, shard.reason, shard.message)
+    found = [Condition("ShardResolved", resolved, shard.reason, shard.message)]
+    if source is not None:
+        found.append(Condition("InputResolved", "True" if source.usable else "False", source.reason, source.message))
+    return found
 
 
 def _running(status: SinkStatus, observed: SinkObserved) -> Condition:
@@ -104,7 +108,8 @@ def _suspended(observed: SinkObserved) -> list[Condition]:
 def _under_way(status: SinkStatus, observed: SinkObserved, *, lasting: bool, was_ready: bool) -> list[Condition]:
     run, last, phase = status.run, status.last_failure, status.driver.phase
     is_going = status.is_under_way
-    held_up = not observed.shard.usable and (not is_going or (phase == "Creating" and not observed.runs))
+    obstacle = observed.obstacle
+    held_up = obstacle is not None and (not is_going or (phase == "Creating" and not observed.runs))
     if is_going and not held_up:
         reason, text = "Running", f"run {run.number}, attempt {status.attempt}"
     elif status.next_attempt_time is not None:
@@ -112,8 +117,8 @@ def _under_way(status: SinkStatus, observed: SinkObserved, *, lasting: bool, was
             "BackingOff",
             f"the next attempt is at {status.next_attempt_time}, after {last.reason}: {_first_line(last)}",
         )
-    elif held_up:
-        reason, text = observed.shard.reason, observed.shard.message
+    elif obstacle is not None and held_up:
+        reason, text = obstacle.reason, obstacle.message
     else:
         reason, text = "Starting", "waiting for the driver of the former attempt to be gone"
     retried = (run.first_attempt or 0) < (status.attempt or 0)

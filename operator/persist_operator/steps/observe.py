@@ -134,8 +134,7 @@ class Observer:
 
     def sink(self, sink: Sink, failures: Mapping[str, ActionFailure]) -> SinkObserved:
         """The observation for the plan of a SparkSink."""
-        found = self._cluster.get(PERSIST_SHARD, sink.meta.namespace, sink.spec.shard_name)
-        shard = None if found is None else Shard.of(load_schemas().default(found))
+        shard, labels = self._shard_of(sink, sink.spec.shard_name)
         owned = {**_owned(sink.meta.uid), names.LABEL_COMPONENT: SINK_COMPONENT}
         pods = self._cluster.find(POD, sink.meta.namespace, owned)
         drivers = [pod for pod in pods if pod["metadata"]["labels"].get(names.LABEL_ROLE) == "driver"]
@@ -151,11 +150,26 @@ class Observer:
         newest = max((run.attempt for run in runs), default=0)
         return SinkObserved(
             leftovers=self._leftovers(sink, owned, runs),
-            shard=ShardView.of(sink.spec.shard_name, shard, self._settings, self._labels.of(shard) if shard else {}),
+            shard=ShardView.of(sink.spec.shard_name, shard, self._settings, labels),
+            input=self._input(sink),
             runs=tuple(runs),
             executors=children.executors(workers, newest) if newest else Executors(),
             failures=failures,
         )
+
+    def _input(self, sink: Sink) -> ShardView | None:
+        """The shard that the sink reads, in the sink's own namespace like the one that it writes."""
+        name = sink.spec.input_shard
+        if name is None:
+            return None
+        shard, labels = self._shard_of(sink, name)
+        is_stream = sink.spec.mode == "Streaming"
+        return ShardView.of_input(name, shard, self._settings, labels, is_stream=is_stream)
+
+    def _shard_of(self, sink: Sink, name: str) -> tuple[Shard | None, Mapping[str, str]]:
+        found = self._cluster.get(PERSIST_SHARD, sink.meta.namespace, name)
+        shard = None if found is None else Shard.of(load_schemas().default(found))
+        return shard, {} if shard is None else self._labels.of(shard)
 
     def _leftovers(self, sink: Sink, owned: Mapping[str, str], runs: list[Run]) -> tuple[str, ...]:
         """Names of attempts that have a ConfigMap but no driver. The ConfigMap is created first and removed last."""

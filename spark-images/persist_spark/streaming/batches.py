@@ -14,6 +14,7 @@ from persist_engine.base.errors import Fenced, Unavailable
 from persist_engine.model.frontier import Antichain
 from pyspark.sql import DataFrame
 
+from persist_spark.inputs.shard import read_before
 from persist_spark.landing import TRIES_MAX
 from persist_spark.report import Log, SinkReport
 from persist_spark.session import executor_count
@@ -59,7 +60,8 @@ class Batches:
 
     def __post_init__(self) -> None:
         upper = None if self.expected is None else self.expected.upper.time
-        self.report = SinkReport(run_id=self.spec.run_id, upper=upper, batches=0)
+        read = read_before(self.spec, self.committed.offsets)
+        self.report = SinkReport(run_id=self.spec.run_id, upper=upper, input_upper=read, batches=0)
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         """Commits one batch. The caller finds an error in `failure`, and no later batch is committed.
@@ -136,6 +138,7 @@ class Batches:
             total,
             lower=done.lower if total.lower is None else total.lower,
             upper=total.upper if done.upper is None else done.upper,
+            input_upper=read_before(self.spec, offsets),
             rows_read=total.rows_read + done.rows_read,
             updates_written=total.updates_written + done.updates_written,
             executors=executor_count(self.staging.spark),

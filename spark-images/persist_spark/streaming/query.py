@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from persist_spark import frames
 from persist_spark.datasource import register
+from persist_spark.inputs.shard import DIFF, flat_changes
 from persist_spark.spec import ConfigurationError, Input, SinkSpec
 
 #: The operators of Spark's optimized plan that treat each row by itself.
@@ -38,8 +39,12 @@ def streaming_input(spark: SparkSession, spec: SinkSpec) -> DataFrame:
     """The rows of the stream, with the SQL applied. ConfigurationError when the source does not stream, and when the SQL keeps a state."""
     if spec.input.format == _PERSIST:
         register(spark, blob=spec.blob, consensus=spec.consensus)
-    frame = frames.read_input(spark, spec.input, streaming=True)
-    for node in _streaming_nodes(_optimized(frame)):
+    loaded = frames.load_input(spark, spec.input, streaming=True)
+    frame = frames.with_sql(flat_changes(loaded, spec) if spec.input.is_shard else loaded, spec.input)
+    plan = _optimized(frame)
+    if spec.input.is_shard:
+        _check_diffs(plan)
+    for node in _streaming_nodes(plan):
         name = node.nodeName()
         if name not in _STATELESS and not _is_join_with_a_table(node):
             raise ConfigurationError(
@@ -47,6 +52,26 @@ def streaming_input(spark: SparkSession, spec: SinkSpec) -> DataFrame:
                 "projections, filters, unions and joins with tables"
             )
     return frame
+
+
+def _check_diffs(plan: Any) -> None:
+    """Refuses SQL over the changes of a shard that drops their diffs, or that gives a row other values when it is taken away."""
+    # The column of the source, which no user can name: SQL sees `_diff`, and the optimizer removes what nothing needs.
+    used = {str(column).partition("#")[0] for node in _streaming_nodes(plan) for column in _columns(node.references())}
+    if "diff" not in used:
+        raise ConfigurationError(
+            f"input.shard.sql: it drops {DIFF}, so rows that are taken away from the input would stay; select it, and name it in "
+            "envelope.diffColumn"
+        )
+    if not plan.deterministic():
+        raise ConfigurationError(
+            "input.shard.sql: a row must have the same values when it is added and when it is taken away; use no random functions"
+        )
+
+
+def _columns(attributes: Any) -> list[Any]:
+    sequence = attributes.toSeq()
+    return [sequence.apply(index) for index in range(sequence.size())]
 
 
 def reads_files(frame: DataFrame) -> bool:

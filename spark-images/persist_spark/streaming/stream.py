@@ -11,6 +11,7 @@ from persist_engine.base.env import Env
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from persist_spark.inputs.shard import check_continues, named_input, resolved
 from persist_spark.landing import driver_settings
 from persist_spark.partitions import sink_settings
 from persist_spark.report import Log, SinkReport
@@ -36,14 +37,16 @@ def run_stream(spark: SparkSession, spec: SinkSpec, *, stop: threading.Event, en
     stream = spec.stream
     assert stream is not None
     # A batch without rows is no error: the next one may have some.
-    spec = replace(spec, input=replace(spec.input, allow_empty=True))
+    spec = resolved(replace(spec, input=replace(spec.input, allow_empty=True)))
     settings = driver_settings(sink_settings(spec.write.target_part_bytes))
-    with PersistClient.open(Location(blob=spec.blob, consensus=spec.consensus), settings=settings, env=env) as client:
+    location = Location(blob=spec.blob, consensus=spec.consensus)
+    with named_input(spec), PersistClient.open(location, settings=settings, env=env) as client:
         difference = client.schema(spec.shard_id).difference(spec.schema)
         if difference is not None:
             raise ConfigurationError(f"schema: differs from that of shard {spec.shard_id}: {difference}")
         progress = client.progress(spec.shard_id, spec.sink_id)
         position = _start(spec, progress, env)
+        check_continues(spec, position.offsets)
         frame = streaming_input(spark, spec)
         # Plans only: the refusal of rows that do not fit comes before the first batch.
         rows_of(frame, spec.schema, spec.envelope)

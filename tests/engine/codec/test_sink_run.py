@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.codec.sink_run import SinkRun, decode_sink_run, encode_sink_run
+from persist_engine.codec.sink_run import SinkRun, SinkSource, decode_sink_run, encode_sink_run
 from persist_engine.model.ids import ShardId
 
 TEXTS = st.text(min_size=1, max_size=8)
@@ -28,6 +28,8 @@ RUNS = st.builds(
     write=BLOCKS,
     purpose=TEXTS,
     stream=st.none() | BLOCKS,
+    source=st.none()
+    | st.builds(SinkSource, shard_id=st.uuids().map(lambda one: ShardId(f"s{one}")), blob=TEXTS, consensus=TEXTS),
 )
 RUN = SinkRun(
     sink_id="team/load", run_id="uid-2", shard_id=ShardId("s00000000-0000-0000-0000-000000000001"), key_schema="id BIGINT",
@@ -60,7 +62,13 @@ def test_what_may_be_absent_has_a_default():
     [
         ({"blobs": "x"}, "^unknown field: blobs$"),
         ({"location": {"blob": "b", "consensus": "c", "region": "r"}}, "^unknown field: location.region$"),
-        ({"input": []}, "^input must be an object, not list$"),
+        ({"input": []}, "^input must be an object, not a list$"),
+        ({"source": {"shard_id": "nonsense", "location": {}}}, "^source.shard_id: "),
+        ({"source": {"shard_id": RUN.shard_id, "location": {"blob": "b"}}}, "^source.location.consensus is required$"),
+        (
+            {"source": {"shard_id": RUN.shard_id, "name": "n", "location": {"blob": "b", "consensus": "c"}}},
+            "source.name$",
+        ),
         ({"shard_id": "nonsense"}, "^shard_id: "),
         ({"purpose": 3}, "^purpose must be text, not a whole number$"),
     ],
@@ -71,7 +79,8 @@ def test_a_refusal_names_the_field(changes, message):
 
 
 def test_every_field_of_a_run_is_in_the_document():
-    document = encode_sink_run(dataclasses.replace(RUN, val_schema="v STRING", stream={}))
+    source = SinkSource(shard_id=RUN.shard_id, blob="b", consensus="c")
+    document = encode_sink_run(dataclasses.replace(RUN, val_schema="v STRING", stream={}, source=source))
     assert len(dataclasses.fields(SinkRun)) == len(document) + 2, (
         "the two schemas, and the two stores, share one field each"
     )

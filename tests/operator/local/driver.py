@@ -1,6 +1,6 @@
 """Stands in for `persist_spark.main` in the runner's tests: appends one row, once per run id, by the engine's own sink protocol.
 
-Files in the folder that the input of the sink names control it: `crash` (it ends by SIGKILL before it appends, once), `hold` (after
+Files in the folder `control` of the test control it: `crash` (it ends by SIGKILL before it appends, once), `hold` (after
 the append it waits until the file is gone), `refuse` (it fails as under a wrong configuration). Each attempt leaves `attempt-PID`, and that
 of a stream `stream`, with how it is to run.
 """
@@ -44,11 +44,15 @@ def append_once(spec):
 def main():
     argv = sys.argv[1:]
     spec = json.loads(Path(argv[argv.index("--spec") + 1]).read_text())
-    control = Path(spec["input"]["format"]["options"]["path"])
+    control = Path(__file__).parents[2] / "control"  # see House
     (control / f"attempt-{os.getpid()}").touch()
     print("the driver speaks", flush=True)
     if "stream" in spec:
         (control / "stream").write_text(json.dumps(spec["stream"]))
+    input_upper = None
+    if "source" in spec:
+        with PersistClient.open(Location(**spec["source"]["location"])) as client:
+            input_upper = client.recent_upper(ShardId(spec["source"]["shard_id"])).time
     report = {
         "type": "Sink",
         "outcome": "Succeeded",
@@ -56,6 +60,7 @@ def main():
         "message": "one row",
         "run_id": spec["run_id"],
         "upper": None,
+        "input_upper": input_upper,
     }
     code = 0
     if (control / "crash").exists():

@@ -43,6 +43,37 @@ def test_a_stream_runs_once_in_each_up_until_its_source_has_nothing_new(house):
 
 
 @pytest.mark.slow
+def test_a_sink_that_reads_a_shard_runs_after_the_sinks_that_write_it(house):
+    """By name it would be the first one. All read what the sink before them wrote in the same `up`."""
+    read = {"input": {"type": "Shard", "shard": {"name": "things"}}, "envelope": {"type": "Mirror"}}
+    again = {"input": {"type": "Shard", "shard": {"name": "sums"}}, "envelope": {"type": "Diff", "diffColumn": "_diff"}}
+    documents = [
+        *(house.shard(name) for name in ("things", "sums", "copies")),
+        house.sink("b-sums", "sums", **read),
+        house.sink("a-copies", "copies", mode="Streaming", **again),
+        house.sink(),
+    ]
+    assert house.run(*documents, drivers=3) == []
+    for name in ("b-sums", "a-copies"):
+        assert reason(house, "SparkSink", name) == ("True", "Completed")
+        assert house.status("SparkSink", name)["progress"]["inputUpper"] == "1"
+    assert "Reads      PersistShard/things" in house.local("describe", "ssink", "b-sums").stdout
+    ended = {name: house.status("SparkSink", name)["driver"]["endTime"] for name in ("load", "b-sums", "a-copies")}
+    assert ended["load"] <= ended["b-sums"] <= ended["a-copies"]
+
+
+@pytest.mark.slow
+def test_a_sink_whose_input_is_not_there_fails_and_up_ends(house):
+    source = {"type": "Shard", "shard": {"name": "nothing"}}
+    lonely = house.sink("lonely", input=source, envelope={"type": "Mirror"})
+    assert house.run(house.shard(), lonely) == ["SparkSink/lonely"]
+    assert reason(house, "SparkSink", "lonely") == ("False", "InputNotFound")
+    assert house.run(house.shard("nothing")) == ["SparkSink/lonely"]
+    assert reason(house, "SparkSink", "lonely") == ("False", "InputNotWritten")
+    assert house.attempts() == 0
+
+
+@pytest.mark.slow
 def test_maintenance_runs_until_nothing_is_due_and_the_contents_stay(house):
     shard = house.shard(rollup={"everySeqnos": 4}, retention={"sinceLagSeconds": 0})
     assert house.run(shard, house.sink()) == []

@@ -1,0 +1,93 @@
+"""Sinks that read shards: the order in which one `up` runs them, and the shard that each of them reads. Pure.
+
+Without `--watch`, a sink that reads a shard waits until the sinks that write this shard have had their runs. So one `up` leaves every shard
+as it would be after a while in a cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from typing import Any
+
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.model.ids import ShardId
+from persist_engine.model.inspection import Inspection
+
+from persist_operator.api.shard import Shard, StoreLocation
+from persist_operator.api.sink import Sink
+from persist_operator.local.objects import Document
+from persist_operator.plan.observed import RESOLVED, Inspected, ShardView
+from persist_operator.plan.shard_status import frontier_text
+from persist_operator.settings import OperatorSettings
+
+
+def upstream_first(sinks: Iterable[Document]) -> list[Document]:
+    """The sinks, each one after those that write the shard that it reads. A ring of sinks begins at the first of them by its name."""
+    every = sorted(sinks, key=lambda one: str(one["metadata"]["name"]))
+    ordered: list[Document] = []
+    seen: set[str] = set()
+
+    def put(sink: Document) -> None:
+        if sink["metadata"]["name"] in seen:
+            return
+        seen.add(sink["metadata"]["name"])
+        for writer in every:
+            if written_by(writer) == read_by(sink):
+                put(writer)
+        ordered.append(sink)
+
+    for sink in every:
+        put(sink)
+    return ordered
+
+
+def written_by(sink: Mapping[str, Any]) -> str:
+    """The name of the PersistShard that the sink writes."""
+    return str(sink["spec"]["shardRef"]["name"])
+
+
+def read_by(sink: Mapping[str, Any]) -> str | None:
+    """The name of the PersistShard that the sink reads; None when it reads none."""
+    name: str | None = (sink["spec"]["input"].get("shard") or {}).get("name")
+    return name
+
+
+def with_news(found: Document | None, inspected: Inspected | None) -> Document | None:
+    """The PersistShard with the frontiers that this pass read: the status of a busy shard is older."""
+    if found is None or not isinstance(inspected, Inspection):
+        return found
+    frontiers = {"since": frontier_text(inspected.since), "upper": frontier_text(inspected.upper)}
+    return {**found, "status": {**(found.get("status") or {}), "frontiers": frontiers}}
+
+
+def input_of(
+    sink: Sink, found: Mapping[str, Any] | None, settings: OperatorSettings, *, busy: Set[str]
+) -> ShardView | None:
+    """The view of the shard that the sink reads; None when it reads none. `found` is the PersistShard of this name. Without one, the name
+    may be the id of a shard in the default stores. `busy`: the shards that other sinks have yet to write in this `up`.
+    """
+    name = sink.spec.input_shard
+    if name is None:
+        return None
+    if name in busy:
+        text = f"waits for the sinks that write PersistShard {name}"
+        return ShardView(found=True, reason="InputBusy", message=text)
+    default = settings.storage_profiles.get(settings.default_profile)
+    if found is None and default is not None and _is_id(name):
+        location = StoreLocation(
+            blob=default.blob,
+            consensus=default.consensus,
+            secret_name=default.secret_name,
+            profile=settings.default_profile,
+        )
+        return ShardView(found=True, reason=RESOLVED, message=f"reads {name}", shard_id=name, location=location)
+    shard = None if found is None else Shard.of(found)
+    return ShardView.of_input(name, shard, settings, is_stream=sink.spec.mode == "Streaming")
+
+
+def _is_id(text: str) -> bool:
+    try:
+        ShardId(text)
+    except InvalidUsage:
+        return False
+    return True

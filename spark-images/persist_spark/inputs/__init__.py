@@ -1,0 +1,1 @@
+"""Inputs of sinks that are more than a format of Spark."""

@@ -1,0 +1,164 @@
+"""A shard as the input of a sink: its contents at one time for a run, its contents and then its changes for a stream.
+
+A run reads at a time that the driver chooses once, under a leased reader of its own, so that the time stays readable however often the run
+reads its input.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from persist_engine import Location, PersistClient
+from persist_engine.base.env import Env, SystemEnv
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.wording import dated
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
+
+from persist_spark import frames
+from persist_spark.datasource import register
+from persist_spark.options import Options, instant
+from persist_spark.partitions import sink_settings
+from persist_spark.row_shape import condition, row_type
+from persist_spark.source.names import with_shard_id
+from persist_spark.source.stream_read import StreamOptions, stream_row_type
+from persist_spark.spec import TARGET_PART_BYTES, ConfigurationError, SinkSpec
+
+#: The columns of a stream before the fields of its rows: the time of an update, and how often it adds its row.
+TIME, DIFF = "_time", "_diff"
+
+
+@dataclass(frozen=True, slots=True)
+class RunInput:
+    """The input of one run."""
+
+    read: Callable[[], DataFrame]
+    """Every call shows the same rows, as far as the source can do that. A shard can."""
+    upper: int | None = None
+    """Of a shard: everything at times before this one is read."""
+
+
+def resolved(spec: SinkSpec) -> SinkSpec:
+    """The sink with the id of the shard that it reads in the place of a name. ConfigurationError for a name that leads to no shard, for the
+    shard that the sink writes, and for a condition or columns that the shard does not have.
+    """
+    if not spec.input.is_shard:
+        return spec
+    with _explained():
+        options = with_shard_id(spec.input.options)
+    if options["shard"] == spec.shard_id and options["blob"] == spec.blob:
+        raise ConfigurationError(f"input.shard.name: the sink writes shard {spec.shard_id}, so it cannot read it")
+    with _explained():  # Spark would show a stack of Python for what is wrong here
+        if spec.stream is not None:
+            stream_row_type(StreamOptions.parse(options))
+        else:
+            batch = Options.parse(options)
+            with _opened(batch.location) as client:
+                schema = client.schema(batch.shard)
+            if batch.where is not None:
+                condition(batch.where, schema, "where")
+            row_type(schema, updates=False, columns=batch.columns)
+    return replace(spec, input=replace(spec.input, options=options))
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except InvalidUsage as error:
+        raise ConfigurationError(f"input.shard: {error}") from error
+
+
+def _opened(location: Location) -> PersistClient:
+    return PersistClient.open(location, settings=sink_settings(TARGET_PART_BYTES), env=SystemEnv(), create=False)
+
+
+@contextmanager
+def named_input(spec: SinkSpec) -> Iterator[None]:
+    """Within, errors name the input as the user wrote it: `input.shard` in the place of `input.format`."""
+    try:
+        yield
+    except ConfigurationError as error:
+        if not spec.input.is_shard:
+            raise
+        raise ConfigurationError(str(error).replace("input.format", "input.shard")) from error
+
+
+@contextmanager
+def opened_input(spark: SparkSession, spec: SinkSpec, *, env: Env) -> Iterator[RunInput]:
+    """What the sink reads in one run. The rows of a shard are readable within the block: a row that it holds n times comes n times.
+
+    ConfigurationError for a shard without a time that is complete, and for a time before its since or after its last complete time.
+    """
+    if not spec.input.is_shard:
+        yield RunInput(lambda: frames.read_input(spark, spec.input))
+        return
+    source = resolved(spec).input
+    options = Options.parse(source.options)
+    register(spark, blob=spec.blob, consensus=spec.consensus)
+    with (
+        _opened(options.location) as client,
+        client.open_leased_reader(options.shard, purpose=f"{spec.purpose}, input") as reader,
+    ):
+        newest = client.recent_upper(options.shard).newest_complete
+        if newest < 0:
+            raise ConfigurationError(f"input.shard: nothing was written to shard {options.shard} yet; write it first")
+        as_of = newest if options.as_of is None else instant(options.as_of, env.now_ms())
+        if as_of > newest or not reader.since.less_equal(as_of):
+            raise ConfigurationError(
+                f"input.shard.asOf: {dated(as_of)} cannot be read: shard {options.shard} is readable from "
+                f"{dated(reader.since.time)} to {dated(newest)}; choose a time between them, or none"
+            )
+        pinned = replace(source, options={**source.options, "as_of": str(as_of)})
+        yield RunInput(lambda: frames.read_input(spark, pinned), as_of + 1)
+
+
+def flat_changes(changes: DataFrame, spec: SinkSpec) -> DataFrame:
+    """The updates of a stream as flat rows: `_time`, `_diff`, the fields of the key, the fields of the value. A sink without SQL gets those
+    of the first two that its envelope names. ConfigurationError when two columns have one name.
+    """
+    fields = [(side, name) for side in ("key", "val") for name in changes.schema[side].dataType.names]
+    names = [TIME, DIFF, *(name for _, name in fields)]
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if doubled:
+        raise ConfigurationError(
+            f"input.shard: {', '.join(doubled)} would be the name of two columns; choose among them with input.shard.columns"
+        )
+    given = {spec.envelope.timestamp_column, spec.envelope.diff_column}
+    beside = [
+        F.col(column).alias(name)
+        for column, name in (("time", TIME), ("diff", DIFF))
+        if spec.input.sql is not None or name in given
+    ]
+    return changes.select(*beside, *(F.col(side).getField(name).alias(name) for side, name in fields))
+
+
+def check_continues(spec: SinkSpec, offsets: str | None) -> None:
+    """Checks that the shard still knows what happened after the batch that ends at Spark's `offsets`. ConfigurationError when its since has
+    passed that: the stream would have to skip changes.
+    """
+    before = read_before(spec, offsets)
+    if before is None:
+        return
+    options = StreamOptions.parse(spec.input.options)
+    with _opened(options.location) as client:
+        since = client.inspect(options.shard).since
+    if since is None or since >= before:
+        raise ConfigurationError(
+            f"input.shard: the sink has read shard {options.shard} up to {dated(before)}, and its since is {dated(since)}: what happened "
+            "when, up to since, is forgotten. Begin with another sink and another shard, and let the input keep more times: its "
+            "retention.sinceLagSeconds must be longer than a driver may stand still"
+        )
+
+
+def read_before(spec: SinkSpec, offsets: str | None) -> int | None:
+    """The time before which a stream has read everything, after the batch that ends at Spark's `offsets`. None for an input that is no
+    shard, and before the first batch.
+    """
+    if not spec.input.is_shard or offsets is None:
+        return None
+    upper = min(int(json.loads(line)["upper"]) for line in offsets.splitlines()[2:])
+    return None if upper < 0 else upper
