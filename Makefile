@@ -13,8 +13,8 @@ ARGS ?=
 ##@ Setup
 help: ## this list
 	@awk 'BEGIN{FS=":.*## "} /^##@/{printf "\n%s\n",substr($$0,5)} /^[a-z0-9-]+:.*## /{printf "  \033[1m%-14s\033[0m %s\n",$$1,$$2}' $(MAKEFILE_LIST)
-setup: ## install what demo and tests need: uv, Python packages, Java 17, redis-server, versitygw, the histories' checker, kstatus, helm; names what it could not get
-	@bash .ci/tools.sh uv java redis versitygw checker kstatus helm
+setup: ## install what demo and tests need: uv, Python packages, Java 17, redis-server, versitygw, the histories' checker, kstatus, a Kafka broker and Spark's connector, helm; names what it could not get
+	@bash .ci/tools.sh uv java redis versitygw checker kstatus connector broker helm
 	@uv sync --frozen --quiet
 setup-demo: ## install what `make demo` needs: uv, Java 17, the Python packages except those of the tests
 	@bash .ci/tools.sh uv java

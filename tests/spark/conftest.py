@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from persist_kit.broker import jar_folder
 from persist_spark.session import start_session
 from pyspark.sql import SparkSession
 
@@ -67,12 +68,13 @@ def local_spark() -> Iterator[SparkSession]:
     }
     arguments = " ".join(f"--conf '{name}={value}'" for name, value in conf.items())
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"{arguments} pyspark-shell"
+    os.environ["SPARK_DIST_CLASSPATH"] = str(jar_folder("connector") / "*")
     session = start_session("tests")
     try:
         yield session
     finally:
         session.stop()
-        del os.environ["PYSPARK_SUBMIT_ARGS"]
+        del os.environ["PYSPARK_SUBMIT_ARGS"], os.environ["SPARK_DIST_CLASSPATH"]
 
 
 @pytest.fixture(scope="session")
