@@ -125,7 +125,13 @@ class World:
     def options(self, **changes):
         client = {**self.kafka.broker.client(self.kafka.broker.login_from_file), **FROM_FOLDER}
         named = {f"kafka.{name}": value for name, value in client.items()}
-        return {**named, "subscribe": self.topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "8", **changes}
+        return {
+            **named,
+            "subscribe": self.topic,
+            "startingOffsets": "earliest",
+            "maxOffsetsPerTrigger": "16",
+            **changes,
+        }
 
     def spec(self, envelope, *, run="r-1", sql=ROWS, stream=None, value="n BIGINT, at BIGINT", **options):
         return SinkSpec(
