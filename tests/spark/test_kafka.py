@@ -155,9 +155,9 @@ class World:
         spec = self.spec(envelope, **changes)
         return run_stream(self.spark, spec, stop=stop or threading.Event(), env=SystemEnv(), log=self.logs[-1])
 
-    def dies(self, envelope, event, **changes):
+    def dies(self, envelope, event, *, count=2, **changes):
         with pytest.raises(Died):
-            self.run(envelope, Acts(die, event, 2), **changes)
+            self.run(envelope, Acts(die, event, count), **changes)
 
     def rows(self):
         """Every row and how often it is there."""
@@ -187,15 +187,14 @@ APPEND = Envelope(type=EnvelopeType.APPEND)
 
 
 def test_upserts_are_those_of_the_last_records(world):
-    """A key's records come in order and out of order, over drivers that die before and after their commit."""
+    """A key's records come in order and out of order. The first driver dies after its last commit, before Spark's."""
     envelope = Envelope(type=EnvelopeType.UPSERT, order_column="at")
     world.kafka.send(world.topic, *[(id_, {"id": id_, "n": n, "at": n}) for n in range(5) for id_ in range(4)])
-    world.dies(envelope, "staged")
+    world.dies(envelope, "appended")
     late = [(id_, {"id": id_, "n": 0, "at": 1}) for id_ in range(4)]
     gone = [(3, {"id": 3, "n": None, "at": 9})]
     world.kafka.send(world.topic, *late, *gone, (0, {"id": 0, "n": 77, "at": 6}))
-    world.dies(envelope, "appended")
-    assert world.run(envelope).batches >= 1
+    assert world.run(envelope).batches == 1
     assert world.rows() == Counter({(0, 77, 6): 1, (1, 4, 4): 1, (2, 4, 4): 1})
 
 
@@ -212,13 +211,10 @@ def test_change_events_with_tombstones(world):
         return [(id_, {"before": {"id": id_}, "after": None, "op": "d", "ts_ms": next(time)}), (id_, None)]
 
     world.kafka.send(world.topic, *[put(id_, 0, "r") for id_ in range(6)], *removed(1), *removed(2))
-    world.dies(envelope, "staged", sql=CHANGES, value="n BIGINT")
-    world.kafka.send(world.topic, put(3, 5, "u"), put(2, 6), *removed(4))
+    world.dies(envelope, "staged", count=1, sql=CHANGES, value="n BIGINT")
+    world.kafka.send(world.topic, put(3, 5, "u"), put(2, 6), *removed(4), (7, None))
     world.run(envelope, sql=CHANGES, value="n BIGINT")
     assert world.rows() == Counter({(0, 0): 1, (2, 6): 1, (3, 5): 1, (5, 0): 1})
-    world.kafka.send(world.topic, (7, None))
-    world.run(envelope, sql=CHANGES, value="n BIGINT")
-    assert sum(world.rows().values()) == 4
 
 
 def test_a_stream_that_begins_with_now_keeps_its_beginning(world):
@@ -274,7 +270,8 @@ class Driver:
         classes = {"SPARK_CONF_DIR": str(folder), "SPARK_DIST_CLASSPATH": str(jar_folder("connector") / "*")}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "persist_spark.main", *arguments],
-            env={**os.environ, **classes},
+            # Without the settings of this process's session, which would win against those of the file.
+            env={name: value for name, value in os.environ.items() if name != "PYSPARK_SUBMIT_ARGS"} | classes,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
