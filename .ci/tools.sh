@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs missing tools: tools.sh NAME... of uv java javac redis versitygw checker kstatus kind helm (all of them if none is named).
+# Installs missing tools: tools.sh NAME... of uv java javac redis versitygw checker kstatus connector broker kind helm (all of them if none is named).
 # Each step is idempotent and prints what it did or could not get; the exit code is 1 if a requested tool is missing.
-# Programs go to ~/.cache/persist-operator/bin, which make puts on PATH; packages come from Debian's apt.
+# Programs go to ~/.cache/persist-operator/bin, which make puts on PATH, jars to ~/.cache/persist-operator/jars; packages come from Debian's apt.
 set -uo pipefail
 . "$(dirname "$(readlink -f "$0")")/../tests/e2e/cluster/settings.sh"
 set +e
@@ -78,6 +78,23 @@ go_build() { # NAME FOLDER-OF-TESTS WHAT-FOR: a program of ours; built anew when
 get_checker() { go_build persist-linearizability-checker linearizability/checker "Tests of linearizability check histories with it"; }
 get_kstatus() { go_build persist-kstatus operator/truth/kstatus "Tests of statuses read them with it as GitOps tools do"; }
 
+jars() { # NAME FOLDER-WITH-POM WHAT-FOR: what the pom names, with the checksums beside it, into $JARS/NAME
+  local source target=$JARS/$1; source=$(dirname "$(readlink -f "$0")")/../$2
+  [ -f "$target/jars.sha256" ] && cmp -s "$source/jars.sha256" "$target/jars.sha256" && return
+  have mvn || apt maven
+  local fresh; mkdir -p "$JARS"; fresh=$(mktemp -d "$JARS/.$1.XXXXXX"); chmod 755 "$fresh"
+  say "mvn dependency:copy-dependencies for the $1"
+  if have mvn && mvn -q -B -Dstyle.color=never -f "$source/pom.xml" dependency:copy-dependencies "-DoutputDirectory=$fresh" >&2 &&
+    (cd "$fresh" && sha256sum --quiet --strict -c "$(readlink -f "$source")/jars.sha256" >&2); then
+    cp "$source/jars.sha256" "$fresh/" && rm -rf "$target" && mv "$fresh" "$target" && return
+  fi
+  rm -rf "$fresh"
+  lacks "the jars of the $1" "$3: install Maven and let it reach a repository, then run this again."
+}
+
+get_connector() { jars connector spark-images/spark/connector "Spark reads Kafka with them"; }
+get_broker() { jars broker tests/kit/broker "Tests of Kafka start a broker"; }
+
 get_kind() {
   have kind && { have kubectl || get_kubectl; } && return
   go_install kind "sigs.k8s.io/kind@v$KIND_VERSION"
@@ -100,11 +117,11 @@ get_helm() {
   have helm || lacks helm "Install Go 1.26 or newer, then run this again (or see https://helm.sh)."
 }
 
-(($#)) || set -- uv java javac redis versitygw checker kstatus kind helm
+(($#)) || set -- uv java javac redis versitygw checker kstatus connector broker kind helm
 for tool in "$@"; do
   case $tool in
-    uv | java | javac | redis | versitygw | checker | kstatus | kind | helm) "get_$tool" ;;
-    *) die "tools.sh knows uv java javac redis versitygw checker kstatus kind helm, not $tool" ;;
+    uv | java | javac | redis | versitygw | checker | kstatus | connector | broker | kind | helm) "get_$tool" ;;
+    *) die "tools.sh knows uv java javac redis versitygw checker kstatus connector broker kind helm, not $tool" ;;
   esac
 done
 ((${#missing[@]} == 0)) || { printf 'could not get: %s\n' "$(IFS=,; echo "${missing[*]}")" >&2; exit 1; }

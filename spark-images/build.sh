@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the project's images from the Dockerfiles beside this file: with docker if its daemon runs, otherwise with buildah.
 #   build.sh                  persist-engine, persist-operator, persist-spark
-#   build.sh NAME...          some of: engine operator spark examples redis s3
+#   build.sh NAME...          some of: engine operator spark examples redis s3 kafka
 # Tags: localhost/persist-NAME:$PERSIST_TAG (dev). A change of the project's code rebuilds one small layer; a change of uv.lock rebuilds
 # the dependencies. pip uses this machine's index, proxy and certificates through build secrets, none of which stays in an image.
 . "$(dirname "$(readlink -f "$0")")/../tests/e2e/cluster/settings.sh"
@@ -55,6 +55,12 @@ stage_examples() {
   cp -r "$ROOT/examples/flights/data" "$CONTEXT/examples/flights/"
 }
 
+stage_jars() { # NAME: what .ci/tools.sh fetched under this name
+  bash "$ROOT/.ci/tools.sh" "$1" || die "the image cannot be built without the jars of the $1"
+  rm -rf "${CONTEXT:?}/$1"
+  cp -r "$JARS/$1" "$CONTEXT/$1"
+}
+
 stage_s3() {
   local static=$PERSIST_CACHE/static/versitygw
   [ -x "$static" ] || CGO_ENABLED=0 GOBIN=$PERSIST_CACHE/static go install -ldflags '-s -w' "github.com/versity/versitygw/cmd/versitygw@v$VERSITYGW_VERSION"
@@ -83,17 +89,19 @@ main() {
   mkdir -p "$CONTEXT"
   prepare_secrets
   ensure_base
-  if [[ " ${wanted[*]} " =~ \ (engine|operator|spark|examples)\  ]]; then
+  if [[ " ${wanted[*]} " =~ \ (engine|operator|spark|examples|kafka)\  ]]; then
     stage_python
     build base "$ROOT/spark-images/base/Dockerfile" --target runtime
     build build "$ROOT/spark-images/base/Dockerfile" --target build
   fi
   for name in "${wanted[@]}"; do
     case $name in
-      engine | operator | spark) build "$name" "$ROOT/spark-images/$name/Dockerfile" ;;
+      engine | operator) build "$name" "$ROOT/spark-images/$name/Dockerfile" ;;
+      spark) stage_jars connector; build spark "$ROOT/spark-images/spark/Dockerfile" ;;
       examples) stage_examples; build examples "$ROOT/spark-images/examples/Dockerfile" ;;
       redis) build redis "$ROOT/tests/e2e/images/redis/Dockerfile" ;;
       s3) stage_s3; build s3 "$ROOT/tests/e2e/images/s3/Dockerfile" ;;
+      kafka) stage_jars broker; build kafka "$ROOT/tests/e2e/images/kafka/Dockerfile" ;;
       *) die "no image called $name" ;;
     esac
   done

@@ -43,7 +43,9 @@ _UNITS = {
     "Ti": 1 << 40,
 }
 #: Names of input options whose values must not appear in a message or a log.
-SECRET_OPTION = re.compile(r"(?i)passw|secret|token|credential|access.?key|api.?key|private")
+SECRET_OPTION = re.compile(r"(?i)passw|secret|token|credential|access.?key|api.?key|private|jaas|keystore.key")
+#: A value in quotes within an option, such as the password in a `kafka.sasl.jaas.config`.
+_QUOTED = re.compile(r"(?i)(?:passw|secret|token)\w*\s*=\s*(?:\"([^\"]+)\"|'([^']+)')")
 
 
 class ConfigurationError(InvalidUsage):
@@ -180,8 +182,9 @@ class SinkSpec:
             raise ConfigurationError(f"schema: {error}") from error
 
     def secrets(self) -> tuple[str, ...]:
-        """The values of input options that must not be shown."""
-        return tuple(v for k, v in self.input.options.items() if v and SECRET_OPTION.search(k))
+        """The values of input options that must not be shown, and the passwords within such values."""
+        hidden = [v for k, v in self.input.options.items() if v and SECRET_OPTION.search(k)]
+        return (*hidden, *(text for v in hidden for pair in _QUOTED.findall(v) for text in pair if text))
 
     @classmethod
     def load(cls, path: Path) -> SinkSpec:

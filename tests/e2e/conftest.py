@@ -31,6 +31,8 @@ NAMESPACE = "persist-e2e"
 STORES = "persist-stores"
 #: Where programs mount the Secret of their namespace with the stores' credentials.
 STORE_SECRET = "/var/run/secrets/persist/store"
+#: Where pods mount the Secret with the password of Kafka.
+KAFKA_SECRET = "/etc/kafka"
 RELEASE = "persist-operator"
 VALUES = yaml.safe_load((HERE / "values.yaml").read_text())
 Manifest = dict[str, Any]
@@ -216,17 +218,26 @@ def _urls(stores: Manifest) -> list[str]:
 
 
 class Programs:
-    """Runs the Python programs in programs/ in pods of the engine image, with the stores' credentials."""
+    """Runs the Python programs in programs/ in pods of the engine image, with the stores' credentials. Those that use Spark run in the image
+    of sinks, and with the password of Kafka.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
-    def start(self, program: str, *arguments: str, profile: str = "default", namespace: str = NAMESPACE) -> str:
+    def start(
+        self,
+        program: str,
+        *arguments: str,
+        profile: str = "default",
+        namespace: str = NAMESPACE,
+        has_spark: bool = False,
+    ) -> str:
         """Starts a program; returns the name of its Job. Its arguments are the two store URLs, then `arguments`."""
         stores = VALUES["storageProfiles"][profile]
         text = (HERE / "programs" / f"{program}.py").read_text()
         words = ["python3", "-c", text, *_urls(stores), *arguments]
-        return self._start(program.replace("_", "-"), {"command": words}, stores["secretName"], namespace)
+        return self._start(program.replace("_", "-"), {"command": words}, stores["secretName"], namespace, has_spark)
 
     def start_cli(self, *arguments: str, profile: str = "default", namespace: str = NAMESPACE) -> str:
         """Starts the `persist` command line, the entry point of the image; returns the name of its Job."""
@@ -255,21 +266,22 @@ class Programs:
         profile: str = "default",
         timeout_s: float = 180,
         namespace: str = NAMESPACE,
+        has_spark: bool = False,
     ) -> Manifest:
         """Runs a program to its end. The result is the last line of its output, as JSON."""
         output = self.finish(
-            self.start(program, *arguments, profile=profile, namespace=namespace),
+            self.start(program, *arguments, profile=profile, namespace=namespace, has_spark=has_spark),
             timeout_s=timeout_s,
             namespace=namespace,
         )
         answer: Manifest = json.loads(output.strip().splitlines()[-1])
         return answer
 
-    def _start(self, name: str, what: Manifest, secret: str, namespace: str) -> str:
+    def _start(self, name: str, what: Manifest, secret: str, namespace: str, has_spark: bool = False) -> str:
         job = f"{name}-{uuid.uuid4().hex[:8]}"
         container: Manifest = {
             "name": "program",
-            "image": VALUES["images"]["engine"],
+            "image": VALUES["images"]["spark" if has_spark else "engine"],
             "imagePullPolicy": "IfNotPresent",
             **what,
             # For programs that use S3 without the engine.
@@ -301,6 +313,9 @@ class Programs:
                 {"name": "tmp", "emptyDir": {}},
             ],
         }
+        if has_spark:
+            container["volumeMounts"].append({"name": "kafka", "mountPath": KAFKA_SECRET, "readOnly": True})
+            pod["volumes"].append({"name": "kafka", "secret": {"secretName": "kafka", "defaultMode": 0o440}})
         spec = {"backoffLimit": 0, "ttlSecondsAfterFinished": 1800, "template": {"spec": pod}}
         self._cluster.apply(
             {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job}, "spec": spec}, namespace=namespace

@@ -3,8 +3,8 @@
 . "$(dirname "$(readlink -f "$0")")/cluster/settings.sh"
 HERE=$(dirname "$(readlink -f "$0")")
 ROOT=$HERE/../..
-IMAGES=(engine operator spark examples redis s3)
-LOADED=(localhost/persist-{engine,operator,examples,redis,s3}:dev)       # examples contains spark
+IMAGES=(engine operator spark examples redis s3 kafka)
+LOADED=(localhost/persist-{engine,operator,examples,redis,s3,kafka}:dev)       # examples contains spark
 
 finish() {
   local status=$?
@@ -13,10 +13,10 @@ finish() {
 }
 step() { local start=$SECONDS; say "$1"; shift; "$@"; say "$((SECONDS - start)) s"; }
 
-secret() { # NAMESPACE: created once, so that a second run on a kept cluster uses the same stores
+secret() { # NAMESPACE SECRET: created once, so that a second run on a kept cluster uses the same stores
   kubectl create namespace "$1" --dry-run=client -o yaml | kubectl apply -f - >/dev/null
-  kubectl -n persist-stores get secret persist-store -o json |
-    python3 -c 'import json, sys; s = json.load(sys.stdin); s["metadata"] = {"name": "persist-store", "namespace": sys.argv[1]}; json.dump(s, sys.stdout)' "$1" |
+  kubectl -n persist-stores get secret "$2" -o json |
+    python3 -c 'import json, sys; s = json.load(sys.stdin); s["metadata"] = {"name": sys.argv[2], "namespace": sys.argv[1]}; json.dump(s, sys.stdout)' "$1" "$2" |
     kubectl apply -f - >/dev/null
 }
 
@@ -28,17 +28,21 @@ stores() {
   kubectl -n persist-stores get secret persist-store >/dev/null 2>&1 || kubectl -n persist-stores create secret generic persist-store \
     --from-literal=redis-password="$password" --from-literal=access-key=$access --from-literal=secret-key="$secret_key" \
     --from-literal=aws-credentials="$(printf '[default]\naws_access_key_id = %s\naws_secret_access_key = %s\n' $access "$secret_key")" >/dev/null
+  kubectl -n persist-stores get secret kafka >/dev/null 2>&1 || kubectl -n persist-stores create secret generic kafka \
+    --from-literal=password="$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')" >/dev/null
   kubectl -n persist-stores apply -f "$HERE/stores/stores.yaml" >/dev/null
   kubectl -n persist-stores rollout status deployment/redis --timeout=120s
   kubectl -n persist-stores rollout status deployment/s3 --timeout=120s
+  kubectl -n persist-stores rollout status deployment/kafka --timeout=180s
 }
 
 namespaces() {
   local namespace
   for namespace in persist-system persist-e2e persist-e2e-gone persist-e2e-other; do
-    secret $namespace
+    secret $namespace persist-store
     kubectl label --overwrite namespace $namespace pod-security.kubernetes.io/enforce=restricted >/dev/null
   done
+  secret persist-e2e kafka
 }
 
 trap finish EXIT

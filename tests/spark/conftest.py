@@ -4,11 +4,14 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from persist_kit.broker import jar_folder
+from persist_kit.servers import ServerMissing
 from persist_spark.session import start_session
 from pyspark.sql import SparkSession
 
@@ -71,12 +74,15 @@ def local_spark() -> Iterator[SparkSession]:
     }
     arguments = " ".join(f"--conf '{name}={value}'" for name, value in conf.items())
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"{arguments} pyspark-shell"
+    with suppress(ServerMissing):  # the tests that need the connector say so
+        os.environ["SPARK_DIST_CLASSPATH"] = str(jar_folder("connector") / "*")
     session = start_session("tests")
     try:
         yield session
     finally:
         session.stop()
         del os.environ["PYSPARK_SUBMIT_ARGS"]
+        os.environ.pop("SPARK_DIST_CLASSPATH", None)
 
 
 @pytest.fixture(scope="session")

@@ -58,6 +58,13 @@ def test_every_field_of_a_document_is_read(tmp_path):
     assert not spec.input.allow_empty
 
 
+def test_the_password_within_the_login_of_a_kafka_client_is_a_secret():
+    login = 'PlainLoginModule required username="u" password="hunter2" storeKey="true";'
+    options = {"kafka.sasl.jaas.config": login, "kafka.ssl.keystore.key": "PEM", "subscribe": "t"}
+    spec = SinkSpec.parse(changed("input.format.options", options))
+    assert set(spec.secrets()) == {login, "hunter2", "PEM"}
+
+
 def test_absent_fields_have_defaults():
     document = changed("write", None)
     document["schema"] = {"key": "id BIGINT"}

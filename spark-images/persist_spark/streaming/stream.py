@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import uuid
 from dataclasses import replace
@@ -23,6 +24,10 @@ from persist_spark.streaming.file_log import file_age_ms
 from persist_spark.streaming.position import NO_BATCH, Position, decode_position
 from persist_spark.streaming.query import reads_files, source_of, streaming_input
 
+#: How Kafka's connector says that records are gone. It advises an option that passes over them, which a sink refuses.
+_LOST = re.compile(
+    r"Some data may have been lost .*?Reason:\s*(.+?)(?=\s*\n\s+at |\s*\nCaused by|\s*\n\n|\s*\Z)", re.DOTALL
+)
 #: How often the main thread looks whether the query has ended by itself.
 POLL_S = 0.5
 
@@ -89,6 +94,13 @@ def _start(spec: SinkSpec, progress: SourceProgress | None, env: Env) -> Positio
     return replace(stored, run=spec.run_id, driver=driver)
 
 
+def _explained(lost: str) -> str:
+    return (
+        f"input.format: the source no longer has rows that the sink has not read, and the sink passes over nothing: {lost} Restore them in "
+        "the source, or create a sink with another name, which begins where its options say"
+    )
+
+
 class _Driver:
     """The query and its end."""
 
@@ -110,6 +122,9 @@ class _Driver:
         # A batch that was cut off may have failed for that reason alone. The next driver repeats it.
         failure = (self.batches.failure or error) if is_committed else None
         if failure is not None:
+            lost = _LOST.search(str(failure))
+            if lost is not None:
+                raise ConfigurationError(_explained(" ".join(lost[1].split()))) from failure
             raise failure
         return replace(self.batches.report, stopped=self.stop.is_set())
 

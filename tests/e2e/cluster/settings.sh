@@ -7,6 +7,7 @@ PERSIST_CACHE=${PERSIST_CACHE:-$HOME/.cache/persist-operator}
 CLUSTER=${PERSIST_CLUSTER:-persist}
 WORKERS=${PERSIST_WORKERS:-1}
 TOOLS=$PERSIST_CACHE/bin
+JARS=$PERSIST_CACHE/jars
 STATE=$PERSIST_CACHE/kind                      # binaries, sources and archives of the node image; engine configuration; kubeconfig
 KUBECONFIG_FILE=$STATE/$CLUSTER.kubeconfig
 

@@ -48,7 +48,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
         for _ in range(PORT_ATTEMPTS_MAX):
-            self.port = _free_port()
+            self.port = free_port()
             if self._started():
                 return
         raise RuntimeError(f"{command(0)[0]} does not start: {self._log.read_text()[-2000:]}")
@@ -267,6 +267,14 @@ def s3_server(*, bucket: str = "persist", versioned: bool = False) -> Iterator[S
             server.kill()
 
 
+def free_port() -> int:
+    """A port of 127.0.0.1 that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def _versitygw() -> str:
     tools = os.environ.get("PERSIST_TOOLS")  # noqa: TID251 - a knob of the test kit itself, like PATH
     folders = [tools, str(Path.home() / ".cache/persist-operator/bin")]
@@ -274,13 +282,6 @@ def _versitygw() -> str:
         if program := shutil.which("versitygw", path=path):
             return program
     raise ServerMissing("no versitygw on PATH, in $PERSIST_TOOLS or ~/.cache/persist-operator/bin: run `make setup`")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _is_healthy(port: int) -> bool:
