@@ -91,7 +91,8 @@ class Ticks:
         if self.watch or known.run != RunState() or known.is_under_way:
             return False
         token = (document["metadata"].get("annotations") or {}).get(_RESTART, "")[:64]
-        return not token or (known.last_handled_requests or {}).get("restart") == token  # the planner opens the run of a request
+        is_asked = bool(token) and (known.last_handled_requests or {}).get("restart") != token
+        return not is_asked  # the planner opens the run of a request
 
 
 def _known(document: Mapping[str, Any]) -> SinkStatus:
