@@ -10,7 +10,7 @@ from decimal import Decimal
 from itertools import count
 from pathlib import Path
 
-import build
+import catalog_jar
 import pytest
 from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
 from persist_engine.model.ownership import Owner
@@ -126,7 +126,7 @@ def small(catalog):
 
 
 def test_the_jar_was_built_from_the_sources_at_hand(local_spark):
-    assert build.is_built()
+    assert catalog_jar.is_built()
 
 
 def test_each_condition_gives_the_rows_that_spark_gives_over_the_same_rows(catalog):

@@ -47,8 +47,8 @@ def is_mended(document: Mapping[str, Any]) -> bool:
 @dataclass(slots=True)
 class Ticks:
     """The ticks of schedules during one `up`. With `watch` ticks come as in a cluster. Without it each Scheduled sink runs at most once:
-    when a tick came since the last one that ran, when it never ran, or on request. A Streaming sink then runs once, until its source has nothing
-    new.
+    when a tick came since the last one that ran, when it never ran, or on request. A Streaming sink then runs once, until its source
+    has nothing new.
     """
 
     watch: bool
