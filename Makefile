@@ -16,9 +16,9 @@ help: ## this list
 setup: ## install what demo and tests need: uv, Python packages, a JDK 17, redis-server, versitygw, the histories' checker, kstatus, helm; names what it could not get
 	@bash .ci/tools.sh uv java javac redis versitygw checker kstatus helm
 	@uv sync --frozen --quiet
-	@$(RUN) python spark-images/catalog/build.py
+	@$(RUN) python spark-images/catalog/build_catalog.py
 catalog: ## build the jar of the SQL catalog into the package persist_spark, unless it is up to date
-	@bash .ci/tools.sh uv javac && uv sync --frozen --quiet && $(RUN) python spark-images/catalog/build.py
+	@bash .ci/tools.sh uv javac && uv sync --frozen --quiet && $(RUN) python spark-images/catalog/build_catalog.py
 setup-demo: ## install what `make demo` needs: uv, Java 17, the Python packages except those of the tests
 	@bash .ci/tools.sh uv java
 	@uv sync --frozen --quiet --inexact --no-default-groups --group demo
