@@ -16,10 +16,10 @@ help: ## this list
 setup: ## install what demo and tests need: uv, Python packages, a JDK 17, redis-server, versitygw, the histories' checker, kstatus, a Kafka broker and Spark's connector, helm; names what it could not get
 	@bash .ci/tools.sh uv java javac redis versitygw checker kstatus connector broker helm
 	@uv sync --frozen --quiet
-	@$(RUN) python spark-images/catalog/catalog_jar.py
+	@$(RUN) python spark-images/catalog/build_catalog.py
 	@$(RUN) python tests/spark/class_archive.py build/spark.jsa
 catalog: ## build the jar of the SQL catalog into the package persist_spark, unless it is up to date
-	@bash .ci/tools.sh uv javac && uv sync --frozen --quiet && $(RUN) python spark-images/catalog/catalog_jar.py
+	@bash .ci/tools.sh uv javac && uv sync --frozen --quiet && $(RUN) python spark-images/catalog/build_catalog.py
 setup-demo: ## install what `make demo` needs: uv, Java 17, the Python packages except those of the tests
 	@bash .ci/tools.sh uv java
 	@uv sync --frozen --quiet --inexact --no-default-groups --group demo

@@ -35,7 +35,7 @@ stage_python() {
   local package extra
   mkdir -p "$CONTEXT/requirements"
   rm -rf "$CONTEXT/wheels"
-  (cd "$ROOT" && uv run --frozen --quiet python spark-images/catalog/catalog_jar.py)
+  (cd "$ROOT" && uv run --frozen --quiet python spark-images/catalog/build_catalog.py)
   for package in engine operator spark; do
     extra=()
     case $package in

@@ -22,7 +22,7 @@ def direct_packages(names) -> set[str]:
 def test_a_wheel_built_from_the_sdist_is_the_one_built_from_the_checkout(tmp_path, folder):
     """With what `make setup` has fetched: nothing is asked of a network."""
     if folder == "spark-images":
-        subprocess.run([sys.executable, ROOT / "spark-images/catalog/catalog_jar.py"], check=True, timeout=240)
+        subprocess.run([sys.executable, ROOT / "spark-images/catalog/build_catalog.py"], check=True, timeout=240)
     build = ["uv", "build", "--quiet", "--offline", str(ROOT / folder)]
     subprocess.run([*build, "--out-dir", tmp_path / "by-sdist"], check=True, timeout=240)
     subprocess.run([*build, "--wheel", "--out-dir", tmp_path / "direct"], check=True, timeout=240)

@@ -80,7 +80,7 @@ class Tables:
         InvalidUsage for a name of several shards, and for a time that cannot be read.
         """
         found = self._shard(table)
-        if found is None:
+        if found is None or self._is_half(*found):
             return None
         owner, shard = found
         made = self._made(frame, self._options(shard, _time(version, timestamp_us)))
@@ -179,13 +179,13 @@ class Tables:
         return {"shard": str(shard), "blob": self._location.blob, "consensus": self._location.consensus}
 
     def exists(self, table: Sequence[str]) -> bool:
-        """Whether there is such a table. Holds nothing."""
-        return self._shard(table) is not None
+        """Whether there is such a table. Holds nothing. One that an interrupted CREATE left without a shard is none."""
+        found = self._shard(table)
+        return found is not None and not self._is_half(*found)
 
     def create(self, table: Sequence[str], *, columns: Mapping[str, Any], properties: Mapping[str, str]) -> bool:
         """Creates a table: see definitions.create. False when there is one of this name already."""
-        found = self._shard(table)
-        if found is not None and not (is_ours(found[0]) and self._is_missing(found[1])):
+        if self.exists(table):
             return False
         # Opened anew: this may be the first table of stores that nothing used before.
         with PersistClient.open(self._location, settings=sink_settings(TARGET_PART_BYTES), env=SystemEnv()) as client:
@@ -207,10 +207,7 @@ class Tables:
             )
         for frame in [frame for frame, of in list(self._frames.items()) if of == shard]:
             self.drop_frame(frame)
-        if self._is_missing(shard):
-            self._opened().disown(shard)  # what an interrupted CREATE left
-        else:
-            drop(self._opened(), shard)
+        drop(self._opened(), shard)
         return True
 
     def delete(self, frame: str, *, where: Sequence[str]) -> int:
@@ -256,7 +253,10 @@ class Tables:
         client = self._opened()
         return ((owner, shard) for owner, shard in client.names() if client.owner_of(shard) == owner)
 
-    def _is_missing(self, shard: ShardId) -> bool:
+    def _is_half(self, owner: Owner, shard: ShardId) -> bool:
+        """Whether CREATE was interrupted between the name and the shard."""
+        if not is_ours(owner):
+            return False
         try:
             self._opened().recent_upper(shard)
         except ShardNotFound:
