@@ -59,6 +59,17 @@ def test_a_name_that_is_unknown_or_shared_is_refused(location, shards):
     assert with_shard_id(given(location, shard="flights"))["shard"] == shards[Owner("op", "demo", "flights")]
 
 
+@pytest.mark.parametrize(
+    "given", [{"path": "flights"}, {"path": "URL"}, {}], ids=["beside a path", "two addresses", "alone"]
+)
+def test_an_address_in_the_place_of_a_name_is_shown_without_its_password(location, given):
+    address = "redis://:hunter2@store:6379/0"
+    options = {name: value.replace("URL", address) for name, value in given.items()}
+    with pytest.raises(InvalidUsage, match="redis://.*store") as refused:
+        with_shard_id({"blob": location.blob, "consensus": location.consensus, "shard": address, **options})
+    assert "hunter2" not in str(refused.value)
+
+
 def test_a_session_with_stores_needs_the_name_alone(local_spark, location, shards):
     register(local_spark, blob=location.blob, consensus=location.consensus)
     try:

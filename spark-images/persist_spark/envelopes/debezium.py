@@ -119,6 +119,15 @@ def _fault(fields: list[Field], before: dict[str, Column], after: dict[str, Colu
             if f.side == "key"
         ),
         *(
+            # Otherwise the event would remove the key null.
+            (
+                (op == "u") & had & before[f.column].isNull() & after[f.column].isNotNull(),
+                F.concat(F.lit(f"before.{f.name} is null"), given),
+            )
+            for f in fields
+            if f.side == "key"
+        ),
+        *(
             (gives & (after[f.column] == _UNAVAILABLE), F.concat(F.lit(f"after.{f.name} was not logged"), given))
             for f in texts
         ),

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 from persist_engine import Location, PersistClient
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.secrets import shown_url, without_secrets
 from persist_engine.model.ids import ShardId
 from pyspark.sql import SparkSession
 
@@ -37,8 +38,14 @@ def with_shard_id(options: Mapping[str, str]) -> dict[str, str]:
     given = {name.lower(): value for name, value in options.items()}
     if "path" in given:
         if "shard" in given:
-            raise InvalidUsage(f"option shard: {given['shard']} beside the path {given['path']}; give one of them")
+            both = without_secrets(f"option shard: {given['shard']} beside the path {given['path']}; give one of them")
+            raise InvalidUsage(both)
         given["shard"] = given.pop("path")
+    if "://" in given.get("shard", ""):
+        raise InvalidUsage(
+            f"option shard: {shown_url(given['shard'])} is the address of a store and no shard; give the stores as the options blob and "
+            "consensus, and the shard by its name or id"
+        )
     if not all(given.get(name) for name in ("shard", "blob", "consensus")) or _is_id(given["shard"]):
         return given
     location = Location(blob=given["blob"], consensus=given["consensus"])
