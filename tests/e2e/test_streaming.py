@@ -126,7 +126,7 @@ def test_a_stream_from_kafka_holds_every_record_once_although_its_pods_are_lost(
 
         cluster.wait(f"the last values of {count} records", equal, timeout_s=300, every_s=3)
 
-    rounds = 100
+    rounds = 80
     sender = send(0, rounds)
     cluster.wait(
         "the first records", lambda: "sent" in cluster.kubectl("logs", f"job/{sender}", check=False), timeout_s=180

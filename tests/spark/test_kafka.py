@@ -236,7 +236,7 @@ def test_records_that_the_broker_no_longer_has_stop_the_stream(world):
     assert sum(expected.values()) == 8
     world.kafka.send(world.topic, *numbered(range(8, 20)))
     world.kafka.forget(world.topic, 7)  # of each partition; the position is at 4
-    gone = rf"passes over nothing: Could not read records in offset \[4, 8\) for topic partition {world.topic}-[01]\b"
+    gone = rf"passes over nothing: Could not read records in offset \[4, \d+\) for topic partition {world.topic}-[01]\b"
     with pytest.raises(ConfigurationError, match=gone) as failed:
         world.run(APPEND)
     assert "failOnDataLoss" not in classify(failed.value).message
