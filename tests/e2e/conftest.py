@@ -83,7 +83,9 @@ class Cluster:
         return found
 
     def apply(self, *manifests: Manifest, namespace: str = NAMESPACE) -> None:
-        self.kubectl("apply", "--filename", "-", namespace=namespace, given=yaml.safe_dump_all(manifests))
+        # JSON, because kubectl takes a bare n or y in YAML for a boolean.
+        listed = {"apiVersion": "v1", "kind": "List", "items": manifests}
+        self.kubectl("apply", "--filename", "-", namespace=namespace, given=json.dumps(listed))
 
     def delete(self, kind: str, *names: str, namespace: str = NAMESPACE, timeout_s: float = 60) -> None:
         self.kubectl(

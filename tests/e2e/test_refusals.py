@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,8 @@ def test_the_status_quotes_the_server_on_a_refused_pod_where_the_operator_may_ma
 
 def resource(case: dict[str, Any], spec: dict[str, Any]) -> str:
     name = str(case.get("metadata_name", "case"))
-    return yaml.safe_dump(
+    # JSON, because kubectl takes a bare n or y in YAML for a boolean.
+    return json.dumps(
         {"apiVersion": "persistshard.io/v1alpha1", "kind": case["kind"], "metadata": {"name": name}, "spec": spec}
     )
 
@@ -96,7 +98,7 @@ def test_the_api_server_accepts_and_refuses_as_the_cases_say(
         cluster.kubectl("create", "-f", "-", namespace=case_namespace, given=resource(case, case["old"]))
         try:
             if "status" in case:
-                patch = yaml.safe_dump({"status": case["status"]})
+                patch = json.dumps({"status": case["status"]})
                 cluster.kubectl(
                     "patch",
                     kind,

@@ -41,7 +41,7 @@ def with_secret(container: str, **spec: Any) -> dict[str, Any]:
 
 def stream_manifest(name: str, shard: str, topic: str) -> dict[str, Any]:
     options = {**CLIENT, "subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "2000"}
-    sql = "select r.* from (select from_json(cast(value as string), 'id BIGINT, n BIGINT') as r from input)"
+    sql = "select r.* from (select from_json(cast(value as string), 'id BIGINT, number BIGINT') as r from input)"
     return {
         "apiVersion": "persistshard.io/v1alpha1",
         "kind": "SparkSink",
@@ -51,7 +51,7 @@ def stream_manifest(name: str, shard: str, topic: str) -> dict[str, Any]:
             "mode": "Streaming",
             "commitIntervalSeconds": 1,
             "input": {"type": "Format", "format": {"name": "kafka", "options": options, "sql": sql}},
-            "envelope": {"type": "Upsert", "orderColumn": "n"},
+            "envelope": {"type": "Upsert", "orderColumn": "number"},
             "write": {"parallelism": 2},
             "spark": {"driver": with_secret("driver"), "executor": with_secret("executor", instances=2)},
             "restart": {"backoffSeconds": 1},
@@ -101,7 +101,7 @@ class Stream:
 def last_values(count: int) -> pa.Table:
     """What the shard holds after the records 0 to `count`: the last number of each key."""
     last = {n % KEYS: n for n in range(count)}
-    columns = {"id": list(last), "n": list(last.values()), "diff": [1] * len(last)}
+    columns = {"id": list(last), "number": list(last.values()), "diff": [1] * len(last)}
     return pa.table(columns, schema=pa.schema([(name, pa.int64()) for name in columns]))
 
 
@@ -109,7 +109,7 @@ def test_a_stream_from_kafka_holds_every_record_once_although_its_pods_are_lost(
     cluster: Any, programs: Any, content: Any, named: Callable[[str], str], new_shard: Callable[..., tuple[str, str]]
 ) -> None:
     """An executor is killed, then the driver. Then the sink is suspended, and resumed after more records have come."""
-    shard, shard_id = new_shard("stream", schema={"key": "id BIGINT", "value": "n BIGINT"})
+    shard, shard_id = new_shard("stream", schema={"key": "id BIGINT", "value": "number BIGINT"})
     name = named("stream")
     topic, stream = f"records-{name}", Stream(cluster, name)
 
@@ -126,7 +126,7 @@ def test_a_stream_from_kafka_holds_every_record_once_although_its_pods_are_lost(
 
         cluster.wait(f"the last values of {count} records", equal, timeout_s=300, every_s=3)
 
-    rounds = 100
+    rounds = 80
     sender = send(0, rounds)
     cluster.wait(
         "the first records", lambda: "sent" in cluster.kubectl("logs", f"job/{sender}", check=False), timeout_s=180
@@ -160,8 +160,8 @@ def test_a_stream_from_kafka_holds_every_record_once_although_its_pods_are_lost(
     wait_for((rounds + 3) * ROWS)
 
     expected = last_values((rounds + 3) * ROWS)
-    read = programs.result("read_with_spark", shard_id, "id", "n", has_spark=True)
-    assert read == {"rows": KEYS, "keys": KEYS, "sum": sum(expected["n"].to_pylist())}
+    read = programs.result("read_with_spark", shard_id, "id", "number", has_spark=True)
+    assert read == {"rows": KEYS, "keys": KEYS, "sum": sum(expected["number"].to_pylist())}
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Sends records to a topic of Kafka, with Spark: ROUNDS times ROWS of them, numbered on from FIRST, in half-second steps.
 
 Usage: BLOB CONSENSUS OPTIONS TOPIC FIRST ROUNDS ROWS KEYS. OPTIONS is a JSON object with the options of Spark's Kafka sink. The record with the
-number n has the key n % KEYS. Prints how many were sent.
+number N has the key N % KEYS. Prints how many were sent.
 """
 
 import json
@@ -13,7 +13,7 @@ def main(_blob: str, _consensus: str, options: str, topic: str, first: str, roun
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-    fields = f"'id', id % {int(keys)}, 'n', id"
+    fields = f"'id', id % {int(keys)}, 'number', id"
     for begin in range(int(first), int(first) + int(rounds) * int(rows), int(rows)):
         records = spark.range(begin, begin + int(rows))
         records = records.selectExpr(f"string(id % {int(keys)}) as key", f"to_json(named_struct({fields})) as value")

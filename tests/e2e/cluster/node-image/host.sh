@@ -22,6 +22,7 @@ prepare_host() {
 [containers]
 default_ulimits = ["nofile=20000:20000"]
 oom_score_adj = 0
+pids_limit = 0
 [network]
 network_backend = "netavark"
 [engine]
