@@ -14,10 +14,10 @@ from collections import Counter
 import pytest
 from persist_engine import Antichain, Appended, Location, PersistClient, Schema, Settings, ShardId
 from persist_engine.base.env import SystemEnv
-from persist_engine.model.ids import LeasedReaderId
 from persist_spark.report import Log
 from persist_spark.sink import run_sink
 from persist_spark.spec import ConfigurationError, SinkSpec
+from persist_spark.streaming.position import Position, encode_position
 from persist_spark.streaming.stream import run_stream
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -240,17 +240,15 @@ def test_a_shard_without_any_time_has_no_contents_and_is_a_stream_that_waits(cha
 
 
 def test_a_stream_skips_no_changes_that_its_input_has_forgotten(chain):
-    chain.write(2)
-    chain.run(0, 1, sql=SQL)
-    before = chain.contents(1, 19)
-    chain.write(2)
-    for reader in chain.client.inspect(
-        chain.ids[0]
-    ).readers:  # a stream that ended leaves its lease behind for two minutes
-        chain.client.machine(chain.ids[0]).expire_leased_reader(LeasedReaderId(reader.id))
-    chain.client.set_retention(chain.ids[0], 1)
-    with pytest.raises(
-        ConfigurationError, match="has read shard s.* up to 20.*, and its since is 3[0-9].*is forgotten"
-    ):
+    """Its position is from before since. Another driver stored it."""
+    chain.write(4)
+    source, target, offsets = chain.ids[0], chain.ids[1], 'v1\n{}\n{"upper": 20}'
+    stored = Position(source=f"persist {source}", query="q", batch=0, run="r-0", driver="d", offsets=offsets)
+    with chain.client.open_writer(target, HALVES, purpose="test") as writer:
+        upper, progress = writer.fetch_recent_upper(), ("ns/0-1", encode_position(stored))
+        answer = writer.compare_and_append_batch([], expected_upper=upper, new_upper=upper, progress=progress)
+        assert isinstance(answer, Appended)
+    chain.client.set_retention(source, 1)
+    with pytest.raises(ConfigurationError, match="has read shard s.* up to 20.*, and its since is 39.*is forgotten"):
         chain.run(0, 1, sql=SQL)
-    assert chain.contents(1, 19) == before == halves(chain.history[10])
+    assert chain.client.progress(target, "ns/0-1").token == encode_position(stored)
