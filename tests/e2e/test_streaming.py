@@ -54,7 +54,8 @@ def stream_manifest(name: str, shard: str, topic: str) -> dict[str, Any]:
             "envelope": {"type": "Upsert", "orderColumn": "number"},
             "write": {"parallelism": 2},
             "spark": {"driver": with_secret("driver"), "executor": with_secret("executor", instances=2)},
-            "restart": {"backoffSeconds": 1},
+            # Ready again when a driver has run for ten seconds after a failure.
+            "restart": {"backoffSeconds": 1, "maxBackoffSeconds": 10},
             "timeouts": {"terminationGraceSeconds": GRACE_S},
         },
     }
