@@ -18,7 +18,7 @@ from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import ErrorKind, StoreRefused, Unavailable
 from persist_engine.base.metrics import PrometheusMetrics
 from persist_engine.base.settings import RetrySettings
-from persist_kit.servers import _free_port, redis_server
+from persist_kit.servers import free_port, redis_server
 from prometheus_client import CollectorRegistry
 
 PATIENCE_S = 60.0
@@ -261,7 +261,7 @@ def _read_until(descriptor, word):
 @pytest.mark.slow
 def test_a_command_says_on_a_terminal_what_it_waits_for():
     """It printed nothing, for minutes."""
-    port = _free_port()
+    port = free_port()
     stores = ["--blob", "mem:", "--consensus", f"redis://:{SECRET}@127.0.0.1:{port}/0"]
     command = [sys.executable, "-m", "persist_engine.cli", "read", "s00000000-0000-0000-0000-000000000001", *stores]
     ours, theirs = pty.openpty()

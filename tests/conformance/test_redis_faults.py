@@ -23,7 +23,7 @@ from persist_engine.base.versioned import SCAN_ALL, CasResult, SeqNo, VersionedD
 from persist_engine.storage.open import open_consensus
 from persist_engine.storage.redis import consensus as consensus_redis
 from persist_engine.testing.conformance import entry, fill
-from persist_kit.servers import _free_port, redis_server
+from persist_kit.servers import free_port, redis_server
 from persist_kit.world import SCHEMA
 
 pytestmark = pytest.mark.redis
@@ -100,7 +100,7 @@ def test_a_replica_is_refused(server):
 
 def cluster_node():
     """Its bus would have a port of its own choice, past the greatest there is."""
-    return redis_server(settings={"cluster-enabled": "yes", "cluster-port": str(_free_port())})
+    return redis_server(settings={"cluster-enabled": "yes", "cluster-port": str(free_port())})
 
 
 def test_a_cluster_node_is_refused_at_open_or_at_its_first_command():

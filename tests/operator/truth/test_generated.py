@@ -157,6 +157,8 @@ class Draws:
                 return ""
             case sre.ANY:
                 return self.random.choice("abc.-/ 9")
+            case sre.NOT_LITERAL:
+                return self.random.choice([one for one in "abc.-?=&9" if one != chr(argument)])
             case sre.IN:
                 if argument[0][0] is sre.NEGATE:
                     return self.random.choice("abc.-?=&9")
