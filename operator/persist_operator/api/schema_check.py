@@ -162,7 +162,7 @@ def _duplicates(schema: Mapping[str, Json], value: Json, path: str) -> Iterator[
     elif isinstance(value, list) and schema.get("x-kubernetes-list-type") == "set":
         for index, item in enumerate(value):
             if item in value[:index]:
-                yield SchemaError(f"{path}[{index}]", f"duplicate value {item!r}")
+                yield SchemaError(f"{path}[{index}]", f"Duplicate value: {item!r}")
 
 
 def _rule_errors(schema: Mapping[str, Json], value: Json, old: Json, path: str) -> Iterator[SchemaError]:
