@@ -102,5 +102,7 @@ def test_names_that_look_like_a_side_and_fields_of_structs():
 
 
 def test_a_collection_with_errors_is_left_to_spark():
-    errors = Schema.from_ddl("id BIGINT, err STRING")
-    assert answered(op("=", column("id"), literal("integer", 1)), errors) is None
+    is_one = op("=", column("id"), literal("integer", 1))
+    assert answered(is_one, Schema.from_ddl("id BIGINT, err STRING")) is None
+    assert answered(op("IS_NULL", column("err")), Schema.from_ddl("id BIGINT, err STRING")) == "`key`.`err` IS NULL"
+    assert answered(is_one, Schema.from_ddl("err STRING, id BIGINT")) == "`key`.`id` = 1"

@@ -25,9 +25,14 @@ class _Id(str):
     def __new__(cls, text: str) -> Self:
         if not isinstance(text, str):
             raise InvalidUsage(f"a {cls.what} id must be text, not {type(text).__name__}")
-        if not text.startswith(cls.letters) or not _UUID.fullmatch(text, len(cls.letters)):
+        if not cls.is_valid(text):
             raise InvalidUsage(f"not a {cls.what} id: {text!r}, expected {cls.letters!r} followed by a lower-case UUID")
         return super().__new__(cls, text)
+
+    @classmethod
+    def is_valid(cls, text: str) -> bool:
+        """Whether `text` is an id of this kind."""
+        return text.startswith(cls.letters) and _UUID.fullmatch(text, len(cls.letters)) is not None
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Self:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
-from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.ids import ShardId
 from persist_engine.model.inspection import Inspection
 
@@ -73,7 +72,7 @@ def input_of(
         text = f"waits for the sinks that write PersistShard {name}"
         return ShardView(found=True, reason="InputBusy", message=text)
     default = settings.storage_profiles.get(settings.default_profile)
-    if found is None and default is not None and _is_id(name):
+    if found is None and default is not None and ShardId.is_valid(name):
         location = StoreLocation(
             blob=default.blob,
             consensus=default.consensus,
@@ -83,11 +82,3 @@ def input_of(
         return ShardView(found=True, reason=RESOLVED, message=f"reads {name}", shard_id=name, location=location)
     shard = None if found is None else Shard.of(found)
     return ShardView.of_input(name, shard, settings, is_stream=sink.spec.mode == "Streaming")
-
-
-def _is_id(text: str) -> bool:
-    try:
-        ShardId(text)
-    except InvalidUsage:
-        return False
-    return True

@@ -34,10 +34,8 @@ def answered(condition: Mapping[str, Any], schema: Schema, *, keys_only: bool = 
     """The text of `condition` when the engine answers it for rows of `schema` exactly as Spark does. None: Spark must answer it. With
     `keys_only` it must do so if the condition names a field of the value.
 
-    In a collection that can contain errors the engine's conditions let the errors pass, so there the answer is None.
+    In a collection that can contain errors, the engine lets errors pass a condition that does not name them. Then the answer is None.
     """
-    if "err" in schema.key.names:
-        return None
     try:
         text = _text(condition, schema)
         rule = Filter(predicate_of(text), schema)
@@ -45,7 +43,7 @@ def answered(condition: Mapping[str, Any], schema: Schema, *, keys_only: bool = 
         return None
     if keys_only and not all(column.startswith("key.") for column in rule.columns):
         return None
-    return None if rule.zoneless else text
+    return None if rule.zoneless or rule.passes_errors else text
 
 
 def conjunction(texts: Sequence[str]) -> str | None:

@@ -35,9 +35,8 @@ class _Parent:
 
 def main() -> None:
     """Serves until the standard input ends."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C cancels a statement of the shell that the JVM runs, not the catalog
+    # Ctrl-C cancels a statement of the shell that the JVM runs, not the catalog.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     stores = json.loads(sys.stdin.readline())
     held = HeldFrames(settings=sink_settings(TARGET_PART_BYTES), env=SystemEnv())
     keeper = Keeper(_Parent(), held)

@@ -46,18 +46,10 @@ def with_shard_id(options: Mapping[str, str]) -> dict[str, str]:
             f"option shard: {shown_url(given['shard'])} is the address of a store and no shard; give the stores as the options blob and "
             "consensus, and the shard by its name or id"
         )
-    if not all(given.get(name) for name in ("shard", "blob", "consensus")) or _is_id(given["shard"]):
+    if not all(given.get(name) for name in ("shard", "blob", "consensus")) or ShardId.is_valid(given["shard"]):
         return given
     location = Location(blob=given["blob"], consensus=given["consensus"])
     settings = sink_settings(TARGET_PART_BYTES)
     with PersistClient.open(location, settings=settings, env=SystemEnv(), create=False) as client:
         given["shard"] = client.shard_named(given["shard"])
     return given
-
-
-def _is_id(text: str) -> bool:
-    try:
-        ShardId(text)
-    except InvalidUsage:
-        return False
-    return True

@@ -133,10 +133,9 @@ def _wanted(
 
 def _named(client: PersistClient, name: str, namespace: str | None) -> ShardId:
     """The shard of a name or an id."""
-    try:
+    if ShardId.is_valid(name):
         return ShardId(name)
-    except InvalidUsage:
-        return client.shard_named(name if namespace is None else f"{namespace}/{name}")
+    return client.shard_named(name if namespace is None else f"{namespace}/{name}")
 
 
 def _by_view(found: Sequence[tuple[str, str, ShardId]]) -> dict[str, tuple[str, ShardId]]:

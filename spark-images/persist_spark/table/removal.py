@@ -71,7 +71,7 @@ def _is_expressible(where: str, schema: Schema) -> bool:
         rule = Filter(predicate_of(where), schema)
     except InvalidUsage:
         return False
-    return not rule.zoneless and _ERR not in schema.key.names
+    return not rule.zoneless and not rule.passes_errors
 
 
 def _names_errors(table: TableShard, where: str | Column) -> bool:
