@@ -49,6 +49,8 @@ _SQLSTATE = re.compile(r"SQLSTATE: (?:22|42|P0001)")
 _MALFORMED_FILE = re.compile(
     r"is not a Parquet file|PARQUET_COLUMN_DATA_TYPE_MISMATCH|Malformed ORC file|Not an Avro data file"
 )
+#: Spark's condition for a block of `localCheckpoint` whose executor is gone.
+_LOST_COPY = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
 _CAUSED_BY, _CAUSES_MAX = "Caused by: ", 5
 _JAVA_FRAMES = ("\tat ", "\t... ", "JVM stacktrace")
 _PACKAGE = re.compile(r"^(?:[a-z]\w*\.)+(?=[A-Z])")
@@ -116,6 +118,13 @@ def carried(error: PersistError) -> TaskFailure:
     """`error` as text that Spark passes on unchanged."""
     payload = json.dumps({"exit_code": int(_exit_code_of(error)), "message": str(error)})
     return TaskFailure(f"{_MARK} {payload} {_MARK}")
+
+
+def is_lost_copy(error: Exception) -> bool:
+    """Whether Spark lost rows that a run had copied to executors (`localCheckpoint`), with one of them. A new run of the same input finds
+    the same rows; Spark itself cannot compute them again.
+    """
+    return _LOST_COPY in str(error)
 
 
 def classify(error: BaseException, *, secrets: Iterable[str] = ()) -> Failure:

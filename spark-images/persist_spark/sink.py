@@ -22,6 +22,7 @@ from persist_engine.flow.mint_run import AlreadyDone, Minted, RaiseUpper, ShardV
 from persist_engine.model.frontier import Antichain
 from pyspark.sql import DataFrame, SparkSession
 
+from persist_spark.failures import is_lost_copy
 from persist_spark.inputs.shard import named_input, opened_input
 from persist_spark.landing import Landed, Landing, driver_settings, refuse_outgrown_schema
 from persist_spark.partitions import sink_settings
@@ -34,6 +35,8 @@ from persist_spark.streaming.position import committer
 #: How often a run starts over before it fails and leaves the work to the next run. It starts over when other writers raise the upper
 #: first, or when since passes what they wrote. Lost appends do not count (`landing.TRIES_MAX`).
 ROUNDS_MAX = 16
+#: How many losses of an executor a run survives by starting over, where Spark alone could not go on.
+LOST_COPIES_MAX = 4
 
 
 def run_sink(spark: SparkSession, spec: SinkSpec, *, env: Env | None = None, log: Log | None = None) -> SinkReport:
@@ -92,7 +95,19 @@ class Run:
     """Whether the progress is committed also when there is nothing to append."""
 
     def until_done(self) -> SinkReport:
-        """Mints, writes and appends. Starts over when the staged batches can no longer be used."""
+        """Mints, writes and appends. Starts over when the staged batches can no longer be used, and when an executor took with it the
+        rows that the run had chosen: the progress says whether an append before that succeeded.
+        """
+        for _ in range(LOST_COPIES_MAX):
+            try:
+                return self._rounds()
+            except Exception as error:
+                if not is_lost_copy(error):
+                    raise
+                self.log.event("lost_copy")
+        return self._rounds()
+
+    def _rounds(self) -> SinkReport:
         for _ in range(ROUNDS_MAX):
             with self._reader() as reader:
                 since = Antichain.minimum() if reader is None else reader.since

@@ -238,3 +238,36 @@ def nested(target: Any, rows: list[Row], envelope: Envelope, acts: list[Any]) ->
     log.acts = acts
     sink.run_sink(target.spark, target.spec(rows, SIMPLE, envelope), log=log)
     return [json.loads(line)["event"] for line in log._stream.getvalue().splitlines()]
+
+
+def lose_copies(target: Any) -> int:
+    """Does what the loss of all executors does to the rows of `localCheckpoint`. Returns how many copies there were."""
+    copies = dict(target.spark.sparkContext._jsc.getPersistentRDDs())
+    return len([copy.unpersist(True) for copy in copies.values()])
+
+
+@pytest.mark.parametrize("excess", [0, 1])
+def test_a_run_starts_over_when_executors_take_its_copy_of_the_input_with_them(
+    target: Any, monkeypatch: Any, excess: int
+):
+    """Spark cannot compute these rows again, and fails the job."""
+    real, lost, losses = staging.decided, [], sink.LOST_COPIES_MAX + excess
+
+    def decided(*given: Any) -> Any:
+        winners = real(*given)
+        if len(lost) < losses:
+            lost.append(lose_copies(target))
+        return winners
+
+    monkeypatch.setattr(staging, "decided", decided)
+    before = target.footprint()
+    if excess:
+        with pytest.raises(Exception, match="CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"):
+            target.run(rows_of((1, "uno", 2)), SIMPLE, upsert())
+        assert target.footprint() == before
+    else:
+        target.run(rows_of((1, "uno", 2), (1, "uno", 2)), SIMPLE, upsert())
+        assert target.state() == {(1,): ("uno", 2), (2,): ("two", 5)}
+    assert target.events().count("lost_copy") == sink.LOST_COPIES_MAX
+    assert len(lost) == losses
+    assert all(lost), "each round had a copy to lose"
