@@ -1,5 +1,6 @@
 """Compaction on executors: it gives what one process gives, beside writers and other compactions, and wherever its driver is killed."""
 
+import json
 import os
 import pickle
 import re
@@ -19,6 +20,8 @@ from persist_engine.model.spine.compaction_plan import compaction_chunks
 from persist_engine.work.audit.verify import verify_shard
 from persist_engine.work.compact import compact
 from persist_spark.compaction.merger import MergeRanges, OnExecutors
+from persist_spark.main import main
+from pyspark.sql import SparkSession
 from table_shard import Shard
 
 pytestmark = pytest.mark.spark
@@ -248,3 +251,57 @@ def test_a_task_stays_within_its_memory(tmp_path):
     assert done.returncode == 0, done.stderr
     peak_mib = int(re.search(r"VmHWM:\s+(\d+) kB", done.stdout)[1]) >> 10
     assert peak_mib <= MEMORY_BYTES_LEAST // MIB
+
+
+@pytest.mark.slow
+def test_the_driver_of_the_image_compacts_a_shard_and_reports_as_a_maintenance_pod_does(shard, tmp_path):
+    """A process of its own, which the shard's id and stores are enough for."""
+    before, appended = contents(shard), sum(runs(shard))
+    properties, report = tmp_path / "spark-defaults.conf", tmp_path / "report.json"
+    properties.write_text(
+        "spark.master local[2]\nspark.ui.enabled false\nspark.driver.memory 1g\n"
+        "spark.driver.host 127.0.0.1\nspark.driver.bindAddress 127.0.0.1\n"
+    )
+    stores = ["--blob", shard.location.blob, "--consensus", shard.location.consensus]
+    command = [sys.executable, "-m", "persist_spark.main", "compact", "--shard", shard.id, *stores]
+    command += ["--properties", str(properties), "--report", str(report)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(report.read_text())
+    assert json.loads(done.stdout.splitlines()[-1]) == said
+    assert (said["type"], said["outcome"], said["shard_id"], said["executors"]) == (
+        "Compaction",
+        "Succeeded",
+        shard.id,
+        1,
+    )
+    assert said["applied"] == said["requests"] > 0
+    assert said["bytes_written"] > 0
+    assert sum(runs(shard)) < appended
+    check(shard, before)
+
+
+@pytest.mark.parametrize(
+    ("variable", "stores", "code", "outcome", "message"),
+    [
+        ("1", "blobs", 0, "Skipped", "nothing was due"),
+        ("", "nowhere", 72, "Failed", "nowhere"),
+    ],
+    ids=["disabled", "no-stores"],
+)
+def test_a_driver_that_compacts_nothing_reports_it(
+    local_spark, shard, tmp_path, monkeypatch, variable, stores, code, outcome, message
+):
+    """In this process and in the shared session, which the driver must not stop."""
+    monkeypatch.setattr(SparkSession, "stop", lambda _: None)
+    monkeypatch.setenv("PERSIST_COMPACTION_DISABLED", variable)
+    appended, handler = runs(shard), signal.getsignal(signal.SIGTERM)
+    where = ["--blob", f"file://{tmp_path}/{stores}", "--consensus", shard.location.consensus]
+    try:
+        assert main(["compact", "--shard", shard.id, *where, "--report", str(tmp_path / "report.json")]) == code
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["type"], report["outcome"], report["executors"]) == ("Compaction", outcome, int(code == 0))
+    assert message in report["message"]
+    assert runs(shard) == appended

@@ -37,6 +37,8 @@ TASK_BYTES_MAX, TASK_BYTES_MIN = 256 * MIB, 16 * MIB
 RANGES_MAX = 512
 #: The memory of a task where the configuration of executors does not state it: as much as a compaction in a pod has by default.
 TASK_MEMORY_BYTES = GIB
+#: A compaction is not given up before this time: its first tasks may wait for executors that a cluster still starts.
+TIMEOUT_MS_MIN = 15 * 60 * 1000
 #: The cores that a client over Spark Connect reckons with: it does not see the executors.
 CONNECT_CORES = 16
 #: How often a driver that waits for tasks looks whether the compaction is to go on.
@@ -95,7 +97,10 @@ class OnExecutors:
                 f"{memory_bytes // MIB} MiB: raise spark.executor.memoryOverhead, or lower spark.executor.cores"
             )
         # Appends from Spark leave the merges that they claim to others, so a claim says nothing about work under way.
-        settings = Settings(compaction=CompactionSettings(claim_ms=0), retry=RetrySettings(give_up_ms=STORE_GIVE_UP_MS))
+        settings = Settings(
+            compaction=CompactionSettings(claim_ms=0, timeout_ms_min=TIMEOUT_MS_MIN),
+            retry=RetrySettings(give_up_ms=STORE_GIVE_UP_MS),
+        )
         cores = CONNECT_CORES if is_connect(spark) else parallelism_of(spark)
         return cls(spark=spark, blob=blob, settings=within_memory(settings, memory_bytes), cores=cores)
 
@@ -153,13 +158,15 @@ class OnExecutors:
         tag: str,
     ) -> None:
         """Ends what is under way, and deletes the outputs that were not yielded."""
-        if left:
-            pool.shutdown(wait=False, cancel_futures=True)
-            self.spark.interruptTag(tag)
-        pool.shutdown(wait=True)
-        for future in left:
-            if future.cancelled() or future.exception() is not None:
-                continue
-            outputs = future.result()
-            if not isinstance(outputs, MissingBlob):
-                job.discard(job.joined(outputs))
+        try:
+            if left:
+                pool.shutdown(wait=False, cancel_futures=True)
+                self.spark.interruptTag(tag)
+        finally:
+            pool.shutdown(wait=True)
+            for future in left:
+                if future.cancelled() or future.exception() is not None:
+                    continue
+                outputs = future.result()
+                if not isinstance(outputs, MissingBlob):
+                    job.discard(job.joined(outputs))
