@@ -35,13 +35,13 @@ def run(folder: Path, quick: bool) -> list[Row]:
     """Seconds (the median of the repetitions), and peak resident memory against the limit."""
     rows, repeat = (200_000, 1) if quick else (10_000_000, 3)
     out: list[Row] = []
-    _write(folder / "written", rows)
+    write(folder / "written", rows)
     for name, memory_mib in MEMORY_MIB.items():
         ours, base = [], []
         for _ in range(repeat):
             place = shutil.copytree(folder / "written", folder / "at-hand")
-            ours.append(_measured(place, "ours", name))
-            base.append(_measured(place, "baseline", name))
+            ours.append(measured(place, "ours", name))
+            base.append(measured(place, "baseline", name))
             shutil.rmtree(place)
         seconds, base_s = (median([each["seconds"] for each in side]) for side in (ours, base))
         what = f"compaction of {rows:,} rows in {RUNS} runs, {name}"
@@ -65,18 +65,19 @@ def run(folder: Path, quick: bool) -> list[Row]:
     return out
 
 
-def _location(folder: Path) -> Location:
+def location(folder: Path) -> Location:
+    """The stores that `write` makes."""
     return Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
 
 
-def _write(folder: Path, rows: int, *, plain: bool = True) -> None:
+def write(folder: Path, rows: int, *, plain: bool = True) -> None:
     """Writes the same runs as a shard and, if `plain`, as plain files."""
     folder.mkdir()
     shard = ShardId.new()
     (folder / "shard").write_text(shard)
     # Without retention, so that only the last time stays readable.
     with (
-        PersistClient.open(_location(folder), settings=Settings(retain_ms=None)) as client,
+        PersistClient.open(location(folder), settings=Settings(retain_ms=None)) as client,
         client.open_writer(shard, SCHEMA, purpose="bench") as writer,
     ):
         for index in range(RUNS):
@@ -88,7 +89,8 @@ def _write(folder: Path, rows: int, *, plain: bool = True) -> None:
             reader.downgrade_since(Antichain.of(RUNS - 1))
 
 
-def _measured(folder: Path, side: str, memory: str) -> dict[str, float]:
+def measured(folder: Path, side: str, memory: str) -> dict[str, float]:
+    """What one side reports of a compaction of `folder` in a process of its own: seconds, peak and idle memory."""
     command = [sys.executable, "-m", "bench.compaction", side, str(folder), memory]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     out: dict[str, float] = json.loads(done.stdout)
@@ -96,7 +98,7 @@ def _measured(folder: Path, side: str, memory: str) -> dict[str, float]:
 
 
 def _ours(folder: Path, memory: str) -> None:
-    with PersistClient.open(_location(folder), settings=within_memory(Settings(), MEMORY_MIB[memory] << 20)) as client:
+    with PersistClient.open(location(folder), settings=within_memory(Settings(), MEMORY_MIB[memory] << 20)) as client:
         machine = client.machine(ShardId((folder / "shard").read_text()))
         outcome = compact(machine, whole_request(machine))
         left = sum(len(batch.run_metas) for batch in machine.refresh().trace.batches())
@@ -132,7 +134,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000_000, help="for write")
     options = parser.parse_args()
     if options.side == "write":
-        _write(options.folder, options.rows, plain=False)
+        write(options.folder, options.rows, plain=False)
         return
     idle, _ = memory_bytes()
     began = time.perf_counter()

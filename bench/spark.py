@@ -28,7 +28,7 @@ Call = Callable[[], object]
 def run(folder: Path, quick: bool) -> list[Row]:
     """Appends, reads and mirrors of the same rows."""
     few, many, repeat = (50_000, 500_000, 3) if quick else (50_000, 5_000_000, 5)
-    session = _session(folder)
+    session = session_in(folder)
     bench = _Bench(session, folder)
     try:
         rows = bench.appends(few, repeat=2 * repeat + 1)
@@ -39,7 +39,8 @@ def run(folder: Path, quick: bool) -> list[Row]:
         session.stop()
 
 
-def _session(folder: Path) -> Any:
+def session_in(folder: Path) -> Any:
+    """A session of two threads."""
     from persist_spark.datasource import register
     from persist_spark.session import start_session
 

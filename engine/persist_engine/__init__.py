@@ -62,7 +62,14 @@ if TYPE_CHECKING:
     from persist_engine.shard.schemas import SchemaIncompatible as SchemaIncompatible
     from persist_engine.storage.blob import Blob as Blob
     from persist_engine.storage.open import open_blob as open_blob
+    from persist_engine.work.compact import compact_due as compact_due
+    from persist_engine.work.merging import Merged as Merged
+    from persist_engine.work.merging import MergeJob as MergeJob
+    from persist_engine.work.merging import Merger as Merger
+    from persist_engine.work.merging import MergeTask as MergeTask
     from persist_engine.work.outcome import Outcome as Outcome
+    from persist_engine.work.outcome import failure_report as failure_report
+    from persist_engine.work.outcome import summary as summary
     from persist_engine.work.repair.force import force_compaction as force_compaction
     from persist_engine.work.repair.force import force_gc as force_gc
 
@@ -86,6 +93,10 @@ MODULES = {
     "Inspection": "model.inspection",
     "LeasedPart": "client.read.leased",
     "Location": "client.location",
+    "MergeJob": "work.merging",
+    "MergeTask": "work.merging",
+    "Merged": "work.merging",
+    "Merger": "work.merging",
     "PersistClient": "client.client",
     "Outcome": "work.outcome",
     "ProgressMismatch": "client.write.outcomes",
@@ -112,8 +123,10 @@ MODULES = {
     "Upserted": "dataflow.upsert.handle",
     "WriteHandle": "client.write.handle",
     "close_shard": "client.closing",
+    "compact_due": "work.compact",
     "consolidate": "rows.updates",
     "empty_struct": "rows.columns",
+    "failure_report": "work.outcome",
     "finalize_shard": "client.closing",
     "force_compaction": "work.repair.force",
     "force_gc": "work.repair.force",
@@ -124,6 +137,7 @@ MODULES = {
     "open_sink": "dataflow.open",
     "open_upsert": "dataflow.open",
     "predicate_of": "rows.predicate_text",
+    "summary": "work.outcome",
 }
 
 __all__ = sorted(MODULES)  # noqa: PLE0605 - the table is the list

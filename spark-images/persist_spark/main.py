@@ -1,5 +1,5 @@
-"""The entry point of the image. `driver --spec FILE [--properties FILE] [--report FILE]` runs a sink; `executor` becomes the JVM of an
-executor that the driver requested from Kubernetes.
+"""The entry point of the image. `driver --spec FILE [--properties FILE] [--report FILE]` runs a sink; `compact --shard ID --blob URL
+--consensus URL` compacts a shard; `executor` becomes the JVM of an executor that such a driver requested from Kubernetes.
 
 The only file that reads the environment.
 """
@@ -22,10 +22,12 @@ from typing import NoReturn
 
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.secrets import without_secrets
+from persist_engine.base.settings import Settings, with_environ
+from persist_engine.model.ids import ShardId
 
 from persist_spark.failures import ExitCode, Terminated, classify
 from persist_spark.report import Log, SinkReport, progress_lines, write_report
-from persist_spark.spec import ConfigurationError, SinkSpec
+from persist_spark.spec import CompactionSpec, ConfigurationError, SinkSpec
 
 _EXECUTOR_BACKEND = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
 #: The arguments of the backend, and the environment variables in which Spark's Kubernetes scheduler passes them.
@@ -50,22 +52,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     driver = commands.add_parser("driver", help="run a sink once")
     driver.add_argument("--spec", type=Path, required=True, help="sink.json")
-    driver.add_argument(
-        "--properties",
-        type=Path,
-        help="Spark's settings, in the form of spark-defaults.conf; default: as Spark finds them, in SPARK_CONF_DIR",
-    )
-    driver.add_argument(
-        "--report",
-        type=Path,
-        help="where to write the JSON report; default: the container's termination log, if it exists",
-    )
+    compact = commands.add_parser("compact", help="do the compactions of a shard that are due, on executors")
+    compact.add_argument("--shard", required=True, type=ShardId, help="the id of the shard")
+    compact.add_argument("--blob", required=True, help="the address of its blob store")
+    compact.add_argument("--consensus", required=True, help="the address of its consensus store")
+    for command in (driver, compact):
+        command.add_argument(
+            "--properties",
+            type=Path,
+            help="Spark's settings, in the form of spark-defaults.conf; default: as Spark finds them, in SPARK_CONF_DIR",
+        )
+        command.add_argument(
+            "--report",
+            type=Path,
+            help="where to write the JSON report; default: the container's termination log, if it exists",
+        )
     commands.add_parser("executor", help="become a Spark executor; arguments are in SPARK_* variables")
     arguments = parser.parse_args(argv)
     if arguments.command == "executor":
         become_executor(os.environ)
     if arguments.properties:
         use_properties(arguments.properties, os.environ)
+    if arguments.command == "compact":
+        return run_compact(CompactionSpec(arguments.shard, arguments.blob, arguments.consensus), arguments.report)
     return run_driver(arguments.spec, arguments.report)
 
 
@@ -120,6 +129,34 @@ def _run(spec: SinkSpec, env: SystemEnv) -> SinkReport:
             return run_sink(spark, spec, env=env, log=log)
     finally:
         spark.stop()
+
+
+def run_compact(spec: CompactionSpec, report_path: Path | None) -> int:
+    """Compacts the shard and writes a report in every case. Returns the exit code. PERSIST_COMPACTION_DISABLED disables it."""
+    from persist_spark.compaction.run import failed_report, run_compaction
+    from persist_spark.session import start_session
+
+    env = SystemEnv()
+    started, failure = env.monotonic_s(), None
+    signal.signal(signal.SIGTERM, _terminate)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    enabled = with_environ(Settings(), os.environ).compaction.enabled
+    log = Log(sys.stderr, env, shard=spec.shard_id)
+    try:
+        log.event("starting")
+        spark = start_session(f"persist compaction {spec.shard_id}")
+        try:
+            with progress_lines(log, spark.sparkContext.statusTracker()):
+                report = run_compaction(spark, spec, enabled=enabled, env=env, log=log)
+        finally:
+            spark.stop()
+    except Exception as error:  # noqa: BLE001 - the outermost frame: every error becomes a report
+        failure = classify(error)
+        log.event("failed", error=without_secrets("".join(format_exception(error))))
+        duration_ms = round((env.monotonic_s() - started) * 1000)
+        report = failed_report(spec, failure.message, duration_ms=duration_ms)
+    write_report(report, path=report_path, stdout=sys.stdout)
+    return int(failure.exit_code if failure else ExitCode.SUCCEEDED)
 
 
 def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:

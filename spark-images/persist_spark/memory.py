@@ -52,11 +52,15 @@ class ExecutorMemory:
             return None
         return cls(heap_mib=heap, overhead_mib=overhead, cores=int(conf("spark.executor.cores") or 1))
 
+    @property
+    def worker_bytes(self) -> int:
+        """The memory for one Python worker, if each core has one."""
+        jvm_mib = max(JVM_MIB_MIN, self.heap_mib * JVM_SHARE)
+        return max(0, int((self.overhead_mib - jvm_mib) * MIB / self.cores))
+
     def fitting_part_bytes(self, wanted_bytes: int) -> int:
         """The part size with which one task per core fits into the pod: `wanted_bytes` or less, but at least PART_BYTES_MIN."""
-        jvm_mib = max(JVM_MIB_MIN, self.heap_mib * JVM_SHARE)
-        worker_mib = (self.overhead_mib - jvm_mib) / self.cores
-        fitting = int((worker_mib - WORKER_MIB) * MIB / PARTS_HELD)
+        fitting = (self.worker_bytes - WORKER_MIB * MIB) // PARTS_HELD
         return min(wanted_bytes, max(PART_BYTES_MIN, fitting))
 
 

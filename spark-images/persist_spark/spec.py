@@ -148,6 +148,15 @@ class Stream:
     """How long a stream that is stopped waits for the batch in flight."""
 
 
+@dataclass(frozen=True, slots=True)
+class CompactionSpec:
+    """A shard to compact, and its two stores. Their addresses name files of credentials, and hold no secret."""
+
+    shard_id: ShardId
+    blob: str
+    consensus: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkSpec:
     """One run of one sink. Every retry of a run has the same `run_id`, so that its data is appended once. In ids `<series>-<number>`,

@@ -107,11 +107,15 @@ class PersistTable:
         """
         return upsert(self._shard, df, order_by=order_by, delete_when=delete_when)
 
-    def optimize(self, *, full: bool = False) -> DataFrame:
+    def optimize(self, *, full: bool = False, on_executors: bool = False) -> DataFrame:
         """Merges small batches now; with `full`, all data into one batch. The contents stay the same at every readable time. Returns one
         row for each merge; none when there was nothing to merge.
+
+        `on_executors`: executors read, merge and write, each task a range of keys, instead of the caller's process. It pays for more data
+        than one process merges in time. May be killed at any point and called again: finished pieces stay. InvalidUsage when executors
+        have less than 512 MiB for a task beside their heap.
         """
-        return compacted(self._shard, full=full)
+        return compacted(self._shard, full=full, on_executors=on_executors)
 
     def vacuum(self) -> DataFrame:
         """Deletes now the versions and blobs that no reader can reach any more. Returns one row for each piece of work; none when nothing

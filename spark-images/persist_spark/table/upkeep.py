@@ -1,4 +1,4 @@
-"""`optimize()` and `vacuum()`: maintenance of one shard now, in the caller's process, and what it did as a frame.
+"""`optimize()` and `vacuum()`: maintenance of one shard now, and what it did as a frame. The caller's process does it, or executors merge.
 
 The work is that of `persist admin force-compaction` and `force-gc`. It may run beside writers, readers and an operator, be repeated, and be
 killed at any point.
@@ -13,6 +13,7 @@ from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.settings import CompactionSettings, RetrySettings, Settings
 from pyspark.sql import DataFrame
 
+from persist_spark.compaction.merger import OnExecutors
 from persist_spark.partitions import STORE_GIVE_UP_MS
 from persist_spark.table.shard import TableShard
 
@@ -25,17 +26,18 @@ _FIELDS = ("type", "outcome", "message", "seqno", "duration_ms", "bytes_read", "
 _MORE = ("diffs_truncated", "rows_before", "rows_after")
 
 
-def compacted(table: TableShard, *, full: bool) -> DataFrame:
+def compacted(table: TableShard, *, full: bool, on_executors: bool) -> DataFrame:
     """Merges what is not compact; with `full`, everything into one batch. One row for each merge. InvalidUsage when the environment of the
-    process disables compaction.
+    process disables compaction, or when executors have too little memory.
     """
     # Appends from Spark leave the merges that they claim to others, so a claim says nothing about work under way.
     settings = Settings(compaction=CompactionSettings(claim_ms=0), retry=RetrySettings(give_up_ms=STORE_GIVE_UP_MS))
-    with table.opened(settings) as client:
+    merger = OnExecutors.of(table.spark, blob=table.location.blob) if on_executors else None
+    with table.opened(settings if merger is None else merger.settings) as client:
         machine = client.machine(table.id)
         if not machine.settings.compaction.enabled:
             raise InvalidUsage(f"compaction is disabled in this process, so shard {table.id} was not compacted")
-        return _shown(table, force_compaction(machine, full=full))
+        return _shown(table, force_compaction(machine, full=full, merger=merger))
 
 
 def collected(table: TableShard) -> DataFrame:

@@ -11,7 +11,7 @@ from persist_engine.model.frontier import Antichain
 from persist_engine.testing.faults import Faults, FaultyBlob, FaultyConsensus
 from persist_engine.work.compact import compact, compact_due
 from persist_engine.work.outcome import Ending
-from persist_kit.recorded import SCHEMA, SETTINGS, Killed, Mortality, RecordedShard, connect
+from persist_kit.recorded import SCHEMA, SETTINGS, InRanges, Killed, Mortality, RecordedShard, connect
 
 at = Antichain.of
 
@@ -105,8 +105,9 @@ def test_a_compaction_output_with_an_unknown_commit_is_kept():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("merger", [None, InRanges(3)], ids=["whole", "in-ranges"])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_compaction_killed_at_any_call_is_repeated_by_the_next(after):
+def test_compaction_killed_at_any_call_is_repeated_by_the_next(after, merger):
     """Spec 1.10."""
     finished = False
     prepared = RecordedShard(seed=2)
@@ -115,12 +116,13 @@ def test_compaction_killed_at_any_call_is_repeated_by_the_next(after):
         stores = prepared.copy()
         mortality = Mortality(dies_at, after=after)
         try:
-            compact_due(connect(mortality.wrap(stores.blob), mortality.wrap(stores.consensus)).machine(stores.shard_id))
+            mortal = connect(mortality.wrap(stores.blob), mortality.wrap(stores.consensus))
+            compact_due(mortal.machine(stores.shard_id), merger=merger)
             finished = True
         except Killed:
             pass
         stores.check_nothing_lost()
-        compact_due(stores.client().machine(stores.shard_id))
+        compact_due(stores.client().machine(stores.shard_id), merger=merger)
         stores.check_nothing_lost()
         stores.check_contents()
         if finished:

@@ -10,9 +10,10 @@ import collections
 import copy
 import functools
 import itertools
+import pickle
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 from persist_engine.base.env import SystemEnv
@@ -38,6 +39,7 @@ from persist_engine.storage.blob_mem import MemBlob
 from persist_engine.storage.consensus import Consensus
 from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.work.compact import compact_due
+from persist_engine.work.merging import Merged, MergeJob, MergeTask
 from persist_engine.work.rollup import write_rollup
 
 SCHEMA = Schema.from_ddl("id BIGINT, tag STRING", "x BIGINT")
@@ -122,6 +124,21 @@ class Meanwhile:
         if is_first and not self._before:
             self._work()
         return answer
+
+
+class InRanges:
+    """A Merger of up to `count` ranges of keys for each chunk. Its tasks travel as bytes, and the chunks end last to first."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.tasks: list[MergeTask] = []
+
+    def merged(self, job: MergeJob) -> Generator[Merged, None, None]:
+        """See Merger."""
+        for chunk in reversed(job.chunks):
+            tasks = pickle.loads(pickle.dumps(job.task(chunk).split(self.count)))  # noqa: S301 - its own bytes
+            self.tasks += tasks
+            yield chunk, job.joined(task.run_remote(job.store) for task in tasks)
 
 
 def connect(blob: Blob, consensus: Consensus, settings: Settings = SETTINGS) -> PersistClient:

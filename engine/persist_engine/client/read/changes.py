@@ -18,8 +18,8 @@ from persist_engine.base.errors import InvalidUsage
 from persist_engine.client.arguments import expect_count
 from persist_engine.client.read.change_splits import BATCH_ROWS, ChangesRead, ChangesSplit, Shape
 from persist_engine.client.read.leased import Pin
-from persist_engine.client.read.splits import choose_ranges
 from persist_engine.model.batch import HollowBatch
+from persist_engine.parts.even_ranges import choose_ranges
 from persist_engine.parts.fetch import ChangesFilter, PartSource
 from persist_engine.parts.listings import expand
 from persist_engine.parts.selection import Times, select

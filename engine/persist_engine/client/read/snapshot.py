@@ -19,11 +19,12 @@ from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.refusal import Refusal
 from persist_engine.client.arguments import expect_count
 from persist_engine.client.read.leased import LeasedPart, PartLeases, Pin
-from persist_engine.client.read.splits import SnapshotSplit, choose_ranges, pieces_apart
+from persist_engine.client.read.splits import SnapshotSplit, pieces_apart
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import Antichain
 from persist_engine.parts.consolidate import merge_runs
 from persist_engine.parts.contents import Contents
+from persist_engine.parts.even_ranges import choose_ranges
 from persist_engine.parts.fetch import PartSource, SnapshotFilter, read_consolidated, runs_of
 from persist_engine.parts.listings import expand
 from persist_engine.parts.selection import Selection, Times, select

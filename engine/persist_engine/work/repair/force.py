@@ -21,6 +21,7 @@ from persist_engine.shard.machine import Machine
 from persist_engine.work.attempts import Attempts
 from persist_engine.work.compact import OnBytesRead, compact, compact_due
 from persist_engine.work.gc import OnProgress, collectable, gc_and_truncate
+from persist_engine.work.merging import Merger
 from persist_engine.work.outcome import Ending, Outcome
 from persist_engine.work.rollup import write_rollup
 
@@ -52,14 +53,16 @@ def plan_compaction(state: ShardState, *, full: bool) -> list[Planned]:
     return [_planned(request) for request in trace.fueled_requests(claimed_before_ms=state.walltime_ms << 1)]
 
 
-def force_compaction(machine: Machine, *, full: bool, on_read: OnBytesRead | None = None) -> list[Outcome]:
+def force_compaction(
+    machine: Machine, *, full: bool, on_read: OnBytesRead | None = None, merger: Merger | None = None
+) -> list[Outcome]:
     """Compacts every spine batch that is not compact, however small. With `full`, merges all of them into one first, so that one batch is
-    left (parts stay within their target size).
+    left (parts stay within their target size). `merger`: where chunks are merged; None: in this process.
 
     Claims of other processes count as abandoned only after `settings.compaction.claim_ms`. Does nothing when compaction is disabled.
     """
     if not full or not machine.settings.compaction.enabled:
-        return [*compact_due(machine, on_read=on_read)]
+        return [*compact_due(machine, on_read=on_read, merger=merger)]
     ours: set[SpineId] = set()
     for fuel in _exertions(machine.refresh().trace):
         # The requests of an exertion are claimed for its caller, so `compact_due` would skip them.
@@ -69,9 +72,9 @@ def force_compaction(machine: Machine, *, full: bool, on_read: OnBytesRead | Non
     done: list[Outcome] = []
     for batch in left:
         with attempts.of(f"compaction {batch.id} {batch.desc}"):
-            done.append(compact(machine, batch.request(), on_read=on_read))
+            done.append(compact(machine, batch.request(), on_read=on_read, merger=merger))
     with attempts.of("claims of compactions"):
-        done += compact_due(machine, on_read=on_read, attempts=attempts)
+        done += compact_due(machine, on_read=on_read, attempts=attempts, merger=merger)
     attempts.end()
     return done
 

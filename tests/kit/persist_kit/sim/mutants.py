@@ -16,6 +16,7 @@ import persist_engine.model.transitions
 import persist_engine.work.audit.verify
 import persist_engine.work.compact
 import persist_engine.work.gc
+import persist_engine.work.merging
 import pyarrow as pa
 import pyarrow.compute as pc
 from persist_engine.client.read.listen import Progress
@@ -238,15 +239,15 @@ def _inputs_deleted(put: Callable[[object, str, object], None]) -> None:
 
 def _stopped_compaction_is_applied(put: Callable[[object, str, object], None]) -> None:
     """A stopped compaction applies its incomplete result."""
-    original = persist_engine.work.compact._Compaction._in_time
+    original = persist_engine.work.merging._checked
 
-    def in_time(self: Any, tables: Any) -> Any:
+    def checked(tables: Any, check: Any) -> Any:
         try:
-            yield from original(self, tables)
+            yield from original(tables, check)
         except persist_engine.work.compact._GivenUp:
             return
 
-    put(persist_engine.work.compact._Compaction, "_in_time", in_time)
+    put(persist_engine.work.merging, "_checked", checked)
 
 
 def _asks_what_stands(put: Callable[[object, str, object], None]) -> None:

@@ -36,9 +36,9 @@ import persist_engine.shard.watch
 import persist_engine.work.audit.orphans
 import persist_engine.work.audit.verify
 import persist_engine.work.background
-import persist_engine.work.compact
 import persist_engine.work.gc
 import persist_engine.work.heartbeat
+import persist_engine.work.merging
 import pyarrow as pa
 from persist_engine.codec.part import OpenedPart, PartInMemory, open_part
 from persist_engine.rows.schema import Schema
@@ -79,7 +79,7 @@ _WITH_POOLS: tuple[ModuleType, ...] = (
     persist_engine.parts.contents,
     persist_engine.parts.read_ahead,
     persist_engine.parts.listings,
-    persist_engine.work.compact,
+    persist_engine.work.merging,
     persist_engine.work.gc,
     persist_engine.work.audit.orphans,
     persist_engine.work.audit.verify,

@@ -1,0 +1,97 @@
+"""Chooses ranges of the first key column that partition the rows of batches into pieces of about the same weight.
+
+Statistics of parts only decide how well the pieces are balanced. A row belongs to the range that contains it (`key_range`), so any choice
+is right. This module fetches nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_engine.model.batch import HollowBatch, HollowPart
+from persist_engine.parts.key_range import KeyRange
+from persist_engine.rows.part_stats import bound
+from persist_engine.rows.schema import Schema
+
+
+def choose_ranges(batches: Sequence[HollowBatch], schema: Schema, count: int) -> list[KeyRange | None]:
+    """At most `count` ranges that partition all keys, of about the same number of rows. [None] when nothing supports a split.
+
+    Integers, dates and timestamps are split anywhere (rows are assumed evenly distributed within a part), other types only at the beginning
+    of a part.
+    """
+    column = schema.key.field(0)
+    spans = _spans(batches, column)
+    if count == 1 or not spans or pa.types.is_struct(column.type) or pa.types.is_boolean(column.type):
+        return [None]
+    bounds = _even_bounds(spans, column.type, count) if _is_linear(column.type) else _part_bounds(spans, count)
+    edges = [None, *bounds, None]
+    return [KeyRange(column.name, lower, upper) for lower, upper in itertools.pairwise(edges)]
+
+
+_Span = tuple[pa.Scalar, pa.Scalar | None, int]
+
+
+def _spans(batches: Sequence[HollowBatch], column: pa.Field) -> list[_Span]:
+    """(least, greatest if known, rows) of the column for each part with statistics."""
+    spans: list[_Span] = []
+    for part in itertools.chain.from_iterable(batch.part_list() for batch in batches):
+        if not isinstance(part, HollowPart) or part.stats is None:
+            continue
+        stats = dict(part.stats.columns).get(f"key.{column.name}")
+        if stats is not None and stats.lower is not None:
+            upper = None if stats.upper is None else bound(stats.upper, column.type)
+            spans.append((bound(stats.lower, column.type), upper, part.rows))
+    return spans
+
+
+def _is_linear(data_type: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(data_type) or pa.types.is_timestamp(data_type) or pa.types.is_date32(data_type))
+
+
+def _part_bounds(spans: list[_Span], count: int) -> list[pa.Scalar]:
+    """Bounds among the parts' least values, every rows/count rows."""
+    lowers = pa.chunked_array([pa.array([span[0]], type=span[0].type) for span in spans])
+    order = pc.sort_indices(lowers).to_numpy()
+    rows = np.cumsum(np.array([spans[index][2] for index in order], dtype=np.float64))
+    before = rows - np.array([spans[index][2] for index in order])
+    wanted = rows[-1] * np.arange(1, count) / count
+    picked = np.searchsorted(before, wanted, side="left")
+    values = pc.unique(lowers.take(pa.array(order[picked[picked < len(order)]])))
+    return [value for value in values if bool(pc.greater(value, lowers[order[0]]).as_py())]
+
+
+def _even_bounds(spans: list[_Span], data_type: pa.DataType, count: int) -> list[pa.Scalar]:
+    """Bounds where the number of rows below reaches 1/count, 2/count, ..., with each part's rows spread evenly over its span."""
+    storage = pa.int32() if pa.types.is_date32(data_type) else pa.int64()
+    whole = [
+        (_as_int(low, storage), _as_int(low if high is None else high, storage) + 1, rows) for low, high, rows in spans
+    ]
+    edges = sorted({edge for low, end, _ in whole for edge in (low, end)})
+    index = {edge: at for at, edge in enumerate(edges)}
+    slope = np.zeros(len(edges))
+    for low, end, rows in whole:
+        slope[index[low]] += rows / (end - low)
+        slope[index[end]] -= rows / (end - low)
+    # Python integers for the bounds: spans of timestamps times rows exceed float's exact range, which the bounds themselves must not.
+    widths = np.array([float(b - a) for a, b in itertools.pairwise(edges)])
+    below = np.concatenate([[0.0], np.cumsum(np.maximum(np.cumsum(slope)[:-1], 0.0) * widths)])
+    bounds: list[int] = []
+    for step in range(1, count):
+        wanted = below[-1] * step / count
+        at = min(int(np.searchsorted(below, wanted, side="right")) - 1, len(edges) - 2)
+        height = below[at + 1] - below[at]
+        share = 0.0 if height <= 0 else (wanted - below[at]) / height
+        cut = edges[at] + int((edges[at + 1] - edges[at]) * share)
+        if edges[0] < cut < edges[-1] and (not bounds or cut > bounds[-1]):
+            bounds.append(cut)
+    return [pa.scalar(cut, storage).cast(data_type) for cut in bounds]
+
+
+def _as_int(value: pa.Scalar, storage: pa.DataType) -> int:
+    return int(value.cast(storage).as_py())

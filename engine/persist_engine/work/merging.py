@@ -1,0 +1,262 @@
+"""Merges the chunks of a compaction: reads their runs, writes one sorted run of parts, and links nothing (spec 13.5).
+
+A `MergeTask` is a chunk, or the rows of a chunk within a range of keys, as a value that travels. Running one needs blobs only, never the
+log. So tasks run in this process (`InThisProcess`), or on other machines: a `Merger` decides where. Ranges of one chunk are disjoint and
+complete, and each row lies in one of them. So their outputs, one after the other, are the run that the whole chunk gives.
+
+This module knows neither state nor the spine: `compact` swaps the results in.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import pyarrow as pa
+
+from persist_engine.base.errors import MissingBlob, PersistError
+from persist_engine.codec.batch import decode_batch, encode_batch
+from persist_engine.model.batch import HollowBatch, Part, RunMeta, RunOrder
+from persist_engine.model.frontier import Description
+from persist_engine.model.ids import ShardId
+from persist_engine.model.spine.compaction_plan import MERGING_SHARE, CompactionChunk, InputRun
+from persist_engine.parts.even_ranges import choose_ranges
+from persist_engine.parts.fetch import CompactionFilter, PartSource, RunToRead, read_consolidated
+from persist_engine.parts.key_range import KeyRange
+from persist_engine.parts.write import PartStore, delete_parts, write_part
+from persist_engine.rows.schema import Schema
+
+_log = logging.getLogger(__name__)
+
+#: Parts encoded and uploaded at once.
+UPLOAD_THREADS = 2
+#: The ranges of one chunk fetch at most this many times its bytes. A part that holds keys of several ranges is fetched for each of them.
+FETCHED_TIMES_MAX = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeTask:
+    """Runs to merge into one sorted run under `desc`, or their rows within `key_range`. Holds no store and no secret."""
+
+    shard_id: ShardId
+    schema: Schema
+    schema_id: int
+    desc: Description
+    runs: tuple[InputRun, ...]
+    outstanding_parts: int
+    """The number of parts that may be in memory at once while they are written."""
+    key_range: KeyRange | None = None
+
+    @property
+    def bytes_estimate(self) -> int:
+        """Bytes that it fetches."""
+        return sum(part.hollow_bytes + part.inline_bytes for run in self.runs for part in run.parts)
+
+    def split(self, count: int) -> list[MergeTask]:
+        """At most `count` tasks for disjoint ranges of keys, in the order of keys, which together are this one. Fewer when statistics
+        support fewer, or when parts with many keys would be fetched too often; at least one.
+        """
+        batches = [HollowBatch.of_runs(run.desc, 0, [(run.meta, run.parts)]) for run in self.runs]
+        while count > 1:
+            tasks = [self._within(each) for each in choose_ranges(batches, self.schema, count)]
+            if sum(task.bytes_estimate for task in tasks) <= FETCHED_TIMES_MAX * self.bytes_estimate:
+                return tasks
+            count //= 2
+        return [self]
+
+    def _within(self, key_range: KeyRange | None) -> MergeTask:
+        if key_range is None:
+            return self
+        kept = (replace(run, parts=tuple(filter(key_range.may_hold, run.parts))) for run in self.runs)
+        return replace(self, runs=tuple(run for run in kept if run.parts), key_range=key_range)
+
+    def run(
+        self,
+        store: PartStore,
+        *,
+        check: Callable[[], None] = lambda: None,
+        on_fetched: Callable[[int], None] | None = None,
+    ) -> tuple[Part, ...]:
+        """The parts of the output, durable and in order; none when all updates cancelled. Deletes them when it fails. `check` is called
+        between two tables, and raises to end the task.
+
+        Memory: `store.settings.compaction.memory_bytes_max`. A repetition writes other parts.
+        """
+        writer = _RunWriter(store, self)
+        try:
+            writer.write_run(_checked(self._merged(store, on_fetched), check))
+            return writer.parts()
+        except BaseException:
+            writer.abandon()
+            raise
+
+    def run_remote(self, store: PartStore) -> bytes:
+        """Like `run`, for `MergeJob.joined` in the process that swaps the output in."""
+        parts = self.run(store)
+        meta = RunMeta(order=RunOrder.STRUCTURED)
+        return encode_batch(HollowBatch.of_runs(self.desc, sum(part.rows for part in parts), [(meta, parts)]))
+
+    def _merged(self, store: PartStore, on_fetched: Callable[[int], None] | None) -> Iterator[pa.Table]:
+        source = PartSource(self.shard_id, store.blob, self.schema, store.retry, store.metrics, path="compaction")
+        runs: list[RunToRead] = []
+        for run in self.runs:
+            pieces = [run.parts] if run.is_sorted else [(part,) for part in run.parts]
+            runs += [RunToRead.of(run.desc, piece, is_sorted=run.is_sorted) for piece in pieces]
+        return read_consolidated(
+            source,
+            runs,
+            CompactionFilter(self.desc.since),
+            memory_bytes=store.settings.compaction.memory_bytes_max // MERGING_SHARE,
+            key_range=self.key_range,
+            on_fetched=on_fetched,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MergeJob:
+    """The chunks of one pass over a request, which a Merger merges."""
+
+    store: PartStore
+    chunks: tuple[CompactionChunk, ...]
+    schema: Schema
+    schema_id: int
+    check: Callable[[], None]
+    """Raises when the compaction must not go on. To be called while waiting."""
+    on_fetched: Callable[[int], None] | None = None
+    """Receives the bytes of inputs as they are read, in any thread."""
+
+    def task(self, chunk: CompactionChunk) -> MergeTask:
+        """The whole of `chunk`."""
+        return MergeTask(
+            shard_id=self.store.shard_id,
+            schema=self.schema,
+            schema_id=self.schema_id,
+            desc=chunk.desc,
+            runs=chunk.runs,
+            outstanding_parts=chunk.outstanding_parts,
+        )
+
+    def joined(self, outputs: Iterable[bytes]) -> tuple[Part, ...]:
+        """The output of a chunk, from those of its ranges in their order (`run_remote`). CorruptData for anything else."""
+        batches = (decode_batch(output, key="output of a merge") for output in outputs)
+        return tuple(part for batch in batches for part in batch.part_list())
+
+    def discard(self, parts: Sequence[Part]) -> None:
+        """Deletes outputs that were not yielded."""
+        discard(self.store, parts)
+
+
+#: The output of one chunk; or the blob of its inputs that is missing, and then nothing of it was kept.
+Merged = tuple[CompactionChunk, tuple[Part, ...] | MissingBlob]
+
+
+class Merger(Protocol):
+    """Where tasks run."""
+
+    def merged(self, job: MergeJob) -> Generator[Merged, None, None]:
+        """Yields each chunk of `job` once, in any order, as soon as its output is durable. A closed or failed iterator leaves no output of
+        chunks that it did not yield, as far as it knows them.
+        """
+
+
+class InThisProcess:
+    """Merges one chunk after the other here, and begins the next when the last one was swapped in. One for all uses: it has no state."""
+
+    def merged(self, job: MergeJob) -> Generator[Merged, None, None]:
+        """See Merger."""
+        for chunk in job.chunks:
+            try:
+                parts = job.task(chunk).run(job.store, check=job.check, on_fetched=job.on_fetched)
+            except MissingBlob as error:
+                yield chunk, error
+            else:
+                yield chunk, parts
+
+
+def _checked(tables: Iterator[pa.Table], check: Callable[[], None]) -> Iterator[pa.Table]:
+    for table in tables:
+        check()
+        yield table
+
+
+def discard(store: PartStore, parts: Sequence[Part]) -> None:
+    """Deletes written parts, none of which was offered to state. They leak when the store refuses that too."""
+    try:
+        delete_parts(store, parts)
+    except PersistError as error:
+        text = "%d parts of an abandoned compaction of shard %s leak: %s"
+        _log.warning(text, len(parts), store.shard_id, error, extra={"shard": store.shard_id})
+
+
+class _RunWriter:
+    """Cuts sorted tables into parts of about the target size and writes them in the background, in order, as one run."""
+
+    def __init__(self, store: PartStore, task: MergeTask) -> None:
+        self._store, self._task = store, task
+        self._pool = ThreadPoolExecutor(UPLOAD_THREADS, thread_name_prefix="persist-compact")
+        self._outstanding: deque[Future[Part]] = deque()
+        self._parts: list[Part] = []
+
+    def write_run(self, tables: Iterator[pa.Table]) -> None:
+        """Writes `tables`, sorted and consolidated, as one run. All of its parts are durable when it returns.
+
+        At most the task's `outstanding_parts` are in memory at once, including the one being gathered. With one, merging waits while it is
+        written. The limit is also one more than the number of parallel writes: further parts would only wait.
+        """
+        outstanding_parts = min(self._task.outstanding_parts, UPLOAD_THREADS + 1)
+        target = self._store.settings.batch.target_part_bytes
+        gathered: list[pa.Table] = []
+        gathered_bytes = 0
+        for table in tables:
+            for piece in _pieces(table, target):
+                if gathered and gathered_bytes + piece.nbytes > target:
+                    self._submit(pa.concat_tables(gathered), outstanding_parts)
+                    gathered, gathered_bytes = [], 0
+                gathered.append(piece)
+                gathered_bytes += piece.nbytes
+        if gathered:
+            self._submit(pa.concat_tables(gathered), outstanding_parts)
+        while self._outstanding:
+            self._parts.append(self._outstanding[0].result())
+            self._outstanding.popleft()
+
+    def parts(self) -> tuple[Part, ...]:
+        """The parts of the written run. None when everything cancelled."""
+        self._pool.shutdown()
+        return tuple(self._parts)
+
+    def abandon(self) -> None:
+        """Deletes the written parts."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        for future in self._outstanding:
+            if not future.cancelled() and future.exception() is None:
+                self._parts.append(future.result())
+        discard(self._store, self._parts)
+
+    def _submit(self, table: pa.Table, outstanding_parts: int) -> None:
+        self._outstanding.append(self._pool.submit(self._write, table))
+        while len(self._outstanding) >= outstanding_parts:
+            self._parts.append(self._outstanding[0].result())
+            self._outstanding.popleft()
+
+    def _write(self, table: pa.Table) -> Part:
+        task = self._task
+        return write_part(
+            self._store,
+            table,
+            desc=task.desc,
+            schema=task.schema,
+            schema_id=task.schema_id,
+            inline_bytes_max=0,
+        )
+
+
+def _pieces(table: pa.Table, target_bytes: int) -> Iterator[pa.Table]:
+    """`table` cut into slices of at most about `target_bytes`."""
+    rows = max(1, table.num_rows * target_bytes // max(1, table.nbytes))
+    for start in range(0, table.num_rows, rows):
+        yield table.slice(start, rows)

@@ -1,0 +1,1 @@
+"""Compaction on Spark; see README.md."""

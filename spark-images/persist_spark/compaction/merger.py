@@ -1,0 +1,172 @@
+"""Where the chunks of a compaction run on Spark: each chunk is a Spark job, each range of its keys a task.
+
+The driver plans and swaps results in, by the engine's code. A task reads and writes blobs and knows no log. Spark starts the tasks of an
+earlier chunk first. So the chunks under way are at most as many as the tasks that run at once, and only they are lost with the driver.
+Every other chunk was swapped in as soon as its last task ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+import pyarrow as pa
+from persist_engine import Merged, MergeJob, MergeTask
+from persist_engine.base.env import SystemEnv
+from persist_engine.base.errors import InvalidUsage, MissingBlob
+from persist_engine.base.settings import (
+    GIB,
+    MEMORY_BYTES_LEAST,
+    MIB,
+    CompactionSettings,
+    RetrySettings,
+    Settings,
+    within_memory,
+)
+from pyspark.sql import SparkSession
+
+from persist_spark.datasource import is_connect
+from persist_spark.memory import ExecutorMemory, give_back_freed_memory
+from persist_spark.partitions import STORE_GIVE_UP_MS, carrying_errors, store_at
+from persist_spark.session import parallelism_of
+
+#: The bytes of inputs that one task merges: at most the first where keys allow it, and at least the second even when cores are free.
+TASK_BYTES_MAX, TASK_BYTES_MIN = 256 * MIB, 16 * MIB
+#: The ranges of one chunk. Each is compared with each part of the chunk, on the driver.
+RANGES_MAX = 512
+#: The memory of a task where the configuration of executors does not state it: as much as a compaction in a pod has by default.
+TASK_MEMORY_BYTES = GIB
+#: A compaction is not given up before this time: its first tasks may wait for executors that a cluster still starts.
+TIMEOUT_MS_MIN = 15 * 60 * 1000
+#: The cores that a client over Spark Connect reckons with: it does not see the executors.
+CONNECT_CORES = 16
+#: How often a driver that waits for tasks looks whether the compaction is to go on.
+_LOOK_S = 1.0
+
+#: One row for each task: its output, or the key of the input that is missing.
+MERGED_SCHEMA = pa.schema([("range", pa.int64()), ("parts", pa.binary()), ("missing", pa.string())])
+MERGED_DDL = "range bigint, parts binary, missing string"
+
+
+class MergeRanges:
+    """Runs on executors: for number i of `spark.range(n)` it merges range i of one chunk."""
+
+    def __init__(self, *, blob: str, settings: Settings, staging_floor_ms: int, tasks: Sequence[MergeTask]) -> None:
+        self.blob, self.settings, self.staging_floor_ms, self.tasks = blob, settings, staging_floor_ms, tuple(tasks)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields one row of MERGED_SCHEMA for each range. A repetition writes other parts; the driver links those of one attempt."""
+        give_back_freed_memory()
+        with carrying_errors():
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    parts, missing = self._merged(self.tasks[number])
+                    columns = [[number], [parts], [missing]]
+                    yield pa.RecordBatch.from_arrays(
+                        [pa.array(column, field.type) for column, field in zip(columns, MERGED_SCHEMA, strict=True)],
+                        schema=MERGED_SCHEMA,
+                    )
+
+    def _merged(self, task: MergeTask) -> tuple[bytes | None, str | None]:
+        store = store_at(self.blob, task.shard_id, self.settings, staging_floor_ms=self.staging_floor_ms)
+        try:
+            return task.run_remote(store), None
+        except MissingBlob as error:
+            return None, str(error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnExecutors:
+    """Merges chunks on the executors of a session, classic or over Connect."""
+
+    spark: SparkSession
+    blob: str
+    settings: Settings
+    """Of the client whose shard is compacted, too: the plan must fit the memory of a task."""
+    cores: int
+
+    @classmethod
+    def of(cls, spark: SparkSession, *, blob: str) -> OnExecutors:
+        """For a shard with its parts in `blob`. InvalidUsage when executors leave a task too little memory to merge."""
+        memory = ExecutorMemory.of(lambda name: spark.conf.get(name, None))
+        memory_bytes = TASK_MEMORY_BYTES if memory is None else memory.worker_bytes
+        if memory_bytes < MEMORY_BYTES_LEAST:
+            raise InvalidUsage(
+                f"a task that compacts needs {MEMORY_BYTES_LEAST // MIB} MiB beside the heap of its executor, and has "
+                f"{memory_bytes // MIB} MiB: raise spark.executor.memoryOverhead, or lower spark.executor.cores"
+            )
+        # Appends from Spark leave the merges that they claim to others, so a claim says nothing about work under way.
+        settings = Settings(
+            compaction=CompactionSettings(claim_ms=0, timeout_ms_min=TIMEOUT_MS_MIN),
+            retry=RetrySettings(give_up_ms=STORE_GIVE_UP_MS),
+        )
+        cores = CONNECT_CORES if is_connect(spark) else parallelism_of(spark)
+        return cls(spark=spark, blob=blob, settings=within_memory(settings, memory_bytes), cores=cores)
+
+    def merged(self, job: MergeJob) -> Generator[Merged, None, None]:
+        """See the engine's Merger. A chunk that ends is yielded at once. When the compaction ends early, tasks that run are interrupted,
+        and what they wrote is left to the orphan scan; outputs that the driver knows are deleted.
+        """
+        ranges = [job.task(chunk).split(count) for chunk, count in zip(job.chunks, self._counts(job), strict=True)]
+        tag = f"persist-compaction-{SystemEnv().random_bytes(8).hex()}"
+        pool = ThreadPoolExecutor(max(1, min(self.cores, len(ranges))), thread_name_prefix="persist-compact-spark")
+        chunk_of = {
+            pool.submit(self._run, job, tasks, tag): chunk for tasks, chunk in zip(ranges, job.chunks, strict=True)
+        }
+        left = set(chunk_of)
+        try:
+            while left:
+                done, _ = wait(left, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+                job.check()
+                for future in done:
+                    outputs = future.result()
+                    left.remove(future)
+                    yield chunk_of[future], outputs if isinstance(outputs, MissingBlob) else job.joined(outputs)
+        finally:
+            self._end(job, pool, left, tag)
+
+    def _counts(self, job: MergeJob) -> list[int]:
+        """The number of ranges for each chunk."""
+        sizes = [job.task(chunk).bytes_estimate for chunk in job.chunks]
+        share = max(min(TASK_BYTES_MAX, max(TASK_BYTES_MIN, -(-sum(sizes) // self.cores))), 1)
+        return [min(RANGES_MAX, -(-max(size, 1) // share)) for size in sizes]
+
+    def _run(self, job: MergeJob, tasks: Sequence[MergeTask], tag: str) -> tuple[bytes, ...] | MissingBlob:
+        """The outputs of all ranges of one chunk, in their order. When a blob is missing, what the other ranges wrote is deleted."""
+        merge = MergeRanges(
+            blob=self.blob, settings=self.settings, staging_floor_ms=job.store.staging_floor_ms, tasks=tasks
+        )
+        self.spark.addTag(tag)
+        try:
+            numbers = self.spark.range(0, len(tasks), 1, len(tasks))
+            rows = sorted(numbers.mapInArrow(merge, MERGED_DDL).collect(), key=lambda row: row["range"])
+        finally:
+            self.spark.removeTag(tag)
+        outputs = tuple(bytes(row["parts"]) for row in rows if row["parts"] is not None)
+        missing = next((row["missing"] for row in rows if row["missing"] is not None), None)
+        if missing is None:
+            return outputs
+        job.discard(job.joined(outputs))
+        return MissingBlob(missing)
+
+    def _end(
+        self,
+        job: MergeJob,
+        pool: ThreadPoolExecutor,
+        left: set[Future[tuple[bytes, ...] | MissingBlob]],
+        tag: str,
+    ) -> None:
+        """Ends what is under way, and deletes the outputs that were not yielded."""
+        try:
+            if left:
+                pool.shutdown(wait=False, cancel_futures=True)
+                self.spark.interruptTag(tag)
+        finally:
+            pool.shutdown(wait=True)
+            for future in left:
+                if future.cancelled() or future.exception() is not None:
+                    continue
+                outputs = future.result()
+                if not isinstance(outputs, MissingBlob):
+                    job.discard(job.joined(outputs))

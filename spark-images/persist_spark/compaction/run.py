@@ -1,0 +1,44 @@
+"""`persist-spark compact`: the compactions of one shard that are due, on the executors of a session, with the report of a maintenance pod.
+
+Knows no environment: `persist_spark.main` passes everything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from persist_engine import Location, PersistClient, compact_due, failure_report, summary
+from persist_engine.base.env import Env
+from pyspark.sql import SparkSession
+
+from persist_spark.compaction.merger import OnExecutors
+from persist_spark.report import Log
+from persist_spark.session import executor_count
+from persist_spark.spec import CompactionSpec
+
+#: The `type` of the report, as of `persist maintain compact`.
+KIND = "Compaction"
+
+
+def run_compaction(spark: SparkSession, spec: CompactionSpec, *, enabled: bool, env: Env, log: Log) -> dict[str, Any]:
+    """Claims the compactions that are due, oldest first, does them, and returns the report: that of `persist maintain compact`, and
+    `executors`. May be killed at any point and repeated; finished chunks stay. Skipped when nothing is due, or unless `enabled`.
+
+    InvalidUsage when executors have too little memory; ShardNotFound; the errors of the stores, of Spark, and of damaged data.
+    """
+    merger = OnExecutors.of(spark, blob=spec.blob)
+    settings = replace(merger.settings, compaction=replace(merger.settings.compaction, enabled=enabled))
+    location = Location(blob=spec.blob, consensus=spec.consensus)
+    with PersistClient.open(location, settings=settings, env=env, create=False) as client:
+        machine = client.machine(spec.shard_id)
+        outcomes = compact_due(machine, merger=merger)
+        for outcome in outcomes:
+            log.event("compacted", outcome=outcome.ending.value, what=outcome.message, duration_ms=outcome.duration_ms)
+        report = summary(KIND, spec.shard_id, machine.state.seqno, outcomes)
+    return report | {"executors": executor_count(spark)}
+
+
+def failed_report(spec: CompactionSpec, message: str, *, duration_ms: int) -> dict[str, Any]:
+    """The report of a compaction that raised. What it had swapped in stays."""
+    return failure_report(KIND, spec.shard_id, message, duration_ms=duration_ms) | {"executors": 0}
