@@ -19,7 +19,7 @@ from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.refusal import Refusal
 from persist_engine.client.arguments import expect_count
 from persist_engine.client.read.leased import LeasedPart, PartLeases, Pin
-from persist_engine.client.read.splits import SnapshotSplit, choose_ranges, pieces_apart
+from persist_engine.client.read.splits import SnapshotSplit, affordable_ranges, pieces_apart
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import Antichain
 from persist_engine.parts.consolidate import merge_runs
@@ -156,7 +156,7 @@ class Snapshot:
         if not is_merged and count <= sum(len(batch.parts) for batch in contents.batches):
             first, *others = pieces_apart(contents, count)
         else:
-            ranges = choose_ranges(contents.batches, self.schema, count)
+            ranges = affordable_ranges(contents.batches, self.schema, count)
             first, *others = (SnapshotSplit.of(contents, each, is_merged=is_merged) for each in ranges)
         # Parts that are fetched only for an audit are fetched once.
         return [replace(first, audits=contents.audits), *others]

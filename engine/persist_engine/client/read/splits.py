@@ -21,11 +21,13 @@ from persist_engine.base.errors import Incompatible
 from persist_engine.base.retry import Retry
 from persist_engine.client.read.leased import decoding_transport, part_source
 from persist_engine.codec.batch import decode_batch, encode_batch
+from persist_engine.codec.row_groups import group_bytes
 from persist_engine.model.batch import HollowBatch, HollowPart, Part, RunMeta
 from persist_engine.model.ids import ShardId
 from persist_engine.parts.contents import Contents
 from persist_engine.parts.key_range import KeyRange
 from persist_engine.parts.selection import Skipped
+from persist_engine.parts.source import CUT_BYTES_MIN
 from persist_engine.rows.filter import Filter
 from persist_engine.rows.part_stats import bound
 from persist_engine.rows.predicate import Predicate, from_json, to_json
@@ -39,6 +41,10 @@ SPLIT_FORMAT = 3
 #: two row groups.
 SPLIT_MEMORY_BYTES = 64 << 20
 BATCH_ROWS = 65_536
+#: What all splits together fetch at most, in percent of the bytes that are there, as long as each has fewer than SPLIT_BYTES_MIN. Some
+#: bytes more never matter, so that a small shard has as many splits as were asked for.
+FETCH_PERCENT_MAX, FETCH_BYTES_MORE = 120, 1 << 20
+SPLIT_BYTES_MIN = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,7 @@ class SnapshotSplit:
 
     @property
     def bytes_estimate(self) -> int:
-        """Bytes that reading it fetches."""
+        """Bytes of its parts: what reading it fetches at most. Of parts that its range cuts, it fetches some row groups."""
         return sum(batch.size_bytes for batch in self.batches)
 
     def to_bytes(self) -> bytes:
@@ -127,7 +133,7 @@ class SnapshotSplit:
         blobs were collected.
         """
         contents = Contents(
-            part_source(self.shard_id, self.schema, self.schema_id, blob, retry),
+            replace(part_source(self.shard_id, self.schema, self.schema_id, blob, retry), key_range=self.key_range),
             self.batches,
             self.as_of,
             where=None if self.where is None else Filter(self.where, self.schema),
@@ -185,6 +191,40 @@ def pieces_apart(contents: Contents, count: int) -> list[SnapshotSplit]:
             pieces.setdefault(number, []).append(HollowBatch.of_runs(batch.desc, rows, kept))
     whole = SnapshotSplit.of(contents, None, is_merged=False)
     return [replace(whole, batches=tuple(batches)) for batches in pieces.values()] or [whole]
+
+
+def affordable_ranges(batches: Sequence[HollowBatch], schema: Schema, count: int) -> list[KeyRange | None]:
+    """As `choose_ranges`, but fewer where that many would fetch more than FETCH_PERCENT_MAX of the bytes that are there: of a part that
+    several pieces cut, each fetches the footer and about a row group too much. There are as many as SPLIT_BYTES_MIN asks for, whatever
+    they fetch, so that a large read stays parallel.
+    """
+    ranges = choose_ranges(batches, schema, count)
+    parts = [part for batch in batches for part in batch.part_list() if isinstance(part, HollowPart)]
+    held = sum(part.size_bytes for part in parts)
+    least = -(-held // SPLIT_BYTES_MIN)
+    if len(ranges) <= max(1, least):
+        return ranges
+    cuts = [(part, sum(each is None or each.may_hold(part) for each in ranges)) for part in parts]
+    numbers = range(len(ranges), least, -1)
+    most = max(held * FETCH_PERCENT_MAX // 100, held + FETCH_BYTES_MORE)
+    fitting = (n for n in numbers if _to_fetch(cuts, (n - 1) / (len(ranges) - 1)) <= most)
+    affordable = max(1, next(fitting, least))
+    return ranges if affordable == len(ranges) else choose_ranges(batches, schema, affordable)
+
+
+def _to_fetch(cuts: Sequence[tuple[HollowPart, int]], share: float) -> float:
+    """About the bytes that the pieces fetch, if only so large a `share` of the bounds between them is left. `cuts`: each part, and the
+    number of pieces that hold rows of it.
+    """
+    total = 0.0
+    for part, pieces in cuts:
+        left = 1 + (pieces - 1) * share
+        whole = part.size_bytes * left
+        if left > 1 and part.footer is not None and part.size_bytes > CUT_BYTES_MIN:
+            waste = part.footer.size_bytes + group_bytes(part.rows, part.size_bytes)
+            whole = min(whole, part.size_bytes + left * waste)
+        total += whole
+    return total
 
 
 def choose_ranges(batches: Sequence[HollowBatch], schema: Schema, count: int) -> list[KeyRange | None]:
