@@ -44,7 +44,7 @@ BATCH_ROWS = 65_536
 #: What all splits together fetch at most, in percent of the bytes that are there, as long as each has fewer than SPLIT_BYTES_MIN. Some
 #: bytes more never matter, so that a small shard has as many splits as were asked for.
 FETCH_PERCENT_MAX, FETCH_BYTES_MORE = 120, 1 << 20
-SPLIT_BYTES_MIN = 16 << 20
+SPLIT_BYTES_MIN = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
