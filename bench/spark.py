@@ -14,7 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
+from persist_engine.base.env import SystemEnv
+from persist_engine.base.metrics import PrometheusMetrics
+from persist_engine.storage.metered import MeteredBlob
 from persist_engine.work.compact import compact
+from prometheus_client import CollectorRegistry
 
 from bench.compaction import whole_request
 from bench.measure import Row, median
@@ -173,11 +177,16 @@ class _Bench:
         with PersistClient.open(self.location) as client, client.open_leased_reader(shard, purpose="bench") as reader:
             latest = Antichain.of(client.recent_upper(shard).newest_complete)
             with reader.snapshot(latest) as snapshot:
-                whole = snapshot.bytes_estimate
-                fetched = sum(split.bytes_estimate for split in snapshot.splits(64, merged=False))
-        return Row(
-            "64 splits after 20 Mirrors: bytes to fetch", f"{fetched:,}", f"{whole:,} held", fetched / whole, "lower"
-        )
+                whole, splits = snapshot.bytes_estimate, snapshot.splits(64, merged=False)
+                registry = CollectorRegistry()
+                metered = MeteredBlob(client.machine(shard).blob, env=SystemEnv(), metrics=PrometheusMetrics(registry))
+                for split in splits:
+                    for _ in split.to_batches(metered):
+                        pass
+        verbs = (registry.get_sample_value("persist_blob_bytes_total", {"verb": verb}) for verb in ("get", "get_range"))
+        fetched = int(sum(each or 0 for each in verbs))
+        what = f"64 splits after 20 Mirrors, {len(splits)} made: bytes fetched"
+        return Row(what, f"{fetched:,}", f"{whole:,} held", fetched / whole, "lower")
 
     # -- shards ------------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,16 @@ from persist_engine.codec.part import checksum, encode_part, key_lower, part_sta
 from persist_engine.codec.registry import Identity, encode_identity, encode_name, encode_shard_owner
 from persist_engine.codec.state import Rollup, encode_rollup
 from persist_engine.codec.state_diff import encode_state_diff
-from persist_engine.model.batch import HollowBatch, HollowPart, HollowRollup, HollowRun, InlinePart, RunMeta, RunOrder
+from persist_engine.model.batch import (
+    Footing,
+    HollowBatch,
+    HollowPart,
+    HollowRollup,
+    HollowRun,
+    InlinePart,
+    RunMeta,
+    RunOrder,
+)
 from persist_engine.model.diff.state_diff import Delete, Insert, StateDiff, Update
 from persist_engine.model.frontier import Antichain, Description
 from persist_engine.model.ids import (
@@ -99,6 +108,7 @@ def batch() -> HollowBatch:
         key_lower=key_lower(table()),
         stats=part_stats(table(), SCHEMA, 10_000),
         schema_id=0,
+        footer=Footing(200, checksum(b"footer")),
     )
     inline = InlinePart(b"inline", 1, -1, ts_rewrite=Antichain(5), schema_id=0)
     run = RunMeta(RunOrder.STRUCTURED, RunId.from_bytes(b"\x03" * 16), 0, 3)

@@ -335,6 +335,22 @@ def parquet_part(data: bytes) -> tuple[pa.Table, tuple[float, float, float]]:
     return table, (lower, upper, since)
 
 
+def check_row_groups(data: bytes, footing: Any) -> None:
+    """The footer that state describes, and the row groups that the footer describes (29.12)."""
+    footer = data[-footing.size_bytes :]
+    need(crc_text(footer) == footing.checksum, "29.12", "another footer")
+    metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
+    groups = json.loads(metadata.metadata[b"persist.groups"])["groups"]
+    checks = metadata.metadata[b"persist.group_checks"].removeprefix(b"persist-group-crc32s=")
+    need(len(groups) * 8 == len(checks) and len(groups) == metadata.num_row_groups, "29.12", "another number of groups")
+    for index in range(metadata.num_row_groups):
+        columns = [metadata.row_group(index).column(at) for at in range(metadata.row_group(index).num_columns)]
+        starts = [each.dictionary_page_offset or each.data_page_offset for each in columns]
+        end = max(start + each.total_compressed_size for start, each in zip(starts, columns, strict=True))
+        found = b"%08x" % zlib.crc32(data[min(starts) : end])
+        need(found == checks[8 * index : 8 * index + 8], "29.12", "a row group does not match its check")
+
+
 def crc_text(data: bytes) -> str:
     return f"crc32:{zlib.crc32(data):08x}"
 
@@ -429,6 +445,7 @@ class Rows:
             need(crc_text(data) == part.checksum and len(data) == part.size_bytes, "29.12", "the checksum in state")
             table, written = parquet_part(data)
             check_descriptor(part, table)
+            check_row_groups(data, part.footer)
         need(table.num_rows == part.rows, "2.4", "another number of rows")
         lower, upper, since = (time_of(getattr(batch.desc, name)) for name in ("lower", "upper", "since"))
         if (lower, upper) == written[:2]:

@@ -14,6 +14,7 @@ from persist_engine.base.version import APPLIER_VERSION, check_readable
 from persist_engine.codec.envelope import Kind, decoding, opened, sealed
 from persist_engine.model.batch import (
     ColumnStats,
+    Footing,
     HollowBatch,
     HollowPart,
     HollowRun,
@@ -168,6 +169,7 @@ def _part_to_pb(part: RunPart) -> pb.Part:
         return pb.Part(inline=inline)
     if isinstance(part, HollowRun):
         return pb.Part(run=_run_ref_to_pb(part))
+    footer = part.footer
     hollow = pb.HollowPart(
         key=part.key,
         size_bytes=part.size_bytes,
@@ -180,6 +182,7 @@ def _part_to_pb(part: RunPart) -> pb.Part:
         schema_id=part.schema_id,
         format=part.format,
         sum_wraps=part.sum_wraps,
+        footer=None if footer is None else pb.Footing(size_bytes=footer.size_bytes, checksum=footer.checksum),
     )
     return pb.Part(hollow=hollow)
 
@@ -253,6 +256,7 @@ def _part_from_pb(message: pb.Part) -> RunPart:
         schema_id=hollow.schema_id if hollow.HasField("schema_id") else None,
         format=hollow.format,
         sum_wraps=hollow.sum_wraps,
+        footer=Footing(hollow.footer.size_bytes, hollow.footer.checksum) if hollow.HasField("footer") else None,
     )
 
 

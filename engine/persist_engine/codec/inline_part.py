@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 
 import pyarrow as pa
 
 from persist_engine.base.errors import CorruptData, Incompatible, SchemaMismatch, check
 from persist_engine.codec.damage import decoding
-from persist_engine.codec.part import DecodedPart
+from persist_engine.codec.part import DecodedPart, as_it_is
 from persist_engine.model.frontier import Antichain, Description
 from persist_engine.rows.evolution import adapted, needs_adapting
 from persist_engine.rows.schema import Schema
@@ -117,3 +119,34 @@ def _verified(data: bytes, key: str) -> memoryview:
 def _schema_of(key_ddl: str, val_ddl: str) -> Schema:
     """Cached: parsing dominates decoding, and the parts of a shard share a schema or two."""
     return Schema.from_ddl(key_ddl, val_ddl)
+
+
+@dataclass(frozen=True, slots=True)
+class PartInMemory:
+    """Decoded rows with the interface of an `OpenedPart`."""
+
+    desc: Description
+    table: pa.Table
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return int(self.table.num_rows)
+
+    @property
+    def groups(self) -> int:
+        """One group holds all rows."""
+        return 1
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Size of all rows in memory."""
+        return int(self.table.nbytes)
+
+    def read_group(self, _group: int, *, seen: Callable[[int], int] = as_it_is, use_threads: bool = False) -> pa.Table:
+        """All rows."""
+        return self.table
+
+    def stream(self, _table_bytes: int, *, seen: Callable[[int], int] = as_it_is) -> Iterator[pa.Table]:
+        """All rows as one table."""
+        return iter([self.table])

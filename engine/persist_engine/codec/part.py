@@ -15,7 +15,8 @@ The options were measured on 1M sorted rows of (bigint, 32-byte string, time, di
 
 So parts use zstd level 1: as fast as none, a quarter of the size, and the size decides the time of an upload. A column
 gets a dictionary when a sample of it repeats values; columns of whole numbers without repeats are stored as deltas. A row
-group is the unit of reading ahead and of reading a key range inside a part: 256 Ki rows, or 16 MiB of wide ones.
+group is the unit of fetching a key range of a part (`codec.row_groups`). Several are decoded at once: DECODED_ROWS rows, or
+16 MiB of wide ones.
 """
 
 from __future__ import annotations
@@ -40,6 +41,15 @@ from persist_engine.base.errors import (
     check,
 )
 from persist_engine.codec.damage import checksum, decoding, is_known
+from persist_engine.codec.row_groups import (
+    Pieces,
+    decoded_together,
+    encoded_bytes,
+    fill_checks,
+    group_rows,
+    groups_metadata,
+    rows_of,
+)
 from persist_engine.model.frontier import Antichain, Description
 from persist_engine.rows.columns import constant, empty_struct, storable
 from persist_engine.rows.evolution import adapted, needs_adapting
@@ -64,12 +74,9 @@ __all__ = [
 PART_FORMAT = 1
 #: The format in a part's descriptor.
 PART_FORMAT_NAME = f"parquet/{PART_FORMAT}"
-ROW_GROUP_ROWS = 256 * 1024
 #: Least number of rows decoded at a time: with fewer, the calls cost more than the memory saved.
 STREAM_ROWS_MIN = 4096
 _ROW_BYTES_MIN = 24
-_GROUP_BYTES = 16 << 20
-_GROUP_ROWS_MIN = 1024
 _SAMPLE_ROWS = 1024
 #: Smaller files are decoded on the calling thread: distributing columns over threads costs more than it saves.
 _THREADED_BYTES_MIN = 1 << 20
@@ -97,13 +104,15 @@ class DecodedPart:
 
 @dataclass(frozen=True, slots=True)
 class OpenedPart:
-    """A part with verified bytes and a decoded footer. It has its description, its number of rows, and its rows by row
-    group. Groups may be read in any order and by several threads at once.
+    """A part with verified bytes and a decoded footer. It has its description, its number of rows, and its rows by group:
+    some row groups each. Groups may be read in any order and by several threads at once.
     """
 
     desc: Description
     rows: int
-    groups: int
+    """Of the whole part, also when only some of its row groups are there."""
+    spans: tuple[tuple[int, ...], ...]
+    """The row groups of each group."""
     _key: str
     _data: memoryview
     _file: pq.ParquetFile
@@ -111,29 +120,37 @@ class OpenedPart:
     _asked: Schema | None
     """The schema to show rows under, when they were written with another."""
 
+    @property
+    def groups(self) -> int:
+        """Number of groups."""
+        return len(self.spans)
+
     def read_group(self, group: int, *, seen: Callable[[int], int] = as_it_is, use_threads: bool = False) -> pa.Table:
         """The rows of one group, in order. When all have the same time, it becomes `seen(time)`. CorruptData if damaged."""
-        constants = self._constants([group], seen)
+        span = self.spans[group]
+        constants = self._constants(span, seen)
         names = [name for name in self._names if name not in constants]
         metadata, file = self._file.metadata, self._file
         if self.groups > 1:  # a file object of its own for each thread: it is cheap, and shares the footer
             file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(self._data)), metadata=metadata, pre_buffer=False)
         with decoding(self._key):
-            table = file.read_row_group(group, columns=names, use_threads=use_threads)
-        return self._shown(table, metadata.row_group(group).num_rows, constants)
+            table = file.read_row_groups(list(span), columns=names, use_threads=use_threads)
+        return self._shown(table, rows_of(metadata, span), constants)
 
     def stream(self, table_bytes: int, *, seen: Callable[[int], int] = as_it_is) -> Iterator[pa.Table]:
         """All rows in order, in tables of about `table_bytes` and at least STREAM_ROWS_MIN rows. `seen` as in `read_group`.
         Groups are decoded only as far as the caller reads.
         """
-        rows = max(STREAM_ROWS_MIN, self.rows * table_bytes // max(1, self.decoded_bytes))
-        if self.groups == 1 and self.rows <= 2 * rows:
+        there = self._there
+        count = rows_of(self._file.metadata, there)
+        rows = max(STREAM_ROWS_MIN, count * table_bytes // max(1, self.decoded_bytes))
+        if self.groups == 1 and count <= 2 * rows:
             yield self.read_group(0, seen=seen)
             return
-        constants = self._constants(range(self.groups), seen)
+        constants = self._constants(there, seen)
         names = [name for name in self._names if name not in constants]
         with decoding(self._key):
-            batches = self._file.iter_batches(rows, columns=names, use_threads=False)
+            batches = self._file.iter_batches(rows, row_groups=there, columns=names, use_threads=False)
         while True:
             with decoding(self._key):
                 batch = next(batches, None)
@@ -143,10 +160,14 @@ class OpenedPart:
 
     @property
     def decoded_bytes(self) -> int:
-        """Approximate size of all rows in memory."""
-        # Parquet counts encoded bytes before compression; dictionaries and deltas make that count too small.
-        encoded: int = sum(self._file.metadata.row_group(group).total_byte_size for group in range(self.groups))
-        return encoded + self.rows * _ROW_BYTES_MIN
+        """Approximate size in memory of all rows that are there."""
+        metadata, there = self._file.metadata, self._there
+        return encoded_bytes(metadata, there) + rows_of(metadata, there) * _ROW_BYTES_MIN
+
+    @property
+    def _there(self) -> list[int]:
+        """The row groups that are there."""
+        return [number for span in self.spans for number in span]
 
     def _shown(self, table: pa.Table, rows: int, constants: Mapping[str, int]) -> pa.Table:
         table = _with_columns(table, _COLUMNS, rows, constants)
@@ -167,37 +188,6 @@ class OpenedPart:
         only = {name: found.pop() for name, found in values.items() if len(found) == 1}
         as_seen = {"time": seen, "diff": as_it_is}
         return {name: as_seen[name](value) for name, value in only.items() if value is not None}
-
-
-@dataclass(frozen=True, slots=True)
-class PartInMemory:
-    """Decoded rows with the interface of an `OpenedPart`."""
-
-    desc: Description
-    table: pa.Table
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return int(self.table.num_rows)
-
-    @property
-    def groups(self) -> int:
-        """One group holds all rows."""
-        return 1
-
-    @property
-    def decoded_bytes(self) -> int:
-        """Size of all rows in memory."""
-        return int(self.table.nbytes)
-
-    def read_group(self, _group: int, *, seen: Callable[[int], int] = as_it_is, use_threads: bool = False) -> pa.Table:
-        """All rows."""
-        return self.table
-
-    def stream(self, _table_bytes: int, *, seen: Callable[[int], int] = as_it_is) -> Iterator[pa.Table]:
-        """All rows as one table."""
-        return iter([self.table])
 
 
 def encode_part(table: pa.Table, *, desc: Description, schema: Schema) -> bytes:
@@ -227,29 +217,27 @@ def encode_part(table: pa.Table, *, desc: Description, schema: Schema) -> bytes:
         columns = [storable(column) for column in columns]
     stored = pa.table(columns, schema=pa.schema(fields, metadata=metadata))
     repeating, deltas = _column_encodings(stored)
-    sink = pa.BufferOutputStream()
-    pq.write_table(
-        stored,
+    sink, group = pa.BufferOutputStream(), group_rows(stored)
+    with pq.ParquetWriter(
         sink,
+        stored.schema,
         compression="zstd",
         compression_level=1,
         use_dictionary=repeating,
         column_encoding=dict.fromkeys(deltas, "DELTA_BINARY_PACKED"),
-        row_group_size=_group_rows(stored),
         write_page_index=True,
         write_page_checksum=True,
         store_schema=True,
-    )
+    ) as writer:
+        writer.write_table(stored, group)
+        # Not in the schema's metadata, which the file holds twice.
+        writer.add_key_value_metadata(groups_metadata(table, schema, group))
     data = bytearray(sink.getvalue())
+    fill_checks(data)
     at = _check_at(data)
     assert at is not None, "the footer just written holds the mark"
     data[at : at + _CHECK_DIGITS] = _check_digits(data, at)
     return bytes(data)
-
-
-def _group_rows(table: pa.Table) -> int:
-    rows: int = table.num_rows * _GROUP_BYTES // max(1, table.nbytes)
-    return min(max(_GROUP_ROWS_MIN, rows), ROW_GROUP_ROWS)
 
 
 def _column_encodings(table: pa.Table) -> tuple[list[str], list[str]]:
@@ -304,7 +292,7 @@ def decode_part(
 
 
 def open_part(
-    data: bytes | memoryview,
+    data: bytes | memoryview | Pieces,
     *,
     key: str,
     schema: Schema,
@@ -314,7 +302,8 @@ def open_part(
     columns: Sequence[str] | None = None,
 ) -> OpenedPart:
     """As `decode_part`, but rows are decoded on demand: until then memory holds the encoded bytes. The bytes are verified
-    before this returns. `format_name` is the format in the part's descriptor. `columns` allows leaving out other columns and
+    before this returns, or were when `Pieces` of it were fetched.
+    `format_name` is the format in the part's descriptor. `columns` allows leaving out other columns and
     fields; key and val are then structs with what is left, and all columns may be there.
 
     `may_be_newer`: a part of a schema that succeeded `schema` is shown without the fields added since. Its rows then have
@@ -322,14 +311,19 @@ def open_part(
     """
     if format_name != PART_FORMAT_NAME:
         raise Incompatible(f"part {key} has format {format_name!r}, this code reads {PART_FORMAT_NAME!r}", key=key)
-    verify_part(data, key=key, expected_checksum=expected_checksum)
+    groups = data.groups if isinstance(data, Pieces) else None
+    if isinstance(data, Pieces):
+        data = data.data
+    else:
+        verify_part(data, key=key, expected_checksum=expected_checksum)
     with decoding(key):
         file, desc, written = _opened(data, key, schema, may_be_newer=may_be_newer)
     names = tuple(name for name in _COLUMNS if name != "val" or len(written.val))
     if columns is not None and written is schema:  # other rows need all their fields to be adapted
         names = tuple(_picked(schema, columns) or ())
-    rows, groups = file.metadata.num_rows, file.num_row_groups
-    return OpenedPart(desc, rows, groups, key, memoryview(data), file, names, None if written is schema else schema)
+    rows, metadata = file.metadata.num_rows, file.metadata
+    spans = decoded_together(metadata, range(file.num_row_groups) if groups is None else groups)
+    return OpenedPart(desc, rows, spans, key, memoryview(data), file, names, None if written is schema else schema)
 
 
 def verify_part(data: bytes | memoryview, *, key: str, expected_checksum: str | None = None) -> None:

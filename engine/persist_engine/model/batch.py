@@ -42,6 +42,14 @@ class PartStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Footing:
+    """The last `size_bytes` bytes of a part, which describe its row groups, and their checksum (codec.row_groups)."""
+
+    size_bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
 class HollowPart:
     """One blob of updates. `key` is the partial key `<writer key>/<part id>`; codec.keys builds the full key.
 
@@ -61,6 +69,8 @@ class HollowPart:
     schema_id: int | None = None
     format: str = "parquet/1"
     sum_wraps: bool = False
+    footer: Footing | None = None
+    """None: no piece of the blob can prove itself, so it is read whole."""
 
     @property
     def hollow_bytes(self) -> int:

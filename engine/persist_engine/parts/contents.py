@@ -18,9 +18,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_engine.base.errors import CorruptData
 from persist_engine.codec.keys import blob_key
-from persist_engine.codec.part import decode_part
 from persist_engine.model.batch import HollowBatch, HollowPart, Part, RunMeta, RunOrder, RunPart
 from persist_engine.model.frontier import Antichain, Description
 from persist_engine.parts.fetch import (
@@ -34,6 +32,7 @@ from persist_engine.parts.fetch import (
 from persist_engine.parts.key_range import KeyRange
 from persist_engine.parts.listings import expand
 from persist_engine.parts.selection import Skipped, audit
+from persist_engine.parts.source import Fetched
 from persist_engine.rows.filter import Filter
 from persist_engine.rows.projection import Projection
 from persist_engine.rows.updates import diffs_sum, with_canonical_floats
@@ -137,11 +136,11 @@ class Contents:
                 if table.num_rows:
                     yield with_canonical_floats(table) if self.projection is None else self.projection.apply(table)
 
-    def _fetched_ahead(self, members: Sequence[tuple[Description, Part]]) -> Iterator[bytes]:
-        """The bytes of each part. Fetches the next part while the caller decodes one."""
+    def _fetched_ahead(self, members: Sequence[tuple[Description, Part]]) -> Iterator[Fetched]:
+        """What is fetched of each part. Fetches the next part while the caller decodes one."""
         pool = ThreadPoolExecutor(1, thread_name_prefix="persist-parts")
         try:
-            fetched: deque[Future[bytes]] = deque()
+            fetched: deque[Future[Fetched]] = deque()
             for desc, part in members:
                 fetched.append(pool.submit(self.source.get, part, desc))
                 if len(fetched) > 1:
@@ -194,21 +193,14 @@ class Contents:
                     fetched = pool.submit(self.source.get, parts[index + 1], desc)
                 if on_fetched is not None:
                     on_fetched(len(data))
-                table = self._row_filter.apply(self._decoded(data, part, names))
-                table = table if self.key_range is None else self.key_range.apply(table)
-                if table.num_rows:
-                    yield table
+                opened = self.source.open(data, part, desc, columns=names)
+                for group in range(opened.groups):
+                    table = self._row_filter.apply(opened.read_group(group, use_threads=True))
+                    table = table if self.key_range is None else self.key_range.apply(table)
+                    if table.num_rows:
+                        yield table
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-
-    def _decoded(self, data: bytes, part: HollowPart, names: list[str]) -> pa.Table:
-        key = blob_key(self.source.shard_id, part.key)
-        table = decode_part(
-            data, key=key, schema=self.source.schema, columns=names, expected_checksum=part.checksum
-        ).table
-        if table.num_rows != part.rows:
-            raise CorruptData(f"{key}: {table.num_rows} rows, state says {part.rows}", key=key)
-        return table
 
     def _needed(self, shown: Sequence[str]) -> list[str]:
         """The columns to decode, so that the read can show `shown` and apply its filters."""
@@ -234,10 +226,7 @@ class Contents:
         else:
             total, unknown = self._summed(self.batches)
         return total + sum(
-            self._counted(batch.desc, meta, part)
-            for batch in unknown
-            for meta, parts in batch.part_runs()
-            for part in parts
+            self._counted(batch.desc, part) for batch in unknown for _, parts in batch.part_runs() for part in parts
         )
 
     def _summed(self, batches: Sequence[HollowBatch]) -> tuple[int, list[HollowBatch]]:
@@ -270,11 +259,9 @@ class Contents:
             return is_visible
         return isinstance(part, HollowPart) and self.where.must_pass(part)
 
-    def _counted(self, desc: Description, meta: RunMeta, part: Part) -> int:
-        data = self.source.get(part, desc)
-        if isinstance(part, HollowPart) and not meta.truncated and self._is_plain(part):
-            return diffs_sum(self._row_filter.apply(self._decoded(data, part, self._needed(()))))
-        return sum(diffs_sum(self._row_filter.apply(table)) for table in self.source.decode(data, part, desc))
+    def _counted(self, desc: Description, part: Part) -> int:
+        opened = self.source.open(self.source.get(part, desc), part, desc, columns=self._needed(()))
+        return sum(diffs_sum(self._row_filter.apply(opened.read_group(group))) for group in range(opened.groups))
 
 
 def _times_of(part: HollowPart) -> tuple[int | None, int | None]:

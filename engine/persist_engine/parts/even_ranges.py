@@ -13,10 +13,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist_engine.codec.row_groups import group_bytes
 from persist_engine.model.batch import HollowBatch, HollowPart
 from persist_engine.parts.key_range import KeyRange
+from persist_engine.parts.source import CUT_BYTES_MIN
 from persist_engine.rows.part_stats import bound
 from persist_engine.rows.schema import Schema
+
+#: What all ranges together fetch at most, in percent of the bytes that are there, as long as each has fewer than RANGE_BYTES_MIN. Some
+#: bytes more never matter, so that a small shard has as many ranges as were asked for.
+FETCH_PERCENT_MAX, FETCH_BYTES_MORE = 120, 1 << 20
+RANGE_BYTES_MIN = 32 << 20
 
 
 def choose_ranges(batches: Sequence[HollowBatch], schema: Schema, count: int) -> list[KeyRange | None]:
@@ -32,6 +39,40 @@ def choose_ranges(batches: Sequence[HollowBatch], schema: Schema, count: int) ->
     bounds = _even_bounds(spans, column.type, count) if _is_linear(column.type) else _part_bounds(spans, count)
     edges = [None, *bounds, None]
     return [KeyRange(column.name, lower, upper) for lower, upper in itertools.pairwise(edges)]
+
+
+def affordable_ranges(batches: Sequence[HollowBatch], schema: Schema, count: int) -> list[KeyRange | None]:
+    """As `choose_ranges`, but fewer where that many would fetch more than FETCH_PERCENT_MAX of the bytes that are there: of a part that
+    several pieces cut, each fetches the footer and about a row group too much. There are as many as RANGE_BYTES_MIN asks for, whatever
+    they fetch, so that a large read stays parallel.
+    """
+    ranges = choose_ranges(batches, schema, count)
+    parts = [part for batch in batches for part in batch.part_list() if isinstance(part, HollowPart)]
+    held = sum(part.size_bytes for part in parts)
+    least = -(-held // RANGE_BYTES_MIN)
+    if len(ranges) <= max(1, least):
+        return ranges
+    cuts = [(part, sum(each is None or each.may_hold(part) for each in ranges)) for part in parts]
+    numbers = range(len(ranges), least, -1)
+    most = max(held * FETCH_PERCENT_MAX // 100, held + FETCH_BYTES_MORE)
+    fitting = (n for n in numbers if _to_fetch(cuts, (n - 1) / (len(ranges) - 1)) <= most)
+    affordable = max(1, next(fitting, least))
+    return ranges if affordable == len(ranges) else choose_ranges(batches, schema, affordable)
+
+
+def _to_fetch(cuts: Sequence[tuple[HollowPart, int]], share: float) -> float:
+    """About the bytes that the pieces fetch, if only so large a `share` of the bounds between them is left. `cuts`: each part, and the
+    number of pieces that hold rows of it.
+    """
+    total = 0.0
+    for part, pieces in cuts:
+        left = 1 + (pieces - 1) * share
+        whole = part.size_bytes * left
+        if left > 1 and part.footer is not None and part.size_bytes > CUT_BYTES_MIN:
+            waste = part.footer.size_bytes + group_bytes(part.rows, part.size_bytes)
+            whole = min(whole, part.size_bytes + left * waste)
+        total += whole
+    return total
 
 
 _Span = tuple[pa.Scalar, pa.Scalar | None, int]

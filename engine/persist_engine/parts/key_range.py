@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_engine.model.batch import HollowPart, Part
+from persist_engine.model.batch import ColumnStats, HollowPart, Part
 from persist_engine.rows.part_stats import bound
 
 
@@ -49,7 +49,11 @@ class KeyRange:
         if not isinstance(part, HollowPart) or part.stats is None:
             return True
         stats = dict(part.stats.columns).get(f"key.{self.column}")
-        if stats is None or (self.upper is None and self.lower is None):
+        return stats is None or self.may_be_within(stats)
+
+    def may_be_within(self, stats: ColumnStats) -> bool:
+        """Whether rows whose `column` has these statistics may include one in the range."""
+        if self.upper is None and self.lower is None:
             return True
         if self.upper is not None and stats.lower is not None and _at_or_past(stats.lower, self.upper):
             return False
@@ -58,6 +62,21 @@ class KeyRange:
         if self.upper is None and (stats.null_count or pa.types.is_floating(self.lower.type)):
             return True  # bounds do not show NaN
         return _at_or_past(stats.upper, self.lower)
+
+    def covers(self, part: HollowPart) -> bool:
+        """Whether all rows of `part` are in the range, by its statistics. False without statistics."""
+        if self.upper is None and self.lower is None:
+            return True
+        stats = None if part.stats is None else dict(part.stats.columns).get(f"key.{self.column}")
+        if stats is None or stats.lower is None:
+            return False
+        if self.lower is not None and not _at_or_past(stats.lower, self.lower):
+            return False
+        if self.upper is None:  # nulls and NaN are in the last range
+            return True
+        if stats.upper is None or stats.null_count or pa.types.is_floating(self.upper.type):
+            return False
+        return not _at_or_past(stats.upper, self.upper)
 
     def to_json(self) -> dict[str, Any]:
         """Converts to plain JSON values; inverse of `from_json`."""

@@ -19,7 +19,7 @@ import pyarrow as pa
 from persist_engine.model.batch import HollowPart, Part
 from persist_engine.model.frontier import Description
 from persist_engine.parts.consolidate import Result, Submit, consolidated, later, run_bytes, window_bytes
-from persist_engine.parts.source import PartSource, PartToRead
+from persist_engine.parts.source import Fetched, PartSource, PartToRead
 from persist_engine.rows import updates
 
 #: Blobs that one reader fetches at once: enough to hide an object store's latency behind a merge on one core.
@@ -187,7 +187,7 @@ class RunReader(Iterator[pa.Table]):
             self._starting_bytes += size_bytes
             yield partial(self._start, data, member, size_bytes)
 
-    def _start(self, data: bytes, member: RegisteredPart, size_bytes: int) -> _Decoded:
+    def _start(self, data: Fetched, member: RegisteredPart, size_bytes: int) -> _Decoded:
         opened = self._ahead.source.open(data, member.part, member.desc)
         first = self._first(opened)
         return replace(first, started_bytes=size_bytes)
@@ -235,7 +235,7 @@ class FetchAhead:
         self._on_fetched = on_fetched
         self._held_bytes = 0
         self._pool = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="persist-fetch")
-        self._pending: dict[tuple[int, int], Future[bytes]] = {}
+        self._pending: dict[tuple[int, int], Future[Fetched]] = {}
         longest = max((len(run.members) for run in runs), default=0)
         rounds = ((index, at) for at in range(longest) for index, run in enumerate(runs) if at < len(run.members))
         self._queue = iter([slot for slot in rounds if isinstance(self._member(slot).part, HollowPart)])
@@ -245,8 +245,8 @@ class FetchAhead:
         if self._next is not None:
             source.metrics.count("prefetch_over_budget", path=source.path)
 
-    def take(self, index: int, position: int) -> bytes:
-        """The bytes of part `position` of run `index`. Each part may be taken once."""
+    def take(self, index: int, position: int) -> Fetched:
+        """The bytes, or the row groups, of part `position` of run `index`. Each part may be taken once."""
         slot = (index, position)
         self._taken.add(slot)
         future = self._pending.pop(slot, None)

@@ -8,21 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
 from persist_engine.base.errors import CorruptData, MissingBlob
 from persist_engine.base.metrics import Metrics
 from persist_engine.base.retry import Retry
-from persist_engine.codec.inline_part import decode_inline
+from persist_engine.codec.inline_part import PartInMemory, decode_inline
 from persist_engine.codec.keys import blob_key
-from persist_engine.codec.part import OpenedPart, PartInMemory, as_it_is, open_part
-from persist_engine.model.batch import HollowPart, Part
+from persist_engine.codec.part import OpenedPart, as_it_is, open_part
+from persist_engine.codec.row_groups import Footer, Pieces
+from persist_engine.model.batch import Footing, HollowPart, Part
 from persist_engine.model.frontier import MINIMUM, Antichain, Description
 from persist_engine.model.ids import ShardId
+from persist_engine.parts.key_range import KeyRange
 from persist_engine.rows import updates
 from persist_engine.rows.schema import Schema
 from persist_engine.storage.blob import Blob
+
+#: What `PartSource.get` returns and `PartSource.open` takes.
+Fetched = bytes | Pieces
+#: A smaller part is fetched whole: two calls of a store take longer than its bytes.
+CUT_BYTES_MIN = 64 << 10
+
+
+def is_cut(part: Part, key_range: KeyRange | None) -> bool:
+    """Whether a read of `key_range` fetches only some row groups of `part`."""
+    if key_range is None or not isinstance(part, HollowPart) or part.footer is None:
+        return False
+    return part.size_bytes > CUT_BYTES_MIN and not key_range.covers(part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +53,8 @@ class PartSource:
     """The id of `schema`. Set when parts of newer schemas may occur; these are shown without their newer fields."""
     path: str = "snapshot"
     """The purpose of the read, as a label in metrics."""
+    key_range: KeyRange | None = None
+    """The only rows that are wanted. Of a part with other rows, only some row groups are fetched; the reader still has to filter rows."""
 
     def is_newer(self, part: Part) -> bool:
         """Whether `part` was written under a newer schema than the one of this read. Its rows are then in another
@@ -45,22 +62,43 @@ class PartSource:
         """
         return self.schema_id is not None and part.schema_id is not None and part.schema_id > self.schema_id
 
-    def get(self, part: Part, desc: Description) -> bytes:
-        """The part's bytes as stored in blob. Retries storage errors. MissingBlob names the key."""
+    def get(self, part: Part, desc: Description) -> Fetched:
+        """The part's bytes as stored in blob, or the row groups that may hold rows of `key_range`. Retries storage errors. MissingBlob
+        names the key, and so does CorruptData of a row group or its footer.
+        """
         if not isinstance(part, HollowPart):
             return part.data
         key = blob_key(self.shard_id, part.key)
+        self.metrics.count("fetched_parts", path=self.path)
+        if is_cut(part, self.key_range):
+            assert self.key_range is not None
+            assert part.footer is not None
+            return self._pieces(part, part.footer, self.key_range, partial(self._range, key, desc), key)
+        return self._fetched(key, desc, lambda: self.blob.get(key))
+
+    def _pieces(
+        self, part: HollowPart, footing: Footing, wanted: KeyRange, get: Callable[[int, int], bytes], key: str
+    ) -> Pieces:
+        at = part.size_bytes - footing.size_bytes
+        footer = Footer.read(get(at, footing.size_bytes), key=key, expected_checksum=footing.checksum)
+        is_of = footer.column == wanted.column
+        groups = [at for at, each in enumerate(footer.groups) if not is_of or wanted.may_be_within(each.stats)]
+        return footer.fetched(groups, get, size_bytes=part.size_bytes, key=key)
+
+    def _range(self, key: str, desc: Description, start: int, size_bytes: int) -> bytes:
+        return self._fetched(key, desc, lambda: self.blob.get_range(key, start, size_bytes))
+
+    def _fetched(self, key: str, desc: Description, get: Callable[[], bytes | None]) -> bytes:
         started_s = self.retry.env.monotonic_s()
-        data = self.retry.external("fetch_part", lambda: self.blob.get(key), shard=self.shard_id)
+        data = self.retry.external("fetch_part", get, shard=self.shard_id)
         if data is None:
             raise MissingBlob(f"blob {key} is missing though a live state names it (batch {desc})", key=key)
         self.metrics.observe_s("fetched", self.retry.env.monotonic_s() - started_s, path=self.path)
-        self.metrics.count("fetched_parts", path=self.path)
         self.metrics.count("fetched_bytes", len(data), path=self.path)
         self.metrics.count("shard_blob_gets", shard=self.shard_id)
         return data
 
-    def open(self, data: bytes, part: Part, desc: Description, *, columns: Sequence[str] | None = None) -> PartToRead:
+    def open(self, data: Fetched, part: Part, desc: Description, *, columns: Sequence[str] | None = None) -> PartToRead:
         """Opens the part. Verifies its bytes against the checksum in state (or in the part itself when it is inline)
         and its description against the one that its batch registered. CorruptData names the key. `columns` allows leaving
         out other columns and fields; time and diff must be among them.
@@ -79,6 +117,7 @@ class PartSource:
             )
         else:
             key = f"{self.shard_id} inline part of {desc}"
+            assert isinstance(data, bytes), "an inline part has no pieces"
             inline = decode_inline(
                 data, format_name=part.format, key=key, schema=self.schema, may_be_newer=self.is_newer(part)
             )
@@ -91,7 +130,7 @@ class PartSource:
             self.metrics.count("fetched_rewritten_rows", part.rows, path=self.path)
         return PartToRead(opened, desc, part.ts_rewrite)
 
-    def decode(self, data: bytes, part: Part, desc: Description) -> Iterator[pa.Table]:
+    def decode(self, data: Fetched, part: Part, desc: Description) -> Iterator[pa.Table]:
         """The part's rows as its batch registered them, one row group at a time."""
         opened = self.open(data, part, desc)
         for group in range(opened.groups):

@@ -19,7 +19,8 @@ from persist_engine.codec.damage import checksum
 from persist_engine.codec.inline_part import INLINE_FORMAT_NAME, ROW_BYTES_MIN, decode_inline, encode_inline
 from persist_engine.codec.keys import blob_key
 from persist_engine.codec.part import PART_FORMAT_NAME, encode_part, schema_of
-from persist_engine.model.batch import HollowPart, HollowRun, InlinePart, Part, RunPart
+from persist_engine.codec.row_groups import footer_of
+from persist_engine.model.batch import Footing, HollowPart, HollowRun, InlinePart, Part, RunPart
 from persist_engine.model.frontier import Description
 from persist_engine.model.spine.merge import wrapped
 from persist_engine.parts.listings import RunWriter, deletion_waves, new_part_key
@@ -107,6 +108,7 @@ def _set_blob(store: PartStore, data: bytes, table: pa.Table, *, schema: Schema,
         stats=part_stats(table, schema, store.settings.batch.stats_bytes_max),
         schema_id=schema_id,
         format=PART_FORMAT_NAME,
+        footer=Footing(*footer_of(data)),
     )
 
 

@@ -58,8 +58,16 @@ class PartStats(_message.Message):
     diff_min: int
     def __init__(self, columns: _Optional[_Iterable[_Union[ColumnStats, _Mapping]]] = ..., time_min: _Optional[int] = ..., time_max: _Optional[int] = ..., diff_min: _Optional[int] = ...) -> None: ...
 
+class Footing(_message.Message):
+    __slots__ = ("size_bytes", "checksum")
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    size_bytes: int
+    checksum: str
+    def __init__(self, size_bytes: _Optional[int] = ..., checksum: _Optional[str] = ...) -> None: ...
+
 class HollowPart(_message.Message):
-    __slots__ = ("key", "size_bytes", "rows", "diffs_sum", "checksum", "key_lower", "stats", "ts_rewrite", "schema_id", "format", "sum_wraps")
+    __slots__ = ("key", "size_bytes", "rows", "diffs_sum", "checksum", "key_lower", "stats", "ts_rewrite", "schema_id", "format", "sum_wraps", "footer")
     KEY_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +79,7 @@ class HollowPart(_message.Message):
     SCHEMA_ID_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     SUM_WRAPS_FIELD_NUMBER: _ClassVar[int]
+    FOOTER_FIELD_NUMBER: _ClassVar[int]
     key: str
     size_bytes: int
     rows: int
@@ -82,7 +91,8 @@ class HollowPart(_message.Message):
     schema_id: int
     format: str
     sum_wraps: bool
-    def __init__(self, key: _Optional[str] = ..., size_bytes: _Optional[int] = ..., rows: _Optional[int] = ..., diffs_sum: _Optional[int] = ..., checksum: _Optional[str] = ..., key_lower: _Optional[bytes] = ..., stats: _Optional[_Union[PartStats, _Mapping]] = ..., ts_rewrite: _Optional[_Union[Antichain, _Mapping]] = ..., schema_id: _Optional[int] = ..., format: _Optional[str] = ..., sum_wraps: _Optional[bool] = ...) -> None: ...
+    footer: Footing
+    def __init__(self, key: _Optional[str] = ..., size_bytes: _Optional[int] = ..., rows: _Optional[int] = ..., diffs_sum: _Optional[int] = ..., checksum: _Optional[str] = ..., key_lower: _Optional[bytes] = ..., stats: _Optional[_Union[PartStats, _Mapping]] = ..., ts_rewrite: _Optional[_Union[Antichain, _Mapping]] = ..., schema_id: _Optional[int] = ..., format: _Optional[str] = ..., sum_wraps: _Optional[bool] = ..., footer: _Optional[_Union[Footing, _Mapping]] = ...) -> None: ...
 
 class InlinePart(_message.Message):
     __slots__ = ("data", "rows", "diffs_sum", "ts_rewrite", "schema_id", "format", "sum_wraps")

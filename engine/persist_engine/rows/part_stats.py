@@ -80,12 +80,13 @@ def _walk(path: Path, fields: Iterable[pa.Field], column: pa.ChunkedArray) -> It
     """The statistics of every field below the struct `column`, each before the fields within it."""
     for field, values in zip(fields, column.flatten(), strict=True):
         here = (*path, field.name)
-        yield here, _column_stats(values)
+        yield here, column_stats(values)
         if pa.types.is_struct(field.type):
             yield from _walk(here, field.type, values)
 
 
-def _column_stats(column: pa.ChunkedArray) -> ColumnStats:
+def column_stats(column: pa.ChunkedArray) -> ColumnStats:
+    """Null count and bounds of one column."""
     unknown = ColumnStats(column.null_count, None, None)
     if pa.types.is_struct(column.type) or column.null_count == len(column):
         return unknown

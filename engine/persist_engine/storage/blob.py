@@ -27,6 +27,11 @@ class Blob(Protocol):
     def get(self, key: str) -> bytes | None:
         """Return the whole object, or None if it does not exist. Never returns a part of it."""
 
+    def get_range(self, key: str, start: int, size_bytes: int) -> bytes | None:
+        """Return `size_bytes` (at least one) bytes of the object from `start` on, fewer where it ends before, or None if it
+        does not exist. The caller must verify them: no store's checksum covers a piece of an object.
+        """
+
     def set(self, key: str, value: bytes) -> None:
         """Store `value` as the object at `key`, all or nothing, replacing any previous object. Durable when it returns.
         InvalidUsage for more bytes than every store accepts in one put (persist_engine.storage.checks).

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from persist_engine.base.env import Env
 from persist_engine.base.errors import Determinate, Indeterminate, InvalidUsage, NotKept
 from persist_engine.storage.blob import BlobInfo
-from persist_engine.storage.checks import check_blob_key, check_blob_value, check_prefix
+from persist_engine.storage.checks import check_blob_key, check_blob_value, check_prefix, check_range
 from persist_engine.storage.directories import make_directory, not_opened, sync_directory
 
 #: A set gives up after losing its directory to deletes this often. Each loss takes another process's delete.
@@ -66,13 +67,22 @@ class FileBlob:
 
     def get(self, key: str) -> bytes | None:
         """See Blob."""
+        return self._read("get", key, lambda file: file.read())
+
+    def get_range(self, key: str, start: int, size_bytes: int) -> bytes | None:
+        """See Blob."""
+        check_range(key, start, size_bytes)
+        return self._read("get", key, lambda file: os.pread(file.fileno(), size_bytes, start))
+
+    def _read(self, verb: str, key: str, read: Callable[[BinaryIO], bytes]) -> bytes | None:
         try:
-            return self._path(key).read_bytes()
+            with self._path(key).open("rb") as file:
+                return read(file)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            self._check_there("get", key)
+            self._check_there(verb, key)
             return None
         except OSError as error:
-            raise Determinate(f"get {key} at {self.address()}: {_reason(error)}", key=key) from error
+            raise Determinate(f"{verb} {key} at {self.address()}: {_reason(error)}", key=key) from error
 
     def set(self, key: str, value: bytes) -> None:
         """See Blob. A full disk raises Determinate; a failed fsync of a directory raises Indeterminate."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from persist_engine.base.errors import NotKept
 from persist_engine.storage.blob import BlobInfo
-from persist_engine.storage.checks import check_blob_key, check_blob_value, check_prefix
+from persist_engine.storage.checks import check_blob_key, check_blob_value, check_prefix, check_range
 
 
 class MemBlob:
@@ -23,6 +23,12 @@ class MemBlob:
         check_blob_key(key)
         with self._lock:
             return self._objects.get(key)
+
+    def get_range(self, key: str, start: int, size_bytes: int) -> bytes | None:
+        """See Blob."""
+        check_range(key, start, size_bytes)
+        value = self.get(key)
+        return None if value is None else value[start : start + size_bytes]
 
     def set(self, key: str, value: bytes) -> None:
         """See Blob."""

@@ -33,6 +33,13 @@ def check_blob_key(key: str) -> None:
         raise InvalidUsage(f"blob key {key[:40]!r}... has a component longer than {COMPONENT_BYTES_MAX} bytes")
 
 
+def check_range(key: str, start: int, size_bytes: int) -> None:
+    """InvalidUsage unless a store can return `size_bytes` bytes of `key` from `start` on."""
+    check_blob_key(key)
+    if start < 0 or size_bytes < 1:
+        raise InvalidUsage(f"blob {key}: no range of {size_bytes} bytes from {start} on", key=key)
+
+
 def check_blob_value(key: str, value: bytes) -> None:
     """InvalidUsage unless every store can hold `value` under `key`."""
     check_blob_key(key)

@@ -30,6 +30,13 @@ class MeteredBlob:
             call.byte_count = len(value or b"")
         return value
 
+    def get_range(self, key: str, start: int, size_bytes: int) -> bytes | None:
+        """See Blob."""
+        with self._meter.call("get_range") as call:
+            value = self._inner.get_range(key, start, size_bytes)
+            call.byte_count = len(value or b"")
+        return value
+
     def set(self, key: str, value: bytes) -> None:
         """See Blob."""
         with self._meter.call("set") as call:

@@ -22,6 +22,7 @@ from persist_engine.base.versioned import SCAN_ALL, SEQNO_MAX, CasResult, SeqNo,
 from persist_engine.storage.blob import Blob
 from persist_engine.storage.checks import ENTRY_BYTES_MAX, VALUE_BYTES_MAX
 from persist_engine.storage.consensus import Consensus
+from persist_engine.testing.conformance_ranges import RangeTests
 
 with needs_extra("testing", "a conformance suite"):
     import pytest
@@ -87,7 +88,7 @@ class _HugeEntry(bytes):
         return ENTRY_BYTES_MAX + 1
 
 
-class BlobTests:
+class BlobTests(RangeTests):
     """The laws of Blob."""
 
     @pytest.fixture

@@ -116,6 +116,10 @@ class FaultyBlob:
         """See Blob."""
         return self._faults.call("get", key, self.address(), lambda: self._inner.get(key))
 
+    def get_range(self, key: str, start: int, size_bytes: int) -> bytes | None:
+        """See Blob. Has the faults of `get`."""
+        return self._faults.call("get", key, self.address(), lambda: self._inner.get_range(key, start, size_bytes))
+
     def set(self, key: str, value: bytes) -> None:
         """See Blob."""
         self._faults.call("set", key, self.address(), lambda: self._inner.set(key, value))

@@ -53,7 +53,7 @@ class MergeTask:
 
     @property
     def bytes_estimate(self) -> int:
-        """Bytes that it fetches."""
+        """Bytes of its parts: what it fetches at most."""
         return sum(part.hollow_bytes + part.inline_bytes for run in self.runs for part in run.parts)
 
     def split(self, count: int) -> list[MergeTask]:
@@ -101,7 +101,15 @@ class MergeTask:
         return encode_batch(HollowBatch.of_runs(self.desc, sum(part.rows for part in parts), [(meta, parts)]))
 
     def _merged(self, store: PartStore, on_fetched: Callable[[int], None] | None) -> Iterator[pa.Table]:
-        source = PartSource(self.shard_id, store.blob, self.schema, store.retry, store.metrics, path="compaction")
+        source = PartSource(
+            self.shard_id,
+            store.blob,
+            self.schema,
+            store.retry,
+            store.metrics,
+            path="compaction",
+            key_range=self.key_range,
+        )
         runs: list[RunToRead] = []
         for run in self.runs:
             pieces = [run.parts] if run.is_sorted else [(part,) for part in run.parts]

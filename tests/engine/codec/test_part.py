@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, InvariantViolated, SchemaMismatch
 from persist_engine.codec import part as part_codec
+from persist_engine.codec import row_groups
 from persist_engine.codec.part import checksum, decode_part, encode_part, open_part, verify_part
 from persist_engine.model.frontier import Antichain, Description
 from persist_engine.rows.schema import Schema
@@ -193,12 +194,13 @@ def test_a_null_that_shows_in_a_field_that_is_not_null_is_refused(hole: tuple[An
 
 def test_many_rows_lie_in_row_groups_and_come_back_in_order() -> None:
     schema = Schema.from_ddl("id BIGINT")
-    rows = part_codec.ROW_GROUP_ROWS + 10
+    rows = row_groups.DECODED_ROWS + 10
     key = pa.StructArray.from_arrays([pa.array(np.arange(rows))], ["id"])
     ones = pa.array(np.ones(rows, dtype=np.int64))
     table = pa.table([key, part_codec.empty_struct(rows), ones, ones], schema=schema.updates_schema)
     data = encode_part(table, desc=DESC, schema=schema)
-    assert pq.ParquetFile(io.BytesIO(data)).num_row_groups == 2
+    assert pq.ParquetFile(io.BytesIO(data)).num_row_groups == 32
+    assert open_part(data, key="k", schema=schema).spans == (tuple(range(31)), (31,))
     decoded = decode_part(data, key="k", schema=schema).table
     assert decoded.equals(table)
     assert consolidate(decoded) is decoded

@@ -13,7 +13,7 @@ from hypothesis import settings as limited
 from hypothesis import strategies as st
 from persist_engine import Antichain, Location, PersistClient, ShardId
 from persist_engine.base.settings import BatchSettings, Settings
-from persist_engine.codec import part as part_codec
+from persist_engine.codec import row_groups
 from persist_engine.model.batch import ColumnStats, HollowPart, InlinePart, PartStats
 from persist_engine.model.frontier import EMPTY, MINIMUM, Description
 from persist_engine.parts import fetch
@@ -114,7 +114,8 @@ def updates(ids, schema, time):
 def test_a_snapshot_is_the_same_however_runs_lie(monkeypatch, threaded_bytes_min):
     """Among chains, parts of several groups and of one, and runs that overlap, no row is lost, doubled or misplaced."""
     monkeypatch.setattr(fetch, "THREADED_BYTES_MIN", threaded_bytes_min)
-    monkeypatch.setattr(part_codec, "ROW_GROUP_ROWS", 20)
+    monkeypatch.setattr(row_groups, "ROW_GROUP_ROWS", 20)
+    monkeypatch.setattr(row_groups, "DECODED_ROWS", 20)
     schema = Schema(key=pa.schema([("id", pa.int64())]), val=pa.schema([("x", pa.int64())]))
     settings = Settings(batch=BatchSettings(inline_part_bytes_max=0, target_part_bytes=1024))
 

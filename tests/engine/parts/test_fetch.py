@@ -11,7 +11,7 @@ from persist_engine.base.errors import CorruptData, Incompatible, MissingBlob
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.retry import Retry
 from persist_engine.base.settings import RetrySettings
-from persist_engine.codec import part as part_codec
+from persist_engine.codec import row_groups
 from persist_engine.codec.inline_part import encode_inline
 from persist_engine.codec.keys import blob_key, part_key
 from persist_engine.codec.part import checksum, encode_part
@@ -169,7 +169,8 @@ def test_unordered_runs_are_sorted_part_by_part(source):
 
 
 def test_parts_of_many_row_groups_stream_group_by_group(source, monkeypatch):
-    monkeypatch.setattr(part_codec, "ROW_GROUP_ROWS", 100)
+    monkeypatch.setattr(row_groups, "ROW_GROUP_ROWS", 100)
+    monkeypatch.setattr(row_groups, "DECODED_ROWS", 100)
     rows = [(i, 1, 1) for i in range(1050)]
     part = stored(source, rows, desc(0, 10))
     batch = batch_of(desc(0, 10), part)

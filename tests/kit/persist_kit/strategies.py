@@ -13,6 +13,7 @@ from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.base.versioned import SEQNO_MAX, SeqNo
 from persist_engine.model.batch import (
     ColumnStats,
+    Footing,
     HollowBatch,
     HollowPart,
     HollowRollup,
@@ -107,6 +108,7 @@ def parts() -> st.SearchStrategy[HollowPart | InlinePart]:
         schema_id=schema_id,
         format=_TEXT,
         sum_wraps=st.booleans(),
+        footer=st.none() | st.builds(Footing, size_bytes=_COUNT, checksum=_TEXT),
     )
     inline = st.builds(
         InlinePart,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 import pyarrow as pa
@@ -163,6 +163,6 @@ class ChangesSplit:
             key_range=self.key_range,
             audits=self.audits,
         )
-        source = part_source(self.shard_id, self.schema, self.schema_id, blob, retry)
+        source = replace(part_source(self.shard_id, self.schema, self.schema_id, blob, retry), key_range=self.key_range)
         for table in read.tables(source, memory_bytes=memory_bytes):
             yield from table.to_batches(max_chunksize=BATCH_ROWS)

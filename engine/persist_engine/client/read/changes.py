@@ -19,7 +19,7 @@ from persist_engine.client.arguments import expect_count
 from persist_engine.client.read.change_splits import BATCH_ROWS, ChangesRead, ChangesSplit, Shape
 from persist_engine.client.read.leased import Pin
 from persist_engine.model.batch import HollowBatch
-from persist_engine.parts.even_ranges import choose_ranges
+from persist_engine.parts.even_ranges import affordable_ranges
 from persist_engine.parts.fetch import ChangesFilter, PartSource
 from persist_engine.parts.listings import expand
 from persist_engine.parts.selection import Times, select
@@ -110,7 +110,7 @@ class Changes:
         self._check_open()
         expect_count(count, "count", least=1)
         read = self._read
-        ranges = choose_ranges(read.batches, self._source.schema, count)
+        ranges = affordable_ranges(read.batches, self._source.schema, count)
         first, *others = (ChangesSplit.of(self._source, read, key_range) for key_range in ranges)
         # Parts that are fetched only for an audit are fetched once.
         return [replace(first, audits=read.audits), *others]

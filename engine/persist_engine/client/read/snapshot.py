@@ -24,7 +24,7 @@ from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import Antichain
 from persist_engine.parts.consolidate import merge_runs
 from persist_engine.parts.contents import Contents
-from persist_engine.parts.even_ranges import choose_ranges
+from persist_engine.parts.even_ranges import affordable_ranges
 from persist_engine.parts.fetch import PartSource, SnapshotFilter, read_consolidated, runs_of
 from persist_engine.parts.listings import expand
 from persist_engine.parts.selection import Selection, Times, select
@@ -157,7 +157,7 @@ class Snapshot:
         if not is_merged and count <= sum(len(batch.parts) for batch in contents.batches):
             first, *others = pieces_apart(contents, count)
         else:
-            ranges = choose_ranges(contents.batches, self.schema, count)
+            ranges = affordable_ranges(contents.batches, self.schema, count)
             first, *others = (SnapshotSplit.of(contents, each, is_merged=is_merged) for each in ranges)
         # Parts that are fetched only for an audit are fetched once.
         return [replace(first, audits=contents.audits), *others]

@@ -74,7 +74,7 @@ class SnapshotSplit:
 
     @property
     def bytes_estimate(self) -> int:
-        """Bytes that reading it fetches."""
+        """Bytes of its parts: what reading it fetches at most. Of parts that its range cuts, it fetches some row groups."""
         return sum(batch.size_bytes for batch in self.batches)
 
     def to_bytes(self) -> bytes:
@@ -124,7 +124,7 @@ class SnapshotSplit:
         blobs were collected.
         """
         contents = Contents(
-            part_source(self.shard_id, self.schema, self.schema_id, blob, retry),
+            replace(part_source(self.shard_id, self.schema, self.schema_id, blob, retry), key_range=self.key_range),
             self.batches,
             self.as_of,
             where=None if self.where is None else Filter(self.where, self.schema),

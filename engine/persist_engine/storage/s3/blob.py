@@ -38,7 +38,7 @@ from persist_engine.base.errors import (
 from persist_engine.base.metrics import Metrics
 from persist_engine.storage.addresses import S3_CREDENTIALS_FILE, S3Address
 from persist_engine.storage.blob import BlobInfo
-from persist_engine.storage.checks import check_blob_key, check_blob_value, check_prefix
+from persist_engine.storage.checks import check_blob_key, check_blob_value, check_prefix, check_range
 from persist_engine.storage.refusals import is_untrusted
 from persist_engine.storage.s3.deadlines import Allowance, CallLimits, Deadlines, NotBegun
 
@@ -63,6 +63,8 @@ PROBE_ROUNDS_MAX = 5
 NOT_IMPLEMENTED = 501
 #: The answer of a gateway that did not receive the whole request in time. It may have forwarded what it had.
 REQUEST_TIMEOUT = 408
+#: The answer to a range that begins past the end of the object.
+NOT_IN_OBJECT = 416
 #: Where probes write; excluded from every listing.
 PROBE_FOLDER = ".persist-probe/"
 
@@ -138,13 +140,25 @@ class S3Blob:
         """See Blob. Bytes that fail their checksum are fetched once more; the second failure raises CorruptData."""
         check_blob_key(key)
         try:
-            return self._fetch(key)
+            return self._fetch(key, lambda: self._read(key, "get"))
         except botocore.exceptions.FlexibleChecksumError:
             pass  # damaged in transit or at rest: the second fetch decides
         try:
-            return self._fetch(key)
+            return self._fetch(key, lambda: self._read(key, "get"))
         except botocore.exceptions.FlexibleChecksumError as error:
             raise CorruptData(f"get {key} at {self._address}: {error}", key=key) from error
+
+    def get_range(self, key: str, start: int, size_bytes: int) -> bytes | None:
+        """See Blob. One request. A server that ignores the range sends the whole object, of which this returns the range."""
+        check_range(key, start, size_bytes)
+
+        def read(client: S3Client, allowance: Allowance) -> bytes:
+            found = client.get_object(**self._at(key), Range=f"bytes={start}-{start + size_bytes - 1}")
+            allowance.add(found.get("ContentLength", 0))
+            data = found["Body"].read()
+            return data if "ContentRange" in found else data[start : start + size_bytes]
+
+        return self._fetch(key, lambda: self._run("get", read))
 
     def set(self, key: str, value: bytes) -> None:
         """See Blob. One request, whatever the size."""
@@ -302,14 +316,16 @@ class S3Blob:
         except _DRIVER_ERRORS:
             return  # a few bytes remain; the result of the probe matters more
 
-    def _fetch(self, key: str) -> bytes | None:
+    def _fetch(self, key: str, read: Callable[[], bytes]) -> bytes | None:
         try:
-            return self._read(key, "get")
+            return read()
         except botocore.exceptions.FlexibleChecksumError:
             raise
         except _DRIVER_ERRORS as error:
             if _code(error) in _MISSING_CODES:
                 return None
+            if _status(error) == NOT_IN_OBJECT:
+                return b""
             raise self._mapped("get", key, error) from error
 
     def _read(self, key: str, verb: str) -> bytes:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_engine.base.errors import CorruptData, Incompatible, InvariantViolated, MissingBlob, SchemaMismatch
+from persist_engine.codec.row_groups import check_row_groups
 from persist_engine.model.batch import ColumnStats, HollowPart, Part, PartStats
 from persist_engine.model.frontier import Description
 from persist_engine.parts.consolidate import RowKey, row_key
@@ -57,6 +58,8 @@ def check_run(source: PartSource, run: RunToCheck, schemas: Mapping[int, Schema]
             data = source.get(part, run.desc)
             checked.bytes_read += len(data)
             tables = list(source.decode(data, part, run.desc))
+            if isinstance(part, HollowPart) and part.footer is not None and isinstance(data, bytes):
+                check_row_groups(data, part.footer, key=name)
         except MissingBlob:
             checked.missing.append(name)
             last = None

@@ -40,7 +40,8 @@ import persist_engine.work.gc
 import persist_engine.work.heartbeat
 import persist_engine.work.merging
 import pyarrow as pa
-from persist_engine.codec.part import OpenedPart, PartInMemory, open_part
+from persist_engine.codec.inline_part import PartInMemory
+from persist_engine.codec.part import OpenedPart, open_part
 from persist_engine.rows.schema import Schema
 
 import persist_kit.sim.witness

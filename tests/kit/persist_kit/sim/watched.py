@@ -20,6 +20,10 @@ class WatchedBlob:
         """See Blob."""
         return self._inner.get(key)
 
+    def get_range(self, key: str, start: int, size_bytes: int) -> bytes | None:
+        """See Blob."""
+        return self._inner.get_range(key, start, size_bytes)
+
     def set(self, key: str, value: bytes) -> None:
         """See Blob."""
         self._witness().writing(key, value)
