@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping, MutableMapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from traceback import format_exception
 from types import FrameType
@@ -67,6 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             type=Path,
             help="where to write the JSON report; default: the container's termination log, if it exists",
         )
+    driver.add_argument(
+        "--progress",
+        help="where to tell what the run does while it goes on: a file, or the URL of an object of the API server with the name of an "
+        "annotation as its fragment; default: nowhere",
+    )
     commands.add_parser("executor", help="become a Spark executor; arguments are in SPARK_* variables")
     arguments = parser.parse_args(argv)
     if arguments.command == "executor":
@@ -75,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         use_properties(arguments.properties, os.environ)
     if arguments.command == "compact":
         return run_compact(CompactionSpec(arguments.shard, arguments.blob, arguments.consensus), arguments.report)
-    return run_driver(arguments.spec, arguments.report)
+    return run_driver(arguments.spec, arguments.report, progress=arguments.progress)
 
 
 def use_properties(file: Path, environ: MutableMapping[str, str]) -> None:
@@ -88,8 +94,8 @@ def use_properties(file: Path, environ: MutableMapping[str, str]) -> None:
     environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(str(file))} pyspark-shell"
 
 
-def run_driver(spec_path: Path, report_path: Path | None) -> int:
-    """Runs the sink and writes a report in every case. Returns the exit code."""
+def run_driver(spec_path: Path, report_path: Path | None, *, progress: str | None = None) -> int:
+    """Runs the sink and writes a report in every case. Returns the exit code. `progress`: where to tell what the run does."""
     env = SystemEnv()
     started = env.monotonic_s()
     signal.signal(signal.SIGTERM, _terminate)
@@ -100,7 +106,7 @@ def run_driver(spec_path: Path, report_path: Path | None) -> int:
     try:
         spec = SinkSpec.load(spec_path)
         report = SinkReport(run_id=spec.run_id)
-        report = _run(spec, env)
+        report = _run(spec, env, progress)
     except Exception as error:  # noqa: BLE001 - the outermost frame: every error becomes a report
         secrets = spec.secrets() if spec else ()
         failure = classify(error, secrets=secrets)
@@ -110,7 +116,9 @@ def run_driver(spec_path: Path, report_path: Path | None) -> int:
     return int(failure.exit_code if failure else ExitCode.SUCCEEDED)
 
 
-def _run(spec: SinkSpec, env: SystemEnv) -> SinkReport:
+def _run(spec: SinkSpec, env: SystemEnv, progress: str | None) -> SinkReport:
+    from persist_spark.progress.live import Live
+    from persist_spark.progress.publish import published
     from persist_spark.session import start_session
     from persist_spark.sink import run_sink
     from persist_spark.streaming.stream import run_stream
@@ -122,8 +130,11 @@ def _run(spec: SinkSpec, env: SystemEnv) -> SinkReport:
     log = Log(sys.stderr, env, sink=spec.sink_id, run=spec.run_id, shard=spec.shard_id)
     log.event("starting", envelope=spec.envelope.type, format=spec.input.format)
     spark = start_session(f"persist sink {spec.sink_id}")
+    live = Live()
+    log.listener = live.note
     try:
-        with progress_lines(log, spark.sparkContext.statusTracker()):
+        telling = nullcontext() if progress is None else published(live, progress, spark, log)
+        with telling, progress_lines(log, spark.sparkContext.statusTracker()):
             if spec.stream is not None:
                 return run_stream(spark, spec, stop=stop, env=env, log=log)
             return run_sink(spark, spec, env=env, log=log)

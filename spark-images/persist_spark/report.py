@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -82,9 +82,12 @@ class Log:
     def __init__(self, stream: TextIO, env: Env, **fields: str) -> None:
         self._stream, self._env, self._fields = stream, env, fields
         self._lock = threading.Lock()
+        self.listener: Callable[[str, Mapping[str, Any]], None] = lambda _event, _fields: None
+        """Gets each event with its own fields, in the thread of the caller."""
 
     def event(self, event: str, **fields: Any) -> None:
-        """Writes one line."""
+        """Writes one line, and calls the listener."""
+        self.listener(event, fields)
         line = json.dumps({"time_ms": self._env.now_ms(), "event": event, **self._fields, **fields}, default=str)
         with self._lock:
             self._stream.write(line + "\n")

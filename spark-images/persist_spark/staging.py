@@ -121,6 +121,8 @@ class Staging:
         ConfigurationError when rows cannot be stored; Fenced when the lease expired; the errors of Spark and of the blob store.
         """
         write = self.spec.write
+        # The name of the jobs in Spark's web interface and its event log.
+        self.spark.sparkContext.setJobDescription(f"{self.spec.sink_id}: stage as {self.spec.envelope.type}")
         # Each task gets about one part of the configured size, even where memory requires smaller parts: writing several
         # parts needs no more memory. When the user sets the number of tasks, Spark's settings stay as the user has them.
         by_bytes = shuffled_by_bytes(self.spark, part_bytes=write.target_part_bytes)

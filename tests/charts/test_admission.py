@@ -16,6 +16,7 @@ from persist_operator.api import pod_template
 Manifest = dict[str, Any]
 CASES = yaml.safe_load(Path(__file__).with_name("admission_cases.yaml").read_text())
 KINDS = {"SparkSink": "sinks", "PersistShard": "shards", "Pod": "executors", "Secret": "secrets"}
+POD_NAME = "authentication.kubernetes.io/pod-name"
 USERS = {
     "driver": "system:serviceaccount:red:persist-spark-driver",
     "operator": "system:serviceaccount:sys:persist-persist-operator",
@@ -42,7 +43,7 @@ def refusal(policy: Manifest, case: Manifest) -> str:
             "operation": operation,
             "namespace": "red",
             "name": shown.get("metadata", {}).get("name", ""),
-            "userInfo": {"username": user},
+            "userInfo": {"username": user, "extra": {POD_NAME: [case["pod"]]} if "pod" in case else {}},
         },
         "variables": {},
     }

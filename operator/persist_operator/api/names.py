@@ -30,6 +30,8 @@ LABEL_ROLE = f"{GROUP}/role"
 ANNOTATION_REASON = f"{GROUP}/reason"
 ANNOTATION_RUN_ID = f"{GROUP}/run-id"
 ANNOTATION_SCHEDULED_TIME = f"{GROUP}/scheduled-time"
+#: Of a driver pod, written by the driver itself: what it does now, as JSON (api.sink_status.RunningProgress).
+ANNOTATION_PROGRESS = f"{GROUP}/progress"
 #: `take-over: <shard id>`; see plan.ownership.
 ANNOTATION_TAKE_OVER = f"{GROUP}/take-over"
 #: `request-gc: <token>`; a request is new while its token differs from status.lastHandledRequests.gc.

@@ -5,14 +5,18 @@ Fields have the names that `kubectl explain sparksink.status` shows. Times are t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from persist_operator.api.blocks import Block
 
 AttemptOutcome = Literal["Succeeded", "Failed", "Stopped"]
 DriverPhase = Literal["Creating", "Pending", "Running", "Succeeded", "Failed", "Lost", "Deleted"]
+RunningStage = Literal["Reading", "Appending", "Streaming"]
+#: The longest text that a driver may tell while it runs, and the greatest number in it, which the resource definition allows.
+_TOLD_MAX, _NUMBER_MAX = 1024, 2**63 - 1
 #: Phases of a driver that has not ended.
 UNDER_WAY: frozenset[DriverPhase | None] = frozenset({"Creating", "Pending", "Running"})
 
@@ -52,14 +56,69 @@ class ExecutorCounts(Block):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunningProgress(Block):
+    """What the driver that runs reports about itself. Absent when no driver runs, or it has reported nothing yet."""
+
+    stage: RunningStage | None = None
+    rows_read: int | None = None
+    bytes_read: int | None = None
+    updates_written: int | None = None
+    batches: int | None = None
+    tasks: int | None = None
+    tasks_done: int | None = None
+    lag_seconds: int | None = None
+    upper: str | None = None
+    input_upper: str | None = None
+    observed_time: str | None = None
+
+    @classmethod
+    def parse(cls, text: str | None) -> RunningProgress | None:
+        """What a driver reported. None for a text that no driver of ours writes: the driver runs the code of a user, so the text may be
+        anything. A number that the resource definition does not allow counts as absent.
+        """
+        if text is None or len(text) > _TOLD_MAX:
+            return None
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(document, dict) or document.get("stage") not in get_args(RunningStage):
+            return None
+
+        def number(name: str) -> int | None:
+            value = document.get(name)
+            is_number = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _NUMBER_MAX
+            return value if is_number else None
+
+        def time(name: str) -> str | None:
+            value = number(name)
+            return None if value is None else str(value)
+
+        lag_ms = number("lag_ms")
+        return cls(
+            stage=document["stage"],
+            rows_read=number("rows_read"),
+            bytes_read=number("bytes_read"),
+            updates_written=number("updates_written"),
+            batches=number("batches"),
+            tasks=number("tasks"),
+            tasks_done=number("tasks_done"),
+            lag_seconds=None if lag_ms is None else lag_ms // 1000,
+            upper=time("upper"),
+            input_upper=time("input_upper"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress(Block):
-    """What the last successful run wrote, as far as its driver reported it."""
+    """What the last run that ended wrote, as far as its driver reported it, and what the driver that runs does now."""
 
     upper: str | None = None
     input_upper: str | None = None
     rows_read: int | None = None
     updates_written: int | None = None
     last_commit_time: str | None = None
+    running: RunningProgress = RunningProgress()
 
     @classmethod
     def reported(cls, report: Mapping[str, Any], *, end: str) -> Progress:

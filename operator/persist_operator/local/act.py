@@ -187,7 +187,12 @@ class LocalActor:
             _MEMORY_LABEL: str(memory_mib),
             "scheduled_ms": "" if action.scheduled_ms is None else str(action.scheduled_ms),
         }
-        files = {"--spec": "sink.json", "--properties": "spark-defaults.conf", "--report": "report.json"}
+        files = {
+            "--spec": "sink.json",
+            "--properties": "spark-defaults.conf",
+            "--report": "report.json",
+            "--progress": "progress.json",
+        }
         arguments = [part for option, name in files.items() for part in (option, str(folder / name))]
         command = [sys.executable, "-m", "persist_spark.main", "driver", *arguments]
         return self._processes.start(action.name, command, owner=owner, labels=labels, environ=self._environ)

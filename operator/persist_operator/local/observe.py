@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import get_args
 
 from persist_operator.api.redact import redact
+from persist_operator.api.sink_status import RunningProgress
 from persist_operator.local.processes import Child
 from persist_operator.plan.observed import Phase, Run, RunKind
 
@@ -40,5 +41,6 @@ def _run(child: Child) -> Run:
         planned_reason=labels.get("reason", ""),
         exit_code=child.exit_code,
         report=child.report,
+        running=RunningProgress.parse(child.progress),
         log_tail=redact(child.log_tail(_LOG_LINES)) if phase is Phase.FAILED else "",
     )

@@ -30,6 +30,8 @@ _POLL_S = 0.05
 _AFTER_KILL_S = 10.0
 #: The most bytes at the end of a log that are read for a tail.
 _TAIL_BYTES = 1 << 20
+#: The most characters of what a driver reports that are read: more than any driver of ours writes.
+_TOLD_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,8 @@ class Child:
     exit_code: int | None
     report: Mapping[str, Any] | None
     log: Path
+    progress: str | None = None
+    """What a driver reports while it runs, not checked; None when it reports nothing."""
 
     @property
     def running(self) -> bool:
@@ -144,6 +148,7 @@ class Processes:
             exit_code=code,
             report=_report(folder / "report.json"),
             log=folder / "log",
+            progress=_progress(folder / "progress.json"),
         )
 
     def every(self) -> list[Child]:
@@ -219,6 +224,14 @@ def _is_held(path: Path) -> bool:
     except FileNotFoundError:
         return False
     return False
+
+
+def _progress(path: Path) -> str | None:
+    try:
+        with path.open(encoding="utf-8") as file:
+            return file.read(_TOLD_MAX)
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def _report(path: Path) -> Mapping[str, Any] | None:

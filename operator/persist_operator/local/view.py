@@ -13,6 +13,7 @@ from typing import Any
 from persist_engine.base.wording import dated, iso_text, sized
 
 from persist_operator.api import conditions, names, times
+from persist_operator.api.sink_status import RunningProgress
 from persist_operator.local.processes import Child
 
 _CONDITION = re.compile(r"\.status\.conditions\[\?\(@\.type=='(\w+)'\)\]\.(\w+)")
@@ -194,9 +195,12 @@ def _kind(child: Child) -> str:
 
 
 def _last_event(child: Child) -> str:
-    """The newest event in a driver's log; for maintenance, the reason of the run."""
+    """What a driver reports, or before that the newest event in its log; for maintenance, the reason of the run."""
     if child.labels["kind"] != "driver":
         return child.labels.get("reason", "")
+    shown = RunningProgress.parse(child.progress)
+    if shown is not None:
+        return _numbers(shown)
     for line in reversed(child.log_tail(50).splitlines()):
         try:
             event = json.loads(line)
@@ -207,3 +211,14 @@ def _last_event(child: Child) -> str:
             return f"stage {event.get('stage')}: {event.get('done')} of {event.get('tasks')} tasks"
         return {"starting": "starting Spark", "minted": "reading", "staged": "appending"}.get(name, str(name))
     return "starting"
+
+
+def _numbers(shown: RunningProgress) -> str:
+    numbers = [
+        f"{shown.tasks_done or 0} of {shown.tasks} tasks" if shown.tasks else "",
+        "" if shown.batches is None else f"{shown.batches:,} batches",
+        f"{shown.rows_read:,} rows" if shown.rows_read else "",
+        f"{sized(shown.bytes_read)} read" if shown.bytes_read else "",
+        "" if shown.lag_seconds is None else f"lag {shown.lag_seconds}s",
+    ]
+    return f"{str(shown.stage).lower()}: {', '.join(filter(None, numbers))}".removesuffix(": ")

@@ -86,6 +86,11 @@ def _service(head: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _own_annotation(namespace: str, name: str) -> str:
+    """Where the driver reports what it does: an annotation of its own pod. The operator reads pods anyway, and connects to none."""
+    return f"{sink_files.API_SERVER}/api/v1/namespaces/{namespace}/pods/{name}#{names.ANNOTATION_PROGRESS}"
+
+
 def _pod(
     head: dict[str, Any], meta: Meta, action: StartDriver, *, image: str, settings: OperatorSettings
 ) -> dict[str, Any]:
@@ -100,6 +105,7 @@ def _pod(
         "args": [
             *("driver", "--spec", f"{sink_files.CONFIG_DIR}/sink.json"),
             *("--properties", f"{sink_files.CONFIG_DIR}/spark-defaults.conf"),
+            *("--progress", _own_annotation(meta.namespace, head["name"])),
         ],
         "env": [
             {"name": "SPARK_LOCAL_DIRS", "value": scratch},

@@ -20,6 +20,8 @@ from persist_operator.plan.actions import StartDriver
 from persist_operator.settings import OperatorSettings, WorkloadAllow
 
 CONFIG_DIR = "/etc/persist"
+#: The address of the API server in every pod.
+API_SERVER = "https://kubernetes.default.svc"
 DRIVER_PORT, BLOCK_MANAGER_PORT = 7078, 7079
 EXECUTOR_CONTAINER = "executor"
 #: The part of the grace period in which a driver that has committed stops Spark.
@@ -96,7 +98,7 @@ def spark_conf(action: StartDriver, meta: Meta, *, image: str, settings: Operato
         "spark.kubernetes.executor.enablePollingWithResourceVersion": "true",
         **spec.spark.conf,
         **({"spark.kubernetes.executor.request.cores": cpu} if cpu else {}),
-        "spark.master": "k8s://https://kubernetes.default.svc",
+        "spark.master": f"k8s://{API_SERVER}",
         "spark.submit.deployMode": "client",
         "spark.app.name": meta.key,
         "spark.driver.host": f"{name}.{meta.namespace}.svc",

@@ -15,6 +15,7 @@ from persist_engine.model.ownership import Owner
 from persist_operator.api import conditions
 from persist_operator.api.shard import NO_LABELS, Shard, ShardSchema, StorageRefused, StoreLocation
 from persist_operator.api.shard_status import Ddl
+from persist_operator.api.sink_status import RunningProgress
 from persist_operator.settings import OperatorSettings
 
 #: Reason of a condition: the API server refused a request of the operator. The condition's message contains the API server's.
@@ -77,6 +78,8 @@ class Run:
     """Events of the Job say that its pod is refused; `message` contains them."""
     report: Mapping[str, Any] | None = None
     """The JSON report of the run; None when it left none."""
+    running: RunningProgress | None = None
+    """What a driver that runs reports about itself; None when it reports nothing."""
     log_tail: str = ""
     """The last lines of the log, redacted. Read only for a failure that is not yet on the status."""
 

@@ -84,9 +84,9 @@ class Draft:
         """The draft with one more Event."""
         return replace(self, notes=(*self.notes, note))
 
-    def waking(self, at_ms: int) -> Draft:
-        """The draft with a requeue at `at_ms`, or earlier."""
-        return replace(self, wake_ms=(*self.wake_ms, at_ms))
+    def waking(self, *at_ms: int) -> Draft:
+        """The draft with a requeue at each time of `at_ms`, or earlier."""
+        return replace(self, wake_ms=(*self.wake_ms, *at_ms))
 
 
 def plan_sink(
@@ -107,6 +107,8 @@ def plan_sink(
     if problem is None:
         draft = _start_attempt(draft)
     draft = _clear_away(draft)
+    running, shown_ms = sink_status.running(draft.status, draft.child(), now_ms=now_ms)
+    draft = draft.having(progress=replace(draft.status.progress, running=running)).waking(*shown_ms)
     status = sink_status.finished(draft.status, sink, observed, problem=problem, now_ms=now_ms, words=words)
     requeue_s = min(((at - now_ms) / 1000 for at in draft.wake_ms), default=settings.loop.resync_seconds)
     plan = Plan(

@@ -6,14 +6,42 @@ from dataclasses import replace
 
 from persist_engine.base.errors import InvalidUsage
 
-from persist_operator.api import conditions, names
+from persist_operator.api import conditions, names, times
 from persist_operator.api.conditions import Condition
 from persist_operator.api.pod_template import PodRefused
 from persist_operator.api.redact import clip, redact
 from persist_operator.api.sink import Sink
-from persist_operator.api.sink_status import ExecutorCounts, LastFailure, Progress, RunState, SinkStatus
+from persist_operator.api.sink_status import (
+    ExecutorCounts,
+    LastFailure,
+    Progress,
+    RunningProgress,
+    RunState,
+    SinkStatus,
+)
 from persist_operator.plan.hints import Restart, Words
-from persist_operator.plan.observed import Executors, Phase, SinkObserved
+from persist_operator.plan.observed import Executors, Phase, Run, SinkObserved
+
+#: How often the numbers of a running driver change its status, and how often its stage does. Each change is a request to the API server.
+_NUMBERS_MS, _STAGE_MS = 30_000, 2_000
+
+
+def running(status: SinkStatus, child: Run | None, *, now_ms: int) -> tuple[RunningProgress, tuple[int, ...]]:
+    """What the driver that runs (`child`, None without one) reports of its progress: a new stage at once, new numbers every _NUMBERS_MS.
+    The second value is the time at which a newer report is to be shown, if there is one. A driver that has ended has no progress.
+    """
+    newest = None if child is None or child.phase is not Phase.RUNNING else child.running
+    if newest is None or not status.is_under_way:
+        return RunningProgress(), ()
+    known = status.progress.running
+    if replace(known, observed_time=None) == newest:
+        return known, ()
+    # A time after now comes from a clock that was set back since. It must not delay the numbers.
+    since_ms = now_ms - (times.to_ms(known.observed_time) or 0)
+    wait_ms = (_NUMBERS_MS if known.stage == newest.stage else _STAGE_MS) - since_ms
+    if since_ms >= 0 and wait_ms > 0:
+        return known, (now_ms + wait_ms,)
+    return replace(newest, observed_time=times.to_text(now_ms)), ()
 
 
 def finished(

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from persist_operator.api import names, times
 from persist_operator.api.names import MAINTENANCE_KINDS, MaintenanceKind
+from persist_operator.api.sink_status import RunningProgress
 from persist_operator.manifests import driver, maintenance
 from persist_operator.plan.observed import Executors, Phase, Run
 
@@ -122,6 +123,7 @@ def driver_run(pod: Resource, *, log_tail: str = "") -> Run:
         reason=facts.get("reason", ""),
         message=facts.get("message", ""),
         report=facts.get("report"),
+        running=RunningProgress.parse(annotations.get(names.ANNOTATION_PROGRESS)),
         log_tail=log_tail,
     )
 

@@ -12,6 +12,19 @@ from persist_operator.api.shard_status import Debt, Frontiers, ShardStatus
 from persist_operator.api.sink_status import SinkStatus
 
 _OF_RESOURCE = ("namespace", "name")
+#: The series of a SparkSink, with their descriptions.
+_OF_SINK = {
+    "ready": "1 while Ready is True.",
+    "attempts": "Drivers started so far.",
+    "consecutive_failures": "Failed attempts since the last success.",
+    "executors": "Running executors.",
+    "rows_read": "Rows read by the last successful run.",
+    "updates_written": "Updates appended by the last successful run.",
+    "running_rows_read": "Rows that the running driver has read.",
+    "running_bytes_read": "Bytes that the running driver has read, as far as its source counts them.",
+    "running_batches": "Batches that the running driver of a stream has committed.",
+    "lag_seconds": "Seconds from the choice of the newest batch of a stream to its commit.",
+}
 
 
 class OperatorMetrics:
@@ -77,15 +90,7 @@ class OperatorMetrics:
             "persist_shard_consecutive_failures", "Failed runs in a row.", by_task, registry=registry
         )
         self._sink = {
-            name: Gauge(f"spark_sink_{name}", text, _OF_RESOURCE, registry=registry)
-            for name, text in {
-                "ready": "1 while Ready is True.",
-                "attempts": "Drivers started so far.",
-                "consecutive_failures": "Failed attempts since the last success.",
-                "executors": "Running executors.",
-                "rows_read": "Rows read by the last successful run.",
-                "updates_written": "Updates appended by the last successful run.",
-            }.items()
+            name: Gauge(f"spark_sink_{name}", text, _OF_RESOURCE, registry=registry) for name, text in _OF_SINK.items()
         }
 
     def set_shard(self, namespace: str, name: str, status: Mapping[str, Any], *, now_ms: int) -> None:
@@ -122,6 +127,10 @@ class OperatorMetrics:
             "executors": known.executors.running or 0,
             "rows_read": known.progress.rows_read,
             "updates_written": known.progress.updates_written,
+            "running_rows_read": known.progress.running.rows_read,
+            "running_bytes_read": known.progress.running.bytes_read,
+            "running_batches": known.progress.running.batches,
+            "lag_seconds": known.progress.running.lag_seconds,
         }
         _set(self._sink, namespace, name, values)
 

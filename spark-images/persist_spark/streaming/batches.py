@@ -150,6 +150,7 @@ class Batches:
             rows=done.rows_read,
             updates=done.updates_written,
             upper=self.report.upper,
+            input_upper=self.report.input_upper,
             lag_ms=self.env.now_ms() - self.checkpoint.planned_ms(batch),
         )
 

@@ -12,7 +12,8 @@ def main(blob: str, consensus: str, shard: str, key: str, column: str) -> None:
     from pyspark.sql import SparkSession
     from pyspark.sql import functions as F
 
-    spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+    conf = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}  # a bar would share the line of the result
+    spark = SparkSession.builder.master("local[1]").config(map=conf).getOrCreate()
     register(spark, blob=blob, consensus=consensus)
     frame = spark.read.format("persist").load(shard)
     row = frame.agg(F.count("*").alias("rows"), F.countDistinct(key).alias("keys"), F.sum(column).alias("sum")).first()

@@ -1,0 +1,94 @@
+"""The newest numbers of a run, as one JSON object of at most `TEXT_MAX` characters. Collects them from the events of the run's log, and
+from what Spark counts. Thread-safe. Must not know: the readers.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+#: The limit of the object as text. It has a fixed set of fields with numbers of at most 20 digits.
+TEXT_MAX = 1024
+
+
+class Stage(enum.StrEnum):
+    """What a run does now. A stream has one stage for all of its batches: a stage that changes every second would tell nothing."""
+
+    READING = "Reading"
+    """Executors read the input, and stage what is to be written."""
+    APPENDING = "Appending"
+    """The driver appends what the executors staged."""
+    STREAMING = "Streaming"
+    """The stream waits for rows, or commits a batch."""
+
+
+class Live:
+    """The numbers of one run. The field names are those of the JSON object; a number that is not known yet is absent."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stage: Stage | None = None
+        self._numbers: dict[str, int] = {}
+
+    def note(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Takes one event of the run's log. Other events change nothing."""
+        with self._lock:
+            match event:
+                case "position":
+                    self._stage = Stage.STREAMING
+                case "batch":
+                    self._add(batches=1, rows_read=fields["rows"], updates_written=fields["updates"])
+                    self._set(upper=fields["upper"], input_upper=fields["input_upper"], lag_ms=fields["lag_ms"])
+                case "minted" if self._stage is not Stage.STREAMING:
+                    self._stage = Stage.READING
+                case "staged" if self._stage is not Stage.STREAMING:
+                    self._stage = Stage.APPENDING
+                    self._set(rows_read=fields["rows"])
+
+    def count(self, spark: SparkSession) -> None:
+        """Takes Spark's own counts: tasks of the stages that run, bytes, and, while the input of a single run is read, rows. Py4J's errors
+        when Spark has stopped.
+        """
+        store = spark.sparkContext._jsc.sc().statusStore()
+        active = _items(store.activeStages())
+        executors = _items(store.executorList(False))  # noqa: FBT003 - Java has no named arguments
+        with self._lock:
+            self._set(
+                tasks=sum(one.numTasks() for one in active),
+                tasks_done=sum(one.numCompleteTasks() for one in active),
+                bytes_read=sum(one.totalInputBytes() for one in executors),
+            )
+            if self._stage is Stage.READING:
+                # A stage leaves the list when it ends, so the numbers of ended stages are kept by the greatest sum.
+                self._numbers["rows_read"] = max(
+                    self._numbers.get("rows_read", 0), sum(one.inputRecords() for one in active)
+                )
+
+    @property
+    def stage(self) -> Stage | None:
+        """The stage; None before the first one."""
+        with self._lock:
+            return self._stage
+
+    def text(self) -> str | None:
+        """The JSON object; None before the first stage."""
+        with self._lock:
+            if self._stage is None:
+                return None
+            return json.dumps({"stage": self._stage, **self._numbers}, sort_keys=True)
+
+    def _set(self, **numbers: int | None) -> None:
+        self._numbers.update({name: number for name, number in numbers.items() if number is not None})
+
+    def _add(self, **numbers: int) -> None:
+        for name, number in numbers.items():
+            self._numbers[name] = self._numbers.get(name, 0) + number
+
+
+def _items(sequence: Any) -> list[Any]:
+    return [sequence.apply(index) for index in range(sequence.size())]
