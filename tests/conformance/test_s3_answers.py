@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import http.server
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -140,6 +142,18 @@ def test_a_size_that_a_gateway_dropped_does_not_matter(endpoint: Endpoint) -> No
     blob = unprobed(endpoint.url)
     assert blob.delete("a") == 0
     assert [verb for verb, *_ in endpoint.requests] == ["HEAD", "DELETE"]
+    blob.close()
+
+
+def test_a_piece_that_came_with_the_checksum_of_the_whole_object_is_cut_from_the_whole(endpoint: Endpoint) -> None:
+    whole = b"0123456789"
+    check = {"x-amz-checksum-crc32": base64.b64encode(zlib.crc32(whole).to_bytes(4, "big")).decode()}
+    pieces: list[Answer] = [(206, b"345", {**check, "Content-Range": "bytes 3-5/10"})]
+    endpoint.answer = lambda *_: pieces.pop() if pieces else (200, whole, check)
+    blob = unprobed(endpoint.url)
+    assert blob.get_range("a", 3, 3) == b"345"
+    assert not pieces
+    assert [verb for verb, *_ in endpoint.requests] == ["GET", "GET"]
     blob.close()
 
 

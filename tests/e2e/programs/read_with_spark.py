@@ -12,7 +12,8 @@ def main(blob: str, consensus: str, shard: str, key: str, column: str) -> None:
     from pyspark.sql import SparkSession
     from pyspark.sql import functions as F
 
-    conf = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}  # a bar would share the line of the result
+    # A progress bar would share the line of the result.
+    conf = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     spark = SparkSession.builder.master("local[1]").config(map=conf).getOrCreate()
     register(spark, blob=blob, consensus=consensus)
     frame = spark.read.format("persist").load(shard)
