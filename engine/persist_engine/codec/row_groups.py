@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from persist_engine.base.errors import CorruptData, check
@@ -187,11 +188,18 @@ class Footer:
         return Pieces(data.data, tuple(wanted), fetched_bytes)
 
 
-def check_row_groups(data: bytes, footing: Footing, *, key: str) -> None:
-    """CorruptData with `key` unless the whole part `data` has the footer of its descriptor, and that the checks of its row groups."""
+def check_row_groups(data: bytes, footing: Footing, *, key: str) -> Iterator[tuple[RowGroup, pa.ChunkedArray]]:
+    """Yields each row group of the whole part `data`, and its values of the first field of the key. CorruptData with `key` unless the part
+    has the footer of its descriptor, and that the checks of its row groups.
+    """
     footer = Footer.read(data[-footing.size_bytes :], key=key, expected_checksum=footing.checksum)
     every = range(len(footer.groups))
     footer.fetched(every, lambda start, size: data[start : start + size], size_bytes=len(data), key=key)
+    with decoding(key):
+        file = pq.ParquetFile(pa.BufferReader(data))
+        tables = [file.read_row_group(number, columns=[f"key.{footer.column}"]) for number in every]
+        values = [pc.struct_field(table.column("key"), [footer.column]) for table in tables]
+    yield from zip(footer.groups, values, strict=True)
 
 
 def _neighbours(numbers: Sequence[int]) -> list[tuple[int, int]]:

@@ -7,6 +7,7 @@ import pytest
 from persist_engine import Antichain, Appended, Schema
 from persist_engine.base.settings import BatchSettings, MaintenanceSettings, Settings
 from persist_engine.base.versioned import SeqNo, VersionedData
+from persist_engine.codec import row_groups
 from persist_engine.codec.batch import decode_transmittable, encode_transmittable
 from persist_engine.codec.damage import checksum
 from persist_engine.codec.keys import blob_key, rollup_key
@@ -268,6 +269,24 @@ def test_a_footer_that_state_describes_wrongly_is_found(shard):
     found, key = lying(shard, other_footer)
     assert [(each.kind, each.key) for each in found.findings] == [(FindingKind.CORRUPT, key)]
     assert "footer" in found.findings[0].message
+
+
+@pytest.mark.slow
+def test_bounds_of_a_row_group_that_would_hide_a_key_are_found(shard, monkeypatch):
+    """Only a reader of a range of keys looks at them."""
+    narrow = ColumnStats(0, "-7", "-7")
+
+    def narrowed(old):
+        key = blob_key(shard.shard_id, old.key)
+        part = decode_part(shard.blob.get(key), key=key, schema=SCHEMA)
+        monkeypatch.setattr(row_groups, "column_stats", lambda _column: narrow)
+        data = encode_part(part.table, desc=part.desc, schema=SCHEMA)
+        shard.blob.set(key, data)
+        return dataclasses.replace(old, checksum=checksum(data), size_bytes=len(data), footer=Footing(*footer_of(data)))
+
+    found, key = lying(shard, narrowed)
+    assert {(each.kind, each.key) for each in found.findings} == {(FindingKind.STATS_NOT_CONSERVATIVE, key)}
+    assert all("the key in row group 0" in each.message for each in found.findings)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from persist_engine.base.errors import CorruptData, Incompatible, InvariantViolated, MissingBlob, SchemaMismatch
 from persist_engine.codec.row_groups import check_row_groups
-from persist_engine.model.batch import ColumnStats, HollowPart, Part, PartStats
+from persist_engine.model.batch import ColumnStats, Footing, HollowPart, Part, PartStats
 from persist_engine.model.frontier import Description
 from persist_engine.parts.consolidate import RowKey, row_key
 from persist_engine.parts.fetch import PartSource
@@ -59,7 +59,7 @@ def check_run(source: PartSource, run: RunToCheck, schemas: Mapping[int, Schema]
             checked.bytes_read += len(data)
             tables = list(source.decode(data, part, run.desc))
             if isinstance(part, HollowPart) and part.footer is not None and isinstance(data, bytes):
-                check_row_groups(data, part.footer, key=name)
+                checked.findings += _check_row_groups(data, part.footer, name)
         except MissingBlob:
             checked.missing.append(name)
             last = None
@@ -103,6 +103,13 @@ def _check_rows(table: pa.Table, part: Part, name: str, with_own_keys: Schema) -
         yield _error(FindingKind.STATS_NOT_CONSERVATIVE, name, "a key lies before the descriptor's lower bound")
     if part.stats is not None:
         for text in _beyond_stats(table, part.stats, is_whole=is_whole, is_rewritten=part.ts_rewrite is not None):
+            yield _error(FindingKind.STATS_NOT_CONSERVATIVE, name, text)
+
+
+def _check_row_groups(data: bytes, footer: Footing, name: str) -> Iterator[Finding]:
+    """Compares the bounds of row groups, by which readers of a range of keys skip them, with the rows as they are stored."""
+    for number, (group, values) in enumerate(check_row_groups(data, footer, key=name)):
+        for text in _beyond_bounds(values, group.stats, f"the key in row group {number}", is_whole=True):
             yield _error(FindingKind.STATS_NOT_CONSERVATIVE, name, text)
 
 
