@@ -8,6 +8,7 @@ import time
 
 import pytest
 from persist_engine.base.env import SeededEnv
+from persist_operator.api.sink_status import RunningProgress
 from persist_spark.progress.live import TEXT_MAX, Live
 from persist_spark.progress.publish import published, to_annotation
 from persist_spark.report import Log
@@ -70,6 +71,18 @@ def test_the_batches_of_a_stream_add_up_and_its_stage_stays():
     assert json.loads(live.text()) == {
         "stage": "Streaming", "batches": 2, "rows_read": 14, "updates_written": 6, "upper": 50, "lag_ms": 1200,
     }  # fmt: skip
+    assert RunningProgress.parse(live.text()) == RunningProgress(
+        stage="Streaming", batches=2, rows_read=14, updates_written=6, upper="50", lag_seconds=1
+    )
+
+
+def test_the_operator_reads_every_field_that_a_driver_can_write(local_spark):
+    live = Live()
+    live.note("position", {})
+    live.note("batch", {"rows": 1, "updates": 2, "upper": 3, "input_upper": 4, "lag_ms": 5000})
+    live.count(local_spark)
+    read = RunningProgress.parse(live.text())
+    assert [name for name in RunningProgress.__slots__ if getattr(read, name) is None] == ["observed_time"]
 
 
 def test_the_object_stays_small_with_the_greatest_numbers(local_spark):
