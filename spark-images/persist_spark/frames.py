@@ -316,22 +316,6 @@ def by_key_range(flat: DataFrame, schema: Schema, tasks: int | None) -> DataFram
     return flat.repartitionByRange(*keys) if tasks is None else flat.repartitionByRange(tasks, *keys)
 
 
-def corrections(desired: DataFrame, persisted: DataFrame, schema: Schema, tasks: int | None) -> DataFrame:
-    """The desired (+) and persisted (negated) rows, partitioned and sorted by a hash `h` of key and value, so that equal rows are adjacent.
-
-    A write task therefore reads all copies of a row within a bounded part of its stream, however large its partition is. Spark sorts one
-    bigint (and spills), and the engine's consolidation decides which rows are equal (nulls, NaN, zeros). Because the hash covers values
-    too, a hot key does not make a hot task. `persisted` has the flat columns and `diff`. `tasks`: as for `by_key_range`.
-    """
-    columns = [f.column for f in fields_of(schema)]
-    ours = desired.select(*columns, F.lit(1).cast("bigint").alias(DIFF), F.lit(True).alias(DESIRED))  # noqa: FBT003
-    theirs = persisted.select(*columns, F.col(DIFF), F.lit(False).alias(DESIRED))  # noqa: FBT003
-    hashed = ours.unionAll(theirs).withColumn(HASH, F.xxhash64(*columns))
-    # SUBTLE: without a number Spark may merge partitions but never splits them; only a rebalancing shuffle would.
-    parts = hashed.repartition(HASH) if tasks is None else hashed.repartition(tasks, HASH)
-    return parts.sortWithinPartitions(HASH)
-
-
 def first_line(error: Exception) -> str:
     """What an error of Spark says, without its stack."""
     text = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error

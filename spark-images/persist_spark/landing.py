@@ -39,7 +39,7 @@ from persist_engine.flow.append_run import (
     after_progress_mismatch,
     after_upper_mismatch,
 )
-from persist_engine.flow.mint_run import AlreadyDone, Superseded
+from persist_engine.flow.mint_run import AlreadyDone, RunToken, Superseded
 from persist_engine.model.frontier import MINIMUM, Antichain, Description
 
 from persist_spark.envelopes.run_keys import RunKeys
@@ -88,7 +88,7 @@ class Landing:
     batches: Sequence[Batch]
     sink_id: str | None
     """The sink under which the run's token is committed with the data. None: nothing beside the data is committed."""
-    run_token: bytes
+    run_token: RunToken
     expected: SourceProgress | None
     """The sink's progress when the run began."""
     env: Env
@@ -122,7 +122,7 @@ class Landing:
                     return Landed(self.staged.lower, self.staged.upper, updates)
                 case ProgressMismatch(current=progress):
                     self._delete()
-                    return after_progress_mismatch(progress, run=self.run_token)
+                    return after_progress_mismatch(progress, run=self.run_token.run)
                 case UpperMismatch(current=current):
                     self.log.event("lost_append", expected=self.staged.lower.time, current=current.time)
                     end = self._follow(current)
@@ -141,7 +141,7 @@ class Landing:
             self.batches,
             expected_upper=self.staged.lower,
             new_upper=self.staged.upper,
-            progress=None if self.sink_id is None else (self.sink_id, self.run_token),
+            progress=None if self.sink_id is None else (self.sink_id, self.run_token.encode()),
             expected_progress=None if self.expected is None else self.expected.token,
         )
 

@@ -14,6 +14,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from persist_engine import BatchBuilder, Blob, LeasedPart, consolidate, open_blob
@@ -53,9 +54,10 @@ STAGED_SCHEMA = pa.schema(
         ("rows", pa.int64()),
         ("updates", pa.int64()),
         ("least_time", pa.int64()),
+        ("sums", pa.list_(pa.int64())),  # of the hashes of the user's rows; null when the rows have none
     ]
 )
-STAGED_DDL = "batch binary, rows bigint, updates bigint, least_time bigint"
+STAGED_DDL = "batch binary, rows bigint, updates bigint, least_time bigint, sums array<bigint>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,16 +110,16 @@ def sink_settings(target_part_bytes: int) -> Settings:
 
 class StageRows:
     """Stages a partition of rows. Columns: k*, v*; `time` when the task has no time; and possibly `diff`, else every row has diff 1, and
-    `fault`, the reason why a row must not be written.
+    `fault`, the reason why a row must not be written. The columns `hashes` are added up.
     """
 
-    def __init__(self, task: StageTask) -> None:
-        self.task = task
+    def __init__(self, task: StageTask, *, hashes: Sequence[str] = ()) -> None:
+        self.task, self.hashes = task, hashes
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields one row of STAGED_SCHEMA. A repetition stages another batch and does not change linked ones. InvalidUsage for a fault."""
         with carrying_errors(), _explaining_changed_input(self.task):
-            counter = _RowCounter()
+            counter = _RowCounter(self.hashes)
             tables = (counter.counted(_faultless(batch, self.task)) for batch in batches if batch.num_rows)
             yield _stage(self.task, (updates_of(table, self.task) for table in tables), counter)
 
@@ -129,17 +131,19 @@ def _faultless(batch: pa.RecordBatch, task: StageTask) -> pa.RecordBatch:
 
 
 class StageCorrections:
-    """Stages desired - persisted of one hash partition. Columns: k*, v*, `diff`, `desired`, `h`, sorted by `h` (frames.corrections)."""
+    """Stages desired - persisted of one hash partition. Columns: k*, v*, `diff`, `desired`, `h`, sorted by `h` (envelopes.mirror).
+    The columns `hashes` of the desired rows are added up.
+    """
 
-    def __init__(self, task: StageTask) -> None:
-        self.task = task
+    def __init__(self, task: StageTask, *, hashes: Sequence[str] = ()) -> None:
+        self.task, self.hashes = task, hashes
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields one row of STAGED_SCHEMA, in which `rows` counts the desired rows. Holds CHUNK_ROWS rows or CHUNK_BYTES in memory, beside
         the parts.
         """
         with carrying_errors():
-            counter = _RowCounter()
+            counter = _RowCounter(self.hashes)
             rows = (counter.counted(batch) for batch in batches)
             chunks = hash_chunks(rows, chunk_rows=CHUNK_ROWS, chunk_bytes=CHUNK_BYTES)
             yield _stage(self.task, (consolidate(updates_of(chunk, self.task)) for chunk in chunks), counter)
@@ -242,14 +246,28 @@ def updates_of(rows: pa.Table | pa.RecordBatch, task: StageTask) -> pa.Table:
 
 
 class _RowCounter:
-    """Counts the user's rows in a stream."""
+    """Counts the user's rows in a stream, and adds up their hashes where the rows have them."""
 
-    def __init__(self) -> None:
+    def __init__(self, hashes: Sequence[str]) -> None:
         self.rows = 0
+        self.hashes = tuple(hashes)
+        self._sums = [0] * len(self.hashes)
+
+    @property
+    def sums(self) -> list[int] | None:
+        """One for each name of `hashes`, modulo 2^64, as signed integers."""
+        return (
+            np.array([each % (1 << 64) for each in self._sums], np.uint64).view(np.int64).tolist()
+            if self.hashes
+            else None
+        )
 
     def counted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         desired = batch.column("desired") if "desired" in batch.schema.names else None
         self.rows += batch.num_rows if desired is None else (pc.sum(desired).as_py() or 0)
+        for index, name in enumerate(self.hashes):
+            hashes = batch.column(name) if desired is None else batch.column(name).filter(desired)
+            self._sums[index] += int(hashes.to_numpy().view(np.uint64).sum(dtype=np.uint64))
         return batch
 
 
@@ -290,7 +308,7 @@ def stage(task: StageTask, tables: Iterable[pa.Table]) -> StagedBatch:
 
 def _stage(task: StageTask, tables: Iterator[pa.Table], counter: _RowCounter) -> pa.RecordBatch:
     staged = stage(task, tables)
-    columns = [[staged.batch], [counter.rows], [staged.updates], [staged.least_time]]
+    columns = [[staged.batch], [counter.rows], [staged.updates], [staged.least_time], [counter.sums]]
     return pa.RecordBatch.from_arrays(
         [pa.array(column, field.type) for column, field in zip(columns, STAGED_SCHEMA, strict=True)],
         schema=STAGED_SCHEMA,

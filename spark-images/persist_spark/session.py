@@ -78,7 +78,7 @@ def parallelism_of(spark: SparkSession) -> int:
 
 def executor_memory(spark: SparkSession) -> ExecutorMemory | None:
     """The memory of the executors' pods. None when the configuration does not state it."""
-    return ExecutorMemory.of(lambda name: spark.sparkContext.getConf().get(name))
+    return ExecutorMemory.of(lambda name: spark.conf.get(name, None))
 
 
 def executor_count(spark: SparkSession) -> int:

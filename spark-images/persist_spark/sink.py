@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from persist_engine import Location, PersistClient, ReadHandle, SourceProgress, WriteHandle
+from persist_engine import Location, PersistClient, ReadHandle, SinceAhead, SourceProgress, WriteHandle
 from persist_engine.base.env import Env, SystemEnv
 from persist_engine.base.errors import Fenced, InvalidUsage, Unavailable
 from persist_engine.flow.append_run import Late, Recompute, Staged
-from persist_engine.flow.mint_run import AlreadyDone, Minted, RaiseUpper, ShardView, Superseded, mint
+from persist_engine.flow.mint_run import AlreadyDone, Minted, RaiseUpper, RunToken, ShardView, Superseded, mint
 from persist_engine.model.frontier import Antichain
 from pyspark.sql import DataFrame, SparkSession
 
@@ -129,7 +129,7 @@ class Run:
                         continue
                     case Minted():
                         self.log.event("minted", lower=decision.lower.time, time=decision.time, as_of=decision.as_of)
-                        staged = self.staging.stage(self.read(), decision, reader)
+                        staged = self._unchanged(decision, reader) or self.staging.stage(self.read(), decision, reader)
                         report = self._append(decision, staged, reader)
                     case _:
                         assert_never(decision)
@@ -156,6 +156,15 @@ class Run:
         ) as reader:
             yield reader
 
+    def _unchanged(self, minted: Minted, reader: ReadHandle | None) -> StagedRows | None:
+        """What a run stages whose input is what the last run of this sink committed, if the shard has not changed since. Otherwise None."""
+        if self.expected is None or reader is None or minted.as_of is None:
+            return None
+        digest, after = RunToken.decode(self.expected.token).rows, self.expected.upper.newest_complete
+        if digest is None or not _is_unchanged(reader, after, minted.as_of):
+            return None
+        return self.staging.unchanged(self.read(), minted, digest)
+
     # -- append --------------------------------------------------------------------------------------------------------
 
     def _append(self, minted: Minted, stage: StagedRows, reader: ReadHandle | None) -> SinkReport | None:
@@ -179,7 +188,7 @@ class Run:
             staged=staged,
             batches=stage.batches,
             sink_id=self.spec.sink_id,
-            run_token=self.token,
+            run_token=RunToken(self.token, stage.wanted),
             expected=self.expected,
             where=None if stage.keys is None else stage.keys.where,
             keys=stage.keys,
@@ -221,3 +230,14 @@ class Run:
         return SinkReport(
             run_id=self.spec.run_id, upper=upper.time, executors=executor_count(self.staging.spark), already_done=True
         )
+
+
+def _is_unchanged(reader: ReadHandle, after: int, upto: int) -> bool:
+    """Whether no updates were written after `after`, up to `upto`. By the metadata alone: False where they do not show it."""
+    if after == upto:
+        return True
+    changes = reader.changes(after, upto)
+    if isinstance(changes, SinceAhead):
+        return False
+    with changes:
+        return changes.bytes_estimate == 0

@@ -14,7 +14,7 @@ from persist_engine.base.errors import Fenced
 from persist_engine.flow.mint_run import Minted
 from persist_engine.model.frontier import Antichain
 from persist_engine.rows.schema import Schema
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
 from pyspark.sql import types as T  # noqa: N812
 
@@ -22,6 +22,7 @@ from persist_spark import frames
 from persist_spark.envelopes.against import first_updates, updates_against
 from persist_spark.envelopes.commands import key_text, upsert_commands
 from persist_spark.envelopes.debezium import debezium_commands
+from persist_spark.envelopes.mirror import HASHES, WantedRows, corrections, hashed, scanned
 from persist_spark.envelopes.run_keys import RunKeys
 from persist_spark.envelopes.winners import Winners, decided
 from persist_spark.partitions import STAGED_DDL, ReadParts, StageCorrections, StageRows, StageTask, grouped
@@ -95,6 +96,8 @@ class StagedRows:
     upper: Antichain
     keys: RunKeys | None = None
     """The only keys that the run changes. None: it has no such limit."""
+    wanted: bytes | None = None
+    """The digest of the rows that the shard holds after the run. None: the envelope wants no such rows, or too many for a digest."""
 
 
 @dataclass(kw_only=True)
@@ -138,6 +141,19 @@ class Staging:
                         return self._write_rows(minted, rows)  # the shard is empty
                     return self._write_corrections(minted, minted.as_of, reader, rows)
 
+    def unchanged(self, source: DataFrame, minted: Minted, digest: bytes) -> StagedRows | None:
+        """What a Mirror stages whose rows have the `digest` of those that the shard holds already: no batches. None when they have another.
+        Reads nothing of the shard.
+        """
+        self.spark.sparkContext.setJobDescription(f"{self.spec.sink_id}: compare with the last run")
+        wanted = scanned(rows_of(source, self.schema, self.spec.envelope), self.schema)
+        if wanted is None or wanted.digest(self.schema) != digest:
+            return None
+        self._refuse_empty(wanted.rows)
+        self.log.event("unchanged", rows=wanted.rows)
+        self.log.event("staged", batches=0, rows=wanted.rows, updates=0)
+        return StagedRows(batches=(), rows=wanted.rows, updates=0, least_time=None, upper=minted.upper, wanted=digest)
+
     def _write_rows(self, minted: Minted, flat: DataFrame) -> StagedRows:
         upper, column = minted.upper, self.spec.envelope.timestamp_column
         if column is not None:
@@ -148,14 +164,17 @@ class Staging:
                 return StagedRows(batches=(), rows=0, updates=0, least_time=None, upper=minted.lower)
             upper = Antichain.of(greatest + 1)
         task = self._stage_task(minted, upper, time=None if column else minted.time)
-        parts = frames.to_stage(flat, self.schema, self.spec.write.parallelism)
-        return self._collect(parts.mapInArrow(StageRows(task), STAGED_DDL), upper)
+        hashes = HASHES if self.spec.envelope.type is EnvelopeType.MIRROR else ()
+        rows = hashed(flat, self.schema) if hashes else flat
+        parts = frames.to_stage(rows, self.schema, self.spec.write.parallelism)
+        return self._collect(parts.mapInArrow(StageRows(task, hashes=hashes), STAGED_DDL), upper)
 
     def _write_corrections(self, minted: Minted, as_of: int, reader: ReadHandle, flat: DataFrame) -> StagedRows:
         task = self._stage_task(minted, minted.upper, time=minted.time)
         with self._persisted(reader, as_of) as persisted:
-            both = frames.corrections(flat, persisted, self.schema, self.spec.write.parallelism)
-            return self._collect(both.mapInArrow(StageCorrections(task), STAGED_DDL), minted.upper)
+            both = corrections(flat, persisted, self.schema, self.spec.write.parallelism)
+            stage = StageCorrections(task, hashes=HASHES)
+            return self._collect(both.mapInArrow(stage, STAGED_DDL), minted.upper)
 
     def _write_winners(self, minted: Minted, reader: ReadHandle | None, commands: DataFrame) -> StagedRows:
         winners = decided(commands, self.schema)
@@ -245,6 +264,7 @@ class Staging:
             updates=sum(row["updates"] for row in tasks),
             least_time=min((row["least_time"] for row in tasks if row["least_time"] is not None), default=None),
             upper=upper,
+            wanted=self._digest(tasks),
         )
         self.log.event("staged", batches=len(stage.batches), rows=stage.rows, updates=stage.updates)
         # The retractions of an empty mirror are staged too. They are deleted only when nothing will be appended.
@@ -252,6 +272,14 @@ class Staging:
             self.writer.delete_batches(stage.batches)
             self._refuse_empty(stage.rows)
         return stage
+
+    def _digest(self, tasks: Sequence[Row]) -> bytes | None:
+        sums = [row["sums"] for row in tasks if row["sums"] is not None]
+        if self.spec.envelope.type is not EnvelopeType.MIRROR:
+            return None
+        rows = sum(row["rows"] for row in tasks)
+        lanes = tuple(sum(lane) for lane in zip(*sums, strict=True)) or (0,) * len(HASHES)
+        return WantedRows(rows, lanes).digest(self.schema)
 
     def _refuse_empty(self, rows: int) -> None:
         if rows == 0 and not self.spec.input.allow_empty:

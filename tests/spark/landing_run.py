@@ -14,7 +14,7 @@ from persist_engine import Antichain, Appended
 from persist_engine.base.settings import BatchSettings, CompactionSettings, RetrySettings, Settings
 from persist_engine.client.write.batch import Batch
 from persist_engine.flow.append_run import Staged
-from persist_engine.flow.mint_run import Minted, ShardView, mint
+from persist_engine.flow.mint_run import Minted, RunToken, ShardView, mint
 from persist_engine.storage.blob_mem import MemBlob
 from persist_engine.work.audit.verify import verify_shard
 from persist_engine.work.compact import compact
@@ -170,7 +170,7 @@ class Run:
             ),
             batches=self.staged,
             sink_id=SINK,
-            run_token=RUN,
+            run_token=RunToken(RUN),
             expected=self.expected,
             env=self.env,
             log=self.log,

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from persist_engine.rows.schema import Schema
 from persist_spark import frames
+from persist_spark.envelopes.mirror import corrections, scanned
 from persist_spark.spec import ConfigurationError, Input
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
@@ -178,7 +179,7 @@ def test_equal_rows_meet_in_one_partition_side_by_side(spark):
     rows = "values (1L, 'a', double('NaN')), (2L, null, 0d), (3L, 'c', -0d), (4L, null, null) as v(k0, v0, v1)"
     desired = spark.sql(f"select * from {rows}")
     persisted = spark.sql(f"select k0, v0, if(k0 = 3, 0d, v1) as v1, -1L as diff from {rows}")
-    hashed = frames.corrections(desired, persisted, SCHEMA, 3)
+    hashed = corrections(desired, persisted, SCHEMA, 3)
     assert hashed.rdd.getNumPartitions() == 3
     parts = hashed.rdd.glom().collect()
     for part in parts:
@@ -186,6 +187,38 @@ def test_equal_rows_meet_in_one_partition_side_by_side(spark):
     met = [(row["h"], index) for index, part in enumerate(parts) for row in part]
     assert sorted(met) == sorted(pair for pair in set(met) for _ in range(2))
     assert {(row["desired"], row["diff"]) for part in parts for row in part} == {(True, 1), (False, -1)}
+
+
+def test_the_digest_of_a_mirror_tells_rows_apart_and_knows_no_order(spark):
+    """Where a hash that skips nulls, or sums that forget copies, would not."""
+    schema = Schema.from_ddl("k BIGINT", "a BIGINT, b BIGINT, s STRUCT<x: BIGINT, y: STRING>, d DOUBLE")
+    kind = "k0 BIGINT, v0 BIGINT, v1 BIGINT, v2 STRUCT<x: BIGINT, y: STRING>, v3 DOUBLE"
+    one = (1, 2, 3, (4, "x"), 0.0)
+
+    def digest(*rows, over=schema):
+        return scanned(spark.createDataFrame(list(rows), kind).repartition(3), over).digest(over)
+
+    known = digest(one, (2, None, 5, None, None))
+    assert known.decode() == "c630e3f2ee653dd163223f86efddaa49"
+    assert known == digest((2, None, 5, None, None), (1, 2, 3, (4, "x"), -0.0))
+    others = [
+        digest(one),
+        digest(one, one),
+        digest(one, one, one, one),
+        digest(),
+        digest((1, 3, 2, (4, "x"), 0.0)),
+        digest((1, None, 2, (4, "x"), 0.0)),
+        digest((1, 2, None, (4, "x"), 0.0)),
+        digest((1, 2, 3, None, 0.0)),
+        digest((1, 2, 3, (None, None), 0.0)),
+        digest((1, 2, 3, (None, "x"), 0.0)),
+        digest((1, 2, 3, (4, ""), 0.0)),
+        digest((1, 2, 3, (4, None), 0.0)),
+        digest((1, 2, 3, (4, "x"), None)),
+        digest((1, 2, 3, (4, "x"), float("nan"))),
+        digest(one, over=Schema.from_ddl("k BIGINT", "b BIGINT, a BIGINT, s STRUCT<x: BIGINT, y: STRING>, d DOUBLE")),
+    ]
+    assert len(set(others)) == len(others)
 
 
 def test_key_ranges_do_not_overlap(spark):

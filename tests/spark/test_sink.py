@@ -79,6 +79,10 @@ class Shard:
         names = [json.loads(line)["event"] for line in self.lines.getvalue().splitlines()]
         return names[names.index("staged") :]
 
+    def all_events(self) -> list[str]:
+        """The events that the last run logged."""
+        return [json.loads(line)["event"] for line in self.lines.getvalue().splitlines()]
+
     def rows(self, as_of: int | None = None) -> list:
         """(id, name, score, diff), sorted as text: the collection at its latest time."""
         upper = self.client.recent_upper(self.id).time
@@ -180,6 +184,54 @@ def test_a_mirror_keeps_the_number_of_copies_of_a_row(shard):
     assert shard.rows() == [(0, "x", 0.0, 1), (1, "x", 0.0, 1)]
 
 
+def test_a_mirror_of_the_same_rows_reads_nothing_of_the_shard(shard, tmp_path):
+    """Not even when the rows come in another order and in other partitions."""
+    shard.run(LARGE.format(3000), MIRROR, "r-1")
+    away = {tmp_path / str(n): path for n, path in enumerate((tmp_path / "blobs" / shard.id).glob("n*/*"))}
+    for hidden, path in away.items():
+        path.rename(hidden)
+    for run, query in (("r-2", LARGE.format(3000)), ("r-3", LARGE.format(3000) + " order by name desc")):
+        report = shard.run(query, MIRROR, run)
+        assert (report.rows_read, report.updates_written, "unchanged" in shard.all_events()) == (3000, 0, True)
+        assert shard.run(query, MIRROR, run).already_done
+    with pytest.raises(Fenced, match="a newer run"):
+        shard.run(LARGE.format(3000), MIRROR, "r-2")
+    assert len(away) == 3
+    for hidden, path in away.items():
+        hidden.rename(path)
+    assert shard.run(LARGE.format(2999), MIRROR, "r-4").updates_written == 1
+    assert "unchanged" not in shard.all_events()
+    assert shard.run(LARGE.format(2999), MIRROR, "r-5").updates_written == 0
+    assert "unchanged" in shard.all_events(), "corrections leave the digest of their rows too"
+    assert len(shard.rows()) == 2999
+
+
+def test_a_mirror_of_the_same_rows_corrects_what_others_write_meanwhile(shard):
+    shard.run(ROWS.format(5), MIRROR, "r1")
+    report = shard.run(
+        ROWS.format(5), MIRROR, "r2", acts=[lambda: shard.edit([(9, "rival", 0.0, 1), (0, "n0", 0.0, -1)])]
+    )
+    assert "unchanged" in shard.all_events()
+    assert report.updates_written == 2
+    assert shard.rows() == expected(5)
+    shard.edit([(9, "rival", 0.0, 1)])
+    assert shard.run(ROWS.format(5), MIRROR, "r3").updates_written == 1
+    with shard.client.open_writer(shard.id, shard.schema, purpose="rival") as writer:
+        upper = writer.fetch_recent_upper()
+        writer.compare_and_append_batch([], expected_upper=upper, new_upper=Antichain.of(upper.time + 5))
+    assert shard.run(ROWS.format(5), MIRROR, "r4").updates_written == 0
+    assert "unchanged" in shard.all_events(), "an upper that moved brought no rows"
+    assert shard.rows() == expected(5)
+
+
+def test_an_unchanged_empty_mirror_still_needs_allow_empty(shard):
+    nothing = ROWS.format(0)
+    shard.run(nothing, MIRROR, "r1", input={"allow_empty": True})
+    with pytest.raises(ConfigurationError, match="allowEmpty"):
+        shard.run(nothing, MIRROR, "r2")
+    assert shard.run(nothing, MIRROR, "r3", input={"allow_empty": True}).rows_read == 0
+
+
 def test_a_mirror_runs_once_for_each_run_id(shard):
     shard.run(ROWS.format(3), MIRROR, "r1")
     assert shard.run(ROWS.format(5), MIRROR, "r1").already_done
@@ -215,7 +267,7 @@ def failing_tasks(monkeypatch):
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     for name in ("StageRows", "StageCorrections"):
         original = getattr(partitions, name)
-        monkeypatch.setattr(staging, name, lambda task, original=original: FailsFirst(original(task)))
+        monkeypatch.setattr(staging, name, lambda task, original=original, **more: FailsFirst(original(task, **more)))
     yield
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from persist_engine.base.errors import InvalidUsage, check
-from persist_engine.flow.mint_run import AlreadyDone, Superseded
+from persist_engine.flow.mint_run import AlreadyDone, RunToken, Superseded
 from persist_engine.model.frontier import DATA_TIME_MAX, MINIMUM, Antichain
 from persist_engine.model.state import SourceProgress
 
@@ -128,6 +128,6 @@ def after_upper_mismatch(
 
 def after_progress_mismatch(current: SourceProgress | None, *, run: bytes) -> AlreadyDone | Superseded:
     """Decide after the sink's committed progress was `current` instead of its value at the start of the run."""
-    if current is not None and current.token == run:
+    if current is not None and RunToken.decode(current.token).run == run:
         return AlreadyDone(current.upper)
     return Superseded(current)

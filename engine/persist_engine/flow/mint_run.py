@@ -17,6 +17,34 @@ from persist_engine.model.state import SourceProgress
 _NUMBERED = re.compile(rb"(.*)-([0-9]{1,19})", re.DOTALL)
 
 
+#: A token with a digest. Any other token is a run's name as a whole.
+_WITH_ROWS = re.compile(rb"(.+)\nrows-1:([0-9a-f]{32})", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class RunToken:
+    """The progress that a run commits with its data: its name, and for a run that corrects all of the shard's contents the digest of the
+    rows that the shard then holds.
+
+    A durable format. A token without a digest is the name alone, as before digests existed. A release that knows no digests takes the
+    token for the name of another run, and repeats the run: it corrects nothing.
+    """
+
+    run: bytes
+    rows: bytes | None = None
+    """32 hexadecimal digits."""
+
+    def encode(self) -> bytes:
+        """The token. `RunToken.decode(t.encode()) == t`."""
+        return self.run if self.rows is None else self.run + b"\nrows-1:" + self.rows
+
+    @classmethod
+    def decode(cls, token: bytes) -> RunToken:
+        """Inverse of `encode`, for any bytes: `RunToken.decode(b).encode() == b`."""
+        found = _WITH_ROWS.fullmatch(token)
+        return cls(token) if found is None else cls(found[1], found[2])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardView:
     """The driver's view of the shard, from one state."""
@@ -77,10 +105,12 @@ def mint(
 
     Raises InvalidUsage if the shard is closed. The chosen time is never before the shard's upper, regardless of the clock.
     """
-    if view.progress is not None and view.progress.token == run:
-        return AlreadyDone(view.progress.upper)
-    if view.progress is not None and _is_older(run, view.progress.token):
-        return Superseded(view.progress)
+    if view.progress is not None:
+        committed = RunToken.decode(view.progress.token).run
+        if committed == run:
+            return AlreadyDone(view.progress.upper)
+        if _is_older(run, committed):
+            return Superseded(view.progress)
     lower = view.upper.time
     if lower is None:
         raise InvalidUsage("the shard is closed: its upper is empty, nothing more can be written")

@@ -16,7 +16,7 @@ from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import Fenced, InvalidUsage, Unavailable
 from persist_engine.base.settings import MIB
 from persist_engine.flow.append_run import Late, Recompute, Staged
-from persist_engine.flow.mint_run import AlreadyDone, Minted, RaiseUpper, ShardView, Superseded, mint
+from persist_engine.flow.mint_run import AlreadyDone, Minted, RaiseUpper, RunToken, ShardView, Superseded, mint
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
 
@@ -101,7 +101,7 @@ class Written:
             staged=staged,
             batches=batches,
             sink_id=None if progress is None else progress.sink_id,
-            run_token=b"" if progress is None else progress.token,
+            run_token=RunToken(b"" if progress is None else progress.token),
             expected=None if progress is None else progress.expected,
             where=where,
             seen=writer.fetch_recent_upper(),

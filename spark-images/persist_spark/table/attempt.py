@@ -14,7 +14,7 @@ from persist_engine import Batch, ReadHandle, WriteHandle
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import Unavailable
 from persist_engine.flow.append_run import Recompute, Staged
-from persist_engine.flow.mint_run import Minted, RaiseUpper, ShardView, mint
+from persist_engine.flow.mint_run import Minted, RaiseUpper, RunToken, ShardView, mint
 from persist_engine.model.frontier import Antichain
 from persist_engine.rows.schema import Schema
 from pyspark.sql import DataFrame
@@ -75,7 +75,7 @@ class Attempt:
             staged=staged,
             batches=batches,
             sink_id=None,
-            run_token=b"",
+            run_token=RunToken(b""),
             expected=None,
             env=env,
             log=Log(io.StringIO(), env),

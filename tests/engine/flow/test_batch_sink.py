@@ -1,6 +1,8 @@
 """Mint and append decide every case of a batch sink; no clock, no store."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from persist_engine.base.errors import InvalidUsage, InvariantViolated
 from persist_engine.flow.append_run import (
     AppendAgain,
@@ -12,7 +14,7 @@ from persist_engine.flow.append_run import (
     after_progress_mismatch,
     after_upper_mismatch,
 )
-from persist_engine.flow.mint_run import AlreadyDone, Minted, RaiseUpper, ShardView, Superseded, mint
+from persist_engine.flow.mint_run import AlreadyDone, Minted, RaiseUpper, RunToken, ShardView, Superseded, mint
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.model.state import SourceProgress
 
@@ -60,6 +62,30 @@ def test_a_run_that_a_newer_one_of_its_series_overtook_is_over(committed, is_ove
     """The shard knows the last run only: what the older one did is forgotten, and doing it again might double it (spec 17.11)."""
     decision = mint(view(0, 10, committed), run=b"u-1" if is_over else b"u-3", now_ms=50, reads_back=False)
     assert isinstance(decision, Superseded if is_over else Minted)
+
+
+@given(st.binary(), st.binary(max_size=40))
+def test_a_token_is_the_name_of_its_run_and_perhaps_a_digest(run, tail):
+    for token in (run, run + b"\nrows-1:" + tail):
+        assert RunToken.decode(token).encode() == token
+    assert RunToken.decode(run + b"\nrows-2:" + b"0" * 32).rows is None
+    if run:
+        assert RunToken.decode(RunToken(run, b"0f" * 16).encode()) == RunToken(run, b"0f" * 16)
+
+
+def test_the_bytes_of_a_token_stay_as_they_are():
+    assert RunToken(b"u-7").encode() == b"u-7"
+    assert RunToken(b"u-7", b"0123456789abcdef" * 2).encode() == b"u-7\nrows-1:0123456789abcdef0123456789abcdef"
+
+
+def test_a_run_is_known_by_its_name_whatever_rows_it_left():
+    token = RunToken(b"u-7", b"0f" * 16).encode()
+    assert mint(view(0, 5, token), run=b"u-7", now_ms=1, reads_back=True) == AlreadyDone(AT(9))
+    assert isinstance(mint(view(0, 5, token), run=b"u-6", now_ms=1, reads_back=True), Superseded)
+    assert isinstance(mint(view(0, 5, token), run=b"u-8", now_ms=1, reads_back=True), Minted)
+    committed = SourceProgress(token=token, upper=AT(9))
+    assert after_progress_mismatch(committed, run=b"u-7") == AlreadyDone(AT(9))
+    assert after_progress_mismatch(committed, run=b"u-8") == Superseded(committed)
 
 
 def test_closed_unreadable_and_exhausted_shards_are_refused():

@@ -1,0 +1,97 @@
+"""A Mirror: the corrections after which the shard holds the rows of the input and no others, and the digest of those rows.
+
+A run commits the digest with its name, as the sink's source progress. The next run compares it with the digest of its own input, and leaves
+out reading and correcting a shard that holds those rows already.
+
+Two rows count as equal exactly where the engine's consolidation says so: null equals null, NaN equals NaN, -0.0 equals 0.0. The digest is
+a sum over rows, so neither their order nor their partitions matter, and it has 128 bits: different inputs have equal digests by chance
+once in 2^128. It protects from no adversary, which has no more to gain than what it may write into the input anyway.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from persist_engine.rows.schema import Schema
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
+from pyspark.sql import types as T  # noqa: N812
+
+from persist_spark.frames import DESIRED, DIFF, HASH, fields_of
+
+#: The columns of the hashes of a row. The first also brings equal rows together.
+HASHES = (HASH, "g")
+#: The version of what the digest means. A digest of another version equals none.
+_VERSION = b"rows-1"
+_LANE = 1 << 64
+
+
+def corrections(desired: DataFrame, persisted: DataFrame, schema: Schema, tasks: int | None) -> DataFrame:
+    """The desired (+) and persisted (negated) rows with HASHES, partitioned and sorted by `h`, so that equal rows are adjacent. Plans only.
+
+    A write task therefore reads all copies of a row within a bounded part of its stream, however large its partition is. Spark sorts one
+    bigint (and spills), and the engine's consolidation decides which rows are equal (nulls, NaN, zeros). Because the hash covers values
+    too, a hot key does not make a hot task. `persisted` has the flat columns and `diff`. `tasks`: as for `frames.by_key_range`.
+    """
+    columns = [f.column for f in fields_of(schema)]
+    ours = desired.select(*columns, F.lit(1).cast("bigint").alias(DIFF), F.lit(True).alias(DESIRED))  # noqa: FBT003
+    theirs = persisted.select(*columns, F.col(DIFF), F.lit(False).alias(DESIRED))  # noqa: FBT003
+    both = hashed(ours.unionAll(theirs), schema)
+    # SUBTLE: without a number Spark may merge partitions but never splits them; only a rebalancing shuffle would.
+    parts = both.repartition(HASH) if tasks is None else both.repartition(tasks, HASH)
+    return parts.sortWithinPartitions(HASH)
+
+
+@dataclass(frozen=True, slots=True)
+class WantedRows:
+    """A number of rows, and the sums of their hashes modulo 2^64, one for each of HASHES."""
+
+    rows: int
+    sums: tuple[int, ...]
+
+    def digest(self, schema: Schema) -> bytes:
+        """32 hexadecimal digits: equal for the same rows in the same schema."""
+        text = repr((schema.key_ddl, schema.val_ddl, self.rows, [each % _LANE for each in self.sums]))
+        return hashlib.blake2b(_VERSION + text.encode(), digest_size=16).hexdigest().encode()
+
+
+def hashed(flat: DataFrame, schema: Schema) -> DataFrame:
+    """`flat` and the hashes of its rows. Plans only."""
+    leaves = [leaf for field in fields_of(schema) for leaf in _leaves(F.col(field.column), field.type)]
+    return flat.withColumns({name: F.xxhash64(F.lit(lane), *leaves) for lane, name in enumerate(HASHES)})
+
+
+def scanned(flat: DataFrame, schema: Schema) -> WantedRows | None:
+    """The rows of `flat`, from one pass over them in Spark. None for more rows than the sums have room for (2^31)."""
+    halves = [half for name in HASHES for half in _halves(F.col(name))]
+    sums = [F.try_sum(half) for half in halves]
+    rows, *found = hashed(flat, schema).select(*HASHES).agg(F.count(F.lit(1)), *sums).collect()[0]
+    if rows and None in found:
+        return None
+    return WantedRows(rows, tuple(_joined([each or 0 for each in found])))
+
+
+def _halves(lane: Column) -> tuple[Column, Column]:
+    """The lower and the upper 32 bits: their sums do not wrap, which Spark would refuse."""
+    return lane.bitwiseAND(F.lit(0xFFFFFFFF)), F.shiftrightunsigned(lane, 32)
+
+
+def _joined(halves: Sequence[int]) -> Iterator[int]:
+    for low, high in zip(halves[::2], halves[1::2], strict=True):
+        yield (low + (high << 32)) % _LANE
+
+
+def _leaves(column: Column, kind: T.DataType) -> Iterator[Column]:
+    """What the hash of a row covers.
+
+    SUBTLE: Spark's hash skips nulls, so that (null, 1) and (1, null) have the same one. Each field, also within a struct, therefore brings
+    whether it is null.
+    """
+    yield column.isNull()
+    if not isinstance(kind, T.StructType):
+        yield column
+        return
+    for child in kind.fields:
+        yield from _leaves(column.getField(child.name), child.dataType)
