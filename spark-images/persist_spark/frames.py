@@ -6,10 +6,12 @@ case-insensitive resolution cannot cause mix-ups. `partitions.py` rebuilds the s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from persist_engine.base.settings import MIB
 from persist_engine.rows.schema import Schema
 from py4j.protocol import Py4JJavaError
@@ -30,7 +32,10 @@ ORDER, DELETED, FAULT = "o", "deleted", "fault"
 SMALL_BYTES = 64 * MIB
 #: The bytes of such a frame in one write task. Smaller tasks are hardly worth their start, and leave more runs to merge.
 SMALL_TASK_BYTES = 8 * MIB
+#: So many rows, none of them with longer texts than that together, are staged by the driver when a stream brings no more: at most 16 MiB.
+FEW_ROWS, FEW_ROW_BYTES = 1000, 16 << 10
 #: Formats whose records may be malformed, and the column in which Spark shows such a record if the schema has it.
+_LONG = "is_long"
 _TEXTS, _CORRUPT = ("csv", "json", "xml"), "_corrupt_record"
 #: Integer types by width, with the number of decimal digits that each needs.
 _INTEGERS: tuple[tuple[type, int], ...] = ((T.ByteType, 3), (T.ShortType, 5), (T.IntegerType, 10), (T.LongType, 19))
@@ -288,6 +293,34 @@ def to_stage(flat: DataFrame, schema: Schema, tasks: int | None) -> DataFrame:
     if size_bytes is not None and size_bytes < SMALL_BYTES:
         return flat.coalesce(max(1, -(-size_bytes // SMALL_TASK_BYTES)))
     return by_key_range(flat, schema, tasks)
+
+
+def few_rows(flat: DataFrame) -> pa.Table | None:
+    """The rows of `flat` if there are at most FEW_ROWS, all of them short, from one Spark job without Python workers. Otherwise None."""
+    texts = [text for field in flat.schema.fields for text in _texts(f"`{field.name}`", field.dataType)]
+    length = " + ".join(f"coalesce(octet_length({text}), 0)" for text in texts) or "0"
+    # The driver never holds a long row: it receives nulls in its place. As text, an expression is one call of the JVM.
+    shown = [f"if({length} > {FEW_ROW_BYTES}, null, {name}) AS {name}" for name in flat.columns] if texts else ["*"]
+    looked = flat.selectExpr(*shown, f"{length} > {FEW_ROW_BYTES} AS {_LONG}").limit(FEW_ROWS + 1)
+    try:
+        found = looked.toArrow()
+    except (
+        pa.ArrowInvalid
+    ):  # Spark's cast takes a null struct for a null in each of its NOT NULL fields; ours, on executors, does not
+        return None
+    if found.num_rows > FEW_ROWS or pc.any(found.column(_LONG)).as_py():
+        return None
+    return found.drop_columns([_LONG])
+
+
+def _texts(path: str, kind: T.DataType) -> Iterator[str]:
+    """The texts and binaries in the column at `path`, as SQL names them."""
+    match kind:
+        case T.StringType() | T.BinaryType():
+            yield path
+        case T.StructType():
+            for each in kind.fields:
+                yield from _texts(f"{path}.`{each.name.replace('`', '``')}`", each.dataType)
 
 
 def planned_bytes(frame: DataFrame) -> int | None:

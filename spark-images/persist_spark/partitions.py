@@ -118,10 +118,15 @@ class StageRows:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields one row of STAGED_SCHEMA. A repetition stages another batch and does not change linked ones. InvalidUsage for a fault."""
-        with carrying_errors(), _explaining_changed_input(self.task):
+        with carrying_errors():
+            yield self.staged(batches)
+
+    def staged(self, batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
+        """The row of STAGED_SCHEMA, for a caller in this process."""
+        with _explaining_changed_input(self.task):
             counter = _RowCounter(self.hashes)
             tables = (counter.counted(_faultless(batch, self.task)) for batch in batches if batch.num_rows)
-            yield _stage(self.task, (updates_of(table, self.task) for table in tables), counter)
+            return _stage(self.task, (updates_of(table, self.task) for table in tables), counter)
 
 
 def _faultless(batch: pa.RecordBatch, task: StageTask) -> pa.RecordBatch:

@@ -78,7 +78,8 @@ def parallelism_of(spark: SparkSession) -> int:
 
 def executor_memory(spark: SparkSession) -> ExecutorMemory | None:
     """The memory of the executors' pods. None when the configuration does not state it."""
-    return ExecutorMemory.of(lambda name: spark.conf.get(name, None))
+    # `getConf` copies all settings, which takes 12 ms.
+    return ExecutorMemory.of(spark.sparkContext._conf.get)
 
 
 def executor_count(spark: SparkSession) -> int:

@@ -14,7 +14,7 @@ from persist_engine.base.errors import Fenced
 from persist_engine.flow.mint_run import Minted
 from persist_engine.model.frontier import Antichain
 from persist_engine.rows.schema import Schema
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
 from pyspark.sql import types as T  # noqa: N812
 
@@ -111,6 +111,8 @@ class Staging:
     part_bytes: int
     """The part size for executors, from `part_bytes_of`."""
     log: Log
+    expects_few: bool = False
+    """Whether the rows may be few enough for the driver to stage them. Looking costs a small job; staging on executors costs some more."""
 
     @property
     def reads_back(self) -> bool:
@@ -166,8 +168,12 @@ class Staging:
         task = self._stage_task(minted, upper, time=None if column else minted.time)
         hashes = HASHES if self.spec.envelope.type is EnvelopeType.MIRROR else ()
         rows = hashed(flat, self.schema) if hashes else flat
+        stage = StageRows(task, hashes=hashes)
+        few = frames.few_rows(rows) if self.expects_few else None
+        if few is not None:
+            return self._staged(stage.staged(few.to_batches()).to_pylist(), upper)
         parts = frames.to_stage(rows, self.schema, self.spec.write.parallelism)
-        return self._collect(parts.mapInArrow(StageRows(task, hashes=hashes), STAGED_DDL), upper)
+        return self._collect(parts.mapInArrow(stage, STAGED_DDL), upper)
 
     def _write_corrections(self, minted: Minted, as_of: int, reader: ReadHandle, flat: DataFrame) -> StagedRows:
         task = self._stage_task(minted, minted.upper, time=minted.time)
@@ -251,7 +257,9 @@ class Staging:
 
     def _collect(self, staging: DataFrame, upper: Antichain, *, rows: int | None = None) -> StagedRows:
         """What the tasks staged. `rows`: the rows of the input, when the tasks do not see them."""
-        tasks = staging.collect()
+        return self._staged(staging.collect(), upper, rows=rows)
+
+    def _staged(self, tasks: Sequence[Any], upper: Antichain, *, rows: int | None = None) -> StagedRows:
         stage = StagedRows(
             batches=tuple(
                 # Spark returns the row of one attempt of each task, and only here. A second driver of this run has its own
@@ -273,7 +281,7 @@ class Staging:
             self._refuse_empty(stage.rows)
         return stage
 
-    def _digest(self, tasks: Sequence[Row]) -> bytes | None:
+    def _digest(self, tasks: Sequence[Any]) -> bytes | None:
         sums = [row["sums"] for row in tasks if row["sums"] is not None]
         if self.spec.envelope.type is not EnvelopeType.MIRROR:
             return None

@@ -4,10 +4,12 @@ and key ranges do not overlap.
 
 from itertools import pairwise
 
+import pyarrow as pa
 import pytest
 from persist_engine.rows.schema import Schema
 from persist_spark import frames
 from persist_spark.envelopes.mirror import corrections, scanned
+from persist_spark.partitions import StageTask, updates_of
 from persist_spark.spec import ConfigurationError, Input
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
@@ -219,6 +221,51 @@ def test_the_digest_of_a_mirror_tells_rows_apart_and_knows_no_order(spark):
         digest(one, over=Schema.from_ddl("k BIGINT", "b BIGINT, a BIGINT, s STRUCT<x: BIGINT, y: STRING>, d DOUBLE")),
     ]
     assert len(set(others)) == len(others)
+
+
+def test_few_rows_are_those_that_executors_would_see(spark):
+    """In all types, with nulls at all levels; and none where there are many rows, or a long one."""
+    kinds = (
+        "BOOLEAN", "TINYINT", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "DECIMAL(38,9)", "STRING", "BINARY", "DATE", "TIMESTAMP",
+        "TIMESTAMP_NTZ", "STRUCT<`a``b`: STRING, c: STRUCT<d: BINARY NOT NULL>>",
+    )  # fmt: skip
+    schema = Schema.from_ddl("k BIGINT", ", ".join(f"f{n} {kind}" for n, kind in enumerate(kinds)))
+    values = (
+        "true, 1Y, 2S, 3, 4L, float('nan'), -0d, 5.5, 'text', X'00ff', date'2020-02-29', timestamp'1969-12-31 23:59:59.999999Z', "
+        "timestamp_ntz'2020-01-01 00:00:00', named_struct('a`b', 'x', 'c', named_struct('d', X'01'))"
+    )
+    made = spark.sql(f"select 1L as k, {values}").toDF("k", *(f"f{n}" for n in range(len(kinds))))
+    nested = "if(id % 3 = 1, named_struct('a`b', null, 'c', null), f13) as f13"
+    columns = [f"if(id % 3 = 2, null, f{n}) as f{n}" for n in range(len(kinds) - 1)]
+    many = made.join(spark.range(12, numPartitions=3)).selectExpr("id as k", *columns, nested)
+    flat = frames.to_flat(many, schema)
+    task = StageTask(
+        blob="mem://", shard_id="", schema=schema, schema_id=0, lower=0, upper=8, time=7, target_part_bytes=1
+    )
+    few = updates_of(frames.few_rows(flat), task)
+
+    def encoded(batches):
+        for batch in batches:
+            table = pa.Table.from_batches([batch])
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, table.schema) as writer:
+                writer.write_table(table)
+            yield pa.RecordBatch.from_pydict({"bytes": [sink.getvalue().to_pybytes()]})
+
+    sent = [row["bytes"] for row in flat.mapInArrow(encoded, "bytes binary").collect()]
+    there = pa.concat_tables([updates_of(pa.ipc.open_stream(each).read_all(), task) for each in sent])
+    assert few.schema == there.schema
+    assert few.num_rows == 12
+    assert sorted(map(repr, few.to_pylist())) == sorted(map(repr, there.to_pylist()))
+    assert frames.few_rows(flat.limit(0)).num_rows == 0
+    strict = spark.sql("select id as k0, if(id = 1, null, named_struct('a', id)) as v0 from range(2)")
+    assert frames.few_rows(strict) is None, "a null struct whose fields are NOT NULL is left to executors"
+    numbers = spark.range(1001).selectExpr("id as k0")
+    assert frames.few_rows(numbers) is None
+    assert frames.few_rows(numbers.limit(1000)).num_rows == 1000
+    halves = "select id as k0, repeat('x', {0}) as v0, named_struct('a', repeat('y', {0}), 'b', cast(null as string)) as v1 from range(2)"
+    assert frames.few_rows(spark.sql(halves.format(1 << 13))).num_rows == 2
+    assert frames.few_rows(spark.sql(halves.format((1 << 13) + 1))) is None
 
 
 def test_key_ranges_do_not_overlap(spark):

@@ -14,6 +14,7 @@ from persist_engine import Antichain, Appended, Location, PersistClient, Schema,
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import Fenced, Incompatible
 from persist_kit.depth import draws
+from persist_spark import frames
 from persist_spark.report import Log
 from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Input, SinkSpec, Stream, Write
 from persist_spark.streaming import batches, stream
@@ -168,10 +169,13 @@ def test_each_batch_is_committed_with_its_position_and_the_next_driver_goes_on(w
 
 
 @pytest.mark.parametrize("seed", range(draws(1)))
-def test_drivers_that_die_lose_and_double_nothing(world, seed):
-    """Ten drivers in a row die: before their commit, between their commit and Spark's, or later. Only the shard outlives them."""
+def test_drivers_that_die_lose_and_double_nothing(world, seed, monkeypatch):
+    """Ten drivers in a row die: before their commit, between their commit and Spark's, or later. Only the shard outlives them. Each one
+    stages its rows itself, or on executors.
+    """
     dice, died = random.Random(seed), 0
     for _ in range(10):
+        monkeypatch.setattr(frames, "FEW_ROWS", dice.choice([9, 10]))
         log = Acts(die, dice.choice(["minted", "staged", "appended", "batch"]), dice.choice([1, 1, 2]))
         with pytest.raises(Died):
             world.run_rate(log)
@@ -180,6 +184,19 @@ def test_drivers_that_die_lose_and_double_nothing(world, seed):
     assert (died, report.batches, report.stopped) == (10, 2, True)
     position = world.position()
     assert world.rows() == Counter((id_, id_ % 7) for id_ in range(10 * (position.batch + 1)))
+
+
+def test_a_driver_stages_few_rows_itself_and_looks_again_after_a_batch_of_few(world, monkeypatch):
+    """Batches of 10 rows, of which 1, 10 or 4 pass. Where 9 are few, the driver looks at a batch after each one that had few."""
+    looked = []
+    look = frames.few_rows
+    monkeypatch.setattr(frames, "FEW_ROWS", 9)
+    monkeypatch.setattr(batches, "FEW_ROWS", 9)
+    monkeypatch.setattr(frames, "few_rows", lambda flat: looked.append(look(flat)) or looked[-1])
+    passes = "(value < 10 and value = 3) or (value between 10 and 29) or (value between 30 and 49 and value % 3 = 0)"
+    world.until(5, input=replace(RATE, sql=f"{RATE.sql} where {passes}"))
+    assert [None if found is None else found.num_rows for found in looked] == [1, None, 3]
+    assert {id_ for id_, _ in world.rows()} == {3, *range(10, 30), *range(30, 50, 3)}
 
 
 def test_the_second_driver_of_a_sink_fences_the_first(world):

@@ -14,6 +14,7 @@ from persist_engine.base.errors import Fenced, Unavailable
 from persist_engine.model.frontier import Antichain
 from pyspark.sql import DataFrame
 
+from persist_spark.frames import FEW_ROWS
 from persist_spark.inputs.shard import read_before
 from persist_spark.landing import TRIES_MAX
 from persist_spark.report import Log, SinkReport
@@ -56,6 +57,7 @@ class Batches:
     _pending: Position | None = None
     _pending_s: float = 0.0
     _has_ended: bool = False
+    _expects_few: bool = True
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -120,7 +122,7 @@ class Batches:
             client=self.client,
             writer=self.writer,
             # The frame belongs to a session of the query's own, and so do the settings that concern it.
-            staging=replace(self.staging, spark=frame.sparkSession),
+            staging=replace(self.staging, spark=frame.sparkSession, expects_few=self._expects_few),
             env=self.env,
             log=self.log,
             token=token,
@@ -133,6 +135,7 @@ class Batches:
             self._note(position)
         else:
             self._advance(position, SourceProgress(token=token, upper=Antichain.of(done.upper)))
+        self._expects_few = done.rows_read <= FEW_ROWS
         total = self.report
         self.report = replace(
             total,
