@@ -145,6 +145,8 @@ class WorkloadSettings:
     service_accounts: tuple[str, ...] = ()
     """Further service accounts that resources may name."""
     allow: WorkloadAllow = field(default_factory=WorkloadAllow)
+    spark_compaction: bool = True
+    """Whether `compaction.runner: Auto` may choose Spark. Without it, only `Spark` compacts on executors."""
     maintenance_cpu: str = "100m"
     maintenance_memory: str = "512Mi"
     """Memory request and limit of rollup and GC pods. Compaction pods have compaction.memoryLimit."""

@@ -57,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     compact.add_argument("--shard", required=True, type=ShardId, help="the id of the shard")
     compact.add_argument("--blob", required=True, help="the address of its blob store")
     compact.add_argument("--consensus", required=True, help="the address of its consensus store")
+    compact.add_argument("--pod", help="the name of the pod that this process runs in, which then owns its executors")
+    compact.add_argument("--host", help="the address of this pod, at which its executors reach it")
     for command in (driver, compact):
         command.add_argument(
             "--properties",
@@ -75,23 +77,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     commands.add_parser("executor", help="become a Spark executor; arguments are in SPARK_* variables")
     arguments = parser.parse_args(argv)
+    compacts = arguments.command == "compact"
+    if compacts and (arguments.pod or arguments.host) and not arguments.properties:
+        parser.error("--pod and --host complete --properties: give the file too")
     if arguments.command == "executor":
         become_executor(os.environ)
+    own = {"spark.kubernetes.driver.pod.name": arguments.pod, "spark.driver.host": arguments.host} if compacts else {}
     if arguments.properties:
-        use_properties(arguments.properties, os.environ)
-    if arguments.command == "compact":
+        use_properties(arguments.properties, os.environ, {name: value for name, value in own.items() if value})
+    if compacts:
         return run_compact(CompactionSpec(arguments.shard, arguments.blob, arguments.consensus), arguments.report)
     return run_driver(arguments.spec, arguments.report, progress=arguments.progress)
 
 
-def use_properties(file: Path, environ: MutableMapping[str, str]) -> None:
-    """Has the Spark that this process starts read `file`, and neither arguments nor a configuration folder of the environment.
+def use_properties(file: Path, environ: MutableMapping[str, str], own: Mapping[str, str] | None = None) -> None:
+    """Has the Spark that this process starts read `file`, and neither arguments nor a configuration folder of the environment. `own`:
+    settings that only the pod knows, which win against the file. Of an address in IPv6, Spark wants brackets.
 
     Spark would put the folder on the JVM's class path. A folder with files there keeps the JVM from using archived classes, which are a
     third of the CPU time of its start.
     """
     environ.pop("SPARK_CONF_DIR", None)
-    environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(str(file))} pyspark-shell"
+    bracketed = {name: f"[{value}]" if ":" in value else value for name, value in (own or {}).items()}
+    settings = [part for name, value in bracketed.items() for part in ("--conf", f"{name}={value}")]
+    environ["PYSPARK_SUBMIT_ARGS"] = shlex.join(["--properties-file", str(file), *settings, "pyspark-shell"])
 
 
 def run_driver(spec_path: Path, report_path: Path | None, *, progress: str | None = None) -> int:

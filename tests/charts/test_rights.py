@@ -156,10 +156,14 @@ def test_network_policies_close_sinks_and_maintenance(template: Callable[..., li
         spec, component = policy["spec"], policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
         assert spec["policyTypes"] == ["Ingress"]
         assert spec["podSelector"]["matchLabels"]["app.kubernetes.io/managed-by"] == "persist-operator"
-        if component == "maintenance":
+        of_spark = spec["podSelector"].get("matchExpressions")
+        if component == "maintenance" and not of_spark:
             assert not spec.get("ingress")
             continue
+        if component == "maintenance":
+            assert of_spark == [{"key": "persistshard.io/role", "operator": "In", "values": ["driver", "executor"]}]
         (rule,) = spec["ingress"]
         assert rule["from"] == [{"podSelector": spec["podSelector"]}]
         assert {one["port"] for one in rule["ports"]} == {7078, 7079}
+    assert len(policies) == 2 * 3
     assert not [one for one in template({"networkPolicies": {"enabled": False}}) if one["kind"] == "NetworkPolicy"]

@@ -114,6 +114,41 @@ def test_a_shard_without_writers_comes_to_rest(
     assert programs.result("content", shard_id)["rows"] == 50_000
 
 
+def test_a_compaction_on_spark_survives_the_loss_of_its_driver_and_changes_no_contents(
+    cluster: Any, programs: Any, new_shard: Callable[..., tuple[str, str]]
+) -> None:
+    """With real executors. Chunks that the killed driver swapped in stay; the next Job goes on."""
+    shard, shard_id = new_shard("sparky", **IDLE)
+    programs.result("write_batches", shard_id, "12", "400000", timeout_s=300)
+    contents = programs.result("content", shard_id)
+    patch(cluster, shard, {"compaction": {**EAGER["compaction"], "runner": "Spark", "sparkExecutors": 1}})
+
+    def pods(role: str) -> list[str]:
+        found = cluster.items("pods", f"persistshard.io/shard={shard},persistshard.io/role={role}")
+        return [pod["metadata"]["name"] for pod in found if pod["status"].get("phase") == "Running"]
+
+    cluster.wait("an executor of the compaction", lambda: pods("executor"), timeout_s=400, every_s=0.5)
+    (driver,) = pods("driver")
+    cluster.kill(driver)
+
+    def ended() -> list[dict[str, Any]]:
+        history = cluster.status("persistshard", shard).get("history", [])
+        return [run for run in history if run["type"] == "Compaction"]
+
+    cluster.wait(
+        "a compaction on Spark that succeeds after the killed one",
+        lambda: "Succeeded" in [run["outcome"] for run in ended()],
+        timeout_s=600,
+    )
+    assert {run["runner"] for run in ended()} == {"Spark"}
+    assert "Failed" in [run["outcome"] for run in ended()]
+    read = programs.result("content", shard_id)
+    assert (read["rows"], read["hash"]) == (contents["rows"], contents["hash"])
+    inspection = programs.result("stored", shard_id)["inspection"]
+    assert inspection["uncompacted_batches"] < 2
+    cluster.wait("the executors to be gone", lambda: not pods("executor"), timeout_s=120)
+
+
 def test_a_killed_maintenance_pod_is_repeated(
     cluster: Any, programs: Any, new_shard: Callable[..., tuple[str, str]]
 ) -> None:

@@ -8,6 +8,7 @@ from persist_operator.api import names
 from persist_operator.api.shard import ShardSchema, StoreLocation
 from persist_operator.manifests.driver import driver_manifests
 from persist_operator.manifests.maintenance import maintenance_job
+from persist_operator.manifests.spark_compaction import compaction_job, compaction_secret
 from persist_operator.plan.actions import StartDriver, StartMaintenance
 
 RPC_SECRET = bytes(range(32))
@@ -22,9 +23,13 @@ def job(make_shard, settings):
             "seqno": 7, "reason": "because", "memory": "2Gi", "ttl_seconds": 60, "priority_class_name": None,
             "service_account_name": None, "template": {}, **changes,
         }  # fmt: skip
-        return maintenance_job(StartMaintenance(**values), make_shard().meta, settings)
+        return StartMaintenance(**values)
 
-    return make
+    def manifest(**changes):
+        return maintenance_job(make(**changes), make_shard().meta, settings)
+
+    manifest.action = make
+    return manifest
 
 
 @pytest.fixture
@@ -64,7 +69,7 @@ def assert_restricted(spec):
         paths = {mount["mountPath"] for mount in container["volumeMounts"]}
         assert "/tmp" in paths
     for volume in spec["volumes"]:
-        assert set(volume) <= {"name", "emptyDir", "secret", "configMap"}
+        assert set(volume) <= {"name", "emptyDir", "secret", "configMap", "downwardAPI"}
 
 
 def test_every_pod_is_restricted(job, driver):
@@ -107,6 +112,71 @@ def test_the_maintenance_job_tries_once_and_reports(job):
     } in container["env"]
     assert "--memory-mib" not in job(kind="gc")["spec"]["template"]["spec"]["containers"][0]["args"]
     assert "memory" in job(memory=None)["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
+
+
+SPARK = {"runner": "Spark", "spark_executors": 3}
+
+
+@pytest.fixture
+def compaction(make_shard, settings, job):
+    """The Job of a compaction on Spark, and its two files as Kubernetes shows them."""
+
+    def make(**changes):
+        action = job.action(**SPARK, **changes)
+        made = compaction_job(action, make_shard().meta, settings)
+        notes = made["spec"]["template"]["metadata"]["annotations"]
+        conf = dict(line.split("=", 1) for line in notes[names.ANNOTATION_SPARK_CONF].splitlines())
+        return made, conf, json.loads(notes[names.ANNOTATION_EXECUTOR])
+
+    return make
+
+
+def test_a_compaction_on_spark_is_the_job_of_a_compaction_with_a_driver_in_it(compaction, job):
+    made, conf, executor = compaction()
+    plain = job(runner="Pod")
+    assert {**made["spec"], "template": None} == {**plain["spec"], "template": None}
+    assert made["metadata"]["labels"] == {**plain["metadata"]["labels"], names.LABEL_RUNNER: "Spark"}
+    pod, (container,) = made["spec"]["template"]["spec"], made["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "persist-spark:0.1.0"
+    assert container["args"] == [
+        "compact", "--shard", names.shard_id_of("u"), "--blob", "s3://b/p?credentials_dir=/var/run/secrets/persist/store",
+        "--consensus", "redis://r:6379/0?credentials_dir=/var/run/secrets/persist/store",
+        "--properties", "/etc/persist/spark-defaults.conf", "--report", "/dev/termination-log",
+        "--pod", "$(POD_NAME)", "--host", "$(POD_IP)",
+    ]  # fmt: skip
+    assert {one["name"] for one in container["env"]} >= {"POD_NAME", "POD_IP", "AWS_SHARED_CREDENTIALS_FILE"}
+    assert container["name"] == job()["spec"]["template"]["spec"]["containers"][0]["name"], "the operator reads its end"
+    assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("persist-spark-driver", True)
+    assert (
+        compaction(service_account_name=None)[0]["spec"]["template"]["spec"]["serviceAccountName"]
+        == "persist-spark-driver"
+    )
+    (files,) = [one["downwardAPI"]["items"] for one in pod["volumes"] if "downwardAPI" in one]
+    assert {one["path"] for one in files} == {"spark-defaults.conf", "executor.yaml"}
+    assert conf["spark.kubernetes.executor.podTemplateFile"] == "/etc/persist/executor.yaml"
+    assert (conf["spark.executor.instances"], conf["spark.executor.cores"]) == ("3", "1")
+    # 512m of heap, and beside it Spark's 384 and the memory limit of a task.
+    assert (conf["spark.executor.memory"], conf["spark.executor.memoryOverhead"]) == ("512m", "2432m")
+    assert "spark.driver.host" not in conf
+    assert conf["spark.authenticate"] == "true"
+    assert executor["metadata"]["labels"][names.LABEL_ROLE] == "executor"
+    assert executor["spec"]["automountServiceAccountToken"] is False
+
+
+def test_pods_of_a_compaction_on_spark_are_restricted_and_share_the_secret_of_the_shard(compaction, make_shard):
+    made, _, executor = compaction(template={"spec": {"nodeSelector": {"pool": "cheap"}}}, priority_class_name="low")
+    secret = compaction_secret(make_shard().meta, RPC_SECRET)
+    (owner,) = secret["metadata"]["ownerReferences"]
+    assert owner["uid"] == "uid-shard"
+    for spec in (made["spec"]["template"]["spec"], executor["spec"]):
+        assert_restricted(spec)
+        (rpc,) = [one["secret"]["secretName"] for one in spec["volumes"] if one["name"] == "rpc"]
+        assert rpc == secret["metadata"]["name"]
+        assert rpc.startswith("persist-rpc-flights-compact-")
+        assert (spec["nodeSelector"], spec["priorityClassName"]) == ({"pool": "cheap"}, "low")
+    assert b64encode(RPC_SECRET).decode() not in json.dumps(made)
+    notes = made["spec"]["template"]["metadata"]["annotations"]
+    assert sum(len(key) + len(value) for key, value in notes.items()) < 16 << 10, "Kubernetes allows 256 KiB"
 
 
 def test_no_secret_is_mounted_when_the_profile_has_none(job, driver):

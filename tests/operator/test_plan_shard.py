@@ -380,6 +380,65 @@ def test_a_run_out_of_memory_names_the_setting_to_raise(plan, make_inspection, n
     assert "OOMKilled (exit code 137)" in after.status["maintenance"][kind]["message"]
 
 
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("compaction", "debt_bytes", "may_choose", "runner"),
+    [
+        ({}, 4 * GIB - 1, True, "Pod"),
+        ({}, 4 * GIB, True, "Spark"),
+        ({}, 4 * GIB, False, "Pod"),
+        ({"sparkThreshold": "1Mi"}, 1 << 20, True, "Spark"),
+        ({"sparkThreshold": 0}, 0, True, "Spark"),
+        ({"runner": "Pod"}, 100 * GIB, True, "Pod"),
+        ({"runner": "Spark"}, 0, False, "Spark"),
+    ],
+)
+def test_the_runner_of_a_compaction_follows_its_debt(
+    plan, make_inspection, settings, compaction, debt_bytes, may_choose, runner
+):
+    workload = dataclasses.replace(settings.workload, spark_compaction=may_choose)
+    object.__setattr__(settings, "workload", workload)
+    state = make_inspection(**DEBT, compaction_bytes=debt_bytes)
+    found = plan({"compaction": {**compaction, "sparkExecutors": 7}}, status=ASSIGNED, inspected=state)
+    assert (started(found)["compaction"].runner, started(found)["compaction"].spark_executors) == (runner, 7)
+    assert found.status["maintenance"]["compaction"]["runner"] == runner
+    assert started(found)["gc"].runner is None
+    assert "runner" not in found.status["maintenance"]["gc"]
+
+
+@pytest.mark.parametrize(("spec", "second"), [({}, "Pod"), ({"compaction": {"runner": "Spark"}}, "Spark")])
+def test_after_a_failure_on_spark_auto_compacts_in_a_pod(plan, make_inspection, now, spec, second):
+    large = make_inspection(**DEBT, compaction_bytes=4 * GIB)
+    first = plan(spec, status=ASSIGNED, inspected=large)
+    ended = {"phase": Phase.FAILED, "exit_code": 137, "reason": "OOMKilled", "runner": "Spark"}
+    failed = run("compaction", 300, now, name=started(first)["compaction"].name, **ended)
+    after = plan(spec, status=first.status, inspected=large, runs=[failed], at=now + 2000)
+    assert (after.status["history"][0]["runner"], after.status["history"][0]["outcome"]) == ("Spark", "Failed")
+    assert "runner: Pod" in after.status["maintenance"]["compaction"]["message"]
+    at = times.to_ms(after.status["maintenance"]["compaction"]["nextRunTime"])
+    again = plan(spec, status=after.status, inspected=large, at=at)
+    assert started(again)["compaction"].runner == second
+    pod = run("compaction", 300, at, name=started(again)["compaction"].name, phase=Phase.SUCCEEDED, runner=second)
+    settled = plan(spec, status=again.status, inspected=large, runs=[pod], at=at + 2000)
+    assert settled.status["history"][0]["runner"] == second
+    assert started(settled)["compaction"].runner == "Spark", "the next debt may be tried on Spark again"
+
+
+@pytest.mark.parametrize(("spec", "second"), [({}, "Pod"), ({"compaction": {"runner": "Spark"}}, "Spark")])
+def test_where_spark_may_not_run_auto_compacts_in_a_pod(plan, make_inspection, now, spec, second):
+    """In a namespace outside workload.namespaces, the API server refuses the Secret of the run."""
+    large = make_inspection(**DEBT, compaction_bytes=4 * GIB)
+    refused = ActionFailure(
+        reason="ActionRefused", message="cannot create secrets", permanent=False, at_ms=now, generation=1
+    )
+    observed = ShardObserved(inspected=large, failures={"StartMaintenance/compaction": refused}, shard_id=SHARD_ID)
+    found = plan(spec, status=ASSIGNED, observed=observed, at=now + 600_000)
+    assert started(found)["compaction"].runner == second
+    assert "cannot create secrets" in conditions.find(found.status, "CompactionCurrent")["message"]
+
+
 def test_a_since_that_could_not_advance_is_on_the_status(plan, make_inspection, make_own_reader, now):
     """For example, the reader of the operator has another owner. No other condition would explain why since stands still."""
     refused = ActionFailure(reason="InvalidArgument", message="reader c1 has another owner", permanent=True, at_ms=now)

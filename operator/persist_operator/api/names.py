@@ -27,6 +27,10 @@ LABEL_ATTEMPT = f"{GROUP}/attempt"
 LABEL_RUN = f"{GROUP}/run"
 LABEL_REVISION = f"{GROUP}/revision"
 LABEL_ROLE = f"{GROUP}/role"
+#: Of the Job of a compaction: where it runs.
+LABEL_RUNNER = f"{GROUP}/runner"
+#: Of the pod of a compaction on Spark: the files that it mounts.
+ANNOTATION_SPARK_CONF, ANNOTATION_EXECUTOR = f"{GROUP}/spark-conf", f"{GROUP}/executor"
 ANNOTATION_REASON = f"{GROUP}/reason"
 ANNOTATION_RUN_ID = f"{GROUP}/run-id"
 ANNOTATION_SCHEDULED_TIME = f"{GROUP}/scheduled-time"
@@ -102,9 +106,9 @@ def rpc_secret_name(driver: str, uid: str) -> str:
     return f"{RPC_SECRET_PREFIX}{driver}-{uid[:8]}"
 
 
-def executor_prefix(sink: str, uid: str, attempt: int) -> str:
-    """Prefix of executor pods, unique per attempt; Spark allows 47 characters."""
-    return f"{sink[:30].rstrip('-')}-{hashlib.sha256(f'{uid}/{attempt}'.encode()).hexdigest()[:10]}"
+def executor_prefix(resource: str, uid: str, attempt: int | str) -> str:
+    """Prefix of executor pods, unique per attempt of a sink or Job of a shard; Spark allows 47 characters."""
+    return f"{resource[:30].rstrip('-')}-{hashlib.sha256(f'{uid}/{attempt}'.encode()).hexdigest()[:10]}"
 
 
 def revision_of(value: Mapping[str, Any]) -> str:

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.storage.addresses import with_credentials
 
+from persist_operator.api import quantity
 from persist_operator.api.inline_storage import InlineRefused, inline_addresses
 from persist_operator.api.resource import Meta
 from persist_operator.api.shard_status import ShardStatus
@@ -76,6 +77,9 @@ class ShardSpec:
     compaction_mode: str
     max_uncompacted_batches: int
     memory_limit: str
+    compaction_runner: Literal["Auto", "Pod", "Spark"]
+    spark_threshold_bytes: int
+    spark_executors: int
     rollup_every_seqnos: int
     gc_enabled: bool
     gc_interval_seconds: int
@@ -99,6 +103,9 @@ class ShardSpec:
             compaction_mode=spec["compaction"]["mode"],
             max_uncompacted_batches=spec["compaction"]["maxUncompactedBatches"],
             memory_limit=str(spec["compaction"]["memoryLimit"]),
+            compaction_runner=spec["compaction"]["runner"],
+            spark_threshold_bytes=quantity.to_bytes(spec["compaction"]["sparkThreshold"]),
+            spark_executors=spec["compaction"]["sparkExecutors"],
             rollup_every_seqnos=spec["rollup"]["everySeqnos"],
             gc_enabled=spec["gc"]["enabled"],
             gc_interval_seconds=spec["gc"]["intervalSeconds"],

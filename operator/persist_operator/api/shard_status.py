@@ -13,6 +13,8 @@ from persist_operator.api.blocks import Block
 from persist_operator.api.names import MaintenanceKind
 
 Outcome = Literal["Succeeded", "Failed", "Skipped", "Conflict"]
+#: Where a compaction runs.
+Runner = Literal["Pod", "Spark"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +114,7 @@ class Upkeep(Block):
     last_seqno: int | None = None
     retry: int | None = None
     job_name: str | None = None
+    runner: Runner | None = None
     settled_job: str | None = None
     message: str | None = None
 
@@ -133,6 +136,7 @@ class UpkeepRun(Block):
 
     id: str | None = None
     type: Literal["Compaction", "Rollup", "GC"] | None = None
+    runner: Runner | None = None
     reason: str | None = None
     start_time: str | None = None
     end_time: str | None = None

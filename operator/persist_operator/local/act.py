@@ -24,7 +24,7 @@ from persist_operator.api.sink import SinkSpec
 from persist_operator.bridge import Bridge
 from persist_operator.local.objects import Objects
 from persist_operator.local.processes import Child, Processes
-from persist_operator.manifests import maintenance, sink_files, sink_memory
+from persist_operator.manifests import maintenance, sink_files, sink_memory, spark_compaction
 from persist_operator.plan.actions import (
     Action,
     AdvanceSince,
@@ -40,6 +40,7 @@ _MAINTENANCE_MAX = 4
 STOPPED = "`persist local` was interrupted or taken down; the next `persist local up` goes on"
 #: The label with the memory that a driver may take.
 _MEMORY_LABEL = "memory_mib"
+_QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,12 +141,29 @@ class LocalActor:
             return False
         folder = self._processes.folder(action.name)
         location = action.location
-        blob, consensus = location.urls(f"{self._credentials_dir}/{location.profile}")
-        arguments = maintenance.arguments(action.kind, action.shard_id, blob, consensus, memory=action.memory)
-        report = str(folder / "report.json")
-        arguments = [report if one == maintenance.TERMINATION_LOG else one for one in arguments]
-        labels = {"kind": action.kind, "seqno": str(action.seqno), "reason": action.reason}
-        command = [sys.executable, "-m", "persist_engine.cli", *arguments]
+        credentials, report = f"{self._credentials_dir}/{location.profile}", str(folder / "report.json")
+        labels = {
+            "kind": action.kind,
+            "seqno": str(action.seqno),
+            "reason": action.reason,
+            "runner": action.runner or "",
+        }
+        if action.runner == "Spark":
+            properties = folder / "spark-defaults.conf"
+            problem = java_problem(self._environ)
+            if problem is not None:
+                raise InvalidUsage(f"compaction.runner: Spark: {problem}")
+            conf = {**_QUIET, **_on_this_machine(folder, workers=min(self._room.cores, action.spark_executors))}
+            properties.write_text(sink_files.properties_text(conf), encoding="utf-8")
+            arguments = spark_compaction.arguments(
+                action, credentials_dir=credentials, properties=str(properties), report=report
+            )
+            command = [sys.executable, "-m", "persist_spark.main", *arguments]
+        else:
+            blob, consensus = location.urls(credentials)
+            arguments = maintenance.arguments(action.kind, action.shard_id, blob, consensus, memory=action.memory)
+            arguments = [report if one == maintenance.TERMINATION_LOG else one for one in arguments]
+            command = [sys.executable, "-m", "persist_engine.cli", *arguments]
         return self._processes.start(action.name, command, owner=owner, labels=labels, environ=self._environ)
 
     def _start_driver(self, action: StartDriver, meta: Meta, owner: str) -> bool:
@@ -166,16 +184,11 @@ class LocalActor:
         )
         (folder / "sink.json").write_text(sink_files.json_text(document), encoding="utf-8")
         conf = {
-            "spark.ui.enabled": "false",
-            "spark.ui.showConsoleProgress": "false",
-            "spark.log.level": "ERROR",
+            **_QUIET,
             **spec.spark.conf,
-            "spark.master": f"local[{workers}]",
+            **_on_this_machine(folder, workers=workers),
             "spark.app.name": meta.key,
             "spark.driver.memory": f"{sink_memory.local_heap_mib(spec)}m",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.host": "127.0.0.1",
-            "spark.local.dir": str(folder / "scratch"),
         }
         (folder / "spark-defaults.conf").write_text(sink_files.properties_text(conf), encoding="utf-8")
         labels = {
@@ -198,6 +211,15 @@ class LocalActor:
         return self._processes.start(action.name, command, owner=owner, labels=labels, environ=self._environ)
 
 
+def _on_this_machine(folder: Path, *, workers: int) -> dict[str, str]:
+    return {
+        "spark.master": f"local[{workers}]",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.local.dir": str(folder / "scratch"),
+    }
+
+
 def child_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of children: the user's, with this interpreter for Spark's workers."""
     own = {
@@ -216,7 +238,7 @@ def java_problem(environ: Mapping[str, str]) -> str | None:
     if home and not os.access(Path(home) / "bin" / "java", os.X_OK):
         return f"JAVA_HOME is {home}, which has no bin/java; set it to a Java runtime (17 or newer), or unset it"
     if not home and shutil.which("java", path=environ.get("PATH", os.defpath)) is None:
-        return "sinks run on Spark, which needs a Java runtime (17 or newer), and none was found: install one, or set JAVA_HOME"
+        return "Spark needs a Java runtime (17 or newer), and none was found: install one, or set JAVA_HOME"
     return None
 
 

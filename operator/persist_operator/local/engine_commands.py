@@ -6,6 +6,7 @@ Owns the choice of the shard and of its stores. Options, output and exit codes a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,13 @@ from typer.core import TyperGroup
 
 from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR, Shard
 from persist_operator.local.objects import NAMESPACE, Document, Objects
-from persist_operator.settings import AllowedNamespaces, LoopSettings, OperatorSettings, StorageProfile
+from persist_operator.settings import (
+    AllowedNamespaces,
+    LoopSettings,
+    OperatorSettings,
+    StorageProfile,
+    WorkloadSettings,
+)
 
 #: The engine parses what follows the name.
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["--help"]}
@@ -64,9 +71,12 @@ COMMANDS = {"read": read, "inspect": inspect, "admin": admin}
 
 
 def runner_settings(state: Path, config: Path | None) -> OperatorSettings:
-    """The settings of the operator's configuration file `config`; without one, a single profile on files below `state`."""
+    """The settings of the operator's configuration file `config`; without one, a single profile on files below `state`. On one machine
+    executors do nothing faster than one process, so Auto never chooses them.
+    """
     if config is not None:
-        return OperatorSettings.load(config)
+        loaded = OperatorSettings.load(config)
+        return replace(loaded, workload=replace(loaded.workload, spark_compaction=False))
     store = state.resolve() / "store"
     profile = StorageProfile(
         blob=f"file://{store}/blobs",
@@ -76,7 +86,10 @@ def runner_settings(state: Path, config: Path | None) -> OperatorSettings:
     )
     # A status is written to a file, not to an API server, so it can be fresh: a command shows what the previous command wrote.
     return OperatorSettings(
-        operator_id="local", storage_profiles={"default": profile}, loop=LoopSettings(numbers_seconds=_NUMBERS_S)
+        operator_id="local",
+        storage_profiles={"default": profile},
+        loop=LoopSettings(numbers_seconds=_NUMBERS_S),
+        workload=WorkloadSettings(spark_compaction=False),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import get_args
 
 from persist_operator.api.redact import redact
+from persist_operator.api.shard_status import Runner
 from persist_operator.api.sink_status import RunningProgress
 from persist_operator.local.processes import Child
 from persist_operator.plan.observed import Phase, Run, RunKind
@@ -33,6 +34,7 @@ def _run(child: Child) -> Run:
         started_ms=child.started_ms,
         finished_ms=child.ended_ms,
         seqno=int(labels.get("seqno", 0)),
+        runner=next((one for one in get_args(Runner) if one == labels.get("runner")), None),
         attempt=int(labels.get("attempt", 0)),
         run_number=int(labels.get("run_number", 0)),
         run_id=labels.get("run_id", ""),

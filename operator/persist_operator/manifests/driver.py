@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from typing import Any
 
 from persist_operator.api import names, quantity, sink_pods, times
@@ -41,14 +40,7 @@ def driver_manifests(
     document = sink_files.sink_document(action, meta, credentials_dir=CREDENTIALS_DIR)
     conf = sink_files.spark_conf(action, meta, image=image, settings=settings)
     executor = sink_files.executor_template(action, meta, allow=settings.workload.allow)
-    secret = {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {**head, "name": names.rpc_secret_name(action.name, meta.uid)},
-        "immutable": True,
-        "type": "Opaque",
-        "data": {pods.RPC_KEY: b64encode(rpc_secret).decode()},
-    }
+    secret = pods.rpc_secret(head, action.name, meta, rpc_secret)
     config_map = {
         "apiVersion": "v1",
         "kind": "ConfigMap",

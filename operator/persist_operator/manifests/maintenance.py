@@ -77,7 +77,11 @@ def maintenance_job(
 def _maintenance(action: StartMaintenance, settings: OperatorSettings) -> _Work:
     memory = action.memory or settings.workload.maintenance_memory
     return _Work(
-        labels={names.LABEL_KIND: action.kind, names.LABEL_SEQNO: str(action.seqno)},
+        labels={
+            names.LABEL_KIND: action.kind,
+            names.LABEL_SEQNO: str(action.seqno),
+            **({names.LABEL_RUNNER: action.runner} if action.runner else {}),
+        },
         annotations={names.ANNOTATION_REASON: action.reason},
         arguments=arguments(action.kind, action.shard_id, *action.location.urls(CREDENTIALS_DIR), memory=memory),
         cpu=settings.workload.maintenance_cpu,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -128,6 +129,18 @@ def credential_env(location: StoreLocation) -> list[dict[str, str]]:
     if location.secret_name is None:
         return []
     return [{"name": "AWS_SHARED_CREDENTIALS_FILE", "value": f"{CREDENTIALS_DIR}/aws-credentials"}]
+
+
+def rpc_secret(head: Mapping[str, Any], driver: str, meta: Meta, secret: bytes) -> dict[str, Any]:
+    """The Secret of `rpc_volume`, with the metadata `head` but for its name."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {**head, "name": names.rpc_secret_name(driver, meta.uid)},
+        "immutable": True,
+        "type": "Opaque",
+        "data": {RPC_KEY: b64encode(secret).decode()},
+    }
 
 
 def rpc_volume(driver: str, meta: Meta) -> dict[str, Any]:

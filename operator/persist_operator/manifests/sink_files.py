@@ -6,7 +6,7 @@ The local runner writes sink.json too (`sink_document`). The other two files are
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from persist_engine.codec.sink_run import SinkRun, SinkSource, encode_sink_run
@@ -98,29 +98,36 @@ def spark_conf(action: StartDriver, meta: Meta, *, image: str, settings: Operato
         "spark.kubernetes.executor.enablePollingWithResourceVersion": "true",
         **spec.spark.conf,
         **({"spark.kubernetes.executor.request.cores": cpu} if cpu else {}),
+        **in_pods(meta, executor_prefix=action.executor_prefix),
+        "spark.driver.host": f"{name}.{meta.namespace}.svc",
+        "spark.driver.memory": f"{quantity.to_mebibytes(driver.memory)}m",
+        "spark.executor.instances": str(executor.instances),
+        "spark.executor.cores": str(executor.cores),
+        "spark.executor.memory": f"{quantity.to_mebibytes(executor.memory)}m",
+        "spark.executor.memoryOverhead": f"{sink_memory.executor_overhead_mib(spec)}m",
+        "spark.kubernetes.container.image": image,
+        "spark.kubernetes.container.image.pullPolicy": spec.spark.image_pull_policy or settings.images.pull_policy,
+        **pull_secrets(spec.spark.image_pull_secrets or settings.images.pull_secrets),
+        # With this name, Spark makes the driver pod the owner of its executors, so that they are deleted with it.
+        "spark.kubernetes.driver.pod.name": name,
+    }
+
+
+def in_pods(meta: Meta, *, executor_prefix: str) -> dict[str, str]:
+    """The settings of every Spark driver in client mode inside a pod, whatever it runs."""
+    return {
         "spark.master": f"k8s://{API_SERVER}",
         "spark.submit.deployMode": "client",
         "spark.app.name": meta.key,
-        "spark.driver.host": f"{name}.{meta.namespace}.svc",
-        "spark.driver.bindAddress": "0.0.0.0",  # noqa: S104 - inside the pod; executors connect through the headless Service
+        "spark.driver.bindAddress": "0.0.0.0",  # noqa: S104 - inside the pod; executors connect to its own address or name
         "spark.driver.port": str(DRIVER_PORT),
         "spark.driver.blockManager.port": str(BLOCK_MANAGER_PORT),
         # A fixed port for executors too, because a NetworkPolicy must name it.
         "spark.blockManager.port": str(BLOCK_MANAGER_PORT),
         **_AUTHENTICATED,
-        "spark.driver.memory": f"{quantity.to_mebibytes(driver.memory)}m",
         "spark.dynamicAllocation.enabled": "false",
-        "spark.executor.instances": str(executor.instances),
-        "spark.executor.cores": str(executor.cores),
-        "spark.executor.memory": f"{quantity.to_mebibytes(executor.memory)}m",
-        "spark.executor.memoryOverhead": f"{sink_memory.executor_overhead_mib(spec)}m",
         "spark.kubernetes.namespace": meta.namespace,
-        "spark.kubernetes.container.image": image,
-        "spark.kubernetes.container.image.pullPolicy": spec.spark.image_pull_policy or settings.images.pull_policy,
-        **_pull_secrets(spec, settings),
-        # With this name, Spark makes the driver pod the owner of its executors, so that they are deleted with it.
-        "spark.kubernetes.driver.pod.name": name,
-        "spark.kubernetes.executor.podNamePrefix": action.executor_prefix,
+        "spark.kubernetes.executor.podNamePrefix": executor_prefix,
         "spark.kubernetes.executor.podTemplateFile": f"{CONFIG_DIR}/executor.yaml",
         "spark.kubernetes.executor.podTemplateContainerName": EXECUTOR_CONTAINER,
         "spark.kubernetes.executor.disableConfigMap": "true",
@@ -186,6 +193,6 @@ def scratch_dir() -> str:
     return _SCRATCH_DIR
 
 
-def _pull_secrets(spec: SinkSpec, settings: OperatorSettings) -> dict[str, str]:
-    found = spec.spark.image_pull_secrets or settings.images.pull_secrets
+def pull_secrets(found: Sequence[str]) -> dict[str, str]:
+    """The setting for executors; none without secrets."""
     return {"spark.kubernetes.container.image.pullSecrets": ",".join(found)} if found else {}

@@ -23,6 +23,8 @@ PROCESS_MIB = 192
 PARTS_HELD = 6
 #: Memory of a driver's rows. A driver that lost a race reads the rows that came since and stages them, in parts of at most 16 MiB.
 DRIVER_ROWS_MIB = 160
+#: Memory of the Python process of a driver.
+DRIVER_MIB = PROCESS_MIB + DRIVER_ROWS_MIB
 #: Sums are rounded up to a multiple of this, for sizes that are easy to read.
 _STEP_MIB = 64
 
@@ -36,7 +38,12 @@ def executor_overhead_mib(spec: SinkSpec) -> int:
 def driver_overhead_mib(spec: SinkSpec) -> int:
     """Memory overhead of a driver: the user's value, else the need of the driver, which does not depend on the number of executors."""
     pod = spec.spark.driver
-    return _given(pod) or _rounded(jvm_mib(pod) + PROCESS_MIB + DRIVER_ROWS_MIB)
+    return _given(pod) or overhead_mib(quantity.to_mebibytes(pod.memory), DRIVER_MIB)
+
+
+def overhead_mib(heap_mib: int, python_mib: int) -> int:
+    """Memory overhead of a pod with a JVM of this heap, beside which Python takes `python_mib`."""
+    return _rounded(_jvm_mib(heap_mib) + python_mib)
 
 
 def local_mib(spec: SinkSpec, *, workers: int) -> int:

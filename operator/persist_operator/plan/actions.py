@@ -13,6 +13,7 @@ from persist_engine.model.ownership import Owner
 
 from persist_operator.api.names import MaintenanceKind
 from persist_operator.api.shard import InlineLocation, ShardSchema, StoreLocation
+from persist_operator.api.shard_status import Runner
 from persist_operator.api.sink import SinkSpec
 from persist_operator.plan.observed import DriverSource, RunKind
 
@@ -61,6 +62,9 @@ class StartMaintenance(StartJob):
     seqno: int
     reason: str
     memory: str | None
+    runner: Runner | None = None
+    """Of a compaction: where it runs. None for other kinds."""
+    spark_executors: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,9 +16,10 @@ from persist_operator.api import names, times
 from persist_operator.api.names import MAINTENANCE_KINDS, MaintenanceKind
 from persist_operator.api.redact import clip, redact
 from persist_operator.api.shard import Shard
-from persist_operator.api.shard_status import Outcome, Upkeep, UpkeepRun
+from persist_operator.api.shard_status import Outcome, Runner, Upkeep, UpkeepRun
 from persist_operator.plan.actions import Note
 from persist_operator.plan.observed import Phase, Run
+from persist_operator.settings import WorkloadSettings
 
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 10, 600
 _AFTER_CONFLICT_S, _AFTER_SKIPPED_S = 5, 60
@@ -81,6 +82,30 @@ def debt_reason(
     if is_compaction_due(inspection.uncompacted_batches, at_least=spec.max_uncompacted_batches):
         return f"{inspection.uncompacted_batches} uncompacted batches"
     return None
+
+
+def runner_of(
+    kind: MaintenanceKind,
+    shard: Shard,
+    inspection: Inspection,
+    block: Upkeep,
+    *,
+    is_refused: bool,
+    workload: WorkloadSettings,
+) -> Runner | None:
+    """Where the next compaction runs; None for other kinds. `block`: status.maintenance.compaction. `is_refused`: the API server refused
+    the last try to start it.
+
+    Auto asks for nothing that does not work: after a try on Spark that failed or was refused, the next one is in a pod.
+    """
+    spec = shard.spec
+    if kind != "compaction":
+        return None
+    if spec.compaction_runner != "Auto":
+        return spec.compaction_runner
+    failed = is_refused or (block.runner == "Spark" and bool(block.consecutive_failures))
+    is_large = inspection.compaction_bytes >= spec.spark_threshold_bytes
+    return "Spark" if workload.spark_compaction and is_large and not failed else "Pod"
 
 
 def _compacted_since_rollup(maintenance: Mapping[MaintenanceKind, Upkeep]) -> bool:
@@ -184,6 +209,7 @@ def _entered(folded: Folded, shard: Shard, run: Run, kind: MaintenanceKind, now_
         block = replace(
             block,
             job_name=run.name,
+            runner=run.runner,
             last_attempt_time=times.to_text(run.started_ms or run.created_ms),
             last_seqno=run.seqno,
             last_reason=run.planned_reason[:256],
@@ -210,7 +236,9 @@ def _history_item(run: Run, kind: MaintenanceKind, now_ms: int) -> UpkeepRun:
         message = f"{message or 'no report'} (exit code {run.exit_code})"
     if run.reason == "OOMKilled":
         raised = "compaction.memoryLimit" if run.kind == "compaction" else "the operator's workload.maintenanceMemory"
-        message = f"the pod ran out of memory: raise {raised}. {message}"
+        # The driver holds no rows, and its size is fixed.
+        advice = "compact with compaction.runner: Pod" if run.runner == "Spark" else f"raise {raised}"
+        message = f"the pod ran out of memory: {advice}. {message}"
     end_ms = run.finished_ms or now_ms
     return UpkeepRun(
         id=run.name,
@@ -219,6 +247,7 @@ def _history_item(run: Run, kind: MaintenanceKind, now_ms: int) -> UpkeepRun:
         start_time=times.to_text(run.started_ms or run.created_ms),
         end_time=times.to_text(end_ms),
         outcome=outcome,
+        runner=run.runner,
         bytes_read=_count(report, "bytes_read"),
         bytes_written=_count(report, "bytes_written"),
         blobs_deleted=_count(report, "blobs_deleted"),

@@ -14,7 +14,7 @@ from persist_engine.model.ownership import Owner
 
 from persist_operator.api import conditions
 from persist_operator.api.shard import NO_LABELS, Shard, ShardSchema, StorageRefused, StoreLocation
-from persist_operator.api.shard_status import Ddl
+from persist_operator.api.shard_status import Ddl, Runner
 from persist_operator.api.sink_status import RunningProgress
 from persist_operator.settings import OperatorSettings
 
@@ -66,6 +66,8 @@ class Run:
     run_id: str = ""
     revision: str = ""
     scheduled_ms: int | None = None
+    runner: Runner | None = None
+    """Of a compaction: where it runs."""
     planned_reason: str = ""
     """Maintenance: the reason for which the plan started the run."""
     exit_code: int | None = None

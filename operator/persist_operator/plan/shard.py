@@ -396,11 +396,15 @@ def _start_due(
         retry = maintenance.retry_number(block, seqno)
         name = names.maintenance_name(shard.meta.name, due.kind, seqno, retry=retry)
         refusal = _refusal(case, due.kind)
+        runner = maintenance.runner_of(
+            due.kind, shard, inspection, block, is_refused=refusal is not None, workload=case.settings.workload
+        )
         if refusal is None or refusals.wait_s(refusal, generation=shard.meta.generation, now_ms=case.now_ms) <= 0:
             intended[due.kind] = replace(
                 block,
                 next_run_time=None,
                 job_name=name,
+                runner=runner,
                 last_attempt_time=times.to_text(case.now_ms),
                 last_seqno=seqno,
                 last_reason=due.reason[:256],
@@ -417,6 +421,8 @@ def _start_due(
                 seqno=seqno,
                 reason=due.reason,
                 memory=spec.memory_limit if due.kind == "compaction" else None,
+                runner=runner,
+                spark_executors=spec.spark_executors,
                 ttl_seconds=spec.ttl_seconds_after_finished,
                 priority_class_name=spec.priority_class_name,
                 service_account_name=spec.service_account_name,

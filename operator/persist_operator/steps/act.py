@@ -14,6 +14,7 @@ from persist_operator.bridge import Bridge
 from persist_operator.cluster.port import BY_KIND, CONFIG_MAP, JOB, POD, SECRET, SERVICE, ApiError, Cluster, Resource
 from persist_operator.manifests.driver import driver_manifests
 from persist_operator.manifests.maintenance import maintenance_job
+from persist_operator.manifests.spark_compaction import compaction_job, compaction_secret
 from persist_operator.plan.actions import (
     Action,
     AdvanceSince,
@@ -60,7 +61,12 @@ class Actor:
         return False
 
     def _start_job(self, action: StartMaintenance | StartInspection, meta: Meta) -> bool:
-        job = maintenance_job(action, meta, self._settings)
+        if isinstance(action, StartMaintenance) and action.runner == "Spark":
+            # First, because this is what an operator may not do in a namespace in which Spark may not run.
+            self._create(compaction_secret(meta, self._env.random_bytes(_RPC_SECRET_BYTES)), meta)
+            job = compaction_job(action, meta, self._settings)
+        else:
+            job = maintenance_job(action, meta, self._settings)
         self._try_pod(job)
         started = self._create(job, meta)
         if started:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from persist_operator.api import names, times
 from persist_operator.api.names import MAINTENANCE_KINDS, MaintenanceKind
+from persist_operator.api.shard_status import Runner
 from persist_operator.api.sink_status import RunningProgress
 from persist_operator.manifests import driver, maintenance
 from persist_operator.plan.observed import Executors, Phase, Run
@@ -61,6 +62,7 @@ def maintenance_run(job: Resource, pods: Iterable[Resource]) -> Run | None:
         else None,
         deleting=bool(job["metadata"].get("deletionTimestamp")),
         seqno=_integer(labels.get(names.LABEL_SEQNO)),
+        runner=next((one for one in get_args(Runner) if one == labels.get(names.LABEL_RUNNER)), None),
         revision=labels.get(names.LABEL_REVISION, ""),
         planned_reason=(job["metadata"].get("annotations") or {}).get(names.ANNOTATION_REASON, ""),
         exit_code=facts.get("exit_code"),

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from persist_engine import Antichain, PersistClient, Schema, ShardId
 
 pytestmark = [
     pytest.mark.spark,
@@ -32,15 +33,30 @@ def csv_input(house, name, fields):
     }
 
 
+def append(house, count):
+    """`count` rows in as many batches, so that there is something to compact."""
+    shard_id = ShardId(house.status("PersistShard", "trips")["shardId"])
+    schema = Schema.from_ddl("id BIGINT", "at BIGINT")
+    with PersistClient.open(house.location) as client, client.open_writer(shard_id, schema, purpose="test") as writer:
+        for number in range(count):
+            upper = writer.fetch_recent_upper()
+            row = (((INPUT_ROWS + number,), (upper.time,)), upper.time, 1)
+            writer.compare_and_append([row], expected_upper=upper, new_upper=Antichain.of(upper.time + 1))
+
+
 @pytest.mark.slow
 def test_sinks_from_yaml_to_rows(house):
-    """The tutorial's test has a Mirror."""
+    """The tutorial's test has a Mirror. Then a compaction on Spark."""
     house.environ.pop("PYTHONPATH")  # the real driver instead of its stand-in
     (house.folder / "trips.csv").write_text("at,id\n" + "".join(f"{n // 10},{n}\n" for n in range(INPUT_ROWS)))
     (house.folder / "prices.csv").write_text("id,price,lsn,gone\n1,5,2,\n1,4,1,\n2,7,3,true\n2,6,1,\n3,8,1,false\n")
     spark = {"executor": {"instances": 1, "memory": "512Mi"}, "driver": {"memory": "512Mi"}}
     file = house.write(
-        house.shard("trips", schema={"key": "id BIGINT", "value": "at BIGINT"}),
+        house.shard(
+            "trips",
+            schema={"key": "id BIGINT", "value": "at BIGINT"},
+            compaction={"maxUncompactedBatches": 1, "runner": "Spark"},
+        ),
         house.shard("prices", schema={"key": "id BIGINT", "value": "price BIGINT"}),
         house.sink(
             "prices",
@@ -70,8 +86,13 @@ def test_sinks_from_yaml_to_rows(house):
     assert house.local("get", "ssink").stdout.count("Completed") == 2
     assert "500 rows read, 500 updates written" in house.local("describe", "ssink", "trips").stdout
     assert '"event": "appended"' in house.local("logs", "trips").stdout
+    append(house, 8)
+    house.local("up", "-f", file)
+    compaction = house.status("PersistShard", "trips")["maintenance"]["compaction"]
+    assert (compaction["runner"], compaction["lastResult"]) == ("Spark", "Succeeded"), compaction
+    assert house.status("PersistShard", "trips")["storage"]["uncompactedBatches"] == 0
     assert house.local("down").stdout == "nothing was running\n"
-    assert len(rows(house.state, "trips")) == INPUT_ROWS
+    assert len(rows(house.state, "trips")) == INPUT_ROWS + 8
     house.local("down", "--purge")
     assert not list(house.state.rglob("*.parquet"))
     assert sorted(path.name for path in house.state.iterdir()) == ["lock"]
