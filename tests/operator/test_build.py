@@ -163,16 +163,16 @@ def test_a_compaction_on_spark_is_the_job_of_a_compaction_with_a_driver_in_it(co
     assert executor["spec"]["automountServiceAccountToken"] is False
 
 
-def test_pods_of_a_compaction_on_spark_are_restricted_and_share_the_secret_of_the_shard(compaction, make_shard):
+def test_pods_of_a_compaction_on_spark_are_restricted_and_share_a_secret_of_the_job(compaction, make_shard, job):
     made, _, executor = compaction(template={"spec": {"nodeSelector": {"pool": "cheap"}}}, priority_class_name="low")
-    secret = compaction_secret(make_shard().meta, RPC_SECRET)
+    secret = compaction_secret(job.action(**SPARK), make_shard().meta, RPC_SECRET)
     (owner,) = secret["metadata"]["ownerReferences"]
     assert owner["uid"] == "uid-shard"
     for spec in (made["spec"]["template"]["spec"], executor["spec"]):
         assert_restricted(spec)
         (rpc,) = [one["secret"]["secretName"] for one in spec["volumes"] if one["name"] == "rpc"]
         assert rpc == secret["metadata"]["name"]
-        assert rpc.startswith("persist-rpc-flights-compact-")
+        assert rpc.startswith("persist-rpc-flights-compact-7-")
         assert (spec["nodeSelector"], spec["priorityClassName"]) == ({"pool": "cheap"}, "low")
     assert b64encode(RPC_SECRET).decode() not in json.dumps(made)
     notes = made["spec"]["template"]["metadata"]["annotations"]

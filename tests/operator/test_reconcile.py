@@ -16,7 +16,7 @@ from persist_engine.model.ids import ShardId
 from persist_engine.rows.schema import Schema
 from persist_operator.api import conditions, names, times
 from persist_operator.bridge import Bridge
-from persist_operator.cluster.port import CONFIG_MAP, JOB, PERSIST_SHARD, POD, SERVICE, SPARK_SINK, ApiError
+from persist_operator.cluster.port import CONFIG_MAP, JOB, PERSIST_SHARD, POD, SECRET, SERVICE, SPARK_SINK, ApiError
 from persist_operator.settings import AllowedNamespaces, LoopSettings, OperatorSettings, StorageProfile
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.reconcile import Key, Reconciler
@@ -186,6 +186,53 @@ def finish_job(world, name, **report):
     world.cluster.create(POD, pod)
     world.pod_phase(f"{name}-x", "Succeeded", exitCode=0, message=json.dumps(report))
     world.cluster.edit(JOB, "team", name, end)
+
+
+def test_a_compaction_on_spark_has_a_secret_until_the_next_one_starts(world, shard_resource):
+    spark = {"compaction": {"mode": "Manual", "runner": "Spark"}}
+    world.cluster.create(PERSIST_SHARD, shard_resource(spark))
+    world.go(SHARD)
+
+    def request(token):
+        note = {f"{names.REQUEST_PREFIX}compact": token}
+        world.cluster.edit(
+            PERSIST_SHARD, "team", "flights", lambda one: one["metadata"].setdefault("annotations", {}).update(note)
+        )
+        world.go(SHARD, 2)
+        return world.status(SHARD)["maintenance"]["compaction"]
+
+    def secrets():
+        return {one["metadata"]["name"] for one in world.cluster.find(SECRET, "team", {})}
+
+    first = request("a")
+    assert (first["runner"], first["jobName"]) == ("Spark", world.cluster.find(JOB, "team", {})[0]["metadata"]["name"])
+    assert secrets() == {names.rpc_secret_name(first["jobName"], "uid-shard")}
+    world.restart()
+    world.go(SHARD)
+    assert len(world.cluster.find(JOB, "team", {})) == 1
+    finish_job(world, first["jobName"], type="Compaction", outcome="Succeeded", message="", bytes_written=10)
+    world.go(SHARD, 1)
+    assert world.status(SHARD)["history"][0]["runner"] == "Spark"
+    second = request("b")
+    assert second["jobName"] != first["jobName"]
+    assert secrets() == {names.rpc_secret_name(second["jobName"], "uid-shard")}
+
+
+def test_where_the_operator_may_make_no_secrets_a_large_debt_is_compacted_in_a_pod(world, shard_resource):
+    """With the runner Auto."""
+    world.cluster.create(PERSIST_SHARD, shard_resource({"compaction": {"mode": "Manual", "sparkThreshold": 0}}))
+    world.go(SHARD)
+    world.cluster.deny["create", "Secret"] = ApiError("cannot create resource secrets", status=403)
+    note = {f"{names.REQUEST_PREFIX}compact": "a"}
+    world.cluster.edit(
+        PERSIST_SHARD, "team", "flights", lambda one: one["metadata"].setdefault("annotations", {}).update(note)
+    )
+    world.go(SHARD, 1)
+    assert world.cluster.find(JOB, "team", {}) == []
+    world.go(SHARD, 60)
+    (job,) = world.cluster.find(JOB, "team", {})
+    assert job["metadata"]["labels"][names.LABEL_RUNNER] == "Pod"
+    assert world.status(SHARD)["maintenance"]["compaction"]["runner"] == "Pod"
 
 
 def test_due_maintenance_becomes_a_job_and_its_report_reaches_the_status(world, shard_resource):

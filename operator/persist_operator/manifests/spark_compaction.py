@@ -2,7 +2,8 @@
 
 It is the Job of a compaction in a pod (`maintenance.maintenance_job`) with another container, so that runs of both are observed, bounded in
 time and removed alike. The driver is reached at the address of its pod, and its files are annotations of the pod: there is no Service and
-no ConfigMap to remove later. The Secret with which driver and executors authenticate each other is that of the shard, and lasts as long.
+no ConfigMap to remove later. The Secret of the Job, with which driver and executors authenticate each other, is removed when the next
+compaction starts.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ _DRIVER_HEAP_MIB, _EXECUTOR_HEAP_MIB = 1024, 512
 _CONF, _EXECUTOR = "spark-defaults.conf", "executor.yaml"
 
 
-def compaction_secret(meta: Meta, secret: bytes) -> dict[str, Any]:
-    """The Secret of all compactions of the shard `meta` on Spark. `secret` are random bytes; only this Secret contains them."""
-    head = pods.metadata("PersistShard", meta, "", pods.base_labels(meta, maintenance.COMPONENT), {})
-    return pods.rpc_secret(head, _rpc_name(meta), meta, secret)
+def compaction_secret(action: StartMaintenance, meta: Meta, secret: bytes) -> dict[str, Any]:
+    """The Secret of the Job. `secret` are random bytes; only this Secret contains them."""
+    head = pods.metadata("PersistShard", meta, action.name, pods.base_labels(meta, maintenance.COMPONENT), {})
+    return pods.rpc_secret(head, action.name, meta, secret)
 
 
 def compaction_job(action: StartMaintenance, meta: Meta, settings: OperatorSettings) -> dict[str, Any]:
@@ -38,10 +39,11 @@ def compaction_job(action: StartMaintenance, meta: Meta, settings: OperatorSetti
         names.ANNOTATION_EXECUTOR: sink_files.json_text(executor_template(action, meta, allow=settings.workload.allow)),
     }
     spec = template["spec"]
-    spec["serviceAccountName"] = action.service_account_name or settings.workload.driver_service_account
+    # That of the resource may not create executors, and the driver would wait for them until its deadline.
+    spec["serviceAccountName"] = settings.workload.driver_service_account
     spec["automountServiceAccountToken"] = True
     spec["containers"] = [_container(action, spec["containers"][0], settings)]
-    spec["volumes"] = [*spec["volumes"], pods.empty_dir("scratch"), _files(), pods.rpc_volume(_rpc_name(meta), meta)]
+    spec["volumes"] = [*spec["volumes"], pods.empty_dir("scratch"), _files(), pods.rpc_volume(action.name, meta)]
     return job
 
 
@@ -92,7 +94,7 @@ def executor_template(action: StartMaintenance, meta: Meta, *, allow: WorkloadAl
             "containers": [container],
             "volumes": [
                 pods.empty_dir("tmp"),
-                pods.rpc_volume(_rpc_name(meta), meta),
+                pods.rpc_volume(action.name, meta),
                 *pods.credential_volumes(location),
             ],
             **({"priorityClassName": priority} if priority else {}),
@@ -154,7 +156,3 @@ def _files() -> dict[str, Any]:
             ]
         },
     }
-
-
-def _rpc_name(meta: Meta) -> str:
-    return f"{meta.name}-{names.VERB['compaction']}"

@@ -65,6 +65,8 @@ class StartMaintenance(StartJob):
     runner: Runner | None = None
     """Of a compaction: where it runs. None for other kinds."""
     spark_executors: int = 0
+    ended_driver: str | None = None
+    """The last compaction, if it ran on Spark: it has ended, and its Secret is removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -396,9 +396,8 @@ def _start_due(
         retry = maintenance.retry_number(block, seqno)
         name = names.maintenance_name(shard.meta.name, due.kind, seqno, retry=retry)
         refusal = _refusal(case, due.kind)
-        runner = maintenance.runner_of(
-            due.kind, shard, inspection, block, is_refused=refusal is not None, workload=case.settings.workload
-        )
+        is_refused, workload = refusal is not None, case.settings.workload
+        runner = maintenance.runner_of(due.kind, shard, inspection, block, is_refused=is_refused, workload=workload)
         if refusal is None or refusals.wait_s(refusal, generation=shard.meta.generation, now_ms=case.now_ms) <= 0:
             intended[due.kind] = replace(
                 block,
@@ -423,6 +422,7 @@ def _start_due(
                 memory=spec.memory_limit if due.kind == "compaction" else None,
                 runner=runner,
                 spark_executors=spec.spark_executors,
+                ended_driver=block.settled_job if block.runner == "Spark" else None,
                 ttl_seconds=spec.ttl_seconds_after_finished,
                 priority_class_name=spec.priority_class_name,
                 service_account_name=spec.service_account_name,

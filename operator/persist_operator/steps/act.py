@@ -63,12 +63,15 @@ class Actor:
     def _start_job(self, action: StartMaintenance | StartInspection, meta: Meta) -> bool:
         if isinstance(action, StartMaintenance) and action.runner == "Spark":
             # First, because this is what an operator may not do in a namespace in which Spark may not run.
-            self._create(compaction_secret(meta, self._env.random_bytes(_RPC_SECRET_BYTES)), meta)
+            self._create(compaction_secret(action, meta, self._env.random_bytes(_RPC_SECRET_BYTES)), meta)
             job = compaction_job(action, meta, self._settings)
         else:
             job = maintenance_job(action, meta, self._settings)
         self._try_pod(job)
         started = self._create(job, meta)
+        if isinstance(action, StartMaintenance) and action.ended_driver is not None:
+            secret = names.rpc_secret_name(action.ended_driver, meta.uid)
+            self._cluster.delete(SECRET, meta.namespace, secret)
         if started:
             kind = action.kind if isinstance(action, StartMaintenance) else "inspection"
             self._metrics.jobs_started.labels(type=kind).inc()
