@@ -147,10 +147,6 @@ def test_a_compaction_on_spark_is_the_job_of_a_compaction_with_a_driver_in_it(co
     assert {one["name"] for one in container["env"]} >= {"POD_NAME", "POD_IP", "AWS_SHARED_CREDENTIALS_FILE"}
     assert container["name"] == job()["spec"]["template"]["spec"]["containers"][0]["name"], "the operator reads its end"
     assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("persist-spark-driver", True)
-    assert (
-        compaction(service_account_name=None)[0]["spec"]["template"]["spec"]["serviceAccountName"]
-        == "persist-spark-driver"
-    )
     (files,) = [one["downwardAPI"]["items"] for one in pod["volumes"] if "downwardAPI" in one]
     assert {one["path"] for one in files} == {"spark-defaults.conf", "executor.yaml"}
     assert conf["spark.kubernetes.executor.podTemplateFile"] == "/etc/persist/executor.yaml"
