@@ -1,11 +1,15 @@
 """The executor's command line, made from the environment that Spark's Kubernetes scheduler sets, and the driver's refusals."""
 
 import json
+import os
+import shlex
 from base64 import b64encode
 
 import pytest
+from persist_engine import ShardId
+from persist_spark import main as main_module
 from persist_spark.main import executor_command, main
-from persist_spark.spec import ConfigurationError
+from persist_spark.spec import CompactionSpec, ConfigurationError
 from pyspark.errors import IllegalArgumentException
 
 ENVIRON = {
@@ -53,6 +57,29 @@ def test_a_missing_java_is_a_configuration_error(tmp_path):
     without_java = {name: value for name, value in ENVIRON.items() if name != "JAVA_HOME"}
     with pytest.raises(ConfigurationError, match="java was not found"):
         executor_command({**without_java, "PATH": str(tmp_path)})
+
+
+@pytest.mark.parametrize(("host", "shown"), [("10.0.0.7", "10.0.0.7"), ("fd00::7", "[fd00::7]")])
+def test_a_compaction_in_a_pod_tells_spark_the_name_and_the_address_of_the_pod(monkeypatch, tmp_path, host, shown):
+    """These win against the file, which is the same for all pods."""
+    (tmp_path / "conf files").mkdir()
+    properties = tmp_path / "conf files" / "spark-defaults.conf"
+    properties.touch()
+    given = []
+    monkeypatch.setattr(main_module, "run_compact", lambda spec, report: given.append((spec, report)) or 0)
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "")
+    monkeypatch.setenv("SPARK_CONF_DIR", "/somewhere")
+    shard = ShardId.new()
+    stores = ["--shard", str(shard), "--blob", "mem://a", "--consensus", "mem://b"]
+    assert main(["compact", *stores, "--properties", str(properties), "--pod", "flights-x", "--host", host]) == 0
+    assert given == [(CompactionSpec(shard, "mem://a", "mem://b"), None)]
+    assert shlex.split(os.environ["PYSPARK_SUBMIT_ARGS"]) == [
+        "--properties-file", str(properties), "--conf", "spark.kubernetes.driver.pod.name=flights-x",
+        "--conf", f"spark.driver.host={shown}", "pyspark-shell",
+    ]  # fmt: skip
+    assert "SPARK_CONF_DIR" not in os.environ
+    with pytest.raises(SystemExit):
+        main(["compact", *stores, "--pod", "flights-x"])
 
 
 def test_a_broken_specification_is_reported_without_starting_spark(tmp_path, capsys):
