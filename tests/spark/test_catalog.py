@@ -14,6 +14,7 @@ import build_catalog
 import pytest
 from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
 from persist_engine.model.ownership import Owner
+from persist_kit.servers import redis_server, s3_server
 from persist_spark import catalog_settings
 from pyspark.sql import types as T
 
@@ -59,9 +60,10 @@ _names = count()
 class Catalog:
     """A catalog of the session, and its stores. In a statement `{c}` is its name, and `{n}` the namespace of the test."""
 
-    def __init__(self, spark, folder, **options):
+    def __init__(self, spark, folder, *, location=None, **options):
         self.spark, self.name, self.namespace = spark, f"c{next(_names)}", "demo"
-        self.location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
+        on_files = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
+        self.location = location or on_files
         self.client = PersistClient.open(self.location)
         self.seen_by(spark, **options)
 
@@ -402,6 +404,36 @@ REFUSED = [
     ("DROP NAMESPACE {n}", "does not do DROP NAMESPACE"),
     ("SELECT * FROM {n}.small WITH (where = 'x')", "option where is not known to a table of the catalog"),
 ]
+
+
+def test_a_catalog_on_servers_shows_no_secret(local_spark, tmp_path):
+    """S3 and Redis, with credentials from files, as in a pod."""
+    with redis_server(password="hunter2-redis") as redis, s3_server() as s3:
+        keys = f"[default]\naws_access_key_id={s3.access_key}\naws_secret_access_key={s3.secret_key}\n"
+        (tmp_path / "aws-credentials").write_text(keys)
+        (tmp_path / "redis-password").write_text("hunter2-redis")
+        location = Location(
+            blob=f"{s3.location('tables')}&credentials_dir={tmp_path}",
+            consensus=f"redis://{redis.address}/0?credentials_dir={tmp_path}",
+        )
+        catalog = Catalog(local_spark, tmp_path, location=location)
+        catalog.sql("CREATE TABLE {n}.orders (id BIGINT NOT NULL, area STRING, n INT) TBLPROPERTIES ('key' = 'id')")
+        catalog.sql("INSERT INTO {n}.orders SELECT id, concat('a', id % 3), CAST(id % 10 AS INT) FROM range(1000)")
+        catalog.sql("DELETE FROM {n}.orders WHERE id >= 600")
+        table = catalog.frame("SELECT * FROM {n}.orders WHERE n = 3")
+        assert table.count() == 60
+        assert catalog.sql("SELECT area, count(*), max(n) FROM {n}.orders GROUP BY area ORDER BY area") == [
+            ("a0", 200, 9), ("a1", 200, 9), ("a2", 200, 9),
+        ]  # fmt: skip
+        shown = [
+            explained(table),
+            *map(str, catalog.sql("DESCRIBE EXTENDED {n}.orders")),
+            *map(str, catalog.sql("SHOW CREATE TABLE {n}.orders")),
+            *map(str, catalog.sql("SET -v")),
+            str(local_spark.sparkContext.getConf().getAll()),
+        ]
+        assert [text for text in shown for secret in ("hunter2-redis", s3.secret_key) if secret in text] == []
+        catalog.client.close()
 
 
 def test_what_a_catalog_does_not_do_is_refused_by_name(catalog, small):
