@@ -1,10 +1,12 @@
 """`PersistTable.upsert` against a dictionary: values, order, removals, other writers. On classic sessions and over Spark Connect."""
 
 import random
+import threading
 from collections import Counter
 
 import pytest
 from persist_engine.base.errors import InvalidUsage
+from persist_engine.work.audit.verify import verify_shard
 from persist_kit.depth import draws
 from persist_spark import register
 from persist_spark.table.attempt import Attempt
@@ -142,3 +144,47 @@ def test_random_upserts_and_deletes_end_as_a_dictionary_would(spark, shard, seed
         low = rng.randrange(25)
         assert table.delete(f"id = {low} OR n = 2") == sum(key[0] == low or val[0] == 2 for key, val in values.items())
         values = {key: val for key, val in values.items() if key[0] != low and val[0] != 2}
+
+
+def test_writers_of_one_table_at_once_lose_and_double_nothing(local_spark, shard):
+    """Two write every key again and again, one adds rows and takes some away, one compacts on executors. Each key ends with the last value
+    of one of the two.
+    """
+    turns, keys, failed = 3, range(40), []
+
+    def upserts(me):
+        for turn in range(turns):
+            values = {(key, "a"): (turn, f"{me}-{turn}") for key in keys}
+            shard.table(local_spark).upsert(frame(local_spark, values.items()))
+
+    def adds():
+        writer = shard.table(local_spark)
+        for turn in range(turns):
+            rows = frame(local_spark, [((1000 + turn, "b"), (turn, "added"))])
+            stores = {"blob": shard.location.blob, "consensus": shard.location.consensus, "shard": str(shard.id)}
+            rows.write.format("persist").options(**stores).mode("append").save()
+            writer.delete(f"id = {1000 + turn - 1} AND area = 'b'")
+
+    def compacts():
+        for _ in range(turns):
+            shard.table(local_spark).optimize(full=True, on_executors=True).collect()
+
+    def caught(act, *given):
+        try:
+            act(*given)
+        except Exception as error:  # noqa: BLE001 - shown below
+            failed.append(error)
+
+    register(local_spark)
+    acts = [(upserts, "one"), (upserts, "two"), (adds,), (compacts,)]
+    threads = [threading.Thread(target=caught, args=act) for act in acts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    rows = shard.rows()
+    assert set(rows.values()) == {1}
+    assert sorted(key for key, _ in rows) == [*((key, "a") for key in keys), (1000 + turns - 1, "b")]
+    assert {value[1] for _, value in rows} <= {f"one-{turns - 1}", f"two-{turns - 1}", "added"}
+    assert verify_shard(shard.client.machine(shard.id)).findings == []
