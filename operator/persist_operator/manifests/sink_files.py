@@ -14,6 +14,7 @@ from persist_engine.model.ids import ShardId
 
 from persist_operator.api import names, quantity, sink_pods
 from persist_operator.api.resource import Meta
+from persist_operator.api.shard import StoreLocation
 from persist_operator.api.sink import SinkSpec
 from persist_operator.manifests import pods, sink_memory
 from persist_operator.plan.actions import StartDriver
@@ -151,27 +152,41 @@ def executor_template(action: StartDriver, meta: Meta, *, allow: WorkloadAllow) 
         names.LABEL_ROLE: "executor",
         names.LABEL_ATTEMPT: str(action.attempt),
     }
+    rpc = pods.rpc_volume(action.name, meta)
+    pod = executor_pod(labels, location, mounts=pods.sink_mounts(action), volumes=[rpc, *pods.sink_volumes(action)])
+    template = action.spec.spark.executor.template
+    return pods.with_template(pod, template, where=sink_pods.EXECUTOR_TEMPLATE, role="executor", allow=allow)
+
+
+def executor_pod(
+    labels: Mapping[str, str],
+    location: StoreLocation,
+    *,
+    mounts: Sequence[Mapping[str, Any]],
+    volumes: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """The pod of an executor, whatever its driver runs, with these mounts and volumes beside a folder for temporary files. `volumes` has
+    the Secret of the run.
+    """
     container = {
         "name": EXECUTOR_CONTAINER,
         "env": [{"name": "HOME", "value": "/tmp"}, *pods.credential_env(location)],  # noqa: S108
         "securityContext": pods.container_security(),
-        "volumeMounts": [pods.mount("tmp", "/tmp"), pods.rpc_mount(), *pods.sink_mounts(action)],  # noqa: S108
+        "volumeMounts": [pods.mount("tmp", "/tmp"), pods.rpc_mount(), *mounts],  # noqa: S108
     }
-    pod = {
+    return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"labels": labels},
+        "metadata": {"labels": dict(labels)},
         "spec": {
             "restartPolicy": "Never",
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": pods.pod_security(),
             "containers": [container],
-            "volumes": [pods.empty_dir("tmp"), pods.rpc_volume(action.name, meta), *pods.sink_volumes(action)],
+            "volumes": [pods.empty_dir("tmp"), *volumes],
         },
     }
-    template = action.spec.spark.executor.template
-    return pods.with_template(pod, template, where=sink_pods.EXECUTOR_TEMPLATE, role="executor", allow=allow)
 
 
 def properties_text(conf: Mapping[str, str]) -> str:

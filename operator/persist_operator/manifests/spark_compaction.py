@@ -76,30 +76,10 @@ def executor_template(action: StartMaintenance, meta: Meta, *, allow: WorkloadAl
         names.LABEL_KIND: action.kind,
         names.LABEL_ROLE: "executor",
     }
-    container = {
-        "name": sink_files.EXECUTOR_CONTAINER,
-        "env": [{"name": "HOME", "value": "/tmp"}, *pods.credential_env(location)],  # noqa: S108 - an emptyDir of the pod
-        "securityContext": pods.container_security(),
-        "volumeMounts": [pods.mount("tmp", "/tmp"), pods.rpc_mount(), *pods.credential_mounts(location)],  # noqa: S108
-    }
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"labels": labels},
-        "spec": {
-            "restartPolicy": "Never",
-            "automountServiceAccountToken": False,
-            "enableServiceLinks": False,
-            "securityContext": pods.pod_security(),
-            "containers": [container],
-            "volumes": [
-                pods.empty_dir("tmp"),
-                pods.rpc_volume(action.name, meta),
-                *pods.credential_volumes(location),
-            ],
-            **({"priorityClassName": priority} if priority else {}),
-        },
-    }
+    volumes = [pods.rpc_volume(action.name, meta), *pods.credential_volumes(location)]
+    pod = sink_files.executor_pod(labels, location, mounts=pods.credential_mounts(location), volumes=volumes)
+    if priority:
+        pod["spec"]["priorityClassName"] = priority
     return pods.with_template(pod, action.template, where=MAINTENANCE_TEMPLATE, role="maintenance", allow=allow)
 
 
