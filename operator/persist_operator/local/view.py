@@ -152,7 +152,7 @@ def _run_cells(document: Mapping[str, Any], entry: Mapping[str, Any], *, wide: b
 
     return [
         run_name(document, entry),
-        entry.get("type") or "Sink",
+        f"{entry.get('type') or 'Sink'}{' (Spark)' if entry.get('runner') == 'Spark' else ''}",
         entry.get("outcome", ""),
         "" if began is None or ended is None else duration(ended - began),
         number("bytesRead", sized),

@@ -90,6 +90,7 @@ def test_sinks_from_yaml_to_rows(house):
     house.local("up", "-f", file)
     compaction = house.status("PersistShard", "trips")["maintenance"]["compaction"]
     assert (compaction["runner"], compaction["lastResult"]) == ("Spark", "Succeeded"), compaction
+    assert "Compaction (Spark)" in house.local("describe", "pshard", "trips").stdout
     assert house.status("PersistShard", "trips")["storage"]["uncompactedBatches"] == 0
     assert house.local("down").stdout == "nothing was running\n"
     assert len(rows(house.state, "trips")) == INPUT_ROWS + 8
