@@ -88,7 +88,7 @@ def _sink(session: Any, folder: Path, *, rows: int, sql: str, batches: int) -> l
 
 
 def _nothing(session: Any, *, rows: int, sql: str, batches: int) -> list[float]:
-    from persist_spark import frames
+    from persist_spark.inputs.format import load_input, with_sql
     from persist_spark.streaming.checkpoint import configure, temporary_checkpoint
 
     configure(session)
@@ -99,7 +99,7 @@ def _nothing(session: Any, *, rows: int, sql: str, batches: int) -> list[float]:
         if len(ends) == batches:
             done.set()
 
-    frame = frames.with_sql(frames.load_input(session, source, streaming=True), source)
+    frame = with_sql(load_input(session, source, streaming=True), source)
     with temporary_checkpoint() as checkpoint:
         writer = frame.writeStream.foreachBatch(nothing).option("checkpointLocation", checkpoint.folder.as_uri())
         query = writer.trigger(processingTime="0 seconds").start()

@@ -53,7 +53,9 @@ if TYPE_CHECKING:
     from persist_engine.model.inspection import Inspection as Inspection
     from persist_engine.model.state import SourceProgress as SourceProgress
     from persist_engine.rows.columns import empty_struct as empty_struct
+    from persist_engine.rows.errors_column import ERR as ERR
     from persist_engine.rows.errors_column import holds_errors as holds_errors
+    from persist_engine.rows.errors_column import without_errors as without_errors
     from persist_engine.rows.filter import Filter as Filter
     from persist_engine.rows.predicate_text import predicate_of as predicate_of
     from persist_engine.rows.projection import Projection as Projection
@@ -86,6 +88,7 @@ MODULES = {
     "Changes": "client.read.changes",
     "ChangesSplit": "client.read.change_splits",
     "CriticalReaderId": "model.ids",
+    "ERR": "rows.errors_column",
     "Env": "base.env",
     "Filter": "rows.filter",
     "Hydration": "dataflow.upsert.follow",
@@ -138,6 +141,7 @@ MODULES = {
     "open_upsert": "dataflow.open",
     "predicate_of": "rows.predicate_text",
     "summary": "work.outcome",
+    "without_errors": "rows.errors_column",
 }
 
 __all__ = sorted(MODULES)  # noqa: PLE0605 - the table is the list

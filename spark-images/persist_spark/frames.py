@@ -15,16 +15,13 @@ import pyarrow.compute as pc
 from persist_engine.base.settings import MIB
 from persist_engine.rows.schema import Schema
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
 from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_type
 
-from persist_spark.spec import ConfigurationError, Input
+from persist_spark.spec import ConfigurationError
 
-#: The name of the input in `input.format.sql`.
-INPUT_VIEW = "input"
 TIME, DIFF, DESIRED, HASH = "time", "diff", "desired", "h"
 #: The order of a command, whether it removes its key, and the reason why the run must not write a row.
 ORDER, DELETED, FAULT = "o", "deleted", "fault"
@@ -34,9 +31,7 @@ SMALL_BYTES = 64 * MIB
 SMALL_TASK_BYTES = 8 * MIB
 #: So many rows, none of them with longer texts than that together, are staged by the driver when a stream brings no more: at most 16 MiB.
 FEW_ROWS, FEW_ROW_BYTES = 1000, 16 << 10
-#: Formats whose records may be malformed, and the column in which Spark shows such a record if the schema has it.
 _LONG = "is_long"
-_TEXTS, _CORRUPT = ("csv", "json", "xml"), "_corrupt_record"
 #: Integer types by width, with the number of decimal digits that each needs.
 _INTEGERS: tuple[tuple[type, int], ...] = ((T.ByteType, 3), (T.ShortType, 5), (T.IntegerType, 10), (T.LongType, 19))
 
@@ -72,54 +67,6 @@ def flat_type(schema: Schema) -> T.StructType:
     return T.StructType([T.StructField(f.column, f.type) for f in fields_of(schema)])
 
 
-def read_input(spark: SparkSession, source: Input, *, streaming: bool = False) -> DataFrame:
-    """The input that the user declared, with its SQL applied. ConfigurationError when it does not exist or the SQL is invalid.
-    `streaming`: as a stream.
-    """
-    return with_sql(load_input(spark, source, streaming=streaming), source)
-
-
-def load_input(spark: SparkSession, source: Input, *, streaming: bool = False) -> DataFrame:
-    """The same without its SQL."""
-    read = spark.readStream if streaming else spark.read
-    reader = read.format(source.format).options(**careful_options(source))
-    try:
-        if source.schema is not None:
-            reader = reader.schema(source.schema)
-        return reader.load()
-    except (AnalysisException, IllegalArgumentException, Py4JJavaError) as error:
-        # For a format that does not exist, Spark raises a plain Java error.
-        raise ConfigurationError(f"input.format: {first_line(error)}") from error
-
-
-def with_sql(frame: DataFrame, source: Input) -> DataFrame:
-    """The frame with the input's SQL applied to it. ConfigurationError when it is invalid."""
-    if source.sql is None:
-        return frame
-    spark = frame.sparkSession
-    frame.createOrReplaceTempView(INPUT_VIEW)
-    try:
-        return spark.sql(source.sql)
-    except AnalysisException as error:
-        raise ConfigurationError(f"input.format.sql: {first_line(error)}") from error
-    finally:
-        spark.catalog.dropTempView(INPUT_VIEW)
-
-
-def careful_options(source: Input) -> dict[str, str]:
-    """The options of the input, and those without which Spark changes rows silently: by default it reads a malformed record as nulls, and
-    the columns of a CSV file by their position, whatever its header says. Options that the user has set stay.
-    """
-    given = {name.lower(): value for name, value in source.options.items()}
-    kind, options = source.format.lower(), dict(source.options)
-    keeps_malformed = "columnnameofcorruptrecord" in given or _CORRUPT in (source.schema or "")
-    if kind in _TEXTS and "mode" not in given and not keeps_malformed:
-        options["mode"] = "FAILFAST"
-    if kind == "csv" and given.get("header", "").lower() == "true" and "enforceschema" not in given:
-        options["enforceSchema"] = "false"
-    return options
-
-
 def to_flat(
     frame: DataFrame,
     schema: Schema,
@@ -128,9 +75,10 @@ def to_flat(
     diff_column: str | None = None,
     order_column: str | None = None,
     delete_column: str | None = None,
+    error_column: str | None = None,
 ) -> DataFrame:
     """`frame` as columns k*, v* in the shard's types, and one more for each given column, all nullable: `time` (bigint ms), `diff`
-    (bigint), `o` (what decides between rows of a key) and `deleted` (boolean).
+    (bigint), `o` (what decides between rows of a key), `deleted` (boolean) and `fault` (the reason why a row cannot be written).
 
     ConfigurationError names every missing, surplus, duplicate or unfit column. Names are compared exactly.
     """
@@ -141,6 +89,7 @@ def to_flat(
         DIFF: ("diffColumn", diff_column),
         ORDER: ("orderColumn", order_column),
         DELETED: ("deleteColumn", delete_column),
+        FAULT: ("the reason of an error", error_column),
     }
     beside = {flat: (name, role) for flat, (role, name) in given.items() if name is not None}
     mismatch = schema.column_problem(frame.columns, beside=beside.values())
@@ -183,6 +132,12 @@ def _beside(
             is_boolean = isinstance(source, T.BooleanType)
             _check_beside("deleteColumn", name, side, is_fit=is_boolean, source=source, wanted="boolean")
             return column
+        case "fault":
+            if not isinstance(source, T.StringType | T.NullType):
+                raise ConfigurationError(
+                    f"the input's column {name} is {source.simpleString()}, must be string: the reason why a row cannot be written, or null"
+                )
+            return column.cast("string")
     if side == "key":
         raise ConfigurationError(
             f"envelope.orderColumn: {name} is a field of the key, so it is equal in all rows of a key; choose another column"

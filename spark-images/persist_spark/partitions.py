@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from persist_engine import BatchBuilder, Blob, LeasedPart, consolidate, open_blob
+from persist_engine import BatchBuilder, Blob, LeasedPart, consolidate, holds_errors, open_blob
 from persist_engine.base.env import Env, SystemEnv
 from persist_engine.base.errors import InvalidUsage, PersistError, UpdateBeyondUpper, UpdateNotBeyondLower
 from persist_engine.base.metrics import Metrics, NoMetrics
@@ -52,12 +52,13 @@ STAGED_SCHEMA = pa.schema(
     [
         ("batch", pa.binary()),  # transmittable; null when the partition has no updates
         ("rows", pa.int64()),
+        ("errors", pa.int64()),  # of these rows
         ("updates", pa.int64()),
         ("least_time", pa.int64()),
         ("sums", pa.list_(pa.int64())),  # of the hashes of the user's rows; null when the rows have none
     ]
 )
-STAGED_DDL = "batch binary, rows bigint, updates bigint, least_time bigint, sums array<bigint>"
+STAGED_DDL = "batch binary, rows bigint, errors bigint, updates bigint, least_time bigint, sums array<bigint>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +125,7 @@ class StageRows:
     def staged(self, batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
         """The row of STAGED_SCHEMA, for a caller in this process."""
         with _explaining_changed_input(self.task):
-            counter = _RowCounter(self.hashes)
+            counter = _RowCounter(self.hashes, self.task.schema)
             tables = (counter.counted(_faultless(batch, self.task)) for batch in batches if batch.num_rows)
             return _stage(self.task, (updates_of(table, self.task) for table in tables), counter)
 
@@ -148,7 +149,7 @@ class StageCorrections:
         the parts.
         """
         with carrying_errors():
-            counter = _RowCounter(self.hashes)
+            counter = _RowCounter(self.hashes, self.task.schema)
             rows = (counter.counted(batch) for batch in batches)
             chunks = hash_chunks(rows, chunk_rows=CHUNK_ROWS, chunk_bytes=CHUNK_BYTES)
             yield _stage(self.task, (consolidate(updates_of(chunk, self.task)) for chunk in chunks), counter)
@@ -253,8 +254,9 @@ def updates_of(rows: pa.Table | pa.RecordBatch, task: StageTask) -> pa.Table:
 class _RowCounter:
     """Counts the user's rows in a stream, and adds up their hashes where the rows have them."""
 
-    def __init__(self, hashes: Sequence[str]) -> None:
-        self.rows = 0
+    def __init__(self, hashes: Sequence[str], schema: Schema) -> None:
+        self.rows, self.errors = 0, 0
+        self._error = f"k{len(schema.key) - 1}" if holds_errors(schema) else None
         self.hashes = tuple(hashes)
         self._sums = [0] * len(self.hashes)
 
@@ -270,6 +272,9 @@ class _RowCounter:
     def counted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         desired = batch.column("desired") if "desired" in batch.schema.names else None
         self.rows += batch.num_rows if desired is None else (pc.sum(desired).as_py() or 0)
+        if self._error is not None:
+            errors = batch.column(self._error) if desired is None else batch.column(self._error).filter(desired)
+            self.errors += len(errors) - errors.null_count
         for index, name in enumerate(self.hashes):
             hashes = batch.column(name) if desired is None else batch.column(name).filter(desired)
             self._sums[index] += int(hashes.to_numpy().view(np.uint64).sum(dtype=np.uint64))
@@ -313,7 +318,8 @@ def stage(task: StageTask, tables: Iterable[pa.Table]) -> StagedBatch:
 
 def _stage(task: StageTask, tables: Iterator[pa.Table], counter: _RowCounter) -> pa.RecordBatch:
     staged = stage(task, tables)
-    columns = [[staged.batch], [counter.rows], [staged.updates], [staged.least_time], [counter.sums]]
+    counts = [[counter.rows], [counter.errors], [staged.updates]]
+    columns = [[staged.batch], *counts, [staged.least_time], [counter.sums]]
     return pa.RecordBatch.from_arrays(
         [pa.array(column, field.type) for column, field in zip(columns, STAGED_SCHEMA, strict=True)],
         schema=STAGED_SCHEMA,

@@ -32,6 +32,8 @@ class SinkReport:
     input_upper: int | None = None
     """Of an input that is a shard: everything at its times before this one was read."""
     rows_read: int = 0
+    errors: int = 0
+    """How many of these rows could not be written and are errors in the shard."""
     updates_written: int = 0
     executors: int = 0
     already_done: bool = False
@@ -54,10 +56,12 @@ class SinkReport:
     def _message(self) -> str:
         if self.batches is not None:
             end = "stopped" if self.stopped else "the source has nothing new"
-            return f"batches: {self.batches}, updates: {self.updates_written}; {end}"
+            errors = f", errors: {self.errors}" if self.errors else ""
+            return f"batches: {self.batches}, updates: {self.updates_written}{errors}; {end}"
         if self.already_done:
             return f"run {self.run_id} was appended before; nothing was written"
-        return f"wrote {self.updates_written} updates at [{self.lower},{self.upper})"
+        errors = f"; {self.errors} of {self.rows_read} rows are errors" if self.errors else ""
+        return f"wrote {self.updates_written} updates at [{self.lower},{self.upper}){errors}"
 
 
 def write_report(report: dict[str, Any], *, path: Path | None, stdout: TextIO) -> None:

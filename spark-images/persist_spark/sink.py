@@ -170,7 +170,7 @@ class Run:
     def _append(self, minted: Minted, stage: StagedRows, reader: ReadHandle | None) -> SinkReport | None:
         """The report of the finished run. None when the staged batches were deleted and the run must mint again."""
         if not (stage.batches or self.lands_nothing):
-            return SinkReport(run_id=self.spec.run_id, rows_read=stage.rows)
+            return SinkReport(run_id=self.spec.run_id, rows_read=stage.rows, errors=stage.errors)
         if stage.upper == minted.lower:
             return self._appended(minted.lower, stage.upper, stage)
         own_times = self.spec.envelope.timestamp_column is not None
@@ -221,6 +221,7 @@ class Run:
             lower=lower.time,
             upper=upper.time,
             rows_read=stage.rows,
+            errors=stage.errors,
             updates_written=stage.updates,
             executors=executor_count(self.staging.spark),
         )

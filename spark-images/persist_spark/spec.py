@@ -11,7 +11,7 @@ import enum
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,21 @@ class EnvelopeType(enum.StrEnum):
     @property
     def reads_back(self) -> bool:
         """Whether a run writes the difference to what the shard holds."""
-        return self in (EnvelopeType.MIRROR, EnvelopeType.UPSERT, EnvelopeType.DEBEZIUM)
+        return self is EnvelopeType.MIRROR or self.has_keys
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether a row says what the value of its key is."""
+        return self in (EnvelopeType.UPSERT, EnvelopeType.DEBEZIUM)
+
+
+class OnError(enum.StrEnum):
+    """What becomes of a row that cannot be written: Fail ends the run, which writes nothing; Collect writes its reason as an error beside
+    the rows (persist_engine.rows.errors_column).
+    """
+
+    FAIL = "Fail"
+    COLLECT = "Collect"
 
 
 #: The envelopes in which each field that names a column has a meaning.
@@ -98,6 +112,8 @@ class Input:
     """Whether an input without rows is valid (a mirror becomes empty) instead of an error."""
     is_shard: bool = False
     """Whether the sink reads a shard, which the options name. The format is then `persist`."""
+    keeps_malformed: bool = False
+    """Whether a record that does not parse becomes a row with the reason in the column `err`, instead of an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +131,7 @@ class Envelope:
     """
     delete_column: str | None = None
     """Upsert: the boolean column that is true in a row which removes its key."""
+    on_error: OnError = OnError.FAIL
 
     def __post_init__(self) -> None:
         for name, kinds in _ENVELOPE_COLUMNS.items():
@@ -211,6 +228,8 @@ class SinkSpec:
         """Check a decoded `sink.json`. Raises ConfigurationError."""
         try:
             run = decode_sink_run(document)
+            envelope = _parse_envelope(Fields(run.envelope, "envelope"))
+            keeps_malformed = envelope.on_error is OnError.COLLECT
             spec = cls(
                 sink_id=run.sink_id,
                 run_id=run.run_id,
@@ -219,8 +238,8 @@ class SinkSpec:
                 value_ddl=run.val_schema,
                 blob=run.blob,
                 consensus=run.consensus,
-                input=_parse_input(Fields(run.input, "input"), run),
-                envelope=_parse_envelope(Fields(run.envelope, "envelope")),
+                input=replace(_parse_input(Fields(run.input, "input"), run), keeps_malformed=keeps_malformed),
+                envelope=envelope,
                 write=_parse_write(Fields(run.write, "write")),
                 purpose=run.purpose,
                 stream=None if run.stream is None else _parse_stream(Fields(run.stream, "stream")),
@@ -285,8 +304,13 @@ def _parse_envelope(fields: Fields) -> Envelope:
     if name not in set(EnvelopeType):
         raise ConfigurationError(f"envelope.type: {name!r} is not supported, must be one of {', '.join(EnvelopeType)}")
     columns = {attribute: fields.optional_text(field) for field, attribute in _ATTRIBUTES.items()}
+    on_error = fields.optional_text("onError") or OnError.FAIL
+    if on_error not in set(OnError):
+        raise ConfigurationError(
+            f"envelope.onError: {on_error!r} is not supported, must be one of {', '.join(OnError)}"
+        )
     fields.finish()
-    return Envelope(type=EnvelopeType(name), **columns)
+    return Envelope(type=EnvelopeType(name), on_error=OnError(on_error), **columns)
 
 
 def _parse_write(fields: Fields) -> Write:

@@ -20,15 +20,17 @@ from pyspark.sql import types as T  # noqa: N812
 
 from persist_spark import frames
 from persist_spark.envelopes.against import first_updates, updates_against
+from persist_spark.envelopes.collected import collected, error_column, is_error, rows_schema
 from persist_spark.envelopes.commands import key_text, upsert_commands
 from persist_spark.envelopes.debezium import debezium_commands
 from persist_spark.envelopes.mirror import HASHES, WantedRows, corrections, hashed, scanned
 from persist_spark.envelopes.run_keys import RunKeys
 from persist_spark.envelopes.winners import Winners, decided
+from persist_spark.frames import fields_of
 from persist_spark.partitions import STAGED_DDL, ReadParts, StageCorrections, StageRows, StageTask, grouped
 from persist_spark.report import Log
 from persist_spark.session import executor_memory, parallelism_of, shuffled_by_bytes
-from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, SinkSpec
+from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, OnError, SinkSpec
 
 
 def part_bytes_of(spark: SparkSession, spec: SinkSpec, log: Log) -> int:
@@ -42,21 +44,30 @@ def part_bytes_of(spark: SparkSession, spec: SinkSpec, log: Log) -> int:
 
 def rows_of(source: DataFrame, schema: Schema, envelope: Envelope) -> DataFrame:
     """The rows of `source` as the envelope reads them: as commands on keys (envelopes/commands.py), or else flat, with `fault` where the
-    diff is null. Plans only. ConfigurationError names every column that does not fit.
+    diff is null; where errors are collected, with them. Plans only. ConfigurationError names every column that does not fit.
     """
+    rows = _rows_of(source, rows_schema(schema, envelope), envelope)
+    return rows if envelope.on_error is OnError.FAIL else collected(rows, schema, envelope)
+
+
+def _rows_of(source: DataFrame, schema: Schema, envelope: Envelope) -> DataFrame:
     match envelope.type:
         case EnvelopeType.UPSERT:
             return upsert_commands(source, schema, envelope)
         case EnvelopeType.DEBEZIUM:
             return debezium_commands(source, schema, envelope)
     time, diff = envelope.timestamp_column, envelope.diff_column
-    flat = frames.to_flat(source, schema, timestamp_column=time, diff_column=diff)
-    if diff is None:
-        return flat
-    text = F.concat(
-        F.lit(f"envelope.diffColumn: {diff} is null in the row with key "), key_text(frames.fields_of(schema))
-    )
-    return flat.withColumn(frames.FAULT, F.when(F.col(frames.DIFF).isNull(), text))
+    error = error_column(source, envelope)
+    flat = frames.to_flat(source, schema, timestamp_column=time, diff_column=diff, error_column=error)
+    needed = [("diffColumn", diff, frames.DIFF)]
+    if envelope.on_error is OnError.COLLECT:  # otherwise `_greatest_time` counts them
+        needed.append(("timestampColumn", time, frames.TIME))
+    faults = [F.col(frames.FAULT)] if error else []
+    for role, name, column in needed:
+        if name is not None:
+            text = F.concat(F.lit(f"envelope.{role}: {name} is null in the row with key "), key_text(fields_of(schema)))
+            faults.append(F.when(F.col(column).isNull(), text))
+    return flat.withColumn(frames.FAULT, F.coalesce(*faults)) if faults else flat
 
 
 @contextmanager
@@ -91,6 +102,8 @@ class StagedRows:
 
     batches: tuple[Batch, ...]
     rows: int
+    errors: int = 0
+    """How many of these rows are errors."""
     updates: int
     least_time: int | None
     upper: Antichain
@@ -153,18 +166,26 @@ class Staging:
             return None
         self._refuse_empty(wanted.rows)
         self.log.event("unchanged", rows=wanted.rows)
-        self.log.event("staged", batches=0, rows=wanted.rows, updates=0)
-        return StagedRows(batches=(), rows=wanted.rows, updates=0, least_time=None, upper=minted.upper, wanted=digest)
+        self.log.event("staged", batches=0, rows=wanted.rows, errors=wanted.errors, updates=0)
+        return StagedRows(
+            batches=(),
+            rows=wanted.rows,
+            errors=wanted.errors,
+            updates=0,
+            least_time=None,
+            upper=minted.upper,
+            wanted=digest,
+        )
 
     def _write_rows(self, minted: Minted, flat: DataFrame) -> StagedRows:
         upper, column = minted.upper, self.spec.envelope.timestamp_column
         if column is not None:
-            greatest = self._greatest_time(flat, minted.lower, column)
+            greatest = self._greatest_time(self._with_errors_at(minted.lower.time, flat), minted.lower, column)
             if greatest is None:
                 self._refuse_empty(0)
                 # SUBTLE: without rows there is no time. With the upper raised to now, the next run's rows would be late.
                 return StagedRows(batches=(), rows=0, updates=0, least_time=None, upper=minted.lower)
-            upper = Antichain.of(greatest + 1)
+            upper, flat = Antichain.of(greatest + 1), self._with_errors_at(greatest, flat)
         task = self._stage_task(minted, upper, time=None if column else minted.time)
         hashes = HASHES if self.spec.envelope.type is EnvelopeType.MIRROR else ()
         rows = hashed(flat, self.schema) if hashes else flat
@@ -174,6 +195,12 @@ class Staging:
             return self._staged(stage.staged(few.to_batches()).to_pylist(), upper)
         parts = frames.to_stage(rows, self.schema, self.spec.write.parallelism)
         return self._collect(parts.mapInArrow(stage, STAGED_DDL), upper)
+
+    def _with_errors_at(self, time: int | None, flat: DataFrame) -> DataFrame:
+        """`flat`, whose rows have times of their own, with the collected errors at `time`: theirs may be missing, or late."""
+        if self.spec.envelope.on_error is OnError.FAIL:
+            return flat
+        return flat.withColumn(frames.TIME, F.when(is_error(self.schema), F.lit(time)).otherwise(F.col(frames.TIME)))
 
     def _write_corrections(self, minted: Minted, as_of: int, reader: ReadHandle, flat: DataFrame) -> StagedRows:
         task = self._stage_task(minted, minted.upper, time=minted.time)
@@ -190,7 +217,7 @@ class Staging:
         order = self._shard_order()
         if reader is None or minted.as_of is None or winners.count == 0:
             ranged = frames.by_key_range(first_updates(winners), self.schema, tasks)
-            staged = self._collect(ranged.mapInArrow(stage, STAGED_DDL), minted.upper, rows=winners.rows)
+            staged = self._collect(ranged.mapInArrow(stage, STAGED_DDL), minted.upper, winners)
         else:
             with self._persisted(reader, minted.as_of, where=winners.where) as persisted:
                 updates = updates_against(persisted, winners, order_column=order)
@@ -198,7 +225,7 @@ class Staging:
                     updates = updates.repartition(
                         tasks, *(f.column for f in frames.fields_of(self.schema) if f.side == "key")
                     )
-                staged = self._collect(updates.mapInArrow(stage, STAGED_DDL), minted.upper, rows=winners.rows)
+                staged = self._collect(updates.mapInArrow(stage, STAGED_DDL), minted.upper, winners)
         return replace(staged, keys=_keys_of(winners, is_contestable=order is not None))
 
     def _shard_order(self) -> str | None:
@@ -255,11 +282,11 @@ class Staging:
             f"the envelope {self.spec.envelope.type} cannot change written times; exclude these rows with input.format.sql"
         )
 
-    def _collect(self, staging: DataFrame, upper: Antichain, *, rows: int | None = None) -> StagedRows:
-        """What the tasks staged. `rows`: the rows of the input, when the tasks do not see them."""
-        return self._staged(staging.collect(), upper, rows=rows)
+    def _collect(self, staging: DataFrame, upper: Antichain, winners: Winners | None = None) -> StagedRows:
+        """What the tasks staged. `winners` count the rows of the input, when the tasks do not see them."""
+        return self._staged(staging.collect(), upper, winners)
 
-    def _staged(self, tasks: Sequence[Any], upper: Antichain, *, rows: int | None = None) -> StagedRows:
+    def _staged(self, tasks: Sequence[Any], upper: Antichain, winners: Winners | None = None) -> StagedRows:
         stage = StagedRows(
             batches=tuple(
                 # Spark returns the row of one attempt of each task, and only here. A second driver of this run has its own
@@ -268,13 +295,16 @@ class Staging:
                 for row in tasks
                 if row["batch"] is not None
             ),
-            rows=sum(row["rows"] for row in tasks) if rows is None else rows,
+            rows=sum(row["rows"] for row in tasks) if winners is None else winners.rows,
+            errors=sum(row["errors"] for row in tasks) if winners is None else winners.errors,
             updates=sum(row["updates"] for row in tasks),
             least_time=min((row["least_time"] for row in tasks if row["least_time"] is not None), default=None),
             upper=upper,
             wanted=self._digest(tasks),
         )
-        self.log.event("staged", batches=len(stage.batches), rows=stage.rows, updates=stage.updates)
+        self.log.event(
+            "staged", batches=len(stage.batches), rows=stage.rows, errors=stage.errors, updates=stage.updates
+        )
         # The retractions of an empty mirror are staged too. They are deleted only when nothing will be appended.
         if stage.rows == 0 and not self.spec.input.allow_empty:
             self.writer.delete_batches(stage.batches)

@@ -73,6 +73,24 @@ def test_a_clock_that_was_set_back_does_not_stop_the_numbers(running):
     assert shown(running)["rowsRead"] == 11
 
 
+def test_the_first_errors_of_a_driver_are_an_event(running):
+    def warnings():
+        return [note.message for note in running.plan.notes if note.reason == "ErrorsCollected"]
+
+    running.change(running=reported(errors=0))
+    running.step(after=30_000)
+    assert (shown(running)["errors"], warnings()) == (0, [])
+    running.change(running=reported(errors=3))
+    running.step(after=30_000)
+    assert shown(running)["errors"] == 3
+    assert [text.split(": ", 1)[1] for text in warnings()] == [
+        "3 rows that could not be written are errors in the shard; see its column err"
+    ]
+    running.change(running=reported(errors=7))
+    running.step(after=30_000)
+    assert (shown(running)["errors"], warnings()) == (7, [])
+
+
 @pytest.mark.parametrize("end", ["fails", "succeeds"])
 def test_what_a_driver_reported_ends_with_it(running, end):
     getattr(running, end)()
@@ -93,7 +111,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
     max_leaves=5,
 )
-FIELDS = st.sampled_from([*REPORTED, "updates_written", "batches", "lag_ms", "upper", "input_upper", "other"])
+FIELDS = st.sampled_from([*REPORTED, "errors", "updates_written", "batches", "lag_ms", "upper", "input_upper", "other"])
 
 
 @settings(max_examples=draws(100), suppress_health_check=[HealthCheck.function_scoped_fixture])

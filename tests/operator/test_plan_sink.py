@@ -226,6 +226,20 @@ def test_the_children_of_a_driver_that_was_deleted_from_outside_are_removed(make
     assert [action.name for action in actions] == ["load-aaaaaaaa-1", "load-aaaaaaaa-2"]
 
 
+@pytest.mark.parametrize("errors", [None, 0, 1])
+def test_a_run_with_errors_succeeds_with_a_warning(world, errors):
+    one = world()
+    one.step()
+    one.succeeds(**({} if errors is None else {"errors": errors}))
+    one.step()
+    assert one.status["progress"].get("errors") == errors
+    assert conditions.is_true(one.status, "Ready")
+    text = "1 row that could not be written is an error in the shard; see its column err"
+    assert [note.message.split(": ", 1)[1] for note in one.plan.notes if note.kind == "Warning"] == [text] * (
+        errors or 0
+    )
+
+
 def test_a_run_whose_committing_attempt_was_lost_does_not_show_the_numbers_of_another(world):
     one = world()
     one.step()

@@ -9,6 +9,7 @@ import pytest
 from persist_engine.rows.schema import Schema
 from persist_spark import frames
 from persist_spark.envelopes.mirror import corrections, scanned
+from persist_spark.inputs.format import read_input
 from persist_spark.partitions import StageTask, updates_of
 from persist_spark.spec import ConfigurationError, Input
 from py4j.protocol import Py4JJavaError
@@ -120,7 +121,7 @@ def test_sql_reads_the_input_as_a_view_that_is_dropped_afterwards(spark, tmp_pat
         schema="id BIGINT, twice BIGINT",
         sql="select twice from input where id > 0",
     )
-    assert sorted(row["twice"] for row in frames.read_input(spark, source).collect()) == [2, 4]
+    assert sorted(row["twice"] for row in read_input(spark, source).collect()) == [2, 4]
     assert not spark.catalog.tableExists("input")
 
 
@@ -137,10 +138,10 @@ def test_a_text_file_with_other_columns_is_an_error_unless_the_user_says_otherwi
     (tmp_path / "in.csv").write_text(text)
     given = {"path": str(tmp_path / "in.csv"), **options}
     with pytest.raises(Py4JJavaError):
-        frames.read_input(spark, Input(format="CSV", schema="id STRING, name STRING", options=given)).collect()
+        read_input(spark, Input(format="CSV", schema="id STRING, name STRING", options=given)).collect()
     for name in ("mode", "MODE"):
         lenient = {**given, name: "PERMISSIVE", "enforceSchema": "true"}
-        assert frames.read_input(spark, Input(format="csv", schema="id STRING, name STRING", options=lenient)).count()
+        assert read_input(spark, Input(format="csv", schema="id STRING, name STRING", options=lenient)).count()
 
 
 def test_a_malformed_record_is_an_error_unless_the_schema_has_a_column_for_it(spark, tmp_path):
@@ -148,9 +149,9 @@ def test_a_malformed_record_is_an_error_unless_the_schema_has_a_column_for_it(sp
     (tmp_path / "in.json").write_text('{"id": 1}\n{"id": 2\n{"id": 3}\n')
     options = {"path": str(tmp_path / "in.json")}
     with pytest.raises(Py4JJavaError):
-        frames.read_input(spark, Input(format="json", schema="id BIGINT", options=options)).collect()
+        read_input(spark, Input(format="json", schema="id BIGINT", options=options)).collect()
     kept = Input(format="json", schema="id BIGINT, _corrupt_record STRING", options=options)
-    assert [row["id"] for row in frames.read_input(spark, kept).collect()] == [1, None, 3]
+    assert [row["id"] for row in read_input(spark, kept).collect()] == [1, None, 3]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +166,7 @@ def test_a_malformed_record_is_an_error_unless_the_schema_has_a_column_for_it(sp
 )
 def test_an_input_that_cannot_be_opened_is_a_configuration_error(spark, source, message):
     with pytest.raises(ConfigurationError, match=message):
-        frames.read_input(spark, source)
+        read_input(spark, source)
 
 
 def test_an_error_in_the_sql_names_the_field(spark, tmp_path):
@@ -173,7 +174,7 @@ def test_an_error_in_the_sql_names_the_field(spark, tmp_path):
     spark.range(1).write.csv(path)
     for sql in ("selec 1", "select nonsuch from input"):
         with pytest.raises(ConfigurationError, match=r"input\.format\.sql: "):
-            frames.read_input(spark, Input(format="csv", options={"path": path}, sql=sql))
+            read_input(spark, Input(format="csv", options={"path": path}, sql=sql))
 
 
 def test_equal_rows_meet_in_one_partition_side_by_side(spark):

@@ -15,7 +15,7 @@ from persist_engine.base.env import SystemEnv
 from persist_kit.broker import jar_folder, kafka_broker
 from persist_spark.failures import classify
 from persist_spark.report import Log
-from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Input, SinkSpec, Stream, Write
+from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Input, OnError, SinkSpec, Stream, Write
 from persist_spark.streaming.stream import run_stream
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -75,9 +75,9 @@ class Kafka:
         self.admin.deleteTopics(self.jvm.java.util.Collections.singleton(topic)).all().get()
 
     def send(self, topic, *records):
-        """Sends (key, record) in order. A key has one partition; a record that is None is a tombstone."""
+        """Sends (key, record) in order. A key has one partition; a record that is None is a tombstone, and a text is sent as it is."""
         for key, record in records:
-            text = None if record is None else json.dumps(record)
+            text = record if record is None or isinstance(record, str) else json.dumps(record)
             self.producer.send(
                 self.jvm.org.apache.kafka.clients.producer.ProducerRecord(topic, key % PARTITIONS, str(key), text)
             )
@@ -134,12 +134,14 @@ class World:
             **changes,
         }
 
-    def spec(self, envelope, *, run="r-1", sql=ROWS, stream=None, value="n BIGINT, at BIGINT", **options):
+    def spec(
+        self, envelope, *, run="r-1", sql=ROWS, stream=None, key="id BIGINT", value="n BIGINT, at BIGINT", **options
+    ):
         return SinkSpec(
             sink_id=SINK,
             run_id=run,
             shard_id=self.shard,
-            key_ddl="id BIGINT",
+            key_ddl=key,
             value_ddl=value,
             blob=self.location.blob,
             consensus=self.location.consensus,
@@ -196,6 +198,28 @@ def test_upserts_are_those_of_the_last_records(world):
     world.kafka.send(world.topic, *late, *gone, (0, {"id": 0, "n": 77, "at": 6}))
     assert world.run(envelope).batches == 1
     assert world.rows() == Counter({(0, 77, 6): 1, (1, 4, 4): 1, (2, 4, 4): 1})
+
+
+def test_records_that_do_not_decode_are_errors_with_their_offsets(world):
+    """As docs/spark.md says it."""
+    world.shard, key = ShardId.new(), "id BIGINT, err STRING"
+    world.client.initialise(world.shard, Schema.from_ddl(key, "n BIGINT"))
+    sql = (
+        "select r.id, r.n, case when r._corrupt_record is not null then "
+        "concat_ws(' ', 'offset', partition, offset, 'does not parse:', r._corrupt_record) end as err from (select "
+        "from_json(cast(value as string), 'id BIGINT, n BIGINT, _corrupt_record STRING') as r, partition, offset from input)"
+    )
+    to = {"sql": sql, "key": key, "value": "n BIGINT"}
+    envelope = Envelope(type=EnvelopeType.UPSERT, on_error=OnError.COLLECT)
+    world.kafka.send(world.topic, (0, {"id": 0, "n": 1}), (2, "{no json"), (1, {"id": 1, "n": "x"}))
+    world.dies(envelope, "appended", count=1, **to)
+    world.kafka.send(world.topic, (0, {"id": 4, "n": 9}))
+    world.run(envelope, **to)
+    assert {row: diff for row, diff in world.rows().items() if row[1] is None} == {(0, None, 1): 1, (4, None, 9): 1}
+    errors = [row[1] for row in world.rows() if row[1] is not None]
+    assert sorted(errors) == sorted(
+        ["offset 0 1 does not parse: {no json", 'offset 1 0 does not parse: {"id": 1, "n": "x"}']
+    )
 
 
 def test_change_events_with_tombstones(world):

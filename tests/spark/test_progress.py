@@ -60,26 +60,29 @@ def test_the_events_of_a_run_become_stages_and_numbers():
     assert live.text() is None
     live.note("minted", {"time": 5})
     assert json.loads(live.text()) == {"stage": "Reading"}
-    live.note("staged", {"rows": 7, "updates": 3, "batches": 1})
-    assert json.loads(live.text()) == {"stage": "Appending", "rows_read": 7}
+    live.note("staged", {"rows": 7, "errors": 2, "updates": 3, "batches": 1})
+    assert json.loads(live.text()) == {"stage": "Appending", "rows_read": 7, "errors": 2}
 
 
 def test_the_batches_of_a_stream_add_up_and_its_stage_stays():
-    live, batch = Live(), {"rows": 7, "updates": 3, "upper": 50, "input_upper": None, "lag_ms": 1200}
-    for event, fields in [("position", {}), *[("minted", {}), ("staged", {"rows": 7}), ("batch", batch)] * 2]:
+    live, batch = Live(), {"rows": 7, "errors": 2, "updates": 3, "upper": 50, "input_upper": None, "lag_ms": 1200}
+    for event, fields in [
+        ("position", {}),
+        *[("minted", {}), ("staged", {"rows": 7, "errors": 2}), ("batch", batch)] * 2,
+    ]:
         live.note(event, fields)
     assert json.loads(live.text()) == {
-        "stage": "Streaming", "batches": 2, "rows_read": 14, "updates_written": 6, "upper": 50, "lag_ms": 1200,
+        "stage": "Streaming", "batches": 2, "rows_read": 14, "errors": 4, "updates_written": 6, "upper": 50, "lag_ms": 1200,
     }  # fmt: skip
     assert RunningProgress.parse(live.text()) == RunningProgress(
-        stage="Streaming", batches=2, rows_read=14, updates_written=6, upper="50", lag_seconds=1
+        stage="Streaming", batches=2, rows_read=14, errors=4, updates_written=6, upper="50", lag_seconds=1
     )
 
 
 def test_the_operator_reads_every_field_that_a_driver_can_write(local_spark):
     live = Live()
     live.note("position", {})
-    live.note("batch", {"rows": 1, "updates": 2, "upper": 3, "input_upper": 4, "lag_ms": 5000})
+    live.note("batch", {"rows": 1, "errors": 2, "updates": 2, "upper": 3, "input_upper": 4, "lag_ms": 5000})
     live.count(local_spark)
     read = RunningProgress.parse(live.text())
     assert [name for name in RunningProgress.__slots__ if getattr(read, name) is None] == ["observed_time"]
@@ -88,7 +91,9 @@ def test_the_operator_reads_every_field_that_a_driver_can_write(local_spark):
 def test_the_object_stays_small_with_the_greatest_numbers(local_spark):
     live, most = Live(), 2**63
     live.note("position", {})
-    live.note("batch", {"rows": most, "updates": most, "upper": most, "input_upper": most, "lag_ms": most})
+    live.note(
+        "batch", {"rows": most, "errors": most, "updates": most, "upper": most, "input_upper": most, "lag_ms": most}
+    )
     live.count(local_spark)
     assert len(live.text()) <= TEXT_MAX // 2
 
@@ -126,9 +131,9 @@ def test_a_new_stage_is_published_at_once_and_numbers_wait(local_spark, api_serv
     live.note("minted", {})
     with published(live, url(api_server), local_spark, Log(io.StringIO(), SeededEnv()), interval_s=1e9, look_s=0.01):
         until(lambda: len(api_server.patches) == 1)
-        live.note("staged", {"rows": 7})
+        live.note("staged", {"rows": 7, "errors": 2})
         until(lambda: len(api_server.patches) == 2)
-        live.note("staged", {"rows": 8})
+        live.note("staged", {"rows": 8, "errors": 2})
         live.note("position", {})
         until(lambda: len(api_server.patches) == 3)
     stages = [

@@ -125,6 +125,8 @@ def test_absent_fields_have_defaults():
             "t",
             "envelope.deleteColumn: it has no meaning for Append, only for Upsert; remove it",
         ),
+        ("envelope.onError", "Ignore", "envelope.onError: 'Ignore' is not supported, must be one of Fail, Collect"),
+        ("envelope.onError", True, "envelope.onError must be text, not true or false"),
         ("envelope.keyColumns", "x", "unknown field: envelope.keyColumns"),
         ("write.parallelism", 0, r"write.parallelism: 0 is outside \[1, 4096\]"),
         ("write.parallelism", True, "write.parallelism must be a whole number, not true or false"),
@@ -197,7 +199,7 @@ DECLARED = {
     "required fields": {"input": CSV, "envelope": {"type": "Mirror"}},
     "upsert": {"input": CSV, "envelope": {"type": "Upsert", "orderColumn": "lsn", "deleteColumn": "gone"}},
     "diff": {"input": CSV, "envelope": {"type": "Diff", "diffColumn": "n"}},
-    "debezium": {"input": CSV, "envelope": {"type": "Debezium", "orderColumn": "source.lsn"}},
+    "debezium": {"input": CSV, "envelope": {"type": "Debezium", "orderColumn": "source.lsn", "onError": "Collect"}},
 }
 
 
@@ -237,6 +239,8 @@ def test_the_driver_reads_what_the_operator_writes(blocks):
     columns = (envelope.timestamp_column, envelope.diff_column, envelope.order_column, envelope.delete_column)
     names = ("type", "timestampColumn", "diffColumn", "orderColumn", "deleteColumn")
     assert (envelope.type, *columns) == tuple(blocks["envelope"].get(name) for name in names)
+    assert envelope.on_error == blocks["envelope"].get("onError", "Fail")
+    assert read.input.keeps_malformed == (envelope.on_error == "Collect")
     assert read.write.parallelism == blocks.get("write", {}).get("parallelism")
     assert read.write.target_part_bytes == (128 if "write" in blocks else 64) << 20
 

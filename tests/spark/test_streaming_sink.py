@@ -16,7 +16,7 @@ from persist_engine.base.errors import Fenced, Incompatible
 from persist_kit.depth import draws
 from persist_spark import frames
 from persist_spark.report import Log
-from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Input, SinkSpec, Stream, Write
+from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Input, OnError, SinkSpec, Stream, Write
 from persist_spark.streaming import batches, stream
 from persist_spark.streaming.position import NO_BATCH, Position, decode_position, encode_position
 from persist_spark.streaming.stream import run_stream
@@ -369,6 +369,42 @@ def test_change_events_of_a_stream(world):
     sql = sql.replace("value = 14", "value % 10 = 9")
     world.until(1, input=replace(RATE, sql=sql), envelope=Envelope(type=EnvelopeType.DEBEZIUM))
     assert world.rows() == Counter({(number % 5, number): 1 for number in range(25, 29)})
+
+
+@pytest.mark.parametrize("sql", [None, "select id + 0 as id, n from input where n < 100"])
+@pytest.mark.parametrize("kind", [EnvelopeType.APPEND, EnvelopeType.UPSERT])
+def test_bad_records_of_a_stream_are_errors_once_although_its_drivers_die(world, tmp_path, kind, sql):
+    folder, dice = tmp_path / "in", random.Random(f"{kind} {sql}")
+    folder.mkdir()
+    schema = Schema.from_ddl("id BIGINT, err STRING", "n BIGINT")
+    shard = ShardId.new()
+    world.client.initialise(shard, schema)
+    input_ = Input(
+        format="json",
+        schema="id BIGINT, n BIGINT",
+        options={"path": str(folder), "maxFilesPerTrigger": "1"},
+        sql=sql,
+        keeps_malformed=True,
+    )
+    to = {"shard_id": shard, "key_ddl": schema.key_ddl, "value_ddl": schema.val_ddl, "input": input_}
+    to["envelope"] = Envelope(type=kind, on_error=OnError.COLLECT)
+    for numbers in (range(3), range(3, 5)):
+        for number in numbers:
+            (folder / f"{number}.json").write_text(
+                f'{{"id": {number}, "n": 1}}\n{{"id": {number}, "n": "x{number}"}}\n'
+            )
+        with pytest.raises(Died):
+            world.run(Acts(die, dice.choice(["staged", "appended"]), 2), **to)
+    log = Acts()
+    report = world.run(log, **to)
+    assert report.errors == sum(line["errors"] for line in log.events("batch")) > 0
+    upper = world.client.recent_upper(shard).time
+    with world.client.open_leased_reader(shard, purpose="t") as reader, reader.snapshot(A(upper - 1)) as found:
+        rows = found.to_table().to_pylist()
+    assert {row["diff"] for row in rows} == {1}
+    assert sorted(row["key"]["id"] for row in rows if row["key"]["err"] is None) == list(range(5))
+    errors = sorted(row["key"]["err"] for row in rows if row["key"]["err"])
+    assert [f'"x{number}"' in error and f"/{number}.json" in error for number, error in enumerate(errors)] == [True] * 5
 
 
 def test_a_folder_of_files_is_read_once_although_its_drivers_die(world, tmp_path):

@@ -6,12 +6,14 @@ the driver's `persist_spark.spec` parses them and `stream`, with the same `Field
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.ids import ShardId
+from persist_engine.rows.errors_column import ERR, without_errors
+from persist_engine.rows.schema import Schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +109,13 @@ def columns_beside(envelope: Mapping[str, Any]) -> list[tuple[str, str]]:
     column may be a field of the shard too. Not for Debezium, whose input has columns of its own.
     """
     return [(envelope[name], name) for name in _NAMING_COLUMNS if envelope.get(name)]
+
+
+def input_schema(schema: Schema, envelope: Mapping[str, Any], columns: Collection[str]) -> Schema:
+    """The fields that an input with these columns must have for a shard of `schema`. An envelope that collects errors needs no column for
+    them. InvalidUsage when the shard cannot hold the errors. Not for Debezium.
+    """
+    return without_errors(schema) if envelope.get("onError") == "Collect" and ERR not in columns else schema
 
 
 class Fields:

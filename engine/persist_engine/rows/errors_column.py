@@ -43,6 +43,16 @@ def holds_errors(schema: Schema) -> bool:
     return schema.key.names[-1:] == [ERR] and schema.key.types[-1] == pa.string() and all(f.nullable for f in fields)
 
 
+def without_errors(schema: Schema) -> Schema:
+    """The schema of the rows in a shard that may hold errors: its fields without `err`. InvalidUsage when it cannot hold errors."""
+    if not holds_errors(schema):
+        raise InvalidUsage(
+            f"the shard cannot hold errors: its key must end with the column {ERR} STRING, and no column may be NOT NULL; "
+            f"its schema is {schema.key_ddl} -> {schema.val_ddl or 'no value'}"
+        )
+    return Schema(pa.schema([*schema.key][:-1]), schema.val)
+
+
 def tag_rows(updates: pa.Table, tagged: Schema) -> pa.Table:
     """Turns updates of rows into updates of the tagged collection."""
     key = updates.column("key").combine_chunks()

@@ -61,6 +61,7 @@ class RunningProgress(Block):
 
     stage: RunningStage | None = None
     rows_read: int | None = None
+    errors: int | None = None
     bytes_read: int | None = None
     updates_written: int | None = None
     batches: int | None = None
@@ -98,6 +99,7 @@ class RunningProgress(Block):
         return cls(
             stage=document["stage"],
             rows_read=number("rows_read"),
+            errors=number("errors"),
             bytes_read=number("bytes_read"),
             updates_written=number("updates_written"),
             batches=number("batches"),
@@ -116,6 +118,7 @@ class Progress(Block):
     upper: str | None = None
     input_upper: str | None = None
     rows_read: int | None = None
+    errors: int | None = None
     updates_written: int | None = None
     last_commit_time: str | None = None
     running: RunningProgress = RunningProgress()
@@ -138,6 +141,7 @@ class Progress(Block):
             upper=text("upper"),
             input_upper=text("input_upper"),
             rows_read=number("rows_read"),
+            errors=number("errors"),
             updates_written=number("updates_written"),
             last_commit_time=end,
         )

@@ -101,7 +101,8 @@ def _sink_facts(spec: Mapping[str, Any], status: Mapping[str, Any]) -> list[tupl
         upper = f", up to {view.instant(progress['upper'])}" if "upper" in progress else ""
         if "inputUpper" in progress:
             facts.append(("Has read", f"all before {view.instant(progress['inputUpper'])}"))
-        facts.append(("Last run", f"{counted(rows, 'row')} read, {counted(updates, 'update')} written{upper}"))
+        errors = f" ({counted(progress['errors'], 'error')})" if progress.get("errors") else ""
+        facts.append(("Last run", f"{counted(rows, 'row')} read{errors}, {counted(updates, 'update')} written{upper}"))
     facts.append(("Next run", schedule.get("nextTime", "")))
     if "nextAttemptTime" in status:
         facts.append(("Next attempt", status["nextAttemptTime"]))

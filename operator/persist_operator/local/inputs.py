@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.codec.sink_run import columns_beside
+from persist_engine.codec.sink_run import columns_beside, input_schema
 from persist_engine.rows.schema import Schema
 
 from persist_operator.api.sink import SinkSpec
@@ -146,9 +146,10 @@ def _header(path: Path, options: Mapping[str, str]) -> Sequence[str] | None:
 def _column_problems(spec: SinkSpec, shard: Mapping[str, Any], columns: Sequence[str]) -> Iterator[str]:
     """How the input's columns differ from the shard's, as the run would report it."""
     try:
-        schema = Schema.from_ddl(shard["schema"]["key"], shard["schema"].get("value") or "")
+        declared = Schema.from_ddl(shard["schema"]["key"], shard["schema"].get("value") or "")
+        schema = input_schema(declared, spec.envelope, columns)
     except InvalidUsage:
-        return  # the plan of the shard reports it
+        return  # the plan of the shard, or the run, reports it
     if spec.envelope["type"] == "Debezium":
         return  # the columns are those of an event of change, and only Spark can look into them
     problem = schema.column_problem(columns, beside=columns_beside(spec.envelope))

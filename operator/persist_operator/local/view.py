@@ -218,6 +218,7 @@ def _numbers(shown: RunningProgress) -> str:
         f"{shown.tasks_done or 0} of {shown.tasks} tasks" if shown.tasks else "",
         "" if shown.batches is None else f"{shown.batches:,} batches",
         f"{shown.rows_read:,} rows" if shown.rows_read else "",
+        f"{shown.errors:,} errors" if shown.errors else "",
         f"{sized(shown.bytes_read)} read" if shown.bytes_read else "",
         "" if shown.lag_seconds is None else f"lag {shown.lag_seconds}s",
     ]

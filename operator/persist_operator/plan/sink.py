@@ -108,6 +108,8 @@ def plan_sink(
         draft = _start_attempt(draft)
     draft = _clear_away(draft)
     running, shown_ms = sink_status.running(draft.status, draft.child(), now_ms=now_ms)
+    if running.errors and not draft.status.progress.running.errors:
+        draft = draft.noting(sink_status.errors_note(str(draft.status.driver.pod_name), running.errors))
     draft = draft.having(progress=replace(draft.status.progress, running=running)).waking(*shown_ms)
     status = sink_status.finished(draft.status, sink, observed, problem=problem, now_ms=now_ms, words=words)
     requeue_s = min(((at - now_ms) / 1000 for at in draft.wake_ms), default=settings.loop.resync_seconds)
@@ -277,6 +279,9 @@ def _succeed(draft: Draft, child: Run) -> Draft:
     message = "the data was already there" if done else redact(str(report.get("message") or ""))
     draft = _remember(draft, "Succeeded", None, message)
     numbers = f"{report.get('rows_read', 0)} rows read, {report.get('updates_written', 0)} updates written"
+    errors = draft.status.progress.errors
+    if errors and not is_stream:  # the first errors of a stream were noted while it ran
+        draft = draft.noting(sink_status.errors_note(child.name, errors))
     return draft.noting(Note("Normal", "RunSucceeded", f"{child.name}: {message if done or is_stream else numbers}"))
 
 

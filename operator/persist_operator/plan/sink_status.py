@@ -19,6 +19,7 @@ from persist_operator.api.sink_status import (
     RunState,
     SinkStatus,
 )
+from persist_operator.plan.actions import Note
 from persist_operator.plan.hints import Restart, Words
 from persist_operator.plan.observed import Executors, Phase, Run, SinkObserved
 
@@ -42,6 +43,14 @@ def running(status: SinkStatus, child: Run | None, *, now_ms: int) -> tuple[Runn
     if since_ms >= 0 and wait_ms > 0:
         return known, (now_ms + wait_ms,)
     return replace(newest, observed_time=times.to_text(now_ms)), ()
+
+
+def errors_note(driver: str, errors: int) -> Note:
+    """The Event that a driver collected errors, which its run commits."""
+    rows = "1 row that could not be written is an error"
+    if errors > 1:
+        rows = f"{errors} rows that could not be written are errors"
+    return Note("Warning", "ErrorsCollected", f"{driver}: {rows} in the shard; see its column err")
 
 
 def finished(

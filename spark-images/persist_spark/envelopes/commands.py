@@ -16,6 +16,7 @@ from persist_engine.rows.schema import Schema
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
 
+from persist_spark.envelopes.collected import error_column
 from persist_spark.frames import DELETED, FAULT, ORDER, Field, fields_of, to_flat
 from persist_spark.spec import Envelope
 
@@ -31,8 +32,8 @@ def upsert_commands(frame: DataFrame, schema: Schema, envelope: Envelope) -> Dat
 
     ConfigurationError names every column that does not fit.
     """
-    order, delete = envelope.order_column, envelope.delete_column
-    flat = to_flat(frame, schema, order_column=order, delete_column=delete)
+    order, delete, error = envelope.order_column, envelope.delete_column, error_column(frame, envelope)
+    flat = to_flat(frame, schema, order_column=order, delete_column=delete, error_column=error)
     if delete is None:
         others = [F.col(f.column).isNull() for f in fields_of(schema) if f.side == "value" and f.name != order]
         deleted = reduce(Column.__and__, others) if others else F.lit(False)  # noqa: FBT003
@@ -40,7 +41,7 @@ def upsert_commands(frame: DataFrame, schema: Schema, envelope: Envelope) -> Dat
         deleted = F.coalesce(F.col(DELETED), F.lit(False))  # noqa: FBT003
     ordered = F.lit(None).cast("bigint") if order is None else F.col(ORDER)
     marked = flat.withColumns({DELETED: deleted, ORDER: ordered, WEIGHT: F.lit(1).cast("bigint")})
-    return completed(marked.withColumn(FAULT, F.lit(None).cast("string")), schema)
+    return completed(marked if error else marked.withColumn(FAULT, F.lit(None).cast("string")), schema)
 
 
 def completed(commands: DataFrame, schema: Schema) -> DataFrame:

@@ -13,6 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
 from pyspark.sql import types as T  # noqa: N812
 
+from persist_spark.envelopes.collected import error_column
 from persist_spark.envelopes.commands import WEIGHT, completed, key_text
 from persist_spark.frames import DELETED, FAULT, ORDER, Field, converted, fields_of, ordering, unfit
 from persist_spark.spec import ConfigurationError, Envelope
@@ -35,7 +36,9 @@ def debezium_commands(frame: DataFrame, schema: Schema, envelope: Envelope) -> D
     before, after = ({f.column: _field(side, f, types[side]) for f in fields} for side in (_BEFORE, _AFTER))
     op, had, has = F.col(_OP), F.col(_BEFORE).isNotNull(), F.col(_AFTER).isNotNull()
     is_moved = had & ~reduce(Column.__and__, (before[f.column].eqNullSafe(after[f.column]) for f in keys))
-    order, fault = _order(frame, envelope).alias(ORDER), _fault(fields, before, after).alias(FAULT)
+    error = error_column(frame, envelope)
+    given = F.lit(None).cast("string") if error is None else F.col(error)
+    order, fault = _order(frame, envelope).alias(ORDER), F.coalesce(given, _fault(fields, before, after)).alias(FAULT)
     removal = F.struct(
         *(before[f.column].alias(f.column) for f in keys),
         *(F.lit(None).cast(f.type).alias(f.column) for f in fields if f.side == "value"),
@@ -53,7 +56,7 @@ def debezium_commands(frame: DataFrame, schema: Schema, envelope: Envelope) -> D
         fault,
         (~op.eqNullSafe("d")).alias("is_meant"),
     )
-    events = frame.where(op.isNotNull() | had | has)
+    events = frame.where(op.isNotNull() | had | has | given.isNotNull())
     commands = F.filter(F.array(removal, gift), lambda command: command.getField("is_meant"))
     return completed(events.select(F.inline(commands)), schema)
 

@@ -14,11 +14,13 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from persist_engine import holds_errors
 from persist_engine.rows.schema import Schema
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
 from pyspark.sql import types as T  # noqa: N812
 
+from persist_spark.envelopes.collected import is_error
 from persist_spark.frames import DESIRED, DIFF, HASH, fields_of
 
 #: The columns of the hashes of a row. The first also brings equal rows together.
@@ -50,6 +52,8 @@ class WantedRows:
 
     rows: int
     sums: tuple[int, ...]
+    errors: int = 0
+    """How many of these rows are errors (collected.py). Not part of the digest, which has the rows themselves."""
 
     def digest(self, schema: Schema) -> bytes:
         """32 hexadecimal digits: equal for the same rows in the same schema."""
@@ -67,10 +71,11 @@ def scanned(flat: DataFrame, schema: Schema) -> WantedRows | None:
     """The rows of `flat`, from one pass over them in Spark. None for more rows than the sums have room for (2^31)."""
     halves = [half for name in HASHES for half in _halves(F.col(name))]
     sums = [F.try_sum(half) for half in halves]
-    rows, *found = hashed(flat, schema).select(*HASHES).agg(F.count(F.lit(1)), *sums).collect()[0]
+    errors = F.count_if(is_error(schema)) if holds_errors(schema) else F.lit(0)
+    rows, bad, *found = hashed(flat, schema).agg(F.count(F.lit(1)), errors, *sums).collect()[0]
     if rows and None in found:
         return None
-    return WantedRows(rows, tuple(_joined([each or 0 for each in found])))
+    return WantedRows(rows, tuple(_joined([each or 0 for each in found])), bad)
 
 
 def _halves(lane: Column) -> tuple[Column, Column]:

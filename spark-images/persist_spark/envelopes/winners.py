@@ -11,12 +11,14 @@ from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
+from persist_engine import ERR, holds_errors
 from persist_engine.rows.schema import Schema
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
 from pyspark.sql import types as T  # noqa: N812
 
 from persist_spark.columns import struct_column
+from persist_spark.envelopes.collected import is_error
 from persist_spark.envelopes.commands import WEIGHT, key_text
 from persist_spark.frames import DELETED, FAULT, ORDER, Field, fields_of
 from persist_spark.spec import ConfigurationError
@@ -43,6 +45,8 @@ class Winners:
     schema: Schema
     rows: int
     """The rows of the input."""
+    errors: int
+    """How many of them are errors (collected.py)."""
     count: int
     """The winners."""
     where: tuple[tuple[str, str, Any], ...] | None
@@ -88,7 +92,11 @@ def decided(commands: DataFrame, schema: Schema) -> Winners:
         FAULT,
     ).localCheckpoint(eager=True)
     bounded = [f for f in fields if f.side == "key" and isinstance(f.type, _BOUNDED) and "." not in f.name]
-    facts = _facts(copied, bounded)
+    counted = F.lit(False)  # noqa: FBT003
+    if holds_errors(schema):
+        # Readers do not skip parts that may hold errors, so errors need no bounds.
+        counted, bounded = is_error(schema), [f for f in bounded if f.name != ERR]
+    facts = _facts(copied, bounded, counted)
     if facts[FAULT] is not None:
         raise ConfigurationError(f"the input cannot be written: {facts[FAULT]}")
     if facts["tie"] is not None:
@@ -100,12 +108,13 @@ def decided(commands: DataFrame, schema: Schema) -> Winners:
         frame=copied.select(*keys, *values, ORDER, DELETED),
         schema=schema,
         rows=facts["rows"] or 0,
+        errors=facts["errors"] or 0,
         count=facts["count"],
         where=_range_of(facts, bounded),
     )
 
 
-def _facts(copied: DataFrame, bounded: Sequence[Field]) -> dict[str, Any]:
+def _facts(copied: DataFrame, bounded: Sequence[Field], is_bad: Column) -> dict[str, Any]:
     """What the driver needs to know about the winners, in one job."""
     bounds = [
         column
@@ -113,12 +122,13 @@ def _facts(copied: DataFrame, bounded: Sequence[Field]) -> dict[str, Any]:
         for column in (
             F.min(f.column).alias(f"least_{f.column}"),
             F.max(f.column).alias(f"greatest_{f.column}"),
-            F.count_if(F.col(f.column).isNull()).alias(f"nulls_{f.column}"),
+            F.count_if(F.col(f.column).isNull() & ~is_bad).alias(f"nulls_{f.column}"),
         )
     ]
     facts = copied.agg(
         F.count(F.lit(1)).alias("count"),
         F.sum(WEIGHT).alias("rows"),
+        F.sum(F.when(is_bad, F.col(WEIGHT))).alias("errors"),
         F.min(FAULT).alias(FAULT),
         F.min("tie").alias("tie"),
         *bounds,
@@ -131,7 +141,7 @@ def _range_of(facts: dict[str, Any], bounded: Sequence[Field]) -> tuple[tuple[st
     terms = tuple(
         (f"key.{f.name}", op, facts[f"{end}_{f.column}"])
         for f in bounded
-        if facts["count"] and not facts[f"nulls_{f.column}"]
+        if facts[f"least_{f.column}"] is not None and not facts[f"nulls_{f.column}"]
         for op, end in ((">=", "least"), ("<=", "greatest"))
     )
     return terms or None

@@ -18,8 +18,8 @@ from persist_engine.base.wording import dated
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
 
-from persist_spark import frames
 from persist_spark.datasource import register
+from persist_spark.inputs.format import read_input
 from persist_spark.options import Options, instant
 from persist_spark.partitions import sink_settings
 from persist_spark.row_shape import condition, row_type
@@ -94,7 +94,7 @@ def opened_input(spark: SparkSession, spec: SinkSpec, *, env: Env) -> Iterator[R
     ConfigurationError for a shard without a time that is complete, and for a time before its since or after its last complete time.
     """
     if not spec.input.is_shard:
-        yield RunInput(lambda: frames.read_input(spark, spec.input))
+        yield RunInput(lambda: read_input(spark, spec.input))
         return
     source = resolved(spec).input
     options = Options.parse(source.options)
@@ -113,7 +113,7 @@ def opened_input(spark: SparkSession, spec: SinkSpec, *, env: Env) -> Iterator[R
                 f"{dated(reader.since.time)} to {dated(newest)}; choose a time between them, or none"
             )
         pinned = replace(source, options={**source.options, "as_of": str(as_of)})
-        yield RunInput(lambda: frames.read_input(spark, pinned), as_of + 1)
+        yield RunInput(lambda: read_input(spark, pinned), as_of + 1)
 
 
 def flat_changes(changes: DataFrame, spec: SinkSpec) -> DataFrame:

@@ -43,12 +43,13 @@ class Live:
                     self._stage = Stage.STREAMING
                 case "batch":
                     self._add(batches=1, rows_read=fields["rows"], updates_written=fields["updates"])
+                    self._add(errors=fields["errors"])
                     self._set(upper=fields["upper"], input_upper=fields["input_upper"], lag_ms=fields["lag_ms"])
                 case "minted" if self._stage is not Stage.STREAMING:
                     self._stage = Stage.READING
                 case "staged" if self._stage is not Stage.STREAMING:
                     self._stage = Stage.APPENDING
-                    self._set(rows_read=fields["rows"])
+                    self._set(rows_read=fields["rows"], errors=fields["errors"])
 
     def count(self, spark: SparkSession) -> None:
         """Takes Spark's own counts: tasks of the stages that run, bytes, and, while the input of a single run is read, rows. Py4J's errors

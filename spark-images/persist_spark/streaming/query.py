@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from persist_spark import frames
 from persist_spark.datasource import register
+from persist_spark.inputs.format import load_input, with_sql
 from persist_spark.inputs.shard import DIFF, flat_changes
 from persist_spark.spec import ConfigurationError, Input, SinkSpec
 
@@ -39,8 +40,8 @@ def streaming_input(spark: SparkSession, spec: SinkSpec) -> DataFrame:
     """The rows of the stream, with the SQL applied. ConfigurationError when the source does not stream, and when the SQL keeps a state."""
     if spec.input.format == _PERSIST:
         register(spark, blob=spec.blob, consensus=spec.consensus)
-    loaded = frames.load_input(spark, spec.input, streaming=True)
-    frame = frames.with_sql(flat_changes(loaded, spec) if spec.input.is_shard else loaded, spec.input)
+    loaded = load_input(spark, spec.input, streaming=True)
+    frame = with_sql(flat_changes(loaded, spec) if spec.input.is_shard else loaded, spec.input)
     plan = _optimized(frame)
     if spec.input.is_shard:
         _check_diffs(plan)

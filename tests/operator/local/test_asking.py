@@ -139,10 +139,9 @@ def csv_sink(house, **options):
     return house.sink(input={"type": "Format", "format": {"name": "csv", "options": options}})
 
 
-def found(house, sink, waits=False):
-    house.apply(house.shard(schema={"key": "id STRING", "value": "name STRING"}))
-    schemas = load_schemas()
-    return inputs.problems(schemas.default(sink), house.objects.get("PersistShard", "things"), waits=waits)
+def found(house, sink, waits=False, key="id STRING"):
+    shard = house.shard(schema={"key": key, "value": "name STRING"})
+    return inputs.problems(load_schemas().default(sink), shard, waits=waits)
 
 
 def test_paths_columns_and_schedules_are_checked_before_spark_starts(house, monkeypatch):
@@ -167,6 +166,13 @@ def test_paths_columns_and_schedules_are_checked_before_spark_starts(house, monk
     (wrong,) = found(house, parquet | {"spec": parquet["spec"] | {"envelope": lacking}})
     assert "missing: name (value field), lsn (orderColumn), gone (deleteColumn); not in the shard's schema: at" in wrong
     assert found(house, parquet | {"spec": parquet["spec"] | {"envelope": {"type": "Debezium"}}}) == []
+    collecting = {"type": "Append", "onError": "Collect"}
+    (wrong,) = found(
+        house,
+        parquet | {"spec": parquet["spec"] | {"envelope": collecting}},
+        key="id BIGINT, err STRING",
+    )
+    assert "missing: name (value field); not in the shard's schema: at" in wrong
     (wrong,) = found(house, scheduled(house, cron="99 * * * *"))
     assert "schedule.cron '99 * * * *' is not five cron fields" in wrong
 

@@ -1,0 +1,121 @@
+"""A format of Spark as the input of a sink, with its SQL. Starts no Spark job, except to infer a schema that the user left out.
+
+Records of a text format may not parse. By itself Spark shows them as nulls. Here they end the run, or with `keeps_malformed` they become
+rows with the reason in the column `err` (envelopes/collected.py), which the user's SQL does not see.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+
+from persist_engine import ERR
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException, IllegalArgumentException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
+from pyspark.sql import types as T  # noqa: N812
+
+from persist_spark.frames import first_line
+from persist_spark.spec import ConfigurationError, Input
+
+#: The name of the input in `input.format.sql`.
+INPUT_VIEW = "input"
+#: Formats whose records may be malformed, and the column in which Spark shows such a record if the schema has it.
+_TEXTS, _CORRUPT = ("csv", "json", "xml"), "_corrupt_record"
+#: So much of a record that does not parse is shown.
+_SHOWN_CHARS = 500
+
+
+def read_input(spark: SparkSession, source: Input) -> DataFrame:
+    """The input that the user declared, with its SQL applied. ConfigurationError when it does not exist or the SQL is invalid."""
+    return with_sql(load_input(spark, source), source)
+
+
+def load_input(spark: SparkSession, source: Input, *, streaming: bool = False) -> DataFrame:
+    """The same without its SQL. `streaming`: as a stream. Where malformed records are kept, they are in a column `_corrupt_record`."""
+    read = spark.readStream if streaming else spark.read
+    reader = read.format(source.format).options(**careful_options(source))
+    try:
+        if source.schema is not None:
+            reader = reader.schema(source.schema)
+        loaded = reader.load()
+        return reader.schema(_with_corrupt(loaded.schema)).load() if _keeps_malformed(source) else loaded
+    except (AnalysisException, IllegalArgumentException, Py4JJavaError) as error:
+        # For a format that does not exist, Spark raises a plain Java error.
+        raise ConfigurationError(f"input.format: {first_line(error)}") from error
+
+
+def with_sql(frame: DataFrame, source: Input) -> DataFrame:
+    """The frame with the input's SQL applied to it. ConfigurationError when it is invalid."""
+    if not _keeps_malformed(source):
+        return _with_sql(frame, source)
+    record = F.concat(
+        F.lit(f"the {source.format.lower()} record does not parse: "), F.substring(_CORRUPT, 1, _SHOWN_CHARS)
+    )
+    reason = F.concat(record, F.lit(" (in "), F.col("_metadata.file_path"), F.lit(")"))
+    is_parsed = F.col(_CORRUPT).isNull()
+    if source.sql is None:
+        columns = [
+            F.when(is_parsed, F.col(_quoted(name))).alias(name) for name in frame.columns if name not in (_CORRUPT, ERR)
+        ]
+        given = [F.col(ERR)] if ERR in frame.columns else []
+        return frame.select(*columns, F.coalesce(F.when(~is_parsed, reason), *given).alias(ERR))
+    # SUBTLE: Spark takes a record for malformed only in the columns that a query needs. The readings of the rows and of the malformed
+    # records must agree, so both need all columns. The condition is always true, which the optimizer cannot know.
+    needs_all = reduce(Column.__add__, (F.col(_quoted(name)).isNull().cast("int") for name in frame.columns)) >= 0
+    rows = _with_sql(frame.where(needs_all & is_parsed).drop(_CORRUPT), source)
+    if ERR not in rows.columns:
+        rows = rows.select("*", F.lit(None).cast("string").alias(ERR))
+    if sum(name == ERR for name in rows.columns) > 1:
+        return rows  # refused by name later
+    # By position: the SQL may give two columns one name, which is refused by name later.
+    columns = [
+        (reason if field.name == ERR else F.lit(None).cast(field.dataType)).alias(field.name) for field in rows.schema
+    ]
+    return rows.unionAll(frame.where(needs_all & ~is_parsed).select(*columns))
+
+
+def _with_sql(frame: DataFrame, source: Input) -> DataFrame:
+    if source.sql is None:
+        return frame
+    spark = frame.sparkSession
+    frame.createOrReplaceTempView(INPUT_VIEW)
+    try:
+        return spark.sql(source.sql)
+    except AnalysisException as error:
+        raise ConfigurationError(f"input.format.sql: {first_line(error)}") from error
+    finally:
+        spark.catalog.dropTempView(INPUT_VIEW)
+
+
+def careful_options(source: Input) -> dict[str, str]:
+    """The options of the input, and those without which Spark changes rows silently: by default it reads a malformed record as nulls, and
+    the columns of a CSV file by their position, whatever its header says. Options that the user has set stay.
+    """
+    given = {name.lower(): value for name, value in source.options.items()}
+    kind, options = source.format.lower(), dict(source.options)
+    if _decides_malformed(source):
+        options["mode"] = "PERMISSIVE" if source.keeps_malformed else "FAILFAST"
+    if kind == "csv" and given.get("header", "").lower() == "true" and "enforceschema" not in given:
+        options["enforceSchema"] = "false"
+    return options
+
+
+def _decides_malformed(source: Input) -> bool:
+    """Whether records may be malformed and the user leaves it to the sink what becomes of them."""
+    given = {name.lower() for name in source.options}
+    is_users = {"mode", "columnnameofcorruptrecord"} & given or _CORRUPT in (source.schema or "")
+    return source.format.lower() in _TEXTS and not is_users
+
+
+def _keeps_malformed(source: Input) -> bool:
+    return source.keeps_malformed and _decides_malformed(source)
+
+
+def _with_corrupt(schema: T.StructType) -> T.StructType:
+    others = [field for field in schema.fields if field.name != _CORRUPT]
+    return T.StructType([*others, T.StructField(_CORRUPT, T.StringType())])
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
