@@ -191,6 +191,8 @@ def test_a_csv_file_with_a_header_and_records_of_another_width(target):
         sql = "select name from input"
         named = read_input(spark, Input(format="csv", keeps_malformed=True, sql=sql, **given)).collect()
         assert Counter(row["err"] for row in named) == Counter(row["err"] for row in rows)
+        counted = read_input(spark, Input(format="csv", keeps_malformed=True, **given)).where("err is not null").count()
+        assert counted == sum(row["err"] is not None for row in rows)
     lenient = Input(format="csv", schema="id BIGINT, name STRING", options={**source.options, "mode": "PERMISSIVE"})
     assert "err" not in read_input(spark, lenient).columns, "the user has decided"
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
+from persist_kit.servers import redis_server, s3_server
 from persist_spark.main import main
 from pyspark.sql import SparkSession
+from redis import Redis
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -20,20 +22,25 @@ def arguments(folder: Path, spec: dict) -> list[str]:
     return ["driver", "--spec", str(folder / "sink.json"), "--report", str(folder / "report.json")]
 
 
-def run(folder: Path, spec: dict) -> tuple[int, dict, list[dict]]:
-    """Exit code, report, log lines of a process of its own."""
+def process(folder: Path, spec: dict, more: str = "") -> subprocess.CompletedProcess[str]:
+    """A driver in a process of its own, with `more` lines of configuration."""
     (folder / "spark-defaults.conf").write_text(
         "spark.master local[2]\nspark.ui.enabled false\nspark.driver.memory 1g\n"
-        "spark.driver.host 127.0.0.1\nspark.driver.bindAddress 127.0.0.1\n"
+        f"spark.driver.host 127.0.0.1\nspark.driver.bindAddress 127.0.0.1\n{more}"
     )
     # The shared session's arguments are in the environment; the file wins.
     properties = ["--properties", str(folder / "spark-defaults.conf")]
     command = [sys.executable, "-m", "persist_spark.main", *arguments(folder, spec), *properties]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+def run(folder: Path, spec: dict) -> tuple[int, dict, list[dict]]:
+    """Exit code, report, log lines of a process of its own."""
+    ended = process(folder, spec)
     written = json.loads((folder / "report.json").read_text())
-    assert json.loads(process.stdout.splitlines()[-1]) == written
-    lines = [json.loads(line) for line in process.stderr.splitlines() if line.startswith("{")]
-    return process.returncode, written, lines
+    assert json.loads(ended.stdout.splitlines()[-1]) == written
+    lines = [json.loads(line) for line in ended.stderr.splitlines() if line.startswith("{")]
+    return ended.returncode, written, lines
 
 
 @pytest.fixture
@@ -87,3 +94,49 @@ def test_a_broken_input_is_a_configuration_failure_without_secrets(tmp_path, spe
     out, err = capsys.readouterr()
     assert json.loads(out) == report
     assert "hunter2" not in json.dumps(report) + err
+
+
+@pytest.mark.parametrize("column", ["name", "nonsuch"])
+def test_nothing_that_a_run_leaves_behind_shows_a_secret(tmp_path, spec, column):
+    """Reports, logs, Spark's event log (all that its web interface shows: plans, settings, names of jobs), blobs and the shard's log; of
+    a run that succeeds and of one that fails.
+    """
+    secrets = [f"hunter{index}-{word}" for index, word in enumerate(("redis", "option", "jaas", "hadoop"), 1)]
+    in_redis, in_option, in_jaas, in_hadoop = secrets
+    with redis_server(password=in_redis) as redis, s3_server() as s3:
+        secrets.append(s3.secret_key)
+        keys = f"[default]\naws_access_key_id={s3.access_key}\naws_secret_access_key={s3.secret_key}\n"
+        for name, text in (("aws-credentials", keys), ("redis-password", in_redis)):
+            (tmp_path / name).write_text(text)
+        spec["location"] = {
+            "blob": f"{s3.location('sinks')}&credentials_dir={tmp_path}",
+            "consensus": f"redis://{redis.address}/0?credentials_dir={tmp_path}",
+        }
+        with PersistClient.open(Location(**spec["location"])) as client:
+            client.initialise(spec["shard_id"], Schema.from_ddl("id BIGINT", "name STRING"))
+        spec["envelope"] = {"type": "Upsert"}
+        spec["input"]["format"] |= {"sql": f"select id, {column} as name from input"}
+        jaas = f'org.apache.kafka.LoginModule required username="u" password="{in_jaas}";'
+        spec["input"]["format"]["options"] |= {"password": in_option, "kafka.sasl.jaas.config": jaas}
+        (tmp_path / "events").mkdir()
+        ended = process(
+            tmp_path,
+            spec,
+            f"spark.eventLog.enabled true\nspark.eventLog.compress false\nspark.eventLog.dir {tmp_path.as_uri()}/events\n"
+            f"spark.hadoop.fs.s3a.secret.key {in_hadoop}\nspark.shown plainly\n",
+        )
+        report = json.loads(ended.stdout.splitlines()[-1])
+        assert (report["outcome"], column in report["message"]) == (
+            ("Succeeded", False) if column == "name" else ("Failed", True)
+        )
+        logged = [path.read_bytes() for path in (tmp_path / "events").rglob("*") if path.is_file()]
+        blobs = [path.read_bytes() for path in s3.object_path("sinks").rglob("*") if path.is_file()]
+        log = Redis.from_url(redis.url, password=in_redis)
+        log.config_set("rdbcompression", "no")
+        entries = [log.dump(key) for key in log.keys("*")]
+        assert any(spec["shard_id"].encode() in key for key in log.keys("*"))
+        left = [ended.stdout.encode(), ended.stderr.encode(), *logged, *blobs, *entries]
+        assert [b"".join(logged).count(text) > 0 for text in (b"plainly", b"SparkListenerApplicationEnd")] == [
+            True
+        ] * 2
+        assert [secret for secret in secrets if any(secret.encode() in one for one in left)] == []

@@ -49,21 +49,21 @@ def with_sql(frame: DataFrame, source: Input) -> DataFrame:
     """The frame with the input's SQL applied to it. ConfigurationError when it is invalid."""
     if not _keeps_malformed(source):
         return _with_sql(frame, source)
+    # SUBTLE: Spark takes a record for malformed only in the columns that a query needs, so every query needs all of them, and all readings
+    # of the input agree. The sum is never negative, which the optimizer cannot know.
+    needs_all = reduce(Column.__add__, (F.col(_quoted(name)).isNull().cast("int") for name in frame.columns)) >= 0
+    is_parsed = needs_all & F.col(_CORRUPT).isNull()
     record = F.concat(
         F.lit(f"the {source.format.lower()} record does not parse: "), F.substring(_CORRUPT, 1, _SHOWN_CHARS)
     )
     reason = F.concat(record, F.lit(" (in "), F.col("_metadata.file_path"), F.lit(")"))
-    is_parsed = F.col(_CORRUPT).isNull()
     if source.sql is None:
         columns = [
             F.when(is_parsed, F.col(_quoted(name))).alias(name) for name in frame.columns if name not in (_CORRUPT, ERR)
         ]
         given = [F.col(ERR)] if ERR in frame.columns else []
         return frame.select(*columns, F.coalesce(F.when(~is_parsed, reason), *given).alias(ERR))
-    # SUBTLE: Spark takes a record for malformed only in the columns that a query needs. The readings of the rows and of the malformed
-    # records must agree, so both need all columns. The condition is always true, which the optimizer cannot know.
-    needs_all = reduce(Column.__add__, (F.col(_quoted(name)).isNull().cast("int") for name in frame.columns)) >= 0
-    rows = _with_sql(frame.where(needs_all & is_parsed).drop(_CORRUPT), source)
+    rows = _with_sql(frame.where(is_parsed).drop(_CORRUPT), source)
     if ERR not in rows.columns:
         rows = rows.select("*", F.lit(None).cast("string").alias(ERR))
     if sum(name == ERR for name in rows.columns) > 1:
@@ -72,7 +72,7 @@ def with_sql(frame: DataFrame, source: Input) -> DataFrame:
     columns = [
         (reason if field.name == ERR else F.lit(None).cast(field.dataType)).alias(field.name) for field in rows.schema
     ]
-    return rows.unionAll(frame.where(needs_all & ~is_parsed).select(*columns))
+    return rows.unionAll(frame.where(~is_parsed).select(*columns))
 
 
 def _with_sql(frame: DataFrame, source: Input) -> DataFrame:
