@@ -136,7 +136,5 @@ def test_nothing_that_a_run_leaves_behind_shows_a_secret(tmp_path, spec, column)
         entries = [log.dump(key) for key in log.keys("*")]
         assert any(spec["shard_id"].encode() in key for key in log.keys("*"))
         left = [ended.stdout.encode(), ended.stderr.encode(), *logged, *blobs, *entries]
-        assert [b"".join(logged).count(text) > 0 for text in (b"plainly", b"SparkListenerApplicationEnd")] == [
-            True
-        ] * 2
+        assert [b"".join(logged).count(text) > 0 for text in (b"plainly", b"SparkListenerApplicationEnd")] == [True] * 2
         assert [secret for secret in secrets if any(secret.encode() in one for one in left)] == []
