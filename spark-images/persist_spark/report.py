@@ -35,6 +35,9 @@ class SinkReport:
     errors: int = 0
     """How many of these rows could not be written and are errors in the shard."""
     updates_written: int = 0
+    missing: int | None = None
+    """Of a run that only compares, how many rows of the input the shard lacks; `extra`: how many it holds too many."""
+    extra: int | None = None
     executors: int = 0
     already_done: bool = False
     batches: int | None = None
@@ -60,6 +63,9 @@ class SinkReport:
             return f"batches: {self.batches}, updates: {self.updates_written}{errors}; {end}"
         if self.already_done:
             return f"run {self.run_id} was appended before; nothing was written"
+        if self.missing is not None:
+            what = f"{self.missing} rows are missing in the shard and {self.extra} are too many"
+            return f"compared with the shard up to {self.upper}: {what if self.missing or self.extra else 'equal'}"
         errors = f"; {self.errors} of {self.rows_read} rows are errors" if self.errors else ""
         return f"wrote {self.updates_written} updates at [{self.lower},{self.upper}){errors}"
 

@@ -23,13 +23,13 @@ from persist_engine.model.frontier import Antichain
 from pyspark.sql import DataFrame, SparkSession
 
 from persist_spark.failures import is_lost_copy
-from persist_spark.inputs.shard import named_input, opened_input
+from persist_spark.inputs.shard import RunInput, named_input, opened_input
 from persist_spark.landing import Landed, Landing, driver_settings, refuse_outgrown_schema
 from persist_spark.partitions import sink_settings
 from persist_spark.report import Log, SinkReport
 from persist_spark.session import executor_count
-from persist_spark.spec import ConfigurationError, SinkSpec
-from persist_spark.staging import StagedRows, Staging, part_bytes_of
+from persist_spark.spec import ConfigurationError, SinkSpec, WriteMode
+from persist_spark.staging import EMPTY, StagedRows, Staging, difference, part_bytes_of
 from persist_spark.streaming.position import committer
 
 #: How often a run starts over before it fails and leaves the work to the next run. It starts over when other writers raise the upper
@@ -40,7 +40,7 @@ LOST_COPIES_MAX = 4
 
 
 def run_sink(spark: SparkSession, spec: SinkSpec, *, env: Env | None = None, log: Log | None = None) -> SinkReport:
-    """Brings the shard to the state that `spec` describes, and reports the run. Idempotent by `spec.run_id`.
+    """Brings the shard to the state that `spec` describes, or compares it, and reports the run. Idempotent by `spec.run_id`.
 
     ConfigurationError when the input or the object must change; Fenced when another run of this sink committed meanwhile; Unavailable when
     the store failed, or other writers won, for too long; Spark's errors for a failed job. After any error, either all updates were appended
@@ -54,25 +54,53 @@ def run_sink(spark: SparkSession, spec: SinkSpec, *, env: Env | None = None, log
         difference = client.schema(spec.shard_id).difference(schema)
         if difference is not None:
             raise ConfigurationError(f"schema: differs from that of shard {spec.shard_id}: {difference}")
-        with (
-            named_input(spec),
-            opened_input(spark, spec, env=env) as source,
-            client.open_writer(spec.shard_id, schema, purpose=spec.purpose) as writer,
-        ):
-            part_bytes = part_bytes_of(spark, spec, log)
-            run = Run(
-                spec=spec,
-                client=client,
-                writer=writer,
-                staging=Staging(spark=spark, spec=spec, schema=schema, writer=writer, part_bytes=part_bytes, log=log),
-                env=env,
-                log=log,
-                token=spec.run_token,
-                expected=client.progress(spec.shard_id, spec.sink_id),
-                read=source.read,
-            )
-            report = run.until_done()
+        with named_input(spec), opened_input(spark, spec, env=env) as source:
+            if spec.write_mode is WriteMode.READ_ONLY:
+                report = _compared(spark, spec, client, source.read(), log)
+            else:
+                report = _written(spark, spec, client, source, env=env, log=log)
             return report if report.already_done else replace(report, input_upper=source.upper)
+
+
+def _written(
+    spark: SparkSession, spec: SinkSpec, client: PersistClient, source: RunInput, *, env: Env, log: Log
+) -> SinkReport:
+    schema = spec.schema
+    with client.open_writer(spec.shard_id, schema, purpose=spec.purpose) as writer:
+        part_bytes = part_bytes_of(spark, spec, log)
+        run = Run(
+            spec=spec,
+            client=client,
+            writer=writer,
+            staging=Staging(spark=spark, spec=spec, schema=schema, writer=writer, part_bytes=part_bytes, log=log),
+            env=env,
+            log=log,
+            token=spec.run_token,
+            expected=client.progress(spec.shard_id, spec.sink_id),
+            read=source.read,
+        )
+        return run.until_done()
+
+
+def _compared(spark: SparkSession, spec: SinkSpec, client: PersistClient, source: DataFrame, log: Log) -> SinkReport:
+    """What a run would change, as of the newest complete time of the shard. Opens no writer and stages nothing."""
+    with client.open_leased_reader(spec.shard_id, spec.schema, purpose=spec.purpose) as reader:
+        upper = client.recent_upper(spec.shard_id)
+        as_of = upper.newest_complete
+        log.event("comparing", as_of=as_of)
+        found = difference(spark, source, spec, reader, None if as_of < 0 else as_of)
+    if found.rows == 0 and not spec.input.allow_empty:
+        raise ConfigurationError(EMPTY)
+    log.event("compared", rows=found.rows, errors=found.errors, missing=found.missing, extra=found.extra)
+    return SinkReport(
+        run_id=spec.run_id,
+        upper=upper.time,
+        rows_read=found.rows,
+        errors=found.errors,
+        missing=found.missing,
+        extra=found.extra,
+        executors=executor_count(spark),
+    )
 
 
 @dataclass(kw_only=True)

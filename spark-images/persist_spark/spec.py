@@ -76,6 +76,13 @@ class EnvelopeType(enum.StrEnum):
         return self in (EnvelopeType.UPSERT, EnvelopeType.DEBEZIUM)
 
 
+class WriteMode(enum.StrEnum):
+    """ReadWrite appends. ReadOnly compares the shard with what a run would make of it, and reports the difference."""
+
+    READ_WRITE = "ReadWrite"
+    READ_ONLY = "ReadOnly"
+
+
 class OnError(enum.StrEnum):
     """What becomes of a row that cannot be written: Fail ends the run, which writes nothing; Collect writes its reason as an error beside
     the rows (persist_engine.rows.errors_column).
@@ -193,6 +200,7 @@ class SinkSpec:
     purpose: str = "sink"
     stream: Stream | None = None
     """None: one run over a batch source."""
+    write_mode: WriteMode = WriteMode.READ_WRITE
 
     @property
     def run_token(self) -> bytes:
@@ -243,9 +251,15 @@ class SinkSpec:
                 write=_parse_write(Fields(run.write, "write")),
                 purpose=run.purpose,
                 stream=None if run.stream is None else _parse_stream(Fields(run.stream, "stream")),
+                write_mode=_parse_write_mode(run.write_mode),
             )
             if spec.stream is not None:
                 _check_stream(spec)
+            if spec.write_mode is WriteMode.READ_ONLY and not spec.envelope.type.reads_back:
+                raise ConfigurationError(
+                    f"writeMode: an {spec.envelope.type} adds its rows to what the shard holds, so there is nothing to compare; choose "
+                    "Mirror, Upsert or Debezium, or writeMode ReadWrite"
+                )
             return spec
         except ConfigurationError:
             raise
@@ -325,6 +339,12 @@ def _parse_write(fields: Fields) -> Write:
     return Write(parallelism=parallelism, target_part_bytes=target)
 
 
+def _parse_write_mode(mode: str | None) -> WriteMode:
+    if mode is not None and mode not in set(WriteMode):
+        raise ConfigurationError(f"writeMode: {mode!r} is not supported, must be one of {', '.join(WriteMode)}")
+    return WriteMode.READ_WRITE if mode is None else WriteMode(mode)
+
+
 def _parse_stream(fields: Fields) -> Stream:
     stream = Stream(
         commit_interval_s=_seconds(fields, "commitIntervalSeconds", COMMIT_INTERVAL_S, least=1),
@@ -344,6 +364,11 @@ def _seconds(fields: Fields, name: str, default: int, *, least: int) -> int:
 
 def _check_stream(spec: SinkSpec) -> None:
     """Refuses what a stream cannot keep its promises with."""
+    if spec.write_mode is WriteMode.READ_ONLY:
+        raise ConfigurationError(
+            "writeMode: a Streaming sink cannot be ReadOnly, because the shard holds the rows of batches that it has not read; choose mode "
+            "Once or Scheduled"
+        )
     if spec.envelope.type is EnvelopeType.MIRROR:
         raise ConfigurationError(
             "envelope.type: a Streaming sink cannot be a Mirror, because a batch holds new rows, not all desired contents of the shard; "

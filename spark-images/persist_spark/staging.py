@@ -22,6 +22,7 @@ from persist_spark import frames
 from persist_spark.envelopes.against import first_updates, updates_against
 from persist_spark.envelopes.collected import collected, error_column, is_error, rows_schema
 from persist_spark.envelopes.commands import key_text, upsert_commands
+from persist_spark.envelopes.compared import Difference, difference_of_rows, difference_of_winners
 from persist_spark.envelopes.debezium import debezium_commands
 from persist_spark.envelopes.mirror import HASHES, WantedRows, corrections, hashed, scanned
 from persist_spark.envelopes.run_keys import RunKeys
@@ -31,6 +32,9 @@ from persist_spark.partitions import STAGED_DDL, ReadParts, StageCorrections, St
 from persist_spark.report import Log
 from persist_spark.session import executor_memory, parallelism_of, shuffled_by_bytes
 from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, OnError, SinkSpec
+
+#: Why a run without rows ends.
+EMPTY = "input is empty; if that is intended, set input.allowEmpty"
 
 
 def part_bytes_of(spark: SparkSession, spec: SinkSpec, log: Log) -> int:
@@ -94,6 +98,34 @@ def persisted(
         yield spark.range(0, len(groups), 1, max(1, len(groups))).mapInArrow(
             ReadParts(blob=blob, groups=groups), flat_type
         )
+
+
+def shard_order(spec: SinkSpec) -> str | None:
+    """The field of the shard's value by which a persisted value may win against a row of the input."""
+    envelope = spec.envelope
+    order = envelope.order_column
+    return order if envelope.type is EnvelopeType.UPSERT and order in spec.schema.val.names else None
+
+
+def difference(
+    spark: SparkSession, source: DataFrame, spec: SinkSpec, reader: ReadHandle, as_of: int | None
+) -> Difference:
+    """How the shard at `as_of` (None: nothing was written) differs from what a run would make of it. Errors as of `Staging.stage`."""
+    schema = spec.schema
+    spark.sparkContext.setJobDescription(f"{spec.sink_id}: compare as {spec.envelope.type}")
+    rows = rows_of(source, schema, spec.envelope)
+    winners = decided(rows, schema) if spec.envelope.type.has_keys else None
+
+    def compared(held: DataFrame | None) -> Difference:
+        if winners is None:
+            return difference_of_rows(rows, held, schema)
+        return difference_of_winners(winners, held, order_column=shard_order(spec))
+
+    if as_of is None or (winners is not None and winners.count == 0):
+        return compared(None)
+    where, cores = None if winners is None else winners.where, parallelism_of(spark)
+    with persisted(spark, reader, as_of, schema, blob=spec.blob, cores=cores, where=where) as held:
+        return compared(held)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +246,7 @@ class Staging:
         self._refuse_empty(winners.rows)
         tasks = self.spec.write.parallelism
         stage = StageRows(self._stage_task(minted, minted.upper, time=minted.time))
-        order = self._shard_order()
+        order = shard_order(self.spec)
         if reader is None or minted.as_of is None or winners.count == 0:
             ranged = frames.by_key_range(first_updates(winners), self.schema, tasks)
             staged = self._collect(ranged.mapInArrow(stage, STAGED_DDL), minted.upper, winners)
@@ -227,12 +259,6 @@ class Staging:
                     )
                 staged = self._collect(updates.mapInArrow(stage, STAGED_DDL), minted.upper, winners)
         return replace(staged, keys=_keys_of(winners, is_contestable=order is not None))
-
-    def _shard_order(self) -> str | None:
-        """The field of the shard's value by which a persisted value may win against a row of the input."""
-        envelope = self.spec.envelope
-        order = envelope.order_column
-        return order if envelope.type is EnvelopeType.UPSERT and order in self.schema.val.names else None
 
     def _persisted(
         self, reader: ReadHandle, as_of: int, *, where: Sequence[Any] | None = None
@@ -321,7 +347,7 @@ class Staging:
 
     def _refuse_empty(self, rows: int) -> None:
         if rows == 0 and not self.spec.input.allow_empty:
-            raise ConfigurationError("input is empty; if that is intended, set input.allowEmpty")
+            raise ConfigurationError(EMPTY)
 
 
 def _keys_of(winners: Winners, *, is_contestable: bool) -> RunKeys:

@@ -240,6 +240,32 @@ def test_a_run_with_errors_succeeds_with_a_warning(world, errors):
     )
 
 
+def test_a_read_only_sink_says_whether_the_shard_is_what_it_would_make_of_it(world):
+    one = world()
+    one.spec |= {"writeMode": "ReadOnly", "envelope": {"type": "Mirror"}}
+    one.step()
+    found = conditions.find(one.status, "Converged")
+    assert (found["status"], found["reason"]) == ("Unknown", "NotCompared")
+    one.succeeds(updates_written=0, missing=0, extra=0, upper=90)
+    one.step()
+    found = conditions.find(one.status, "Converged")
+    assert (found["status"], found["reason"], found["message"]) == ("True", "Equal", "at upper 90")
+    assert conditions.find(one.status, "Ready")["message"] == "run 1 compared the shard with its input"
+    one.spec["write"] = {"parallelism": 7}
+    one.step()
+    one.succeeds(updates_written=0, missing=3, extra=1, upper=95)
+    one.step()
+    found = conditions.find(one.status, "Converged")
+    assert (found["status"], found["reason"]) == ("False", "Differs")
+    assert found["message"] == "at upper 95: 3 rows are missing in the shard and 1 are too many"
+    assert conditions.is_true(one.status, "Ready")
+    before = one.status["activeRevision"]
+    one.spec["writeMode"] = "ReadWrite"
+    one.step()
+    assert one.status["activeRevision"] != before, "a sink that is to write runs again"
+    assert conditions.find(one.status, "Converged") is None
+
+
 def test_a_run_whose_committing_attempt_was_lost_does_not_show_the_numbers_of_another(world):
     one = world()
     one.step()

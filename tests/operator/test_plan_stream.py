@@ -110,6 +110,7 @@ def test_a_field_of_streams_changes_no_revision_of_other_sinks(make_sink, sink_r
     plain = sink_resource()["spec"]
     former = {name: plain.get(name) for name in ("shardRef", "input", "envelope", "write", "spark")}
     assert make_sink().spec.revision == names.revision_of(former)
+    assert make_sink({"writeMode": "ReadWrite"}).spec.revision == names.revision_of(former)
     assert make_sink({"mode": "Streaming", "commitIntervalSeconds": 5}).spec.revision != make_sink().spec.revision
 
 

@@ -127,7 +127,7 @@ def test_the_report_is_the_last_line_of_stdout_and_in_the_file(tmp_path):
     assert written["outcome"] == "Succeeded"
     assert written["class"] is None
     assert set(written) == {
-        "type", "outcome", "class", "message", "run_id", "upper", "lower", "rows_read", "errors",
+        "type", "outcome", "class", "message", "run_id", "upper", "lower", "rows_read", "errors", "missing", "extra",
         "updates_written", "executors", "duration_ms", "already_done", "batches", "stopped", "input_upper",
     }  # fmt: skip
 

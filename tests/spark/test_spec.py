@@ -128,6 +128,8 @@ def test_absent_fields_have_defaults():
         ("envelope.onError", "Ignore", "envelope.onError: 'Ignore' is not supported, must be one of Fail, Collect"),
         ("envelope.onError", True, "envelope.onError must be text, not true or false"),
         ("envelope.keyColumns", "x", "unknown field: envelope.keyColumns"),
+        ("write_mode", "DryRun", "writeMode: 'DryRun' is not supported, must be one of ReadWrite, ReadOnly"),
+        ("write_mode", "ReadOnly", "writeMode: an Append adds its rows to what the shard holds"),
         ("write.parallelism", 0, r"write.parallelism: 0 is outside \[1, 4096\]"),
         ("write.parallelism", True, "write.parallelism must be a whole number, not true or false"),
         ("write.targetBatchBytes", "many", "write.targetBatchBytes: 'many' is not a quantity"),
@@ -197,6 +199,7 @@ DECLARED = {
     },
     "shard": {"input": {"type": "Shard", "shard": SHARD}, "envelope": {"type": "Mirror"}},
     "required fields": {"input": CSV, "envelope": {"type": "Mirror"}},
+    "comparison": {"input": CSV, "envelope": {"type": "Mirror"}, "writeMode": "ReadOnly"},
     "upsert": {"input": CSV, "envelope": {"type": "Upsert", "orderColumn": "lsn", "deleteColumn": "gone"}},
     "diff": {"input": CSV, "envelope": {"type": "Diff", "diffColumn": "n"}},
     "debezium": {"input": CSV, "envelope": {"type": "Debezium", "orderColumn": "source.lsn", "onError": "Collect"}},
@@ -241,6 +244,7 @@ def test_the_driver_reads_what_the_operator_writes(blocks):
     assert (envelope.type, *columns) == tuple(blocks["envelope"].get(name) for name in names)
     assert envelope.on_error == blocks["envelope"].get("onError", "Fail")
     assert read.input.keeps_malformed == (envelope.on_error == "Collect")
+    assert read.write_mode == blocks.get("writeMode", "ReadWrite")
     assert read.write.parallelism == blocks.get("write", {}).get("parallelism")
     assert read.write.target_part_bytes == (128 if "write" in blocks else 64) << 20
 

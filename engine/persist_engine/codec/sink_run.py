@@ -29,6 +29,7 @@ class SinkSource:
 class SinkRun:
     """What one attempt of a run is asked to do. `key_schema` and `val_schema` are DDL; `blob` and `consensus` are URLs. `stream` says how a
     Streaming sink runs; None for a sink of another mode. `source` is the shard that `input` names; None for another kind of input.
+    `write_mode` is that of the resource, None when it has none.
     """
 
     sink_id: str
@@ -44,6 +45,7 @@ class SinkRun:
     purpose: str
     stream: Mapping[str, Any] | None = None
     source: SinkSource | None = None
+    write_mode: str | None = None
 
 
 def encode_sink_run(run: SinkRun) -> dict[str, Any]:
@@ -61,6 +63,8 @@ def encode_sink_run(run: SinkRun) -> dict[str, Any]:
     }
     if run.stream is not None:
         document["stream"] = dict(run.stream)
+    if run.write_mode is not None:
+        document["write_mode"] = run.write_mode
     if (source := run.source) is not None:
         location = {"blob": source.blob, "consensus": source.consensus}
         document["source"] = {"shard_id": source.shard_id, "location": location}
@@ -69,7 +73,7 @@ def encode_sink_run(run: SinkRun) -> dict[str, Any]:
 
 def decode_sink_run(document: object) -> SinkRun:
     """The run in a document that was taken for JSON. InvalidUsage names the field that is missing, wrong or unknown. A person may
-    write the document by hand: `schema.value`, `write`, `purpose`, `stream` and `source` may be absent.
+    write the document by hand: `schema.value`, `write`, `write_mode`, `purpose`, `stream` and `source` may be absent.
     """
     top = Fields(document, "")
     schema, location = top.group("schema"), top.group("location")
@@ -88,6 +92,7 @@ def decode_sink_run(document: object) -> SinkRun:
         purpose=top.optional_text("purpose") or f"sink {top.text('sink_id')}",
         stream=top.optional_block("stream"),
         source=None if source is None else _source(Fields(source, "source")),
+        write_mode=top.optional_text("write_mode"),
     )
     for fields in (schema, location, top):
         fields.finish()

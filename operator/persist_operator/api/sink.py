@@ -71,6 +71,8 @@ class SinkSpec:
     input: Mapping[str, Any]
     envelope: Mapping[str, Any]
     write: Mapping[str, Any]
+    write_mode: str | None
+    """None: the driver's default."""
     spark: SparkSpec
     restart_policy: str
     max_consecutive_failures: int
@@ -103,6 +105,7 @@ class SinkSpec:
             input=spec["input"],
             envelope=spec["envelope"],
             write=spec["write"],
+            write_mode=spec.get("writeMode"),
             spark=_spark(spec["spark"]),
             restart_policy=restart["policy"],
             max_consecutive_failures=restart["maxConsecutiveFailures"],
@@ -139,8 +142,12 @@ class Sink:
 
 
 def _revised(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that define a driver. A field of one mode counts when it is set, so that it changes no revision of the other modes."""
+    """The fields that define a driver. A field of one mode counts when it is set, so that it changes no revision of the other modes; so
+    does a `writeMode` other than the default.
+    """
     of_mode = {name: spec[name] for name in ("commitIntervalSeconds",) if spec.get(name) is not None}
+    if spec.get("writeMode") not in {None, "ReadWrite"}:
+        of_mode["writeMode"] = spec["writeMode"]
     return {**{name: spec.get(name) for name in _REVISED}, **of_mode}
 
 

@@ -120,6 +120,8 @@ class Progress(Block):
     rows_read: int | None = None
     errors: int | None = None
     updates_written: int | None = None
+    missing: int | None = None
+    extra: int | None = None
     last_commit_time: str | None = None
     running: RunningProgress = RunningProgress()
 
@@ -143,6 +145,8 @@ class Progress(Block):
             rows_read=number("rows_read"),
             errors=number("errors"),
             updates_written=number("updates_written"),
+            missing=number("missing"),
+            extra=number("extra"),
             last_commit_time=end,
         )
 

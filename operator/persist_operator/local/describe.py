@@ -102,7 +102,10 @@ def _sink_facts(spec: Mapping[str, Any], status: Mapping[str, Any]) -> list[tupl
         if "inputUpper" in progress:
             facts.append(("Has read", f"all before {view.instant(progress['inputUpper'])}"))
         errors = f" ({counted(progress['errors'], 'error')})" if progress.get("errors") else ""
-        facts.append(("Last run", f"{counted(rows, 'row')} read{errors}, {counted(updates, 'update')} written{upper}"))
+        did = f"{counted(updates, 'update')} written{upper}"
+        if "missing" in progress:
+            did = f"compared with the shard{upper}: {progress['missing']} missing, {progress['extra']} too many"
+        facts.append(("Last run", f"{counted(rows, 'row')} read{errors}, {did}"))
     facts.append(("Next run", schedule.get("nextTime", "")))
     if "nextAttemptTime" in status:
         facts.append(("Next attempt", status["nextAttemptTime"]))

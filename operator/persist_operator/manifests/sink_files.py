@@ -66,6 +66,7 @@ def sink_document(
             input=spec.input,
             envelope=spec.envelope,
             write=spec.write,
+            write_mode=spec.write_mode,
             purpose=f"sink {meta.key}",
             stream=_stream(spec, is_bounded=is_bounded) if spec.mode == "Streaming" else None,
             source=_source(action, credentials_dir, input_credentials_dir),

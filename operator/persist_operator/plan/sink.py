@@ -278,11 +278,13 @@ def _succeed(draft: Draft, child: Run) -> Draft:
         draft = draft.having(schedule=replace(draft.status.schedule, last_success_time=end))
     message = "the data was already there" if done else redact(str(report.get("message") or ""))
     draft = _remember(draft, "Succeeded", None, message)
-    numbers = f"{report.get('rows_read', 0)} rows read, {report.get('updates_written', 0)} updates written"
+    shown = message
+    if not (done or is_stream or spec.write_mode == "ReadOnly"):
+        shown = f"{report.get('rows_read', 0)} rows read, {report.get('updates_written', 0)} updates written"
     errors = draft.status.progress.errors
     if errors and not is_stream:  # the first errors of a stream were noted while it ran
         draft = draft.noting(sink_status.errors_note(child.name, errors))
-    return draft.noting(Note("Normal", "RunSucceeded", f"{child.name}: {message if done or is_stream else numbers}"))
+    return draft.noting(Note("Normal", "RunSucceeded", f"{child.name}: {shown}"))
 
 
 def _fail(draft: Draft, failure: Failure, *, phase: DriverPhase, end_ms: int) -> Draft:

@@ -65,6 +65,8 @@ def finished(
         selector=f"{names.LABEL_SINK}={sink.meta.name},{names.LABEL_ROLE}=executor",
     )
     found = [*_ready(status, sink, observed, problem, words), *_resolved(observed), _running(status, observed)]
+    if sink.spec.write_mode == "ReadOnly":
+        found.append(_converged(status.progress))
     if sink.spec.suspend:
         found.append(Condition("Suspended", "True", "Suspended", "spec.suspend is true: no driver is started"))
     rendered = conditions.render(found, status.conditions or (), generation=sink.meta.generation, now_ms=now_ms)
@@ -81,6 +83,17 @@ def _resolved(observed: SinkObserved) -> list[Condition]:
     if source is not None:
         found.append(Condition("InputResolved", "True" if source.usable else "False", source.reason, source.message))
     return found
+
+
+def _converged(progress: Progress) -> Condition:
+    """Whether the shard was what a run would make of it, when it was last compared."""
+    missing, extra = progress.missing, progress.extra
+    if missing is None or extra is None:
+        return Condition("Converged", "Unknown", "NotCompared", "no run has compared the shard with the input")
+    if missing or extra:
+        text = f"{missing} rows are missing in the shard and {extra} are too many"
+        return Condition("Converged", "False", "Differs", f"at upper {progress.upper}: {text}")
+    return Condition("Converged", "True", "Equal", f"at upper {progress.upper}")
 
 
 def _running(status: SinkStatus, observed: SinkObserved) -> Condition:
@@ -178,6 +191,8 @@ def _starts_well(observed: SinkObserved) -> bool:
 def _wrote(run: RunState, progress: Progress) -> str:
     """The message of a run that succeeded. The number of updates is unknown when the attempt was lost after its commit."""
     written = progress.updates_written
+    if progress.missing is not None:
+        return f"run {run.number} compared the shard with its input"
     return f"run {run.number} is committed" if written is None else f"run {run.number} wrote {written} updates"
 
 

@@ -47,6 +47,8 @@ class Live:
                     self._set(upper=fields["upper"], input_upper=fields["input_upper"], lag_ms=fields["lag_ms"])
                 case "minted" if self._stage is not Stage.STREAMING:
                     self._stage = Stage.READING
+                case "comparing":
+                    self._stage = Stage.READING
                 case "staged" if self._stage is not Stage.STREAMING:
                     self._stage = Stage.APPENDING
                     self._set(rows_read=fields["rows"], errors=fields["errors"])

@@ -80,7 +80,9 @@ def test_a_refusal_names_the_field(changes, message):
 
 def test_every_field_of_a_run_is_in_the_document():
     source = SinkSource(shard_id=RUN.shard_id, blob="b", consensus="c")
-    document = encode_sink_run(dataclasses.replace(RUN, val_schema="v STRING", stream={}, source=source))
+    document = encode_sink_run(
+        dataclasses.replace(RUN, val_schema="v STRING", stream={}, source=source, write_mode="ReadOnly")
+    )
     assert len(dataclasses.fields(SinkRun)) == len(document) + 2, (
         "the two schemas, and the two stores, share one field each"
     )

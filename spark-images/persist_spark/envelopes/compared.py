@@ -1,0 +1,63 @@
+"""How the shard differs from what a run would make of it: the run of a sink with `writeMode: ReadOnly`. Writes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from persist_engine import holds_errors
+from persist_engine.rows.schema import Schema
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
+
+from persist_spark.envelopes.against import first_updates, updates_against
+from persist_spark.envelopes.collected import is_error
+from persist_spark.envelopes.winners import Winners
+from persist_spark.frames import DIFF, FAULT, fields_of
+from persist_spark.spec import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The rows of the input, and how many rows a run would add to the shard and take from it."""
+
+    rows: int
+    errors: int
+    """How many rows of the input are errors (collected.py)."""
+    missing: int
+    extra: int
+
+
+def difference_of_rows(desired: DataFrame, persisted: DataFrame | None, schema: Schema) -> Difference:
+    """Compares flat rows with all that the shard holds (None: nothing): columns k*, v* and the negated `diff`, not consolidated. One job.
+
+    Spark groups as the engine consolidates: null equals null, NaN equals NaN, -0.0 equals 0.0.
+    """
+    columns = [f.column for f in fields_of(schema)]
+    both = desired.select(*columns, F.lit(1).cast("bigint").alias(DIFF), F.lit(1).alias("given"))
+    if persisted is not None:
+        both = both.unionAll(persisted.select(*columns, DIFF, F.lit(0).alias("given")))
+    groups = both.groupBy(*columns).agg(F.sum(DIFF).alias(DIFF), F.sum("given").alias("given"))
+    errors = F.when(is_error(schema), F.col("given")) if holds_errors(schema) else F.lit(0)
+    row = groups.agg(F.sum("given"), F.sum(errors), *_missing_and_extra()).collect()[0]
+    rows, bad, missing, extra = (count or 0 for count in row)
+    return Difference(rows=rows, errors=bad, missing=missing, extra=extra)
+
+
+def difference_of_winners(winners: Winners, persisted: DataFrame | None, *, order_column: str | None) -> Difference:
+    """The same for commands on keys: compares the winners with what the shard holds of their keys. ConfigurationError when the shard holds
+    several values of one of them.
+    """
+    if persisted is None:
+        missing, extra = first_updates(winners).count(), 0
+    else:
+        updates = updates_against(persisted, winners, order_column=order_column)
+        fault, *counts = updates.agg(F.min(FAULT), *_missing_and_extra()).collect()[0]
+        if fault is not None:
+            raise ConfigurationError(f"the shard cannot be compared: {fault}")
+        missing, extra = (count or 0 for count in counts)
+    return Difference(rows=winners.rows, errors=winners.errors, missing=missing, extra=extra)
+
+
+def _missing_and_extra() -> tuple[Column, Column]:
+    zero = F.lit(0).cast("bigint")
+    return F.sum(F.greatest(F.col(DIFF), zero)), F.sum(F.greatest(F.negative(F.col(DIFF)), zero))

@@ -1,0 +1,95 @@
+"""`writeMode: ReadOnly`: a run says how the shard differs from what it would make of it, and changes nothing."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from envelope_run import Target
+from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, OnError, WriteMode
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+MIRROR = Envelope(type=EnvelopeType.MIRROR)
+COLUMNS = "id BIGINT, name STRING, x DOUBLE"
+
+
+@pytest.fixture
+def target(make_target: Any) -> Target:
+    return make_target("id BIGINT", "name STRING, x DOUBLE")
+
+
+def compare(
+    target: Target, rows: Any, envelope: Envelope = MIRROR, columns: str = COLUMNS, **given: Any
+) -> tuple[int, int]:
+    """(missing, extra) of a run that leaves all as it was, apart from its lease."""
+    upper, _, readers, writers, progress, parts = target.footprint()
+    report = target.run(rows, columns, envelope, write_mode=WriteMode.READ_ONLY, **given)
+    assert target.footprint() == (upper, target.client.inspect(target.id).updates, readers, writers, progress, parts)
+    assert (report.updates_written, report.upper) == (0, upper)
+    return report.missing, report.extra
+
+
+def test_a_mirror_counts_each_row_that_it_would_write(target):
+    rows = [
+        {"id": 1, "name": "a", "x": 1.5},
+        {"id": 1, "name": "a", "x": 1.5},
+        {"id": 2, "name": None, "x": -0.0},
+        {"id": 3},
+    ]
+    assert compare(target, rows) == (4, 0), "the shard is empty"
+    target.run(rows, COLUMNS, MIRROR)
+    assert compare(target, rows[::-1]) == (0, 0)
+    assert compare(target, [{"id": 1, "name": "a", "x": 1.5}, {"id": 2, "x": 0}, {"id": 3, "name": "c"}]) == (1, 2)
+    report = target.run(rows[:1], COLUMNS, MIRROR, write_mode=WriteMode.READ_ONLY)
+    message = report.to_json(duration_ms=1)["message"]
+    assert (
+        message == f"compared with the shard up to {report.upper}: 0 rows are missing in the shard and 3 are too many"
+    )
+    assert target.run(rows, COLUMNS, MIRROR).updates_written == 0, "the comparison left the sink as it was"
+
+
+def test_an_upsert_counts_what_it_would_write_for_its_keys(target):
+    envelope = Envelope(type=EnvelopeType.UPSERT, delete_column="gone")
+    columns = COLUMNS + ", gone BOOLEAN"
+    rows = [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}, {"id": 3, "gone": True}]
+    assert compare(target, rows, envelope, columns) == (2, 0)
+    target.run(rows, columns, envelope)
+    assert compare(target, rows, envelope, columns) == (0, 0)
+    changed = [{"id": 1, "name": "z"}, {"id": 2, "gone": True}, {"id": 4, "name": "d"}]
+    assert compare(target, changed, envelope, columns) == (2, 2)
+    target.write({((1,), ("second", 0.0)): 1})
+    with pytest.raises(ConfigurationError, match="cannot be compared: the shard holds 2 values of key"):
+        compare(target, changed, envelope, columns)
+
+
+def test_an_empty_input_is_an_error_unless_it_is_allowed(target):
+    target.write({((1,), ("a", 0.0)): 2})
+    with pytest.raises(ConfigurationError, match="input is empty"):
+        compare(target, [])
+    assert compare(
+        target, [], input={"allow_empty": True, "options": {"path": str(target.folder / "input1.json")}}
+    ) == (0, 2)
+
+
+def test_errors_are_compared_as_rows(make_target):
+    target = make_target("id BIGINT, err STRING", "name STRING")
+    envelope = Envelope(type=EnvelopeType.MIRROR, on_error=OnError.COLLECT)
+    columns = "id BIGINT, name STRING, err STRING"
+    rows = [{"id": 1, "name": "a"}, {"err": "bad"}]
+    target.run(rows, columns, envelope)
+    assert compare(target, rows, envelope, columns) == (0, 0)
+    assert compare(target, [rows[0], {"err": "worse"}], envelope, columns) == (1, 1)
+
+
+def test_what_is_compared_equals_what_a_run_then_writes(target):
+    draw = random.Random(7)
+    for _ in range(6):
+        drawn = {
+            (draw.randrange(5), draw.choice(["a", None]), draw.choice([0.0, 1e300, None]))
+            for _ in range(draw.randrange(1, 12))
+        }
+        rows = [dict(zip(("id", "name", "x"), row, strict=True)) for row in drawn]
+        missing, extra = compare(target, rows)
+        assert target.run(rows, COLUMNS, MIRROR).updates_written == missing + extra
+        assert compare(target, rows) == (0, 0)
