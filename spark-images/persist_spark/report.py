@@ -64,7 +64,7 @@ class SinkReport:
         if self.already_done:
             return f"run {self.run_id} was appended before; nothing was written"
         if self.missing is not None:
-            what = f"{self.missing} rows are missing in the shard and {self.extra} are too many"
+            what = f"rows missing in the shard: {self.missing}, rows too many: {self.extra}"
             return f"compared with the shard up to {self.upper}: {what if self.missing or self.extra else 'equal'}"
         errors = f"; {self.errors} of {self.rows_read} rows are errors" if self.errors else ""
         return f"wrote {self.updates_written} updates at [{self.lower},{self.upper}){errors}"

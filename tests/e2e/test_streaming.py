@@ -243,3 +243,41 @@ def test_batch_sinks_with_each_envelope_of_commands(
         kept = [(carrier, *row) for carrier, row in rows if row is not None]
         columns = dict(zip(("carrier", "name", "diff"), map(list, zip(*kept, strict=True)), strict=True))
         assert programs.result("content", shards[name])["hash"] == content.content_hash(pa.table(columns)), name
+
+
+def test_a_sink_collects_errors_and_another_one_proves_that_the_shard_equals_its_input(
+    cluster: Any,
+    source: Callable[[str], Any],
+    named: Callable[[str], str],
+    new_shard: Callable[..., tuple[str, str]],
+) -> None:
+    shard, _ = new_shard("errors", schema={"key": "carrier STRING, err STRING", "value": "name STRING"})
+    sql = "select carrier, name, if(carrier > 'V', concat(carrier, ' is bad'), null) as err from input"
+    declared = {
+        "name": "csv",
+        "schema": "carrier STRING, name STRING",
+        "options": {"path": "examples/flights/data/airlines.csv", "header": "true"},
+        "sql": sql,
+    }
+
+    def ended(name: str, **spec: Any) -> dict[str, Any]:
+        """The status of a sink over the input, after its run."""
+        manifest = {
+            "apiVersion": "persistshard.io/v1alpha1",
+            "kind": "SparkSink",
+            "metadata": {"name": named(name)},
+            "spec": {"shardRef": {"name": shard}, "input": {"type": "Format", "format": declared}, **spec},
+        }
+        cluster.apply(manifest)
+        cluster.wait_condition("sparksink", manifest["metadata"]["name"], "Ready", reason="Completed", timeout_s=600)
+        return dict(cluster.status("sparksink", manifest["metadata"]["name"]))
+
+    carriers = source("airlines").column("carrier").to_pylist()
+    bad = sum(carrier > "V" for carrier in carriers)
+    envelope = {"type": "Upsert", "onError": "Collect"}
+    written = ended("collects", envelope=envelope)["progress"]
+    assert (written["rowsRead"], written["errors"], written["updatesWritten"]) == (len(carriers), bad, len(carriers))
+    compared = ended("compares", envelope=envelope | {"type": "Mirror"}, writeMode="ReadOnly")
+    assert (compared["progress"]["missing"], compared["progress"]["extra"]) == (0, 0)
+    (converged,) = [one for one in compared["conditions"] if one["type"] == "Converged"]
+    assert (converged["status"], converged["reason"]) == ("True", "Equal")

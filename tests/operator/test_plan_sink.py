@@ -257,7 +257,7 @@ def test_a_read_only_sink_says_whether_the_shard_is_what_it_would_make_of_it(wor
     one.step()
     found = conditions.find(one.status, "Converged")
     assert (found["status"], found["reason"]) == ("False", "Differs")
-    assert found["message"] == "at upper 95: 3 rows are missing in the shard and 1 are too many"
+    assert found["message"] == "at upper 95: rows missing in the shard: 3, rows too many: 1"
     assert conditions.is_true(one.status, "Ready")
     before = one.status["activeRevision"]
     one.spec["writeMode"] = "ReadWrite"

@@ -94,7 +94,8 @@ def _sink_facts(spec: Mapping[str, Any], status: Mapping[str, Any]) -> list[tupl
     by = "".join(f"{words} {envelope[name]}" for name, words in columns.items() if name in envelope)
     when = f"at `{spec['schedule']['cron']}`" if "schedule" in spec else "once"
     facts = [("Reads", f"{what} {where}".strip())]
-    facts.append(("Writes", f"{envelope['type']} to PersistShard/{spec['shardRef']['name']}{by}, {when}"))
+    verb, of = ("Compares", "with") if spec.get("writeMode") == "ReadOnly" else ("Writes", "to")
+    facts.append((verb, f"{envelope['type']} {of} PersistShard/{spec['shardRef']['name']}{by}, {when}"))
     progress, schedule, failure = status.get("progress", {}), status.get("schedule", {}), status.get("lastFailure", {})
     if progress:
         rows, updates = progress.get("rowsRead", 0), progress.get("updatesWritten", 0)

@@ -91,7 +91,7 @@ def _converged(progress: Progress) -> Condition:
     if missing is None or extra is None:
         return Condition("Converged", "Unknown", "NotCompared", "no run has compared the shard with the input")
     if missing or extra:
-        text = f"{missing} rows are missing in the shard and {extra} are too many"
+        text = f"rows missing in the shard: {missing}, rows too many: {extra}"
         return Condition("Converged", "False", "Differs", f"at upper {progress.upper}: {text}")
     return Condition("Converged", "True", "Equal", f"at upper {progress.upper}")
 
