@@ -110,6 +110,16 @@ def test_an_upsert_writes_an_error_once(target):
     assert held(target) == {row: diff for row, diff in expected.items() if row[0] is None}
 
 
+def test_an_upsert_finds_errors_in_parts_whose_statistics_exclude_its_keys(target):
+    target.write({((None, "alone"), (None,)): 1})
+    target.write({((None, "beside rows"), (None,)): 1, ((100, None), ("far",)): 1, ((200, None), ("far",)): 1})
+    before = held(target)
+    rows = [{"id": 5, "name": "a"}, {"err": "alone"}, {"id": 6, "err": "beside rows"}]
+    report = target.run(rows, "id BIGINT, name STRING, err STRING", collect(EnvelopeType.UPSERT))
+    assert (report.errors, report.updates_written) == (2, 1)
+    assert held(target) == before + Counter({(5, None, "a"): 1})
+
+
 def test_events_of_debezium_that_do_not_decode_are_errors(target):
     row = "STRUCT<id: BIGINT, name: STRING>"
     columns = f"before {row}, after {row}, op STRING, ts_ms BIGINT, err STRING"
