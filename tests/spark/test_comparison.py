@@ -70,6 +70,17 @@ def test_an_empty_input_is_an_error_unless_it_is_allowed(target):
     ) == (0, 2)
 
 
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_a_null_that_a_run_could_not_write_is_an_error(make_target, is_empty):
+    target = make_target("id BIGINT NOT NULL", "name STRING")
+    if not is_empty:
+        target.run([{"id": 1}], "id BIGINT, name STRING", MIRROR)
+    with pytest.raises(
+        ConfigurationError, match="the input cannot be written: key field id is NOT NULL and null in a row"
+    ):
+        compare(target, [{"id": 1}, {"name": "a"}], columns="id BIGINT, name STRING")
+
+
 def test_errors_are_compared_as_rows(make_target):
     target = make_target("id BIGINT, err STRING", "name STRING")
     envelope = Envelope(type=EnvelopeType.MIRROR, on_error=OnError.COLLECT)

@@ -29,6 +29,7 @@ class Difference:
 
 def difference_of_rows(desired: DataFrame, persisted: DataFrame | None, schema: Schema) -> Difference:
     """Compares flat rows with all that the shard holds (None: nothing): columns k*, v* and the negated `diff`, not consolidated. One job.
+    ConfigurationError for a null where the shard has NOT NULL, which a run could not write.
 
     Spark groups as the engine consolidates: null equals null, NaN equals NaN, -0.0 equals 0.0.
     """
@@ -38,8 +39,14 @@ def difference_of_rows(desired: DataFrame, persisted: DataFrame | None, schema: 
         both = both.unionAll(persisted.select(*columns, DIFF, F.lit(0).alias("given")))
     groups = both.groupBy(*columns).agg(F.sum(DIFF).alias(DIFF), F.sum("given").alias("given"))
     errors = F.when(is_error(schema), F.col("given")) if holds_errors(schema) else F.lit(0)
-    row = groups.agg(F.sum("given"), F.sum(errors), *_missing_and_extra()).collect()[0]
-    rows, bad, missing, extra = (count or 0 for count in row)
+    required = [not field.nullable for side in (schema.key, schema.val) for field in side]
+    checked = [f for f, is_required in zip(fields_of(schema), required, strict=True) if is_required]
+    nulls = [F.when(F.col(f.column).isNull(), F.lit(f"{f.side} field {f.name}")) for f in checked]
+    null = F.min(F.when(F.col("given") > 0, F.coalesce(F.lit(None).cast("string"), *nulls)))
+    name, *counts = groups.agg(null, F.sum("given"), F.sum(errors), *_missing_and_extra()).collect()[0]
+    if name is not None:
+        raise ConfigurationError(f"the input cannot be written: {name} is NOT NULL and null in a row")
+    rows, bad, missing, extra = (count or 0 for count in counts)
     return Difference(rows=rows, errors=bad, missing=missing, extra=extra)
 
 
