@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from persist_engine.work.merging import MergeJob as MergeJob
     from persist_engine.work.merging import Merger as Merger
     from persist_engine.work.merging import MergeTask as MergeTask
+    from persist_engine.work.metadata import METADATA_TABLES as METADATA_TABLES
     from persist_engine.work.outcome import Outcome as Outcome
     from persist_engine.work.outcome import failure_report as failure_report
     from persist_engine.work.outcome import summary as summary
@@ -79,6 +80,7 @@ __version__ = APPLIER_VERSION
 
 #: The module of each public name.
 MODULES = {
+    "METADATA_TABLES": "work.metadata",
     "Antichain": "model.frontier",
     "AppendOutcome": "client.write.outcomes",
     "Appended": "client.write.outcomes",

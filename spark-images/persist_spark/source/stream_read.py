@@ -21,6 +21,7 @@ from persist_engine.base.wording import dated
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
 from persist_engine.model.retention import retention_of
+from persist_engine.rows.schema import Schema
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -222,8 +223,7 @@ class ShardStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         if stop <= max(begin, 0):
             return []
         follower = self._following()
-        shown = changes_row_type(follower.reader.schema, shape=self.options.shape, columns=self.options.columns)
-        check_columns(self.row_type, shown, self.options.shard)
+        check_columns(self.row_type, self.shown(follower.reader.schema), self.options.shard)
         changes = self._changes(follower, begin, stop)
         follower.hold(changes)
         count = self.options.splits or min(max(1, -(-changes.bytes_estimate // SPLIT_BYTES)), SPLITS_MAX)
@@ -233,10 +233,19 @@ class ShardStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         """The rows of one split, as Arrow. Uses bounded memory."""
         if not isinstance(partition, ChangesPartition):
             return  # when a plan has no partition, Spark creates one of its own class
-        wanted = arrow_schema(self.row_type)
         blob = blob_at(self.options.location.blob)
         for changes in ChangesSplit.from_bytes(partition.split).to_batches(blob, retry=reading_retry()):
-            yield from (changes_of_rows(changes, wanted) if self.options.shape == "rows" else records_of(changes))
+            yield from self.rows(changes)
+
+    def shown(self, schema: Schema) -> T.StructType:
+        """The columns of the stream while the shard has `schema`."""
+        return changes_row_type(schema, shape=self.options.shape, columns=self.options.columns)
+
+    def rows(self, changes: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The rows that show `changes`, which are in the shape of the options."""
+        if self.options.shape == "updates":
+            return records_of(changes)
+        return changes_of_rows(changes, arrow_schema(self.row_type))
 
     def commit(self, end: dict[str, int]) -> None:
         """Releases the times that the query will not ask for again."""
