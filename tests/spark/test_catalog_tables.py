@@ -4,8 +4,11 @@ import threading
 
 import pytest
 from persist_engine.model.ownership import Owner
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 
 pytestmark = pytest.mark.spark
+REFUSALS = (PySparkException, Py4JJavaError)
 BATCHES = "SELECT upper FROM {n}.small.batches ORDER BY upper"
 
 
@@ -51,7 +54,7 @@ def test_a_table_gains_columns_and_wider_numbers(made):
         ("ADD COLUMN n INT", "FIELD_ALREADY_EXISTS"),
         ("ALTER COLUMN n TYPE STRING", "cannot become STRING"),
         ("ALTER COLUMN id TYPE DECIMAL(30,0)", "the type of a key field is fixed"),
-        ("ALTER COLUMN nope TYPE BIGINT", "FIELD_NOT_FOUND"),
+        ("ALTER COLUMN nope TYPE BIGINT", "cannot be resolved"),
         ("DROP COLUMN n", "does not do ALTER TABLE with DeleteColumn"),
         ("RENAME COLUMN n TO m", "does not do ALTER TABLE with RenameColumn"),
         ("ALTER COLUMN n COMMENT 'x'", "does not do ALTER TABLE with UpdateColumnComment"),
@@ -59,7 +62,7 @@ def test_a_table_gains_columns_and_wider_numbers(made):
     ],
 )
 def test_other_changes_are_refused_and_change_nothing(made, change, message):
-    with pytest.raises(Exception) as refused:
+    with pytest.raises(REFUSALS) as refused:
         made.sql("ALTER TABLE {n}.t " + change)
     assert message.format(namespace=made.namespace) in str(refused.value)
     shard = made.client.registered(Owner("sql", made.namespace, "t"))
@@ -104,11 +107,11 @@ def test_metadata_is_a_table_beside_its_table(catalog, small):
         ("SELECT * FROM {n}.small.holds VERSION AS OF 5", "as they are now, at no other time"),
         ("DELETE FROM {n}.small.holds", "is metadata and cannot be changed"),
         ("INSERT INTO {n}.small.usage VALUES ('a', 1, 2, 3, 4)", "does not support append"),
-        ("DROP TABLE {n}.small.holds", "TABLE_OR_VIEW_NOT_FOUND"),
+        ("DROP TABLE {n}.small.holds", "is metadata and goes with its table"),
     ],
 )
 def test_metadata_cannot_be_changed_or_asked_for_the_past(catalog, small, statement, message):
-    with pytest.raises(Exception) as refused:
+    with pytest.raises(REFUSALS) as refused:
         catalog.sql(statement)
     assert message in str(refused.value)
     assert len(catalog.sql(BATCHES)) == 2
@@ -178,14 +181,14 @@ def test_a_stream_of_changes_from_a_time(catalog, small, tmp_path):
     ],
 )
 def test_options_that_a_stream_of_changes_does_not_have(catalog, small, tmp_path, options, message):
-    with pytest.raises(Exception) as refused:  # noqa: PT012 - which of the calls refuses is Spark's affair
+    with pytest.raises(REFUSALS) as refused:  # noqa: PT012 - which of the calls refuses is Spark's affair
         changes = catalog.spark.readStream.options(**options).changes(catalog.text("{n}.small"))
         run(changes.writeStream.foreachBatch(lambda *_: None), tmp_path / "checkpoint").start().awaitTermination(120)
     assert message.lower() in str(refused.value).lower()
 
 
 def test_changes_without_a_start_are_for_streams(catalog, small):
-    with pytest.raises(Exception, match="say from which time"):
+    with pytest.raises(REFUSALS, match="say from which time"):
         catalog.spark.read.changes(catalog.text("{n}.small")).collect()
 
 

@@ -25,10 +25,11 @@ from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls i
 from persist_spark.catalog.change_rows import feed_row_type
 from persist_spark.catalog.conditions import answered, conjunction
 from persist_spark.catalog.definitions import alter, create, drop, is_ours
-from persist_spark.held_frames import HeldFrames, LoadedFrame
+from persist_spark.held_frames import HeldFrames
 from persist_spark.options import STORE, Ago, Feed, Options, check_names, moment
 from persist_spark.partitions import sink_settings
 from persist_spark.row_shape import changes_row_type
+from persist_spark.source.loaded import LoadedFrame
 from persist_spark.source.metadata import LoadedTable
 from persist_spark.spec import TARGET_PART_BYTES
 from persist_spark.table.shard import PlacedShard
@@ -64,7 +65,9 @@ class _Loaded:
     options: Options
     frame: LoadedFrame
     schema: Schema
-    """The shard's schema, with at least the columns of the frame."""
+    """The newest schema of the shard when the table was loaded. All scans have its columns, also when the shard evolves under way: Spark
+    reads the rows by the types that it saw first.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +213,7 @@ class Tables:
         options = replace(table.options, columns=sided, where=conjunction(where))
         if table.frame.as_of is None:
             return self._empty(frame, _only(table.frame.row_type, columns))
-        loaded = self._load(frame, table.frame.pinned(options))
+        loaded = self._load(frame, table.frame.pinned(options), table.schema)
         return self._planned(frame, loaded.row_type)
 
     def stream(self, frame: str, *, options: Mapping[str, str]) -> dict[str, str]:
@@ -235,7 +238,7 @@ class Tables:
         shown = _only(feed_row_type(table.frame.row_type), columns)
         if table.frame.as_of is None:
             return self._empty(frame, shown)
-        self._load(frame, table.frame.pinned(replace(table.options, where=conjunction(where))))
+        self._load(frame, table.frame.pinned(replace(table.options, where=conjunction(where))), table.schema)
         return self._planned(frame, shown, **{CHANGES: table.frame.row_type.json()})
 
     def _scan_of_metadata(self, loaded: LoadedTable, columns: Sequence[str]) -> dict[str, Any]:
@@ -244,8 +247,8 @@ class Tables:
         return {"columns": shown.jsonValue(), "options": {ROWS: rows}, "bytes": len(loaded.stream)}
 
     def _made(self, frame: str, options: Options) -> _Loaded:
-        loaded = self._load(frame, options)
-        made = self._loaded[frame] = _Loaded(options, loaded, self._newest_schema(options.shard))
+        schema = self._newest_schema(options.shard)
+        made = self._loaded[frame] = _Loaded(options, self._load(frame, options, schema), schema)
         return made
 
     def _newest_schema(self, shard: ShardId) -> Schema:
@@ -254,9 +257,9 @@ class Tables:
         client.recent_upper(shard)
         return client.schema(shard)
 
-    def _load(self, frame: str, options: Options) -> LoadedFrame:
+    def _load(self, frame: str, options: Options, schema: Schema) -> LoadedFrame:
         self._frames[frame] = options.shard
-        return self._held.load(frame, options)
+        return self._held.load(frame, options, schema)
 
     def _planned(self, frame: str, columns: T.StructType, **options: str) -> dict[str, Any]:
         given = {"blob": self._location.blob, FRAME: frame, KEEPER: self._keeper, **options}
@@ -304,6 +307,8 @@ class Tables:
         """
         found = self._shard(table)
         if found is None:
+            if self._described(table) is not None:
+                raise InvalidUsage(f"{'.'.join(table)} is metadata and goes with its table")
             return False
         owner, shard = found
         if not is_ours(owner):

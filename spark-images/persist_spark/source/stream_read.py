@@ -36,6 +36,7 @@ from persist_spark.held_frames import SPLIT_BYTES, follow
 from persist_spark.options import SPLITS_MAX, STORE, Ago, check_names, instant, moment, names_in, number_in
 from persist_spark.partitions import blob_at, reading_retry, sink_settings
 from persist_spark.row_shape import arrow_schema, changes_row_type, check_columns, condition
+from persist_spark.source.loaded import STARTING
 from persist_spark.spec import TARGET_PART_BYTES
 
 #: The name under which a stream shows among the shard's holds.
@@ -45,12 +46,6 @@ FOLLOW_S = 60.0
 #: The lease of a stream. Spark ends a query's Python worker with SIGKILL, so a stopped query holds the shard for this long.
 LEASE_MS = 120_000
 _BYTES_MAX = 1 << 50
-_STARTING = "startingtime"
-
-
-def is_of_stream(options: Mapping[str, str]) -> bool:
-    """Whether the options, with names in lower case, are those of `readStream`. Spark asks for the columns in the same way for both."""
-    return _STARTING in options or ("rows" in options and "from" not in options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +69,7 @@ class StreamOptions:
     def parse(cls, options: Mapping[str, str]) -> StreamOptions:
         """InvalidUsage names an invalid, missing or unknown option."""
         given = {name.lower(): value for name, value in options.items()}
-        known = {*STORE, "rows", _STARTING, "where", "columns", "splits", "maxbytespertrigger", "maxtimepertrigger"}
+        known = {*STORE, "rows", STARTING, "where", "columns", "splits", "maxbytespertrigger", "maxtimepertrigger"}
         check_names(given, known, "a stream of format persist")
         rows = given.get("rows", "").lower()
         if rows not in ("updates", "changes"):
@@ -85,7 +80,7 @@ class StreamOptions:
             shard=ShardId(given["shard"]),
             location=Location(blob=given["blob"], consensus=given["consensus"]),
             shape="rows" if rows == "changes" else "updates",
-            start=moment(given, _STARTING),
+            start=moment(given, STARTING),
             where=given.get("where"),
             columns=names_in(given.get("columns")),
             splits=number_in(given, "splits", 1, SPLITS_MAX),
