@@ -375,7 +375,9 @@ def test_over_spark_connect(catalog, small, connect_alone):
     catalog.seen_by(connect_alone)
     text = f"SELECT a.n FROM {catalog.name}.{catalog.namespace}.small a JOIN {catalog.name}.{catalog.namespace}.small VERSION AS OF 5 b USING (id)"
     assert [row.n for row in connect_alone.sql(text).collect()] == [10]
-    assert connect_alone.table(f"{catalog.name}.{catalog.namespace}.small").where("id = 2").count() == 1
+    table = f"{catalog.name}.{catalog.namespace}.small"
+    assert connect_alone.table(table).where("id = 2").count() == 1
+    assert connect_alone.sql(f"SELECT count(*) AS n FROM {table}.batches").collect()[0].n == 2
 
 
 def test_spark_sql_needs_no_program_in_python(tmp_path, local_spark):

@@ -192,6 +192,11 @@ def test_changes_without_a_start_are_for_streams(catalog, small):
         catalog.spark.read.changes(catalog.text("{n}.small")).collect()
 
 
+def test_a_table_is_no_stream_of_rows(catalog, small):
+    with pytest.raises(REFUSALS, match="does not support"):
+        catalog.spark.readStream.table(catalog.text("{n}.small"))
+
+
 def test_a_query_writes_a_table_once(made, tmp_path):
     """A query that is started again with the checkpoint of an earlier one goes on after it."""
     source = tmp_path / "in"

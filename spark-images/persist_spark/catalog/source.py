@@ -73,7 +73,7 @@ class CatalogSource(DataSource):  # type: ignore[misc]  # pyspark has no types h
 
     def streamReader(self, schema: T.StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """The reader of a stream of changes, with the columns of a change feed."""
-        from persist_spark.catalog.feed_stream import FeedStreamReader
+        from persist_spark.catalog.change_rows import FeedStreamReader
         from persist_spark.source.stream_read import StreamOptions
 
         return FeedStreamReader(StreamOptions.parse(self.options), schema)
@@ -102,7 +102,6 @@ class ScanReader(DataSourceReader):  # type: ignore[misc]  # as above
         """The rows of one split, as Arrow. Needs the blob store alone."""
         from persist_engine import ChangesSplit, SnapshotSplit
 
-        from persist_spark.catalog.change_rows import change_rows
         from persist_spark.catalog.tables import CHANGES
         from persist_spark.columns import rows_of
         from persist_spark.datasource import SplitPartition, explaining_lost_blobs
@@ -114,6 +113,8 @@ class ScanReader(DataSourceReader):  # type: ignore[misc]  # as above
         wanted, blob = arrow_schema(self.row_type), blob_at(self.options["blob"])
         with explaining_lost_blobs():
             if (stored := self.options.get(CHANGES)) is not None:
+                from persist_spark.catalog.change_rows import change_rows
+
                 columns = arrow_schema(T.StructType.fromJson(json.loads(stored)))
                 for batch in ChangesSplit.from_bytes(partition.split).to_batches(blob, retry=reading_retry()):
                     yield from change_rows(batch, columns, wanted)
