@@ -187,6 +187,17 @@ def test_the_reason_must_be_text_and_is_cut(target):
     assert list(held(target)) == [(None, "x" * 1000, None)]
 
 
+@pytest.mark.parametrize("kind", [EnvelopeType.APPEND, EnvelopeType.UPSERT])
+def test_a_record_that_is_no_text_is_an_error_that_shows_what_can_be_shown(target, kind):
+    path = target.folder / "bytes.json"
+    path.write_bytes(b'{"id": 1, "name": "a"}\n{"id": 2, "name": "\xff"}\n')
+    given = {"options": {"path": str(path)}, "keeps_malformed": True}
+    assert target.run([], "id BIGINT, name STRING", collect(kind), input=given).errors == 1
+    found = held(target)
+    assert (1, None, "a") in found
+    assert any('does not parse: {"id": 2, "name": "\ufffd"}' in err for _, err, _ in found if err)
+
+
 def test_a_csv_file_with_a_header_and_records_of_another_width(target):
     spark = target.spark
     path = target.folder / "in.csv"
