@@ -187,6 +187,20 @@ def test_the_reason_must_be_text_and_is_cut(target):
     assert list(held(target)) == [(None, "x" * 1000, None)]
 
 
+@pytest.mark.parametrize("kind", [EnvelopeType.APPEND, EnvelopeType.MIRROR, EnvelopeType.UPSERT])
+def test_a_null_in_a_not_null_field_of_a_struct_is_an_error(make_target, kind):
+    target = make_target(KEY, "p STRUCT<x: INT NOT NULL>")
+    rows = [{"id": 1, "p": {"x": 1}}, {"id": 2, "p": {}}]
+    assert target.run(rows, "id BIGINT, p STRUCT<x: INT>", collect(kind)).errors == 1
+    upper = target.client.recent_upper(target.id).time
+    with target.client.open_leased_reader(target.id, purpose="test") as reader:
+        found = [(row["key"], row["val"]) for row in reader.snapshot(upper - 1).to_table().to_pylist()]
+    assert len(found) == 2
+    assert ({"id": 1, "err": None}, {"p": {"x": 1}}) in found
+    reason = 'value field p.x is NOT NULL and null in a row with key {"id":2}'
+    assert ({"id": None, "err": reason}, {"p": None}) in found
+
+
 @pytest.mark.parametrize("kind", [EnvelopeType.APPEND, EnvelopeType.UPSERT])
 def test_a_record_that_is_no_text_is_an_error_that_shows_what_can_be_shown(target, kind):
     path = target.folder / "bytes.json"
