@@ -179,6 +179,13 @@ def test_a_shard_that_cannot_hold_errors_is_refused_by_name(make_target, key, me
         target.run([{"id": 1}], "id BIGINT, name STRING", collect(EnvelopeType.APPEND))
 
 
+@pytest.mark.parametrize("kind", [EnvelopeType.APPEND, EnvelopeType.UPSERT])
+def test_a_value_with_a_column_of_the_name_of_reasons_is_refused(make_target, kind):
+    target = make_target(KEY, "err STRING")
+    with pytest.raises(ConfigurationError, match="the shard's value has a column err"):
+        target.run([{"id": 1, "err": "what a user wrote"}], "id BIGINT, err STRING", collect(kind))
+
+
 def test_the_reason_must_be_text_and_is_cut(target):
     with pytest.raises(ConfigurationError, match="the input's column err is bigint, must be string"):
         target.run([{"id": 1}], "id BIGINT, name STRING, err BIGINT", collect(EnvelopeType.APPEND))

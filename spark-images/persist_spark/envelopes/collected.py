@@ -26,6 +26,10 @@ def rows_schema(schema: Schema, envelope: Envelope) -> Schema:
     """The schema of the rows that the input brings. ConfigurationError when errors are to be collected and the shard cannot hold them."""
     if envelope.on_error is OnError.FAIL:
         return schema
+    if ERR in schema.val.names:  # the input's column `err` could mean either
+        raise ConfigurationError(
+            f"envelope.onError: the shard's value has a column {ERR}, which is the name of the reasons of errors; rename it"
+        )
     try:
         return without_errors(schema)
     except InvalidUsage as error:
