@@ -30,6 +30,7 @@ def _neighbour(name: str, folder: Path = Path(__file__).parent) -> ModuleType:
 twins_module, landing_run = _neighbour("twins"), _neighbour("landing_run")
 _neighbour("table_shard")
 envelope_run = _neighbour("envelope_run")
+_neighbour("standby_world")
 catalog = _neighbour("build_catalog", Path(__file__).parents[2] / "spark-images" / "catalog")
 
 
