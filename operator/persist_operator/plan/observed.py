@@ -66,6 +66,8 @@ class Run:
     run_id: str = ""
     revision: str = ""
     scheduled_ms: int | None = None
+    stands_by: bool = False
+    """A driver that began on standby. It may have taken over since; `running` says so."""
     runner: Runner | None = None
     """Of a compaction: where it runs."""
     planned_reason: str = ""
