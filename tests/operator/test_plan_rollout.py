@@ -17,7 +17,11 @@ class Rollout:
 
     def __init__(self, world, **rollout):
         self.world = world(
-            {"mode": "Streaming", "rollout": {"strategy": "BlueGreen", **rollout}, "restart": {"maxConsecutiveFailures": 2}}
+            {
+                "mode": "Streaming",
+                "rollout": {"strategy": "BlueGreen", **rollout},
+                "restart": {"maxConsecutiveFailures": 2},
+            }
         )
         self.world.step()
         self.blue = self.world.status["driver"]["podName"]
@@ -169,6 +173,40 @@ def test_without_blue_green_the_driver_is_replaced_as_ever(rollout):
     one.world.step()
     (start,) = one.world.starts()
     assert not start.stands_by
+
+
+def test_a_change_to_recreate_lets_green_take_over_as_it_is(rollout):
+    one = rollout(promotion="Manual")
+    start = one.changed()
+    one.runs(start.name, "Differs", compared=1, missing=1, extra=1)
+    one.world.spec["rollout"] = {"strategy": "Recreate"}
+    one.world.step()
+    assert (one.stopped(), one.promoted, one.state) == ([one.blue], [start.name], None)
+    assert one.world.status["driver"]["podName"] == start.name
+
+
+def test_a_rollout_ends_when_the_shard_is_another_one(rollout):
+    one = rollout()
+    start = one.changed()
+    one.runs(start.name, "Proven", compared=1)
+    one.world.shard = dataclasses.replace(one.world.shard, shard_id="s11111111-1111-1111-1111-111111111111")
+    one.world.step()
+    assert (sorted(one.stopped()), one.state) == (sorted([one.blue, start.name]), None)
+
+
+def test_blue_is_told_apart_from_a_start_that_waits(rollout):
+    """A driver that is drained is about to end. Nothing is decided before its end."""
+    one = rollout()
+    start = one.changed()
+    one.runs(start.name, "StandingBy")
+    one.world.change(one.blue, deleting=True)
+    one.world.step()
+    assert (one.world.plan.actions, one.state) == ((), "CatchingUp")
+    report = {"outcome": "Stopped", "message": "stopped"}
+    one.world.change(one.blue, phase=Phase.SUCCEEDED, finished_ms=one.world.now, exit_code=0, report=report)
+    one.world.step()
+    assert (one.promoted, one.world.status["driver"]["podName"]) == ([start.name], start.name)
+    one.check_ready()
 
 
 def test_without_a_driver_that_runs_a_new_revision_starts_directly(world):
@@ -345,7 +383,7 @@ def test_a_green_that_fails_is_tried_again_as_often_as_any_attempt(rollout):
         assert start.attempt == attempt
         one.world.change(start.name, phase=Phase.FAILED, finished_ms=one.world.now, exit_code=1, reason="Error")
         one.world.step()
-        assert (one.world.status["consecutiveFailures"] if "consecutiveFailures" in one.world.status else 0) == 0
+        assert one.world.status.get("consecutiveFailures", 0) == 0
         one.check_ready()
         one.world.step(after=15_000)
     assert (one.state, one.world.starts()) == ("RolledBack", [])

@@ -567,7 +567,7 @@ def test_a_crash_at_any_write_of_a_rollout_leaves_one_writer(world, shard_resour
         world.go(key, 1)
         following = world.cluster.intercept
 
-        def fail_once(request, *, limit=crash_at, writes=writes, key=key):
+        def fail_once(request, *, limit=crash_at, writes=writes, key=key, blue=blue):
             if request.verb not in WRITES:
                 return request.send()
             writes.append(request)
@@ -601,7 +601,11 @@ def test_a_crash_at_any_write_of_a_rollout_leaves_one_writer(world, shard_resour
         telling(world, green, stage="Streaming")
         status = going()
         world.cluster.intercept = following
-        assert (world.ready(key), status["driver"]["podName"], status.get("rollout")) == (("True", "Running"), green, None)
+        assert (world.ready(key), status["driver"]["podName"], status.get("rollout")) == (
+            ("True", "Running"),
+            green,
+            None,
+        )
         pods = world.cluster.find(POD, "team", {names.LABEL_SINK: name, names.LABEL_ROLE: "driver"})
         assert [pod["metadata"]["name"] for pod in pods] == [green]
         assert status["attempt"] == 2

@@ -49,7 +49,9 @@ class Heard(Log):
             return [one for one in self.seen if one["event"] == name and fields.items() <= one.items()]
 
         with self.heard:
-            assert self.heard.wait_for(lambda: len(found()) >= count or "end" in {e["event"] for e in self.seen}, WAIT_S)
+            assert self.heard.wait_for(
+                lambda: len(found()) >= count or "end" in {e["event"] for e in self.seen}, WAIT_S
+            )
             assert len(found()) >= count, self.seen[-5:]
             return found()[count - 1]
 

@@ -132,7 +132,9 @@ def test_a_stream_over_files_stands_by_and_reads_no_file_twice(world, tmp_path):
         (folder / f"tmp-{number}").rename(folder / f"{number}.json")
 
     drop()
-    source = Input(format="json", options={"path": str(folder), "pathGlobFilter": "*.json"}, schema="id BIGINT, n BIGINT")
+    source = Input(
+        format="json", options={"path": str(folder), "pathGlobFilter": "*.json"}, schema="id BIGINT, n BIGINT"
+    )
     blue = world._started("r-1", world.spec(input=source))
     blue.log.until("batch")
     green = world.green(input=source)

@@ -1,4 +1,4 @@
-"""Compares what a stream would have written of an interval of its source with what another driver of the sink wrote of it. Writes nothing."""
+"""Compares what a stream would have written of an interval of its source with what the sink's other driver wrote. Writes nothing."""
 
 from __future__ import annotations
 
