@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     driver.add_argument(
         "--promote",
         type=Path,
-        help="of a stream on standby: the file whose appearance tells it to take over; default: it never does",
+        help="of a stream on standby: the file whose appearance orders it to take over; default: it never does",
     )
     commands.add_parser("executor", help="become a Spark executor; arguments are in SPARK_* variables")
     arguments = parser.parse_args(argv)
@@ -112,7 +112,7 @@ def run_driver(
     spec_path: Path, report_path: Path | None, *, progress: str | None = None, promote: Path | None = None
 ) -> int:
     """Runs the sink and writes a report in every case. Returns the exit code. `progress`: where to tell what the run does; `promote`: the
-    file that tells a stream on standby to take over.
+    file that orders a stream on standby to take over.
     """
     env = SystemEnv()
     started = env.monotonic_s()

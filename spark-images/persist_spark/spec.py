@@ -171,7 +171,7 @@ class Stream:
     stop_s: int = STOP_S
     """How long a stream that is stopped waits for the batch in flight."""
     stands_by: bool = False
-    """Whether the driver begins on standby: it writes nothing, and follows the driver that does until it is told to take over."""
+    """Whether the driver begins on standby: it writes nothing, and follows the driver that does until it is ordered to take over."""
 
 
 @dataclass(frozen=True, slots=True)

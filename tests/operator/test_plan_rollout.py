@@ -54,7 +54,7 @@ class Rollout:
 
     @property
     def promoted(self):
-        """The drivers that the plan tells to take over."""
+        """The drivers that the plan orders to take over."""
         return [one.name for one in self.world.plan.actions if isinstance(one, PromoteDriver)]
 
     def stopped(self):
@@ -194,7 +194,7 @@ def test_a_rollout_ends_when_the_shard_is_another_one(rollout):
     assert (sorted(one.stopped()), one.state) == (sorted([one.blue, start.name]), None)
 
 
-def test_blue_is_told_apart_from_a_start_that_waits(rollout):
+def test_a_blue_that_is_leaving_is_waited_for(rollout):
     """A driver that is drained is about to end. Nothing is decided before its end."""
     one = rollout()
     start = one.changed()

@@ -544,16 +544,16 @@ def test_a_definition_older_than_the_operator_is_served(world, shard_resource):
     assert world.ready(SHARD) == ("True", "Healthy")
 
 
-def telling(world, name, **told):
+def reports(world, name, **reported):
     """The driver runs and reports this."""
     world.pod_phase(name, "Running")
-    note = {names.ANNOTATION_PROGRESS: json.dumps(told)}
+    note = {names.ANNOTATION_PROGRESS: json.dumps(reported)}
     world.cluster.edit(POD, "team", name, lambda pod: pod["metadata"].setdefault("annotations", {}).update(note))
 
 
 def test_a_crash_at_any_write_of_a_rollout_leaves_one_writer(world, shard_resource, sink_resource, refused):
     """From the change of the spec to the end of the former driver, the API server fails at the n-th write, for every n. Then the operator
-    restarts. A driver is told to take over only when the status says so.
+    restarts. A driver is ordered to take over only when the status says so.
     """
     world.cluster.create(PERSIST_SHARD, shard_resource())
     world.go(SHARD)
@@ -563,7 +563,7 @@ def test_a_crash_at_any_write_of_a_rollout_leaves_one_writer(world, shard_resour
         key, resource = Key("SparkSink", "team", name), sink_resource(stream, name=name, uid=f"uid-{name}")
         world.cluster.create(SPARK_SINK, resource)
         blue = world.go(key, 2)["driver"]["podName"]
-        telling(world, blue, stage="Streaming")
+        reports(world, blue, stage="Streaming")
         world.go(key, 1)
         following = world.cluster.intercept
 
@@ -589,16 +589,16 @@ def test_a_crash_at_any_write_of_a_rollout_leaves_one_writer(world, shard_resour
         world.cluster.intercept = fail_once
         world.cluster.edit(SPARK_SINK, "team", name, lambda one: one["spec"].update(write={"parallelism": 7}))
         green = going()["rollout"]["driver"]["podName"]
-        telling(world, green, stage="StandingBy", missing=0, extra=0)
+        reports(world, green, stage="StandingBy", missing=0, extra=0)
         assert going()["rollout"]["state"] == "CatchingUp"
         assert world.cluster.get(CONFIG_MAP, "team", f"{green}-promote") is None
-        telling(world, green, stage="Proven", compared=5, missing=0, extra=0, lag_ms=1500)
+        reports(world, green, stage="Proven", compared=5, missing=0, extra=0, lag_ms=1500)
         status = going()
         assert (status["rollout"]["state"], status["rollout"]["lagSeconds"]) == ("Promoting", 1)
         assert world.cluster.get(CONFIG_MAP, "team", f"{green}-promote")["data"] == {"promoted": green}
         assert (world.ready(key), status["driver"]["podName"]) == (("True", "Running"), blue)
         assert refused(resource, status) == []
-        telling(world, green, stage="Streaming")
+        reports(world, green, stage="Streaming")
         status = going()
         world.cluster.intercept = following
         assert (world.ready(key), status["driver"]["podName"], status.get("rollout")) == (
@@ -627,11 +627,11 @@ def test_a_rollout_has_its_metrics(world, shard_resource, sink_resource):
     world.go(SHARD)
     stream = {"mode": "Streaming", "rollout": {"strategy": "BlueGreen", "promotion": "Manual", "timeoutSeconds": 60}}
     world.cluster.create(SPARK_SINK, sink_resource(stream))
-    telling(world, world.go(SINK, 2)["driver"]["podName"], stage="Streaming")
+    reports(world, world.go(SINK, 2)["driver"]["podName"], stage="Streaming")
     world.go(SINK, 1)
     world.cluster.edit(SPARK_SINK, "team", "load", lambda one: one["spec"].update(write={"parallelism": 7}))
     green = world.go(SINK, 2)["rollout"]["driver"]["podName"]
-    telling(world, green, stage="Differs", compared=5, missing=1, extra=2, lag_ms=7000)
+    reports(world, green, stage="Differs", compared=5, missing=1, extra=2, lag_ms=7000)
     world.go(SINK, 1)
     labels = {"namespace": "team", "name": "load"}
     value = world.metrics.registry.get_sample_value

@@ -102,7 +102,7 @@ def driver_name(sink: str, revision: str, attempt: int) -> str:
 
 
 def promotion_name(driver: str) -> str:
-    """Name of the ConfigMap whose appearance tells a driver on standby to take over; at most 64 characters."""
+    """Name of the ConfigMap whose appearance orders a driver on standby to take over; at most 64 characters."""
     return f"{driver}-promote"
 
 

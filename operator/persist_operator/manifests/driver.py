@@ -59,7 +59,7 @@ def driver_manifests(
 
 
 def promotion_manifest(action: PromoteDriver, meta: Meta) -> dict[str, Any]:
-    """The ConfigMap that tells a driver on standby to take over. The driver's pod mounts it before it exists, and the kubelet shows it
+    """The ConfigMap that orders a driver on standby to take over. The driver's pod mounts it before it exists, and the kubelet shows it
     then: so the operator needs no right to change pods, and the driver none to read anything.
     """
     labels = {**pods.base_labels(meta, COMPONENT), names.LABEL_SINK: meta.name, names.LABEL_ROLE: "promotion"}

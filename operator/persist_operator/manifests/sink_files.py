@@ -20,7 +20,7 @@ from persist_operator.plan.actions import StartDriver
 from persist_operator.settings import OperatorSettings, WorkloadAllow
 
 CONFIG_DIR = "/etc/persist"
-#: The folder and the name of the file whose appearance tells a driver on standby to take over.
+#: The folder and the name of the file whose appearance orders a driver on standby to take over.
 PROMOTION_DIR, PROMOTION_KEY = "/etc/persist-promotion", "promoted"
 #: The address of the API server in every pod.
 API_SERVER = "https://kubernetes.default.svc"

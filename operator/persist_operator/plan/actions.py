@@ -105,7 +105,7 @@ class StartDriver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromoteDriver:
-    """Tell a driver on standby to take over from the driver that writes. No effect when it was told before."""
+    """Order a driver on standby to take over from the driver that writes. No effect when it was ordered before."""
 
     name: str
 

@@ -4,7 +4,7 @@ The driver of `status.driver` (blue) runs on. A second one (green, `status.rollo
 green becomes `status.driver`, and blue is stopped; the shard has refused blue's commits since green took over. When it is rolled back,
 blue runs on.
 
-Invariant: a driver that is not told to take over never writes. So whatever is lost between two plans, two drivers never both append.
+Invariant: a driver that is not ordered to take over never writes. So whatever is lost between two plans, two drivers never both append.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def follow(draft: Draft) -> Draft:
 
 
 def start_attempt(draft: Draft) -> Draft:
-    """Starts green, or tells the driver that stands by to take over. Both are on the status already, and have no further effect when
+    """Starts green, or orders the driver that stands by to take over. Both are on the status already, and have no further effect when
     they are repeated.
     """
     state = draft.status.rollout
@@ -108,7 +108,7 @@ def start_attempt(draft: Draft) -> Draft:
     main = draft.child()
     is_waiting = main is not None and main.stands_by and not main.phase.finished and draft.status.is_under_way
     if main is not None and is_waiting and (main.running is None or main.running.stage in STANDBY_STAGES):
-        # It became the sink's driver when blue ended. Nothing else would tell it to write.
+        # It became the sink's driver when blue ended. Nothing else would order it to write.
         draft = draft.acting(PromoteDriver(name=main.name))
     if not state.is_active or not keeps(draft):
         return draft
@@ -180,7 +180,7 @@ def _promoted_by_request(draft: Draft) -> Draft:
 def _promoting(draft: Draft) -> Draft:
     if draft.status.rollout.state == "Promoting":
         return draft
-    return draft.having_rollout(state="Promoting", promote_time=draft.now, message="told to take over")
+    return draft.having_rollout(state="Promoting", promote_time=draft.now, message="ordered to take over")
 
 
 def _token(draft: Draft, request: str) -> str:
@@ -203,9 +203,9 @@ def _timed(draft: Draft) -> Draft:
         start_ms = draft.now_ms
         draft = draft.having_rollout(start_time=draft.now)
     limit_ms = start_ms + 1000 * rollout.timeout_seconds
-    told_ms = times.to_ms(state.promote_time)
-    if told_ms is not None:
-        limit_ms = max(limit_ms, min(told_ms, draft.now_ms) + _TAKE_OVER_MS)
+    ordered_ms = times.to_ms(state.promote_time)
+    if ordered_ms is not None:
+        limit_ms = max(limit_ms, min(ordered_ms, draft.now_ms) + _TAKE_OVER_MS)
     if draft.now_ms < limit_ms:
         return draft.waking(limit_ms)
     return _rolled_back(draft, f"{state.state} after {(limit_ms - start_ms) // 1000} s: {state.message}")
@@ -236,23 +236,25 @@ def _followed(draft: Draft) -> Draft:
 
 def _reported(draft: Draft, green: Run) -> Draft:
     """What green says of itself, and what follows from it."""
-    state, rollout, told = draft.status.rollout, draft.sink.spec.rollout, green.running
-    if told is None or rollout is None or told.stage not in STANDBY_STAGES:
+    state, rollout, report = draft.status.rollout, draft.sink.spec.rollout, green.running
+    if report is None or rollout is None or report.stage not in STANDBY_STAGES:
         return draft
     draft = draft.having_rollout(
-        lag_seconds=told.lag_seconds, compared=told.compared, missing=told.missing, extra=told.extra
+        lag_seconds=report.lag_seconds, compared=report.compared, missing=report.missing, extra=report.extra
     )
     if state.state == "Promoting":
         return draft
-    is_near = (told.lag_seconds or 0) <= rollout.max_lag_seconds
-    if told.stage == "Proven" and is_near:
-        text = f"{told.compared} updates compared, all equal"
+    is_near = (report.lag_seconds or 0) <= rollout.max_lag_seconds
+    if report.stage == "Proven" and is_near:
+        text = f"{report.compared} updates compared, all equal"
         draft = draft.having_rollout(state="ReadyToPromote", message=text)
         return _promoting(draft) if rollout.is_automatic else draft
-    if told.stage == "Differs":
-        text = f"it would write something else: updates missing in the shard: {told.missing}, too many: {told.extra}"
-    elif told.stage == "Proven":
-        text = f"equal, but {told.lag_seconds} s behind"
+    if report.stage == "Differs":
+        text = (
+            f"it would write something else: updates missing in the shard: {report.missing}, too many: {report.extra}"
+        )
+    elif report.stage == "Proven":
+        text = f"equal, but {report.lag_seconds} s behind"
     else:
         text = "the driver that runs has committed nothing yet that could be compared"
     return draft.having_rollout(state="CatchingUp", message=text)

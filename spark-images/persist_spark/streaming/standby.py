@@ -1,6 +1,6 @@
-"""A driver on standby: follows the driver of the same sink that writes, and compares. Writes nothing until it is told to take over.
+"""A driver on standby: follows the driver of the same sink that writes, and compares. Writes nothing until it is ordered to take over.
 
-Owns the judgement of what was compared. It must not know who decides to take over: a callable says so.
+Owns the judgement of what was compared. It must not know what decides about the takeover: a callable says so.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from persist_engine import PersistClient, ProgressMismatch, ReadHandle, SourceProgress, WriteHandle
 from persist_engine.base.env import Env
@@ -74,7 +74,7 @@ class Judgement:
         return Stage.PROVEN if self.compared else Stage.STANDING_BY
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Standby:
     """The standby of one driver. For one use."""
 
@@ -84,6 +84,7 @@ class Standby:
     frame: DataFrame
     """The input as a stream."""
     file_age_ms: int | None
+    _: KW_ONLY
     is_promoted: Callable[[], bool]
     stop: threading.Event
     env: Env

@@ -58,9 +58,7 @@ def run_stream(
     settings = driver_settings(sink_settings(spec.write.target_part_bytes))
     location = Location(blob=spec.blob, consensus=spec.consensus)
     with named_input(spec), PersistClient.open(location, settings=settings, env=env) as client:
-        difference = client.schema(spec.shard_id).difference(spec.schema)
-        if difference is not None:
-            raise ConfigurationError(f"schema: differs from that of shard {spec.shard_id}: {difference}")
+        _check_schema(client, spec)
         progress = client.progress(spec.shard_id, spec.sink_id)
         position = _start(spec, progress, env)
         check_continues(spec, position.offsets)
@@ -92,13 +90,12 @@ def run_stream(
                 position, progress = take_over(writer, spec, client, lambda found: _start(spec, found, env), log)
             log.event("position", batch=position.batch)
             checkpoint.write(position)
-            part_bytes = part_bytes_of(spark, spec, log)
-            staging = Staging(spark=spark, spec=spec, schema=spec.schema, writer=writer, part_bytes=part_bytes, log=log)
+            size = part_bytes_of(spark, spec, log)
             batches = Batches(
                 spec=spec,
                 client=client,
                 writer=writer,
-                staging=staging,
+                staging=Staging(spark=spark, spec=spec, schema=spec.schema, writer=writer, part_bytes=size, log=log),
                 checkpoint=checkpoint,
                 committed=position,
                 expected=progress,
@@ -108,6 +105,12 @@ def run_stream(
             )
             with _explaining_losses():
                 return _Driver(stream, frame, batches, stop, log).until_stopped(spark)
+
+
+def _check_schema(client: PersistClient, spec: SinkSpec) -> None:
+    difference = client.schema(spec.shard_id).difference(spec.schema)
+    if difference is not None:
+        raise ConfigurationError(f"schema: differs from that of shard {spec.shard_id}: {difference}")
 
 
 @contextmanager

@@ -87,6 +87,7 @@ def test_a_new_revision_takes_over_and_another_one_that_differs_does_not(house, 
     changed["spec"]["input"]["format"]["sql"] = "select string(value) as id from input where value >= 0"
     house.apply(changed)
     wait_until(lambda: status()["driver"]["podName"] != blue, "the new revision takes over")
+    wait_until(lambda: "Promoted" in names(), "the event")
     assert names().index("RolloutStarted") < names().index("Promoted")
     assert [(one["attempt"], one["outcome"]) for one in status()["history"]] == [(1, "Stopped")]
     wait_until(lambda: "rollout" not in status() and stage() == "Streaming", "the new revision streams")
