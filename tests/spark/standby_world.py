@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from dataclasses import replace
 
-from persist_engine import Antichain, Location, PersistClient, Schema, Settings, ShardId
+from persist_engine import Antichain, Appended, Location, PersistClient, Schema, Settings, ShardId
 from persist_engine.base.env import SystemEnv
 from persist_spark.report import Log
 from persist_spark.spec import Envelope, EnvelopeType, Input, SinkSpec, Stream, Write
@@ -32,7 +32,9 @@ class Heard(Log):
     def event(self, event, **fields):
         super().event(event, **fields)
         with self.heard:
-            self.seen.append({"event": event, **json.loads(json.dumps(fields, default=str))})
+            self.seen.append(
+                {"event": event, "at_ms": SystemEnv().now_ms(), **json.loads(json.dumps(fields, default=str))}
+            )
             self.heard.notify_all()
         act = self.acts.pop(event, None)
         if act is not None:
@@ -122,6 +124,10 @@ class StandbyWorld:
         spec = self.spec(**changes)
         return self._started("r-2", replace(spec, stream=replace(spec.stream, stands_by=True)))
 
+    def source(self):
+        """Another shard, for a stream over its changes."""
+        return Source(self)
+
     def _started(self, run, spec):
         self.drivers.append(Driver(self, run, spec))
         return self.drivers[-1]
@@ -144,3 +150,28 @@ class StandbyWorld:
         for driver in self.drivers:
             driver.thread.join(WAIT_S)
         self.client.close()
+
+
+class Source:
+    """A shard that a stream reads."""
+
+    def __init__(self, world):
+        self.client, self.shard = world.client, ShardId.new()
+        self.client.initialise(self.shard, SCHEMA)
+        options = {
+            "shard": str(self.shard),
+            "blob": world.location.blob,
+            "consensus": world.location.consensus,
+            "rows": "updates",
+        }
+        self.input = Input(format="persist", options=options, is_shard=True)
+
+    def write(self, *updates):
+        """One append of updates, each a row and its diff."""
+        with self.client.open_writer(self.shard, SCHEMA, purpose="test") as writer:
+            lower = writer.fetch_recent_upper().time
+            rows = [(((id_,), (n,)), lower, diff) for (id_, n), diff in updates]
+            answer = writer.compare_and_append(
+                rows, expected_upper=Antichain.of(lower), new_upper=Antichain.of(lower + 1)
+            )
+            assert isinstance(answer, Appended)

@@ -8,7 +8,7 @@ import pytest
 from persist_engine import Antichain, Appended
 from persist_engine.base.errors import Fenced
 from persist_spark.envelopes.compared import Difference
-from persist_spark.spec import ConfigurationError, Input
+from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Input
 from persist_spark.streaming import standby, stream
 from persist_spark.streaming.standby import Judgement
 from standby_world import APPEND, APPENDED, SCHEMA, UPSERT, UPSERTED, StandbyWorld
@@ -55,6 +55,9 @@ def test_an_equal_stream_takes_over_under_load_and_nothing_is_lost_or_doubled(wo
     assert isinstance(blue.ended().error, Fenced)
     assert "of run r-2" in str(blue.error)
     green.stopped()
+    gap_ms = green.log.events("batch")[0]["at_ms"] - blue.log.events("batch")[-1]["at_ms"]
+    print(f"from the last batch of the former driver to the first one of the new one: {gap_ms} ms")
+    assert gap_ms < 20_000
     assert (green.error, green.report.stopped, world.position().run) == (None, True, "r-2")
     assert world.rows() == held(world)
 
@@ -186,6 +189,26 @@ def test_a_stream_without_a_position_is_taken_over_at_the_beginning(world):
     green.log.until("batch", 2)
     green.stopped()
     assert world.rows() == appended(world)
+
+
+def test_a_stream_over_a_shard_stands_by(world):
+    """The changes of another shard, with their diffs."""
+    source = world.source()
+    diff = Envelope(type=EnvelopeType.DIFF, diff_column="_diff")
+    spec = {"input": source.input, "envelope": diff}
+    source.write(((1, 0), 1), ((2, 0), 1))
+    blue = world._started("r-1", world.spec(**spec))
+    blue.log.until("batch")
+    green = world.green(**spec)
+    green.log.until("standing_by")
+    source.write(((1, 0), -1), ((3, 0), 1))
+    assert green.log.until("followed", stage="Proven")["compared"] == 2
+    green.promoted.set()
+    green.log.until("taken_over")
+    source.write(((3, 0), 2))
+    green.log.until("batch")
+    green.stopped()
+    assert world.rows() == Counter({(2, 0): 1, (3, 0): 3})
 
 
 def test_what_was_compared_is_judged():

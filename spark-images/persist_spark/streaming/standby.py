@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from persist_engine import PersistClient, ProgressMismatch, ReadHandle, SourceProgress, WriteHandle
 from persist_engine.base.env import Env
-from persist_engine.base.errors import Unavailable
+from persist_engine.base.errors import Fenced, Unavailable
 from pyspark.sql import DataFrame, SparkSession
 
 from persist_spark.envelopes.compared import Difference
@@ -25,9 +25,9 @@ from persist_spark.streaming.interval import Commit, Interval, difference_in
 from persist_spark.streaming.position import Position
 from persist_spark.streaming.position_append import append_position
 
-#: How often the driver looks for a commit, for the order to take over, and whether a comparison has ended. A commit that it sees late is
-#: compared together with the next one.
-LOOK_S = 0.25
+#: How often the driver looks for a commit and for the order to take over: ten times in a commit interval, within these bounds. A commit
+#: that it sees late is compared together with the next one.
+LOOK_LEAST_S, LOOK_MOST_S = 0.25, 1.0
 #: A driver's own position after a progress of the sink.
 Start = Callable[[SourceProgress | None], Position]
 
@@ -103,13 +103,13 @@ class Standby:
             look = self._look()
             known = look.commit
             while not self.is_promoted():
-                if self.stop.wait(LOOK_S):
+                if self.stop.wait(self._look_s):
                     return False
                 before, look = look, self._look()
                 if look.commit is None or look.commit == known:
                     continue
-                if known is not None and known.position.batch < look.commit.position.batch:
-                    interval = Interval.between(known, look.commit, self.spec, upper_before=before.upper)
+                interval = self._interval(known, look.commit, before, reader)
+                if interval is not None:
                     found = self._compared(interval, reader)
                     if found is None:
                         continue  # stopped, or promoted meanwhile
@@ -117,6 +117,26 @@ class Standby:
                 known = look.commit
                 reader.maybe_downgrade_since(0 if known is None else max(0, known.upper - 1))
         return not self.stop.is_set()
+
+    @property
+    def _look_s(self) -> float:
+        interval_s = 0 if self.spec.stream is None else self.spec.stream.commit_interval_s
+        return min(LOOK_MOST_S, max(LOOK_LEAST_S, interval_s / 10))
+
+    def _interval(self, known: Commit | None, newest: Commit, before: _Look, reader: ReadHandle) -> Interval | None:
+        """What to compare. None where nothing can be: there are no rows between the commits, or the shard no longer knows the times
+        between them. Fenced when the lease lapsed.
+        """
+        if known is None or newest.position.batch <= known.position.batch:
+            return None
+        interval = Interval.between(known, newest, self.spec, upper_before=before.upper)
+        since = reader.since
+        if since.is_empty():
+            raise Fenced(f"the lease of {reader} lapsed: the driver was not scheduled for too long; run it again")
+        if interval.after >= 0 and not since.less_equal(interval.after):
+            self.log.event("not_followed", batch=newest.position.batch, since=since.time)
+            return None
+        return interval
 
     def _look(self) -> _Look:
         upper, now_ms = self.client.recent_upper(self.spec.shard_id).newest_complete + 1, self.env.now_ms()
@@ -162,7 +182,7 @@ class Standby:
             # Once, and not availableNow: a batch that was begun is repeated, and no other one follows.
             query = writer.trigger(once=True).start()
             try:
-                while query.isActive and not self.is_promoted() and not self.stop.wait(LOOK_S):
+                while query.isActive and not self.is_promoted() and not self.stop.wait(LOOK_LEAST_S):
                     pass
                 error = query.exception()
             finally:
