@@ -49,7 +49,7 @@ class Interval:
 
     @classmethod
     def between(cls, before: Commit, end: Commit, spec: SinkSpec, *, upper_before: int) -> Interval:
-        """The interval. `upper_before`: an upper of the shard while `before` was the last commit of the sink.
+        """The interval. `upper_before`: an upper of the shard while `before` was the last commit of the sink; 0 when none is known.
 
         What other writers appended between the commits stays out of one batch, whose rows have one time, the last one before the upper of
         its commit, unless the input names their times. A commit that finds its upper there already had no rows.

@@ -16,6 +16,7 @@ from persist_engine.base.errors import Fenced, Unavailable
 from pyspark.sql import DataFrame, SparkSession
 
 from persist_spark.envelopes.compared import Difference
+from persist_spark.failures import is_lost_copy
 from persist_spark.landing import TRIES_MAX
 from persist_spark.progress.live import Stage
 from persist_spark.report import Log
@@ -112,7 +113,7 @@ class Standby:
                 if interval is not None:
                     found = self._compared(interval, reader)
                     if found is None:
-                        continue  # stopped, or promoted meanwhile
+                        continue  # `known` stays, and the loop decides
                     look = self._judged(found, interval, look)
                 known = look.commit
                 reader.maybe_downgrade_since(0 if known is None else max(0, known.upper - 1))
@@ -129,7 +130,8 @@ class Standby:
         """
         if known is None or newest.position.batch <= known.position.batch:
             return None
-        interval = Interval.between(known, newest, self.spec, upper_before=before.upper)
+        upper_before = before.upper if before.commit == known else 0
+        interval = Interval.between(known, newest, self.spec, upper_before=upper_before)
         since = reader.since
         if since.is_empty():
             raise Fenced(f"the lease of {reader} lapsed: the driver was not scheduled for too long; run it again")
@@ -162,7 +164,9 @@ class Standby:
         return look if is_decided else self._look()
 
     def _compared(self, interval: Interval, reader: ReadHandle) -> Difference | None:
-        """One query of one batch, with exactly the rows of the interval. None when the driver was stopped or promoted meanwhile."""
+        """One query of one batch, with exactly the rows of the interval. None when the driver was stopped or promoted meanwhile, and when
+        an executor took with it rows that the comparison had chosen: then it is tried again.
+        """
         found: list[Difference] = []
         failures: list[Exception] = []
 
@@ -190,6 +194,9 @@ class Standby:
         if found:
             return found[0]
         if self.is_promoted() or self.stop.is_set():
+            return None
+        if failures and is_lost_copy(failures[0]):
+            self.log.event("lost_copy")
             return None
         if failures or error is not None:
             raise failures[0] if failures else error
