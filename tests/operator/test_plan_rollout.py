@@ -276,6 +276,23 @@ def test_with_a_lost_status_a_green_that_writes_is_the_driver(rollout):
         one.check_ready()
 
 
+def test_with_a_lost_status_a_promoted_driver_is_blue_again_in_the_next_rollout(rollout):
+    """Both drivers began on standby. Only one of them writes."""
+    one = rollout(promotion="Manual")
+    first = one.changed(7)
+    one.asked("promote")
+    one.world.step()
+    one.runs(first.name, "Streaming")
+    second = one.changed(8)
+    one.runs(second.name, "StandingBy")
+    one.world.status = {}
+    one.asked("promote", "")
+    one.world.step()
+    one.world.step()
+    assert (one.world.plan.actions, one.state, one.green) == ((), "CatchingUp", second.name)
+    assert one.world.status["driver"]["podName"] == first.name
+
+
 def test_a_spec_that_changes_twice_stops_the_first_green(rollout):
     one = rollout()
     first = one.changed(7)

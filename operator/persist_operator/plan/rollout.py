@@ -56,7 +56,7 @@ def is_of(draft: Draft, name: str | None) -> bool:
 
 def adopted(draft: Draft) -> Draft:
     """Takes over a driver on standby that is newer than the status. Its intent was lost with the status."""
-    found = [one for one in draft.observed.runs if one.stands_by and one.revision == draft.sink.spec.revision]
+    found = [one for one in draft.observed.runs if one.is_on_standby and one.revision == draft.sink.spec.revision]
     newest = max(found, key=lambda one: one.attempt, default=None)
     if newest is None or newest.phase.finished or newest.attempt <= draft.last_attempt:
         return draft
@@ -106,8 +106,7 @@ def start_attempt(draft: Draft) -> Draft:
     if state.state == "Promoting" and draft.run(state.driver.pod_name) is not None:
         draft = draft.acting(PromoteDriver(name=str(state.driver.pod_name)))
     main = draft.child()
-    is_waiting = main is not None and main.stands_by and not main.phase.finished and draft.status.is_under_way
-    if main is not None and is_waiting and (main.running is None or main.running.stage in STANDBY_STAGES):
+    if main is not None and main.is_on_standby and not main.phase.finished and draft.status.is_under_way:
         # It became the sink's driver when blue ended. Nothing else would order it to write.
         draft = draft.acting(PromoteDriver(name=main.name))
     if not state.is_active or not keeps(draft):

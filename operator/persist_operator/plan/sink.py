@@ -73,10 +73,10 @@ def plan_sink(
 
 
 def _adopt(draft: Draft) -> Draft:
-    """Take over a driver that is newer than the status. Its intent was lost with the status; the plan continues from the driver. One that
-    began on standby is the driver of the sink when there is no other one.
+    """Take over a driver that is newer than the status. Its intent was lost with the status; the plan continues from the driver. One on
+    standby is the driver of the sink when there is no other one.
     """
-    writing = [one for one in draft.observed.runs if not one.stands_by]
+    writing = [one for one in draft.observed.runs if not one.is_on_standby]
     is_alone = not writing and not draft.status.is_under_way
     newest = max(draft.observed.runs if is_alone else writing, key=lambda one: one.attempt, default=None)
     if newest is None or newest.attempt <= draft.last_attempt:
