@@ -164,6 +164,8 @@ class Source:
             "consensus": world.location.consensus,
             "rows": "updates",
         }
+        #: What the shard holds, by what was written.
+        self.rows = Counter()
         self.input = Input(format="persist", options=options, is_shard=True)
 
     def write(self, *updates):
@@ -175,3 +177,6 @@ class Source:
                 rows, expected_upper=Antichain.of(lower), new_upper=Antichain.of(lower + 1)
             )
             assert isinstance(answer, Appended)
+        for row, diff in updates:
+            self.rows[row] += diff
+        self.rows = Counter({row: diff for row, diff in self.rows.items() if diff})

@@ -57,7 +57,7 @@ def test_an_equal_stream_takes_over_under_load_and_nothing_is_lost_or_doubled(wo
     green.stopped()
     gap_ms = green.log.events("batch")[0]["at_ms"] - blue.log.events("batch")[-1]["at_ms"]
     print(f"from the last batch of the former driver to the first one of the new one: {gap_ms} ms")
-    assert gap_ms < 20_000
+    assert gap_ms < 60_000  # some 2 s on a quiet machine
     assert (green.error, green.report.stopped, world.position().run) == (None, True, "r-2")
     assert world.rows() == held(world)
 
@@ -68,9 +68,8 @@ def test_other_sql_differs_by_so_many_rows_and_takes_over_all_the_same_when_it_i
     sql = "select value as id, if(value % 10 < 2, 100, value % 7) as n from input where value % 10 < 8"
     green = world.green(sql=sql)
     first = green.log.until("followed", stage="Differs")
-    batches = first["batch"] - world_batch(green, first)
-    assert (first["missing"], first["extra"]) == (2 * batches, 4 * batches)
-    again = green.log.until("followed", count=2, stage="Differs")
+    assert (first["missing"], first["extra"]) == (2, 4)  # of one batch: several together decide nothing
+    again = green.log.until("followed", count=2, stage="Differs", is_decided=True)
     assert again["missing"] > first["missing"]
     assert not [one for one in green.log.events("followed") if one["stage"] == "Proven"]
     assert world.position().run == "r-1"
@@ -85,12 +84,6 @@ def test_other_sql_differs_by_so_many_rows_and_takes_over_all_the_same_when_it_i
         if value % 10 < 8
     }
     assert world.rows() == Counter(before | after)
-
-
-def world_batch(green, event):
-    """The batch before the interval of an event."""
-    batches = [one["batch"] for one in green.log.events("followed") if one["batch"] < event["batch"]]
-    return batches[-1] if batches else event["batch"] - 1
 
 
 def test_an_upsert_that_leaves_keys_out_differs(world):
@@ -142,16 +135,18 @@ def test_a_stream_over_files_stands_by_and_reads_no_file_twice(world, tmp_path):
     blue.log.until("batch")
     green = world.green(input=source)
     green.log.until("standing_by")
-    for count in (2, 3, 4):
+    for count in range(2, 30):  # it may look for the first time after some of these commits
         drop()
         blue.log.until("batch", count)
+        if len(green.log.events("followed")) > 1:
+            break
     assert green.log.until("followed", count=2, stage="Proven")["missing"] == 0
     green.promoted.set()
     green.log.until("taken_over")
     drop()
     green.log.until("batch")
     green.stopped()
-    assert world.rows() == Counter((number * 10 + i, i) for number in range(5) for i in range(10))
+    assert world.rows() == Counter((number * 10 + i, i) for number in range(next(files)) for i in range(10))
 
 
 def test_other_writers_of_the_shard_do_not_count_as_a_difference(world):
@@ -202,13 +197,19 @@ def test_a_stream_over_a_shard_stands_by(world):
     green = world.green(**spec)
     green.log.until("standing_by")
     source.write(((1, 0), -1), ((3, 0), 1))
-    assert green.log.until("followed", stage="Proven")["compared"] == 2
+    for count in range(2, 30):  # it may look for the first time after some of these commits
+        blue.log.until("batch", count)
+        if green.log.events("followed"):
+            break
+        source.write(((3, 0), 1), ((100 + count, 0), 1), ((99 + count, 0), -1))
+    proven = green.log.until("followed", stage="Proven")
+    assert (proven["missing"], proven["extra"], proven["compared"] > 0) == (0, 0, True)
     green.promoted.set()
     green.log.until("taken_over")
     source.write(((3, 0), 2))
     green.log.until("batch")
     green.stopped()
-    assert world.rows() == Counter({(2, 0): 1, (3, 0): 3})
+    assert world.rows() == source.rows
 
 
 def test_what_was_compared_is_judged():
