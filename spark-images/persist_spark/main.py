@@ -75,6 +75,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="where to tell what the run does while it goes on: a file, or the URL of an object of the API server with the name of an "
         "annotation as its fragment; default: nowhere",
     )
+    driver.add_argument(
+        "--promote",
+        type=Path,
+        help="of a stream on standby: the file whose appearance orders it to take over; default: it never does",
+    )
     commands.add_parser("executor", help="become a Spark executor; arguments are in SPARK_* variables")
     arguments = parser.parse_args(argv)
     compacts = arguments.command == "compact"
@@ -87,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         use_properties(arguments.properties, os.environ, {name: value for name, value in own.items() if value})
     if compacts:
         return run_compact(CompactionSpec(arguments.shard, arguments.blob, arguments.consensus), arguments.report)
-    return run_driver(arguments.spec, arguments.report, progress=arguments.progress)
+    return run_driver(arguments.spec, arguments.report, progress=arguments.progress, promote=arguments.promote)
 
 
 def use_properties(file: Path, environ: MutableMapping[str, str], own: Mapping[str, str] | None = None) -> None:
@@ -103,8 +108,12 @@ def use_properties(file: Path, environ: MutableMapping[str, str], own: Mapping[s
     environ["PYSPARK_SUBMIT_ARGS"] = shlex.join(["--properties-file", str(file), *settings, "pyspark-shell"])
 
 
-def run_driver(spec_path: Path, report_path: Path | None, *, progress: str | None = None) -> int:
-    """Runs the sink and writes a report in every case. Returns the exit code. `progress`: where to tell what the run does."""
+def run_driver(
+    spec_path: Path, report_path: Path | None, *, progress: str | None = None, promote: Path | None = None
+) -> int:
+    """Runs the sink and writes a report in every case. Returns the exit code. `progress`: where to tell what the run does; `promote`: the
+    file that orders a stream on standby to take over.
+    """
     env = SystemEnv()
     started = env.monotonic_s()
     signal.signal(signal.SIGTERM, _terminate)
@@ -115,7 +124,7 @@ def run_driver(spec_path: Path, report_path: Path | None, *, progress: str | Non
     try:
         spec = SinkSpec.load(spec_path)
         report = SinkReport(run_id=spec.run_id)
-        report = _run(spec, env, progress)
+        report = _run(spec, env, progress, promote)
     except Exception as error:  # noqa: BLE001 - the outermost frame: every error becomes a report
         secrets = spec.secrets() if spec else ()
         failure = classify(error, secrets=secrets)
@@ -125,7 +134,7 @@ def run_driver(spec_path: Path, report_path: Path | None, *, progress: str | Non
     return int(failure.exit_code if failure else ExitCode.SUCCEEDED)
 
 
-def _run(spec: SinkSpec, env: SystemEnv, progress: str | None) -> SinkReport:
+def _run(spec: SinkSpec, env: SystemEnv, progress: str | None, promote: Path | None) -> SinkReport:
     from persist_spark.progress.live import Live
     from persist_spark.progress.publish import published
     from persist_spark.session import start_session
@@ -145,7 +154,8 @@ def _run(spec: SinkSpec, env: SystemEnv, progress: str | None) -> SinkReport:
         telling = nullcontext() if progress is None else published(live, progress, spark, log)
         with telling, progress_lines(log, spark.sparkContext.statusTracker()):
             if spec.stream is not None:
-                return run_stream(spark, spec, stop=stop, env=env, log=log)
+                is_promoted = promote.exists if promote is not None else lambda: False
+                return run_stream(spark, spec, stop=stop, env=env, log=log, is_promoted=is_promoted)
             return run_sink(spark, spec, env=env, log=log)
     finally:
         spark.stop()

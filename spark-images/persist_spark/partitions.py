@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from persist_engine import BatchBuilder, Blob, LeasedPart, consolidate, holds_errors, open_blob
+from persist_engine import BatchBuilder, Blob, ChangesSplit, LeasedPart, consolidate, holds_errors, open_blob
 from persist_engine.base.env import Env, SystemEnv
 from persist_engine.base.errors import InvalidUsage, PersistError, UpdateBeyondUpper, UpdateNotBeyondLower
 from persist_engine.base.metrics import Metrics, NoMetrics
@@ -191,6 +191,23 @@ class ReadParts:
         for table in part.fetch(blob_at(self.blob), retry=reading_retry()):
             for rows in table.to_batches(max_chunksize=RECORD_ROWS):
                 yield negated_flat(rows)
+
+
+class ReadChanges:
+    """Reads what was written between two times. For number i of `spark.range(n)` it yields the updates of split i, as flat columns with
+    the negated `diff` and the `time`. The driver keeps the changes open, and with them their blobs.
+    """
+
+    def __init__(self, *, blob: str, splits: tuple[bytes, ...]) -> None:
+        self.blob, self.splits = blob, splits
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields the updates of the splits with the given numbers, each once in its split. Uses bounded memory."""
+        with carrying_errors():
+            for number in (number for batch in batches for number in batch.column(0).to_pylist()):
+                split = ChangesSplit.from_bytes(self.splits[number])
+                for rows in split.to_batches(blob_at(self.blob), retry=reading_retry()):
+                    yield negated_flat(rows).append_column("time", rows.column("time"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -170,6 +170,8 @@ class Stream:
     """Whether the stream ends when its source has nothing new."""
     stop_s: int = STOP_S
     """How long a stream that is stopped waits for the batch in flight."""
+    stands_by: bool = False
+    """Whether the driver begins on standby: it writes nothing, and follows the driver that does until it is ordered to take over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +352,7 @@ def _parse_stream(fields: Fields) -> Stream:
         commit_interval_s=_seconds(fields, "commitIntervalSeconds", COMMIT_INTERVAL_S, least=1),
         is_bounded=fields.flag("bounded"),
         stop_s=_seconds(fields, "stopSeconds", STOP_S, least=0),
+        stands_by=fields.flag("standby"),
     )
     fields.finish()
     return stream

@@ -281,3 +281,53 @@ def test_a_sink_collects_errors_and_another_one_proves_that_the_shard_equals_its
     assert (compared["progress"]["missing"], compared["progress"]["extra"]) == (0, 0)
     (converged,) = [one for one in compared["conditions"] if one["type"] == "Converged"]
     assert (converged["status"], converged["reason"]) == ("True", "Equal")
+
+
+def test_a_new_revision_takes_over_under_load_without_a_gap(
+    cluster: Any, programs: Any, content: Any, named: Callable[[str], str], new_shard: Callable[..., tuple[str, str]]
+) -> None:
+    """One revision that writes the same is promoted by itself while records come. One that leaves records out is not, until it is requested."""
+    shard, shard_id = new_shard("rollout", schema={"key": "id BIGINT", "value": "number BIGINT"})
+    name = named("rollout")
+    topic, stream, rounds = f"records-{name}", Stream(cluster, name), 240
+    numbers = [str(number) for number in (0, rounds, ROWS, KEYS)]
+    sender = str(programs.start("send_records", json.dumps(CLIENT), topic, *numbers, has_spark=True))
+    cluster.wait(
+        "the first records", lambda: "sent" in cluster.kubectl("logs", f"job/{sender}", check=False), timeout_s=180
+    )
+    manifest = stream_manifest(name, shard, topic)
+    manifest["spec"]["rollout"] = {"strategy": "BlueGreen", "timeoutSeconds": 900}
+    manifest["spec"]["spark"]["executor"]["instances"] = 1
+    cluster.apply(manifest)
+    blue = stream.driver()
+    stream.commits(blue, 2)
+    cluster.wait_condition("sparksink", name, "Ready", timeout_s=60)
+
+    def rollout() -> dict[str, Any]:
+        return dict(cluster.status("sparksink", name).get("rollout", {}))
+
+    manifest["spec"]["input"]["format"]["options"]["maxOffsetsPerTrigger"] = "1900"
+    cluster.apply(manifest)
+    green = stream.driver(after=blue)
+    assert not rollout(), "the new driver is the sink's, and the rollout is over"
+    cluster.wait("the end of the former driver", lambda: cluster.get("pod", blue) is None, timeout_s=180)
+    cluster.wait_condition("sparksink", name, "Ready", timeout_s=10)
+    events = {one["reason"] for one in cluster.items("events") if one["involvedObject"]["name"] == name}
+    assert {"RolloutStarted", "Promoted"} <= events
+
+    sql = manifest["spec"]["input"]["format"]["sql"]
+    manifest["spec"]["input"]["format"]["sql"] = f"{sql} where r.id <> 7"
+    cluster.apply(manifest)
+    cluster.wait("a difference", lambda: rollout().get("extra", 0) > 0, timeout_s=400)
+    assert rollout()["state"] == "CatchingUp"
+    assert stream.driver() == green
+    manifest["spec"]["input"]["format"]["sql"] = sql
+    manifest["spec"]["input"]["format"]["options"]["maxOffsetsPerTrigger"] = "1900"
+    cluster.apply(manifest)
+    cluster.wait("the end of the rollout", lambda: not rollout(), timeout_s=60)
+    assert stream.driver() == green
+    programs.finish(sender, timeout_s=400)
+    expected = content.content_hash(last_values(rounds * ROWS))
+    cluster.wait(
+        "the last values", lambda: programs.result("content", shard_id)["hash"] == expected, timeout_s=300, every_s=3
+    )

@@ -16,12 +16,17 @@ class World:
     def __init__(self, make_sink, sink_resource, shard, settings, now, spec):
         self.make_sink, self.sink_resource, self.shard = make_sink, sink_resource, shard
         self.settings, self.now, self.spec = settings, now, dict(spec)
-        self.status, self.runs, self.metadata = {}, {}, {}
+        self.status, self.runs, self.metadata, self.failures = {}, {}, {}, {}
         self.plan = None
 
     def step(self, *, after=1000, act=True):
         self.now += after
-        observed = SinkObserved(shard=self.shard, runs=tuple(self.runs.values()), executors=Executors(running=2))
+        observed = SinkObserved(
+            shard=self.shard,
+            runs=tuple(self.runs.values()),
+            executors=Executors(running=2),
+            failures=self.failures,
+        )
         sink = self.make_sink(self.spec, status=self.status, **self.metadata)
         self.plan = plan_sink(sink, observed, now_ms=self.now, settings=self.settings)
         self.status = self.plan.status
@@ -33,18 +38,18 @@ class World:
         for action in self.plan.actions:
             if isinstance(action, StopRun):
                 self.runs.pop(action.name, None)
-            else:
+            elif isinstance(action, StartDriver):
                 self.runs.setdefault(action.name, self.driver(action))
 
     def driver(self, action):
         return Run(
             name=action.name, kind="driver", phase=Phase.PENDING, created_ms=self.now, attempt=action.attempt,
             run_number=action.run_number, run_id=action.run_id, revision=action.spec.revision,
-            scheduled_ms=action.scheduled_ms,
+            scheduled_ms=action.scheduled_ms, stands_by=action.stands_by,
         )  # fmt: skip
 
-    def change(self, **changes):
-        name = self.status["driver"]["podName"]
+    def change(self, name=None, **changes):
+        name = name or self.status["driver"]["podName"]
         self.runs[name] = dataclasses.replace(self.runs[name], **changes)
 
     def fails(self, **changes):

@@ -32,6 +32,7 @@ _neighbour("table_shard")
 envelope_run = _neighbour("envelope_run")
 catalog_world = _neighbour("catalog_world")
 build_catalog = _neighbour("build_catalog", Path(__file__).parents[2] / "spark-images" / "catalog")
+_neighbour("standby_world")
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from persist_spark.failures import classify
 from persist_spark.report import Log
 from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Input, OnError, SinkSpec, Stream, Write
 from persist_spark.streaming.stream import run_stream
+from standby_world import Driver as Standing
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 SINK = "ns/s"
@@ -198,6 +199,37 @@ def test_upserts_are_those_of_the_last_records(world):
     world.kafka.send(world.topic, *late, *gone, (0, {"id": 0, "n": 77, "at": 6}))
     assert world.run(envelope).batches == 1
     assert world.rows() == Counter({(0, 77, 6): 1, (1, 4, 4): 1, (2, 4, 4): 1})
+
+
+def test_a_stream_from_kafka_stands_by_and_takes_over(world):
+    """The driver that writes runs again and again, each time over what has come."""
+    envelope, sent = Envelope(type=EnvelopeType.UPSERT, order_column="at"), []
+
+    def more():
+        at = len(sent)
+        sent.append(at)
+        world.kafka.send(world.topic, *[(id_, {"id": id_, "n": at * 10 + id_, "at": at}) for id_ in range(4)])
+
+    more()
+    world.run(envelope)
+    green = Standing(world, "r-2", world.spec(envelope, stream=Stream(commit_interval_s=1, stands_by=True)))
+    try:
+        green.log.until("standing_by")
+        for _ in range(20):  # it may look for the first time after some of these commits
+            more()
+            world.run(envelope)
+            if green.log.events("followed"):
+                break
+        found = green.log.until("followed")
+        assert (found["stage"], found["missing"], found["extra"]) == ("Proven", 0, 0)
+        green.promoted.set()
+        green.log.until("taken_over")
+        more()
+        green.log.until("batch")
+    finally:
+        green.stopped()
+    last = sent[-1]
+    assert world.rows() == Counter({(id_, last * 10 + id_, last): 1 for id_ in range(4)})
 
 
 def test_records_that_do_not_decode_are_errors_with_their_offsets(world):

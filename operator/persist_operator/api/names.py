@@ -34,6 +34,8 @@ ANNOTATION_SPARK_CONF, ANNOTATION_EXECUTOR = f"{GROUP}/spark-conf", f"{GROUP}/ex
 ANNOTATION_REASON = f"{GROUP}/reason"
 ANNOTATION_RUN_ID = f"{GROUP}/run-id"
 ANNOTATION_SCHEDULED_TIME = f"{GROUP}/scheduled-time"
+#: Of a driver pod: `true` when the driver begins on standby.
+ANNOTATION_STANDBY = f"{GROUP}/standby"
 #: Of a driver pod, written by the driver itself: what it does now, as JSON (api.sink_status.RunningProgress).
 ANNOTATION_PROGRESS = f"{GROUP}/progress"
 #: `take-over: <shard id>`; see plan.ownership.
@@ -97,6 +99,11 @@ def run_order(identifier: str) -> int:
 def driver_name(sink: str, revision: str, attempt: int) -> str:
     """Name of the driver pod, its Service and its ConfigMap; at most 56 characters for sink names of at most 40."""
     return f"{sink}-{revision[:8]}-{attempt}"
+
+
+def promotion_name(driver: str) -> str:
+    """Name of the ConfigMap whose appearance orders a driver on standby to take over; at most 64 characters."""
+    return f"{driver}-promote"
 
 
 def rpc_secret_name(driver: str, uid: str) -> str:

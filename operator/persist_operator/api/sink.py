@@ -24,6 +24,28 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """How a new revision of a Streaming sink takes over from the driver that runs, when it does so without a gap."""
+
+    is_automatic: bool
+    max_lag_seconds: int
+    timeout_seconds: int
+
+    @classmethod
+    def of(cls, spec: Mapping[str, Any] | None) -> Rollout | None:
+        """From spec.rollout; None where the driver is stopped before the next one starts. Its fields have no defaults in the resource
+        definition: a default there would change resources that are stored.
+        """
+        if spec is None or spec.get("strategy") != "BlueGreen":
+            return None
+        return cls(
+            is_automatic=spec.get("promotion", "Automatic") == "Automatic",
+            max_lag_seconds=spec.get("maxLagSeconds", 60),
+            timeout_seconds=spec.get("timeoutSeconds", 3600),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SparkPod:
     """Size and template of driver or executor pods. Quantities stay as the user wrote them."""
 
@@ -85,6 +107,7 @@ class SinkSpec:
     ttl_seconds_after_finished: int
     history_limit: int
     suspend: bool
+    rollout: Rollout | None
     revision: str
 
     @property
@@ -118,6 +141,7 @@ class SinkSpec:
             ttl_seconds_after_finished=cleanup["ttlSecondsAfterFinished"],
             history_limit=cleanup["historyLimit"],
             suspend=spec["suspend"],
+            rollout=Rollout.of(spec.get("rollout")),
             revision=names.revision_of(_revised(spec)),
         )
 

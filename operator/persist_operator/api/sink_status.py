@@ -14,7 +14,10 @@ from persist_operator.api.blocks import Block
 
 AttemptOutcome = Literal["Succeeded", "Failed", "Stopped"]
 DriverPhase = Literal["Creating", "Pending", "Running", "Succeeded", "Failed", "Lost", "Deleted"]
-RunningStage = Literal["Reading", "Appending", "Streaming"]
+RunningStage = Literal["Reading", "Appending", "Streaming", "StandingBy", "Proven", "Differs"]
+#: The stages of a driver on standby.
+STANDBY_STAGES: frozenset[RunningStage | None] = frozenset({"StandingBy", "Proven", "Differs"})
+RolloutPhase = Literal["Starting", "CatchingUp", "ReadyToPromote", "Promoting", "RolledBack"]
 #: The longest text that a driver may tell while it runs, and the greatest number in it, which the resource definition allows.
 _TOLD_MAX, _NUMBER_MAX = 1024, 2**63 - 1
 #: Phases of a driver that has not ended.
@@ -68,6 +71,9 @@ class RunningProgress(Block):
     tasks: int | None = None
     tasks_done: int | None = None
     lag_seconds: int | None = None
+    compared: int | None = None
+    missing: int | None = None
+    extra: int | None = None
     upper: str | None = None
     input_upper: str | None = None
     observed_time: str | None = None
@@ -106,6 +112,9 @@ class RunningProgress(Block):
             tasks=number("tasks"),
             tasks_done=number("tasks_done"),
             lag_seconds=None if lag_ms is None else lag_ms // 1000,
+            compared=number("compared"),
+            missing=number("missing"),
+            extra=number("extra"),
             upper=time("upper"),
             input_upper=time("input_upper"),
         )
@@ -164,6 +173,38 @@ class LastFailure(Block):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutState(Block):
+    """A new revision on its way to take over from the driver that runs (`status.driver`), or that was rolled back. `driver` is its own."""
+
+    state: RolloutPhase | None = None
+    from_revision: str | None = field(default=None, metadata={"wire": "from"})
+    to_revision: str | None = field(default=None, metadata={"wire": "to"})
+    start_time: str | None = None
+    promote_time: str | None = None
+    run_number: int | None = None
+    run_id: str | None = None
+    attempt: int | None = None
+    driver: DriverState = DriverState()
+    failures: int | None = None
+    next_attempt_time: str | None = None
+    lag_seconds: int | None = None
+    compared: int | None = None
+    missing: int | None = None
+    extra: int | None = None
+    message: str | None = None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the new revision is on its way."""
+        return self.state not in {None, "RolledBack"}
+
+    @property
+    def run(self) -> RunState:
+        """The run of the new revision."""
+        return RunState(number=self.run_number, id=self.run_id, revision=self.to_revision, state="Running")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ticks(Block):
     """The last and the next tick of a Scheduled sink, and its last success."""
 
@@ -198,6 +239,7 @@ class SinkStatus(Block):
     run: RunState = RunState()
     driver: DriverState = DriverState()
     executors: ExecutorCounts = ExecutorCounts()
+    rollout: RolloutState = RolloutState()
     progress: Progress = Progress()
     last_failure: LastFailure = LastFailure()
     schedule: Ticks = Ticks()

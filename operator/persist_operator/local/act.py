@@ -29,6 +29,7 @@ from persist_operator.plan.actions import (
     Action,
     AdvanceSince,
     InitialiseShard,
+    PromoteDriver,
     StartDriver,
     StartInspection,
     StartMaintenance,
@@ -114,6 +115,8 @@ class LocalActor:
                 return self._start_maintenance(action, owner)
             case StartDriver():
                 return self._start_driver(action, meta, owner)
+            case PromoteDriver():
+                (self._processes.folder(action.name) / sink_files.PROMOTION_KEY).touch()
             case StartInspection():
                 raise InvalidUsage(
                     f"{action.name}: the local runner starts no pods, so it cannot use stores that a resource names"
@@ -198,6 +201,7 @@ class LocalActor:
             "run_id": action.run_id,
             "revision": spec.revision,
             _MEMORY_LABEL: str(memory_mib),
+            "stands_by": "true" if action.stands_by else "",
             "scheduled_ms": "" if action.scheduled_ms is None else str(action.scheduled_ms),
         }
         files = {
@@ -205,6 +209,7 @@ class LocalActor:
             "--properties": "spark-defaults.conf",
             "--report": "report.json",
             "--progress": "progress.json",
+            "--promote": sink_files.PROMOTION_KEY,
         }
         arguments = [part for option, name in files.items() for part in (option, str(folder / name))]
         command = [sys.executable, "-m", "persist_spark.main", "driver", *arguments]

@@ -48,6 +48,7 @@ KINDS = {"PersistShard": ("pshard", "persistshard", "persistshards"), "SparkSink
 REQUESTS = {
     **dict.fromkeys(("rollup", "compact", "gc", "accept-log"), "PersistShard"),
     "restart": "SparkSink",
+    "promote": "SparkSink",
 }
 
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of tables.")]
@@ -362,7 +363,9 @@ def logs(
 
 @app.command()
 def request(
-    what: Annotated[str, typer.Argument(help="rollup, compact, gc or accept-log of a shard; restart of a sink.")],
+    what: Annotated[
+        str, typer.Argument(help="rollup, compact, gc or accept-log of a shard; restart or promote of a sink.")
+    ],
     name: Annotated[str, typer.Argument(help="Name of the shard or sink.")],
     state: State = STATE,
 ) -> None:

@@ -40,6 +40,7 @@ def _run(child: Child) -> Run:
         run_id=labels.get("run_id", ""),
         revision=labels.get("revision", ""),
         scheduled_ms=int(scheduled) if scheduled else None,
+        stands_by=labels.get("stands_by") == "true",
         planned_reason=labels.get("reason", ""),
         exit_code=child.exit_code,
         report=child.report,

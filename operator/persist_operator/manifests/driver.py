@@ -8,7 +8,7 @@ from persist_operator.api import names, quantity, sink_pods, times
 from persist_operator.api.resource import Meta
 from persist_operator.api.shard import CREDENTIALS_DIR
 from persist_operator.manifests import pods, sink_files, sink_memory
-from persist_operator.plan.actions import StartDriver
+from persist_operator.plan.actions import PromoteDriver, StartDriver
 from persist_operator.settings import OperatorSettings
 
 COMPONENT = "sink"
@@ -36,6 +36,8 @@ def driver_manifests(
     annotations = {names.ANNOTATION_RUN_ID: action.run_id}
     if action.scheduled_ms is not None:
         annotations[names.ANNOTATION_SCHEDULED_TIME] = times.to_text(action.scheduled_ms)
+    if action.stands_by:
+        annotations[names.ANNOTATION_STANDBY] = "true"
     head = pods.metadata("SparkSink", meta, action.name, labels, annotations)
     document = sink_files.sink_document(action, meta, credentials_dir=CREDENTIALS_DIR)
     conf = sink_files.spark_conf(action, meta, image=image, settings=settings)
@@ -54,6 +56,20 @@ def driver_manifests(
     }
     pod = _pod(head, meta, action, image=image, settings=settings)
     return [config_map, secret, _service(head), pod]
+
+
+def promotion_manifest(action: PromoteDriver, meta: Meta) -> dict[str, Any]:
+    """The ConfigMap that orders a driver on standby to take over. The driver's pod mounts it before it exists, and the kubelet shows it
+    then: so the operator needs no right to change pods, and the driver none to read anything.
+    """
+    labels = {**pods.base_labels(meta, COMPONENT), names.LABEL_SINK: meta.name, names.LABEL_ROLE: "promotion"}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": pods.metadata("SparkSink", meta, names.promotion_name(action.name), labels, {}),
+        "immutable": True,
+        "data": {sink_files.PROMOTION_KEY: action.name},
+    }
 
 
 def _service(head: dict[str, Any]) -> dict[str, Any]:
@@ -98,6 +114,7 @@ def _pod(
             *("driver", "--spec", f"{sink_files.CONFIG_DIR}/sink.json"),
             *("--properties", f"{sink_files.CONFIG_DIR}/spark-defaults.conf"),
             *("--progress", _own_annotation(meta.namespace, head["name"])),
+            *(("--promote", f"{sink_files.PROMOTION_DIR}/{sink_files.PROMOTION_KEY}") if action.stands_by else ()),
         ],
         "env": [
             {"name": "SPARK_LOCAL_DIRS", "value": scratch},
@@ -121,9 +138,11 @@ def _pod(
             pods.mount("scratch", scratch),
             pods.mount("config", sink_files.CONFIG_DIR, read_only=True),
             pods.rpc_mount(),
+            *([pods.mount("promotion", sink_files.PROMOTION_DIR, read_only=True)] if action.stands_by else []),
             *pods.sink_mounts(action),
         ],
     }
+    promotion = {"name": names.promotion_name(head["name"]), "optional": True}
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -142,6 +161,7 @@ def _pod(
                 pods.empty_dir("scratch"),
                 {"name": "config", "configMap": {"name": head["name"]}},
                 pods.rpc_volume(head["name"], meta),
+                *([{"name": "promotion", "configMap": promotion}] if action.stands_by else []),
                 *pods.sink_volumes(action),
             ],
             **pods.pull_secrets(spec.spark.image_pull_secrets or settings.images.pull_secrets),

@@ -15,12 +15,13 @@ from persist_engine.model.ids import ShardId
 from persist_operator.api import names, quantity, sink_pods
 from persist_operator.api.resource import Meta
 from persist_operator.api.shard import StoreLocation
-from persist_operator.api.sink import SinkSpec
 from persist_operator.manifests import pods, sink_memory
 from persist_operator.plan.actions import StartDriver
 from persist_operator.settings import OperatorSettings, WorkloadAllow
 
 CONFIG_DIR = "/etc/persist"
+#: The folder and the name of the file whose appearance orders a driver on standby to take over.
+PROMOTION_DIR, PROMOTION_KEY = "/etc/persist-promotion", "promoted"
 #: The address of the API server in every pod.
 API_SERVER = "https://kubernetes.default.svc"
 DRIVER_PORT, BLOCK_MANAGER_PORT = 7078, 7079
@@ -68,7 +69,7 @@ def sink_document(
             write=spec.write,
             write_mode=spec.write_mode,
             purpose=f"sink {meta.key}",
-            stream=_stream(spec, is_bounded=is_bounded) if spec.mode == "Streaming" else None,
+            stream=_stream(action, is_bounded=is_bounded) if spec.mode == "Streaming" else None,
             source=_source(action, credentials_dir, input_credentials_dir),
         )
     )
@@ -83,11 +84,13 @@ def _source(action: StartDriver, credentials_dir: str, input_credentials_dir: st
     return SinkSource(shard_id=ShardId(source.shard_id), blob=blob, consensus=consensus)
 
 
-def _stream(spec: SinkSpec, *, is_bounded: bool) -> dict[str, Any]:
+def _stream(action: StartDriver, *, is_bounded: bool) -> dict[str, Any]:
     """How the driver streams. It waits for the batch in flight as long as its grace period allows, less the time to stop Spark."""
+    spec = action.spec
     grace = spec.termination_grace_seconds
     interval = {} if spec.commit_interval_seconds is None else {"commitIntervalSeconds": spec.commit_interval_seconds}
-    return {**interval, "bounded": is_bounded, "stopSeconds": max(grace - _STOP_SPARK_SECONDS, grace // 2)}
+    standby = {"standby": True} if action.stands_by else {}
+    return {**interval, **standby, "bounded": is_bounded, "stopSeconds": max(grace - _STOP_SPARK_SECONDS, grace // 2)}
 
 
 def spark_conf(action: StartDriver, meta: Meta, *, image: str, settings: OperatorSettings) -> dict[str, str]:

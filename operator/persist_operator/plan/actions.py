@@ -99,6 +99,15 @@ class StartDriver:
     spec: SinkSpec
     source: DriverSource | None = None
     """The shard that the driver reads; None for an input of another type."""
+    stands_by: bool = False
+    """Whether the driver begins on standby: it writes nothing until PromoteDriver."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromoteDriver:
+    """Order a driver on standby to take over from the driver that writes. No effect when it was ordered before."""
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +121,7 @@ class StopRun:
     event: StopEvent = ""
 
 
-Action = InitialiseShard | AdvanceSince | StartMaintenance | StartInspection | StartDriver | StopRun
+Action = InitialiseShard | AdvanceSince | StartMaintenance | StartInspection | StartDriver | PromoteDriver | StopRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +151,10 @@ class Plan:
     """The `action_key` of each start or stop whose refusal still stands. The reconciler may forget all other refusals."""
 
 
+#: The `action_key` of the start of a driver on standby. Its refusal shows on the rollout, because the driver that runs goes on.
+STANDBY_KEY = "StartDriver/standby"
+
+
 def action_key(action: Action) -> str:
     """The key under which the refusal of an action is stored. Two actions with one key are two tries of the same action."""
     match action:
@@ -149,6 +162,8 @@ def action_key(action: Action) -> str:
             return maintenance_key(action.kind)
         case StopRun():
             return f"StopRun/{action.name}"
+        case StartDriver(stands_by=True):
+            return STANDBY_KEY
         case _:
             return type(action).__name__
 
@@ -164,7 +179,9 @@ def done_note(action: Action) -> Note | None:
         case StartMaintenance():
             return Note("Normal", "MaintenanceStarted", f"{action.name}: {action.reason}")
         case StartDriver():
-            return Note("Normal", "DriverStarted", f"{action.name}: run {action.run_number}, attempt {action.attempt}")
+            how = ", on standby" if action.stands_by else ""
+            text = f"{action.name}: run {action.run_number}, attempt {action.attempt}{how}"
+            return Note("Normal", "DriverStarted", text)
         case StopRun() if action.event:
             kind: Literal["Normal", "Warning"] = "Warning" if action.event == "DriverForcedOut" else "Normal"
             return Note(kind, action.event, f"{action.name}: {action.reason}")

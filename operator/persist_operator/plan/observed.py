@@ -15,7 +15,7 @@ from persist_engine.model.ownership import Owner
 from persist_operator.api import conditions
 from persist_operator.api.shard import NO_LABELS, Shard, ShardSchema, StorageRefused, StoreLocation
 from persist_operator.api.shard_status import Ddl, Runner
-from persist_operator.api.sink_status import RunningProgress
+from persist_operator.api.sink_status import STANDBY_STAGES, RunningProgress
 from persist_operator.settings import OperatorSettings
 
 #: Reason of a condition: the API server refused a request of the operator. The condition's message contains the API server's.
@@ -66,6 +66,8 @@ class Run:
     run_id: str = ""
     revision: str = ""
     scheduled_ms: int | None = None
+    stands_by: bool = False
+    """A driver that began on standby. It may have taken over since; `running` says so."""
     runner: Runner | None = None
     """Of a compaction: where it runs."""
     planned_reason: str = ""
@@ -84,6 +86,11 @@ class Run:
     """What a driver that runs reports about itself; None when it reports nothing."""
     log_tail: str = ""
     """The last lines of the log, redacted. Read only for a failure that is not yet on the status."""
+
+    @property
+    def is_on_standby(self) -> bool:
+        """Whether it is a driver that began on standby and has not reported that it writes."""
+        return self.stands_by and (self.running is None or self.running.stage in STANDBY_STAGES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

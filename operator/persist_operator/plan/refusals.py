@@ -1,6 +1,7 @@
 """Refused actions: when each is tried again, and how the conditions show the refusal until then. Pure.
 
-Invariant: while an action of the plan stands refused, Ready is False, and Reconciling or Stalled has the message of the refusal.
+Invariant: while an action of the plan stands refused, Ready is False, and Reconciling or Stalled has the message of the refusal. The
+exception is the start of a driver on standby, because another one does its work.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from persist_operator.api import conditions
 from persist_operator.api.conditions import Condition
 from persist_operator.api.resource import Meta
 from persist_operator.plan.actions import (
+    STANDBY_KEY,
     Action,
     AdvanceSince,
     InitialiseShard,
@@ -53,6 +55,7 @@ def with_refusals(
     """
     mine = [one for one in wanted if not isinstance(one, InitialiseShard | AdvanceSince)]
     standing = {action_key(one): failures[action_key(one)] for one in mine if action_key(one) in failures}
+    shown = {key: one for key, one in standing.items() if key != STANDBY_KEY}
     waits = {
         key: left_s
         for key, one in standing.items()
@@ -62,7 +65,7 @@ def with_refusals(
     plan = replace(plan, actions=actions, refused=plan.refused | frozenset(standing))
     if conditions.is_true(plan.status, "Stalled"):
         found: Sequence[Condition] = ()
-    elif refused := [*standing.values(), *(_of_pod(one) for one in runs if one.refused)]:
+    elif refused := [*shown.values(), *(_of_pod(one) for one in runs if one.refused)]:
         found = _conditions(refused)
     else:
         found = (

@@ -7,8 +7,7 @@ is under way, and the status shows it before it starts. The run of a Streaming s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from persist_engine.base.errors import InvalidUsage
 
@@ -16,77 +15,24 @@ from persist_operator.api import names, sink_pods, times
 from persist_operator.api.redact import redact
 from persist_operator.api.sink import Sink
 from persist_operator.api.sink_status import (
-    Attempt,
     AttemptOutcome,
     DriverPhase,
     DriverState,
-    LastFailure,
     Progress,
     RunState,
-    SinkStatus,
 )
-from persist_operator.plan import failures, refusals, schedule, sink_status
-from persist_operator.plan.actions import Action, Note, Plan, StartDriver, StopEvent, StopRun
+from persist_operator.plan import failures, refusals, rollout, schedule, sink_status
+from persist_operator.plan.actions import Note, Plan, StopRun
 from persist_operator.plan.failures import Failure
 from persist_operator.plan.hints import Words, cluster_words
 from persist_operator.plan.observed import Phase, Run, SinkObserved
+from persist_operator.plan.sink_draft import Draft, attempt_that_ended, last_failure
 from persist_operator.settings import OperatorSettings
 
 #: How long the plan waits, after the grace period, for a driver that is being deleted. On a node without connection the driver never ends
 #: by itself. Then two drivers may run; no data is lost or doubled, because the shard accepts the commit of one.
 _GONE_AFTER_MS = 60_000
 _RESTART_REQUEST = "restart"
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A plan in the making. Each step of `plan_sink` takes a draft and returns one."""
-
-    sink: Sink
-    observed: SinkObserved
-    now_ms: int
-    status: SinkStatus
-    actions: tuple[Action, ...] = ()
-    notes: tuple[Note, ...] = ()
-    wake_ms: tuple[int, ...] = ()
-
-    @property
-    def now(self) -> str:
-        """The current time as a text for the status."""
-        return times.to_text(self.now_ms)
-
-    def child(self) -> Run | None:
-        """The observed driver of the newest attempt; None when there is none."""
-        return next((one for one in self.observed.runs if one.name == self.status.driver.pod_name), None)
-
-    def having(self, **changes: Any) -> Draft:
-        """The draft with these fields of the status changed."""
-        return replace(self, status=replace(self.status, **changes))
-
-    def having_run(self, **changes: Any) -> Draft:
-        """The draft with these fields of status.run changed."""
-        return self.having(run=replace(self.status.run, **changes))
-
-    def having_driver(self, **changes: Any) -> Draft:
-        """The draft with these fields of status.driver changed."""
-        return self.having(driver=replace(self.status.driver, **changes))
-
-    def acting(self, action: Action) -> Draft:
-        """The draft with one more action."""
-        return replace(self, actions=(*self.actions, action))
-
-    def stopping(self, name: str | None, reason: str, *, grace_seconds: int = 0, event: StopEvent = "") -> Draft:
-        """The draft with the stop of one more driver."""
-        stop = StopRun(kind="driver", name=str(name), reason=reason, grace_seconds=grace_seconds, event=event)
-        return self.acting(stop)
-
-    def noting(self, note: Note) -> Draft:
-        """The draft with one more Event."""
-        return replace(self, notes=(*self.notes, note))
-
-    def waking(self, *at_ms: int) -> Draft:
-        """The draft with a requeue at each time of `at_ms`, or earlier."""
-        return replace(self, wake_ms=(*self.wake_ms, *at_ms))
 
 
 def plan_sink(
@@ -97,7 +43,8 @@ def plan_sink(
         return Plan(status=sink.status)
     draft = Draft(sink, observed, now_ms, replace(sink.known, active_revision=sink.spec.revision))
     problem: InvalidUsage | None = None
-    draft = _handle_requests(_force_out(_follow(_adopt(draft))))
+    draft = _follow(rollout.taken_over(rollout.adopted(_adopt(draft))))
+    draft = _handle_requests(_force_out(rollout.follow(draft)))
     try:
         sink_pods.check(sink.spec, settings.workload)
         draft = _choose_run(draft)
@@ -105,7 +52,7 @@ def plan_sink(
         problem = error
     draft = _stop_strays(draft)
     if problem is None:
-        draft = _start_attempt(draft)
+        draft = rollout.start_attempt(_start_attempt(draft))
     draft = _clear_away(draft)
     running, shown_ms = sink_status.running(draft.status, draft.child(), now_ms=now_ms)
     if running.errors and not draft.status.progress.running.errors:
@@ -126,9 +73,13 @@ def plan_sink(
 
 
 def _adopt(draft: Draft) -> Draft:
-    """Take over a driver that is newer than the status. Its intent was lost with the status; the plan continues from the driver."""
-    newest = max(draft.observed.runs, key=lambda one: one.attempt, default=None)
-    if newest is None or newest.attempt <= (draft.status.attempt or 0):
+    """Take over a driver that is newer than the status. Its intent was lost with the status; the plan continues from the driver. One on
+    standby is the driver of the sink when there is no other one.
+    """
+    writing = [one for one in draft.observed.runs if not one.is_on_standby]
+    is_alone = not writing and not draft.status.is_under_way
+    newest = max(draft.observed.runs if is_alone else writing, key=lambda one: one.attempt, default=None)
+    if newest is None or newest.attempt <= draft.last_attempt:
         return draft
     run = RunState(
         number=newest.run_number,
@@ -166,8 +117,8 @@ def _follow(draft: Draft) -> Draft:
     if child.deleting:
         # The pod is being deleted from outside. Its end (see `_force_out`) will be the attempt's failure.
         return draft.having_driver(phase=child.phase.value)
-    if spec.suspend or _outdated(draft):
-        return _stop(draft, child, "suspended" if spec.suspend else _outdated(draft))
+    if (spec.suspend or draft.outdated) and not rollout.keeps(draft):
+        return _stop(draft, child, "suspended" if spec.suspend else draft.outdated)
     return _watch_limits(draft, child)
 
 
@@ -293,15 +244,8 @@ def _fail(draft: Draft, failure: Failure, *, phase: DriverPhase, end_ms: int) ->
     draft = draft.having_driver(phase=phase, end_time=end)
     if failure.counts:
         draft = draft.having(consecutive_failures=(draft.status.consecutive_failures or 0) + 1)
-    last = LastFailure(
-        failure_class=failure.failure_class,
-        reason=failure.reason,
-        exit_code=failure.exit_code,
-        pod_name=name,
-        time=end,
-        message=failure.message,
-    )
-    draft = _remember(draft.having(last_failure=last), "Failed", failure.failure_class, failure.message)
+    draft = draft.having(last_failure=last_failure(failure, driver=name, time=end))
+    draft = _remember(draft, "Failed", failure.failure_class, failure.message)
     draft = draft.noting(Note("Warning", f"Driver{failure.failure_class}Failure", f"{name}: {failure.message[:500]}"))
     status = draft.status
     exhausted = failure.counts and (status.consecutive_failures or 0) >= spec.max_consecutive_failures
@@ -317,18 +261,15 @@ def _or(number: int | None, default: int) -> int:
 
 
 def _remember(draft: Draft, outcome: AttemptOutcome, failure_class: str | None, message: str) -> Draft:
-    status = draft.status
-    item = Attempt(
-        attempt=status.attempt or 0,
-        run=(status.run.id or "")[:128],
-        revision=status.run.revision or "",
-        start_time=status.driver.start_time or draft.now,
-        end_time=status.driver.end_time,
+    item = attempt_that_ended(
+        draft.status,
+        attempt=draft.status.attempt or 0,
         outcome=outcome,
         failure_class=failure_class,
-        message=message[:512],
+        message=message,
+        now=draft.now,
     )
-    return draft.having(history=(item, *(status.history or ()))[: draft.sink.spec.history_limit])
+    return draft.remembering(item)
 
 
 def _handle_requests(draft: Draft) -> Draft:
@@ -350,7 +291,8 @@ def _choose_run(draft: Draft) -> Draft:
     """Open a run when one is due. InvalidUsage when the schedule is missing or invalid."""
     spec = draft.sink.spec
     if spec.mode != "Scheduled":
-        is_due = not draft.status.is_under_way and (_outdated(draft) or _has_more(draft)) and not spec.suspend
+        is_due = not draft.status.is_under_way and (draft.outdated or _has_more(draft)) and not spec.suspend
+        is_due = is_due and not rollout.is_held(draft)
         return _open_run(draft, None) if is_due else draft
     if spec.schedule is None:
         raise InvalidUsage("schedule is missing although mode is Scheduled")
@@ -385,17 +327,6 @@ def _has_more(draft: Draft) -> bool:
     return is_ended and not draft.now_ms < next_ms <= draft.now_ms + 1000 * draft.sink.spec.backoff_seconds
 
 
-def _outdated(draft: Draft) -> str:
-    """Why the run no longer matches the sink, because of a changed spec or another shard; "" when it matches."""
-    run, shard, input_id = draft.status.run, draft.observed.shard, draft.observed.input_id
-    if run.revision != draft.sink.spec.revision:
-        return "the spec changed"
-    moved = shard.usable and run.shard_id not in {None, shard.shard_id}
-    if input_id is not None and run.input_shard_id not in {None, input_id}:
-        return "the shard that it reads is another one"
-    return "the shard is another one" if moved else ""
-
-
 def _open_run(draft: Draft, scheduled_ms: int | None) -> Draft:
     """Open the next run, for a tick or (None) without one. The ids of a sink's runs end in a number that always rises, whatever the clock
     does. By this number, a driver that returns after a newer run recognises that its run is over (persist_engine.flow.mint_run).
@@ -406,7 +337,7 @@ def _open_run(draft: Draft, scheduled_ms: int | None) -> Draft:
         number=number,
         id=names.run_id(draft.sink.meta.uid, max(scheduled_ms or number, least)),
         revision=draft.sink.spec.revision,
-        first_attempt=(draft.status.attempt or 0) + 1,
+        first_attempt=draft.last_attempt + 1,
         state="Running",
         scheduled_time=None if scheduled_ms is None else times.to_text(scheduled_ms),
     )
@@ -421,6 +352,7 @@ def _stop_strays(draft: Draft) -> Draft:
     grace = draft.sink.spec.termination_grace_seconds
     for run in draft.observed.runs:
         current = draft.status.is_under_way and run.name == draft.status.driver.pod_name
+        current = current or rollout.is_of(draft, run.name)
         if not (current or run.phase.finished or run.deleting or run.name in stopped):
             draft = draft.stopping(run.name, "it is not the attempt under way", grace_seconds=grace)
     return draft
@@ -432,7 +364,7 @@ def _start_attempt(draft: Draft) -> Draft:
     """
     spec, shard, status = draft.sink.spec, draft.observed.shard, draft.status
     creating = status.driver.phase == "Creating" and draft.child() is None
-    if status.run.state != "Running" or (status.is_under_way and not creating):
+    if status.run.state != "Running" or (status.is_under_way and not creating) or rollout.is_held(draft):
         return draft
     if spec.suspend:
         return _forgo(draft, "suspended").having_driver(phase="Deleted", end_time=draft.now) if creating else draft
@@ -443,29 +375,14 @@ def _start_attempt(draft: Draft) -> Draft:
     leaving = [one for one in draft.observed.runs if not one.phase.finished]
     if leaving or draft.observed.obstacle is not None or shard.schema is None or shard.location is None:
         return draft.waking(draft.now_ms + 5000)
-    if not creating or _outdated(draft):
-        draft = _next_attempt(_forgo(draft, _outdated(draft)) if creating else draft)
-    status = draft.status
-    attempt = status.attempt or 0
-    return draft.acting(
-        StartDriver(
-            name=str(status.driver.pod_name),
-            attempt=attempt,
-            run_number=status.run.number or 0,
-            run_id=str(status.run.id),
-            scheduled_ms=times.to_ms(status.run.scheduled_time),
-            executor_prefix=names.executor_prefix(draft.sink.meta.name, draft.sink.meta.uid, attempt),
-            shard_id=shard.shard_id,
-            schema=shard.schema,
-            location=shard.location,
-            spec=spec,
-            source=draft.observed.source,
-        )
-    )
+    if not creating or draft.outdated:
+        draft = _next_attempt(_forgo(draft, draft.outdated) if creating else draft)
+    start = draft.starting()
+    return draft if start is None else draft.acting(start)
 
 
 def _next_attempt(draft: Draft) -> Draft:
-    revision, attempt = draft.sink.spec.revision, (draft.status.attempt or 0) + 1
+    revision, attempt = draft.sink.spec.revision, draft.last_attempt + 1
     name = names.driver_name(draft.sink.meta.name, revision, attempt)
     driver = DriverState(pod_name=name, phase="Creating", start_time=draft.now)
     read, written = draft.observed.input_id, draft.observed.shard.shard_id
@@ -482,11 +399,16 @@ def _clear_away(draft: Draft) -> Draft:
     """Remove finished drivers, at once or after their time, by spec.cleanup. Remove the objects of drivers that are gone."""
     spec, status = draft.sink.spec, draft.status
     for name in draft.observed.leftovers:
-        if not status.is_under_way or name != status.driver.pod_name:
+        if not ((status.is_under_way and name == status.driver.pod_name) or rollout.is_of(draft, name)):
             draft = draft.stopping(name, "its driver is gone")
     for run in draft.observed.runs:
         current = run.name == status.driver.pod_name
-        if not run.phase.finished or run.deleting or (current and status.is_under_way):
+        if (
+            not run.phase.finished
+            or run.deleting
+            or (current and status.is_under_way)
+            or rollout.is_of(draft, run.name)
+        ):
             continue
         failed = run.phase is Phase.FAILED
         retained = spec.retain_driver == "Always" or (spec.retain_driver == "OnFailure" and failed)

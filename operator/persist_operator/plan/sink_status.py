@@ -20,7 +20,7 @@ from persist_operator.api.sink_status import (
     SinkStatus,
 )
 from persist_operator.plan.actions import Note
-from persist_operator.plan.hints import Restart, Words
+from persist_operator.plan.hints import Request, Restart, Words
 from persist_operator.plan.observed import Executors, Phase, Run, SinkObserved
 
 #: How often the numbers of a running driver change its status, and how often its stage does. Each change is a request to the API server.
@@ -67,6 +67,8 @@ def finished(
     found = [*_ready(status, sink, observed, problem, words), *_resolved(observed), _running(status, observed)]
     if sink.spec.write_mode == "ReadOnly":
         found.append(_converged(status.progress))
+    if sink.spec.rollout is not None:
+        found.append(_rolled_out(status, sink))
     if sink.spec.suspend:
         found.append(Condition("Suspended", "True", "Suspended", "spec.suspend is true: no driver is started"))
     rendered = conditions.render(found, status.conditions or (), generation=sink.meta.generation, now_ms=now_ms)
@@ -94,6 +96,16 @@ def _converged(progress: Progress) -> Condition:
         text = f"rows missing in the shard: {missing}, rows too many: {extra}"
         return Condition("Converged", "False", "Differs", f"at upper {progress.upper}: {text}")
     return Condition("Converged", "True", "Equal", f"at upper {progress.upper}")
+
+
+def _rolled_out(status: SinkStatus, sink: Sink) -> Condition:
+    """Whether the driver of the sink runs the sink's revision."""
+    rollout, revision = status.rollout, sink.spec.revision
+    if rollout.state is None:
+        is_current = status.run.revision == revision
+        return Condition("RolledOut", "True" if is_current else "False", "Current" if is_current else "Starting", "")
+    text = f"revision {rollout.to_revision}: {rollout.message}"
+    return Condition("RolledOut", "False", str(rollout.state), text)
 
 
 def _running(status: SinkStatus, observed: SinkObserved) -> Condition:
@@ -127,6 +139,10 @@ def _ready(
         # The next tick opens another run by itself. Until then nothing is under way, so the sink is not Reconciling.
         later = f"; the next run is at {status.schedule.next_time}" if scheduled else ""
         return _stalled(reason, f"{last.reason or ''}: {_first_line(last)}{later}; {hint}")
+    if status.rollout.state == "RolledBack" and not status.is_under_way:
+        again = f"restore the spec of revision {run.revision}, change it, or {words(Request('promote'))}"
+        text = f"revision {status.rollout.to_revision} was rolled back, and the driver of {run.revision} has ended"
+        return _stalled("RolledBack", f"{text}; {again}")
     is_done = not scheduled and state == "Succeeded" and run.revision == sink.spec.revision
     if sink.spec.suspend and not is_done:
         return _suspended(observed)

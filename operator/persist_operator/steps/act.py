@@ -12,13 +12,14 @@ from persist_operator.api import names
 from persist_operator.api.resource import Meta
 from persist_operator.bridge import Bridge
 from persist_operator.cluster.port import BY_KIND, CONFIG_MAP, JOB, POD, SECRET, SERVICE, ApiError, Cluster, Resource
-from persist_operator.manifests.driver import driver_manifests
+from persist_operator.manifests.driver import driver_manifests, promotion_manifest
 from persist_operator.manifests.maintenance import maintenance_job
 from persist_operator.manifests.spark_compaction import compaction_job, compaction_secret
 from persist_operator.plan.actions import (
     Action,
     AdvanceSince,
     InitialiseShard,
+    PromoteDriver,
     StartDriver,
     StartInspection,
     StartMaintenance,
@@ -54,6 +55,8 @@ class Actor:
                 return self._start_job(action, meta)
             case StartDriver():
                 return self._start_driver(action, meta)
+            case PromoteDriver():
+                self._create(promotion_manifest(action, meta), meta)
             case StopRun():
                 return self._stop(action, meta)
             case _:
@@ -134,6 +137,7 @@ class Actor:
         if action.kind != "driver":
             return self._cluster.delete(JOB, meta.namespace, action.name)
         stopped = self._cluster.delete(POD, meta.namespace, action.name, grace_seconds=action.grace_seconds)
+        self._cluster.delete(CONFIG_MAP, meta.namespace, names.promotion_name(action.name))
         self._cluster.delete(SERVICE, meta.namespace, action.name)
         self._cluster.delete(SECRET, meta.namespace, names.rpc_secret_name(action.name, meta.uid))
         self._cluster.delete(CONFIG_MAP, meta.namespace, action.name)

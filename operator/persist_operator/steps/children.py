@@ -121,6 +121,7 @@ def driver_run(pod: Resource, *, log_tail: str = "") -> Run:
         run_id=annotations.get(names.ANNOTATION_RUN_ID, ""),
         revision=labels.get(names.LABEL_REVISION, ""),
         scheduled_ms=times.to_ms(annotations.get(names.ANNOTATION_SCHEDULED_TIME)),
+        stands_by=annotations.get(names.ANNOTATION_STANDBY) == "true",
         exit_code=facts.get("exit_code"),
         reason=facts.get("reason", ""),
         message=facts.get("message", ""),

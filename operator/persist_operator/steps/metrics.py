@@ -27,6 +27,11 @@ _OF_SINK = {
     "running_errors": "Rows that the running driver could not write and collected as errors.",
     "running_bytes_read": "Bytes that the running driver has read, as far as its source counts them.",
     "running_batches": "Batches that the running driver of a stream has committed.",
+    "rollout": "1 while a new revision is on its way to take over from the driver that runs.",
+    "rolled_back": "1 while the newest revision is rolled back, and an older one runs.",
+    "rollout_lag_seconds": "Seconds from a commit of the driver that runs to its comparison by the driver on standby.",
+    "rollout_missing": "Updates that the driver on standby would have written and the running driver did not.",
+    "rollout_extra": "Updates that the running driver wrote and the driver on standby would not have.",
     "lag_seconds": "Seconds from the choice of the newest batch of a stream to its commit.",
 }
 
@@ -138,6 +143,11 @@ class OperatorMetrics:
             "running_errors": known.progress.running.errors,
             "running_bytes_read": known.progress.running.bytes_read,
             "running_batches": known.progress.running.batches,
+            "rollout": 1 if known.rollout.is_active else 0,
+            "rolled_back": 1 if known.rollout.state == "RolledBack" else 0,
+            "rollout_lag_seconds": known.rollout.lag_seconds,
+            "rollout_missing": known.rollout.missing,
+            "rollout_extra": known.rollout.extra,
             "lag_seconds": known.progress.running.lag_seconds,
         }
         _set(self._sink, namespace, name, values)

@@ -147,7 +147,7 @@ class Observer:
             else run
             for pod, run in zip(drivers, runs, strict=True)
         ]
-        newest = max((run.attempt for run in runs), default=0)
+        newest = max((run.attempt for run in runs if run.name != sink.known.rollout.driver.pod_name), default=0)
         return SinkObserved(
             leftovers=self._leftovers(sink, owned, runs),
             shard=ShardView.of(sink.spec.shard_name, shard, self._settings, labels),
@@ -193,5 +193,6 @@ def _owned(uid: str) -> dict[str, str]:
 def _is_news(sink: Sink, run: Run) -> bool:
     """Whether the plan will record the failure of `run`. The status already has those of earlier attempts."""
     status = sink.known
-    newest = run.name == status.driver.pod_name or run.attempt > (status.attempt or 0)
+    known = {status.driver.pod_name, status.rollout.driver.pod_name}
+    newest = run.name in known or run.attempt > max(status.attempt or 0, status.rollout.attempt or 0)
     return newest and status.last_failure.pod_name != run.name

@@ -1,7 +1,10 @@
-"""How the shard differs from what a run would make of it: the run of a sink with `writeMode: ReadOnly`. Writes nothing."""
+"""How the shard differs from what a run would make of it: the run of a sink with `writeMode: ReadOnly`, and a stream on standby. Writes
+nothing.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from persist_engine import holds_errors
@@ -61,6 +64,24 @@ def difference_of_winners(winners: Winners, persisted: DataFrame | None, *, orde
             raise ConfigurationError(f"the shard cannot be compared: {fault}")
         missing, extra = (count or 0 for count in counts)
     return Difference(rows=winners.rows, errors=winners.errors, missing=missing, extra=extra)
+
+
+def difference_of_updates(wanted: DataFrame, written: DataFrame | None, columns: Sequence[str]) -> Difference:
+    """Compares the updates that a run would write with those that were written (None: none): both have `columns` and the `diff`, which is
+    negated in `written`. One job. ConfigurationError for the first `fault` in `wanted`, if it has such a column.
+    """
+    fault = F.col(FAULT) if FAULT in wanted.columns else F.lit(None).cast("string")
+    both = wanted.select(*columns, DIFF, fault.alias(FAULT), F.lit(1).alias("given"))
+    if written is not None:
+        both = both.unionAll(written.select(*columns, DIFF, F.lit(None).cast("string"), F.lit(0)))
+    groups = both.groupBy(*columns).agg(
+        F.sum(DIFF).alias(DIFF), F.min(FAULT).alias(FAULT), F.sum("given").alias("given")
+    )
+    found, *counts = groups.agg(F.min(FAULT), F.sum("given"), *_missing_and_extra()).collect()[0]
+    if found is not None:
+        raise ConfigurationError(f"the input cannot be written: {found}")
+    rows, missing, extra = (count or 0 for count in counts)
+    return Difference(rows=rows, errors=0, missing=missing, extra=extra)
 
 
 def _missing_and_extra() -> tuple[Column, Column]:

@@ -25,6 +25,12 @@ class Stage(enum.StrEnum):
     """The driver appends what the executors staged."""
     STREAMING = "Streaming"
     """The stream waits for rows, or commits a batch."""
+    STANDING_BY = "StandingBy"
+    """The stream writes nothing. It follows the driver that does, and nothing decides yet whether it would write the same."""
+    PROVEN = "Proven"
+    """As StandingBy: it would have written what that driver wrote."""
+    DIFFERS = "Differs"
+    """As StandingBy: it would have written something else."""
 
 
 class Live:
@@ -45,6 +51,11 @@ class Live:
                     self._add(batches=1, rows_read=fields["rows"], updates_written=fields["updates"])
                     self._add(errors=fields["errors"])
                     self._set(upper=fields["upper"], input_upper=fields["input_upper"], lag_ms=fields["lag_ms"])
+                case "standing_by":
+                    self._stage = Stage(fields["stage"])
+                case "followed":
+                    self._stage = Stage(fields["stage"])
+                    self._set(**{name: fields[name] for name in ("compared", "missing", "extra", "lag_ms")})
                 case "minted" if self._stage is not Stage.STREAMING:
                     self._stage = Stage.READING
                 case "comparing":

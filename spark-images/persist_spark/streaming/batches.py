@@ -8,22 +8,22 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from persist_engine import Appended, PersistClient, ProgressMismatch, SourceProgress, UpperMismatch, WriteHandle
+from persist_engine import PersistClient, ProgressMismatch, SourceProgress, WriteHandle
 from persist_engine.base.env import Env
-from persist_engine.base.errors import Fenced, Unavailable
+from persist_engine.base.errors import Fenced
 from persist_engine.model.frontier import Antichain
 from pyspark.sql import DataFrame
 
 from persist_spark.frames import FEW_ROWS
 from persist_spark.inputs.shard import read_before
-from persist_spark.landing import TRIES_MAX
 from persist_spark.report import Log, SinkReport
 from persist_spark.session import executor_count
 from persist_spark.sink import Run
-from persist_spark.spec import ConfigurationError, SinkSpec
+from persist_spark.spec import SinkSpec
 from persist_spark.staging import Staging
 from persist_spark.streaming.checkpoint import Checkpoint
 from persist_spark.streaming.position import NO_BATCH, Position, committer, encode_position
+from persist_spark.streaming.position_append import append_position
 
 #: How long the position of batches without rows may stay uncommitted. They are read again after a loss of the driver and have no rows
 #: then either, so nothing is wrong in between. But a source may delete what it believes to be old.
@@ -172,31 +172,12 @@ class Batches:
         self.committed, self.expected, self._pending = position, progress, None
 
     def _commit_position(self, position: Position) -> None:
-        """Commits a position without rows: an append to an empty interval, which leaves the shard's upper where it is."""
-        token = encode_position(position)
-        upper = self.writer.fetch_recent_upper()
-        for _ in range(TRIES_MAX):
-            if upper.time is None:
-                raise ConfigurationError(f"shard {self.spec.shard_id} is closed: nothing more can be written")
-            answer = self.writer.compare_and_append_batch(
-                [],
-                expected_upper=upper,
-                new_upper=upper,
-                progress=(self.spec.sink_id, token),
-                expected_progress=None if self.expected is None else self.expected.token,
+        """Commits a position without rows. Fenced when another driver of the sink has committed."""
+        answer = append_position(self.writer, self.spec, position, expected=self.expected)
+        if isinstance(answer, ProgressMismatch):
+            raise Fenced(
+                f"{committer(answer.current)} of sink {self.spec.sink_id} appended to {self.spec.shard_id} while run "
+                f"{self.spec.run_id} was reading"
             )
-            match answer:
-                case Appended():
-                    self._advance(position, SourceProgress(token=token, upper=upper))
-                    self.log.event("position", batch=position.batch)
-                    return
-                case UpperMismatch(current=upper):
-                    continue
-                case ProgressMismatch(current=current):
-                    raise Fenced(
-                        f"{committer(current)} of sink {self.spec.sink_id} appended to {self.spec.shard_id} while run "
-                        f"{self.spec.run_id} was reading"
-                    )
-        raise Unavailable(
-            f"other writers of shard {self.spec.shard_id} were faster {TRIES_MAX} times in a row; nothing was appended"
-        )
+        self._advance(position, answer)
+        self.log.event("position", batch=position.batch)

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -49,6 +49,14 @@ class Checkpoint:
         for batch in range(max(0, position.batch - 1), position.batch + 1):
             self._put(f"offsets/{batch}", position.offsets)
         self._put(f"commits/{position.batch}", 'v1\n{"nextBatchWatermarkMs":0}')
+
+    def write_interval(self, before: Position, after: Position, *, query: str) -> None:
+        """Writes into the empty folder what Spark needs to begin with one batch of exactly the rows after `before`, up to `after`: a batch
+        that was begun and not committed. `query` is the id of the query.
+        """
+        self.write(replace(before, query=query, logs=after.logs))
+        assert after.offsets is not None
+        self._put(f"offsets/{before.batch + 1}", after.offsets)
 
     def offsets(self, batch: int) -> str:
         """What Spark wrote about the batch that it is about to run."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import threading
 import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from persist_engine import Location, PersistClient, SourceProgress
@@ -23,6 +25,7 @@ from persist_spark.streaming.checkpoint import configure, temporary_checkpoint
 from persist_spark.streaming.file_log import file_age_ms
 from persist_spark.streaming.position import NO_BATCH, Position, decode_position
 from persist_spark.streaming.query import reads_files, source_of, streaming_input
+from persist_spark.streaming.standby import Standby, take_over
 
 #: How Kafka's connector says that records are gone. It advises an option that passes over them, which a sink refuses.
 _LOST = re.compile(
@@ -32,8 +35,17 @@ _LOST = re.compile(
 POLL_S = 0.5
 
 
-def run_stream(spark: SparkSession, spec: SinkSpec, *, stop: threading.Event, env: Env, log: Log) -> SinkReport:
-    """Appends batch after batch until `stop` is set, or until the source of a bounded stream has nothing new. Reports the totals.
+def run_stream(
+    spark: SparkSession,
+    spec: SinkSpec,
+    *,
+    stop: threading.Event,
+    env: Env,
+    log: Log,
+    is_promoted: Callable[[], bool] = lambda: False,
+) -> SinkReport:
+    """Appends batch after batch until `stop` is set, or until the source of a bounded stream has nothing new. Reports the totals. A stream
+    on standby first follows the sink's other driver, until `is_promoted`, and then takes over from it.
 
     Each batch is appended once: the compare-and-set that appends its rows also commits the position after it. ConfigurationError, before
     anything is written, when the input or the object must change; Fenced when another driver of the sink has committed; Unavailable when
@@ -46,29 +58,44 @@ def run_stream(spark: SparkSession, spec: SinkSpec, *, stop: threading.Event, en
     settings = driver_settings(sink_settings(spec.write.target_part_bytes))
     location = Location(blob=spec.blob, consensus=spec.consensus)
     with named_input(spec), PersistClient.open(location, settings=settings, env=env) as client:
-        difference = client.schema(spec.shard_id).difference(spec.schema)
-        if difference is not None:
-            raise ConfigurationError(f"schema: differs from that of shard {spec.shard_id}: {difference}")
+        _check_schema(client, spec)
         progress = client.progress(spec.shard_id, spec.sink_id)
         position = _start(spec, progress, env)
         check_continues(spec, position.offsets)
         frame = streaming_input(spark, spec)
         # Plans only: the refusal of rows that do not fit comes before the first batch.
         rows_of(frame, spec.schema, spec.envelope)
-        log.event("position", batch=position.batch)
         age_ms = file_age_ms(spec.input) if reads_files(frame) else None
+        with _explaining_losses():
+            if (
+                stream.stands_by
+                and not Standby(
+                    spark=spark,
+                    spec=spec,
+                    client=client,
+                    frame=frame,
+                    file_age_ms=age_ms,
+                    is_promoted=is_promoted,
+                    stop=stop,
+                    env=env,
+                    log=log,
+                ).until_promoted()
+            ):
+                return SinkReport(run_id=spec.run_id, batches=0, stopped=True)
         with (
             client.open_writer(spec.shard_id, spec.schema, purpose=spec.purpose) as writer,
             temporary_checkpoint(file_age_ms=age_ms) as checkpoint,
         ):
+            if stream.stands_by:
+                position, progress = take_over(writer, spec, client, lambda found: _start(spec, found, env), log)
+            log.event("position", batch=position.batch)
             checkpoint.write(position)
-            part_bytes = part_bytes_of(spark, spec, log)
-            staging = Staging(spark=spark, spec=spec, schema=spec.schema, writer=writer, part_bytes=part_bytes, log=log)
+            size = part_bytes_of(spark, spec, log)
             batches = Batches(
                 spec=spec,
                 client=client,
                 writer=writer,
-                staging=staging,
+                staging=Staging(spark=spark, spec=spec, schema=spec.schema, writer=writer, part_bytes=size, log=log),
                 checkpoint=checkpoint,
                 committed=position,
                 expected=progress,
@@ -76,7 +103,26 @@ def run_stream(spark: SparkSession, spec: SinkSpec, *, stop: threading.Event, en
                 log=log,
                 on_failure=stop.set,
             )
-            return _Driver(stream, frame, batches, stop, log).until_stopped(spark)
+            with _explaining_losses():
+                return _Driver(stream, frame, batches, stop, log).until_stopped(spark)
+
+
+def _check_schema(client: PersistClient, spec: SinkSpec) -> None:
+    difference = client.schema(spec.shard_id).difference(spec.schema)
+    if difference is not None:
+        raise ConfigurationError(f"schema: differs from that of shard {spec.shard_id}: {difference}")
+
+
+@contextmanager
+def _explaining_losses() -> Iterator[None]:
+    """Within, an error of a source that lost rows says what to do."""
+    try:
+        yield
+    except Exception as error:
+        lost = _LOST.search(str(error))
+        if lost is None or isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(_explained(" ".join(lost[1].split()))) from error
 
 
 def _start(spec: SinkSpec, progress: SourceProgress | None, env: Env) -> Position:
@@ -122,9 +168,6 @@ class _Driver:
         # A batch that was cut off may have failed for that reason alone. The next driver repeats it.
         failure = (self.batches.failure or error) if is_committed else None
         if failure is not None:
-            lost = _LOST.search(str(failure))
-            if lost is not None:
-                raise ConfigurationError(_explained(" ".join(lost[1].split()))) from failure
             raise failure
         return replace(self.batches.report, stopped=self.stop.is_set())
 

@@ -197,6 +197,7 @@ def drawn(source, kind, number):
                 spec.get("timeouts", {}).pop("activeDeadlineSeconds", None)
             else:
                 spec.pop("commitIntervalSeconds", None)
+                spec.pop("rollout", None)
         name = f"{source.random.choice('abc')}-{number}"
         if kind == "PersistShard" and number % 20 < len(SHARDS) * 2:
             name = SHARDS[number % 20 // 2]

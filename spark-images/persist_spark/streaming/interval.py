@@ -1,0 +1,124 @@
+"""Compares what a stream would have written of an interval of its source with what the sink's other driver wrote. Writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from persist_engine import ReadHandle, SinceAhead, SourceProgress
+from persist_engine.base.errors import Fenced
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
+from pyspark.sql import types as T  # noqa: N812
+
+from persist_spark import frames
+from persist_spark.envelopes.against import first_updates, updates_against
+from persist_spark.envelopes.compared import Difference, difference_of_updates
+from persist_spark.envelopes.winners import decided
+from persist_spark.frames import DIFF, TIME, fields_of
+from persist_spark.held_frames import SPLIT_BYTES
+from persist_spark.partitions import ReadChanges
+from persist_spark.session import parallelism_of
+from persist_spark.spec import PARALLELISM_MAX, OnError, SinkSpec
+from persist_spark.staging import persisted, rows_of, shard_order
+from persist_spark.streaming.position import Position, decode_position
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit of the driver that writes: the position, and the shard's upper after it."""
+
+    position: Position
+    upper: int
+
+    @classmethod
+    def of(cls, progress: SourceProgress, *, sink_id: str) -> Commit:
+        """The commit that stored `progress`. The errors of `decode_position`."""
+        return cls(decode_position(progress.token, sink_id=sink_id), progress.upper.newest_complete + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The source between two commits, and the times at which the shard has what was written of it: after `after`, up to `upto`."""
+
+    before: Commit
+    end: Commit
+    after: int
+    upto: int
+
+    @classmethod
+    def between(cls, before: Commit, end: Commit, spec: SinkSpec, *, upper_before: int) -> Interval:
+        """The interval. `upper_before`: an upper of the shard while `before` was the last commit of the sink; 0 when none is known.
+
+        What other writers appended between the commits stays out of one batch, whose rows have one time, the last one before the upper of
+        its commit, unless the input names their times. A commit that finds its upper there already had no rows.
+        """
+        after, upto = before.upper - 1, end.upper - 1
+        if end.position.batch == before.position.batch + 1:
+            if end.upper <= upper_before:
+                after = upto
+            elif spec.envelope.timestamp_column is None:
+                after = max(after, upto - 1)
+        return cls(before, end, after, upto)
+
+    @property
+    def is_one_batch(self) -> bool:
+        """Whether the interval is one batch, and not several that were committed one by one, or in part had no rows."""
+        return self.end.position.batch == self.before.position.batch + 1
+
+
+def difference_in(
+    spark: SparkSession, rows: DataFrame, interval: Interval, spec: SinkSpec, reader: ReadHandle
+) -> Difference:
+    """How what the sink would write of `rows`, those of the interval, differs from what the shard received. Fenced when the lease of
+    `reader` lapsed; ConfigurationError for rows that cannot be written.
+    """
+    spark.sparkContext.setJobDescription(f"{spec.sink_id}: on standby, compare as {spec.envelope.type}")
+    columns = [f.column for f in fields_of(spec.schema)]
+    if spec.envelope.timestamp_column is not None and spec.envelope.on_error is OnError.FAIL:
+        columns.append(TIME)  # otherwise the driver chose the times, and another one would choose others
+    with (
+        _wanted(spark, rows, interval, spec, reader) as wanted,
+        _written(spark, interval, spec, reader) as written,
+    ):
+        return difference_of_updates(wanted, written, columns)
+
+
+@contextmanager
+def _wanted(
+    spark: SparkSession, source: DataFrame, interval: Interval, spec: SinkSpec, reader: ReadHandle
+) -> Iterator[DataFrame]:
+    """The updates that the sink would write of `source` against the shard as it was before: k*, v*, `diff`, and perhaps `time`, `fault`."""
+    rows = rows_of(source, spec.schema, spec.envelope)
+    one = F.lit(1).cast("bigint")
+    if not spec.envelope.type.has_keys:
+        yield rows if DIFF in rows.columns else rows.withColumn(DIFF, one)
+        return
+    winners = decided(rows, spec.schema)
+    if interval.after < 0 or winners.count == 0:
+        yield first_updates(winners).withColumn(DIFF, one)
+        return
+    cores = parallelism_of(spark)
+    with persisted(
+        spark, reader, interval.after, spec.schema, blob=spec.blob, cores=cores, where=winners.where
+    ) as held:
+        yield updates_against(held, winners, order_column=shard_order(spec))
+
+
+@contextmanager
+def _written(spark: SparkSession, interval: Interval, spec: SinkSpec, reader: ReadHandle) -> Iterator[DataFrame | None]:
+    """The updates that the shard received in the interval, with the negated `diff`. None when it received none."""
+    if interval.upto <= interval.after:
+        yield None
+        return
+    changes = reader.changes(None if interval.after < 0 else interval.after, interval.upto)
+    if isinstance(changes, SinceAhead):
+        raise Fenced(f"the lease of {reader} expired before its use; run it again")
+    with changes:
+        count = min(max(1, -(-changes.bytes_estimate // SPLIT_BYTES)), PARALLELISM_MAX)
+        splits = tuple(split.to_bytes() for split in changes.splits(count))
+        flat_type = frames.flat_type(spec.schema).add(DIFF, T.LongType()).add(TIME, T.LongType())
+        yield spark.range(0, len(splits), 1, len(splits)).mapInArrow(
+            ReadChanges(blob=spec.blob, splits=splits), flat_type
+        )
