@@ -36,7 +36,7 @@ def one_per_key(structs: pa.Table, order: pa.ChunkedArray | None, *, order_by: s
     if order is None:
         raise _twice(structs, sorting, equal)
     try:
-        ranked = pc.sort_indices(order, null_placement="at_start").to_numpy()
+        ranked = pc.array_sort_indices(order.combine_chunks(), null_placement="at_start").to_numpy()
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
         raise InvalidUsage(f"order_by: {order_by} is {order.type}, which has no order") from error
     rank = np.empty(rows, np.int64)

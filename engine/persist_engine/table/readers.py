@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 from persist_engine.base.errors import PersistError
 from persist_engine.client.read.handle import ReadHandle
+from persist_engine.model.leases import expires_after_ms
 from persist_engine.model.queries import retained_since
 from persist_engine.shard.machine import Machine
 
@@ -57,9 +58,7 @@ class SharedReader:
     def _borrow(self) -> ReadHandle:
         with self._lock:
             reader = self._reader
-            # A reader shows the schema with which it was opened, and one whose lease lapsed shows nothing.
-            is_stale = reader is not None and (reader.since.is_empty() or reader.schema != self._machine.schema)
-            if is_stale:
+            if reader is not None and self._is_stale(reader):
                 self._retire(reader)
                 reader = None
             if reader is None:
@@ -83,9 +82,15 @@ class SharedReader:
         if is_retired:
             self._expire(reader)
 
-    def _retire(self, reader: ReadHandle | None) -> None:
+    def _is_stale(self, reader: ReadHandle) -> bool:
+        """Whether it shows an older schema, or lost its lease: after a machine slept, before its heartbeat has noticed."""
+        known = self._machine.state.leased_readers.get(reader.reader_id)
+        has_lapsed = known is None or expires_after_ms(known) < self._machine.env.now_ms()
+        return has_lapsed or reader.since.is_empty() or reader.schema != self._machine.schema
+
+    def _retire(self, reader: ReadHandle) -> None:
         """The last read that uses it expires it."""
-        if reader is not None and id(reader) not in self._users:
+        if id(reader) not in self._users:
             self._expire(reader)
 
     def _start_timer(self, seconds: float) -> None:
