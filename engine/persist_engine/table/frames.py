@@ -55,9 +55,8 @@ def table_of(frame: Frame, wanted: pa.Schema | None = None) -> pa.Table:
         and all(isinstance(row, Mapping) for row in frame)
     ):
         return _from_dicts(frame, wanted)
-    stream = streamed(frame)
-    if stream is not None:
-        return stream.read_all()
+    if hasattr(frame, "__arrow_c_stream__"):
+        return pa.table(frame)
     if hasattr(frame, "__arrow_c_array__"):
         return pa.Table.from_batches([pa.record_batch(frame)])
     raise InvalidUsage(f"the rows are a {type(frame).__name__}; they must be {_WANTED}{_hint(frame)}")
@@ -67,7 +66,8 @@ def streamed(frame: Frame) -> pa.RecordBatchReader | None:
     """`frame` as a stream, when it is one; None when its rows are in memory anyway and other ways are shorter."""
     if isinstance(frame, pa.RecordBatchReader):
         return frame
-    if isinstance(frame, pa.Table | pa.RecordBatch) or _is_pandas(frame) or not hasattr(frame, "__arrow_c_stream__"):
+    is_held = isinstance(frame, pa.Table | pa.RecordBatch) or _is_pandas(frame) or hasattr(frame, "__len__")
+    if is_held or not hasattr(frame, "__arrow_c_stream__"):
         return None
     return pa.RecordBatchReader.from_stream(frame)
 

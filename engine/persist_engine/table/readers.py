@@ -1,7 +1,7 @@
-"""The leased reader that the reads of one table share, and its end when nothing reads any more.
+"""The handles that the calls of one table share, and their end when nothing uses them any more.
 
-A reader holds the shard's since, so a table that is merely kept, in a notebook for a week, must have none. This module owns when one opens
-and when it expires. It knows nothing of what is read.
+A leased reader holds the shard's since, so a table that is merely kept, in a notebook for a week, must have none. This module owns when
+such a handle opens and when it expires. It knows nothing of what is read or written through it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Generic, TypeVar
 
 from persist_engine.base.errors import PersistError
+from persist_engine.client.expiring import Expiring
 from persist_engine.client.read.handle import ReadHandle
 from persist_engine.model.leases import expires_after_ms
 from persist_engine.model.queries import retained_since
@@ -19,79 +21,73 @@ from persist_engine.shard.machine import Machine
 
 _log = logging.getLogger(__name__)
 
-#: A reader without reads expires after this: long enough for a notebook's next cell, short enough that no retention feels it.
+#: An unused handle expires after this: long enough for a notebook's next cell, short enough that no retention feels it.
 IDLE_S = 20.0
 
+H = TypeVar("H", bound=Expiring)
 
-class SharedReader:
-    """Lends one leased reader with the shard's newest schema to any number of reads. Thread-safe.
 
-    While reads go on for longer than the shard's retention, the reader lets go of the times that the retention has passed.
+class Shared(Generic[H]):
+    """Lends one handle to any number of users. Thread-safe. Opens it when it is needed, replaces it when `is_stale` says so, and expires it
+    when it was not used for IDLE_S.
     """
 
-    def __init__(self, open_reader: Callable[[], ReadHandle], machine: Machine) -> None:
-        self._open, self._machine = open_reader, machine
+    def __init__(self, open_handle: Callable[[], H], is_stale: Callable[[H], bool], machine: Machine) -> None:
+        self._open, self._is_stale, self._machine = open_handle, is_stale, machine
         self._lock = threading.Lock()
-        self._reader: ReadHandle | None = None
+        self._handle: H | None = None
         self._users: dict[int, int] = {}
         self._timer: threading.Timer | None = None
         self._used_s = 0.0
 
     @contextmanager
-    def lent(self) -> Iterator[ReadHandle]:
-        """The reader, for the length of the block."""
-        reader = self._borrow()
+    def lent(self) -> Iterator[H]:
+        """The handle, for the length of the block."""
+        handle = self._borrow()
         try:
-            yield reader
+            yield handle
         finally:
-            self._give_back(reader)
+            self._give_back(handle)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a handle now."""
+        return self._handle is not None
 
     def close(self) -> None:
-        """Expires the reader. Reads under way fail. Idempotent."""
+        """Expires the handle. Uses under way fail. Idempotent."""
         with self._lock:
-            reader, self._reader = self._reader, None
-            if self._timer is not None:
-                self._timer.cancel()
-        if reader is not None:
-            reader.expire()
+            handle, self._handle = self._handle, None
+            timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        if handle is not None:
+            handle.expire()
 
-    def _borrow(self) -> ReadHandle:
+    def _borrow(self) -> H:
         with self._lock:
-            reader = self._reader
-            if reader is not None and self._is_stale(reader):
-                self._retire(reader)
-                reader = None
-            if reader is None:
-                reader = self._reader = self._open()
-            self._users[id(reader)] = self._users.get(id(reader), 0) + 1
-        held = retained_since(self._machine.state)
-        if held is not None and reader.since < held:
-            reader.maybe_downgrade_since(held)
-        return reader
+            handle = self._handle
+            if handle is not None and self._is_stale(handle):
+                if id(handle) not in self._users:  # else its last user expires it
+                    self._expire(handle)
+                handle = None
+            if handle is None:
+                handle = self._handle = self._open()
+            self._users[id(handle)] = self._users.get(id(handle), 0) + 1
+            return handle
 
-    def _give_back(self, reader: ReadHandle) -> None:
+    def _give_back(self, handle: H) -> None:
         with self._lock:
-            left = self._users.pop(id(reader)) - 1
+            left = self._users.pop(id(handle)) - 1
             if left:
-                self._users[id(reader)] = left
+                self._users[id(handle)] = left
                 return
             self._used_s = self._machine.env.monotonic_s()
-            is_retired = reader is not self._reader
+            is_retired = handle is not self._handle
             if not is_retired and self._timer is None:
                 self._start_timer(IDLE_S)
         if is_retired:
-            self._expire(reader)
-
-    def _is_stale(self, reader: ReadHandle) -> bool:
-        """Whether it shows an older schema, or lost its lease: after a machine slept, before its heartbeat has noticed."""
-        known = self._machine.state.leased_readers.get(reader.reader_id)
-        has_lapsed = known is None or expires_after_ms(known) < self._machine.env.now_ms()
-        return has_lapsed or reader.since.is_empty() or reader.schema != self._machine.schema
-
-    def _retire(self, reader: ReadHandle) -> None:
-        """The last read that uses it expires it."""
-        if id(reader) not in self._users:
-            self._expire(reader)
+            self._expire(handle)
 
     def _start_timer(self, seconds: float) -> None:
         self._timer = threading.Timer(seconds, self._on_timer)
@@ -100,18 +96,44 @@ class SharedReader:
 
     def _on_timer(self) -> None:
         with self._lock:
-            self._timer, reader = None, self._reader
-            if reader is None or id(reader) in self._users:
-                return  # the last read starts a timer again
+            self._timer, handle = None, self._handle
+            if handle is None or id(handle) in self._users:
+                return  # its last user starts a timer again
             left = IDLE_S - (self._machine.env.monotonic_s() - self._used_s)
             if left > 0:
                 self._start_timer(max(left, 0.05))
                 return
-            self._reader = None
-        self._expire(reader)
+            self._handle = None
+        self._expire(handle)
 
-    def _expire(self, reader: ReadHandle) -> None:
+    def _expire(self, handle: H) -> None:
         try:
-            reader.expire()
-        except (PersistError, OSError) as error:  # the lease lapses by itself
-            _log.warning("could not expire %s: %s", reader, error, extra={"shard": self._machine.shard_id})
+            handle.expire()
+        except (PersistError, OSError) as error:  # its lease lapses by itself
+            _log.warning("could not expire %s: %s", handle, error, extra={"shard": self._machine.shard_id})
+
+
+class SharedReader(Shared[ReadHandle]):
+    """Lends a leased reader with the shard's newest schema.
+
+    While reads go on for longer than the shard's retention, the reader lets go of the times that the retention has passed.
+    """
+
+    def __init__(self, open_reader: Callable[[], ReadHandle], machine: Machine) -> None:
+        super().__init__(open_reader, lambda reader: has_lapsed(reader, machine), machine)
+
+    @contextmanager
+    def lent(self) -> Iterator[ReadHandle]:
+        """The reader, for the length of the block."""
+        with super().lent() as reader:
+            held = retained_since(self._machine.state)
+            if held is not None and reader.since < held:
+                reader.maybe_downgrade_since(held)
+            yield reader
+
+
+def has_lapsed(reader: ReadHandle, machine: Machine) -> bool:
+    """Whether a reader shows an older schema, or lost its lease: after a machine slept, before its heartbeat has noticed."""
+    known = machine.state.leased_readers.get(reader.reader_id)
+    is_late = known is None or expires_after_ms(known) < machine.env.now_ms()
+    return is_late or reader.since.is_empty() or reader.schema != machine.schema

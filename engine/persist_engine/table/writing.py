@@ -15,30 +15,39 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from persist_engine.base.errors import Conflict, InvalidUsage, SchemaMismatch
+from persist_engine.base.errors import Conflict, InvalidUsage, InvariantViolated, SchemaMismatch
 from persist_engine.client.client import PersistClient
 from persist_engine.client.read.handle import ReadHandle
 from persist_engine.client.read.snapshot import SinceAhead, Snapshot
 from persist_engine.client.write.batch import Batch
 from persist_engine.client.write.handle import WriteHandle
 from persist_engine.client.write.outcomes import Appended, ProgressMismatch, UpperMismatch
+from persist_engine.dataflow.open import open_upsert
+from persist_engine.dataflow.upsert.handle import Upserted, UpsertHandle
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.model.ids import ShardId
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.rows.predicate import Predicate
 from persist_engine.rows.updates import consolidate
 from persist_engine.table.columns import Columns
+from persist_engine.table.corrections import correction, corrections, retracted
 from persist_engine.table.filters import Condition
-from persist_engine.table.frames import Frame, table_of, tables_of
+from persist_engine.table.frames import Frame, streamed, table_of, tables_of
 from persist_engine.table.keys import KeySet, one_per_key
-from persist_engine.table.readers import SharedReader
+from persist_engine.table.readers import Shared, SharedReader
 from persist_engine.table.transactions import Ticket, Txn, ticket_of
 
 PURPOSE = "table"
 #: A writer that loses this many races in a row will not win the next one: the table has too many writers for its corrections.
 ATTEMPTS_MAX = 200
+#: So many upserts read the rows that they replace. Later ones keep the value of every key in memory until the table is idle: that takes
+#: one read of the whole table, and saves one with every upsert.
+READ_UPSERTS = 1
+#: With more updates than this the values of all keys take too much memory, about 100 bytes each.
+STATE_UPDATES_MAX = 3_000_000
+#: A frame up to this size is compared with the contents in memory; a larger one, and a stream, by way of the store.
+COMPARED_BYTES_MAX = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +93,10 @@ class TableWriter:
         self._turn = threading.RLock()
         self._opening = threading.Lock()
         self._writer: WriteHandle | None = None
+        self._upsert = Shared(
+            self._open_upsert, lambda handle: handle.schema_id != self._machine.schema_id, self._machine
+        )
+        self._upserts, self._has_several = 0, False
 
     def append(self, frame: Frame, *, txn: Txn | None) -> Written:
         """Adds the rows of a frame."""
@@ -121,14 +134,9 @@ class TableWriter:
         rows = one_per_key(structs, order, order_by=order_by)
         if not rows.num_rows:
             return self._corrected(None, lambda *_: (), txn=txn, columns=columns)
-        keys = KeySet(rows, columns.schema, np.frombuffer(self._env.random_bytes(32), np.uint64))
-
-        def plan(snapshot: Snapshot, at: Columns, time: int) -> Iterator[pa.Table]:
-            found = [keys.candidates(pa.Table.from_batches([batch])) for batch in snapshot.to_batches()]
-            old = keys.among(pa.concat_tables([at.schema.updates_schema.empty_table(), *found]))
-            yield consolidate(pa.concat_tables([_retracted(old, time), at.updates(rows, time=time)]))
-
-        return self._corrected(keys.predicate, plan, txn=txn, columns=columns)
+        with self._turn:
+            done = self._upserted(rows, columns, txn)
+            return self._replaced(rows, columns, txn) if done is None else done
 
     def delete(self, condition: Condition, *, txn: Txn | None) -> Written:
         """Removes the rows that fulfil a condition."""
@@ -139,7 +147,7 @@ class TableWriter:
                 if condition.expression is not None:
                     rows = rows.filter(condition.mask(pa.Table.from_batches([at.side_by_side(batch)])))
                 if rows.num_rows:
-                    yield _retracted(rows, time)
+                    yield retracted(rows, time)
 
         return self._corrected(condition.predicate, plan, txn=txn)
 
@@ -148,6 +156,10 @@ class TableWriter:
         if (ticket := self._ticket(txn)) is not None and ticket.is_repeat:
             return Written(None, is_repeat=True)
         writer, columns = self._current()
+        stream = streamed(frame)
+        frame = table_of(frame, columns.arrow) if stream is None else stream
+        if stream is None and frame.nbytes <= COMPARED_BYTES_MAX:
+            return self._overwritten(columns.structs(columns.fitted(frame)), columns, txn, expected)
         lower = writer.shared_upper()
         staged_at = self._time_at(lower)
         with writer.builder(lower) as builder:
@@ -166,11 +178,66 @@ class TableWriter:
             writer.discard(desired)
 
     def close(self) -> None:
-        """Expires the writer. Idempotent."""
+        """Expires its handles. Idempotent."""
+        self._upsert.close()
         with self._opening:
             writer, self._writer = self._writer, None
         if writer is not None:
             writer.expire()
+
+    def _overwritten(self, rows: pa.Table, columns: Columns, txn: Txn | None, expected: int | None) -> Written:
+        """Overwrites with rows in memory."""
+        desired = consolidate(columns.updates(rows, time=0))
+
+        def plan(snapshot: Snapshot, _at: Columns, time: int) -> Iterable[pa.Table]:
+            if snapshot.bytes_estimate > COMPARED_BYTES_MAX // 4:  # Parquet is smaller than rows in memory
+                return corrections(snapshot, desired, time=time)
+            return [correction(snapshot.to_table(), desired, time=time)]
+
+        return self._corrected(None, plan, txn=txn, expected=expected, columns=columns)
+
+    # -- upserts ------------------------------------------------------------------------------------------------------
+
+    def _upserted(self, rows: pa.Table, columns: Columns, txn: Txn | None) -> Written | None:
+        """Upserts through a handle that knows the value of every key, so that nothing is read. None, and nothing was done, when that
+        does not pay, or when some key has several rows, which such a handle cannot know.
+        """
+        updates = self._machine.state.trace.sizes.rows
+        self._upserts += 1
+        if self._upserts <= READ_UPSERTS or self._has_several or updates > STATE_UPDATES_MAX:
+            return None
+        try:
+            with self._upsert.lent() as handle:
+                while True:
+                    ticket = self._ticket(txn)
+                    if ticket is not None and ticket.is_repeat:
+                        return Written(None, is_repeat=True)
+                    if columns.schema != self._machine.schema:
+                        return None
+                    done = handle.upsert(
+                        rows,
+                        progress=None if ticket is None else ticket.progress,
+                        expected_progress=None if ticket is None else ticket.expected,
+                    )
+                    if isinstance(done, Upserted):
+                        self._on_maintenance(self._current()[0], done.maintenance)
+                        time = done.upper.newest_complete if done.inserted or done.retracted else None
+                        return Written(time, done.inserted, done.retracted)
+        except InvariantViolated:
+            self._has_several = True
+            self._upsert.close()
+            return None
+
+    def _replaced(self, rows: pa.Table, columns: Columns, txn: Txn | None) -> Written:
+        """Upserts by reading the rows with the same keys."""
+        keys = KeySet(rows, columns.schema, np.frombuffer(self._env.random_bytes(32), np.uint64))
+
+        def plan(snapshot: Snapshot, at: Columns, time: int) -> Iterator[pa.Table]:
+            found = [keys.candidates(pa.Table.from_batches([batch])) for batch in snapshot.to_batches()]
+            old = keys.among(pa.concat_tables([at.schema.updates_schema.empty_table(), *found]))
+            yield consolidate(pa.concat_tables([retracted(old, time), at.updates(rows, time=time)]))
+
+        return self._corrected(keys.predicate, plan, txn=txn, columns=columns)
 
     # -- committing ---------------------------------------------------------------------------------------------------
 
@@ -289,6 +356,9 @@ class TableWriter:
         if isinstance(outcome, Appended):
             self._on_maintenance(writer, outcome.maintenance)
 
+    def _open_upsert(self) -> UpsertHandle:
+        return open_upsert(self._client, self._shard_id, self._machine.schema, purpose=PURPOSE)
+
     def _current(self) -> tuple[WriteHandle, Columns]:
         """A writer with the newest schema that this process knows."""
         with self._opening:
@@ -326,13 +396,6 @@ def _lost() -> Conflict:
     return Conflict(
         f"other writers won {ATTEMPTS_MAX} attempts in a row; nothing was written: write less often, or from one process"
     )
-
-
-def _retracted(rows: pa.Table, time: int) -> pa.Table:
-    """The updates that remove rows of a snapshot."""
-    times = pa.repeat(pa.scalar(time, pa.int64()), rows.num_rows)
-    columns = [rows.column("key"), rows.column("val"), times, pc.negate_checked(rows.column("diff"))]
-    return pa.Table.from_arrays(columns, schema=rows.schema)
 
 
 def _sums(updates: pa.Table) -> tuple[int, int]:

@@ -308,7 +308,7 @@ def test_threads_write_beside_each_other(orders):
                 orders.upsert([{"id": row, "name": "u", "price": None}])
                 orders.delete(f"id = {row} AND name = 'a'")
                 orders.count()
-        except BaseException as error:
+        except Exception as error:  # noqa: BLE001 - shown below
             errors.append(error)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
@@ -345,3 +345,46 @@ def test_a_schema_that_grows(orders, db):
     ]:
         with pytest.raises(InvalidUsage, match=f"table small: .*{text}"):
             small.alter(**change)
+
+
+def test_later_upserts_read_nothing(orders, monkeypatch):
+    """They keep the values of the keys in memory, as long as each key has one, and let go of them when the table is idle."""
+    monkeypatch.setattr("persist_engine.table.readers.IDLE_S", 0.2)
+    for name in "abcd":
+        done = orders.upsert([ADA | {"name": name}])
+    assert (done.inserted, done.deleted, done.time) == (1, 1, orders.last_time)
+    assert orders.upsert([ADA | {"name": "d"}]) == Written(None)
+    assert orders._writer._upsert.is_open
+    wait = threading.Event()
+    for _ in range(100):
+        if not orders._writer._upsert.is_open:
+            break
+        wait.wait(0.1)
+    assert not orders._writer._upsert.is_open
+    orders.append([ADA])
+    assert orders.upsert([LIN], txn=("a", 1)).inserted == 1, "one key has two rows now"
+    assert not orders._writer._upsert.is_open
+    assert orders.upsert([ADA, LIN], txn=("a", 2)).deleted == 1
+    assert orders.to_pylist() == [ADA, LIN]
+
+
+def test_upserts_see_the_writes_of_others(orders, db):
+    orders.upsert([ADA])
+    orders.upsert([LIN])
+    with connect(db.location.blob.removesuffix("/blobs"), maintain=False) as other:
+        other["orders"].delete("id = 2")
+        other["orders"].upsert([ADA | {"name": "b"}])
+    assert orders.upsert([LIN, ADA | {"name": "b"}]).inserted == 1
+    orders.alter(add="note STRING")
+    assert orders.upsert([ADA | {"note": "x"}]).deleted == 1
+    assert [row["note"] for row in orders.to_pylist()] == ["x", None]
+
+
+@pytest.mark.parametrize("bytes_max", [0, 5000])
+def test_overwrites_of_what_does_not_fit_in_memory(orders, monkeypatch, bytes_max):
+    monkeypatch.setattr("persist_engine.table.writing.COMPARED_BYTES_MAX", bytes_max)
+    rows = [{"id": number % 90, "name": str(number), "price": None} for number in range(100)]
+    orders.overwrite(rows)
+    assert (orders.overwrite(rows[5:] + [ADA]).inserted, orders.count()) == (1, 96)
+    assert orders.overwrite(rows[5:] + [ADA]) == Written(None)
+    assert sorted(row["name"] for row in orders.to_pylist()) == sorted([*map(str, range(5, 100)), "ada"])
