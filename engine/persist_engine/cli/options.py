@@ -142,6 +142,23 @@ def one_shard(argument: str | None, option: str | None) -> ShardId:
         raise InvalidUsage(f"{error}; `persist inspect shards` lists the ids; {by_name}") from error
 
 
+def asked_shard(argument: str | None, option: str | None) -> str:
+    """The shard that was meant, by its id or by a name (`shard_called`). InvalidUsage as of `one_shard`."""
+    if argument is not None and option is not None and argument != option:
+        raise InvalidUsage(f"two shards given: {argument} and --shard {option}")
+    text = argument or option
+    if text is None:
+        raise InvalidUsage("no shard given: name one (`persist ls` and `persist inspect shards` list them)")
+    return text
+
+
+def shard_called(client: PersistClient, text: str) -> ShardId:
+    """The shard with this id, or the one that has this name in the registry of the stores. ShardNotFound, with near names."""
+    from persist_engine.table.names import resolved
+
+    return resolved(client, text).shard_id
+
+
 def shard_or_all(argument: str | None, option: str | None) -> ShardId | None:
     """The shard that was meant, or None when no shard was given: then the command is for all shards. InvalidUsage as of `one_shard`."""
     return None if argument is None and option is None else one_shard(argument, option)

@@ -51,7 +51,7 @@ def connect(
     location = location_of(url, consensus, os.environ)
     given = with_environ(settings or Settings(), os.environ)
     client = PersistClient.open(location, settings=given, env=env, metrics=metrics, create=create)
-    return Database(client, location, maintain=maintain)
+    return Database(client, location, maintain=maintain, owns_client=True)
 
 
 def location_of(url: str | Path | None, consensus: str | None, environ: Mapping[str, str]) -> Location:

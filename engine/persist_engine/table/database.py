@@ -34,11 +34,14 @@ RETAIN = "7 days"
 class Database:
     """The tables of a pair of stores. Thread-safe. A context manager that closes on exit. Made by `connect`."""
 
-    def __init__(self, client: PersistClient, location: Location, *, maintain: bool) -> None:
+    def __init__(
+        self, client: PersistClient, location: Location | None = None, *, maintain: bool, owns_client: bool = False
+    ) -> None:
         self.client = client
         """The client of the same stores, for the handles below tables."""
         self.location = location
-        """Where the stores are."""
+        """Where the stores are, if that is known."""
+        self._owns_client = owns_client
         self._lock = threading.Lock()
         self._tables: dict[ShardId, Table] = {}
         self._background = client.background_maintenance() if maintain else None
@@ -143,8 +146,14 @@ class Database:
             self._forget(named.shard_id)
             return named.shard_id
 
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Waits until the maintenance that writes left is done. False when `timeout_s` passed first. True at once without maintenance."""
+        return self._background is None or self._background.drain(timeout_s)
+
     def close(self) -> None:
-        """Lets go of all readers and writers, ends the threads, and closes the connections. Idempotent."""
+        """Lets go of all readers and writers, ends the threads (`drain` first waits for them), and closes the connections that `connect`
+        opened. Idempotent.
+        """
         with self._lock:
             if self._is_closed:
                 return
@@ -157,7 +166,8 @@ class Database:
         finally:
             if self._background is not None:
                 self._background.close()
-            self.client.close()
+            if self._owns_client:
+                self.client.close()
 
     def __enter__(self) -> Self:
         return self
@@ -166,7 +176,7 @@ class Database:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Database({self.location!r})"
+        return f"Database({self.location or self.client!r})"
 
     # -- private ------------------------------------------------------------------------------------------------------
 

@@ -16,11 +16,11 @@ from persist_engine.base.errors import InvalidUsage, SchemaMismatch
 
 Frame = Any
 """A pandas or polars DataFrame, a pyarrow Table, RecordBatch or RecordBatchReader, a DuckDB relation or anything else with
-`__arrow_c_stream__`, a list of dicts, or a dict of lists."""
+`__arrow_c_stream__`, an iterator of Tables or RecordBatches, a list of dicts, or a dict of lists."""
 
 _WANTED = (
     "a DataFrame of pandas or polars, a pyarrow Table, RecordBatch or RecordBatchReader, anything with __arrow_c_stream__, "
-    "a list of dicts, or a dict of lists"
+    "an iterator of pyarrow Tables, a list of dicts, or a dict of lists"
 )
 
 
@@ -34,9 +34,14 @@ def tables_of(frame: Frame, wanted: pa.Schema) -> Iterator[pa.Table]:
     if stream is None:
         yield table_of(frame, wanted)
         return
-    yield stream.schema.empty_table()
-    for batch in stream:
-        yield pa.Table.from_batches([batch])
+    if isinstance(stream, pa.RecordBatchReader):
+        yield stream.schema.empty_table()
+    for piece in stream:
+        if not isinstance(piece, pa.Table | pa.RecordBatch):
+            raise InvalidUsage(
+                f"an iterator of rows gave a {type(piece).__name__}; it must give pyarrow Tables or RecordBatches"
+            )
+        yield table_of(piece)
 
 
 def table_of(frame: Frame, wanted: pa.Schema | None = None) -> pa.Table:
@@ -55,6 +60,9 @@ def table_of(frame: Frame, wanted: pa.Schema | None = None) -> pa.Table:
         and all(isinstance(row, Mapping) for row in frame)
     ):
         return _from_dicts(frame, wanted)
+    if isinstance(frame, Iterator) and not isinstance(frame, pa.RecordBatchReader):
+        pieces = list(tables_of(frame, pa.schema([]) if wanted is None else wanted))
+        return pa.concat_tables(pieces, promote_options="default") if pieces else table_of([], wanted)
     if hasattr(frame, "__arrow_c_stream__"):
         return pa.table(frame)
     if hasattr(frame, "__arrow_c_array__"):
@@ -62,9 +70,9 @@ def table_of(frame: Frame, wanted: pa.Schema | None = None) -> pa.Table:
     raise InvalidUsage(f"the rows are a {type(frame).__name__}; they must be {_WANTED}{_hint(frame)}")
 
 
-def streamed(frame: Frame) -> pa.RecordBatchReader | None:
+def streamed(frame: Frame) -> pa.RecordBatchReader | Iterator[pa.Table] | None:
     """`frame` as a stream, when it is one; None when its rows are in memory anyway and other ways are shorter."""
-    if isinstance(frame, pa.RecordBatchReader):
+    if isinstance(frame, pa.RecordBatchReader | Iterator):
         return frame
     is_held = isinstance(frame, pa.Table | pa.RecordBatch) or _is_pandas(frame) or hasattr(frame, "__len__")
     if is_held or not hasattr(frame, "__arrow_c_stream__"):
