@@ -58,7 +58,7 @@ class _Pair:
         self._small()
         self._writes()
         self._reads("as written")
-        self._one("optimize", self._ours.optimize, lambda: DeltaTable(self._uri).optimize.compact())
+        self._one("optimize", self._ours.optimize, DeltaTable(self._uri).optimize.compact)
         self._reads("optimized")
         self._db.close()
         return self._rows
@@ -123,8 +123,8 @@ class _Pair:
             if "past" not in what and ours().num_rows != theirs().num_rows:
                 raise SystemExit(f"{what}: ours has {ours().num_rows} rows, theirs {theirs().num_rows}")
             taken: tuple[list[float], list[float]] = ([], [])
-            for _, (call, found) in itertools.product(range(self._repeat), zip((ours, theirs), taken, strict=True)):
-                found += timings_s(lambda _, call=call: call(), repeat=1, warm=0)
+            for _, (call, seconds) in itertools.product(range(self._repeat), zip((ours, theirs), taken, strict=True)):
+                seconds.extend(timings_s(lambda _, call=call: call(), repeat=1, warm=0))
             self._add(f"{what}, {state}", *map(median, taken))
 
     def _compare(

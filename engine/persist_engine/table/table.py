@@ -228,8 +228,9 @@ class Table:
                 )
             now_ms, upper = self._env.now_ms(), self._machine.fetch_recent_upper()
             after = None if since == "start" else moment(since, now_ms=now_ms, name="since")
-            if after is not None and upper.newest_complete >= 0:
-                after = readable(after, upper, now_ms=now_ms, name="since")
+            if after is not None:
+                newest = readable(after, upper, now_ms=now_ms, name="since")
+                after = after if newest is None else newest  # None: nothing was written, so all that comes is after it
             last = (
                 None
                 if upto is None
@@ -286,7 +287,7 @@ class Table:
 
     def vacuum(self) -> list[Outcome]:
         """Deletes what no reader can reach any more: replaced parts and old versions. Never what a readable time needs."""
-        self._reader.close()  # it would hold the newest versions itself
+        self.close()  # its own readers would hold the newest versions
         return force_gc(self._machine)
 
     def verify(self) -> Verification:

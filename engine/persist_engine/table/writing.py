@@ -121,6 +121,7 @@ class TableWriter:
 
     def upsert(self, frame: Frame, *, order_by: str | None, txn: Txn | None) -> Written:
         """Makes each row of a frame the only row of its key."""
+        self._machine.fetch_recent_upper()  # with it comes the newest schema, which a correction needs
         columns = self._current()[1]
         table = table_of(frame, columns.arrow)
         order = None
@@ -155,6 +156,7 @@ class TableWriter:
         """Makes the rows of a frame the contents: writes the difference."""
         if (ticket := self._ticket(txn)) is not None and ticket.is_repeat:
             return Written(None, is_repeat=True)
+        self._machine.fetch_recent_upper()  # as in `upsert`
         writer, columns = self._current()
         stream = streamed(frame)
         frame = table_of(frame, columns.arrow) if stream is None else stream

@@ -103,7 +103,9 @@ def test_names_that_key_and_value_share(db):
 def test_an_empty_table(orders):
     assert orders.to_arrow().schema == orders.schema == orders.to_reader().schema
     assert (orders.count(), orders.last_time, orders.scan().time, orders.to_pylist()) == (0, None, None, [])
-    assert list(orders.changes("start")) == []
+    assert list(orders.changes("start")) == list(orders.changes("-1h")) == []
+    with pytest.raises(InvalidUsage, match="since .* is in the future: nothing was written yet"):
+        orders.changes("2099-01-01T00:00:00Z")
     assert orders.history().num_rows == 0
     assert orders.describe().last_write == "never"
     assert "nothing was written yet" in orders._repr_html_()
@@ -361,3 +363,25 @@ def test_maintenance_goes_on_behind_the_writes(tmp_path):
         assert db._background.drain(30)
         assert table.describe().batches < 150
         assert table.count() == 300
+
+
+def test_other_libraries_read_a_scan(orders):
+    """Through Arrow's stream, without a word of ours."""
+    duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
+    orders.append(ROWS)
+    scan = orders.scan("id >= 5")
+    assert duckdb.sql("select sum(id), count(*) from scan").fetchall() == [(35, 5)]
+    assert polars.DataFrame(scan)["id"].sum() == 35
+    assert duckdb.sql("select count(*) from orders").fetchall() == [(10,)]
+    relation = duckdb.sql("select id + 100 as id, name, price from orders")
+    assert orders.append(relation).inserted == 10
+    assert orders.count() == 20
+
+
+def test_an_iterator_of_arrow_tables(orders):
+    table = pa.Table.from_pylist(ROWS, schema=orders.schema)
+    assert orders.append(table.slice(start, 4) for start in range(0, 10, 4)).inserted == 10
+    assert orders.upsert(iter(table.to_batches())).deleted == 0
+    assert orders.overwrite(iter([])).deleted == 10
+    with pytest.raises(InvalidUsage, match="an iterator of rows gave a dict"):
+        orders.append(iter(ROWS))

@@ -326,6 +326,9 @@ def test_a_schema_that_grows(orders, db):
     orders.append([ADA])
     with connect(db.location.blob.removesuffix("/blobs"), maintain=False) as other:
         other["orders"].alter(add="note STRING")
+    for call in (orders.upsert, orders.overwrite):
+        with pytest.raises(SchemaMismatch, match="note is missing"):
+            call([ADA])
     orders.alter(add="more BIGINT")
     assert orders.to_pylist() == [ADA | {"note": None, "more": None}]
     orders.upsert([ADA | {"note": "x", "more": 1}])
