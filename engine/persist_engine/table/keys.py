@@ -6,6 +6,7 @@ Keys are equal as the engine says: -0.0 is 0.0, NaN is NaN, null is null.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -25,14 +26,15 @@ _KEYS_SHOWN, _VALUES_MAX = 3, 256
 
 
 def one_per_key(structs: pa.Table, order: pa.ChunkedArray | None, *, order_by: str | None) -> pa.Table:
-    """The rows, one of each key: the one with the greatest `order`, of several such the last. A null order is less than all.
+    """The rows in the order of their keys, one of each key: the one with the greatest `order`, of several such the last. A null order is
+    less than all.
 
     Without `order` no key may come twice: InvalidUsage names some that do, and how many there are.
     """
     rows = structs.num_rows
     sorting, equal = order_and_equal(flatten_columns(structs, ("key",)), rows)
     if not equal.any():
-        return structs
+        return structs if (sorting[1:] > sorting[:-1]).all() else structs.take(pa.array(sorting))
     if order is None:
         raise _twice(structs, sorting, equal)
     try:
@@ -43,9 +45,9 @@ def one_per_key(structs: pa.Table, order: pa.ChunkedArray | None, *, order_by: s
     rank[ranked] = np.arange(rows)
     groups = np.empty(rows, np.int64)
     groups[sorting] = np.concatenate([[0], np.cumsum(~equal)])
-    by_rank = np.lexsort((rank, groups))
+    by_rank = np.lexsort((rank, groups))  # groups are numbered in the order of their keys
     is_last = np.append(groups[by_rank][1:] != groups[by_rank][:-1], True)
-    return structs.take(pa.array(np.sort(by_rank[is_last])))
+    return structs.take(pa.array(by_rank[is_last]))
 
 
 class KeySet:
@@ -55,7 +57,11 @@ class KeySet:
         self._keys = structs.select(["key"]).combine_chunks()
         self._schema, self._seed = schema, seed
         self._codec = RowCodec(schema.key_type)
-        self._hashes = np.sort(self._hash(self._keys.column("key")))
+
+    @cached_property
+    def _hashes(self) -> npt.NDArray[np.uint64]:
+        """Those of the keys, ascending. Made when there is something to look for."""
+        return np.sort(self._hash(self._keys.column("key")))
 
     @property
     def predicate(self) -> Predicate | None:
@@ -80,6 +86,8 @@ class KeySet:
 
     def among(self, candidates: pa.Table) -> pa.Table:
         """The rows that have one of the keys."""
+        if not candidates.num_rows:
+            return candidates
         ours = self._keys.num_rows
         both = pa.concat_tables([self._keys, candidates.select(["key"])])
         sorting, equal = order_and_equal(flatten_columns(both, ("key",)), both.num_rows)
