@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from persist_engine.base.errors import InvalidUsage, PersistError
+from persist_engine.base.wording import dated
 from persist_engine.cli.options import (
     COMPLETION_GIVE_UP_S,
     GIVE_UP_S,
@@ -253,7 +254,7 @@ def history(
     if as_json:
         print_json(rows)
     else:
-        print_rows(found.column_names, [tuple(row.values()) for row in rows])
+        print_rows(found.column_names, [tuple(row.values()) for row in rows], times=lambda column: column == "time")
 
 
 def optimize(
@@ -332,7 +333,10 @@ def _writing(
     with connected(blob, consensus, give_up) as client, _database(client, maintain=True) as db:
 
         def run(write: Callable[[Table], Written]) -> None:
-            _print(asdict(write(db.table(name))), as_json=as_json)
+            done = asdict(write(db.table(name)))
+            if not as_json:
+                done["time"] = None if done["time"] is None else dated(done["time"])
+            _print(done, as_json=as_json)
 
         yield run
         db.drain(MAINTENANCE_S)

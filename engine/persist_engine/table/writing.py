@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from persist_engine.base.errors import Conflict, InvalidUsage, InvariantViolated, SchemaMismatch
+from persist_engine.base.errors import AmbiguousAppend, Conflict, InvalidUsage, InvariantViolated, SchemaMismatch
+from persist_engine.base.wording import dated
 from persist_engine.client.client import PersistClient
 from persist_engine.client.read.handle import ReadHandle
 from persist_engine.client.read.snapshot import SinceAhead, Snapshot
@@ -50,16 +51,22 @@ STATE_UPDATES_MAX = 3_000_000
 COMPARED_BYTES_MAX = 256 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Written:
     """What a write did. `time` is when the rows changed; None when nothing had to be written. `is_repeat`: the transaction was committed
-    before, and nothing was done now.
+    before, and nothing was done now. Prints its time with the date.
     """
 
     time: int | None
     inserted: int = 0
     deleted: int = 0
     is_repeat: bool = False
+
+    def __repr__(self) -> str:
+        if self.is_repeat:
+            return "Written(nothing, the transaction was committed before)"
+        at = "nothing" if self.time is None else f"at {dated(self.time)}"
+        return f"Written({at}, inserted={self.inserted}, deleted={self.deleted})"
 
 
 #: The updates at a time that correct a snapshot.
@@ -225,6 +232,8 @@ class TableWriter:
                         self._on_maintenance(self._current()[0], done.maintenance)
                         time = done.upper.newest_complete if done.inserted or done.retracted else None
                         return Written(time, done.inserted, done.retracted)
+        except AmbiguousAppend:
+            raise
         except InvariantViolated:
             self._has_several = True
             self._upsert.close()

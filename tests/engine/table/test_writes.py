@@ -145,6 +145,15 @@ def test_appends_add_and_upserts_replace(orders):
     assert orders.upsert([]) == Written(None)
 
 
+def test_what_a_write_says(orders):
+    assert (
+        repr(Written(1_800_000_000_000, 2, 1))
+        == "Written(at 1800000000000 (2027-01-15T08:00:00Z), inserted=2, deleted=1)"
+    )
+    assert repr(Written(None)) == "Written(nothing, inserted=0, deleted=0)"
+    assert "committed before" in repr(Written(None, is_repeat=True))
+
+
 def test_several_rows_of_a_key(orders):
     rows = [ADA, ADA | {"name": "b"}, LIN]
     with pytest.raises(InvalidUsage, match=r"table orders: 1 rows repeat a key, such as \(id=1\).*order_by=COLUMN"):
