@@ -69,6 +69,26 @@ def complete_shard(ctx: typer.Context, incomplete: str) -> list[str]:
 ShardArgument = Annotated[
     str | None, typer.Argument(metavar="[SHARD]", help="Shard id: s and a UUID.", autocompletion=complete_shard)
 ]
+
+
+def complete_named(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of tables and ids of shards that begin so, for the shell."""
+    try:
+        with connected(ctx.params.get("blob"), ctx.params.get("consensus"), COMPLETION_GIVE_UP_S) as client:
+            from persist_engine.table.names import listed
+
+            names = [each.name for each in listed(client) if each.name.startswith(incomplete)]
+    except PersistError:
+        return []
+    return names + complete_shard(ctx, incomplete)
+
+
+NamedShardArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[SHARD]", help="Shard id, or the name of a table (`persist ls`).", autocompletion=complete_named
+    ),
+]
 ShardOption = Annotated[
     str | None,
     typer.Option("--shard", envvar="PERSIST_SHARD", help="The same, as an option.", autocompletion=complete_shard),

@@ -19,7 +19,7 @@ from persist_engine.cli.options import (
     BlobUrl,
     ConsensusUrl,
     GiveUp,
-    ShardArgument,
+    NamedShardArgument,
     ShardOption,
     asked_shard,
     connected,
@@ -79,7 +79,7 @@ class Format(enum.StrEnum):
 
 
 def read(
-    shard_argument: ShardArgument = None,
+    shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
     blob: BlobUrl = None,

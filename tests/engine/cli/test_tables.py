@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from persist_engine import connect
+from persist_engine.cli.options import complete_named
 from persist_engine.cli.tables import complete_table
 
 ROWS = [
@@ -167,7 +168,10 @@ def test_names_complete(store):
     context = SimpleNamespace(params={"blob": store.args[1], "consensus": store.args[3]})
     assert complete_table(context, "or") == ["orders"]
     assert complete_table(context, "x") == []
-    assert complete_table(SimpleNamespace(params={}), "") == []
+    assert complete_table(SimpleNamespace(params={}), "") == complete_named(SimpleNamespace(params={}), "") == []
+    names = complete_named(context, "")
+    assert names[0] == "orders"
+    assert names[1].startswith("s")
 
 
 def test_a_command_makes_no_stores_but_create(tmp_path, persist):

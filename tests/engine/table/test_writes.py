@@ -400,3 +400,34 @@ def test_overwrites_of_what_does_not_fit_in_memory(orders, monkeypatch, bytes_ma
     assert (orders.overwrite(rows[5:] + [ADA]).inserted, orders.count()) == (1, 96)
     assert orders.overwrite(rows[5:] + [ADA]) == Written(None)
     assert sorted(row["name"] for row in orders.to_pylist()) == sorted([*map(str, range(5, 100)), "ada"])
+
+
+def test_counters_of_several_processes_lose_nothing(db):
+    """Read, change and write with `expected`, over two connections: every increment that was acknowledged counts."""
+    db.create("counters", key="name STRING", value="n BIGINT").append({"name": ["a"], "n": [0]})
+    conflicts, errors = [], []
+
+    def work():
+        try:
+            with connect(db.location.blob.removesuffix("/blobs"), maintain=False) as own:
+                table, done = own["counters"], 0
+                while done < 5:
+                    scan = table.scan()
+                    (row,) = scan.to_pylist()
+                    try:
+                        table.overwrite([row | {"n": row["n"] + 1}], expected=scan.time)
+                    except Conflict as conflict:
+                        conflicts.append(conflict)
+                    else:
+                        done += 1
+        except Exception as error:  # noqa: BLE001 - shown below
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert db["counters"].to_pylist() == [{"name": "a", "n": 15}]
+    assert [change.after["n"] for change in db["counters"].changes("start")] == list(range(16))
