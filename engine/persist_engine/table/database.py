@@ -118,7 +118,6 @@ class Database:
             if named.owner == owner:
                 return self._table(named)
             client.rename(named.shard_id, old=named.owner, new=owner)
-        self._forget(named.shard_id)
         return self._table(Named(named.shard_id, owner))
 
     def drop(self, name: str, *, purge: bool = False, confirm: str | None = None) -> ShardId:
@@ -225,8 +224,9 @@ class Database:
     def _table(self, named: Named) -> Table:
         with self._lock:
             table = self._tables.get(named.shard_id)
-            if table is None or table.owner != named.owner:
+            if table is None:
                 table = self._tables[named.shard_id] = Table(self.client, named, self._maintain)
+            table.renamed(named)
             return table
 
     def _forget(self, shard_id: ShardId) -> None:

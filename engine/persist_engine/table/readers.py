@@ -54,6 +54,15 @@ class Shared(Generic[H]):
         """Whether there is a handle now."""
         return self._handle is not None
 
+    def let_go(self) -> None:
+        """Expires the handle now, unless it is in use."""
+        with self._lock:
+            handle = self._handle
+            if handle is None or id(handle) in self._users:
+                return
+            self._handle = None
+        self._expire(handle)
+
     def close(self) -> None:
         """Expires the handle. Uses under way fail. Idempotent."""
         with self._lock:

@@ -287,7 +287,8 @@ class Table:
 
     def vacuum(self) -> list[Outcome]:
         """Deletes what no reader can reach any more: replaced parts and old versions. Never what a readable time needs."""
-        self.close()  # its own readers would hold the newest versions
+        self._reader.let_go()  # unused, it would hold versions back
+        self._writer.let_go()
         return force_gc(self._machine)
 
     def verify(self) -> Verification:
@@ -317,8 +318,12 @@ class Table:
             if retain is not None:
                 self._client.set_retention(self.id, span_ms(retain, "retain"))
 
+    def renamed(self, named: Named) -> None:
+        """Takes the name that its shard got. Its handles stay."""
+        self._named = named
+
     def close(self) -> None:
-        """Lets go of its reader and its writer. It may be used again. Idempotent."""
+        """Lets go of its reader and its writer; calls under way fail. It may be used again. Idempotent."""
         self._reader.close()
         self._writer.close()
 

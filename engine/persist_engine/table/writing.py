@@ -186,8 +186,12 @@ class TableWriter:
         finally:
             writer.discard(desired)
 
+    def let_go(self) -> None:
+        """Expires what holds times or versions back, unless it is in use."""
+        self._upsert.let_go()
+
     def close(self) -> None:
-        """Expires its handles. Idempotent."""
+        """Expires its handles. Writes under way fail. Idempotent."""
         self._upsert.close()
         with self._opening:
             writer, self._writer = self._writer, None

@@ -142,6 +142,7 @@ def test_purged_rows_are_gone(db, orders, tmp_path):
 def test_a_new_name(db, orders):
     orders.append([{"id": 1, "name": "ada", "price": None}])
     renamed = db.rename("orders", "sales.orders")
+    assert renamed is orders
     assert (renamed.id, renamed.name, db.tables()) == (orders.id, "sales.orders", ["sales.orders"])
     assert renamed.count() == 1
     db.create("orders", key="id BIGINT")

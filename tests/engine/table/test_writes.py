@@ -316,6 +316,9 @@ def test_threads_write_beside_each_other(orders):
                 orders.append([{"id": row, "name": "a", "price": None}])
                 orders.upsert([{"id": row, "name": "u", "price": None}])
                 orders.delete(f"id = {row} AND name = 'a'")
+                if turn == number:
+                    orders.optimize()
+                    orders.vacuum()
                 orders.count()
         except Exception as error:  # noqa: BLE001 - shown below
             errors.append(error)
