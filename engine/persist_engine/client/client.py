@@ -201,11 +201,13 @@ class PersistClient:
 
     # -- shards -------------------------------------------------------------------------------------------------------
 
-    def initialise(self, shard_id: ShardId, schema: Schema) -> None:
-        """Creates the shard, with the retention `settings.retain_ms`, unless it exists. Idempotent. SchemaMismatch when it exists with
-        another schema.
+    def initialise(self, shard_id: ShardId, schema: Schema, *, retain_ms: int | None = None) -> None:
+        """Creates the shard unless it exists. Its retention is `retain_ms` (0: none), by default `settings.retain_ms`. Idempotent.
+        SchemaMismatch when it exists with another schema; its retention then stays as it is.
         """
-        self._initialised(shard_id, schema)
+        if retain_ms is not None:
+            expect_count(retain_ms, "retain_ms", least=0)
+        self._initialised(shard_id, schema, retain_ms=retain_ms)
 
     def schema(self, shard_id: ShardId) -> Schema:
         """The shard's newest schema, as far as this process knows. ShardNotFound."""
@@ -313,6 +315,11 @@ class PersistClient:
         """Removes the shard's owner and returns it. The name that led to the shard then leads nowhere. Idempotent."""
         return self._registry.disown(expect_shard(shard_id))
 
+    def rename(self, shard_id: ShardId, *, old: Owner, new: Owner) -> None:
+        """Makes `new` the owner of the shard in place of `old`, and its name lead to it: see work.registry."""
+        expect(old, Owner, "old", "an Owner")
+        self._registry.rename(expect_shard(shard_id), old=old, new=expect(new, Owner, "new", "an Owner"))
+
     def registered(self, owner: Owner) -> ShardId | None:
         """The shard that the owner's name leads to. The shard may have another owner by now. Linearized."""
         return self._registry.registered(expect(owner, Owner, "owner", "an Owner"))
@@ -356,14 +363,14 @@ class PersistClient:
             known = self._share(Applier(self._versions.fetch_current_state(shard_id), self._versions))
         return known
 
-    def _initialised(self, shard_id: ShardId, schema: Schema) -> tuple[Machine, int]:
-        """The shard, created unless it exists, and the id of `schema` there."""
+    def _initialised(self, shard_id: ShardId, schema: Schema, *, retain_ms: int | None = None) -> tuple[Machine, int]:
+        """The shard, created unless it exists, and the id of `schema` there. `retain_ms` None: as the settings say."""
         shard_id, schema = expect_shard(shard_id), expect_schema(schema)
         with self._lock:
             known = self._appliers.get(shard_id)
         if known is None:
-            retain_ms = self._versions.settings.retain_ms or None
-            state = self._versions.maybe_init_shard(shard_id, CODECS, schema.to_pair(), retain_ms=retain_ms)
+            retain_ms = self._versions.settings.retain_ms if retain_ms is None else retain_ms
+            state = self._versions.maybe_init_shard(shard_id, CODECS, schema.to_pair(), retain_ms=retain_ms or None)
             known = self._share(Applier(state, self._versions))
         machine = Machine(known)
         schema_id = schema_id_of(machine, schema)
