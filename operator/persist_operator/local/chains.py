@@ -68,9 +68,7 @@ def with_news(found: Document | None, inspected: Inspected | None) -> Document |
     return {**found, "status": {**(found.get("status") or {}), "frontiers": frontiers}}
 
 
-def target_of(
-    sink: Sink, found: Mapping[str, Any] | None, settings: OperatorSettings, *, busy: Set[str]
-) -> ShardView:
+def target_of(sink: Sink, found: Mapping[str, Any] | None, settings: OperatorSettings, *, busy: Set[str]) -> ShardView:
     """The view of the PersistShard `found` that the sink writes, or compares with its input. `busy`: as for `input_of`."""
     name = sink.spec.shard_name
     if sink.spec.write_mode == READ_ONLY and name in busy:
