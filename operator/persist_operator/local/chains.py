@@ -57,7 +57,7 @@ def read_by(sink: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _is_read_only(sink: Mapping[str, Any]) -> bool:
-    return sink["spec"].get("writeMode") == READ_ONLY
+    return bool(sink["spec"].get("writeMode") == READ_ONLY)
 
 
 def with_news(found: Document | None, inspected: Inspected | None) -> Document | None:
