@@ -57,7 +57,7 @@ def read_by(sink: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _is_read_only(sink: Mapping[str, Any]) -> bool:
-    return sink["spec"].get("writeMode") == READ_ONLY
+    return bool(sink["spec"].get("writeMode") == READ_ONLY)
 
 
 def with_news(found: Document | None, inspected: Inspected | None) -> Document | None:
@@ -68,9 +68,7 @@ def with_news(found: Document | None, inspected: Inspected | None) -> Document |
     return {**found, "status": {**(found.get("status") or {}), "frontiers": frontiers}}
 
 
-def target_of(
-    sink: Sink, found: Mapping[str, Any] | None, settings: OperatorSettings, *, busy: Set[str]
-) -> ShardView:
+def target_of(sink: Sink, found: Mapping[str, Any] | None, settings: OperatorSettings, *, busy: Set[str]) -> ShardView:
     """The view of the PersistShard `found` that the sink writes, or compares with its input. `busy`: as for `input_of`."""
     name = sink.spec.shard_name
     if sink.spec.write_mode == READ_ONLY and name in busy:
