@@ -3,7 +3,6 @@ package io.persistshard.spark;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.util.HashMap;
 import java.util.Map;
-import java.util.OptionalLong;
 import java.util.function.Supplier;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.metric.CustomMetric;
@@ -76,17 +75,7 @@ final class PersistChangesScan implements Scan, SupportsReportStatistics {
 
   @Override
   public Statistics estimateStatistics() {
-    return new Statistics() {
-      @Override
-      public OptionalLong sizeInBytes() {
-        return OptionalLong.of(bytes);
-      }
-
-      @Override
-      public OptionalLong numRows() {
-        return OptionalLong.empty();
-      }
-    };
+    return new PersistScan.StoredBytes(bytes);
   }
 
   @Override
