@@ -83,7 +83,9 @@ def test_tables_of_others_are_found_and_not_dropped(db):
             call()
 
 
-@pytest.mark.parametrize("name", ["", "a..b", "a.b.c.d", "a/b", " a", "a\n", "x" * 300, 7, None, ShardId.new()])
+@pytest.mark.parametrize(
+    "name", ["", "a..b", "a.b.c.d", "a/b", " a", "a\n", "x" * 300, 7, None, "s0c1789f1-b8a6-7201-a3a0-cbc1fbffad8f"]
+)
 def test_what_is_no_name(db, name):
     with pytest.raises(InvalidUsage):
         db.create(name, key="id BIGINT")
