@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as Report
 
 from bench import (
     append,
@@ -25,6 +25,7 @@ from bench import (
     spark,
     spark_compaction,
     stream,
+    table,
     throughput,
     upsert,
     write_task,
@@ -47,13 +48,14 @@ BENCHES: dict[str, Callable[[Path, bool], list[Row]]] = {
     "write_task": write_task.run,
     "upsert": upsert.run,
     "peers": peers.run,
+    "table": table.run,
 }
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
-    parser.add_argument("names", nargs="*", help=f"which of {', '.join(BENCHES)} (default: all but peers)")
+    parser.add_argument("names", nargs="*", help=f"which of {', '.join(BENCHES)} (default: all but peers and table)")
     parser.add_argument("--quick", action="store_true", help="a tenth of the size, as a smoke test")
     parser.add_argument("--json", action="store_true", help="rows as JSON on standard output")
     options = parser.parse_args()
@@ -62,8 +64,8 @@ def main() -> None:
         parser.error(f"no such bench: {', '.join(sorted(unknown))}; there are {', '.join(BENCHES)}")
     rows: list[Row] = []
     for name in options.names or [
-        name for name in BENCHES if name != "peers"
-    ]:  # its packages are in a dependency group of their own
+        name for name in BENCHES if name not in {"peers", "table"}
+    ]:  # their packages are in a dependency group of their own
         print(f"bench {name} ...", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="persist-bench-") as folder:
             found = BENCHES[name](Path(folder), options.quick)
@@ -75,10 +77,10 @@ def main() -> None:
     if options.json:
         print(json.dumps([row.as_json() for row in rows], indent=2))
         return
-    table = Table("what", "ours", "baseline", "ratio", "better is")
+    report = Report("what", "ours", "baseline", "ratio", "better is")
     for row in rows:
-        table.add_row(row.what, row.ours, row.baseline, f"{row.ratio:.2f}", row.better)
-    Console(width=140).print(table)
+        report.add_row(row.what, row.ours, row.baseline, f"{row.ratio:.2f}", row.better)
+    Console(width=140).print(report)
 
 
 if __name__ == "__main__":

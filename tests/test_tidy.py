@@ -57,7 +57,7 @@ PLAIN_ROOMS = (
     "operator",
     "spark-images",
     *(f"engine/persist_engine/{room}" for room in ("base", "client", "codec", "dataflow", "flow", "model", "parts")),
-    *(f"engine/persist_engine/{room}" for room in ("cli", "rows", "shard", "storage", "testing", "work")),
+    *(f"engine/persist_engine/{room}" for room in ("cli", "rows", "shard", "storage", "table", "testing", "work")),
     "spark-images/persist_spark",
     *(
         f"tests/{room}"

@@ -64,11 +64,20 @@ if TYPE_CHECKING:
     from persist_engine.shard.schemas import SchemaIncompatible as SchemaIncompatible
     from persist_engine.storage.blob import Blob as Blob
     from persist_engine.storage.open import open_blob as open_blob
+    from persist_engine.table.connect import connect as connect
+    from persist_engine.table.database import Database as Database
+    from persist_engine.table.feed import Change as Change
+    from persist_engine.table.feed import ChangeFeed as ChangeFeed
+    from persist_engine.table.scan import Scan as Scan
+    from persist_engine.table.table import Table as Table
+    from persist_engine.table.table import TableInfo as TableInfo
+    from persist_engine.table.writing import Written as Written
     from persist_engine.work.compact import compact_due as compact_due
     from persist_engine.work.merging import Merged as Merged
     from persist_engine.work.merging import MergeJob as MergeJob
     from persist_engine.work.merging import Merger as Merger
     from persist_engine.work.merging import MergeTask as MergeTask
+    from persist_engine.work.metadata import METADATA_TABLES as METADATA_TABLES
     from persist_engine.work.outcome import Outcome as Outcome
     from persist_engine.work.outcome import failure_report as failure_report
     from persist_engine.work.outcome import summary as summary
@@ -79,15 +88,19 @@ __version__ = APPLIER_VERSION
 
 #: The module of each public name.
 MODULES = {
+    "METADATA_TABLES": "work.metadata",
     "Antichain": "model.frontier",
     "AppendOutcome": "client.write.outcomes",
     "Appended": "client.write.outcomes",
     "Batch": "client.write.batch",
     "BatchBuilder": "client.write.batch",
     "Blob": "storage.blob",
+    "Change": "table.feed",
+    "ChangeFeed": "table.feed",
     "Changes": "client.read.changes",
     "ChangesSplit": "client.read.change_splits",
     "CriticalReaderId": "model.ids",
+    "Database": "table.database",
     "ERR": "rows.errors_column",
     "Env": "base.env",
     "Filter": "rows.filter",
@@ -107,6 +120,7 @@ MODULES = {
     "ReadHandle": "client.read.handle",
     "Refresh": "flow.refresh",
     "RetentionSet": "model.commands",
+    "Scan": "table.scan",
     "Schema": "rows.schema",
     "SchemaEvolved": "model.commands",
     "SchemaIncompatible": "shard.schemas",
@@ -121,12 +135,16 @@ MODULES = {
     "SnapshotSplit": "client.read.splits",
     "SourceProgress": "model.state",
     "SystemEnv": "base.env",
+    "Table": "table.table",
+    "TableInfo": "table.table",
     "UpperMismatch": "client.write.outcomes",
     "UpsertHandle": "dataflow.upsert.handle",
     "Upserted": "dataflow.upsert.handle",
     "WriteHandle": "client.write.handle",
+    "Written": "table.writing",
     "close_shard": "client.closing",
     "compact_due": "work.compact",
+    "connect": "table.connect",
     "consolidate": "rows.updates",
     "empty_struct": "rows.columns",
     "failure_report": "work.outcome",

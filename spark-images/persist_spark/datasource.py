@@ -13,13 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import pyarrow as pa
-from persist_engine import ChangesSplit, SnapshotSplit
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import InvalidUsage, MissingBlob
-from pyspark.sql import SparkSession
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
 from pyspark.sql.datasource import (
     DataSource,
@@ -31,19 +28,26 @@ from pyspark.sql.datasource import (
 )
 
 from persist_spark import keeper
-from persist_spark.columns import changes_of_rows, records_of, rows_of
-from persist_spark.held_frames import HeldFrames, LoadedFrame
 from persist_spark.options import Options
-from persist_spark.partitions import blob_at, reading_retry, sink_settings
-from persist_spark.row_shape import arrow_schema
-from persist_spark.session_frames import FORMAT, FRAME_OPTION, keeper_of, new_name
-from persist_spark.source.connect_frames import EMPTY_OPTION, LOOK_OPTION, pin_frames_at_load, times_of
-from persist_spark.source.kept_plans import kept
-from persist_spark.source.metadata import LoadedTable, TableReader
-from persist_spark.source.names import remember_stores, with_shard_id
-from persist_spark.source.stream_read import ShardStreamReader, StreamOptions, is_of_stream, stream_row_type
-from persist_spark.source.stream_write import ShardStreamWriter
-from persist_spark.source.write import ShardWriter
+from persist_spark.source.loaded import (
+    EMPTY_OPTION,
+    FORMAT,
+    FRAME_OPTION,
+    LOOK_OPTION,
+    LoadedFrame,
+    is_of_stream,
+    new_name,
+)
+from persist_spark.source.names import with_shard_id
+
+# Spark starts a Python process for each load and each plan, and ends it afterwards. What a process imports is most of its time, so what
+# reads and writes rows loads where it is used.
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+    from persist_spark.held_frames import HeldFrames
+    from persist_spark.source.metadata import LoadedTable
 
 #: The lease of a read that was planned without a keeper.
 LEASE_MS = 6 * 60 * 60 * 1000
@@ -86,9 +90,13 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
         """The columns of the frame. Also chooses the frame's contents; they are fixed from here on, because Spark keeps this object."""
         self.options = with_shard_id(self.options)
         if is_of_stream(self.options):
+            from persist_spark.source.stream_read import StreamOptions, stream_row_type
+
             return stream_row_type(StreamOptions.parse(self.options))
         options = Options.parse(self.options)
         if options.table is not None:
+            from persist_spark.source.metadata import LoadedTable
+
             self.table = LoadedTable.read(options)
             return self.table.row_type
         if self.keeper is None:
@@ -97,6 +105,8 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
         else:
             self.loaded = keeper.load(self.keeper, self.name_of_frame, self.options)
         if self.is_look:
+            from persist_spark.source.connect_frames import times_of
+
             self.table = times_of(options, self.loaded)
             return self.table.row_type
         return self.loaded.row_type
@@ -108,6 +118,8 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
         if options.table is not None or self.is_look:
             if self.table is None:  # each plan would read it anew, and scans of one frame could differ
                 raise InvalidUsage(f"option table: {options.table} has columns of its own; load it without a schema")
+            from persist_spark.source.metadata import TableReader
+
             return TableReader(options, self.table, schema)
         if self.loaded is None:
             if self.keeper is None and not options.is_pinned and not self.is_empty:
@@ -120,14 +132,20 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
 
     def writer(self, schema: T.StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's signature
         """The writer of a frame with the columns `schema`."""
+        from persist_spark.source.write import ShardWriter
+
         return ShardWriter(with_shard_id(self.options), schema, overwrites=overwrite)
 
     def streamWriter(self, schema: T.StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: FBT001, N802 - as above
         """The writer of a streaming query with the columns `schema`."""
+        from persist_spark.source.stream_write import ShardStreamWriter
+
         return ShardStreamWriter(with_shard_id(self.options), schema, overwrites=overwrite)
 
     def streamReader(self, schema: T.StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """The reader of a streaming query: the contents, and then the changes."""
+        from persist_spark.source.stream_read import ShardStreamReader, StreamOptions
+
         options = StreamOptions.parse(with_shard_id(self.options))
         return ShardStreamReader(options, schema)
 
@@ -137,6 +155,10 @@ def register(spark: SparkSession, *, blob: str | None = None, consensus: str | N
     `blob` and `consensus` are the stores of loads and writes that name none. Idempotent; another call replaces the stores. Options that
     are URLs with credentials are redacted in the session's plans.
     """
+    from persist_spark.session_frames import keeper_of
+    from persist_spark.source.connect_frames import pin_frames_at_load
+    from persist_spark.source.names import remember_stores
+
     stores = {name: url for name, url in (("blob", blob), ("consensus", consensus)) if url is not None}
     if is_connect(spark):
         pin_frames_at_load()
@@ -190,6 +212,8 @@ class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
         if self.address is not None:
             splits = keeper.splits(self.address, self.frame, self.row_type)
         elif self.is_named:
+            from persist_spark.source.kept_plans import kept
+
             now_ms, columns = SystemEnv().now_ms(), self.row_type.json()
             splits = kept(self.frame, columns, self._planned_alone, now_ms=now_ms, keep_ms=KEEP_MS)
         else:
@@ -203,6 +227,12 @@ class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
         """The rows of one split, as Arrow. Uses bounded memory."""
         if not isinstance(partition, SplitPartition):
             return  # when a plan has no partition, Spark creates one of its own class
+        from persist_engine import ChangesSplit, SnapshotSplit
+
+        from persist_spark.columns import changes_of_rows, records_of, rows_of
+        from persist_spark.partitions import blob_at, reading_retry
+        from persist_spark.row_shape import arrow_schema
+
         wanted = arrow_schema(self.row_type)
         feed, blob = self.options.feed, blob_at(self.options.location.blob)
         with explaining_lost_blobs():
@@ -217,7 +247,7 @@ class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
 
 def _look_alone(options: Options) -> LoadedFrame:
     """A load without a keeper: chooses the contents, and holds nothing."""
-    held = HeldFrames(settings=sink_settings(_PART_BYTES), env=SystemEnv())
+    held = _held_here()
     try:
         return held.look(options)
     finally:
@@ -228,7 +258,7 @@ def _splits_alone(frame: str, options: Options, loaded: LoadedFrame, asked: T.St
     """A plan without a keeper. It leaves a lease behind for the executors."""
     if loaded.as_of is None:
         return []
-    held = HeldFrames(settings=sink_settings(_PART_BYTES), env=SystemEnv(), lease_ms=LEASE_MS)
+    held = _held_here(LEASE_MS)
     try:
         held.load(frame, loaded.pinned(options))
         splits = held.splits(frame, asked)
@@ -237,6 +267,13 @@ def _splits_alone(frame: str, options: Options, loaded: LoadedFrame, asked: T.St
         held.close()  # an unused lease would keep the shard's since back
         raise
     return splits
+
+
+def _held_here(lease_ms: int | None = None) -> HeldFrames:
+    from persist_spark.held_frames import HeldFrames
+    from persist_spark.partitions import sink_settings
+
+    return HeldFrames(settings=sink_settings(_PART_BYTES), env=SystemEnv(), lease_ms=lease_ms)
 
 
 @contextmanager

@@ -67,6 +67,24 @@ def flat_type(schema: Schema) -> T.StructType:
     return T.StructType([T.StructField(f.column, f.type) for f in fields_of(schema)])
 
 
+def missing_fields(schema: Schema) -> Iterator[tuple[Field, str, Column]]:
+    """Each NOT NULL field of `schema`, also within structs: the flat field that holds it, its name, and whether a flat row lacks it. A null
+    struct lacks none of its fields.
+    """
+    for field, declared in zip(fields_of(schema), (*schema.key, *schema.val), strict=True):
+        for name, is_missing in _missing(field.name, F.col(field.column), declared):
+            yield field, name, is_missing
+
+
+def _missing(name: str, column: Column, declared: pa.Field) -> Iterator[tuple[str, Column]]:
+    if not declared.nullable:
+        yield name, column.isNull()
+    if pa.types.is_struct(declared.type):
+        for child in declared.type:
+            for inner, is_missing in _missing(f"{name}.{child.name}", column.getField(child.name), child):
+                yield inner, column.isNotNull() & is_missing
+
+
 def to_flat(
     frame: DataFrame,
     schema: Schema,

@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from persist_engine import (
     Changes,
@@ -36,36 +36,13 @@ from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls i
 
 from persist_spark.options import SPLITS_MAX, Options, instant
 from persist_spark.row_shape import changes_row_type, check_columns, condition, row_type
+from persist_spark.source.loaded import LoadedFrame
 from persist_spark.source.native import PlainFiles
 
 #: Bytes of parts in one split when the option `splits` is not set. A small shard is one task.
 SPLIT_BYTES = 64 << 20
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedFrame:
-    """A loaded frame. Its contents never change."""
-
-    as_of: int | None
-    """The time of its contents, or the last time of its changes. None: there is nothing to read, and the frame is empty."""
-    row_type: T.StructType
-    start: int | None = None
-    """The first time of its changes. None: the frame shows contents."""
-
-    @property
-    def readable_from(self) -> int:
-        """The greatest since at which the frame can be opened."""
-        assert self.as_of is not None
-        return self.as_of if self.start is None else max(0, self.start - 1)
-
-    def pinned(self, options: Options) -> Options:
-        """`options`, with which every load shows this frame. It has contents or changes to read."""
-        assert self.as_of is not None
-        if options.feed is None or self.start is None:
-            return replace(options, as_of=self.as_of)
-        return replace(options, feed=replace(options.feed, start=self.start, end=self.as_of + 1))
 
 
 class HeldFrames:
@@ -86,16 +63,17 @@ class HeldFrames:
         with shard.lock:
             return shard.look(options, shard.store.client())
 
-    def load(self, frame: str, options: Options) -> LoadedFrame:
+    def load(self, frame: str, options: Options, schema: Schema | None = None) -> LoadedFrame:
         """Chooses the time that `frame` shows and keeps it readable until `drop`. One commit, unless an open reader of the shard serves the
-        frame already. Idempotent: a frame that is loaded already keeps its time.
+        frame already. Idempotent: a frame that is loaded already keeps its time. Its columns are those of `schema`, which the shard has or
+        had; None: of the newest.
 
         InvalidUsage for a time before since or not yet complete, for columns and conditions that do not fit the schema, and after `close`.
         ShardNotFound. Store errors. After an error nothing is held.
         """
         shard = self._shard_of(options)
         with shard.lock:
-            loaded = shard.load(frame, options, shard.store.client())
+            loaded = shard.load(frame, options, shard.store.client(), schema)
         with self._lock:
             self._frames[frame] = shard
             is_closed = self._is_closed
@@ -257,18 +235,18 @@ class _HeldShard:
         self._leases: list[_Lease] = []
         self._loaded: dict[str, tuple[Options, LoadedFrame]] = {}
 
-    def look(self, options: Options, client: PersistClient) -> LoadedFrame:
-        schema = client.schema(self._shard)
+    def look(self, options: Options, client: PersistClient, schema: Schema | None = None) -> LoadedFrame:
+        schema = schema or client.schema(self._shard)
         if options.where is not None:  # an invalid condition is refused even when nothing was written yet
             condition(options.where, schema, "where")
         return self._chosen(options, client, schema)
 
-    def load(self, frame: str, options: Options, client: PersistClient) -> LoadedFrame:
+    def load(self, frame: str, options: Options, client: PersistClient, schema: Schema | None) -> LoadedFrame:
         if frame in self._loaded:
             return self._loaded[frame][1]
-        loaded = self.look(options, client)
+        loaded = self.look(options, client, schema)
         if loaded.as_of is not None:
-            lease = self._lease_for(loaded.readable_from, client)
+            lease = self._lease_for(loaded.readable_from, client, schema)
             with self._given_back_unless_used(lease):
                 # Look again: before the lease was taken, since may have passed the latest time, and the schema may have evolved.
                 loaded = self._chosen(options, client, lease.reader.schema)
@@ -396,12 +374,12 @@ class _HeldShard:
             )
         return snapshot
 
-    def _lease_for(self, time: int, client: PersistClient) -> _Lease:
+    def _lease_for(self, time: int, client: PersistClient, schema: Schema | None) -> _Lease:
         """A lease that serves a frame that reads from `time`: an existing one, or a new one at the shard's since."""
-        schema = client.schema(self._shard)
-        lease = next((lease for lease in self._leases if lease.serves(time, schema)), None)
+        wanted = schema or client.schema(self._shard)
+        lease = next((lease for lease in self._leases if lease.serves(time, wanted)), None)
         if lease is None:
-            reader = client.open_leased_reader(self._shard, purpose="spark read", lease_ms=self._lease_ms)
+            reader = client.open_leased_reader(self._shard, schema, purpose="spark read", lease_ms=self._lease_ms)
             lease = _Lease(reader=reader)
             self._leases.append(lease)
         return lease

@@ -23,15 +23,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from persist_engine.base.errors import PersistError, Unavailable
 from persist_engine.storage.addresses import folder_of
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
 
-from persist_spark.held_frames import HeldFrames, LoadedFrame
 from persist_spark.options import Options
-from persist_spark.source.native import PlainFiles
+from persist_spark.source.loaded import LoadedFrame
+
+if TYPE_CHECKING:  # a planner imports this module for its requests alone
+    from persist_spark.held_frames import HeldFrames
+    from persist_spark.source.native import PlainFiles
 
 #: How often the keeper checks whether a frame or the session has ended.
 WATCH_INTERVAL_S = 0.5

@@ -14,7 +14,6 @@ from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.wording import dated
 from persist_engine.model.frontier import DATA_TIME_MAX, time_of
 from persist_engine.model.ids import ShardId
-from persist_engine.model.retention import retention_of
 
 SPLITS_MAX = 10_000
 _DIGITS_MAX = 19
@@ -142,6 +141,8 @@ def moment(given: Mapping[str, str], name: str) -> int | Ago | None:
     text = given.get(name)
     if text is None or not text.startswith("-"):
         return _time(given, name)
+    from persist_engine.model.retention import retention_of
+
     try:
         ago_ms = retention_of(text[1:])
     except InvalidUsage:

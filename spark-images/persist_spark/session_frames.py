@@ -24,12 +24,10 @@ from pyspark.sql.utils import to_str
 from persist_spark.held_frames import HeldFrames
 from persist_spark.keeper import Keeper
 from persist_spark.partitions import sink_settings
+from persist_spark.source.loaded import FORMAT, FRAME_OPTION, new_name
 from persist_spark.source.names import with_shard_id
 from persist_spark.source.native import NativeFrame, native_frame
 
-FORMAT = "persist"
-#: The option that carries the name of the frame from a load to its planner. Internal.
-FRAME_OPTION = "persist.frame"
 _PART_BYTES = 128 << 20
 
 
@@ -162,8 +160,3 @@ def _plan(frame: DataFrame) -> None:
     """
     relation = _loaded_as(frame)
     relation.table().newScanBuilder(relation.options()).build().toBatch().planInputPartitions()
-
-
-def new_name() -> str:
-    """A unique name for a frame."""
-    return SystemEnv().random_bytes(16).hex()

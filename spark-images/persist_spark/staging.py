@@ -21,7 +21,7 @@ from pyspark.sql import types as T  # noqa: N812
 from persist_spark import frames
 from persist_spark.envelopes.against import first_updates, updates_against
 from persist_spark.envelopes.collected import collected, error_column, is_error, rows_schema
-from persist_spark.envelopes.commands import key_text, upsert_commands
+from persist_spark.envelopes.commands import key_text, null_faults, upsert_commands
 from persist_spark.envelopes.compared import Difference, difference_of_rows, difference_of_winners
 from persist_spark.envelopes.debezium import debezium_commands
 from persist_spark.envelopes.mirror import HASHES, WantedRows, corrections, hashed, scanned
@@ -71,6 +71,8 @@ def _rows_of(source: DataFrame, schema: Schema, envelope: Envelope) -> DataFrame
         if name is not None:
             text = F.concat(F.lit(f"envelope.{role}: {name} is null in the row with key "), key_text(fields_of(schema)))
             faults.append(F.when(F.col(column).isNull(), text))
+    if envelope.on_error is OnError.COLLECT:  # otherwise the tasks refuse them
+        faults += null_faults(schema, is_given=F.lit(True))  # noqa: FBT003
     return flat.withColumn(frames.FAULT, F.coalesce(*faults)) if faults else flat
 
 

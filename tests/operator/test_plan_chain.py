@@ -178,6 +178,19 @@ def test_sinks_run_after_those_that_write_what_they_read():
     assert [one["metadata"]["name"] for one in chains.upstream_first(ring)] == ["b", "a", "c"]
 
 
+def test_a_sink_that_only_compares_runs_after_those_that_write_its_shard(make_sink, settings):
+    comparing = sink("a", None, "first")
+    comparing["spec"]["writeMode"] = "ReadOnly"
+    sinks = [comparing, sink("b", "first", "second"), sink("c", None, "first")]
+    assert [one["metadata"]["name"] for one in chains.upstream_first(sinks)] == ["c", "a", "b"]
+    assert chains.written_by(comparing) is None, "nothing waits for it"
+    compares, writes = make_sink({"writeMode": "ReadOnly", "envelope": {"type": "Mirror"}}), make_sink()
+    name = compares.spec.shard_name
+    assert chains.target_of(compares, None, settings, busy={name}).reason == "ShardBusy"
+    assert chains.target_of(compares, None, settings, busy={"other"}).reason == "ShardNotFound"
+    assert chains.target_of(writes, None, settings, busy={name}).reason == "ShardNotFound"
+
+
 def test_the_name_of_an_input_may_be_an_id_on_a_laptop(make_sink, settings):
     named = make_sink({**READ, "input": {"type": "Shard", "shard": {"name": SHARD_ID}}})
     found = chains.input_of(named, None, settings, busy=frozenset())

@@ -30,8 +30,9 @@ def _neighbour(name: str, folder: Path = Path(__file__).parent) -> ModuleType:
 twins_module, landing_run = _neighbour("twins"), _neighbour("landing_run")
 _neighbour("table_shard")
 envelope_run = _neighbour("envelope_run")
+catalog_world = _neighbour("catalog_world")
+build_catalog = _neighbour("build_catalog", Path(__file__).parents[2] / "spark-images" / "catalog")
 _neighbour("standby_world")
-catalog = _neighbour("build_catalog", Path(__file__).parents[2] / "spark-images" / "catalog")
 
 
 @pytest.fixture
@@ -48,10 +49,10 @@ def local_spark() -> Iterator[SparkSession]:
     if os.environ.get("PERSIST_NO_SERVERS"):
         pytest.fail("Spark is barred in this run (`make test-fast`): mark the test `spark`")
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    if not catalog.is_built():
-        catalog.build()
+    if not build_catalog.is_built():
+        build_catalog.build()
     conf = {
-        "spark.jars": str(catalog.JAR),
+        "spark.jars": str(build_catalog.JAR),
         "spark.master": "local[2,4]",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -148,3 +149,27 @@ def connect_views(twins, connect_spark):
 def connect_twins(connect_views, connect_alone):
     """See connect_views."""
     return connect_views
+
+
+@pytest.fixture(scope="session")
+def shared_catalog(local_spark, tmp_path_factory) -> Iterator[Any]:
+    """A catalog of the session on files: catalog_world.Catalog."""
+    made = catalog_world.Catalog(local_spark, tmp_path_factory.mktemp("catalog"))
+    yield made
+    made.client.close()
+
+
+@pytest.fixture
+def catalog(shared_catalog) -> Any:
+    """The catalog, with a namespace of the test's own."""
+    shared_catalog.namespace = f"demo{next(catalog_world.names)}"
+    return shared_catalog
+
+
+@pytest.fixture
+def small(catalog) -> Any:
+    """A table `small`: (1, 10) from time 5 on, (2, 20) from time 2000 on."""
+    shard = catalog.make("small")
+    catalog.add(shard, [((1,), (10,))], 5)
+    catalog.add(shard, [((2,), (20,))], 2000)
+    return shard

@@ -84,3 +84,24 @@ def test_a_request_that_fails_is_an_answer(shard, capfd):
         assert "TypeError" in process.ask("load", tables=[])
         assert process.ask("namespaces") == ["demo"]
     assert "Traceback" in capfd.readouterr().err, "a defect is in the log of the driver"
+
+
+def test_tables_of_python_and_of_the_catalog_are_one_kind(tmp_path):
+    """What `connect` makes, the catalog finds and drops, and the other way round."""
+    from persist_engine import connect
+
+    columns = {"type": "struct", "fields": [{"name": "id", "type": "long", "nullable": True, "metadata": {}}]}
+    with connect(tmp_path, maintain=False) as db, running(db.location) as process:
+        db.create("demo.ours", key="id BIGINT").append([{"id": 1}])
+        assert process.ask("tables", namespace=["demo"]) == ["ours"]
+        assert process.ask("load", table=["demo", "ours"], frame="f")["properties"]["key"] == "id"
+        assert process.ask("create", table=["demo", "ours"], columns=columns, properties={"key": "id"}) is False
+        assert process.ask("create", table=["demo", "theirs"], columns=columns, properties={"key": "id"}) is True
+        assert db.tables("demo") == ["demo.ours", "demo.theirs"]
+        assert db["demo.theirs"].append([{"id": 2}]).inserted == 1
+        process.ask("drop_frame", frame="f")
+        db.close()
+        assert process.ask("drop", table=["demo", "ours"]) is True
+    with connect(tmp_path, maintain=False) as db:
+        assert db.tables() == ["demo.theirs"]
+        assert db.rename("demo.theirs", "mine").to_pylist() == [{"id": 2}]

@@ -179,12 +179,44 @@ def test_a_shard_that_cannot_hold_errors_is_refused_by_name(make_target, key, me
         target.run([{"id": 1}], "id BIGINT, name STRING", collect(EnvelopeType.APPEND))
 
 
+@pytest.mark.parametrize("kind", [EnvelopeType.APPEND, EnvelopeType.UPSERT])
+def test_a_value_with_a_column_of_the_name_of_reasons_is_refused(make_target, kind):
+    target = make_target(KEY, "err STRING")
+    with pytest.raises(ConfigurationError, match="the shard's value has a column err"):
+        target.run([{"id": 1, "err": "what a user wrote"}], "id BIGINT, err STRING", collect(kind))
+
+
 def test_the_reason_must_be_text_and_is_cut(target):
     with pytest.raises(ConfigurationError, match="the input's column err is bigint, must be string"):
         target.run([{"id": 1}], "id BIGINT, name STRING, err BIGINT", collect(EnvelopeType.APPEND))
     columns = "id BIGINT, name STRING, err STRING"
     target.run([{"err": "x" * 5000}], columns, collect(EnvelopeType.APPEND))
     assert list(held(target)) == [(None, "x" * 1000, None)]
+
+
+@pytest.mark.parametrize("kind", [EnvelopeType.APPEND, EnvelopeType.MIRROR, EnvelopeType.UPSERT])
+def test_a_null_in_a_not_null_field_of_a_struct_is_an_error(make_target, kind):
+    target = make_target(KEY, "p STRUCT<x: INT NOT NULL>")
+    rows = [{"id": 1, "p": {"x": 1}}, {"id": 2, "p": {}}]
+    assert target.run(rows, "id BIGINT, p STRUCT<x: INT>", collect(kind)).errors == 1
+    upper = target.client.recent_upper(target.id).time
+    with target.client.open_leased_reader(target.id, purpose="test") as reader:
+        found = [(row["key"], row["val"]) for row in reader.snapshot(upper - 1).to_table().to_pylist()]
+    assert len(found) == 2
+    assert ({"id": 1, "err": None}, {"p": {"x": 1}}) in found
+    reason = 'value field p.x is NOT NULL and null in a row with key {"id":2}'
+    assert ({"id": None, "err": reason}, {"p": None}) in found
+
+
+@pytest.mark.parametrize("kind", [EnvelopeType.APPEND, EnvelopeType.UPSERT])
+def test_a_record_that_is_no_text_is_an_error_that_shows_what_can_be_shown(target, kind):
+    path = target.folder / "bytes.json"
+    path.write_bytes(b'{"id": 1, "name": "a"}\n{"id": 2, "name": "\xff"}\n')
+    given = {"options": {"path": str(path)}, "keeps_malformed": True}
+    assert target.run([], "id BIGINT, name STRING", collect(kind), input=given).errors == 1
+    found = held(target)
+    assert (1, None, "a") in found
+    assert any('does not parse: {"id": 2, "name": "\ufffd"}' in err for _, err, _ in found if err)
 
 
 def test_a_csv_file_with_a_header_and_records_of_another_width(target):

@@ -81,6 +81,19 @@ def test_a_null_that_a_run_could_not_write_is_an_error(make_target, is_empty):
         compare(target, [{"id": 1}, {"name": "a"}], columns="id BIGINT, name STRING")
 
 
+@pytest.mark.parametrize("kind", [EnvelopeType.MIRROR, EnvelopeType.UPSERT])
+def test_a_null_within_a_struct_that_a_run_could_not_write_is_an_error(make_target, kind):
+    target = make_target("id BIGINT", "p STRUCT<x: INT NOT NULL, q: STRUCT<y: INT NOT NULL>>")
+    columns = "id BIGINT, p STRUCT<x: INT, q: STRUCT<y: INT>>"
+    good = [{"id": 1}, {"id": 2, "p": {"x": 1}}, {"id": 3, "p": {"x": 1, "q": {"y": 2}}}]
+    envelope = Envelope(type=kind)
+    target.run(good, columns, envelope)
+    assert compare(target, good, envelope, columns) == (0, 0), "a null struct lacks none of its fields"
+    for struct, name in (({"q": None}, "x"), ({"x": 1, "q": {}}, "q.y")):
+        with pytest.raises(ConfigurationError, match=rf"value field p\.{name} is NOT NULL and null in a row"):
+            compare(target, [*good, {"id": 4, "p": struct}], envelope, columns)
+
+
 def test_errors_are_compared_as_rows(make_target):
     target = make_target("id BIGINT, err STRING", "name STRING")
     envelope = Envelope(type=EnvelopeType.MIRROR, on_error=OnError.COLLECT)

@@ -3,7 +3,8 @@
 import pytest
 from persist_spark import register
 from persist_spark.datasource import PersistDataSource
-from persist_spark.source.connect_frames import LOOK_OPTION, pinned_options
+from persist_spark.source.connect_frames import pinned_options
+from persist_spark.source.loaded import LOOK_OPTION
 from table_shard import Shard
 
 

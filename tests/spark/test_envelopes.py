@@ -212,6 +212,26 @@ def test_keys_and_orders_of_every_type(make_target: Any):
     assert len(target.state()) == 2
 
 
+def test_keys_may_be_times_that_python_does_not_have(make_target: Any):
+    target = make_target("day DATE, at TIMESTAMP", "name STRING")
+    sql = "select date_add(DATE '1970-01-01', days) as day, timestamp_micros(us) as at, name from input"
+
+    def run(names: dict[tuple[int, int], str]) -> int:
+        rows = [{"days": days, "us": us, "name": name} for (days, us), name in names.items()]
+        return target.run(rows, "days INT, us BIGINT, name STRING", upsert(), input={"sql": sql}).updates_written
+
+    year_10000, before_1 = 2_932_897, -719_163
+    for far in (year_10000, before_1):  # alone, so that one bound of the run's keys is known and the other one is not
+        us = far * 24 * 60 * 60 * 1_000_000
+        assert run({(far, us): "a", (0, 0): "a"}) == (2 if far == year_10000 else 1)
+        assert run({(far, us): "b", (0, 0): "a"}) == 2
+        assert run({(far, us): "b", (0, 0): "a"}) == 0
+    with target.client.open_leased_reader(target.id, purpose="test") as reader:
+        held = reader.snapshot(target.client.recent_upper(target.id).time - 1).to_table().flatten()
+    found = zip(held["key.day"].cast("int32").to_pylist(), held["val.name"].to_pylist(), strict=True)
+    assert set(found) == {(before_1, "b"), (0, "a"), (year_10000, "b")}
+
+
 def test_two_upserts_on_the_same_keys_end_as_if_one_ran_after_the_other(target: Any):
     """The second commits between the staging and the append of the first, twice: once on other keys, once on the same."""
     mine, theirs = rows_of((1, "mine", 9), (2, None, None), (3, "mine", 9)), rows_of((1, "theirs", 8), (4, "theirs", 1))

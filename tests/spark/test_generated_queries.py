@@ -2,8 +2,9 @@
 
 A small grammar draws a query from each seed; the same seed always gives the same query. Most queries scan one frame several times. The
 queries of several seeds run as one action on each side, with the seed in each row. So Spark plans many scans of one frame at once, which
-is the hardest case. Each seed is a test of its own, which names its query. `make generated` runs 1,000 of them. Answers depend on the rows alone: limits have a total order,
-and sums are exact.
+is the hardest case. Each seed is a test of its own, which names its query. `make generated` runs 1,000 of them. Answers depend on the
+rows alone: limits have a total order, and sums are exact. A table of the SQL catalog, and a session over Spark Connect, give the same
+rows as a frame of a classic session.
 """
 
 from __future__ import annotations
@@ -306,13 +307,11 @@ def test_a_generated_query_returns_the_same_rows_from_a_shard_as_from_parquet(co
     assert shard == parquet, query_of(seed)
 
 
-@pytest.fixture(scope="module")
-def catalog_side(twins) -> str:
-    """Views of the same names over a table of the SQL catalog. Each scan of a query pushes the conditions of its own."""
+def see_catalog(twins) -> None:
+    """Makes views of the side "catalog", with the names of twins.VIEWS, over a table of the SQL catalog: in the session of `twins`. Each
+    scan of a query pushes the conditions of its own.
+    """
     stores = {name: twins.given[name] for name in ("blob", "consensus")}
-    shard = ShardId(twins.given["shard"])
-    with PersistClient.open(Location(**stores)) as client:
-        client.adopt(Owner("op", "twins", "rows"), shard, shard, take_over=True)
     for name, value in catalog_settings(**stores, name="twins", jar=False).items():
         twins.spark.conf.set(name, value)
     table = "SELECT * FROM twins.twins.rows"
@@ -322,16 +321,53 @@ def catalog_side(twins) -> str:
     }
     for name, text in (views | OVER).items():
         twins.spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW catalog_{name} AS {twins.text(text, 'catalog')}")
+
+
+@pytest.fixture(scope="module")
+def table_name(twins) -> str:
+    """The shard has a name in the registry, by which the SQL catalog finds it."""
+    shard = ShardId(twins.given["shard"])
+    with PersistClient.open(Location(blob=twins.given["blob"], consensus=twins.given["consensus"])) as client:
+        client.adopt(Owner("op", "twins", "rows"), shard, shard, take_over=True)
+    return "twins.twins.rows"
+
+
+@pytest.fixture(scope="module")
+def catalog_side(twins, table_name) -> str:
+    """See see_catalog."""
+    see_catalog(twins)
     return "catalog"
 
 
-@pytest.mark.parametrize("first", range(0, QUERIES if draws(1) > 1 else AT_ONCE, AT_ONCE))
+#: The first seed of each batch of the tests below, whose sessions see the shard in another way. Without DEPTH there is one batch.
+BATCHES = range(0, QUERIES if draws(1) > 1 else AT_ONCE, AT_ONCE)
+
+
+def seen(twins, side: str, seeds: range) -> dict[int, Counter]:
+    """The answers of one side to the batch `seeds`, in the batch's settings."""
+    with twins.conf(SETTINGS[seeds.start // AT_ONCE % len(SETTINGS)]):
+        return answers(twins, at_once(seeds), side)
+
+
+@pytest.mark.parametrize("first", BATCHES)
 def test_generated_queries_return_the_same_rows_through_the_catalog(compared, catalog_side, first):
     seeds = range(first, first + AT_ONCE)
-    with compared.twins.conf(SETTINGS[first // AT_ONCE % len(SETTINGS)]):
-        found = answers(compared.twins, at_once(seeds), catalog_side)
+    found = seen(compared.twins, catalog_side, seeds)
     for seed in seeds:
         assert found.get(seed) == compared.of(seed)[1], query_of(seed)
+
+
+@pytest.mark.parametrize("side", ["shard", "catalog"])
+@pytest.mark.parametrize("first", BATCHES)
+def test_generated_queries_return_the_same_rows_over_connect_as_in_a_classic_session(
+    compared, connect_twins, table_name, first, side
+):
+    if side == "catalog":
+        see_catalog(connect_twins)
+    seeds = range(first, first + AT_ONCE)
+    found = seen(connect_twins, side, seeds)
+    for seed in seeds:
+        assert found.get(seed) == compared.of(seed)[0], query_of(seed)
 
 
 def test_most_generated_queries_scan_a_frame_more_than_once():

@@ -9,6 +9,7 @@ Expected outcomes (a lost race, a since that advanced) are values and are never 
     |  |- Indeterminate    the operation may have happened: retry only if it is idempotent, or with the same token
     |- Unavailable         the store kept failing until a limit of time or attempts was reached; the data may well be intact
     |  |- StoreRefused     the store or the network rejects the location: fix the address or the credentials
+    |- Conflict            another process wrote first: read what it wrote, then decide again
     |- Fenced              the lease expired or a newer owner took over: reopen the handle
     |- Incompatible        newer code wrote the durable bytes: upgrade this binary
     |- CorruptData         durable bytes do not decode or fail their checksum; the error names the key
@@ -55,6 +56,7 @@ class ErrorKind(enum.StrEnum):
     FORKED_LOG = "ForkedLog"
     INVARIANT = "Invariant"
     SHARD_LOST = "ShardLost"
+    CONFLICT = "Conflict"
 
 
 class PersistError(Exception):
@@ -211,6 +213,14 @@ class Fenced(PersistError):
     """This handle lost its right: its lease expired or a newer opaque took over. Open a new handle."""
 
     kind = ErrorKind.FENCED
+
+
+class Conflict(PersistError):
+    """A write was made for contents that another process has replaced since, or other writers won every attempt. Nothing was written: read
+    the contents, then decide again. `detail`: expected and current, times.
+    """
+
+    kind = ErrorKind.CONFLICT
 
 
 class SinkFailed(PersistError):

@@ -17,7 +17,7 @@ import typer
 
 from persist_engine import __version__
 from persist_engine.base.errors import PersistError
-from persist_engine.cli import maintain, read
+from persist_engine.cli import maintain, read, tables
 from persist_engine.cli.admin import group as admin
 from persist_engine.cli.exit_codes import EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USAGE, exit_code
 from persist_engine.cli.inspect import commands as inspect
@@ -32,6 +32,8 @@ TRACEBACK = "PERSIST_TRACEBACK"
 EPILOG = """Examples:
 
 persist inspect shards --blob file:///data/blobs --consensus sqlite:///data/consensus.db
+
+persist append orders orders.csv
 
 persist read SHARD --as-of latest --format parquet --output out.parquet
 
@@ -69,6 +71,7 @@ app.add_typer(inspect.app, name="inspect")
 app.add_typer(maintain.app, name="maintain")
 app.add_typer(admin.app, name="admin")
 app.command(name="read", epilog=read.EPILOG)(read.read)
+tables.register(app)
 
 
 def _show_version(value: bool) -> None:  # noqa: FBT001 - how the parser calls it

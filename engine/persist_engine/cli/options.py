@@ -69,6 +69,26 @@ def complete_shard(ctx: typer.Context, incomplete: str) -> list[str]:
 ShardArgument = Annotated[
     str | None, typer.Argument(metavar="[SHARD]", help="Shard id: s and a UUID.", autocompletion=complete_shard)
 ]
+
+
+def complete_named(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of tables and ids of shards that begin so, for the shell."""
+    try:
+        with connected(ctx.params.get("blob"), ctx.params.get("consensus"), COMPLETION_GIVE_UP_S) as client:
+            from persist_engine.table.names import listed
+
+            names = [each.name for each in listed(client) if each.name.startswith(incomplete)]
+    except PersistError:
+        return []
+    return names + complete_shard(ctx, incomplete)
+
+
+NamedShardArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[SHARD]", help="Shard id, or the name of a table (`persist ls`).", autocompletion=complete_named
+    ),
+]
 ShardOption = Annotated[
     str | None,
     typer.Option("--shard", envvar="PERSIST_SHARD", help="The same, as an option.", autocompletion=complete_shard),
@@ -140,6 +160,23 @@ def one_shard(argument: str | None, option: str | None) -> ShardId:
     except InvalidUsage as error:
         by_name = "for the name of a resource on this machine: `persist local inspect NAME`"
         raise InvalidUsage(f"{error}; `persist inspect shards` lists the ids; {by_name}") from error
+
+
+def asked_shard(argument: str | None, option: str | None) -> str:
+    """The shard that was meant, by its id or by a name (`shard_called`). InvalidUsage as of `one_shard`."""
+    if argument is not None and option is not None and argument != option:
+        raise InvalidUsage(f"two shards given: {argument} and --shard {option}")
+    text = argument or option
+    if text is None:
+        raise InvalidUsage("no shard given: name one (`persist ls` and `persist inspect shards` list them)")
+    return text
+
+
+def shard_called(client: PersistClient, text: str) -> ShardId:
+    """The shard with this id, or the one that has this name in the registry of the stores. ShardNotFound, with near names."""
+    from persist_engine.table.names import resolved
+
+    return resolved(client, text).shard_id
 
 
 def shard_or_all(argument: str | None, option: str | None) -> ShardId | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,10 +19,11 @@ from persist_engine.cli.options import (
     BlobUrl,
     ConsensusUrl,
     GiveUp,
-    ShardArgument,
+    NamedShardArgument,
     ShardOption,
+    asked_shard,
     connected,
-    one_shard,
+    shard_called,
 )
 from persist_engine.cli.output import Bar, print_json, print_rows, progress_bar
 from persist_engine.cli.times import TIME_HELP, AsOf, one_time, written_time
@@ -77,7 +79,7 @@ class Format(enum.StrEnum):
 
 
 def read(
-    shard_argument: ShardArgument = None,
+    shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
     blob: BlobUrl = None,
@@ -108,13 +110,13 @@ def read(
     give_up: GiveUp = GIVE_UP_S,
     as_json: AsJson = False,
 ) -> None:
-    """Read a shard as of one time: key fields, then value fields; a row whose diff is n comes n times.
+    """Read a shard, by its id or its name, as of one time: key fields, then value fields; a row whose diff is n comes n times.
 
     With --from, read what happened since: when, what (insert, delete, update_before, update_after), and the row.
 
     Streams in bounded memory, whatever the size. --json is --format jsonl. A file appears only when it is complete.
     """
-    shard_id = one_shard(shard_argument, shard)
+    asked = asked_shard(shard_argument, shard)
     if since is None and upto != "latest":
         raise InvalidUsage("--to ends what --from begins: give both, or --as-of")
     if since is not None and (as_of != "latest" or count):
@@ -124,10 +126,10 @@ def read(
     chosen = format or _format(path, as_json=as_json)
     # A file or a pipe gets all of it.
     is_shortened = limit is None and path is None and chosen is Format.TABLE and sys.stdout.isatty()
-    with (
-        connected(blob, consensus, give_up) as client,
-        client.open_leased_reader(shard_id, purpose="persist read") as reader,
-    ):
+    with ExitStack() as stack:
+        client = stack.enter_context(connected(blob, consensus, give_up))
+        shard_id = shard_called(client, asked)
+        reader = stack.enter_context(client.open_leased_reader(shard_id, purpose="persist read"))
         answer: Snapshot | Changes
         if since is not None:
             last = written_time(client, shard_id, upto, "--to", wait_s=wait)

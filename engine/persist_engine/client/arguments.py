@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.ids import ShardId
-from persist_engine.rows.schema import Schema
+
+if TYPE_CHECKING:
+    from persist_engine.rows.schema import Schema
 
 T = TypeVar("T")
 
@@ -38,6 +40,8 @@ def expect_shard(given: Any) -> ShardId:
 
 def expect_schema(given: Any) -> Schema:
     """`given`, when it is a Schema."""
+    from persist_engine.rows.schema import Schema  # loads Arrow, which a Location does without
+
     return expect(given, Schema, "schema", "a Schema")
 
 

@@ -10,9 +10,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
-
-import pyarrow as pa
 
 from persist_engine.base.env import Env, SystemEnv
 from persist_engine.base.errors import SchemaMismatch, ShardNotFound
@@ -29,13 +28,9 @@ from persist_engine.client.arguments import (
     unexpected,
 )
 from persist_engine.client.location import Location
-from persist_engine.client.read.handle import ReadHandle
-from persist_engine.client.since import SinceHandle
-from persist_engine.client.write.handle import WriteHandle
 from persist_engine.model.commands import RetentionSet, SchemaEvolved
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import CriticalReaderId, ShardId, StoreId
-from persist_engine.model.inspection import Inspection, inspection_of
 from persist_engine.model.ownership import Adoption, Owner
 from persist_engine.model.queries import is_finalized
 from persist_engine.model.state import SourceProgress
@@ -49,10 +44,18 @@ from persist_engine.storage.blob import Blob
 from persist_engine.storage.consensus import Consensus
 from persist_engine.storage.notify import NoPush, Push
 from persist_engine.storage.open import open_blob, open_consensus, open_push
-from persist_engine.work.background import BackgroundMaintenance, CompactionSwitch
 from persist_engine.work.identity import identify
-from persist_engine.work.metadata import metadata_of
 from persist_engine.work.registry import Registry
+
+# The kinds of handles load with the first one that is opened: a process that only reads does not load what writes and maintains.
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from persist_engine.client.read.handle import ReadHandle
+    from persist_engine.client.since import SinceHandle
+    from persist_engine.client.write.handle import WriteHandle
+    from persist_engine.model.inspection import Inspection
+    from persist_engine.work.background import BackgroundMaintenance, CompactionSwitch
 
 #: States kept without a handle, so that visiting many shards in turn does not read a rollup each time.
 _IDLE_STATES_MAX = 64
@@ -133,6 +136,8 @@ class PersistClient:
         SchemaMismatch, naming the columns, when the shard has another schema. A schema that the shard had before it evolved is accepted.
         `purpose` is a description for people.
         """
+        from persist_engine.client.write.handle import WriteHandle
+
         expect_text(purpose, "purpose")
         machine, schema_id = self._initialised(shard_id, schema)
         return WriteHandle(machine, schema, schema_id, purpose=purpose)
@@ -144,6 +149,8 @@ class PersistClient:
         ShardNotFound when the shard does not exist. With `schema` a missing shard is created, and another schema is SchemaMismatch. With a
         schema that the shard had before it evolved, rows are shown without later fields.
         """
+        from persist_engine.client.read.handle import ReadHandle
+
         expect_text(purpose, "purpose")
         if lease_ms is not None:
             expect_count(lease_ms, "lease_ms", least=0)
@@ -156,6 +163,8 @@ class PersistClient:
         """A hold on the shard's since that never lapses (one commit). An existing hold keeps its since and opaque, which the handle then
         shows. ShardNotFound.
         """
+        from persist_engine.client.since import SinceHandle
+
         expect(critical_id, CriticalReaderId, "critical_id", "a CriticalReaderId")
         expect(opaque, bytes, "opaque", "bytes")
         machine = self.machine(shard_id)
@@ -179,6 +188,8 @@ class PersistClient:
         Leaving the block drops waiting work; `drain` waits for it. All clients of a process may share one `switch`, which stops their
         compactions together. With `settings.compaction.enabled` off, compactions are only dropped and counted.
         """
+        from persist_engine.work.background import BackgroundMaintenance, CompactionSwitch
+
         if not isinstance(switch, CompactionSwitch | None):
             raise unexpected(switch, "switch", "a CompactionSwitch, or None")
         return BackgroundMaintenance(self._versions.settings.compaction, switch)
@@ -190,11 +201,13 @@ class PersistClient:
 
     # -- shards -------------------------------------------------------------------------------------------------------
 
-    def initialise(self, shard_id: ShardId, schema: Schema) -> None:
-        """Creates the shard, with the retention `settings.retain_ms`, unless it exists. Idempotent. SchemaMismatch when it exists with
-        another schema.
+    def initialise(self, shard_id: ShardId, schema: Schema, *, retain_ms: int | None = None) -> None:
+        """Creates the shard unless it exists. Its retention is `retain_ms` (0: none), by default `settings.retain_ms`. Idempotent.
+        SchemaMismatch when it exists with another schema; its retention then stays as it is.
         """
-        self._initialised(shard_id, schema)
+        if retain_ms is not None:
+            expect_count(retain_ms, "retain_ms", least=0)
+        self._initialised(shard_id, schema, retain_ms=retain_ms)
 
     def schema(self, shard_id: ShardId) -> Schema:
         """The shard's newest schema, as far as this process knows. ShardNotFound."""
@@ -230,6 +243,8 @@ class PersistClient:
         """The current metadata of the shard, for people and the operator. Reads no data. Linearized. ShardNotFound. With `known_seqno` also
         the tag of that version's entry, while it is live: a caller that knows the tag can check that the history is still the same.
         """
+        from persist_engine.model.inspection import inspection_of
+
         if known_seqno is not None:
             expect_count(known_seqno, "known_seqno", least=0)
         machine = self.machine(shard_id)
@@ -256,6 +271,8 @@ class PersistClient:
         """The metadata of the shard as a table: `batches`, `runs`, `parts`, `versions`, `holds` or `usage` (columns: work.metadata).
         Reads no rows of the shard and registers nothing. Linearized. InvalidUsage for another name. ShardNotFound.
         """
+        from persist_engine.work.metadata import metadata_of
+
         return metadata_of(self.machine(shard_id), expect_text(table, "table"))
 
     def finalize(self, shard_id: ShardId) -> None:
@@ -297,6 +314,11 @@ class PersistClient:
     def disown(self, shard_id: ShardId) -> Owner | None:
         """Removes the shard's owner and returns it. The name that led to the shard then leads nowhere. Idempotent."""
         return self._registry.disown(expect_shard(shard_id))
+
+    def rename(self, shard_id: ShardId, *, old: Owner, new: Owner) -> None:
+        """Makes `new` the owner of the shard in place of `old`, and its name lead to it: see work.registry."""
+        expect(old, Owner, "old", "an Owner")
+        self._registry.rename(expect_shard(shard_id), old=old, new=expect(new, Owner, "new", "an Owner"))
 
     def registered(self, owner: Owner) -> ShardId | None:
         """The shard that the owner's name leads to. The shard may have another owner by now. Linearized."""
@@ -341,14 +363,14 @@ class PersistClient:
             known = self._share(Applier(self._versions.fetch_current_state(shard_id), self._versions))
         return known
 
-    def _initialised(self, shard_id: ShardId, schema: Schema) -> tuple[Machine, int]:
-        """The shard, created unless it exists, and the id of `schema` there."""
+    def _initialised(self, shard_id: ShardId, schema: Schema, *, retain_ms: int | None = None) -> tuple[Machine, int]:
+        """The shard, created unless it exists, and the id of `schema` there. `retain_ms` None: as the settings say."""
         shard_id, schema = expect_shard(shard_id), expect_schema(schema)
         with self._lock:
             known = self._appliers.get(shard_id)
         if known is None:
-            retain_ms = self._versions.settings.retain_ms or None
-            state = self._versions.maybe_init_shard(shard_id, CODECS, schema.to_pair(), retain_ms=retain_ms)
+            retain_ms = self._versions.settings.retain_ms if retain_ms is None else retain_ms
+            state = self._versions.maybe_init_shard(shard_id, CODECS, schema.to_pair(), retain_ms=retain_ms or None)
             known = self._share(Applier(state, self._versions))
         machine = Machine(known)
         schema_id = schema_id_of(machine, schema)

@@ -75,6 +75,8 @@ SCHEMAS = {
         ]
     ),
 }
+#: The names of the tables.
+METADATA_TABLES = tuple(SCHEMAS)
 #: Frontiers are unsigned, and no column of Spark is.
 TIME_MAX = (1 << 63) - 1
 #: The collections of a state diff whose changes a version counts.
@@ -107,7 +109,7 @@ def metadata_of(machine: Machine, table: str) -> pa.Table:
     `referenced_usage`. `versions` and `holds` read the log, `parts` reads listings, and the others read the newest state alone.
     """
     if table not in SCHEMAS:
-        raise InvalidUsage(f"there is no metadata table {table!r}; there are {', '.join(SCHEMAS)}")
+        raise InvalidUsage(f"there is no metadata table {table!r}; there are {', '.join(METADATA_TABLES)}")
     schema = SCHEMAS[table]
     columns = zip(*_ROWS[table](machine), strict=True)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=False)]

@@ -121,6 +121,31 @@ class Registry:
                 self._put(owner_key(shard_id), owner_tip, encode_shard_owner(shard_id, None))
         raise Unavailable(f"the owner of shard {shard_id} changes all the time")
 
+    def rename(self, shard_id: ShardId, *, old: Owner, new: Owner) -> None:
+        """Gives the shard of `old` to `new`, whose name then leads to it; the name of `old` then leads nowhere. Completes an interrupted
+        call when it is repeated: until then the shard answers to one of the two names, never to none.
+
+        InvalidUsage when the name of `new` leads to another shard, or when neither `old` nor `new` owns this one.
+        """
+        for _ in range(_STEPS_MAX):
+            new_tip, new_named = self._named(new)
+            old_tip, old_named = self._named(old)
+            owner_tip, held = self._owner(shard_id)
+            if new_named not in {None, shard_id}:
+                raise InvalidUsage(f"the name {new} leads to shard {new_named} already", owner=str(new))
+            if held not in {old, new}:
+                raise InvalidUsage(f"shard {shard_id} belongs to {held or 'no owner'}, not to {old}", owner=str(old))
+            # The new name first and the old one last, so that a crash leaves no shard without a name.
+            if new_named is None:
+                self._put(name_key(new), new_tip, encode_name(new, shard_id))
+            elif held == old:
+                self._put(owner_key(shard_id), owner_tip, encode_shard_owner(shard_id, new))
+            elif old_named == shard_id:
+                self._put(name_key(old), old_tip, encode_name(old, None))
+            else:
+                return
+        raise Unavailable(f"the owner of shard {shard_id} changes all the time")
+
     def _owner(self, shard_id: ShardId) -> tuple[Tip | None, Owner | None]:
         key = owner_key(shard_id)
         head = self._head(key)

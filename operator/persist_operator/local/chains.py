@@ -1,7 +1,7 @@
 """Sinks that read shards: the order in which one `up` runs them, and the shard that each of them reads. Pure.
 
 Without `--watch`, a sink that reads a shard waits until the sinks that write this shard have had their runs. So one `up` leaves every shard
-as it would be after a while in a cluster.
+as it would be after a while in a cluster. A sink that only compares (writeMode ReadOnly) reads the shard that it names.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ from persist_operator.plan.observed import RESOLVED, Inspected, ShardView
 from persist_operator.plan.shard_status import frontier_text
 from persist_operator.settings import OperatorSettings
 
+#: The writeMode of a sink that compares its input with its shard and writes nothing.
+READ_ONLY = "ReadOnly"
+
 
 def upstream_first(sinks: Iterable[Document]) -> list[Document]:
-    """The sinks, each one after those that write the shard that it reads. A ring of sinks begins at the first of them by its name."""
+    """The sinks, each one after those that write a shard that it reads. A ring of sinks begins at the first of them by its name."""
     every = sorted(sinks, key=lambda one: str(one["metadata"]["name"]))
     ordered: list[Document] = []
     seen: set[str] = set()
@@ -31,7 +34,7 @@ def upstream_first(sinks: Iterable[Document]) -> list[Document]:
             return
         seen.add(sink["metadata"]["name"])
         for writer in every:
-            if written_by(writer) == read_by(sink):
+            if written_by(writer) in read_by(sink):
                 put(writer)
         ordered.append(sink)
 
@@ -40,15 +43,21 @@ def upstream_first(sinks: Iterable[Document]) -> list[Document]:
     return ordered
 
 
-def written_by(sink: Mapping[str, Any]) -> str:
-    """The name of the PersistShard that the sink writes."""
-    return str(sink["spec"]["shardRef"]["name"])
+def written_by(sink: Mapping[str, Any]) -> str | None:
+    """The name of the PersistShard that the sink writes; None when it writes none."""
+    return None if _is_read_only(sink) else str(sink["spec"]["shardRef"]["name"])
 
 
-def read_by(sink: Mapping[str, Any]) -> str | None:
-    """The name of the PersistShard that the sink reads; None when it reads none."""
-    name: str | None = (sink["spec"]["input"].get("shard") or {}).get("name")
-    return name
+def read_by(sink: Mapping[str, Any]) -> frozenset[str]:
+    """The names of the PersistShards that the sink reads, as its input or to compare its input with."""
+    names = {(sink["spec"]["input"].get("shard") or {}).get("name")}
+    if _is_read_only(sink):
+        names.add(sink["spec"]["shardRef"]["name"])
+    return frozenset(str(name) for name in names if name is not None)
+
+
+def _is_read_only(sink: Mapping[str, Any]) -> bool:
+    return bool(sink["spec"].get("writeMode") == READ_ONLY)
 
 
 def with_news(found: Document | None, inspected: Inspected | None) -> Document | None:
@@ -57,6 +66,14 @@ def with_news(found: Document | None, inspected: Inspected | None) -> Document |
         return found
     frontiers = {"since": frontier_text(inspected.since), "upper": frontier_text(inspected.upper)}
     return {**found, "status": {**(found.get("status") or {}), "frontiers": frontiers}}
+
+
+def target_of(sink: Sink, found: Mapping[str, Any] | None, settings: OperatorSettings, *, busy: Set[str]) -> ShardView:
+    """The view of the PersistShard `found` that the sink writes, or compares with its input. `busy`: as for `input_of`."""
+    name = sink.spec.shard_name
+    if sink.spec.write_mode == READ_ONLY and name in busy:
+        return _busy(name, "ShardBusy")
+    return ShardView.of(name, None if found is None else Shard.of(found), settings)
 
 
 def input_of(
@@ -69,8 +86,7 @@ def input_of(
     if name is None:
         return None
     if name in busy:
-        text = f"waits for the sinks that write PersistShard {name}"
-        return ShardView(found=True, reason="InputBusy", message=text)
+        return _busy(name, "InputBusy")
     default = settings.storage_profiles.get(settings.default_profile)
     if found is None and default is not None and ShardId.is_valid(name):
         location = StoreLocation(
@@ -82,3 +98,7 @@ def input_of(
         return ShardView(found=True, reason=RESOLVED, message=f"reads {name}", shard_id=name, location=location)
     shard = None if found is None else Shard.of(found)
     return ShardView.of_input(name, shard, settings, is_stream=sink.spec.mode == "Streaming")
+
+
+def _busy(name: str, reason: str) -> ShardView:
+    return ShardView(found=True, reason=reason, message=f"waits for the sinks that write PersistShard {name}")

@@ -40,7 +40,6 @@ from persist_operator.plan.observed import (
     Run,
     Seen,
     ShardObserved,
-    ShardView,
     SinkObserved,
     StoreFailure,
 )
@@ -237,7 +236,7 @@ class LocalRunner:
             for one in self._objects.every("SparkSink")
             if self._sinks is None or one["metadata"]["name"] in self._sinks
         ]
-        used = {name for one in sinks for name in (chains.written_by(one), chains.read_by(one))}
+        used = {name for one in sinks for name in (chains.written_by(one), *chains.read_by(one))}
         for document in self._objects.every("PersistShard"):
             name = document["metadata"]["name"]
             if self._sinks is None:
@@ -250,7 +249,8 @@ class LocalRunner:
         for document in chains.upstream_first(sinks):
             is_settled, has_failed = self._one_sink(document, children, busy if self._actor.is_bounded else frozenset())
             settled = settled and is_settled
-            busy |= set() if is_settled else {chains.written_by(document)}
+            if not is_settled and (written := chains.written_by(document)) is not None:
+                busy.add(written)
             failed += [f"SparkSink/{document['metadata']['name']}"] if has_failed else []
         return Pass(settled, self._changed, failed)
 
@@ -290,8 +290,7 @@ class LocalRunner:
         shown = self._ticks.shown(document, now_ms=self._env.now_ms())
         sink = Sink.of(_without_pods(shown))
         owner = f"SparkSink/{sink.meta.name}"
-        found = self._found(sink.spec.shard_name)
-        view = ShardView.of(sink.spec.shard_name, Shard.of(found) if found else None, self._settings)
+        view = chains.target_of(sink, self._found(sink.spec.shard_name), self._settings, busy=busy)
         read = chains.with_news(self._found(sink.spec.input_shard), self._inspected.get(str(sink.spec.input_shard)))
         source = chains.input_of(sink, read, self._settings, busy=busy)
         runs = runs_of(children, owner)

@@ -1,4 +1,4 @@
-"""The changes of a shard in the columns of Spark's change feeds: `CHANGES FROM ... TO ...`. Pure.
+"""The changes of a shard in the columns of Spark's change feeds: `CHANGES FROM ... TO ...`, and streams of them.
 
 The columns of the shard, then what happened to the row, the time at which it happened as a version, and the same time as an instant.
 """
@@ -9,10 +9,12 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from persist_engine.rows.schema import Schema
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
 
 from persist_spark.columns import changes_of_rows
-from persist_spark.row_shape import CHANGE_COLUMNS
+from persist_spark.row_shape import CHANGE_COLUMNS, arrow_schema
+from persist_spark.source.stream_read import ShardStreamReader
 
 #: The columns that Spark requires of a change feed.
 FEED_COLUMNS = T.StructType(
@@ -45,3 +47,17 @@ def change_rows(batch: pa.RecordBatch, columns: pa.Schema, wanted: pa.Schema) ->
         found = [feed[field.name] if field.name in feed else rows.column(field.name) for field in wanted]
         arrays = [column.cast(field.type) for column, field in zip(found, wanted, strict=True)]
         yield pa.RecordBatch.from_arrays(arrays, schema=wanted)
+
+
+class FeedStreamReader(ShardStreamReader):
+    """The reads of one streaming query over the changes of a table. `row_type`: all columns of the feed."""
+
+    def shown(self, schema: Schema) -> T.StructType:
+        """See ShardStreamReader."""
+        return feed_row_type(super().shown(schema))
+
+    def rows(self, changes: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """See ShardStreamReader."""
+        own = self.row_type.fields[: -len(FEED_COLUMNS.fields)]
+        columns = T.StructType([*CHANGE_COLUMNS.fields, *own])
+        return change_rows(changes, arrow_schema(columns), arrow_schema(self.row_type))

@@ -1,13 +1,15 @@
-"""CREATE TABLE and DROP TABLE: shards that the catalog owns. In the registry their owner is `sql/NAMESPACE/NAME`.
+"""CREATE TABLE, ALTER TABLE and DROP TABLE: shards that the catalog owns. In the registry their owner is `sql/NAMESPACE/NAME`.
 
 Shards of other owners, such as resources of an operator, are tables too, but their owners create and delete them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from persist_engine import PersistClient, Schema, close_shard, finalize_shard
+import pyarrow as pa
+from persist_engine import PersistClient, Schema, SchemaIncompatible, close_shard, finalize_shard
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.ids import ShardId
 from persist_engine.model.ownership import Adopted, Owner
@@ -55,6 +57,23 @@ def is_ours(owner: Owner) -> bool:
     return owner.operator_id == OPERATOR
 
 
+def alter(client: PersistClient, table: Sequence[str], shard: ShardId, changes: Sequence[Mapping[str, Any]]) -> None:
+    """Evolves the schema of the shard, in one commit for all of `changes`: `{"add": PATH, "type": JSON, "nullable": BOOL}`, a new field at
+    the end of the value or of a struct, and `{"widen": PATH, "type": JSON}`. Also while another process evolves it.
+
+    InvalidUsage, and nothing is changed, for changes that a shard does not take.
+    """
+    name = ".".join(table)
+    while True:
+        client.recent_upper(shard)  # what another process evolved since is known from here on
+        known = client.schema(shard)
+        answer = client.evolve_schema(shard, _altered(name, known, changes))
+        if not isinstance(answer, SchemaIncompatible):
+            return
+        if answer.current == known:
+            raise InvalidUsage(f"table {name}: {answer.meaning}")
+
+
 def drop(client: PersistClient, shard: ShardId) -> None:
     """Deletes the data of the shard, and its name. FinalizationError, before anything is changed, while a reader holds it. Completes an
     interrupted call.
@@ -63,6 +82,41 @@ def drop(client: PersistClient, shard: ShardId) -> None:
         close_shard(client, shard)
     finalize_shard(client, shard)
     client.disown(shard)
+
+
+def _altered(name: str, schema: Schema, changes: Sequence[Mapping[str, Any]]) -> Schema:
+    sides = {"key": list(schema.key), "val": list(schema.val)}
+    for change in changes:
+        is_new = "add" in change
+        *_, last = path = list(change["add" if is_new else "widen"])
+        field = _field(name, last, change)
+        side = "key" if path[0] in schema.key.names else "val"
+        sides[side] = _changed(sides[side], path, field, is_new=is_new)
+    return Schema(pa.schema(sides["key"]), pa.schema(sides["val"]))
+
+
+def _changed(fields: Iterable[pa.Field], path: Sequence[str], field: pa.Field, *, is_new: bool) -> list[pa.Field]:
+    """`fields` with the one at `path` in another type, or, if it is new, with it at the end."""
+    name, *rest = path
+    found = list(fields)
+    if is_new and not rest:
+        return [*found, field]
+    return [each if each.name != name else _inner(each, rest, field, is_new=is_new) for each in found]
+
+
+def _inner(field: pa.Field, path: Sequence[str], wanted: pa.Field, *, is_new: bool) -> pa.Field:
+    if not path:
+        return field.with_type(wanted.type)
+    return field.with_type(pa.struct(_changed(field.type, path, wanted, is_new=is_new)))
+
+
+def _field(table: str, name: str, change: Mapping[str, Any]) -> pa.Field:
+    """The Arrow field of a change. InvalidUsage for a type that no shard can hold."""
+    spark = T.StructField(name, T._parse_datatype_json_string(change["type"]), bool(change.get("nullable", True)))
+    try:
+        return Schema.from_ddl(_ddl(spark)).key.field(0)
+    except InvalidUsage as error:
+        raise InvalidUsage(f"table {table}: {error}") from error
 
 
 def _schema(name: str, columns: T.StructType, key: Sequence[str]) -> Schema:
@@ -84,5 +138,11 @@ def _schema(name: str, columns: T.StructType, key: Sequence[str]) -> Schema:
 def _ddl(field: T.StructField) -> str:
     if field.metadata.get("comment"):
         raise InvalidUsage(f"column {field.name}: a shard holds no COMMENT")
-    quoted = field.name.replace("`", "``")
-    return f"`{quoted}` {field.dataType.simpleString()}{'' if field.nullable else ' NOT NULL'}"
+    return _declared(field, " ")
+
+
+def _declared(field: T.StructField, separator: str) -> str:
+    quoted, kind = field.name.replace("`", "``"), field.dataType.simpleString()
+    if isinstance(field.dataType, T.StructType):  # the text that Spark makes of it leaves NOT NULL out
+        kind = f"STRUCT<{', '.join(_declared(each, ': ') for each in field.dataType)}>"
+    return f"`{quoted}`{separator}{kind}{'' if field.nullable else ' NOT NULL'}"

@@ -6,12 +6,19 @@ asks the catalog's keeper for its splits.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING
 
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,6 +51,12 @@ class CatalogSource(DataSource):  # type: ignore[misc]  # pyspark has no types h
 
     def reader(self, schema: T.StructType) -> DataSourceReader:
         """The reader of a scan."""
+        from persist_spark.catalog.tables import ROWS
+
+        if ROWS in self.options:
+            from persist_spark.source.metadata import TableRows
+
+            return TableRows(base64.b64decode(self.options[ROWS]), schema)
         return ScanReader(self.options, schema)
 
     def writer(self, schema: T.StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's signature
@@ -51,6 +64,19 @@ class CatalogSource(DataSource):  # type: ignore[misc]  # pyspark has no types h
         from persist_spark.source.write import ShardWriter
 
         return ShardWriter(self.options, schema, overwrites=overwrite)
+
+    def streamWriter(self, schema: T.StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: FBT001, N802 - as above
+        """The writer of a streaming query with the columns `schema`."""
+        from persist_spark.source.stream_write import ShardStreamWriter
+
+        return ShardStreamWriter(self.options, schema, overwrites=overwrite)
+
+    def streamReader(self, schema: T.StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """The reader of a stream of changes, with the columns of a change feed."""
+        from persist_spark.catalog.change_rows import FeedStreamReader
+        from persist_spark.source.stream_read import StreamOptions
+
+        return FeedStreamReader(StreamOptions.parse(self.options), schema)
 
 
 class ScanReader(DataSourceReader):  # type: ignore[misc]  # as above
@@ -76,7 +102,6 @@ class ScanReader(DataSourceReader):  # type: ignore[misc]  # as above
         """The rows of one split, as Arrow. Needs the blob store alone."""
         from persist_engine import ChangesSplit, SnapshotSplit
 
-        from persist_spark.catalog.change_rows import change_rows
         from persist_spark.catalog.tables import CHANGES
         from persist_spark.columns import rows_of
         from persist_spark.datasource import SplitPartition, explaining_lost_blobs
@@ -88,6 +113,8 @@ class ScanReader(DataSourceReader):  # type: ignore[misc]  # as above
         wanted, blob = arrow_schema(self.row_type), blob_at(self.options["blob"])
         with explaining_lost_blobs():
             if (stored := self.options.get(CHANGES)) is not None:
+                from persist_spark.catalog.change_rows import change_rows
+
                 columns = arrow_schema(T.StructType.fromJson(json.loads(stored)))
                 for batch in ChangesSplit.from_bytes(partition.split).to_batches(blob, retry=reading_retry()):
                     yield from change_rows(batch, columns, wanted)

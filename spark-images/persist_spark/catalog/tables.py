@@ -7,14 +7,16 @@ with its own columns and its own condition.
 
 from __future__ import annotations
 
+import base64
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from persist_engine import Location, PersistClient
+from persist_engine import METADATA_TABLES, Location, PersistClient
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import InvalidUsage, ShardNotFound
+from persist_engine.base.wording import iso_text
 from persist_engine.model.ids import ShardId
 from persist_engine.model.ownership import Owner
 from persist_engine.rows.schema import Schema
@@ -22,19 +24,38 @@ from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls i
 
 from persist_spark.catalog.change_rows import feed_row_type
 from persist_spark.catalog.conditions import answered, conjunction
-from persist_spark.catalog.definitions import create, drop, is_ours
-from persist_spark.held_frames import HeldFrames, LoadedFrame
-from persist_spark.options import Ago, Feed, Options, moment
+from persist_spark.catalog.definitions import alter, create, drop, is_ours
+from persist_spark.held_frames import HeldFrames
+from persist_spark.options import STORE, Ago, Feed, Options, check_names, moment
 from persist_spark.partitions import sink_settings
+from persist_spark.row_shape import changes_row_type
+from persist_spark.source.loaded import LoadedFrame
+from persist_spark.source.metadata import LoadedTable
 from persist_spark.spec import TARGET_PART_BYTES
 from persist_spark.table.shard import PlacedShard
 
 #: The option that says that a scan has no rows: its table was empty when it was loaded.
 EMPTY = "persist.empty"
+#: The option with the rows of a metadata table, as base64 of the stream of a LoadedTable.
+ROWS = "persist.rows"
 #: The option with the name of a scan, and the one with the address of its keeper.
 FRAME, KEEPER = "persist.frame", "persist.keeper"
 #: The option of a scan of changes: the columns of its splits, as JSON.
 CHANGES = "persist.changes"
+#: The options by which Spark chooses changes. It has read them.
+_OF_CHANGES = frozenset(
+    {
+        "startingversion",
+        "endingversion",
+        "startingtimestamp",
+        "endingtimestamp",
+        "startingboundinclusive",
+        "endingboundinclusive",
+        "deduplicationmode",
+        "computeupdates",
+    }
+)
+_GONE = "the catalog does not hold this table any more: it was dropped, or the catalog's process ended; load it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +65,19 @@ class _Loaded:
     options: Options
     frame: LoadedFrame
     schema: Schema
-    """The shard's schema, with at least the columns of the frame."""
+    """The newest schema of the shard when the table was loaded. All scans have its columns, also when the shard evolves under way: Spark
+    reads the rows by the types that it saw first.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class _ToStream:
+    """Changes that were loaded, as a stream would read them."""
+
+    shard: ShardId
+    start: int | Ago | None
+    """The first time of the changes. None: the contents first."""
+    has_end: bool
 
 
 class Tables:
@@ -55,6 +88,8 @@ class Tables:
         self._location, self._held, self._keeper = location, held, keeper
         self._lock = threading.Lock()
         self._loaded: dict[str, _Loaded] = {}
+        self._metadata: dict[str, LoadedTable] = {}
+        self._feeds: dict[str, _ToStream] = {}
         self._frames: dict[str, ShardId] = {}
         self._found: dict[tuple[str, ...], tuple[Owner, ShardId]] = {}
         self._client: PersistClient | None = None
@@ -76,11 +111,14 @@ class Tables:
         version: str | None = None,
         timestamp_us: int | None = None,
     ) -> dict[str, Any] | None:
-        """Chooses what the frame `frame` over a table shows: the contents at a time, by default the newest. None: there is no such table.
-        InvalidUsage for a name of several shards, and for a time that cannot be read.
+        """Chooses what the frame `frame` over a table shows: the contents at a time, by default the newest; of a metadata table, which is
+        TABLE.NAME, its rows now. None: there is no such table. InvalidUsage for a name of several shards, for a time that cannot be read,
+        and for a metadata table at a time.
         """
         found = self._shard(table)
-        if found is None or self._is_half(*found):
+        if found is None:
+            return self._load_metadata(table, frame, is_at_a_time=(version, timestamp_us) != (None, None))
+        if self._is_half(*found):
             return None
         owner, shard = found
         made = self._made(frame, self._options(shard, _time(version, timestamp_us)))
@@ -92,30 +130,55 @@ class Tables:
         }
         return {"columns": made.frame.row_type.jsonValue(), "as_of": made.frame.as_of, "properties": properties}
 
+    def _load_metadata(self, table: Sequence[str], frame: str, *, is_at_a_time: bool) -> dict[str, Any] | None:
+        shard = self._described(table)
+        if shard is None:
+            return None
+        *of, name = table
+        if is_at_a_time:
+            raise InvalidUsage(
+                f"{'.'.join(table)} shows the metadata of {'.'.join(of)} as they are now, at no other time"
+            )
+        read = iso_text(SystemEnv().now_ms())  # two loads are two tables: the metadata may have changed in between
+        loaded = self._metadata[frame] = LoadedTable.of(self._opened().metadata(shard, name))
+        properties = {"provider": "persist", "shard": str(shard)}
+        return {"columns": loaded.row_type.jsonValue(), "as_of": read, "properties": properties, "is_metadata": True}
+
+    def _described(self, table: Sequence[str]) -> ShardId | None:
+        """The shard of the metadata table of this name. None when there is none."""
+        *of, name = table
+        if name not in METADATA_TABLES or not of:
+            return None
+        found = self._shard(of)
+        return None if found is None or self._is_half(*found) else found[1]
+
     def changes(
         self,
         table: Sequence[str],
         *,
         frame: str,
-        unit: str,
-        start: str,
-        end: str | None,
-        with_start: bool,
-        with_end: bool,
+        unit: str = "version",
+        start: str | None = None,
+        end: str | None = None,
+        with_start: bool = True,
+        with_end: bool = True,
     ) -> dict[str, Any] | None:
         """Chooses what the frame `frame` over the changes of a table shows: those between two bounds, each of which belongs to them or not.
-        `unit`: `version`, times as option `as_of` takes them, or `us`, microseconds. No `end`: all that is complete. None: there is no such
-        table. InvalidUsage for times whose changes are not known, any more or yet.
+        `unit`: `version`, times as option `as_of` takes them, or `us`, microseconds. No `end`: all that is complete. No `start`: nothing
+        but a stream can read the frame, and it begins with the contents. None: there is no such table. InvalidUsage for times whose changes
+        are not known, any more or yet.
         """
         found = self._shard(table)
         if found is None:
             return None
         _, shard = found
-        feed = Feed(
-            _bound(start, unit, is_after=not with_start),
-            None if end is None else _bound(end, unit, is_after=with_end),
-            "rows",
-        )
+        first = None if start is None else _bound(start, unit, is_after=not with_start)
+        self._feeds[frame] = _ToStream(shard, first, has_end=end is not None)
+        if first is None:
+            schema = self._newest_schema(shard)
+            shown = feed_row_type(changes_row_type(schema, shape="rows"))
+            return {"columns": shown.jsonValue(), "key": list(schema.key.names), "window": "all times", "bytes": 0}
+        feed = Feed(first, None if end is None else _bound(end, unit, is_after=with_end), "rows")
         made = self._made(frame, replace(self._options(shard, None), feed=feed))
         loaded = made.frame
         window = "no times" if loaded.as_of is None else f"[{loaded.start}, {loaded.as_of}]"
@@ -123,10 +186,13 @@ class Tables:
             "columns": feed_row_type(loaded.row_type).jsonValue(),
             "key": list(made.schema.key.names),
             "window": window,
+            "bytes": self._held.size(frame),
         }
 
     def answers(self, frame: str, conditions: Sequence[Mapping[str, Any]]) -> list[str | None]:
         """For each condition the text of option `where` that answers it; null where Spark must answer it."""
+        if frame in self._metadata:
+            return [None] * len(conditions)
         table = self._of(frame)
         keys_only = table.options.feed is not None  # a condition on values would make halves of an update
         return [answered(condition, table.schema, keys_only=keys_only) for condition in conditions]
@@ -135,6 +201,10 @@ class Tables:
         """Makes `frame` a scan of the table that was loaded as frame `of`: the rows at the same time that satisfy all of `where`, with
         these columns. The options are those of the format of the catalog.
         """
+        if of in self._metadata:
+            return self._scan_of_metadata(self._metadata[of], columns)
+        if of in self._feeds and self._feeds[of].start is None:
+            raise InvalidUsage("CHANGES without FROM is for streams: say from which time, as in CHANGES FROM VERSION 0")
         table = self._of(of)
         if table.options.feed is not None:
             return self._scan_of_changes(frame, table, columns=columns, where=where)
@@ -143,8 +213,23 @@ class Tables:
         options = replace(table.options, columns=sided, where=conjunction(where))
         if table.frame.as_of is None:
             return self._empty(frame, _only(table.frame.row_type, columns))
-        loaded = self._load(frame, table.frame.pinned(options))
+        loaded = self._load(frame, table.frame.pinned(options), table.schema)
         return self._planned(frame, loaded.row_type)
+
+    def stream(self, frame: str, *, options: Mapping[str, str]) -> dict[str, str]:
+        """The options of a stream of the changes that were loaded as `frame`, which go on after the newest. `options`: those of the read.
+        Holds nothing: the query does. InvalidUsage for an end, and for options that a stream does not know.
+        """
+        feed = self._feeds.get(frame)
+        if feed is None:
+            raise InvalidUsage(_GONE)
+        if feed.has_end:
+            raise InvalidUsage("a stream of changes has no end: leave it out, or use Trigger.AvailableNow")
+        given = {name.lower(): value for name, value in options.items() if name.lower() not in _OF_CHANGES}
+        given |= {"shard": str(feed.shard), "blob": self._location.blob, "consensus": self._location.consensus}
+        check_names(given, {*STORE, "maxbytespertrigger", "maxtimepertrigger"}, "a stream of changes")
+        start = {} if feed.start is None else {"startingtime": _text(feed.start)}
+        return {**given, **start, "rows": "changes"}
 
     def _scan_of_changes(
         self, frame: str, table: _Loaded, *, columns: Sequence[str], where: Sequence[str]
@@ -153,18 +238,28 @@ class Tables:
         shown = _only(feed_row_type(table.frame.row_type), columns)
         if table.frame.as_of is None:
             return self._empty(frame, shown)
-        self._load(frame, table.frame.pinned(replace(table.options, where=conjunction(where))))
+        self._load(frame, table.frame.pinned(replace(table.options, where=conjunction(where))), table.schema)
         return self._planned(frame, shown, **{CHANGES: table.frame.row_type.json()})
 
+    def _scan_of_metadata(self, loaded: LoadedTable, columns: Sequence[str]) -> dict[str, Any]:
+        """The rows travel with the options of the scan: they are few, and no lease keeps them."""
+        shown, rows = _only(loaded.row_type, columns), base64.b64encode(loaded.stream).decode()
+        return {"columns": shown.jsonValue(), "options": {ROWS: rows}, "bytes": len(loaded.stream)}
+
     def _made(self, frame: str, options: Options) -> _Loaded:
-        loaded, client = self._load(frame, options), self._opened()
-        client.recent_upper(options.shard)  # what another process evolved since is known from here on
-        made = self._loaded[frame] = _Loaded(options, loaded, client.schema(options.shard))
+        schema = self._newest_schema(options.shard)
+        made = self._loaded[frame] = _Loaded(options, self._load(frame, options, schema), schema)
         return made
 
-    def _load(self, frame: str, options: Options) -> LoadedFrame:
+    def _newest_schema(self, shard: ShardId) -> Schema:
+        """What another process evolved before this call is known from here on."""
+        client = self._opened()
+        client.recent_upper(shard)
+        return client.schema(shard)
+
+    def _load(self, frame: str, options: Options, schema: Schema) -> LoadedFrame:
         self._frames[frame] = options.shard
-        return self._held.load(frame, options)
+        return self._held.load(frame, options, schema)
 
     def _planned(self, frame: str, columns: T.StructType, **options: str) -> dict[str, Any]:
         given = {"blob": self._location.blob, FRAME: frame, KEEPER: self._keeper, **options}
@@ -179,9 +274,9 @@ class Tables:
         return {"shard": str(shard), "blob": self._location.blob, "consensus": self._location.consensus}
 
     def exists(self, table: Sequence[str]) -> bool:
-        """Whether there is such a table. Holds nothing. One that an interrupted CREATE left without a shard is none."""
+        """Whether there is such a table, or metadata table. Holds nothing. One that an interrupted CREATE left without a shard is none."""
         found = self._shard(table)
-        return found is not None and not self._is_half(*found)
+        return self._described(table) is not None if found is None else not self._is_half(*found)
 
     def create(self, table: Sequence[str], *, columns: Mapping[str, Any], properties: Mapping[str, str]) -> bool:
         """Creates a table: see definitions.create. False when there is one of this name already."""
@@ -192,6 +287,19 @@ class Tables:
             create(client, table, T.StructType.fromJson(dict(columns)), properties)
         return True
 
+    def alter(self, table: Sequence[str], *, changes: Sequence[Mapping[str, Any]]) -> bool:
+        """Evolves a table that `create` created: see definitions.alter. False when there is none of this name. InvalidUsage for a shard
+        that another owner created. Tables that were loaded before keep their columns.
+        """
+        found = self._shard(table)
+        if found is None:
+            return False
+        owner, shard = found
+        if not is_ours(owner):
+            raise InvalidUsage(f"table {'.'.join(table)} belongs to {owner}, which created it: change its schema there")
+        alter(self._opened(), table, shard, changes)
+        return True
+
     def drop(self, table: Sequence[str]) -> bool:
         """Deletes a table that `create` created, with its data. False when there is none of this name. Frames of this catalog over it
         cannot be read any more. FinalizationError, and the table stays, while other processes read it. InvalidUsage for a shard that
@@ -199,6 +307,8 @@ class Tables:
         """
         found = self._shard(table)
         if found is None:
+            if self._described(table) is not None:
+                raise InvalidUsage(f"{'.'.join(table)} is metadata and goes with its table")
             return False
         owner, shard = found
         if not is_ours(owner):
@@ -220,6 +330,8 @@ class Tables:
     def drop_frame(self, frame: str) -> None:
         """Releases a frame that nothing can read any more. Idempotent."""
         self._loaded.pop(frame, None)
+        self._metadata.pop(frame, None)
+        self._feeds.pop(frame, None)
         self._frames.pop(frame, None)
         self._held.drop(frame)
 
@@ -234,9 +346,7 @@ class Tables:
     def _of(self, frame: str) -> _Loaded:
         found = self._loaded.get(frame)
         if found is None:
-            raise InvalidUsage(
-                "the catalog does not hold this table any more: it was dropped, or the catalog's process ended; load it again"
-            )
+            raise InvalidUsage(_GONE)
         return found
 
     def _options(self, shard: ShardId, as_of: Any) -> Options:
@@ -306,6 +416,10 @@ def _bound(text: str, unit: str, *, is_after: bool) -> int | Ago:
     at = moment({"VERSION": text}, "VERSION")
     assert at is not None
     return replace(at, ms=at.ms - is_after) if isinstance(at, Ago) else at + is_after
+
+
+def _text(time: int | Ago) -> str:
+    return f"-{time.ms}ms" if isinstance(time, Ago) else str(time)
 
 
 def _only(row: T.StructType, columns: Sequence[str]) -> T.StructType:

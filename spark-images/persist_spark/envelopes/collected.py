@@ -26,6 +26,10 @@ def rows_schema(schema: Schema, envelope: Envelope) -> Schema:
     """The schema of the rows that the input brings. ConfigurationError when errors are to be collected and the shard cannot hold them."""
     if envelope.on_error is OnError.FAIL:
         return schema
+    if ERR in schema.val.names:  # the input's column `err` could mean either
+        raise ConfigurationError(
+            f"envelope.onError: the shard's value has a column {ERR}, which is the name of the reasons of errors; rename it"
+        )
     try:
         return without_errors(schema)
     except InvalidUsage as error:
@@ -47,7 +51,8 @@ def collected(flat: DataFrame, schema: Schema, envelope: Envelope) -> DataFrame:
     if envelope.type.has_keys:
         is_keyless = reduce(Column.__and__, (F.col(f.column).isNull() for f in keys))
         fault = F.coalesce(fault, F.when(is_keyless, F.lit("the row has no key: every field of the key is null")))
-    marked = flat.withColumn(FAULT, F.substring(fault, 1, REASON_CHARS_MAX))
+    # SUBTLE: a reason may quote a record that is not text. Spark passes its bytes on, and a shard holds texts alone.
+    marked = flat.withColumn(FAULT, F.substring(F.make_valid_utf8(fault), 1, REASON_CHARS_MAX))
     is_row = F.col(FAULT).isNull()
     shown = {f.column: F.when(is_row, F.col(f.column)) for f in fields if f is not err}
     shown[err.column] = F.col(FAULT)

@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
 
 from persist_spark.envelopes.collected import error_column
-from persist_spark.frames import DELETED, FAULT, ORDER, Field, fields_of, to_flat
+from persist_spark.frames import DELETED, FAULT, ORDER, Field, fields_of, missing_fields, to_flat
 from persist_spark.spec import Envelope
 
 #: How many rows of the input a command stands for.
@@ -47,8 +47,6 @@ def upsert_commands(frame: DataFrame, schema: Schema, envelope: Envelope) -> Dat
 def completed(commands: DataFrame, schema: Schema) -> DataFrame:
     """`commands` in which removals have no values, and nulls where the shard has NOT NULL are faults."""
     fields = fields_of(schema)
-    required = {field.name for side in (schema.key, schema.val) for field in side if not field.nullable}
-    faults = [_null_fault(field, fields) for field in fields if field.name in required and _is_required(field, schema)]
     is_given = ~F.col(DELETED)
     return commands.select(
         *(f.column for f in fields if f.side == "key"),
@@ -56,24 +54,25 @@ def completed(commands: DataFrame, schema: Schema) -> DataFrame:
         ORDER,
         DELETED,
         WEIGHT,
-        F.coalesce(F.col(FAULT), *faults).alias(FAULT),
+        F.coalesce(F.col(FAULT), *null_faults(schema, is_given=is_given)).alias(FAULT),
     )
+
+
+def null_faults(schema: Schema, *, is_given: Column) -> list[Column]:
+    """Why a flat row cannot be written that has a null where the shard has NOT NULL, also within structs: for each such field a text or
+    null. `is_given`: whether the row has a value; without one only its key counts.
+    """
+    fields = fields_of(schema)
+    return [
+        F.when(
+            is_missing if field.side == "key" else is_missing & is_given,
+            F.concat(F.lit(f"{field.side} field {name} is NOT NULL and null in a row with key "), key_text(fields)),
+        )
+        for field, name, is_missing in missing_fields(schema)
+    ]
 
 
 def key_text(fields: list[Field], columns: dict[str, Column] | None = None) -> Column:
     """The key as JSON, for messages. `columns`: the key's columns, where they have other names than k*."""
     keys = [(columns or {}).get(f.column, F.col(f.column)).alias(f.name) for f in fields if f.side == "key"]
     return F.substring(F.to_json(F.struct(*keys), {"ignoreNullFields": "false"}), 1, _SHOWN_CHARS)
-
-
-def _is_required(field: Field, schema: Schema) -> bool:
-    side = schema.key if field.side == "key" else schema.val
-    return not side.field(field.name).nullable
-
-
-def _null_fault(field: Field, fields: list[Field]) -> Column:
-    is_null = F.col(field.column).isNull()
-    if field.side == "value":
-        is_null = is_null & ~F.col(DELETED)
-    text = f"{field.side} field {field.name} is NOT NULL and null in a row with key "
-    return F.when(is_null, F.concat(F.lit(text), key_text(fields)))

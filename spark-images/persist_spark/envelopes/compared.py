@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - what every Spark user cal
 from persist_spark.envelopes.against import first_updates, updates_against
 from persist_spark.envelopes.collected import is_error
 from persist_spark.envelopes.winners import Winners
-from persist_spark.frames import DIFF, FAULT, fields_of
+from persist_spark.frames import DIFF, FAULT, fields_of, missing_fields
 from persist_spark.spec import ConfigurationError
 
 
@@ -32,7 +32,7 @@ class Difference:
 
 def difference_of_rows(desired: DataFrame, persisted: DataFrame | None, schema: Schema) -> Difference:
     """Compares flat rows with all that the shard holds (None: nothing): columns k*, v* and the negated `diff`, not consolidated. One job.
-    ConfigurationError for a null where the shard has NOT NULL, which a run could not write.
+    ConfigurationError for a null where the shard has NOT NULL, also within a struct, which a run could not write.
 
     Spark groups as the engine consolidates: null equals null, NaN equals NaN, -0.0 equals 0.0.
     """
@@ -42,9 +42,7 @@ def difference_of_rows(desired: DataFrame, persisted: DataFrame | None, schema: 
         both = both.unionAll(persisted.select(*columns, DIFF, F.lit(0).alias("given")))
     groups = both.groupBy(*columns).agg(F.sum(DIFF).alias(DIFF), F.sum("given").alias("given"))
     errors = F.when(is_error(schema), F.col("given")) if holds_errors(schema) else F.lit(0)
-    required = [not field.nullable for side in (schema.key, schema.val) for field in side]
-    checked = [f for f, is_required in zip(fields_of(schema), required, strict=True) if is_required]
-    nulls = [F.when(F.col(f.column).isNull(), F.lit(f"{f.side} field {f.name}")) for f in checked]
+    nulls = [F.when(is_missing, F.lit(f"{f.side} field {name}")) for f, name, is_missing in missing_fields(schema)]
     null = F.min(F.when(F.col("given") > 0, F.coalesce(F.lit(None).cast("string"), *nulls)))
     name, *counts = groups.agg(null, F.sum("given"), F.sum(errors), *_missing_and_extra()).collect()[0]
     if name is not None:

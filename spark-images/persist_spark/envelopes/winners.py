@@ -133,15 +133,23 @@ def _facts(copied: DataFrame, bounded: Sequence[Field], is_bad: Column) -> dict[
         F.min("tie").alias("tie"),
         *bounds,
     )
-    (row,) = facts.toArrow().to_pylist()
-    return dict(row)
+    found = facts.toArrow()
+    return {name: _known(found.column(name)[0]) for name in found.column_names}
+
+
+def _known(value: pa.Scalar) -> Any:
+    """`value` in Python. None where Python has no such date: before the year 1, and after 9999."""
+    try:
+        return value.as_py()
+    except (OverflowError, ValueError):
+        return None
 
 
 def _range_of(facts: dict[str, Any], bounded: Sequence[Field]) -> tuple[tuple[str, str, Any], ...] | None:
     terms = tuple(
         (f"key.{f.name}", op, facts[f"{end}_{f.column}"])
         for f in bounded
-        if facts[f"least_{f.column}"] is not None and not facts[f"nulls_{f.column}"]
         for op, end in ((">=", "least"), ("<=", "greatest"))
+        if facts[f"{end}_{f.column}"] is not None and not facts[f"nulls_{f.column}"]
     )
     return terms or None

@@ -12,15 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist_spark.held_frames import LoadedFrame
 from persist_spark.options import Options
-from persist_spark.session_frames import FORMAT, FRAME_OPTION, new_name
+from persist_spark.source.loaded import EMPTY_OPTION, FORMAT, FRAME_OPTION, LOOK_OPTION, LoadedFrame, new_name
 from persist_spark.source.metadata import LoadedTable
-
-#: The option with which a load shows one row, the times of the frame, in the place of the frame. Internal.
-LOOK_OPTION = "persist.look"
-#: The option that keeps a frame empty which was empty at its load. Internal.
-EMPTY_OPTION = "persist.empty"
 
 
 def times_of(options: Options, loaded: LoadedFrame) -> LoadedTable:

@@ -53,21 +53,29 @@ class TablePartition(InputPartition):  # type: ignore[misc]  # pyspark has no ty
     stream: bytes
 
 
-class TableReader(DataSourceReader):  # type: ignore[misc]  # as above
-    """The reads of one frame over a metadata table."""
+class TableRows(DataSourceReader):  # type: ignore[misc]  # as above
+    """The reads of the rows in the `stream` of a LoadedTable, with the columns `schema`, which are all of its columns or fewer."""
 
-    def __init__(self, options: Options, loaded: LoadedTable, schema: T.StructType) -> None:
-        check_columns(schema, loaded.row_type, options.shard)
-        self.loaded, self.row_type = loaded, schema
+    def __init__(self, stream: bytes, schema: T.StructType) -> None:
+        self.stream, self.row_type = stream, schema
 
     def partitions(self) -> Sequence[TablePartition]:
         """One partition: metadata is small."""
-        return [TablePartition(self.loaded.stream)]
+        return [TablePartition(self.stream)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of the table."""
-        assert isinstance(partition, TablePartition)
+        if not isinstance(partition, TablePartition):
+            return  # when a plan has no partition, Spark creates one of its own class
         with pa.ipc.open_stream(partition.stream) as stream:
             wanted = arrow_schema(self.row_type)
-            for batch in stream.read_all().cast(wanted).to_batches():
+            for batch in stream.read_all().select(wanted.names).cast(wanted).to_batches():
                 yield from records_of(batch)
+
+
+class TableReader(TableRows):
+    """The reads of one frame over a metadata table. InvalidUsage when it was made for other columns."""
+
+    def __init__(self, options: Options, loaded: LoadedTable, schema: T.StructType) -> None:
+        check_columns(schema, loaded.row_type, options.shard)
+        super().__init__(loaded.stream, schema)

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from weakref import WeakKeyDictionary
 
-from persist_engine import Location, PersistClient
+from persist_engine import Location
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.secrets import shown_url, without_secrets
 from persist_engine.model.ids import ShardId
 from pyspark.sql import SparkSession
-
-from persist_spark.partitions import sink_settings
-from persist_spark.spec import TARGET_PART_BYTES
 
 #: The sessions that know the format, and the stores of their loads that name none.
 _stores: WeakKeyDictionary[SparkSession, Mapping[str, str]] = WeakKeyDictionary()
@@ -48,6 +45,11 @@ def with_shard_id(options: Mapping[str, str]) -> dict[str, str]:
         )
     if not all(given.get(name) for name in ("shard", "blob", "consensus")) or ShardId.is_valid(given["shard"]):
         return given
+    from persist_engine import PersistClient
+
+    from persist_spark.partitions import sink_settings
+    from persist_spark.spec import TARGET_PART_BYTES
+
     location = Location(blob=given["blob"], consensus=given["consensus"])
     settings = sink_settings(TARGET_PART_BYTES)
     with PersistClient.open(location, settings=settings, env=SystemEnv(), create=False) as client:

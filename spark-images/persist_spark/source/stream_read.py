@@ -21,6 +21,7 @@ from persist_engine.base.wording import dated
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
 from persist_engine.model.retention import retention_of
+from persist_engine.rows.schema import Schema
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -35,6 +36,7 @@ from persist_spark.held_frames import SPLIT_BYTES, follow
 from persist_spark.options import SPLITS_MAX, STORE, Ago, check_names, instant, moment, names_in, number_in
 from persist_spark.partitions import blob_at, reading_retry, sink_settings
 from persist_spark.row_shape import arrow_schema, changes_row_type, check_columns, condition
+from persist_spark.source.loaded import STARTING
 from persist_spark.spec import TARGET_PART_BYTES
 
 #: The name under which a stream shows among the shard's holds.
@@ -44,12 +46,6 @@ FOLLOW_S = 60.0
 #: The lease of a stream. Spark ends a query's Python worker with SIGKILL, so a stopped query holds the shard for this long.
 LEASE_MS = 120_000
 _BYTES_MAX = 1 << 50
-_STARTING = "startingtime"
-
-
-def is_of_stream(options: Mapping[str, str]) -> bool:
-    """Whether the options, with names in lower case, are those of `readStream`. Spark asks for the columns in the same way for both."""
-    return _STARTING in options or ("rows" in options and "from" not in options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +69,7 @@ class StreamOptions:
     def parse(cls, options: Mapping[str, str]) -> StreamOptions:
         """InvalidUsage names an invalid, missing or unknown option."""
         given = {name.lower(): value for name, value in options.items()}
-        known = {*STORE, "rows", _STARTING, "where", "columns", "splits", "maxbytespertrigger", "maxtimepertrigger"}
+        known = {*STORE, "rows", STARTING, "where", "columns", "splits", "maxbytespertrigger", "maxtimepertrigger"}
         check_names(given, known, "a stream of format persist")
         rows = given.get("rows", "").lower()
         if rows not in ("updates", "changes"):
@@ -84,7 +80,7 @@ class StreamOptions:
             shard=ShardId(given["shard"]),
             location=Location(blob=given["blob"], consensus=given["consensus"]),
             shape="rows" if rows == "changes" else "updates",
-            start=moment(given, _STARTING),
+            start=moment(given, STARTING),
             where=given.get("where"),
             columns=names_in(given.get("columns")),
             splits=number_in(given, "splits", 1, SPLITS_MAX),
@@ -222,8 +218,7 @@ class ShardStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         if stop <= max(begin, 0):
             return []
         follower = self._following()
-        shown = changes_row_type(follower.reader.schema, shape=self.options.shape, columns=self.options.columns)
-        check_columns(self.row_type, shown, self.options.shard)
+        check_columns(self.row_type, self.shown(follower.reader.schema), self.options.shard)
         changes = self._changes(follower, begin, stop)
         follower.hold(changes)
         count = self.options.splits or min(max(1, -(-changes.bytes_estimate // SPLIT_BYTES)), SPLITS_MAX)
@@ -233,10 +228,19 @@ class ShardStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         """The rows of one split, as Arrow. Uses bounded memory."""
         if not isinstance(partition, ChangesPartition):
             return  # when a plan has no partition, Spark creates one of its own class
-        wanted = arrow_schema(self.row_type)
         blob = blob_at(self.options.location.blob)
         for changes in ChangesSplit.from_bytes(partition.split).to_batches(blob, retry=reading_retry()):
-            yield from (changes_of_rows(changes, wanted) if self.options.shape == "rows" else records_of(changes))
+            yield from self.rows(changes)
+
+    def shown(self, schema: Schema) -> T.StructType:
+        """The columns of the stream while the shard has `schema`."""
+        return changes_row_type(schema, shape=self.options.shape, columns=self.options.columns)
+
+    def rows(self, changes: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The rows that show `changes`, which are in the shape of the options."""
+        if self.options.shape == "updates":
+            return records_of(changes)
+        return changes_of_rows(changes, arrow_schema(self.row_type))
 
     def commit(self, end: dict[str, int]) -> None:
         """Releases the times that the query will not ask for again."""

@@ -7,7 +7,7 @@ from persist_engine.base.secrets import shown_url
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
 
-from persist_spark.session_frames import FORMAT
+from persist_spark.source.loaded import FORMAT
 from persist_spark.table.shard import TableShard
 
 _DETAIL_DDL = (

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from persist_spark.datasource import is_connect, register
 from persist_spark.landing import driver_settings
 from persist_spark.partitions import sink_settings
-from persist_spark.session_frames import FORMAT
+from persist_spark.source.loaded import FORMAT
 from persist_spark.source.names import stores_of, with_shard_id
 from persist_spark.spec import TARGET_PART_BYTES
 

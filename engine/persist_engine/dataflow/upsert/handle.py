@@ -91,6 +91,11 @@ class UpsertHandle(Expiring):
         return self._writer.shard_id
 
     @property
+    def schema_id(self) -> int:
+        """The id of the schema with which the handle was opened."""
+        return self._writer.schema_id
+
+    @property
     def upper(self) -> Antichain:
         """Everything before it is in the handle's state. No round trip. {0} before the first hydration."""
         return self._shard.upper

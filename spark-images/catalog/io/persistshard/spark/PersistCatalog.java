@@ -23,6 +23,7 @@ import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.catalog.TableCatalog;
 import org.apache.spark.sql.connector.catalog.TableChange;
 import org.apache.spark.sql.connector.catalog.TableInfo;
+import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /**
@@ -80,14 +81,14 @@ public final class PersistCatalog implements TableCatalog, SupportsNamespaces {
   }
 
   private Table load(Identifier ident, ObjectNode request) throws NoSuchTableException {
-    boolean isPast = !request.isEmpty();
+    String fixed = request.isEmpty() ? null : "AS OF a time";
     Frame frame = new Frame(desk());
     JsonNode loaded = frame.desk.ask("load", named(request, ident).put("frame", frame.name));
     if (loaded.isNull()) throw new NoSuchTableException(ident);
-    return new PersistTable(shown(ident), frame, loaded, isPast);
+    return new PersistTable(shown(ident), frame, loaded, loaded.path("is_metadata").asBoolean() ? "is metadata and" : fixed);
   }
 
-  /** CHANGES FROM ... TO ..., by VERSION or TIMESTAMP. */
+  /** CHANGES FROM ... TO ..., by VERSION or TIMESTAMP. Without a start only a stream can read them. */
   @Override
   public Changelog loadChangelog(Identifier ident, ChangelogContext context, CaseInsensitiveStringMap options)
       throws NoSuchTableException {
@@ -98,10 +99,9 @@ public final class PersistCatalog implements TableCatalog, SupportsNamespaces {
     } else if (range instanceof ChangelogRange.TimestampRange times) {
       request.put("start", Long.toString(times.startingTimestamp())).put("unit", "us");
       request.put("end", times.endingTimestamp().map(Object::toString).orElse(null));
-    } else {
-      throw refusal("CHANGES without FROM", "say from which time, as in CHANGES FROM VERSION 0");
     }
-    request.put("with_start", range.startingBoundInclusive()).put("with_end", range.endingBoundInclusive());
+    if (!(range instanceof ChangelogRange.UnboundedRange))
+      request.put("with_start", range.startingBoundInclusive()).put("with_end", range.endingBoundInclusive());
     Frame frame = new Frame(desk());
     JsonNode loaded = frame.desk.ask("changes", request.put("frame", frame.name));
     if (loaded.isNull()) throw new NoSuchTableException(ident);
@@ -167,9 +167,29 @@ public final class PersistCatalog implements TableCatalog, SupportsNamespaces {
     return desk().ask("drop", named(Desk.JSON.createObjectNode(), ident)).asBoolean();
   }
 
+  /** New columns at the end of the value, and wider numbers in it. Whether they fit, the process behind the catalog decides. */
   @Override
-  public Table alterTable(Identifier ident, TableChange... changes) {
-    throw refusal("ALTER TABLE", "schemas evolve with PersistClient.evolve_schema, or in the PersistShard");
+  public Table alterTable(Identifier ident, TableChange... changes) throws NoSuchTableException {
+    ObjectNode request = named(Desk.JSON.createObjectNode(), ident);
+    ArrayNode wanted = request.putArray("changes");
+    for (TableChange change : changes) {
+      ObjectNode one = wanted.addObject();
+      if (change instanceof TableChange.AddColumn add) {
+        if (add.position() != null) throw refusal("FIRST and AFTER", "a new column stands at the end of the value");
+        if (add.comment() != null) throw refusal("COMMENT", "a shard holds none");
+        if (add.defaultValue() != null) throw refusal("DEFAULT", "a new column is null in the rows that are there");
+        typed(one, add.dataType()).put("nullable", add.isNullable());
+        addAll(one.putArray("add"), add.fieldNames());
+      } else if (change instanceof TableChange.UpdateColumnType wider) {
+        typed(one, wider.newDataType());
+        addAll(one.putArray("widen"), wider.fieldNames());
+      } else {
+        throw refusal("ALTER TABLE with " + change.getClass().getSimpleName(),
+            "a table gains columns (ADD COLUMNS) and wider numbers (ALTER COLUMN ... TYPE), and nothing else of it changes");
+      }
+    }
+    if (!desk().ask("alter", request).asBoolean()) throw new NoSuchTableException(ident);
+    return loadTable(ident);
   }
 
   @Override
@@ -206,6 +226,10 @@ public final class PersistCatalog implements TableCatalog, SupportsNamespaces {
       throw new IllegalArgumentException(setting(key) + " has credentials, which Spark would show: give a file with "
           + "?password_file=PATH, or the variables of the environment that the store's client reads");
     return url;
+  }
+
+  private static ObjectNode typed(ObjectNode change, DataType type) {
+    return change.put("type", type.json());
   }
 
   private String shown(Identifier ident) {

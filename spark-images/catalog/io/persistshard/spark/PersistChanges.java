@@ -6,6 +6,7 @@ import org.apache.spark.sql.connector.catalog.Changelog;
 import org.apache.spark.sql.connector.catalog.Column;
 import org.apache.spark.sql.connector.expressions.Expressions;
 import org.apache.spark.sql.connector.expressions.NamedReference;
+import org.apache.spark.sql.connector.read.Scan;
 import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.StructType;
@@ -66,6 +67,12 @@ final class PersistChanges implements Changelog {
 
   @Override
   public ScanBuilder newScanBuilder(CaseInsensitiveStringMap options) {
-    return new PersistScanBuilder(name + " changes in " + loaded.get("window").asText(), frame, schema);
+    String shown = name + " changes in " + loaded.get("window").asText();
+    return new PersistScanBuilder(shown, frame, schema) {
+      @Override
+      public Scan build() {
+        return new PersistChangesScan(shown(), frame, wanted(), loaded.get("bytes").asLong(), options.asCaseSensitiveMap(), this::rows);
+      }
+    };
   }
 }

@@ -69,17 +69,19 @@ final class PersistScan implements Scan, SupportsReportStatistics {
   /** The stored bytes, by which Spark chooses joins. */
   @Override
   public Statistics estimateStatistics() {
-    return new Statistics() {
-      @Override
-      public OptionalLong sizeInBytes() {
-        return OptionalLong.of(bytes);
-      }
+    return new StoredBytes(bytes);
+  }
 
-      @Override
-      public OptionalLong numRows() {
-        return OptionalLong.empty();
-      }
-    };
+  record StoredBytes(long bytes) implements Statistics {
+    @Override
+    public OptionalLong sizeInBytes() {
+      return OptionalLong.of(bytes);
+    }
+
+    @Override
+    public OptionalLong numRows() {
+      return OptionalLong.empty();
+    }
   }
 
   @Override

@@ -13,7 +13,7 @@ import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 
 /** Collects what one scan asks of a table: columns, and those conditions that the engine answers. */
-final class PersistScanBuilder implements SupportsPushDownV2Filters, SupportsPushDownRequiredColumns {
+class PersistScanBuilder implements SupportsPushDownV2Filters, SupportsPushDownRequiredColumns {
   private final String name;
   private final Frame table;
   private final StructType all;
@@ -60,14 +60,26 @@ final class PersistScanBuilder implements SupportsPushDownV2Filters, SupportsPus
 
   @Override
   public Scan build() {
+    return rows();
+  }
+
+  /** The scan of what the builder collected. */
+  final PersistScan rows() {
     Frame scan = new Frame(table.desk);
     ObjectNode request = Desk.JSON.createObjectNode().put("frame", scan.name).put("of", table.name);
     ArrayNode columns = request.putArray("columns");
     for (String column : wanted.fieldNames()) columns.add(column);
     ArrayNode conditions = request.putArray("where");
     where.forEach(conditions::add);
-    JsonNode answer = table.desk.ask("scan", request);
-    String shown = name + (where.isEmpty() ? "" : " where " + String.join(" and ", where));
-    return new PersistScan(shown, scan, answer);
+    return new PersistScan(shown(), scan, table.desk.ask("scan", request));
+  }
+
+  final StructType wanted() {
+    return wanted;
+  }
+
+  /** Table, time and conditions, for people. */
+  final String shown() {
+    return name + (where.isEmpty() ? "" : " where " + String.join(" and ", where));
   }
 }

@@ -8,6 +8,7 @@ import java.util.EnumSet;
 import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.Map;
+import java.util.Objects;
 import java.util.Set;
 import org.apache.spark.sql.connector.catalog.Column;
 import org.apache.spark.sql.connector.catalog.SupportsDeleteV2;
@@ -29,10 +30,10 @@ final class PersistTable implements SupportsRead, SupportsWrite, SupportsDeleteV
   private final StructType schema;
   private final Map<String, String> properties;
   private final String time;
-  private final boolean isPast;
+  private final String fixed;
 
-  /** `isPast`: the statement chose the time, so the table cannot be written. */
-  PersistTable(String name, Frame frame, JsonNode loaded, boolean isPast) {
+  /** `fixed`: why the table cannot be written, as part of a sentence; null for one that can. */
+  PersistTable(String name, Frame frame, JsonNode loaded, String fixed) {
     this.name = name;
     this.frame = frame;
     this.schema = (StructType) DataType.fromJson(loaded.get("columns").toString());
@@ -40,7 +41,7 @@ final class PersistTable implements SupportsRead, SupportsWrite, SupportsDeleteV
     loaded.get("properties").properties().forEach(entry -> shown.put(entry.getKey(), entry.getValue().asText()));
     this.properties = Collections.unmodifiableMap(shown);
     this.time = loaded.get("as_of").isNull() ? " (empty)" : " as_of " + loaded.get("as_of").asText();
-    this.isPast = isPast;
+    this.fixed = fixed;
   }
 
   @Override
@@ -67,9 +68,9 @@ final class PersistTable implements SupportsRead, SupportsWrite, SupportsDeleteV
 
   @Override
   public Set<TableCapability> capabilities() {
-    return isPast
+    return fixed != null
         ? EnumSet.of(TableCapability.BATCH_READ)
-        : EnumSet.of(TableCapability.BATCH_READ, TableCapability.BATCH_WRITE, TableCapability.TRUNCATE);
+        : EnumSet.of(TableCapability.BATCH_READ, TableCapability.BATCH_WRITE, TableCapability.STREAMING_WRITE, TableCapability.TRUNCATE);
   }
 
   @Override
@@ -105,7 +106,7 @@ final class PersistTable implements SupportsRead, SupportsWrite, SupportsDeleteV
 
   @Override
   public boolean canDeleteWhere(Predicate[] predicates) {
-    if (isPast) throw new UnsupportedOperationException(name + " AS OF a time cannot be changed");
+    if (fixed != null) throw new UnsupportedOperationException(name + " " + fixed + " cannot be changed");
     for (JsonNode text : Conditions.answered(frame, predicates)) if (text.isNull()) return false;
     return true;
   }
@@ -132,7 +133,7 @@ final class PersistTable implements SupportsRead, SupportsWrite, SupportsDeleteV
   /** So that Spark finds what it cached of a table, as long as the table has not changed. */
   @Override
   public boolean equals(Object other) {
-    return other instanceof PersistTable that && isPast == that.isPast && time.equals(that.time)
+    return other instanceof PersistTable that && Objects.equals(fixed, that.fixed) && time.equals(that.time)
         && properties.equals(that.properties) && schema.equals(that.schema);
   }
 

@@ -1,0 +1,142 @@
+"""Rows of files for commands that write tables: CSV, JSON lines, Parquet and Arrow streams, from files or from standard input.
+
+Owns how text becomes values of a table's columns. Arrow reads all of it, in batches where the format allows.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet as pq
+
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.cli.tables import InputFormat
+
+STDIN = "-"
+
+
+#: What names of files end in.
+_SUFFIXES = {
+    ".csv": InputFormat.CSV,
+    ".jsonl": InputFormat.JSONL,
+    ".ndjson": InputFormat.JSONL,
+    ".json": InputFormat.JSONL,
+    ".parquet": InputFormat.PARQUET,
+    ".arrow": InputFormat.ARROW,
+    ".arrows": InputFormat.ARROW,
+}
+
+
+def batches_of(
+    files: Sequence[str], chosen: InputFormat | None, wanted: pa.Schema, on_rows: Callable[[int], None]
+) -> Iterator[pa.Table]:
+    """The rows of all files, in their order; `-` is standard input. Columns of `wanted` are read as its types. `on_rows` receives the
+    number of rows read so far. InvalidUsage names a file that is not there, or not of its format.
+    """
+    rows = 0
+    for name in files:
+        kind = chosen or _format(name)
+        try:
+            with ExitStack() as stack:
+                source: IO[bytes] = sys.stdin.buffer if name == STDIN else stack.enter_context(Path(name).open("rb"))
+                for table in _READERS[kind](source, wanted):
+                    rows += table.num_rows
+                    on_rows(rows)
+                    yield table
+        except (pa.ArrowException, UnicodeDecodeError) as error:
+            text = str(error).splitlines()[0]
+            raise InvalidUsage(f"{_shown(name)} is no {kind.value} that the table takes: {text}") from error
+        except OSError as error:
+            raise InvalidUsage(f"cannot read {_shown(name)}: {error.strerror or error}") from error
+
+
+def _format(name: str) -> InputFormat:
+    if name == STDIN:
+        raise InvalidUsage(f"standard input says no format: give --format {'|'.join(InputFormat)}")
+    found = _SUFFIXES.get(Path(name).suffix.lower())
+    if found is None:
+        raise InvalidUsage(f"{name}: its name says no format: give --format {'|'.join(InputFormat)}")
+    return found
+
+
+def _shown(name: str) -> str:
+    return "standard input" if name == STDIN else name
+
+
+def _csv(source: IO[bytes], wanted: pa.Schema) -> Iterator[pa.Table]:
+    """The first line names the columns. An empty cell is null, and empty text in quotes is empty text, as `persist read` writes both."""
+    kinds = {field.name: field.type for field in wanted if not pa.types.is_nested(field.type)}
+    options = pyarrow.csv.ConvertOptions(
+        column_types=kinds, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
+    )
+    try:
+        reader = pyarrow.csv.open_csv(source, convert_options=options)
+    except pa.ArrowInvalid as error:
+        if "Empty CSV file" in str(error):
+            return
+        raise
+    with closing(reader):
+        yield reader.schema.empty_table()
+        for batch in reader:
+            yield pa.Table.from_batches([batch])
+
+
+def _jsonl(source: IO[bytes], wanted: pa.Schema) -> Iterator[pa.Table]:
+    """One object a line. Decimals are numbers or text, the same in all lines."""
+    fields = [field for field in wanted if not pa.types.is_decimal(field.type)]
+    data = source.read()
+    if not data.strip():
+        return
+    table = pyarrow.json.read_json(
+        io.BytesIO(data), parse_options=pyarrow.json.ParseOptions(explicit_schema=pa.schema(fields))
+    )
+    given = [name for name in table.column_names if name in wanted.names]
+    missing = _missing(data, [name for name in given if table.column(name).null_count == table.num_rows])
+    for name in given:
+        kind = wanted.field(name).type
+        index = table.column_names.index(name)
+        if name in missing:
+            table = table.remove_column(index)
+        elif pa.types.is_decimal(kind) and pa.types.is_string(table.column(name).type):
+            table = table.set_column(index, name, pc.cast(table.column(name), kind))
+    yield table
+
+
+def _missing(data: bytes, names: Sequence[str]) -> set[str]:
+    """Those of `names` that no line has: the reader shows every column of its schema."""
+    if not names:
+        return set()
+    seen = pyarrow.json.read_json(io.BytesIO(data)).column_names
+    return {name for name in names if name not in seen}
+
+
+def _parquet(source: IO[bytes], _wanted: pa.Schema) -> Iterator[pa.Table]:
+    seekable: Any = source if source.seekable() else pa.BufferReader(source.read())
+    file = pq.ParquetFile(seekable)
+    yield file.schema_arrow.empty_table()
+    for batch in file.iter_batches():
+        yield pa.Table.from_batches([batch])
+
+
+def _arrow(source: IO[bytes], _wanted: pa.Schema) -> Iterator[pa.Table]:
+    with pa.ipc.open_stream(source) as stream:
+        yield stream.schema.empty_table()
+        for batch in stream:
+            yield pa.Table.from_batches([batch])
+
+
+_READERS: dict[InputFormat, Callable[[IO[bytes], pa.Schema], Iterator[pa.Table]]] = {
+    InputFormat.CSV: _csv,
+    InputFormat.JSONL: _jsonl,
+    InputFormat.PARQUET: _parquet,
+    InputFormat.ARROW: _arrow,
+}

@@ -1,0 +1,374 @@
+"""`persist ls|create|append|upsert|delete|overwrite|describe|history|optimize|vacuum|rename|drop`: tables by name."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from persist_engine.base.errors import InvalidUsage, PersistError
+from persist_engine.base.wording import dated
+from persist_engine.cli.options import (
+    COMPLETION_GIVE_UP_S,
+    GIVE_UP_S,
+    UNREADABLE,
+    AsJson,
+    BlobUrl,
+    ConsensusUrl,
+    GiveUp,
+    connected,
+    ended_with,
+)
+from persist_engine.cli.output import print_json, print_pairs, print_rows, progress_bar
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from persist_engine.table.database import Database
+    from persist_engine.table.table import Table
+    from persist_engine.table.writing import Written
+    from persist_engine.work.outcome import Outcome
+
+#: A command waits this long for the maintenance that its write left; what is not done is offered to the next write.
+MAINTENANCE_S = 60.0
+WRITE_EPILOG = """Examples:
+
+persist append orders orders.csv more.parquet
+
+duckdb -jsonlines -c "from read_csv('in.csv')" | persist upsert orders - --format jsonl --order-by changed
+
+Columns are matched by name; every misfit is named, and nothing is written then."""
+
+
+class InputFormat(enum.StrEnum):
+    """How rows are read: see table_files.py, which loads Arrow."""
+
+    CSV = "csv"
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+    ARROW = "arrow"
+
+
+def complete_table(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Tables of the location at hand that begin so, for the shell; none where there is no answer soon."""
+    try:
+        with connected(ctx.params.get("blob"), ctx.params.get("consensus"), COMPLETION_GIVE_UP_S) as client:
+            from persist_engine.table.names import listed
+
+            return [each.name for each in listed(client) if each.name.startswith(incomplete)]
+    except PersistError:
+        return []
+
+
+TableArgument = Annotated[
+    str,
+    typer.Argument(metavar="TABLE", help="NAME, NAMESPACE.NAME, or the id of a shard.", autocompletion=complete_table),
+]
+Files = Annotated[list[str], typer.Argument(metavar="FILE...", help="CSV, JSON lines, Parquet; - is standard input.")]
+InputFormatOption = Annotated[
+    InputFormat | None,
+    typer.Option("--format", help="By itself what the names of the files end in says. arrow is an IPC stream."),
+]
+Where = Annotated[str, typer.Option(help="The rows of which this holds: a condition as in SQL.")]
+TxnOption = Annotated[
+    str | None,
+    typer.Option("--txn", metavar="APP:NUMBER", help="Write once: a number that was committed before writes nothing."),
+]
+#: The panel of the help that lists these commands.
+PANEL = "Tables"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands to `persist`."""
+    plain: list[Callable[..., None]] = [ls, create, describe, history, optimize, vacuum, delete, rename, drop]
+    writing: list[Callable[..., None]] = [append, upsert, overwrite]
+    for command in writing + plain:
+        app.command(rich_help_panel=PANEL, epilog=WRITE_EPILOG if command in writing else None)(command)
+
+
+def ls(
+    namespace: Annotated[str | None, typer.Argument(help="Only its tables.")] = None,
+    *,
+    long: Annotated[bool, typer.Option("--long", "-l", help="Also the last write, updates and bytes.")] = False,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """List tables: those of SQL and Python, and the shards of an operator's resources by their names."""
+    columns = ("name", "id", "retain", "last_write", "updates", "bytes") if long else ("name", "id")
+    rows: list[tuple[object, ...]] = []
+    problems: list[PersistError] = []
+    with connected(blob, consensus, give_up) as client:
+        from persist_engine.table.names import listed
+
+        for each in listed(client):
+            if each.owner is None or namespace not in {None, each.owner.namespace}:
+                continue
+            more: tuple[object, ...] = ()
+            try:
+                if long:
+                    with _database(client) as db:
+                        info = db.table(each.name).describe()
+                    more = (info.retain, info.last_write, info.updates, info.bytes)
+            except UNREADABLE as error:
+                problems.append(error)
+                more = (None,) * 4
+            rows.append((each.name, str(each.shard_id), *more))
+    if as_json:
+        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+    else:
+        print_rows(columns, rows)
+    ended_with(problems)
+
+
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="NAME or NAMESPACE.NAME.")],
+    *,
+    key: Annotated[str, typer.Option(help="Columns of the key as DDL, or with --like their names.")],
+    value: Annotated[str, typer.Option(help="The other columns as DDL.")] = "",
+    like: Annotated[str | None, typer.Option(metavar="FILE", help="A Parquet file with the columns.")] = None,
+    retain: Annotated[str, typer.Option(help="How long times stay readable: 7 days, 12h, none.")] = "7 days",
+    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Fine if it exists with the same columns.")] = False,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """Create a table, and the stores of a new place."""
+    with connected(blob, consensus, give_up, create=True) as client, _database(client) as db:
+        schema: Any = None
+        if like is not None:
+            import pyarrow.parquet as pq
+
+            try:
+                schema = pq.read_schema(like)
+            except OSError as error:
+                raise InvalidUsage(f"cannot read {like}: {error.strerror or error}") from error
+        made = db.create(name, key, value, like=schema, retain=retain, exist_ok=exist_ok)
+        _print({"name": made.name, "id": str(made.id)}, as_json=as_json)
+
+
+def append(
+    table: TableArgument,
+    files: Files,
+    *,
+    format: InputFormatOption = None,  # noqa: A002 - the option's name
+    txn: TxnOption = None,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """Add the rows of files, all in one commit."""
+    with _writing(table, blob, consensus, give_up, as_json=as_json) as done:
+        done(lambda it: it.append(_rows(it, files, format, "append"), txn=_txn(txn)))
+
+
+def upsert(
+    table: TableArgument,
+    files: Files,
+    *,
+    format: InputFormatOption = None,  # noqa: A002 - the option's name
+    order_by: Annotated[
+        str | None, typer.Option(help="The column that decides among several rows of a key: the greatest wins.")
+    ] = None,
+    txn: TxnOption = None,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """Make each row of files the only row of its key, all in one commit."""
+    with _writing(table, blob, consensus, give_up, as_json=as_json) as done:
+        done(lambda it: it.upsert(_rows(it, files, format, "upsert"), order_by=order_by, txn=_txn(txn)))
+
+
+def overwrite(
+    table: TableArgument,
+    files: Files,
+    *,
+    format: InputFormatOption = None,  # noqa: A002 - the option's name
+    expected: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Only if nothing was written after this time.")
+    ] = None,
+    txn: TxnOption = None,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """Make the rows of files the contents; only the difference is written."""
+    at = int(expected) if expected is not None and expected.isdecimal() else expected
+    with _writing(table, blob, consensus, give_up, as_json=as_json) as done:
+        done(lambda it: it.overwrite(_rows(it, files, format, "overwrite"), expected=at, txn=_txn(txn)))
+
+
+def delete(
+    table: TableArgument,
+    *,
+    where: Where,
+    txn: TxnOption = None,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """Remove rows. They stay readable in the past, as long as the table's retention says."""
+    with _writing(table, blob, consensus, give_up, as_json=as_json) as done:
+        done(lambda it: it.delete(where, txn=_txn(txn)))
+
+
+def describe(
+    table: TableArgument,
+    *,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """One table in numbers and words. Reads no rows."""
+    with connected(blob, consensus, give_up) as client, _database(client) as db:
+        _print(asdict(db.table(table).describe()), as_json=as_json)
+
+
+def history(
+    table: TableArgument,
+    *,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most this many versions.")] = None,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """The versions that changed rows, schema or retention, newest first, as far back as the log goes."""
+    with connected(blob, consensus, give_up) as client, _database(client) as db:
+        found = db.table(table).history(limit)
+    rows = found.to_pylist()
+    for row in rows:
+        row["committed"] = row["committed"].isoformat().replace("+00:00", "Z")
+    if as_json:
+        print_json(rows)
+    else:
+        print_rows(found.column_names, [tuple(row.values()) for row in rows], times=lambda column: column == "time")
+
+
+def optimize(
+    table: TableArgument,
+    *,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """Merge small parts until one batch is left. Rows stay the same at every readable time."""
+    with connected(blob, consensus, give_up, claim_ms=0) as client, _database(client) as db:
+        _print_outcomes(db.table(table).optimize(), as_json=as_json)
+
+
+def vacuum(
+    table: TableArgument,
+    *,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """Delete what no reader can reach any more. Never what a readable time needs."""
+    with connected(blob, consensus, give_up) as client, _database(client) as db:
+        _print_outcomes(db.table(table).vacuum(), as_json=as_json)
+
+
+def rename(
+    table: TableArgument,
+    new: Annotated[str, typer.Argument(metavar="NEW", help="NAME or NAMESPACE.NAME.")],
+    *,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """Give a table of SQL or Python another name. Its rows and its id stay."""
+    with connected(blob, consensus, give_up) as client, _database(client) as db:
+        made = db.rename(table, new)
+        _print({"name": made.name, "id": str(made.id)}, as_json=as_json)
+
+
+def drop(
+    table: TableArgument,
+    *,
+    purge: Annotated[bool, typer.Option("--purge", help="Delete the rows for good, at every time.")] = False,
+    confirm: Annotated[str | None, typer.Option(metavar="TABLE", help="With --purge: the name again.")] = None,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """Remove the name of a table of SQL or Python. Its rows stay under its id, which is printed."""
+    if purge and confirm != table:
+        raise InvalidUsage(f"--purge deletes the rows for good: repeat the name, --confirm {table}")
+    with connected(blob, consensus, give_up) as client, _database(client) as db:
+        gone = db.drop(table, purge=purge, confirm=confirm)
+        _print({"id": str(gone), "rows": "deleted" if purge else "kept"}, as_json=as_json)
+
+
+@contextmanager
+def _database(client: Any, *, maintain: bool = False) -> Iterator[Database]:
+    """The tables of a client, which stays open for its owner."""
+    from persist_engine.table.database import Database
+
+    with Database(client, maintain=maintain) as db:
+        yield db
+
+
+@contextmanager
+def _writing(
+    name: str, blob: str | None, consensus: str | None, give_up: float, *, as_json: bool
+) -> Iterator[Callable[[Callable[[Table], Written]], None]]:
+    """Runs one write, prints what it did, and does the maintenance that it left."""
+    with connected(blob, consensus, give_up) as client, _database(client, maintain=True) as db:
+
+        def run(write: Callable[[Table], Written]) -> None:
+            done = asdict(write(db.table(name)))
+            if not as_json:
+                done["time"] = None if done["time"] is None else dated(done["time"])
+            _print(done, as_json=as_json)
+
+        yield run
+        db.drain(MAINTENANCE_S)
+
+
+def _rows(table: Table, files: list[str], chosen: InputFormat | None, label: str) -> Iterator[pa.Table]:
+    """The rows of files, with their progress."""
+    from persist_engine.cli.table_files import batches_of
+
+    with progress_bar(label, quiet=False) as bar:
+        yield from batches_of(files, chosen, table.schema, lambda rows: bar(0, 1, f"{rows:,} rows"))
+
+
+def _txn(text: str | None) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    app, colon, number = text.rpartition(":")
+    if not colon or not app or not (number.isascii() and number.isdecimal() and len(number) < 20):
+        raise InvalidUsage(f"--txn is APP:NUMBER, as in nightly:17, not {text[:40]!r}")
+    return app, int(number)
+
+
+def _print(pairs: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(pairs)
+    else:
+        print_pairs(pairs)
+
+
+def _print_outcomes(outcomes: list[Outcome], *, as_json: bool) -> None:
+    if as_json:
+        print_json([outcome.to_json() for outcome in outcomes])
+        return
+    rows = [(each.type, each.ending.value, each.message, each.duration_ms) for each in outcomes]
+    print_rows(("work", "outcome", "what", "ms"), rows or [("none", "Skipped", "nothing was due", 0)])

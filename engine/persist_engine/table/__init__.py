@@ -1,0 +1,1 @@
+"""A table in three lines: see README.md."""

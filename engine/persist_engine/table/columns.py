@@ -1,0 +1,220 @@
+"""The columns of a table: the fields of the key and of the value side by side, and the way back.
+
+This module owns what a caller's columns must be to become rows of the table, and which conversions lose nothing. It knows no frames and no
+shards. Vectorised over the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_engine.base.errors import InvalidUsage, InvariantViolated, SchemaMismatch
+from persist_engine.rows.columns import empty_struct
+from persist_engine.rows.ddl import print_type
+from persist_engine.rows.schema import Schema
+
+_SIDES = ("key", "val")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a schema. A name that key and value share is `key.<name>` and `val.<name>`."""
+
+    schema: Schema
+
+    @cached_property
+    def places(self) -> dict[str, str]:
+        """The engine's name of each column, `key.<field>` or `val.<field>`, by its name here, in order."""
+        schema = self.schema
+        both = set(schema.key.names) & set(schema.val.names)
+        return {
+            (f"{side}.{name}" if name in both else name): f"{side}.{name}"
+            for side, names in (("key", schema.key.names), ("val", schema.val.names))
+            for name in names
+        }
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of all columns."""
+        return tuple(self.places)
+
+    @cached_property
+    def key(self) -> tuple[str, ...]:
+        """The names of the columns of the key."""
+        return self.names[: len(self.schema.key)]
+
+    @cached_property
+    def arrow(self) -> pa.Schema:
+        """The columns as an Arrow schema."""
+        fields = [*self.schema.key, *self.schema.val]
+        return pa.schema([field.with_name(name) for name, field in zip(self.names, fields, strict=True)])
+
+    def chosen(self, columns: Sequence[str] | None) -> tuple[str, ...] | None:
+        """The names to show, in the caller's order; None for all. InvalidUsage names those that the table lacks."""
+        if columns is None:
+            return None
+        if isinstance(columns, str) or not isinstance(columns, Sequence):
+            raise InvalidUsage(f"columns is a list of names, not {type(columns).__name__} {columns!r}")
+        unknown = [str(name) for name in columns if name not in self.places]
+        if unknown or not columns or len(set(columns)) != len(columns):
+            what = f"there is no column {', '.join(unknown)}" if unknown else "columns names none, or one twice"
+            raise InvalidUsage(f"{what}; the columns are {', '.join(self.names)}")
+        return tuple(columns)
+
+    def flat(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows (key, val, ..., diff) as rows of the table, each as often as its diff says. With a projection, only the fields that are
+        there.
+
+        InvariantViolated for a row that is there less than no times.
+        """
+        flat = self.side_by_side(rows)
+        diffs = rows.column("diff").to_numpy(zero_copy_only=False)
+        if not len(diffs) or (diffs.min() == 1 and diffs.max() == 1):
+            return flat
+        if diffs.min() < 0:
+            at = int(np.argmin(diffs))
+            row = flat.slice(at, 1).to_pylist()[0]
+            raise InvariantViolated(
+                f"the table holds a row {int(diffs[at])} times, after updates that retract too much: {row}"
+            )
+        return flat.take(pa.array(np.repeat(np.arange(len(diffs)), diffs)))
+
+    def side_by_side(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The fields of the columns key and val as columns, row by row."""
+        names = {place: name for name, place in self.places.items()}
+        fields: list[pa.Field] = []
+        arrays: list[pa.Array] = []
+        for side in _SIDES:
+            column = rows.column(side)
+            for field, values in zip(column.type, column.flatten(), strict=True):
+                fields.append(field.with_name(names[f"{side}.{field.name}"]))
+                arrays.append(values)
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+    def fitted(self, table: pa.Table, *, besides: Sequence[str] = ()) -> pa.Table:
+        """`table` with exactly the columns of this table, in its order and with its types. Columns are matched by name. Columns in
+        `besides` may be there too, and are left out.
+
+        SchemaMismatch names every column that is missing, unknown, there twice, of a type whose values do not fit, or null where it
+        must not be.
+        """
+        given = table.column_names
+        problems = [f"{name} is missing" for name in self.names if name not in given]
+        problems += [
+            f"{name} is no column of the table" for name in dict.fromkeys(given) if name not in {*self.names, *besides}
+        ]
+        problems += [
+            f"{name} is there {given.count(name)} times" for name in dict.fromkeys(given) if given.count(name) > 1
+        ]
+        columns: list[pa.ChunkedArray] = []
+        for field in self.arrow:
+            if given.count(field.name) != 1:
+                continue
+            values = table.column(field.name)
+            try:
+                values = converted(values, field.type)
+            except (TypeError, pa.ArrowException) as error:
+                problems.append(
+                    f"{field.name} is {print_type(values.type)}, the table's is {print_type(field.type)}: {_why(error)}"
+                )
+                continue
+            if not field.nullable and values.null_count:
+                problems.append(f"{field.name} is NOT NULL, and null in {values.null_count:,} rows")
+            columns.append(values)
+        if problems:
+            text = "; ".join(problems)
+            raise SchemaMismatch(
+                f"{text}. The table has {', '.join(self.names)}", requested=str(table.schema), actual=str(self.arrow)
+            )
+        return pa.table(columns, schema=self.arrow)
+
+    def structs(self, table: pa.Table) -> pa.Table:
+        """The columns key and val of a `fitted` table."""
+        keys, vals = [], []
+        of_key = len(self.key)
+        for batch in table.to_batches():
+            keys.append(_struct(batch.columns[:of_key], self.schema.key_type, batch.num_rows))
+            vals.append(_struct(batch.columns[of_key:], self.schema.val_type, batch.num_rows))
+        return pa.table(
+            {"key": pa.chunked_array(keys, self.schema.key_type), "val": pa.chunked_array(vals, self.schema.val_type)}
+        )
+
+    def updates(self, structs: pa.Table, *, time: int, diff: int = 1) -> pa.Table:
+        """The updates at `time` that add rows of `structs`, or with `diff` -1 remove them."""
+        rows = structs.num_rows
+        times, diffs = (pa.repeat(pa.scalar(value, pa.int64()), rows) for value in (time, diff))
+        return pa.table([structs.column("key"), structs.column("val"), times, diffs], schema=self.schema.updates_schema)
+
+
+def converted(values: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
+    """`values` as `wanted`, if every value stays what it is: numbers that fit, instants of any unit and zone, text and bytes of any layout,
+    dictionaries, nulls. A float becomes a decimal when the decimal reads back as the same float.
+
+    TypeError for other types, and ArrowInvalid for values that would change.
+    """
+    given = values.type
+    if given == wanted or pa.types.is_struct(wanted):
+        return values  # the writer compares structs field by field
+    if pa.types.is_dictionary(given):
+        return converted(values.cast(given.value_type), wanted)
+    if pa.types.is_null(given) or _is_same_kind(given, wanted):
+        return values.cast(wanted)
+    if pa.types.is_floating(given) and (pa.types.is_decimal(wanted) or pa.types.is_floating(wanted)):
+        return _reads_back(values, wanted)
+    if pa.types.is_timestamp(given) and pa.types.is_timestamp(wanted):
+        raise TypeError(_zone_hint(given))
+    raise TypeError("convert it first")
+
+
+def _is_same_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a safe cast keeps every value, or fails."""
+    is_number = pa.types.is_integer(given) or pa.types.is_decimal(given)
+    if pa.types.is_integer(wanted):
+        return bool(is_number or pa.types.is_floating(given))
+    if pa.types.is_floating(wanted):
+        return bool(pa.types.is_integer(given))
+    if pa.types.is_decimal(wanted):
+        return bool(is_number)
+    if pa.types.is_timestamp(wanted):
+        return bool(pa.types.is_timestamp(given)) and (given.tz is None) == (wanted.tz is None)
+    if pa.types.is_string(wanted):
+        return bool(pa.types.is_large_string(given) or pa.types.is_string_view(given))
+    if pa.types.is_binary(wanted):
+        return bool(
+            pa.types.is_large_binary(given) or pa.types.is_binary_view(given) or pa.types.is_fixed_size_binary(given)
+        )
+    return bool(pa.types.is_date32(wanted) and pa.types.is_date64(given))
+
+
+def _reads_back(values: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
+    out = values.cast(wanted, safe=False) if pa.types.is_floating(wanted) else values.cast(wanted)
+    back = out.cast(values.type)
+    same = pc.or_kleene(pc.equal(back, values), pc.is_nan(values))
+    if pc.all(same, skip_nulls=True).as_py() is False:
+        first = values.filter(pc.invert(pc.fill_null(same, True)))[0].as_py()  # noqa: FBT003 - Arrow's own signature
+        raise pa.ArrowInvalid(f"{first!r} would change")
+    return out
+
+
+def _zone_hint(given: pa.DataType) -> str:
+    if given.tz is None:
+        return "its times have no zone: give them one, as in df['at'].dt.tz_localize('UTC')"
+    return "its times have a zone: remove it, as in df['at'].dt.tz_localize(None)"
+
+
+def _why(error: Exception) -> str:
+    return str(error).splitlines()[0].rstrip(".")
+
+
+def _struct(columns: Sequence[pa.Array], kind: pa.DataType, rows: int) -> pa.Array:
+    if not kind.num_fields:
+        return empty_struct(rows)
+    if any(values.type != field.type for values, field in zip(columns, kind, strict=True)):  # structs of another layout
+        return pa.StructArray.from_arrays(columns, names=[field.name for field in kind])
+    return pa.StructArray.from_arrays(columns, fields=list(kind))

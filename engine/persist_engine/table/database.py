@@ -1,0 +1,257 @@
+"""Database: the tables of a pair of stores, by name.
+
+Owns the names' life (create, rename, drop) and the threads that maintain. What a table does is in table.py, what names mean in names.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Self
+
+import pyarrow as pa
+
+from persist_engine.base.errors import InvalidUsage, SchemaMismatch, ShardNotFound
+from persist_engine.client.client import PersistClient
+from persist_engine.client.closing import close_shard, finalize_shard
+from persist_engine.client.location import Location
+from persist_engine.client.write.handle import WriteHandle
+from persist_engine.model.ids import ShardId
+from persist_engine.model.maintenance import Maintenance
+from persist_engine.model.ownership import Adopted
+from persist_engine.rows.schema import Schema
+from persist_engine.table.frames import Frame
+from persist_engine.table.names import Named, listed, new_owner, of_table, resolved
+from persist_engine.table.schemas import Fields, declared, inferred
+from persist_engine.table.table import Table
+from persist_engine.table.times import Span, span_ms
+from persist_engine.work.background import Upkeep
+
+#: How long a new table keeps its times readable.
+RETAIN = "7 days"
+
+
+class Database:
+    """The tables of a pair of stores. Thread-safe. A context manager that closes on exit. Made by `connect`."""
+
+    def __init__(
+        self, client: PersistClient, location: Location | None = None, *, maintain: bool, owns_client: bool = False
+    ) -> None:
+        self.client = client
+        """The client of the same stores, for the handles below tables."""
+        self.location = location
+        """Where the stores are, if that is known."""
+        self._owns_client = owns_client
+        self._lock = threading.Lock()
+        self._tables: dict[ShardId, Table] = {}
+        self._background = client.background_maintenance() if maintain else None
+        self._upkeeps: dict[ShardId, Upkeep | None] = {}
+        self._is_closed = False
+
+    def create(
+        self,
+        name: str,
+        key: Fields | Sequence[str],
+        value: Fields = "",
+        *,
+        like: Frame | pa.Schema | None = None,
+        retain: Span | None = RETAIN,
+        exist_ok: bool = False,
+    ) -> Table:
+        """Creates a table without rows, NAME or NAMESPACE.NAME. Its columns are DDL (`key="id BIGINT"`, `value="name STRING, price
+        DECIMAL(10,2)"`) or pyarrow schemas; or those of the frame or schema `like`, with `key` naming the columns of the key.
+
+        `retain` says how long times stay readable: a span, or None for only the newest. InvalidUsage when the name is taken; with
+        `exist_ok` the table that has it is returned if its columns are the same, and SchemaMismatch if not. Completes an interrupted call.
+        """
+        with of_table(str(name)):
+            owner = new_owner(name)
+            schema = self._schema(key, value, like)
+            retain_ms = span_ms(retain, "retain")
+            client = self._open_client()
+            found = client.registered(owner)
+            if found is not None and client.owner_of(found) == owner and _exists(client, found):
+                return self._existing(Named(found, owner), schema, exist_ok=exist_ok)
+            adopted = client.adopt(owner, None, ShardId.new())
+            if not isinstance(adopted, Adopted):
+                raise InvalidUsage(
+                    f"the name leads to shard {adopted.shard_id}, which has another owner; use another name"
+                )
+            client.initialise(adopted.shard_id, schema, retain_ms=retain_ms or 0)
+        return self._table(Named(adopted.shard_id, owner))
+
+    def table(self, name: str) -> Table:
+        """The table that `name` leads to: NAME, NAMESPACE.NAME, OPERATOR.NAMESPACE.NAME, or the id of a shard. Tables of the Spark
+        catalog and of operators have names here too. ShardNotFound, with near names.
+        """
+        client = self._open_client()
+        named = resolved(client, name)
+        client.machine(named.shard_id)  # ShardNotFound for an id of nothing
+        return self._table(named)
+
+    def __getitem__(self, name: str) -> Table:
+        return self.table(name)
+
+    def __contains__(self, name: object) -> bool:
+        try:
+            self.table(name)  # type: ignore[arg-type]  # InvalidUsage for what is no text
+        except InvalidUsage:
+            return False
+        return True
+
+    def tables(self, namespace: str | None = None) -> list[str]:
+        """The names of all tables, or of those of a namespace. Lists all keys of the store."""
+        return [
+            each.name
+            for each in listed(self._open_client())
+            if each.owner is not None and namespace in {None, each.owner.namespace}
+        ]
+
+    def rename(self, name: str, new: str) -> Table:
+        """Gives a table another name. Its rows, its id and its readers stay. Completes an interrupted call when it is repeated.
+        InvalidUsage when the new name is taken, and for a table that neither SQL nor Python created.
+        """
+        with of_table(str(name)):
+            client, owner = self._open_client(), new_owner(new)
+            named = self._ours(name, owner_after=new)
+            assert named.owner is not None, "ours has an owner"
+            if named.owner == owner:
+                return self._table(named)
+            client.rename(named.shard_id, old=named.owner, new=owner)
+        return self._table(Named(named.shard_id, owner))
+
+    def drop(self, name: str, *, purge: bool = False, confirm: str | None = None) -> ShardId:
+        """Removes the name. The rows stay, and the id that is returned leads to them (`db.table(id)`). InvalidUsage for a table that
+        neither SQL nor Python created: its owner drops it.
+
+        With `purge`, and the name repeated as `confirm`, the rows are deleted for good, at every time. FinalizationError, before
+        anything is deleted, while a reader holds the table. Completes an interrupted call.
+        """
+        with of_table(str(name)):
+            client = self._open_client()
+            if purge and confirm != name:
+                raise InvalidUsage(
+                    f"purge deletes the rows for good: repeat the name, as in drop({name!r}, purge=True, confirm={name!r})"
+                )
+            if not purge and confirm is not None:
+                raise InvalidUsage("confirm is for purge=True alone; without it the rows stay")
+            named = self._ours(name)
+            self._table(named).close()  # its own reader would hold it
+            if purge and _exists(client, named.shard_id):
+                if not client.is_finalized(named.shard_id):
+                    close_shard(client, named.shard_id)
+                finalize_shard(client, named.shard_id)
+            client.disown(named.shard_id)
+            self._forget(named.shard_id)
+            return named.shard_id
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Waits until the maintenance that writes left is done. False when `timeout_s` passed first. True at once without maintenance."""
+        return self._background is None or self._background.drain(timeout_s)
+
+    def close(self) -> None:
+        """Lets go of all readers and writers, ends the threads (`drain` first waits for them), and closes the connections that `connect`
+        opened. Idempotent.
+        """
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            tables = list(self._tables.values())
+            self._tables.clear()
+        try:
+            for table in tables:
+                table.close()
+        finally:
+            if self._background is not None:
+                self._background.close()
+            if self._owns_client:
+                self.client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Database({self.location or self.client!r})"
+
+    # -- private ------------------------------------------------------------------------------------------------------
+
+    def _open_client(self) -> PersistClient:
+        if self._is_closed:
+            raise InvalidUsage("the database was closed: connect again")
+        return self.client
+
+    def _schema(self, key: Fields | Sequence[str], value: Fields, like: Frame | pa.Schema | None) -> Schema:
+        if like is None:
+            if not isinstance(key, str | pa.Schema):
+                raise InvalidUsage(
+                    "key must be DDL such as 'id BIGINT', or a pyarrow schema; names alone go with like=frame"
+                )
+            return declared(key, value)
+        if isinstance(key, pa.Schema) or (not isinstance(value, str) or value):
+            raise InvalidUsage("with like=, key names columns of the frame, and value is left out")
+        return inferred(like, key)
+
+    def _existing(self, named: Named, schema: Schema, *, exist_ok: bool) -> Table:
+        if not exist_ok:
+            raise InvalidUsage(
+                f"the name is taken: open it with db.table({named.name!r}), or create it with exist_ok=True"
+            )
+        if (difference := self.client.schema(named.shard_id).difference(schema)) is not None:
+            raise SchemaMismatch(f"it exists with other columns: {difference}")
+        return self._table(named)
+
+    def _ours(self, name: str, *, owner_after: str | None = None) -> Named:
+        """The table of a name, which SQL or Python created. `owner_after`: a rename to this name may have been interrupted."""
+        try:
+            named = resolved(self.client, name)
+        except ShardNotFound:
+            if owner_after is None:
+                raise
+            named = resolved(self.client, owner_after)
+            stale = self.client.registered(new_owner(name))
+            if stale != named.shard_id:
+                raise
+            return Named(named.shard_id, new_owner(name))
+        if not named.is_ours:
+            owner = "no owner" if named.owner is None else f"the owner {named.owner}"
+            raise InvalidUsage(f"it has {owner}, and only what SQL or Python created is renamed and dropped here")
+        return named
+
+    def _table(self, named: Named) -> Table:
+        with self._lock:
+            table = self._tables.get(named.shard_id)
+            if table is None:
+                table = self._tables[named.shard_id] = Table(self.client, named, self._maintain)
+            table.renamed(named)
+            return table
+
+    def _forget(self, shard_id: ShardId) -> None:
+        with self._lock:
+            table = self._tables.pop(shard_id, None)
+        if table is not None:
+            table.close()
+
+    def _maintain(self, shard_id: ShardId, writer: WriteHandle, due: Maintenance) -> None:
+        """Hands the work that a write left to the threads. Shards of other owners are maintained by those."""
+        if self._background is None or due.is_empty():
+            return
+        with self._lock:
+            if shard_id not in self._upkeeps:
+                table = self._tables.get(shard_id)
+                is_ours = table is not None and (table.owner is None or table.owner.operator_id == "sql")
+                self._upkeeps[shard_id] = self._background.of(writer.machine) if is_ours else None
+            upkeep = self._upkeeps[shard_id]
+        if upkeep is not None:
+            upkeep.offer(due)
+
+
+def _exists(client: PersistClient, shard_id: ShardId) -> bool:
+    try:
+        client.machine(shard_id)
+    except ShardNotFound:
+        return False
+    return True

@@ -1,0 +1,227 @@
+"""ChangeFeed: what happened to a table between two times, or from a time on: inserts, updates with the row before and after, deletes.
+
+This module owns the pairing of what an update removed with what it added, and the life of a feed that follows. Vectorised over the rows;
+only `__iter__`, the edge to Python, makes objects of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.wording import dated
+from persist_engine.client.read.changes import Changes
+from persist_engine.client.read.handle import ReadHandle
+from persist_engine.client.read.snapshot import SinceAhead
+from persist_engine.model.frontier import Antichain
+from persist_engine.rows.columns import compare_adjacent, flatten_columns
+from persist_engine.rows.predicate import Predicate
+from persist_engine.rows.row_changes import INSERT, UPDATE_AFTER
+from persist_engine.shard.machine import Machine
+from persist_engine.table.columns import Columns
+from persist_engine.table.names import of_table
+from persist_engine.table.scan import gone
+
+Kind = Literal["insert", "update", "delete"]
+#: A feed that follows looks this often whether it was closed. A commit wakes it sooner.
+POLL_S = 0.25
+_KINDS = ("insert", "update", "delete")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One row that changed. `before` is None for an insert, `after` for a delete. Two rows of one key may change at one time."""
+
+    kind: Kind
+    time: int
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+
+
+class ChangeFeed:
+    """Changes after `since` (None: from the earliest readable time on, beginning with its rows), up to `upto`, or without end.
+
+    Iterating gives `Change` after `Change`, ordered by time. It holds the changes of the range in memory; `to_reader` does not. A feed that
+    follows waits for more until `close`, which any thread may call, or the end of the `with` block. Each use reads the range anew.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        open_reader: Callable[[], ReadHandle],
+        machine: Machine,
+        columns: Columns,
+        *,
+        since: int | None,
+        upto: int | None,
+        follow: bool,
+        where: Predicate | None,
+    ) -> None:
+        self._name, self._open, self._machine, self._columns = name, open_reader, machine, columns
+        self._where, self._follow = where, follow
+        self.since, self.upto = since, upto
+        self._closed = threading.Event()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """`_change`, `_time`, the columns of the key, and the rows `_before` and `_after`, which are null where there is none."""
+        row = pa.struct(list(self._columns.arrow))
+        key = [self._columns.arrow.field(name) for name in self._columns.key]
+        return pa.schema(
+            [
+                pa.field("_change", pa.string()),
+                pa.field("_time", pa.int64()),
+                *key,
+                pa.field("_before", row),
+                pa.field("_after", row),
+            ]
+        )
+
+    def to_arrow(self) -> pa.Table:
+        """All changes as a table, ordered by time. Not of a feed that follows."""
+        self._check_ends("to_arrow")
+        with of_table(self._name), self._open() as reader:
+            return self._ordered(reader, self.since, self.upto)
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """All changes as a stream of record batches, ordered by key, in bounded memory. Not of a feed that follows."""
+        self._check_ends("to_reader")
+        return pa.RecordBatchReader.from_batches(self.schema, self._streamed())
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.to_reader().__arrow_c_stream__(requested_schema)
+
+    def close(self) -> None:
+        """Ends every iteration, also one that waits in another thread. Idempotent."""
+        self._closed.set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Change]:
+        """The changes, one by one. A loop that is left in the middle lets go of everything."""
+        with of_table(self._name), self._open() as reader:
+            since = self.since
+            if since is not None and reader.since.less_equal(since):
+                reader.downgrade_since(Antichain.of(since))  # earlier times are not needed
+            while not self._closed.is_set():
+                upper = self._machine.fetch_recent_upper()
+                newest = upper.newest_complete if self.upto is None else self.upto
+                if newest >= 0 and (since is None or newest > since):
+                    yield from self._objects(self._ordered(reader, since, newest))
+                    since = newest
+                    reader.maybe_downgrade_since(Antichain.of(newest))
+                if not self._follow or upper.is_empty():
+                    return
+                self._wait_past(since)
+
+    def __repr__(self) -> str:
+        start = "the start" if self.since is None else dated(self.since)
+        end = "on" if self._follow else f"up to {'now' if self.upto is None else dated(self.upto)}"
+        return f"ChangeFeed({self._name} from {start} {end})"
+
+    def _wait_past(self, since: int | None) -> None:
+        at = Antichain.of(0 if since is None else since + 1)
+        while not self._closed.is_set() and not self._machine.wait_for_upper_past(at, POLL_S):
+            pass
+
+    def _objects(self, table: pa.Table) -> Iterator[Change]:
+        for batch in table.to_batches(max_chunksize=1024):
+            columns = (batch.column(name).to_pylist() for name in ("_change", "_time", "_before", "_after"))
+            for kind, time, before, after in zip(*columns, strict=True):
+                if self._closed.is_set():
+                    return
+                yield Change(kind, time, before, after)
+
+    def _ordered(self, reader: ReadHandle, since: int | None, upto: int | None) -> pa.Table:
+        table = pa.Table.from_batches(self._read(reader, since, upto), schema=self.schema)
+        order = pc.sort_indices(table.column("_time"))  # stable: within a time the rows stay in the order of their keys
+        return table.take(order)
+
+    def _streamed(self) -> Iterator[pa.RecordBatch]:
+        with of_table(self._name), self._open() as reader:
+            yield from self._read(reader, self.since, self.upto)
+
+    def _read(self, reader: ReadHandle, since: int | None, upto: int | None) -> Iterator[pa.RecordBatch]:
+        upto = self._machine.fetch_recent_upper().newest_complete if upto is None else upto
+        if upto < 0 or (since is not None and upto <= since):
+            return
+        answer = reader.changes(since, upto, shape="rows", where=self._where)
+        if isinstance(answer, SinceAhead):
+            raise InvalidUsage(gone(answer.as_of, answer))
+        changes: Changes = answer
+        with changes:
+            for rows in _whole_groups(changes.to_batches(), changes.updates_schema):
+                yield from self._paired(rows)
+
+    def _paired(self, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+        """Row changes of whole groups as changes: the nth row that an update removed, with the nth that it added."""
+        before, after = _pairs(rows)
+        flat = self._columns.side_by_side(rows.combine_chunks().to_batches()[0])
+        whole = pa.StructArray.from_arrays(flat.columns, fields=list(flat.schema))
+        own = pa.array(np.where(before < 0, after, before))
+        kinds = np.where(before < 0, 0, np.where(after < 0, 2, 1)).astype(np.int8)
+        columns = [
+            pa.DictionaryArray.from_arrays(pa.array(kinds), pa.array(_KINDS)).cast(pa.string()),
+            rows.column("time").combine_chunks().take(own),
+            *(flat.column(name).take(own) for name in self._columns.key),
+            whole.take(pa.array(before, mask=before < 0)),
+            whole.take(pa.array(after, mask=after < 0)),
+        ]
+        yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _check_ends(self, method: str) -> None:
+        if self._follow:
+            raise InvalidUsage(
+                f"table {self._name}: {method} would never end; iterate over the feed, or leave follow=True out"
+            )
+
+
+def _whole_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Tables in which all changes of one key and time are together. Holds one batch and the last group."""
+    held = schema.empty_table()
+    for batch in batches:
+        rows = pa.concat_tables([held, pa.Table.from_batches([batch])]).combine_chunks()
+        end = int(_starts(rows)[-1])
+        held = rows.slice(end)
+        if end:
+            yield rows.slice(0, end)
+    if held.num_rows:
+        yield held
+
+
+def _starts(rows: pa.Table) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Where the groups of one key and time begin. Rows are in the order of (key, time)."""
+    _, same = compare_adjacent(flatten_columns(rows, ("key",)), rows.num_rows)
+    times = rows.column("time").to_numpy()
+    return np.concatenate([[0], np.flatnonzero(~same | (times[1:] != times[:-1])) + 1])
+
+
+def _pairs(rows: pa.Table) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]]:
+    """The row before and the row after each change, -1 for none. In a group, removed rows come before added ones."""
+    starts = _starts(rows)
+    count = rows.num_rows
+    is_added = pc.is_in(rows.column("change").cast(pa.string()), value_set=pa.array([INSERT, UPDATE_AFTER])).to_numpy()
+    sizes = np.diff(np.append(starts, count))
+    added = np.add.reduceat(is_added.astype(np.int64), starts)
+    removed = sizes - added
+    group = np.repeat(np.arange(len(starts)), sizes)
+    place = np.arange(count) - starts[group]
+    # The partner of the nth removed row is the nth added one, `removed` rows further on.
+    partner = np.where(place < added[group], np.arange(count) + removed[group], -1)
+    is_pair = ~is_added & (partner >= 0)
+    is_second = is_added & (place - removed[group] < removed[group])
+    keep = ~is_second
+    before = np.where(is_added, -1, np.arange(count))[keep]
+    after = np.where(is_added, np.arange(count), np.where(is_pair, partner, -1))[keep]
+    return before, after

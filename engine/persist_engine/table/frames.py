@@ -1,0 +1,169 @@
+"""Frames of other libraries as Arrow tables and streams.
+
+Accepts what exports Arrow, pandas DataFrames, lists of dicts and dicts of lists. No library is imported for this: each is recognized by
+what its objects offer. Which columns a table takes is decided in columns.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+
+from persist_engine.base.errors import InvalidUsage, SchemaMismatch
+
+Frame = Any
+"""A pandas or polars DataFrame, a pyarrow Table, RecordBatch or RecordBatchReader, a DuckDB relation or anything else with
+`__arrow_c_stream__`, an iterator of Tables or RecordBatches, a list of dicts, or a dict of lists."""
+
+_WANTED = (
+    "a DataFrame of pandas or polars, a pyarrow Table, RecordBatch or RecordBatchReader, anything with __arrow_c_stream__, "
+    "an iterator of pyarrow Tables, a list of dicts, or a dict of lists"
+)
+
+
+def tables_of(frame: Frame, wanted: pa.Schema) -> Iterator[pa.Table]:
+    """The rows of `frame` as Arrow tables, of a stream one batch at a time. At least one, possibly without rows, shows the columns.
+
+    `wanted` gives Python values their types where it has a column of that name. InvalidUsage for what is no frame. SchemaMismatch names the
+    columns whose values have no common type, or not the wanted one. Errors of a stream pass through.
+    """
+    stream = streamed(frame)
+    if stream is None:
+        yield table_of(frame, wanted)
+        return
+    if isinstance(stream, pa.RecordBatchReader):
+        yield stream.schema.empty_table()
+    for piece in stream:
+        if not isinstance(piece, pa.Table | pa.RecordBatch):
+            raise InvalidUsage(
+                f"an iterator of rows gave a {type(piece).__name__}; it must give pyarrow Tables or RecordBatches"
+            )
+        yield table_of(piece)
+
+
+def table_of(frame: Frame, wanted: pa.Schema | None = None) -> pa.Table:
+    """All rows of `frame` in memory. As `tables_of`."""
+    if isinstance(frame, pa.Table):
+        return frame
+    if isinstance(frame, pa.RecordBatch):
+        return pa.Table.from_batches([frame])
+    if _is_pandas(frame):
+        return _from_pandas(frame)
+    if isinstance(frame, Mapping):
+        return _from_lists(frame, wanted)
+    if (
+        isinstance(frame, Sequence)
+        and not isinstance(frame, str | bytes)
+        and all(isinstance(row, Mapping) for row in frame)
+    ):
+        return _from_dicts(frame, wanted)
+    if isinstance(frame, Iterator) and not isinstance(frame, pa.RecordBatchReader):
+        pieces = list(tables_of(frame, pa.schema([]) if wanted is None else wanted))
+        return pa.concat_tables(pieces, promote_options="default") if pieces else table_of([], wanted)
+    if hasattr(frame, "__arrow_c_stream__"):
+        return pa.table(frame)
+    if hasattr(frame, "__arrow_c_array__"):
+        return pa.Table.from_batches([pa.record_batch(frame)])
+    raise InvalidUsage(f"the rows are a {type(frame).__name__}; they must be {_WANTED}{_hint(frame)}")
+
+
+def streamed(frame: Frame) -> pa.RecordBatchReader | Iterator[pa.Table] | None:
+    """`frame` as a stream, when it is one; None when its rows are in memory anyway and other ways are shorter."""
+    if isinstance(frame, pa.RecordBatchReader | Iterator):
+        return frame
+    is_held = isinstance(frame, pa.Table | pa.RecordBatch) or _is_pandas(frame) or hasattr(frame, "__len__")
+    if is_held or not hasattr(frame, "__arrow_c_stream__"):
+        return None
+    return pa.RecordBatchReader.from_stream(frame)
+
+
+def _is_pandas(frame: Frame) -> bool:
+    kind = type(frame)
+    return kind.__name__ == "DataFrame" and kind.__module__.partition(".")[0] == "pandas"
+
+
+def _from_pandas(frame: Frame) -> pa.Table:
+    """Columns, and levels of the index that have a name. An index without a name numbers rows, and is left out. NaN is null."""
+    if any(name is not None for name in frame.index.names):
+        frame = frame.reset_index()
+    bad = [str(name) for name in frame.columns if not isinstance(name, str)]
+    if bad:
+        raise SchemaMismatch(f"columns {', '.join(bad)} have names that are no text")
+    if not frame.columns.is_unique:
+        twice = sorted(set(frame.columns[frame.columns.duplicated()]))
+        raise SchemaMismatch(f"columns {', '.join(twice)} are there more than once")
+    problems = []
+    arrays = []
+    for name in frame.columns:
+        try:
+            arrays.append(pa.array(frame[name], from_pandas=True))
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+            problems.append(f"{name}: {_first_line(error)}")
+    if problems:
+        raise SchemaMismatch("; ".join(problems))
+    return pa.table(arrays, names=list(frame.columns))
+
+
+def _from_dicts(rows: Sequence[Mapping[str, Any]], wanted: pa.Schema | None) -> pa.Table:
+    """A key that a row lacks is null there."""
+    names = list(dict.fromkeys(chain.from_iterable(rows)))
+    if not rows:
+        return (pa.schema([]) if wanted is None else wanted).empty_table()
+    return _from_lists({name: [row.get(name) for row in rows] for name in names}, wanted)
+
+
+def _from_lists(columns: Mapping[str, Any], wanted: pa.Schema | None) -> pa.Table:
+    problems: list[str] = []
+    arrays: dict[str, Any] = {}
+    for name, values in columns.items():
+        if not isinstance(name, str):
+            problems.append(f"{name!r} is no name of a column")
+            continue
+        kind = None if wanted is None or name not in wanted.names else wanted.field(name).type
+        try:
+            arrays[name] = _array(values, kind)
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+            problems.append(f"{name}: {_first_line(error)}")
+    lengths = {name: len(values) for name, values in arrays.items()}
+    if not problems and len(set(lengths.values())) > 1:
+        problems.append(
+            "columns have different lengths: " + ", ".join(f"{name} {length}" for name, length in lengths.items())
+        )
+    if problems:
+        raise SchemaMismatch("; ".join(problems))
+    return pa.table(arrays)
+
+
+def _array(values: Any, kind: pa.DataType | None) -> pa.Array | pa.ChunkedArray:
+    """Values in the type that they have by themselves, so that what the table's type would cut is seen. In the table's type where Python's
+    own types say less: decimals, structs, and values that are all null.
+    """
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return values
+    if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
+        raise TypeError(f"it is a {type(values).__name__}, not a list of values")
+    if kind is not None and (pa.types.is_decimal(kind) or pa.types.is_struct(kind)) and not _has_floats(values):
+        return pa.array(values, kind)
+    found = pa.array(values)
+    if pa.types.is_date32(found.type) and kind is not None and pa.types.is_timestamp(kind):
+        raise TypeError("dates are no times of day")
+    return found
+
+
+def _has_floats(values: Any) -> bool:
+    return pa.types.is_floating(getattr(pa.array(values[:1]), "type", pa.null())) if len(values) else False
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]
+
+
+def _hint(frame: Frame) -> str:
+    if hasattr(frame, "collect"):
+        return "; collect() it first"
+    if isinstance(frame, str) or hasattr(frame, "__fspath__"):
+        return "; read the file first, as in pyarrow.parquet.read_table(path)"
+    return ""

@@ -1,0 +1,131 @@
+"""Names of tables in the registry of a store.
+
+A table that Python creates has the owner `sql/NAMESPACE/NAME`, as a table that CREATE TABLE of the Spark catalog creates. It is one kind of
+table, so each of the two finds, and drops, what the other made, and a name is taken in both or in none. `orders` stands for
+`default.orders`, because an owner has a namespace and `default` is the one that Spark has in mind without another. Tables of other owners,
+such as the resources of an operator, are found by their names too. Their owners create, rename and delete them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from persist_engine.base.errors import InvalidUsage, InvariantViolated, PersistError, ShardNotFound
+from persist_engine.client.client import PersistClient
+from persist_engine.model.ids import ShardId
+from persist_engine.model.ownership import Owner
+
+#: The operator of tables that SQL and Python create.
+OPERATOR = "sql"
+NAMESPACE = "default"
+#: A key of the log holds the name, quoted; this is longer than any name of a database.
+_CHARS_MAX = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A shard, and its owner if it has one."""
+
+    shard_id: ShardId
+    owner: Owner | None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether SQL or Python created it, so that they may rename and drop it."""
+        return self.owner is not None and self.owner.operator_id == OPERATOR
+
+    @property
+    def name(self) -> str:
+        """The shortest text that always leads to it: NAME, NAMESPACE.NAME, OPERATOR.NAMESPACE.NAME, or the id of a shard without owner."""
+        return self.shard_id if self.owner is None else shown(self.owner)
+
+
+def shown(owner: Owner) -> str:
+    """See `Named.name`. A name that dots cannot separate is OPERATOR/NAMESPACE/NAME, quoted."""
+    fields = (owner.operator_id, owner.namespace, owner.name)
+    if any("." in field or "/" in field for field in fields):
+        return str(owner)
+    if owner.operator_id != OPERATOR:
+        return ".".join(fields)
+    return owner.name if owner.namespace == NAMESPACE else f"{owner.namespace}.{owner.name}"
+
+
+def new_owner(name: str) -> Owner:
+    """The owner of a table to create as NAME or NAMESPACE.NAME. InvalidUsage for other texts, and for what looks like the id of a shard."""
+    fields = _fields(name)
+    if len(fields) > 2:
+        raise InvalidUsage(
+            f"table {name}: create it as NAME or NAMESPACE.NAME; {fields[0]} would be its operator, and that is {OPERATOR}"
+        )
+    return Owner(OPERATOR, NAMESPACE if len(fields) == 1 else fields[0], fields[-1])
+
+
+def resolved(client: PersistClient, name: str) -> Named:
+    """The shard that `name` leads to: the id of a shard; NAME or NAMESPACE.NAME of a table that SQL or Python created; else the only shard
+    that a resource of this name owns. ShardNotFound, with near names, and InvalidUsage, with all of them, when several have the name.
+    """
+    if not isinstance(name, str):
+        raise InvalidUsage(f"the name of a table is a text, not a {type(name).__name__}")
+    if (shard_id := _as_id(name)) is not None:
+        return Named(shard_id, client.owner_of(shard_id))
+    if "/" not in name:
+        fields = _fields(name)
+        owner = Owner(*fields) if len(fields) == 3 else new_owner(name)
+        found = client.registered(owner)
+        if found is not None and client.owner_of(found) == owner:
+            return Named(found, owner)
+    try:
+        found = client.shard_named(name)
+    except ShardNotFound as error:
+        text = str(error).replace("no shard of this store is named", "there is no table")
+        raise ShardNotFound(
+            f"{text}; create it with `db.create({name!r}, key=..., value=...)`", **error.detail
+        ) from error
+    return Named(found, client.owner_of(found))
+
+
+def listed(client: PersistClient) -> list[Named]:
+    """Every shard that has a name, by name. Lists all keys of the store."""
+    owned = (Named(shard_id, owner) for owner, shard_id in client.names() if client.owner_of(shard_id) == owner)
+    return sorted(owned, key=lambda each: (not each.is_ours, each.name))
+
+
+@contextmanager
+def of_table(name: str) -> Iterator[None]:
+    """Raises the errors of the block that a caller can mend, under their own types, with the table's name before their text."""
+    try:
+        yield
+    except (InvalidUsage, InvariantViolated) as error:
+        raise _named(error, name) from error
+
+
+def _named(error: PersistError, name: str) -> PersistError:
+    prefix = f"table {name}: "
+    if str(error).startswith(("table ", "there is no table")):
+        return error
+    named = type(error)(prefix + str(error), kind=error.kind, **error.detail)
+    named.__suppress_context__ = True
+    return named
+
+
+def _as_id(name: str) -> ShardId | None:
+    try:
+        return ShardId(name)
+    except InvalidUsage:
+        return None
+
+
+def _fields(name: str) -> list[str]:
+    if not isinstance(name, str):
+        raise InvalidUsage(f"the name of a table is a text, not a {type(name).__name__}")
+    fields = name.split(".")
+    sound = len(fields) <= 3 and all(field and field == field.strip() and field.isprintable() for field in fields)
+    if not sound or "/" in name or len(name) > _CHARS_MAX:
+        raise InvalidUsage(
+            f"{name[:_CHARS_MAX]!r} is no name of a table: it is NAME or NAMESPACE.NAME, printable and without /"
+        )
+    if _as_id(name) is not None:
+        raise InvalidUsage(f"{name} is the id of a shard, and no name")
+    return fields

@@ -1,0 +1,167 @@
+"""Scan: the rows of a table at one time, read when they are asked for.
+
+This module owns the forms in which rows leave a table. It knows nothing of how they are stored, and writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.wording import dated, iso_text
+from persist_engine.client.read.handle import ReadHandle
+from persist_engine.client.read.snapshot import SinceAhead, Snapshot
+from persist_engine.table.columns import Columns
+from persist_engine.table.filters import Condition, Where
+from persist_engine.table.names import of_table
+from persist_engine.table.reprs import preview_html
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+
+#: Rows that a notebook shows.
+PREVIEW_ROWS = 10
+
+Lend = Callable[[], AbstractContextManager[ReadHandle]]
+
+
+class Scan:
+    """Rows of one table at one time, chosen when the scan was made. Reading may be repeated and gives the same rows. Nothing is read, and
+    nothing is held, before one of the methods below is called; InvalidUsage once the time can no longer be read.
+
+    Exports Arrow (`__arrow_c_stream__`), so that DuckDB, polars, pandas and pyarrow read a scan directly.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        lend: Lend,
+        columns: Columns,
+        *,
+        time: int | None,
+        condition: Condition,
+        shown: tuple[str, ...] | None = None,
+    ) -> None:
+        self._name, self._lend, self._columns = name, lend, columns
+        self._condition, self._shown = condition, shown
+        self.time = time
+        """The time whose rows these are; None for a table that nothing was written to."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns, in their order."""
+        whole = self._columns.arrow
+        return whole if self._shown is None else pa.schema([whole.field(name) for name in self._shown])
+
+    def scan(self, where: Where | None = None, columns: Sequence[str] | None = None) -> Scan:
+        """Fewer rows and columns at the same time. Only of a scan that has all of them."""
+        if self._shown is not None or not self._condition.is_empty:
+            raise InvalidUsage(
+                f"table {self._name}: this scan has its condition and columns; scan the table, or the table `at` a time"
+            )
+        with of_table(self._name):
+            condition, shown = Condition.of(where, self._columns), self._columns.chosen(columns)
+        return Scan(self._name, self._lend, self._columns, time=self.time, condition=condition, shown=shown)
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """The rows as a stream of record batches, within about 256 MiB however many rows there are. Read it to its end or let go of it:
+        until then the rows are kept from collection.
+        """
+        return pa.RecordBatchReader.from_batches(self.schema, self._batches())
+
+    def to_arrow(self) -> pa.Table:
+        """The rows as a pyarrow Table."""
+        if self.time is None:
+            return self.schema.empty_table()
+        with of_table(self._name), self._lend() as reader, self._snapshot(reader) as snapshot:
+            rows = snapshot.to_table()
+            return pa.Table.from_batches(map(self._flat, rows.to_batches()), schema=self.schema)
+
+    def to_pandas(self, **options: Any) -> pd.DataFrame:
+        """The rows as a pandas DataFrame. `options` are those of `pyarrow.Table.to_pandas`."""
+        return self.to_arrow().to_pandas(**options)
+
+    def to_polars(self) -> pl.DataFrame:
+        """The rows as a polars DataFrame. InvalidUsage without polars."""
+        try:
+            import polars as pl
+        except ModuleNotFoundError as error:
+            raise InvalidUsage("to_polars needs the package polars, which is not installed") from error
+        frame = pl.from_arrow(self.to_arrow())
+        assert isinstance(frame, pl.DataFrame), "a table becomes a DataFrame"
+        return frame
+
+    def to_pylist(self) -> list[dict[str, Any]]:
+        """The rows as dicts; for few rows."""
+        found: list[dict[str, Any]] = self.to_arrow().to_pylist()
+        return found
+
+    def count(self) -> int:
+        """The number of rows. Reads only parts that statistics do not decide."""
+        if self.time is None:
+            return 0
+        if self._condition.expression is not None:
+            return sum(batch.num_rows for batch in self._batches())
+        with of_table(self._name), self._lend() as reader, self._snapshot(reader) as snapshot:
+            return snapshot.count()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.to_reader().__arrow_c_stream__(requested_schema)
+
+    def __repr__(self) -> str:
+        what = "" if self._condition.is_empty else f" where {self._condition.shown}"
+        return f"Scan({self._name} at {'no time' if self.time is None else dated(self.time)}{what}: {', '.join(self.schema.names)})"
+
+    def _repr_html_(self) -> str:
+        rows = self._head(PREVIEW_ROWS + 1)
+        at = "nothing was written yet" if self.time is None else f"at {iso_text(self.time) or self.time}"
+        return preview_html(f"{self._name} {at}", rows, rows_max=PREVIEW_ROWS)
+
+    def _head(self, rows: int) -> pa.Table:
+        taken: list[pa.RecordBatch] = []
+        left = rows
+        for batch in self._batches():
+            taken.append(batch.slice(0, left))
+            left -= taken[-1].num_rows
+            if left <= 0:
+                break
+        return pa.Table.from_batches(taken, schema=self.schema)
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        if self.time is None:
+            return
+        with of_table(self._name), self._lend() as reader, self._snapshot(reader) as snapshot:
+            for batch in snapshot.to_batches():
+                rows = self._flat(batch)
+                if rows.num_rows:
+                    yield rows
+
+    def _flat(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        rows = self._condition.applied(self._columns.flat(batch))
+        if self._shown is not None:
+            rows = rows.select(list(self._shown))
+        return pa.RecordBatch.from_arrays(rows.columns, schema=self.schema)
+
+    def _snapshot(self, reader: ReadHandle) -> Snapshot:
+        assert self.time is not None
+        # An expression does not say which columns it needs.
+        needed = None if self._shown is None or self._condition.expression is not None else self._shown
+        answer = reader.snapshot(
+            self.time,
+            where=self._condition.predicate,
+            columns=None if needed is None else [self._columns.places[name] for name in needed],
+        )
+        if isinstance(answer, SinceAhead):
+            raise InvalidUsage(gone(self.time, answer))
+        return answer
+
+
+def gone(time: int, answer: SinceAhead) -> str:
+    """Why `time` cannot be read any more, and what can."""
+    since = "none" if answer.since.time is None else dated(answer.since.time)
+    return f"the rows at {dated(time)} can no longer be read; the earliest time is {since}. `retain` says how long times stay readable"

@@ -1,0 +1,114 @@
+"""Schemas of tables: from DDL, from Arrow schemas, inferred from a frame, and altered.
+
+This module owns what the types of a frame become in a table. It knows no shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.rows.ddl import parse_ddl, print_type
+from persist_engine.rows.schema import Schema
+from persist_engine.table.columns import Columns
+from persist_engine.table.frames import Frame, table_of
+
+Fields: TypeAlias = str | pa.Schema
+"""Columns with their types: DDL such as `id BIGINT, name STRING`, or a pyarrow schema."""
+
+#: The type of a table for each type of frames that no table holds. Every value stays the same.
+_STORED = {
+    pa.large_string(): pa.string(),
+    pa.string_view(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.binary_view(): pa.binary(),
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+    pa.date64(): pa.date32(),
+}
+
+
+def declared(key: Fields, value: Fields) -> Schema:
+    """The schema with these columns. InvalidUsage names the side and the field that no table can hold."""
+    return Schema(_fields(key, "key"), _fields(value, "value"))
+
+
+def inferred(like: Frame | pa.Schema, key: str | Sequence[str]) -> Schema:
+    """The schema of a frame, or of a pyarrow schema, with the columns `key` as the key. Types that no table holds become the next that
+    holds their values: large text, views and dictionaries text, unsigned numbers wider ones, instants of any unit microseconds.
+
+    InvalidUsage names a column of the key that is not there, and a column of another type.
+    """
+    names = [name.strip() for name in key.split(",")] if isinstance(key, str) else list(key)
+    schema = like if isinstance(like, pa.Schema) else table_of(like).schema
+    missing = [str(name) for name in names if name not in schema.names] or [
+        str(each) for each in names if names.count(each) > 1
+    ]
+    if missing or not names:
+        raise InvalidUsage(
+            f"key {', '.join(missing) or '()'} is no column, or is there twice; the columns are {', '.join(schema.names)}"
+        )
+    fields = {field.name: pa.field(field.name, _stored(field), nullable=field.nullable) for field in schema}
+    return Schema(
+        pa.schema([fields[name] for name in names]),
+        pa.schema([fields[name] for name in schema.names if name not in names]),
+    )
+
+
+def altered(schema: Schema, *, add: Fields | None, widen: Mapping[str, str] | None) -> Schema:
+    """`schema` with more columns in the value, and with wider numbers. InvalidUsage for a column that is there, or is not."""
+    columns = Columns(schema)
+    val = {field.name: field for field in schema.val}
+    for field in () if add is None else _fields(add, "add"):
+        if field.name in columns.places:
+            raise InvalidUsage(f"add: there is a column {field.name} already")
+        val[field.name] = field
+    for name, kind in ({} if widen is None else widen).items():
+        if name not in columns.places or not columns.places[name].startswith("val."):
+            raise InvalidUsage(
+                f"widen: {name} is no column of the value; those are {', '.join(schema.val.names) or 'none'}"
+            )
+        field = columns.arrow.field(name)
+        (wider,) = parse_ddl(f"wider {kind}") if isinstance(kind, str) else (pa.field("wider", kind),)
+        val[columns.places[name].removeprefix("val.")] = field.with_type(wider.type).with_name(
+            columns.places[name].removeprefix("val.")
+        )
+    return Schema(schema.key, pa.schema(list(val.values())))
+
+
+def _fields(given: Any, name: str) -> pa.Schema:
+    if isinstance(given, pa.Schema):
+        return given
+    if not isinstance(given, str):
+        raise InvalidUsage(
+            f"{name} must be DDL such as 'id BIGINT, name STRING', or a pyarrow schema, not a {type(given).__name__}"
+        )
+    try:
+        return parse_ddl(given)
+    except InvalidUsage as error:
+        raise InvalidUsage(f"{name} {error}", **error.detail) from error
+
+
+def _stored(field: pa.Field) -> pa.DataType:
+    kind = field.type
+    if pa.types.is_dictionary(kind):
+        return _stored(field.with_type(kind.value_type))
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", tz=None if kind.tz is None else "UTC")
+    if pa.types.is_null(kind):
+        raise InvalidUsage(
+            f"column {field.name} holds only nulls, so its type is not known: create the table with key= and value="
+        )
+    if pa.types.is_fixed_size_binary(kind):
+        return pa.binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(each.name, _stored(each), nullable=each.nullable) for each in kind])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
+        raise InvalidUsage(f"column {field.name} is {print_type(kind)}: a table holds no lists and no maps")
+    return _STORED.get(kind, kind)

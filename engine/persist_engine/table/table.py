@@ -1,0 +1,341 @@
+"""Table: one named collection of rows, in the shape that users of deltalake and pyiceberg know.
+
+A thin layer over the handles of `client`: whatever it does, they can do. It owns no thread and holds nothing while nothing is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from persist_engine.base.errors import InvalidUsage, SchemaMismatch
+from persist_engine.base.wording import dated, is_instant
+from persist_engine.client.client import PersistClient
+from persist_engine.client.read.handle import ReadHandle
+from persist_engine.client.write.handle import WriteHandle
+from persist_engine.model.ids import ShardId
+from persist_engine.model.maintenance import Maintenance
+from persist_engine.model.ownership import Owner
+from persist_engine.model.retention import in_words
+from persist_engine.shard.schemas import SchemaIncompatible
+from persist_engine.table.columns import Columns
+from persist_engine.table.feed import ChangeFeed
+from persist_engine.table.filters import Condition, Where
+from persist_engine.table.frames import Frame
+from persist_engine.table.history import history_of
+from persist_engine.table.names import Named, of_table
+from persist_engine.table.readers import SharedReader
+from persist_engine.table.reprs import pairs_html
+from persist_engine.table.scan import Scan
+from persist_engine.table.schemas import Fields, altered
+from persist_engine.table.times import Span, Time, moment, readable, span_ms
+from persist_engine.table.transactions import Txn
+from persist_engine.table.writing import PURPOSE, TableWriter, Written
+from persist_engine.work.audit.finding import Verification
+from persist_engine.work.audit.verify import verify_shard
+from persist_engine.work.outcome import Outcome
+from persist_engine.work.repair.force import force_compaction, force_gc
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableInfo:
+    """A table in numbers and words. Times show their date; `updates` bounds the number of rows from above until all is compacted."""
+
+    name: str
+    id: str
+    owner: str | None
+    key: str
+    value: str
+    clock: str
+    retain: str
+    since: str
+    last_write: str
+    updates: int
+    parts: int
+    bytes: int
+    batches: int
+    version: int
+    holds: int
+
+    def _repr_html_(self) -> str:
+        return pairs_html(f"table {self.name}", asdict(self))
+
+
+class Table:
+    """A table of a `Database`. Thread-safe. Two objects of one table see the same rows.
+
+    Rows have the columns of the key and of the value side by side. A key may have several rows, which `append` adds as they come; `upsert`
+    leaves one. Every write is one commit, at a time of its own: the wall clock in milliseconds, and later than all writes before it.
+    InvalidUsage (SchemaMismatch for columns and types) names the table, and nothing was written.
+    """
+
+    def __init__(
+        self, client: PersistClient, named: Named, on_maintenance: Callable[[ShardId, WriteHandle, Maintenance], None]
+    ) -> None:
+        self._client, self._named = client, named
+        self._machine = client.machine(named.shard_id)
+        self._env = client.versions.env
+        self._reader = SharedReader(self._open_reader, self._machine)
+        self._writer = TableWriter(
+            client, named.shard_id, self._reader, lambda writer, due: on_maintenance(named.shard_id, writer, due)
+        )
+
+    @property
+    def name(self) -> str:
+        """The text that leads to it in its database."""
+        return self._named.name
+
+    @property
+    def id(self) -> ShardId:
+        """The id of its shard, which every command and the handles of `PersistClient` take."""
+        return self._named.shard_id
+
+    @property
+    def owner(self) -> Owner | None:
+        """The resource that owns the shard."""
+        return self._named.owner
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Its columns, those of the key first."""
+        return self._columns.arrow
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns of the key."""
+        return self._columns.key
+
+    @property
+    def last_time(self) -> int | None:
+        """The time of the last write, for `expected` and `at`; None when nothing was written. Linearized."""
+        newest = self._machine.fetch_recent_upper().newest_complete
+        return None if newest < 0 else newest
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def append(self, rows: Frame, *, txn: Txn | None = None) -> Written:
+        """Adds rows, however often they come. A stream is staged batch by batch, and becomes visible at once. Lost races are retried.
+
+        Columns are matched by name. Values become the table's types where nothing is lost: numbers that fit, instants of any unit, text of
+        any layout. In pandas' columns NaN is null. With `txn` the write happens once: see transactions.py.
+        """
+        with of_table(self.name):
+            return self._writer.append(rows, txn=txn)
+
+    def upsert(self, rows: Frame, *, order_by: str | None = None, txn: Txn | None = None) -> Written:
+        """Makes each row the only row of its key. Other keys stay; rows that are there already cost no update. Lost races are retried.
+
+        No key may come twice, unless `order_by` names the column that decides, of the table or beside its columns: the greatest wins, of
+        equal ones the last row. All rows are in memory.
+        """
+        with of_table(self.name):
+            return self._writer.upsert(rows, order_by=order_by, txn=txn)
+
+    def delete(self, where: Where, *, txn: Txn | None = None) -> Written:
+        """Removes the rows that fulfil a condition (see filters.py). Lost races are retried. To remove all rows, overwrite with none."""
+        if where is None:
+            raise InvalidUsage(f"table {self.name}: delete needs a condition; to remove all rows, overwrite([])")
+        with of_table(self.name):
+            return self._writer.delete(Condition.of(where, self._columns), txn=txn)
+
+    def overwrite(self, rows: Frame, *, expected: Time | None = None, txn: Txn | None = None) -> Written:
+        """Makes `rows` the contents, and writes the difference only: rows that stay cost nothing. Memory is bounded, for a stream too.
+
+        With `expected`, the time of the contents that the caller saw (`last_time`, `Scan.time`), Conflict when the table was written since.
+        Without it the last overwrite wins.
+        """
+        with of_table(self.name):
+            time = None if expected is None else moment(expected, now_ms=self._env.now_ms(), name="expected")
+            return self._writer.overwrite(rows, txn=txn, expected=time)
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def scan(self, where: Where | None = None, columns: Sequence[str] | None = None, *, at: Time | None = None) -> Scan:
+        """The rows that fulfil `where`, with these columns, in the order of their keys. As they are now, after everything that was
+        acknowledged before the call; or as they were `at` a time.
+        """
+        with of_table(self.name):
+            now = self._columns
+            upper = self._machine.fetch_recent_upper()
+            time: int | None = upper.newest_complete if upper.newest_complete >= 0 else None
+            if at is not None:
+                now_ms = self._env.now_ms()
+                time = readable(moment(at, now_ms=now_ms, name="at"), upper, now_ms=now_ms, name="at")
+            return Scan(
+                self.name,
+                self._reader.lent,
+                now,
+                time=time,
+                condition=Condition.of(where, now),
+                shown=now.chosen(columns),
+            )
+
+    def at(self, time: Time) -> Scan:
+        """The rows as they were at a time: ISO 8601 with its zone, a datetime, `-1h`, or a number as `Scan.time` shows it. After the last
+        write they are those of the last write. InvalidUsage for a time in the future.
+        """
+        return self.scan(at=time)
+
+    def to_arrow(self) -> pa.Table:
+        """All rows as a pyarrow Table."""
+        return self.scan().to_arrow()
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """All rows as a stream of record batches, in bounded memory."""
+        return self.scan().to_reader()
+
+    def to_pandas(self, **options: Any) -> pd.DataFrame:
+        """All rows as a pandas DataFrame. `options` are those of `pyarrow.Table.to_pandas`."""
+        return self.scan().to_pandas(**options)
+
+    def to_polars(self) -> pl.DataFrame:
+        """All rows as a polars DataFrame. InvalidUsage without polars."""
+        return self.scan().to_polars()
+
+    def to_pylist(self) -> list[dict[str, Any]]:
+        """All rows as dicts; for few rows."""
+        return self.scan().to_pylist()
+
+    def count(self) -> int:
+        """The number of rows."""
+        return self.scan().count()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.scan().__arrow_c_stream__(requested_schema)
+
+    def changes(
+        self, since: Time, *, upto: Time | None = None, follow: bool = False, where: Where | None = None
+    ) -> ChangeFeed:
+        """What happened after `since`, up to and at `upto`, or up to now: see ChangeFeed. Text `start`: from the earliest readable time on,
+        beginning with its rows. With `follow` the feed goes on with what is written from now on.
+
+        `where` keeps changes of rows that fulfil it: an update that moves a row out of it is a delete. It is no expression of pyarrow.
+        """
+        with of_table(self.name):
+            if follow and upto is not None:
+                raise InvalidUsage("changes: a feed that follows has no upto")
+            condition = Condition.of(where, self._columns)
+            if condition.expression is not None:
+                raise InvalidUsage(
+                    "changes: where must be SQL text or tuples; an expression of pyarrow sees one row, not a change"
+                )
+            now_ms, upper = self._env.now_ms(), self._machine.fetch_recent_upper()
+            after = None if since == "start" else moment(since, now_ms=now_ms, name="since")
+            if after is not None:
+                newest = readable(after, upper, now_ms=now_ms, name="since")
+                after = after if newest is None else newest  # None: nothing was written, so all that comes is after it
+            last = (
+                None
+                if upto is None
+                else readable(moment(upto, now_ms=now_ms, name="upto"), upper, now_ms=now_ms, name="upto")
+            )
+            if after is not None and last is not None and last < after:
+                raise InvalidUsage(f"changes: upto {dated(last)} is before since {dated(after)}")
+        return ChangeFeed(
+            self.name,
+            self._open_reader,
+            self._machine,
+            self._columns,
+            since=after,
+            upto=last,
+            follow=follow,
+            where=condition.predicate,
+        )
+
+    # -- looking after it ---------------------------------------------------------------------------------------------
+
+    def describe(self) -> TableInfo:
+        """The table in numbers and words. Reads no rows."""
+        seen = self._client.inspect(self.id)
+        columns = self._columns
+        is_clock = seen.upper is None or seen.upper == 0 or is_instant(seen.upper)
+        newest = None if not seen.upper else seen.upper - 1
+        return TableInfo(
+            name=self.name,
+            id=str(self.id),
+            owner=None if self.owner is None else str(self.owner),
+            key=columns.schema.key_ddl,
+            value=columns.schema.val_ddl,
+            clock="wall clock, milliseconds since 1970" if is_clock else "whole numbers that its writers choose",
+            retain=in_words(seen.retain_ms),
+            since=dated(seen.since),
+            last_write="never" if seen.upper == 0 else dated(newest),
+            updates=seen.updates,
+            parts=seen.parts,
+            bytes=seen.live_bytes + seen.inline_bytes,
+            batches=seen.batches,
+            version=seen.seqno,
+            holds=len(seen.readers),
+        )
+
+    def history(self, limit: int | None = None) -> pa.Table:
+        """The versions that changed rows, schema or retention, newest first: see history.py. As far back as the log goes."""
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise InvalidUsage(f"table {self.name}: limit must be a whole number from 1 on, or None, not {limit!r}")
+        return history_of(self._machine, limit)
+
+    def optimize(self) -> list[Outcome]:
+        """Merges small parts until one batch is left. Rows stay the same at every readable time. Safe beside writers and readers."""
+        return force_compaction(self._machine, full=True)
+
+    def vacuum(self) -> list[Outcome]:
+        """Deletes what no reader can reach any more: replaced parts and old versions. Never what a readable time needs."""
+        self._reader.let_go()  # unused, it would hold versions back
+        self._writer.let_go()
+        return force_gc(self._machine)
+
+    def verify(self) -> Verification:
+        """Checks every version, part and row. `is_corrupt` says whether anything is wrong, `findings` what."""
+        return verify_shard(self._machine)
+
+    def holds(self) -> pa.Table:
+        """The readers, writers and the retention that hold times and old versions, one a row."""
+        return self._client.metadata(self.id, "holds")
+
+    def alter(
+        self,
+        *,
+        add: Fields | None = None,
+        widen: Mapping[str, str] | None = None,
+        retain: Span | None = None,
+    ) -> None:
+        """Adds columns to the value, which are null in the rows that are there (`add="note STRING"`); widens numbers of the value
+        (`widen={"amount": "BIGINT"}`); says how long times stay readable (`retain="30 days"`, or "none"). SchemaMismatch says why not.
+        """
+        with of_table(self.name):
+            if add is not None or widen is not None:
+                self._machine.refresh()
+                answer = self._client.evolve_schema(self.id, altered(self._columns.schema, add=add, widen=widen))
+                if isinstance(answer, SchemaIncompatible):
+                    raise SchemaMismatch(answer.meaning)
+            if retain is not None:
+                self._client.set_retention(self.id, span_ms(retain, "retain"))
+
+    def renamed(self, named: Named) -> None:
+        """Takes the name that its shard got. Its handles stay."""
+        self._named = named
+
+    def close(self) -> None:
+        """Lets go of its reader and its writer; calls under way fail. It may be used again. Idempotent."""
+        self._reader.close()
+        self._writer.close()
+
+    def __repr__(self) -> str:
+        return f"Table({self.name}: key {', '.join(self.key)}; {', '.join(self.schema.names)})"
+
+    def _repr_html_(self) -> str:
+        return self.scan()._repr_html_()
+
+    @property
+    def _columns(self) -> Columns:
+        return Columns(self._machine.schema)
+
+    def _open_reader(self) -> ReadHandle:
+        return self._client.open_leased_reader(self.id, purpose=PURPOSE)

@@ -1,0 +1,419 @@
+"""The writes of one table: which updates a frame becomes, at which time, and again when another writer was faster.
+
+Appends stage their rows once and move them to a later time after a lost race. Every other write is a correction: it reads the newest
+contents, stages what must change, and commits if nothing was written since; else it begins anew. This module knows no names and no forms of
+frames beyond tables_of.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from persist_engine.base.errors import AmbiguousAppend, Conflict, InvalidUsage, InvariantViolated, SchemaMismatch
+from persist_engine.base.wording import dated
+from persist_engine.client.client import PersistClient
+from persist_engine.client.read.handle import ReadHandle
+from persist_engine.client.read.snapshot import SinceAhead, Snapshot
+from persist_engine.client.write.batch import Batch
+from persist_engine.client.write.handle import WriteHandle
+from persist_engine.client.write.outcomes import Appended, ProgressMismatch, UpperMismatch
+from persist_engine.dataflow.open import open_upsert
+from persist_engine.dataflow.upsert.handle import Upserted, UpsertHandle
+from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
+from persist_engine.model.ids import ShardId
+from persist_engine.model.maintenance import Maintenance
+from persist_engine.rows.predicate import Predicate
+from persist_engine.rows.updates import consolidate
+from persist_engine.table.columns import Columns
+from persist_engine.table.corrections import correction, corrections, retracted
+from persist_engine.table.filters import Condition
+from persist_engine.table.frames import Frame, streamed, table_of, tables_of
+from persist_engine.table.keys import KeySet, one_per_key
+from persist_engine.table.readers import Shared, SharedReader
+from persist_engine.table.transactions import Ticket, Txn, ticket_of
+
+PURPOSE = "table"
+#: A writer that loses this many races in a row will not win the next one: the table has too many writers for its corrections.
+ATTEMPTS_MAX = 200
+#: So many upserts read the rows that they replace. Later ones keep the value of every key in memory until the table is idle: that takes
+#: one read of the whole table, and saves one with every upsert.
+READ_UPSERTS = 1
+#: With more updates than this the values of all keys take too much memory, about 100 bytes each.
+STATE_UPDATES_MAX = 3_000_000
+#: A frame up to this size is compared with the contents in memory; a larger one, and a stream, by way of the store.
+COMPARED_BYTES_MAX = 256 << 20
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Written:
+    """What a write did. `time` is when the rows changed; None when nothing had to be written. `is_repeat`: the transaction was committed
+    before, and nothing was done now. Prints its time with the date.
+    """
+
+    time: int | None
+    inserted: int = 0
+    deleted: int = 0
+    is_repeat: bool = False
+
+    def __repr__(self) -> str:
+        if self.is_repeat:
+            return "Written(nothing, the transaction was committed before)"
+        at = "nothing" if self.time is None else f"at {dated(self.time)}"
+        return f"Written({at}, inserted={self.inserted}, deleted={self.deleted})"
+
+
+#: The updates at a time that correct a snapshot.
+Plan = Callable[[Snapshot, Columns, int], Iterable[pa.Table]]
+
+
+class _Basis(NamedTuple):
+    """What one attempt of a correction stands on: the contents before `upper`, and the time to write at."""
+
+    writer: WriteHandle
+    reader: ReadHandle
+    upper: Antichain
+    time: int
+    columns: Columns
+
+
+class TableWriter:
+    """Writes to one shard. Thread-safe: corrections take turns, and so do the commits of appends."""
+
+    def __init__(
+        self,
+        client: PersistClient,
+        shard_id: ShardId,
+        reader: SharedReader,
+        on_maintenance: Callable[[WriteHandle, Maintenance], None],
+    ) -> None:
+        self._client, self._shard_id, self._reader = client, shard_id, reader
+        self._machine = client.machine(shard_id)
+        self._on_maintenance = on_maintenance
+        self._env = client.versions.env
+        self._turn = threading.RLock()
+        self._opening = threading.Lock()
+        self._writer: WriteHandle | None = None
+        self._upsert = Shared(
+            self._open_upsert, lambda handle: handle.schema_id != self._machine.schema_id, self._machine
+        )
+        self._upserts, self._has_several = 0, False
+
+    def append(self, frame: Frame, *, txn: Txn | None) -> Written:
+        """Adds the rows of a frame."""
+        ticket = self._ticket(txn)
+        if ticket is not None and ticket.is_repeat:
+            return Written(None, is_repeat=True)
+        writer, columns = self._current()
+        lower = writer.shared_upper()
+        time, rows = self._time_at(lower), 0
+        with writer.builder(lower) as builder:
+            for table in tables_of(frame, columns.arrow):
+                structs = columns.structs(columns.fitted(table))
+                rows += structs.num_rows
+                if structs.num_rows:
+                    builder.add(columns.updates(structs, time=time))
+            batch = builder.finish(Antichain.of(time + 1))
+        if not rows and ticket is None:
+            writer.discard(batch)
+            return Written(None)
+        with self._turn, _discarded_when_refused(writer, batch):
+            return self._landed(writer, batch, Written(time, inserted=rows), ticket)
+
+    def upsert(self, frame: Frame, *, order_by: str | None, txn: Txn | None) -> Written:
+        """Makes each row of a frame the only row of its key."""
+        self._machine.fetch_recent_upper()  # with it comes the newest schema, which a correction needs
+        columns = self._current()[1]
+        table = table_of(frame, columns.arrow)
+        order = None
+        if order_by is not None:
+            if order_by not in table.column_names:
+                raise InvalidUsage(
+                    f"order_by: there is no column {order_by}; the rows have {', '.join(table.column_names)}"
+                )
+            order = table.column(order_by)
+        structs = columns.structs(columns.fitted(table, besides=() if order_by is None else (order_by,)))
+        rows = one_per_key(structs, order, order_by=order_by)
+        if not rows.num_rows:
+            return self._corrected(None, lambda *_: (), txn=txn, columns=columns)
+        with self._turn:
+            done = self._upserted(rows, columns, txn)
+            return self._replaced(rows, columns, txn) if done is None else done
+
+    def delete(self, condition: Condition, *, txn: Txn | None) -> Written:
+        """Removes the rows that fulfil a condition."""
+
+        def plan(snapshot: Snapshot, at: Columns, time: int) -> Iterator[pa.Table]:
+            for batch in snapshot.to_batches():
+                rows = pa.Table.from_batches([batch])
+                if condition.expression is not None:
+                    rows = rows.filter(condition.mask(pa.Table.from_batches([at.side_by_side(batch)])))
+                if rows.num_rows:
+                    yield retracted(rows, time)
+
+        return self._corrected(condition.predicate, plan, txn=txn)
+
+    def overwrite(self, frame: Frame, *, txn: Txn | None, expected: int | None) -> Written:
+        """Makes the rows of a frame the contents: writes the difference."""
+        if (ticket := self._ticket(txn)) is not None and ticket.is_repeat:
+            return Written(None, is_repeat=True)
+        self._machine.fetch_recent_upper()  # as in `upsert`
+        writer, columns = self._current()
+        stream = streamed(frame)
+        frame = table_of(frame, columns.arrow) if stream is None else stream
+        if stream is None and frame.nbytes <= COMPARED_BYTES_MAX:
+            return self._overwritten(columns.structs(columns.fitted(frame)), columns, txn, expected)
+        lower = writer.shared_upper()
+        staged_at = self._time_at(lower)
+        with writer.builder(lower) as builder:
+            for table in tables_of(frame, columns.arrow):
+                structs = columns.structs(columns.fitted(table))
+                if structs.num_rows:
+                    builder.add(columns.updates(structs, time=staged_at))
+            desired = builder.finish(Antichain.of(staged_at + 1))
+
+        def plan(snapshot: Snapshot, _at: Columns, time: int) -> Iterator[pa.Table]:
+            return snapshot.corrections([desired.hollow], time=time)
+
+        try:
+            return self._corrected(None, plan, txn=txn, expected=expected, columns=columns, not_before=staged_at)
+        finally:
+            writer.discard(desired)
+
+    def let_go(self) -> None:
+        """Expires what holds times or versions back, unless it is in use."""
+        self._upsert.let_go()
+
+    def close(self) -> None:
+        """Expires its handles. Writes under way fail. Idempotent."""
+        self._upsert.close()
+        with self._opening:
+            writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.expire()
+
+    def _overwritten(self, rows: pa.Table, columns: Columns, txn: Txn | None, expected: int | None) -> Written:
+        """Overwrites with rows in memory."""
+        desired = consolidate(columns.updates(rows, time=0))
+
+        def plan(snapshot: Snapshot, _at: Columns, time: int) -> Iterable[pa.Table]:
+            if snapshot.bytes_estimate > COMPARED_BYTES_MAX // 4:  # Parquet is smaller than rows in memory
+                return corrections(snapshot, desired, time=time)
+            return [correction(snapshot.to_table(), desired, time=time)]
+
+        return self._corrected(None, plan, txn=txn, expected=expected, columns=columns)
+
+    # -- upserts ------------------------------------------------------------------------------------------------------
+
+    def _upserted(self, rows: pa.Table, columns: Columns, txn: Txn | None) -> Written | None:
+        """Upserts through a handle that knows the value of every key, so that nothing is read. None, and nothing was done, when that
+        does not pay, or when some key has several rows, which such a handle cannot know.
+        """
+        updates = self._machine.state.trace.sizes.rows
+        self._upserts += 1
+        if self._upserts <= READ_UPSERTS or self._has_several or updates > STATE_UPDATES_MAX:
+            return None
+        try:
+            with self._upsert.lent() as handle:
+                while True:
+                    ticket = self._ticket(txn)
+                    if ticket is not None and ticket.is_repeat:
+                        return Written(None, is_repeat=True)
+                    if columns.schema != self._machine.schema:
+                        return None
+                    done = handle.upsert(
+                        rows,
+                        progress=None if ticket is None else ticket.progress,
+                        expected_progress=None if ticket is None else ticket.expected,
+                    )
+                    if isinstance(done, Upserted):
+                        self._on_maintenance(self._current()[0], done.maintenance)
+                        time = done.upper.newest_complete if done.inserted or done.retracted else None
+                        return Written(time, done.inserted, done.retracted)
+        except AmbiguousAppend:
+            raise
+        except InvariantViolated:
+            self._has_several = True
+            self._upsert.close()
+            return None
+
+    def _replaced(self, rows: pa.Table, columns: Columns, txn: Txn | None) -> Written:
+        """Upserts by reading the rows with the same keys."""
+        keys = KeySet(rows, columns.schema, np.frombuffer(self._env.random_bytes(32), np.uint64))
+
+        def plan(snapshot: Snapshot, at: Columns, time: int) -> Iterator[pa.Table]:
+            found = [keys.candidates(pa.Table.from_batches([batch])) for batch in snapshot.to_batches()]
+            old = keys.among(pa.concat_tables([at.schema.updates_schema.empty_table(), *found]))
+            yield consolidate(pa.concat_tables([retracted(old, time), at.updates(rows, time=time)]))
+
+        return self._corrected(keys.predicate, plan, txn=txn, columns=columns)
+
+    # -- committing ---------------------------------------------------------------------------------------------------
+
+    def _landed(self, writer: WriteHandle, batch: Batch, written: Written, ticket: Ticket | None) -> Written:
+        """Commits the batch of an append, at a later time if other writers come first."""
+        upper, time = writer.shared_upper(), written.time
+        assert time is not None
+        for _ in range(ATTEMPTS_MAX):
+            if not upper.less_equal(time):
+                time = self._time_at(upper)
+                batch.rewrite_times(Antichain.of(time), Antichain.of(time + 1))
+            outcome = writer.compare_and_append_batch(
+                [batch],
+                expected_upper=upper,
+                new_upper=Antichain.of(time + 1),
+                progress=None if ticket is None else ticket.progress,
+                expected_progress=None if ticket is None else ticket.expected,
+            )
+            match outcome:
+                case Appended(maintenance=maintenance):
+                    self._on_maintenance(writer, maintenance)
+                    return Written(time if written.inserted else None, inserted=written.inserted)
+                case UpperMismatch(current=current):
+                    upper = current
+                case ProgressMismatch():
+                    assert ticket is not None
+                    ticket = self._ticket(ticket.txn)
+                    if ticket is None or ticket.is_repeat:
+                        writer.discard(batch)
+                        return Written(None, is_repeat=True)
+        writer.discard(batch)
+        raise _lost()
+
+    def _corrected(
+        self,
+        where: Predicate | None,
+        plan: Plan,
+        *,
+        txn: Txn | None,
+        columns: Columns | None = None,
+        expected: int | None = None,
+        not_before: int = 0,
+    ) -> Written:
+        """Commits the corrections that `plan` makes of the newest contents, and anew after a lost race. `columns`: those that the
+        rows of the caller were fitted to; a schema that evolved since is SchemaMismatch.
+        """
+        with self._turn:
+            for _ in range(ATTEMPTS_MAX):
+                ticket = self._ticket(txn)
+                if ticket is not None and ticket.is_repeat:
+                    return Written(None, is_repeat=True)
+                writer, now = self._current()
+                if columns is not None and columns.schema != now.schema:
+                    raise SchemaMismatch("the schema has evolved during the call; nothing was written, call again")
+                upper = writer.fetch_recent_upper()
+                if expected is not None and upper.newest_complete != expected:
+                    raise Conflict(
+                        f"the table was written at {upper.newest_complete}, after {expected}; nothing was written now: read it again",
+                        expected=expected,
+                        current=upper.newest_complete,
+                    )
+                with self._reader.lent() as reader:
+                    if reader.schema != now.schema:
+                        continue
+                    basis = _Basis(writer, reader, upper, max(not_before, self._time_at(upper)), now)
+                    written = self._correct_once(basis, where, plan, ticket)
+                if written is not None:
+                    return written
+        raise _lost()
+
+    def _correct_once(
+        self, basis: _Basis, where: Predicate | None, plan: Plan, ticket: Ticket | None
+    ) -> Written | None:
+        """One attempt. None: another writer was faster, or the contents had to be made readable first."""
+        writer, reader, upper, time, columns = basis
+        if upper.time == 0:
+            self._raise_upper(writer, upper, 1)
+            return None
+        snapshot = reader.snapshot(upper.newest_complete, where=where)
+        if isinstance(snapshot, SinceAhead):
+            # SUBTLE: since may be at or past upper, where no time is readable. An append without rows moves upper past it.
+            since = snapshot.since.time
+            if since is None or upper.less_equal(since) is False:
+                raise InvalidUsage("the contents can no longer be read, so they cannot be corrected")
+            self._raise_upper(writer, upper, since + 1)
+            return None
+        inserted = deleted = 0
+        with snapshot, writer.builder(upper) as builder:
+            for table in plan(snapshot, columns, time):
+                more, fewer = _sums(table)
+                inserted, deleted = inserted + more, deleted + fewer
+                if table.num_rows:
+                    builder.add(table)
+            batch = builder.finish(Antichain.of(time + 1))
+        if not inserted and not deleted and ticket is None:
+            writer.discard(batch)
+            return Written(None)
+        with _discarded_when_refused(writer, batch):
+            writer.check_newest_schema()
+            outcome = writer.compare_and_append_batch(
+                [batch],
+                expected_upper=upper,
+                new_upper=Antichain.of(time + 1),
+                progress=None if ticket is None else ticket.progress,
+                expected_progress=None if ticket is None else ticket.expected,
+            )
+        if isinstance(outcome, Appended):
+            self._on_maintenance(writer, outcome.maintenance)
+            return Written(time if inserted or deleted else None, inserted, deleted)
+        writer.discard(batch)
+        return None
+
+    def _raise_upper(self, writer: WriteHandle, upper: Antichain, to: int) -> None:
+        """Completes the times before `to`, unless another writer has moved the upper."""
+        outcome = writer.compare_and_append([], expected_upper=upper, new_upper=Antichain.of(to))
+        if isinstance(outcome, Appended):
+            self._on_maintenance(writer, outcome.maintenance)
+
+    def _open_upsert(self) -> UpsertHandle:
+        return open_upsert(self._client, self._shard_id, self._machine.schema, purpose=PURPOSE)
+
+    def _current(self) -> tuple[WriteHandle, Columns]:
+        """A writer with the newest schema that this process knows."""
+        with self._opening:
+            writer = self._writer
+            if writer is None or writer.schema_id != self._machine.schema_id:
+                if writer is not None:
+                    writer.expire()
+                writer = self._writer = self._client.open_writer(self._shard_id, self._machine.schema, purpose=PURPOSE)
+            return writer, Columns(writer.schema)
+
+    def _time_at(self, upper: Antichain) -> int:
+        """The time to write at: the wall clock, and past every time that was written."""
+        if upper.time is None:
+            raise InvalidUsage("the table is closed and takes no more rows")
+        time = max(self._env.now_ms(), upper.time)
+        if time >= DATA_TIME_MAX:
+            raise InvalidUsage(f"the upper {upper.time} of the table leaves no time to write at")
+        return time
+
+    def _ticket(self, txn: Txn | None) -> Ticket | None:
+        return None if txn is None else ticket_of(txn, lambda name: self._client.progress(self._shard_id, name))
+
+
+@contextmanager
+def _discarded_when_refused(writer: WriteHandle, batch: Batch) -> Iterator[None]:
+    """After InvalidUsage nothing was committed. After other errors the outcome may be unknown, and the blobs must stay."""
+    try:
+        yield
+    except InvalidUsage:
+        writer.discard(batch)
+        raise
+
+
+def _lost() -> Conflict:
+    return Conflict(
+        f"other writers won {ATTEMPTS_MAX} attempts in a row; nothing was written: write less often, or from one process"
+    )
+
+
+def _sums(updates: pa.Table) -> tuple[int, int]:
+    """How many rows are added, and how many removed."""
+    diffs = updates.column("diff").to_numpy()
+    return int(diffs[diffs > 0].sum()), -int(diffs[diffs < 0].sum())

@@ -1,0 +1,90 @@
+package io.persistshard.spark;
+
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.util.HashMap;
+import java.util.Map;
+import java.util.function.Supplier;
+import org.apache.spark.sql.connector.catalog.SupportsRead;
+import org.apache.spark.sql.connector.metric.CustomMetric;
+import org.apache.spark.sql.connector.read.Batch;
+import org.apache.spark.sql.connector.read.Scan;
+import org.apache.spark.sql.connector.read.Statistics;
+import org.apache.spark.sql.connector.read.SupportsReportStatistics;
+import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+
+/** One scan of changes: of those between two times, or, as a stream, of all that follow. Spark says only later which of both it wants. */
+final class PersistChangesScan implements Scan, SupportsReportStatistics {
+  private final String shown;
+  private final Frame changes;
+  private final StructType columns;
+  private final long bytes;
+  private final Map<String, String> options;
+  private final Supplier<PersistScan> rows;
+
+  /** `changes`: what was loaded; `rows`: makes the scan of a batch; `options`: those that the user gave. */
+  PersistChangesScan(String shown, Frame changes, StructType columns, long bytes, Map<String, String> options, Supplier<PersistScan> rows) {
+    this.shown = shown;
+    this.changes = changes;
+    this.columns = columns;
+    this.bytes = bytes;
+    this.options = options;
+    this.rows = rows;
+  }
+
+  @Override
+  public StructType readSchema() {
+    return columns;
+  }
+
+  @Override
+  public String description() {
+    return shown;
+  }
+
+  @Override
+  public Batch toBatch() {
+    return rows.get().toBatch();
+  }
+
+  @Override
+  public MicroBatchStream toMicroBatchStream(String checkpointLocation) {
+    ObjectNode request = Desk.JSON.createObjectNode().put("frame", changes.name);
+    ObjectNode given = request.putObject("options");
+    options.forEach(given::put);
+    Map<String, String> found = new HashMap<>();
+    changes.desk.ask("stream", request).properties().forEach(entry -> found.put(entry.getKey(), entry.getValue().asText()));
+    return source(found).toMicroBatchStream(checkpointLocation);
+  }
+
+  private Scan source(Map<String, String> options) {
+    return ((SupportsRead) Python.table(columns)).newScanBuilder(new CaseInsensitiveStringMap(options)).build();
+  }
+
+  @Override
+  public CustomMetric[] supportedCustomMetrics() {
+    return source(Map.of()).supportedCustomMetrics();
+  }
+
+  /** Rows, as all of Python's sources give. */
+  @Override
+  public ColumnarSupportMode columnarSupportMode() {
+    return ColumnarSupportMode.UNSUPPORTED;
+  }
+
+  @Override
+  public Statistics estimateStatistics() {
+    return new PersistScan.StoredBytes(bytes);
+  }
+
+  @Override
+  public boolean equals(Object other) {
+    return other instanceof PersistChangesScan that && shown.equals(that.shown) && columns.equals(that.columns);
+  }
+
+  @Override
+  public int hashCode() {
+    return shown.hashCode();
+  }
+}

@@ -1,0 +1,180 @@
+"""Tables by name on the command line: what Python and the commands do is the same, from files of every format and from standard input."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from decimal import Decimal
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from persist_engine import connect
+from persist_engine.cli.options import complete_named
+from persist_engine.cli.tables import complete_table
+
+ROWS = [
+    {"id": 1, "name": "ada", "price": Decimal("1.50"), "at": None},
+    {"id": 2, "name": None, "price": Decimal("-3.00"), "at": None},
+    {"id": 3, "name": "", "price": None, "at": None},
+]
+ARROW = pa.Table.from_pylist(ROWS, schema=pa.schema([("id", pa.int64()), ("name", pa.string()), ("price", pa.decimal128(10, 2)), ("at", pa.timestamp("us", tz="UTC"))]))  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path, persist):
+    """Runs commands on the stores of the folder."""
+    args = ["--blob", f"file://{tmp_path}/shop/blobs", "--consensus", f"sqlite://{tmp_path}/shop/consensus.db"]
+
+    def run(*words, code=0):
+        found, out, err = persist(*words, *args)
+        assert found == code, err
+        return out if not code else err
+
+    run.args = args
+    run.folder = tmp_path
+    run("create", "orders", "--key", "id BIGINT", "--value", "name STRING, price DECIMAL(10,2), at TIMESTAMP")
+    return run
+
+
+def rows_of(store):
+    with connect(store.folder / "shop", maintain=False) as db:
+        return db["orders"].to_pylist()
+
+
+def written_as(path, kind):
+    if kind == "csv":
+        path.write_text('id,name,price,at\n1,"ada",1.50,\n2,,-3.00,\n3,"",,\n')
+    elif kind == "jsonl":
+        path.write_text(
+            '{"id": 1, "name": "ada", "price": 1.5, "at": null}\n{"id": 2, "price": -3}\n{"name": "", "id": 3}\n'
+        )
+    elif kind == "parquet":
+        pq.write_table(ARROW, path)
+    else:
+        with path.open("wb") as file, pa.ipc.new_stream(file, ARROW.schema) as stream:
+            stream.write_table(ARROW)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "arrow"])
+@pytest.mark.parametrize("command", ["append", "upsert", "overwrite"])
+def test_rows_from_files(store, kind, command):
+    path = written_as(store.folder / f"rows.{kind}", kind)
+    done = json.loads(store(command, "orders", path, "--json"))
+    assert (done["inserted"], done["deleted"]) == (3, 0)
+    assert rows_of(store) == ROWS
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "arrow"])
+def test_rows_from_standard_input(store, kind, monkeypatch):
+    data = written_as(store.folder / "rows", kind).read_bytes()
+
+    class Pipe(io.BytesIO):
+        def seekable(self):
+            return False
+
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=Pipe(data)))
+    assert "give --format" in store("append", "orders", "-", code=64)
+    store("append", "orders", "-", "--format", kind)
+    assert rows_of(store) == ROWS
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_what_read_writes_can_be_written_again(store, kind):
+    store("append", "orders", written_as(store.folder / "rows.parquet", "parquet"))
+    path = store.folder / f"out.{kind}"
+    store("read", "orders", "--output", path)
+    assert json.loads(store("overwrite", "orders", path, "--json"))["time"] is None, "nothing differs"
+
+
+def test_several_files_are_one_commit(store):
+    one, two = written_as(store.folder / "a.csv", "csv"), written_as(store.folder / "b.parquet", "parquet")
+    assert json.loads(store("append", "orders", one, two, "--json"))["inserted"] == 6
+    two.write_bytes(b"no parquet")
+    assert "b.parquet is no parquet" in store("append", "orders", one, two, code=64)
+    assert "cannot read nowhere.csv" in store("append", "orders", one, "nowhere.csv", code=64)
+    assert "its name says no format" in store("append", "orders", "rows.xls", code=64)
+    assert len(rows_of(store)) == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("id,name\n1,a\n", "table orders: price is missing; at is missing"),
+        ("id,name,price,at,x\n1,a,,,1\n", "x is no column of the table"),
+        ("id,name,price,at\none,a,,\n", "is no csv that the table takes"),
+        ("id,name,price,at\n1,a\n", "is no csv that the table takes"),
+    ],
+)
+def test_files_that_do_not_fit(store, text, message):
+    path = store.folder / "rows.csv"
+    path.write_text(text)
+    for command in ("append", "upsert", "overwrite"):
+        assert message in store(command, "orders", path, code=64)
+    assert rows_of(store) == []
+
+
+def test_objects_that_do_not_fit(store):
+    path = store.folder / "rows.jsonl"
+    path.write_text('{"id": 1, "nam": "a"}\n')
+    assert "name is missing; price is missing; at is missing; nam is no column" in store(
+        "append", "orders", path, code=64
+    )
+    path.write_text("")
+    assert json.loads(store("append", "orders", path, "--json"))["inserted"] == 0
+
+
+def test_keys_orders_and_transactions(store):
+    path = store.folder / "rows.csv"
+    path.write_text("id,name,price,at,seen\n1,old,,,1\n1,new,,,2\n")
+    assert "seen is no column" in store("upsert", "orders", path, code=64)
+    store("upsert", "orders", path, "--order-by", "seen", "--txn", "nightly:7")
+    assert [row["name"] for row in rows_of(store)] == ["new"]
+    assert json.loads(store("upsert", "orders", path, "--order-by", "seen", "--txn", "nightly:7", "--json"))[
+        "is_repeat"
+    ]
+    assert "--txn is APP:NUMBER" in store("append", "orders", path, "--txn", "7", code=64)
+    seen = json.loads(store("delete", "orders", "--where", "id = 1", "--json"))
+    assert seen["deleted"] == 1
+    path.write_text("id,name,price,at\n1,a,,\n")
+    store("overwrite", "orders", path, "--expected", seen["time"])
+    assert "was written at" in store("overwrite", "orders", path, "--expected", seen["time"], code=1)
+
+
+def test_looking_after_a_table(store):
+    store("append", "orders", written_as(store.folder / "rows.csv", "csv"))
+    store("create", "demo.more", "--key", "id", "--like", written_as(store.folder / "a.parquet", "parquet"))
+    assert [each["name"] for each in json.loads(store("ls", "--json"))] == ["demo.more", "orders"]
+    assert json.loads(store("ls", "demo", "--long", "--json"))[0]["retain"] == "7d"
+    assert json.loads(store("describe", "orders", "--json"))["updates"] == 3
+    assert json.loads(store("history", "orders", "--json"))[0]["operation"] == "write"
+    assert "committed" in store("history", "orders", "--limit", "1")
+    for command in ("optimize", "vacuum"):
+        store(command, "orders")
+        assert isinstance(json.loads(store(command, "orders", "--json")), list)
+    store("rename", "demo.more", "less")
+    assert "repeat the name, --confirm less" in store("drop", "less", "--purge", code=64)
+    assert json.loads(store("drop", "less", "--purge", "--confirm", "less", "--json"))["rows"] == "deleted"
+    kept = json.loads(store("drop", "orders", "--json"))["id"]
+    assert store("ls").splitlines() == ["name\tid"]
+    assert store("read", kept, "--count").split() == ["rows", "3"]
+    assert "there is no table orders" in store("read", "orders", code=64)
+
+
+def test_names_complete(store):
+    context = SimpleNamespace(params={"blob": store.args[1], "consensus": store.args[3]})
+    assert complete_table(context, "or") == ["orders"]
+    assert complete_table(context, "x") == []
+    assert complete_table(SimpleNamespace(params={}), "") == complete_named(SimpleNamespace(params={}), "") == []
+    names = complete_named(context, "")
+    assert names[0] == "orders"
+    assert names[1].startswith("s")
+
+
+def test_a_command_makes_no_stores_but_create(tmp_path, persist):
+    args = ["--blob", f"file://{tmp_path}/x/blobs", "--consensus", f"sqlite://{tmp_path}/x/consensus.db"]
+    assert persist("ls", *args)[0] == 64
+    assert not (tmp_path / "x").exists()

@@ -1,0 +1,236 @@
+"""Names of tables: created, found from everywhere, renamed and dropped; interrupted halfway and completed."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from persist_engine import Location, PersistClient, Schema, ShardId, connect
+from persist_engine.base.errors import FinalizationError, InvalidUsage, SchemaMismatch, ShardNotFound
+from persist_engine.model.ownership import Adopted, Owner
+from persist_engine.table.connect import location_of
+
+
+def test_one_url_is_a_whole_store(tmp_path):
+    with connect(f"file://{tmp_path}/a shop") as db:
+        db.create("orders", key="id BIGINT").append([{"id": 1}])
+    with connect(tmp_path / "a shop") as db:
+        assert db["orders"].to_pylist() == [{"id": 1}]
+
+
+@pytest.mark.parametrize(
+    ("given", "environ", "blob", "consensus"),
+    [
+        (("file:///d",), {}, "file:///d/blobs", "sqlite:///d/consensus.db"),
+        (("s3://b/p", "redis://h:1/0"), {}, "s3://b/p", "redis://h:1/0"),
+        (("mem:x",), {}, "mem:x", "mem:x"),
+        ((None,), {"PERSIST_BLOB": "file:///e", "PERSIST_CONSENSUS": "redis://h"}, "file:///e", "redis://h"),
+        ((None,), {"PERSIST_BLOB": "file:///e"}, "file:///e/blobs", "sqlite:///e/consensus.db"),
+    ],
+)
+def test_where_the_stores_are(given, environ, blob, consensus):
+    assert location_of(given[0], given[1] if len(given) > 1 else None, environ) == Location(
+        blob=blob, consensus=consensus
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        (None, "no store given"),
+        ("s3://bucket/p", "has no log: give the second URL"),
+        ("production", "is no URL"),
+        (7, "a store is a URL"),
+    ],
+)
+def test_what_is_no_store(url, text):
+    with pytest.raises(InvalidUsage, match=text):
+        location_of(url, None, {})
+
+
+def test_names_lead_to_one_table(db):
+    made = db.create("sales.orders", key="id BIGINT")
+    db.create("customers", key="id BIGINT")
+    assert made.name == "sales.orders"
+    for name in ("sales.orders", "sql.sales.orders", "sql/sales/orders", "orders", made.id, str(made.id)):
+        assert db[name].id == made.id
+    assert db.tables() == ["customers", "sales.orders"]
+    assert db.tables("sales") == ["sales.orders"]
+    assert "orders" in db
+    assert "nothing" not in db
+    assert 7 not in db
+
+
+def test_a_table_is_what_the_sql_catalog_would_create(db):
+    """Spark's catalog looks for `sql/NAMESPACE/NAME`, and finds tables of operators by the same registry."""
+    made = db.create("sales.orders", key="id BIGINT")
+    assert db.client.owner_of(made.id) == Owner("sql", "sales", "orders")
+    assert db.client.registered(Owner("sql", "default", "plain")) is None
+    assert db.client.registered(Owner("sql", "default", "plain")) is None
+    assert db.create("plain", key="id BIGINT").id == db.client.registered(Owner("sql", "default", "plain"))
+
+
+def test_tables_of_others_are_found_and_not_dropped(db):
+    flights = Owner("op", "demo", "flights")
+    adopted = db.client.adopt(flights, None, ShardId.new())
+    assert isinstance(adopted, Adopted)
+    db.client.initialise(adopted.shard_id, Schema.from_ddl("id BIGINT"))
+    table = db["flights"]
+    assert (table.id, table.name, db["demo.flights"].id) == (adopted.shard_id, "op.demo.flights", adopted.shard_id)
+    assert db[table.name].id == table.id
+    table.append([{"id": 1}])
+    for call in (lambda: db.drop("flights"), lambda: db.rename("flights", "mine")):
+        with pytest.raises(InvalidUsage, match="table flights: it has the owner op/demo/flights"):
+            call()
+
+
+@pytest.mark.parametrize("name", ["", "a..b", "a.b.c.d", "a/b", " a", "a\n", "x" * 300, 7, None, ShardId.new()])
+def test_what_is_no_name(db, name):
+    with pytest.raises(InvalidUsage):
+        db.create(name, key="id BIGINT")
+    assert db.tables() == []
+
+
+def test_a_name_that_is_taken(db, orders):
+    with pytest.raises(InvalidUsage, match=r"table orders: the name is taken: open it with db\.table\('orders'\)"):
+        db.create("orders", key="id BIGINT")
+    with pytest.raises(SchemaMismatch, match="table orders: it exists with other columns"):
+        db.create("orders", key="id STRING", exist_ok=True)
+    again = db.create("orders", key="id BIGINT", value="name STRING, price DECIMAL(10,2)", exist_ok=True)
+    assert again is orders
+
+
+def test_a_creation_that_was_interrupted_is_completed(db):
+    adopted = db.client.adopt(Owner("sql", "default", "half"), None, ShardId.new())
+    assert db.create("half", key="id BIGINT").id == adopted.shard_id
+
+
+def test_a_table_that_is_not_there(db, orders):
+    with pytest.raises(ShardNotFound, match=r"there is no table order.*near names are .*orders.*db\.create"):
+        db["order"]
+    with pytest.raises(ShardNotFound, match="does not exist"):
+        db[ShardId.new()]
+
+
+def test_dropped_rows_stay_under_their_id(db, orders):
+    orders.append([{"id": 1, "name": "ada", "price": None}])
+    kept = db.drop("orders")
+    assert kept == orders.id
+    assert db.tables() == []
+    assert db[kept].count() == 1
+    db.create("orders", key="id BIGINT")
+    assert db["orders"].count() == 0
+
+
+def test_purged_rows_are_gone(db, orders, tmp_path):
+    orders.append([{"id": 1, "name": "ada", "price": None}])
+    for confirm in (None, "order"):
+        with pytest.raises(InvalidUsage, match="repeat the name"):
+            db.drop("orders", purge=True, confirm=confirm)
+    with pytest.raises(InvalidUsage, match="without it the rows stay"):
+        db.drop("orders", confirm="orders")
+    with (
+        db.client.open_leased_reader(orders.id, purpose="a report"),
+        pytest.raises(FinalizationError, match="table orders: .*a report"),
+    ):
+        db.drop("orders", purge=True, confirm="orders")
+    assert orders.count() == 1
+    gone = db.drop("orders", purge=True, confirm="orders")
+    assert db.client.is_finalized(gone)
+    assert "orders" not in db
+
+
+def test_a_new_name(db, orders):
+    orders.append([{"id": 1, "name": "ada", "price": None}])
+    renamed = db.rename("orders", "sales.orders")
+    assert renamed is orders
+    assert (renamed.id, renamed.name, db.tables()) == (orders.id, "sales.orders", ["sales.orders"])
+    assert renamed.count() == 1
+    db.create("orders", key="id BIGINT")
+    with pytest.raises(InvalidUsage, match="leads to shard .* already"):
+        db.rename("orders", "sales.orders")
+    assert db.tables() == ["orders", "sales.orders"]
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_rename_that_was_interrupted_is_completed(db, orders, steps):
+    """After each of its compare-and-sets the table answers to one name."""
+    registry = db.client._registry
+    put, left = registry._put, [steps]
+
+    def dying(*args):
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        put(*args)
+
+    registry._put = dying
+    with pytest.raises(KeyboardInterrupt):
+        db.rename("orders", "sold")
+    registry._put = put
+    (name,) = db.tables()
+    assert db[name].id == orders.id
+    with pytest.raises(InvalidUsage):
+        db.create("sold", key="id BIGINT")
+    assert db.rename("orders", "sold").id == orders.id
+    assert db.tables() == ["sold"]
+    assert db.client.registered(Owner("sql", "default", "orders")) is None
+    db.create("orders", key="id BIGINT")
+
+
+def test_columns_from_ddl_arrow_and_frames(db):
+    ddl = db.create("a", key="id BIGINT", value="name STRING")
+    arrow = db.create("b", key=pa.schema([("id", pa.int64())]), value=pa.schema([("name", pa.string())]))
+    like = db.create("c", like=pa.table({"name": ["x"], "id": [1]}), key=["id"])
+    assert ddl.schema == arrow.schema == like.schema
+    assert (like.key, like.schema.names) == (("id",), ["id", "name"])
+    wide = pa.table(
+        {
+            "k": pa.array(["a"]).dictionary_encode(),
+            "u": pa.array([1], pa.uint32()),
+            "at": pa.array([1000], pa.timestamp("ns", tz="Europe/Berlin")),
+            "text": pa.array(["x"], pa.large_string()),
+        }
+    )
+    table = db.create("d", like=wide, key="k")
+    table.append(wide)
+    kinds = [pa.string(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.string()]
+    assert table.schema.types == kinds
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"key": "id BIGNT"}, "table t: key .*'BIGNT' is not one of"),
+        ({"key": ["id"]}, "names alone go with like=frame"),
+        ({"key": "x", "like": pa.table({"id": [1]})}, "key x is no column"),
+        ({"key": "id", "like": pa.table({"id": [1], "n": [None]})}, "column n holds only nulls"),
+        ({"key": "id", "like": pa.table({"id": [1], "n": [[1]]})}, "no lists and no maps"),
+        ({"key": "id BIGINT", "retain": "a week"}, "retain must be a span"),
+        ({"key": "id BIGINT", "retain": 0}, "retain must be a span"),
+    ],
+)
+def test_a_table_that_cannot_be(db, arguments, text):
+    with pytest.raises(InvalidUsage, match=text):
+        db.create("t", **arguments)
+    assert db.tables() == []
+
+
+@pytest.mark.parametrize(
+    ("retain", "shown"), [("7 days", "7d"), ("12h", "12h"), (1500, "1500ms"), (None, "none"), ("none", "none")]
+)
+def test_how_long_times_stay_readable(db, retain, shown):
+    assert db.create("t", key="id BIGINT", retain=retain).describe().retain == shown
+
+
+def test_a_closed_database(tmp_path):
+    db = connect(tmp_path)
+    db.close()
+    db.close()
+    with pytest.raises(InvalidUsage, match="the database was closed"):
+        db.tables()
+
+
+def test_a_client_of_its_own_finds_the_shard(db, orders, tmp_path):
+    location = Location(blob=f"file://{tmp_path}/shop/blobs", consensus=f"sqlite://{tmp_path}/shop/consensus.db")
+    with PersistClient.open(location) as client:
+        assert client.shard_named("orders") == orders.id

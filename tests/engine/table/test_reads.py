@@ -1,0 +1,387 @@
+"""Reads: scans in every form, the past, changes that end and changes that follow, and the look after a table."""
+
+from __future__ import annotations
+
+import datetime as dt
+import gc
+import threading
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from persist_engine import Change, SeededEnv, connect
+from persist_engine.base.errors import InvalidUsage, InvariantViolated
+from persist_engine.table import readers
+
+ROWS = [{"id": number, "name": "abc"[number % 3], "price": Decimal(number)} for number in range(10)]
+START_MS = 1_800_000_000_000
+HOUR = 3_600_000
+
+
+@pytest.fixture
+def clock():
+    return SeededEnv(start_ms=START_MS)
+
+
+@pytest.fixture
+def timed(clock, tmp_path):
+    """Three writes, an hour apart, and an hour after the last."""
+    with connect(tmp_path / "timed", env=clock, maintain=False) as db:
+        table = db.create("timed", key="id BIGINT", value="name STRING")
+        for name in "abc":
+            table.upsert([{"id": 1, "name": name}])
+            clock.advance_ms(HOUR)
+        yield table
+
+
+def test_a_scan_in_every_form(orders):
+    orders.append(ROWS)
+    scan = orders.scan("price >= 5 AND name = 'a'", ["name", "id"])
+    wanted = [{"name": "a", "id": 6}, {"name": "a", "id": 9}]
+    assert scan.to_pylist() == scan.to_arrow().to_pylist() == scan.to_pandas().to_dict("records") == wanted
+    assert scan.to_reader().read_all().to_pylist() == pa.table(scan).to_pylist() == wanted
+    assert pa.RecordBatchReader.from_stream(orders).read_all().num_rows == 10
+    assert (scan.count(), orders.count()) == (2, 10)
+    assert scan.schema.names == ["name", "id"]
+    assert "name" in repr(scan)
+    assert orders.scan().scan("id = 3").to_pylist() == [ROWS[3]]
+    with pytest.raises(InvalidUsage, match="table orders: this scan has its condition"):
+        scan.scan("id = 3")
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "name = 'a' OR id = 1",
+        [[("name", "=", "a")], [("id", "=", 1)]],
+        (pc.field("name") == "a") | (pc.field("id") == 1),
+        pc.is_in(pc.field("id"), pa.array([0, 1, 3, 6, 9])),
+    ],
+)
+def test_conditions_in_every_form(orders, where):
+    orders.append(ROWS)
+    found = orders.scan(where)
+    assert [row["id"] for row in found.to_pylist()] == [0, 1, 3, 6, 9]
+    assert found.count() == 5
+    assert [row["name"] for row in orders.scan(where, ["name"]).to_pylist()] == ["a", "b", "a", "a", "a"]
+
+
+@pytest.mark.parametrize(
+    ("where", "text"),
+    [
+        ("upper(name) = 'A'", "a filter cannot express"),
+        ("prise = 1", "prise"),
+        (pc.field("prise") == 1, "does not fit the table: .*prise.*the columns are id, name, price"),
+        (pc.field("name") > 1, "does not fit the table"),
+        ([("name", "~", "a")], "is none of"),
+        ({"name": "a"}, "where is a builtins.dict; it must be SQL text"),
+        (lambda row: True, "where is a builtins.function"),
+        ("", "the filter is empty"),
+    ],
+)
+def test_what_is_no_condition(orders, where, text):
+    with pytest.raises(InvalidUsage, match=f"table orders: .*{text}"):
+        orders.scan(where)
+
+
+@pytest.mark.parametrize("columns", [["x"], [], ["id", "id"], "id", 7])
+def test_what_are_no_columns(orders, columns):
+    with pytest.raises(InvalidUsage, match="table orders: "):
+        orders.scan(columns=columns)
+
+
+def test_names_that_key_and_value_share(db):
+    table = db.create("t", key="id BIGINT", value="id STRING, key BIGINT")
+    table.append([{"key.id": 1, "val.id": "a", "key": 2}])
+    assert table.to_pylist() == [{"key.id": 1, "val.id": "a", "key": 2}]
+    assert table.scan(columns=["val.id"]).to_pylist() == [{"val.id": "a"}]
+    assert table.scan("key.id = 1").count() == 1
+
+
+def test_an_empty_table(orders):
+    assert orders.to_arrow().schema == orders.schema == orders.to_reader().schema
+    assert (orders.count(), orders.last_time, orders.scan().time, orders.to_pylist()) == (0, None, None, [])
+    assert list(orders.changes("start")) == list(orders.changes("-1h")) == []
+    with pytest.raises(InvalidUsage, match="since .* is in the future: nothing was written yet"):
+        orders.changes("2099-01-01T00:00:00Z")
+    assert orders.history().num_rows == 0
+    assert orders.describe().last_write == "never"
+    assert "nothing was written yet" in orders._repr_html_()
+    with pytest.raises(InvalidUsage, match="at .* is in the future: nothing was written yet"):
+        orders.at(2**62)
+
+
+def test_nested_fields(db):
+    table = db.create("t", key="id BIGINT", value="place STRUCT<x: DOUBLE, y: DOUBLE>")
+    rows = [{"id": 1, "place": {"x": 1.0, "y": None}}, {"id": 2, "place": None}]
+    table.upsert(rows)
+    assert table.to_pylist() == rows
+    assert table.scan("place.x = 1").to_pylist() == rows[:1]
+
+
+def test_the_past_in_every_form(timed):
+    def at(time):
+        return [row["name"] for row in timed.at(time).to_pylist()]
+
+    a, c = START_MS, START_MS + 2 * HOUR
+    when = dt.datetime.fromtimestamp(a / 1000, dt.UTC)
+    assert at(a) == at("-3h") == at("- 3 hours") == at(when) == at(when.isoformat()) == at("-180 min") == ["a"]
+    assert at(dt.timedelta(hours=-2)) == at("-2h") == at(a + HOUR) == ["b"]
+    assert at("-1h") == at(c) == at("-1 minute") == at("-1ms") == ["c"], "after the last write nothing changed"
+    assert at(a - 1) == []
+    assert timed.scan("name = 'b'", at="-2h").count() == 1
+
+
+@pytest.mark.parametrize(
+    ("time", "text"),
+    [
+        (START_MS + 4 * HOUR, "is in the future: the last write was at"),
+        ("2099-01-01T00:00:00Z", "is in the future"),
+        ("2026-11-21T12:00:00", "has no time zone"),
+        (dt.datetime(2026, 1, 1), "has no time zone"),
+        ("yesterday", "at must be a whole number"),
+        ("-1 fortnight", "a time ago such as"),
+        ("123", "at must be"),
+        (1.5, "at must be"),
+        (-5, "at must be a time"),
+        (True, "at must be"),
+    ],
+)
+def test_what_is_no_time_of_the_past(timed, time, text):
+    with pytest.raises(InvalidUsage, match=f"table timed: .*{text}"):
+        timed.at(time)
+
+
+def test_times_that_are_gone(timed, clock):
+    early = timed.at("-3h")
+    assert early.count() == 1
+    timed.alter(retain="90m")
+    timed.close()  # its reader held the times that it could read
+    timed.append([{"id": 2, "name": "d"}])
+    for call in (early.to_arrow, lambda: list(early.to_reader()), lambda: list(timed.changes(START_MS))):
+        with pytest.raises(InvalidUsage, match="can no longer be read; the earliest time is .*Z.*retain"):
+            call()
+    assert timed.at("-1h").count() == 1
+
+
+def test_changes(timed, clock):
+    def shown(**range_):
+        return [(c.kind, c.before and c.before["name"], c.after and c.after["name"]) for c in timed.changes(**range_)]
+
+    timed.upsert([{"id": 2, "name": "x"}])
+    timed.delete("id = 1")
+    everything = [
+        ("insert", None, "a"),
+        ("update", "a", "b"),
+        ("update", "b", "c"),
+        ("insert", None, "x"),
+        ("delete", "c", None),
+    ]
+    assert shown(since="-1 day") == shown(since="start") == everything
+    assert shown(since=START_MS) == everything[1:]
+    assert shown(since=START_MS, upto=START_MS + HOUR) == everything[1:2]
+    assert shown(since=timed.last_time) == []
+    assert shown(since="-1 day", where="name = 'b'") == [("insert", None, "b"), ("delete", "b", None)]
+    table = timed.changes("-1 day").to_arrow()
+    assert table.schema.names == ["_change", "_time", "id", "_before", "_after"]
+    assert sorted(table.to_pylist(), key=repr) == sorted(
+        timed.changes("-1 day").to_reader().read_all().to_pylist(), key=repr
+    )
+    first = next(iter(timed.changes("start")))
+    assert first == Change("insert", START_MS, None, {"id": 1, "name": "a"})
+
+
+@pytest.mark.parametrize(
+    ("range_", "text"),
+    [
+        ({"since": "-1h", "upto": "-2h"}, "upto .* is before since"),
+        ({"since": "-1h", "upto": "2099-01-01T00:00:00Z"}, "upto .* is in the future"),
+        ({"since": "2099-01-01T00:00:00Z"}, "since .* is in the future"),
+        ({"since": "-1h", "upto": "-1h", "follow": True}, "has no upto"),
+        ({"since": None}, "since must be"),
+        ({"since": "-1h", "where": pc.field("id") == 1}, "an expression of pyarrow sees one row"),
+    ],
+)
+def test_what_are_no_changes(timed, range_, text):
+    with pytest.raises(InvalidUsage, match=f"table timed: .*{text}"):
+        timed.changes(**range_)
+
+
+def test_several_rows_of_a_key_change_together(orders):
+    """Two rows become one: one update, one delete."""
+    row = {"id": 1, "name": "a", "price": None}
+    orders.append([row, row | {"name": "b"}])
+    orders.upsert([row | {"name": "c"}])
+    kinds = [
+        (each.kind, each.before and each.before["name"], each.after and each.after["name"])
+        for each in orders.changes("start")
+    ]
+    assert kinds == [("insert", None, "a"), ("insert", None, "b"), ("update", "a", "c"), ("delete", "b", None)]
+
+
+def test_changes_across_batches(db, monkeypatch):
+    """Pairs are found wherever the batches of a read are cut."""
+    table = db.create("t", key="id BIGINT", value="n BIGINT")
+    for turn in range(3):
+        table.upsert({"id": list(range(50)), "n": [turn] * 50})
+    whole = table.changes("start").to_arrow()
+    monkeypatch.setattr("persist_engine.client.read.changes.BATCH_ROWS", 7)
+    assert table.changes("start").to_arrow() == whole
+    assert whole.num_rows == 150
+    assert whole.column("_change").to_pylist() == ["insert"] * 50 + ["update"] * 100
+    assert [row["_after"]["n"] - row["_before"]["n"] for row in whole.to_pylist()[50:]] == [1] * 100
+
+
+def test_a_feed_follows_and_closes(orders):
+    seen, feed = [], orders.changes("start", follow=True)
+    reached = threading.Event()
+
+    def work():
+        for change in feed:
+            seen.append(change.after["id"])
+            if change.after["id"] == 2:
+                reached.set()
+
+    orders.append([ROWS[0]])
+    thread = threading.Thread(target=work)
+    thread.start()
+    orders.append([ROWS[1]])
+    orders.append([ROWS[2]])
+    assert reached.wait(20)
+    feed.close()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert seen == [0, 1, 2]
+    assert orders.holds().filter(pc.field("kind") == "leased").num_rows == 0
+    for method in (feed.to_arrow, feed.to_reader):
+        with pytest.raises(InvalidUsage, match="would never end"):
+            method()
+
+
+def test_iterations_that_are_left_hold_nothing(orders):
+    orders.append(ROWS)
+    for _ in orders.changes("start", follow=True):
+        break
+    with orders.changes("start") as feed:
+        next(iter(feed))
+    reader = orders.to_reader()
+    reader.read_next_batch()
+    del reader
+    gc.collect()
+    orders.close()
+    assert orders.holds().filter(pc.field("kind") == "leased").num_rows == 0
+    assert orders.count() == 10
+
+
+def test_a_table_that_is_not_read_holds_nothing(orders, monkeypatch):
+    monkeypatch.setattr(readers, "IDLE_S", 0.1)
+    orders.append(ROWS)
+    for _ in range(3):
+        orders.count()
+    wait = threading.Event()
+    for _ in range(100):
+        if not orders.holds().filter(pc.field("kind") == "leased").num_rows:
+            break
+        wait.wait(0.1)
+    else:
+        raise AssertionError("the reader stayed")
+    assert orders.count() == 10
+
+
+def test_a_stream_stays_readable_while_others_vacuum(db):
+    table = db.create("t", key="id BIGINT", value="n BIGINT", retain=None)
+    table.append({"id": np.arange(200_000), "n": np.zeros(200_000, np.int64)})
+    stream = table.to_reader()
+    first = stream.read_next_batch().num_rows
+    with connect(db.location.blob.removesuffix("/blobs"), maintain=False) as other:
+        other["t"].overwrite([])
+        other["t"].optimize()
+        other["t"].vacuum()
+    assert first + sum(batch.num_rows for batch in stream) == 200_000
+
+
+def test_retractions_of_rows_that_never_were(orders):
+    upper = orders._client.recent_upper(orders.id).time
+    with orders._client.open_writer(orders.id, orders._client.schema(orders.id), purpose="t") as writer:
+        writer.compare_and_append([(((1,), ("a", None)), upper, -1)], expected_upper=upper, new_upper=upper + 1)
+    with pytest.raises(InvariantViolated, match="table orders: the table holds a row -1 times.*'id': 1"):
+        orders.to_arrow()
+
+
+def test_history(orders):
+    orders.append(ROWS)
+    orders.upsert(ROWS[:1], txn=("load", 3))
+    orders.upsert([ROWS[0] | {"name": "z"}], txn=("load", 4))
+    orders.alter(add="note STRING", retain="1d")
+    orders.optimize()
+    found = orders.history().to_pylist()
+    assert [row["operation"] for row in found if row["operation"] != "compaction"][:2] == ["retention", "schema"]
+    writes = [(row["updates"], row["txn"]) for row in found if row["operation"] == "write"]
+    assert writes[:3] == [(2, "load 4"), (0, "load 3"), (10, None)]
+    assert [row["version"] for row in found] == sorted((row["version"] for row in found), reverse=True)
+    assert orders.history(1).num_rows == 1
+    for limit in (0, -1, True, "1"):
+        with pytest.raises(InvalidUsage, match="limit must be"):
+            orders.history(limit)
+
+
+def test_it_is_looked_after(orders):
+    for row in ROWS:
+        orders.append([row])
+    before = orders.to_arrow()
+    orders.optimize()
+    assert orders.describe().batches < 10
+    orders.vacuum()
+    assert orders.to_arrow() == before
+    checked = orders.verify()
+    assert (checked.is_corrupt, checked.rows) == (False, 10)
+    assert "retention" in orders.holds().column("kind").to_pylist()
+    info = orders.describe()
+    assert (info.name, info.key, info.retain, info.owner) == ("orders", "id BIGINT", "7d", "sql/default/orders")
+    assert info.clock.startswith("wall clock")
+    assert info.last_write.endswith("Z)")
+    assert "<td>orders</td>" in info._repr_html_()
+
+
+def test_what_a_notebook_shows(orders):
+    orders.append([{"id": number, "name": "<b>&", "price": None} for number in range(1234)])
+    html = orders._repr_html_()
+    assert "&lt;b&gt;&amp;" in html
+    assert "<b>&" not in html
+    assert "the first 10 rows" in html
+    assert html.count("<tr>") == 11
+    assert "the first" not in orders.scan("id < 3")._repr_html_()
+
+
+def test_maintenance_goes_on_behind_the_writes(tmp_path):
+    with connect(tmp_path, maintain=True) as db:
+        table = db.create("t", key="id BIGINT", value="n BIGINT", retain=None)
+        for number in range(300):
+            table.append([{"id": number, "n": number}])
+        assert db._background.drain(30)
+        assert table.describe().batches < 150
+        assert table.count() == 300
+
+
+def test_other_libraries_read_a_scan(orders):
+    """Through Arrow's stream, without a word of ours."""
+    duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
+    orders.append(ROWS)
+    scan = orders.scan("id >= 5")
+    assert duckdb.sql("select sum(id), count(*) from scan").fetchall() == [(35, 5)]
+    assert polars.DataFrame(scan)["id"].sum() == 35
+    assert duckdb.sql("select count(*) from orders").fetchall() == [(10,)]
+    relation = duckdb.sql("select id + 100 as id, name, price from orders")
+    assert orders.append(relation).inserted == 10
+    assert orders.count() == 20
+
+
+def test_an_iterator_of_arrow_tables(orders):
+    table = pa.Table.from_pylist(ROWS, schema=orders.schema)
+    assert orders.append(table.slice(start, 4) for start in range(0, 10, 4)).inserted == 10
+    assert orders.upsert(iter(table.to_batches())).deleted == 0
+    assert orders.overwrite(iter([])).deleted == 10
+    with pytest.raises(InvalidUsage, match="an iterator of rows gave a dict"):
+        orders.append(iter(ROWS))
