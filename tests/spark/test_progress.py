@@ -81,11 +81,18 @@ def test_the_batches_of_a_stream_add_up_and_its_stage_stays():
 
 def test_the_operator_reads_every_field_that_a_driver_can_write(local_spark):
     live = Live()
+    live.note("standing_by", {"stage": "StandingBy"})
+    assert RunningProgress.parse(live.text()).stage == "StandingBy"
+    live.note("followed", {"stage": "Differs", "compared": 1, "missing": 2, "extra": 3, "lag_ms": 5000, "batch": 7})
+    standing = RunningProgress.parse(live.text())
+    assert (standing.stage, standing.missing, standing.extra, standing.lag_seconds) == ("Differs", 2, 3, 5)
     live.note("position", {})
     live.note("batch", {"rows": 1, "errors": 2, "updates": 2, "upper": 3, "input_upper": 4, "lag_ms": 5000})
     live.count(local_spark)
     read = RunningProgress.parse(live.text())
-    assert [name for name in RunningProgress.__slots__ if getattr(read, name) is None] == ["observed_time"]
+    unread = {name for name in RunningProgress.__slots__ if getattr(read, name) is None}
+    assert unread == {"observed_time", "compared", "missing", "extra"}
+    assert {name for name in unread if getattr(standing, name) is None} == {"observed_time"}
 
 
 def test_the_object_stays_small_with_the_greatest_numbers(local_spark):

@@ -201,7 +201,8 @@ def test_a_stream_over_a_shard_stands_by(world):
         blue.log.until("batch", count)
         if green.log.events("followed"):
             break
-        source.write(((3, 0), 1), ((100 + count, 0), 1), ((99 + count, 0), -1))
+        source.write(((3, 0), 1), ((100 + count, 0), 1))
+        source.write(((100 + count, 0), -1))
     proven = green.log.until("followed", stage="Proven")
     assert (proven["missing"], proven["extra"], proven["compared"] > 0) == (0, 0, True)
     green.promoted.set()

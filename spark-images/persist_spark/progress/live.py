@@ -46,6 +46,8 @@ class Live:
         with self._lock:
             match event:
                 case "position":
+                    if self._stage is not Stage.STREAMING:
+                        self._numbers = {}  # those of a standby say nothing of what the stream writes
                     self._stage = Stage.STREAMING
                 case "batch":
                     self._add(batches=1, rows_read=fields["rows"], updates_written=fields["updates"])
