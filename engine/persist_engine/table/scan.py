@@ -83,8 +83,11 @@ class Scan:
             return pa.Table.from_batches(map(self._flat, rows.to_batches()), schema=self.schema)
 
     def to_pandas(self, **options: Any) -> pd.DataFrame:
-        """The rows as a pandas DataFrame. `options` are those of `pyarrow.Table.to_pandas`."""
-        return self.to_arrow().to_pandas(**options)
+        """The rows as a pandas DataFrame. `options` are those of `pyarrow.Table.to_pandas`. InvalidUsage without pandas."""
+        try:
+            return self.to_arrow().to_pandas(**options)
+        except ModuleNotFoundError as error:
+            raise InvalidUsage("to_pandas needs the package pandas, which is not installed") from error
 
     def to_polars(self) -> pl.DataFrame:
         """The rows as a polars DataFrame. InvalidUsage without polars."""

@@ -74,7 +74,7 @@ WRONG: dict[type, dict[str, dict[str, list[Any]]]] = {
         "open_critical_since": {"shard_id": SHARD, "critical_id": all_but(), "opaque": BYTES, **PURPOSE},
         "machine": {"shard_id": SHARD},
         "background_maintenance": {"switch": all_but(None)},
-        "initialise": {"shard_id": SHARD, "schema": SCHEMAS},
+        "initialise": {"shard_id": SHARD, "schema": SCHEMAS, "retain_ms": [*all_but(int, None), -5, 2**64]},
         "schema": {"shard_id": SHARD},
         "shard_named": {"name": [*all_but(str), "", "\ud800", "no/such name"]},
         "evolve_schema": {"shard_id": SHARD, "schema": SCHEMAS},
@@ -87,6 +87,7 @@ WRONG: dict[type, dict[str, dict[str, list[Any]]]] = {
         "owner_of": {"shard_id": SHARD},
         "disown": {"shard_id": SHARD},
         "registered": {"owner": all_but()},
+        "rename": {"shard_id": SHARD, "old": all_but(), "new": all_but()},
         "finalize": {"shard_id": SHARD},
         "is_finalized": {"shard_id": SHARD},
     },
@@ -205,7 +206,7 @@ COMMAND = pa.table({"key": pa.array([{"id": 1}]), "val": pa.array([{"name": "b"}
 #: Correct arguments. The wrong one replaces its own.
 RIGHT: dict[str, Any] = {
     "table": "batches",
-    "owner": Owner("operator", "team", "flights"), "wanted": None, "proposed": ShardId.from_bytes(bytes(16)), "schema": SCHEMA, "purpose": "test", "critical_id": CriticalReaderId.from_bytes(bytes(16)), "opaque": b"o", "sink_id": "s",
+    "owner": Owner("operator", "team", "flights"), "old": Owner("operator", "team", "flights"), "wanted": None, "proposed": ShardId.from_bytes(bytes(16)), "schema": SCHEMA, "purpose": "test", "critical_id": CriticalReaderId.from_bytes(bytes(16)), "opaque": b"o", "sink_id": "s",
     "frontier": 12, "lower": 10, "upper": 20, "updates": [row(1, "a", 11)], "expected_upper": 10, "new_upper": 20, "as_of": 3,
     "retain_ms": 5, "since": 3, "upto": 5, "expected_opaque": b"o", "new": (b"o", 1), "commands": COMMAND, "progress": ("s", b"t"),
     "expected_progress": b"x", "batches": [], "key": SCHEMA.key, "val": SCHEMA.val, "blob": "mem:", "consensus": "mem:", "location": Location(blob="mem:", consensus="mem:"),
