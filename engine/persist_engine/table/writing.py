@@ -23,7 +23,7 @@ from persist_engine.client.read.handle import ReadHandle
 from persist_engine.client.read.snapshot import SinceAhead, Snapshot
 from persist_engine.client.write.batch import Batch
 from persist_engine.client.write.handle import WriteHandle
-from persist_engine.client.write.outcomes import Appended, ProgressMismatch, UpperMismatch
+from persist_engine.client.write.outcomes import Appended, AppendOutcome, ProgressMismatch, UpperMismatch
 from persist_engine.dataflow.open import open_upsert
 from persist_engine.dataflow.upsert.handle import Upserted, UpsertHandle
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
@@ -264,13 +264,7 @@ class TableWriter:
             if not upper.less_equal(time):
                 time = self._time_at(upper)
                 batch.rewrite_times(Antichain.of(time), Antichain.of(time + 1))
-            outcome = writer.compare_and_append_batch(
-                [batch],
-                expected_upper=upper,
-                new_upper=Antichain.of(time + 1),
-                progress=None if ticket is None else ticket.progress,
-                expected_progress=None if ticket is None else ticket.expected,
-            )
+            outcome = _committed(writer, batch, upper, time, ticket)
             match outcome:
                 case Appended(maintenance=maintenance):
                     self._on_maintenance(writer, maintenance)
@@ -352,13 +346,7 @@ class TableWriter:
             return Written(None)
         with _discarded_when_refused(writer, batch):
             writer.check_newest_schema()
-            outcome = writer.compare_and_append_batch(
-                [batch],
-                expected_upper=upper,
-                new_upper=Antichain.of(time + 1),
-                progress=None if ticket is None else ticket.progress,
-                expected_progress=None if ticket is None else ticket.expected,
-            )
+            outcome = _committed(writer, batch, upper, time, ticket)
         if isinstance(outcome, Appended):
             self._on_maintenance(writer, outcome.maintenance)
             return Written(time if inserted or deleted else None, inserted, deleted)
@@ -395,6 +383,17 @@ class TableWriter:
 
     def _ticket(self, txn: Txn | None) -> Ticket | None:
         return None if txn is None else ticket_of(txn, lambda name: self._client.progress(self._shard_id, name))
+
+
+def _committed(writer: WriteHandle, batch: Batch, upper: Antichain, time: int, ticket: Ticket | None) -> AppendOutcome:
+    """One attempt to append the batch, which has the time `time`, with the number of the transaction."""
+    return writer.compare_and_append_batch(
+        [batch],
+        expected_upper=upper,
+        new_upper=Antichain.of(time + 1),
+        progress=None if ticket is None else ticket.progress,
+        expected_progress=None if ticket is None else ticket.expected,
+    )
 
 
 @contextmanager
