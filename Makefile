@@ -67,6 +67,8 @@ sim: setup ## the engine under seeded schedules and faults: SEEDS=2000 [FIRST= J
 	@$(RUN) python -m persist_kit.sim.main --seeds $(or $(SEEDS),200) --first $(or $(FIRST),0) --jobs $(or $(JOBS),1) $(if $(SEED),--seed $(SEED)) $(if $(WITHOUT),--without $(WITHOUT))
 linearizability: setup ## list-append histories over processes on real servers behind a fault proxy: HISTORIES=20 [FIRST=0 KEEP=folder]
 	@$(RUN) python -m persist_kit.histories.main --histories $(or $(HISTORIES),20) --first $(or $(FIRST),0) $(if $(KEEP),--keep $(KEEP))
+kills: setup ## drivers and executors of two Streaming sinks, killed at random points: KILLS=200 [SEED=0]
+	@$(RUN) python tests/spark/kills.py --kills $(or $(KILLS),200) --seed $(or $(SEED),0)
 fuzz: setup ## every decoder under atheris: RUNS=10000 executions each, or one TARGET=state_diff
 	@for target in $(or $(TARGET),$$($(RUN) python -m persist_kit.fuzz.targets)); do echo "== $$target"; \
 	  $(RUN) --group fuzz python -m persist_kit.fuzz.main $$target --corpus tests/fuzz/corpus --runs $(or $(RUNS),10000) $(if $(GROWN),--grown $(GROWN)) || exit 1; done
@@ -87,4 +89,4 @@ cluster-down: ## remove the kind cluster
 
 ##@ Gates
 check: setup lint types rooms tidy proto-check crds-check ## all static checks
-.PHONY: help setup setup-demo catalog clean demo fmt lint types rooms tidy docs proto proto-check crds crds-check test test-fast generated sim linearizability fuzz e2e bench images release cluster-up cluster-down check
+.PHONY: help setup setup-demo catalog clean demo fmt lint types rooms tidy docs proto proto-check crds crds-check test test-fast generated sim linearizability kills fuzz e2e bench images release cluster-up cluster-down check
