@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from persist_engine.dataflow.upsert.follow import Hydration as Hydration
     from persist_engine.dataflow.upsert.handle import Upserted as Upserted
     from persist_engine.dataflow.upsert.handle import UpsertHandle as UpsertHandle
+    from persist_engine.dataflow.upsert.last_of_key import last_of_each_key as last_of_each_key
     from persist_engine.flow.refresh import Refresh as Refresh
     from persist_engine.model.batch import InlinePart as InlinePart
     from persist_engine.model.commands import RetentionSet as RetentionSet
@@ -154,6 +155,7 @@ MODULES = {
     "gathered": "client.write.joined",
     "hold_since": "client.tend",
     "holds_errors": "rows.errors_column",
+    "last_of_each_key": "dataflow.upsert.last_of_key",
     "open_blob": "storage.open",
     "open_sink": "dataflow.open",
     "open_upsert": "dataflow.open",

@@ -268,20 +268,20 @@ def to_stage(flat: DataFrame, schema: Schema, tasks: int | None) -> DataFrame:
     return by_key_range(flat, schema, tasks)
 
 
-def few_rows(flat: DataFrame) -> pa.Table | None:
-    """The rows of `flat` if there are at most FEW_ROWS, all of them short, from one Spark job without Python workers. Otherwise None."""
+def few_rows(flat: DataFrame, *, rows_max: int, row_bytes_max: int) -> pa.Table | None:
+    """The rows of `flat` if there are at most `rows_max`, all of them short, from one Spark job without Python workers. Otherwise None."""
     texts = [text for field in flat.schema.fields for text in _texts(f"`{field.name}`", field.dataType)]
     length = " + ".join(f"coalesce(octet_length({text}), 0)" for text in texts) or "0"
     # The driver never holds a long row: it receives nulls in its place. As text, an expression is one call of the JVM.
-    shown = [f"if({length} > {FEW_ROW_BYTES}, null, {name}) AS {name}" for name in flat.columns] if texts else ["*"]
-    looked = flat.selectExpr(*shown, f"{length} > {FEW_ROW_BYTES} AS {_LONG}").limit(FEW_ROWS + 1)
+    shown = [f"if({length} > {row_bytes_max}, null, {name}) AS {name}" for name in flat.columns] if texts else ["*"]
+    looked = flat.selectExpr(*shown, f"{length} > {row_bytes_max} AS {_LONG}").limit(rows_max + 1)
     try:
         found = looked.toArrow()
     except (
         pa.ArrowInvalid
     ):  # Spark's cast takes a null struct for a null in each of its NOT NULL fields; ours, on executors, does not
         return None
-    if found.num_rows > FEW_ROWS or pc.any(found.column(_LONG)).as_py():
+    if found.num_rows > rows_max or pc.any(found.column(_LONG)).as_py():
         return None
     return found.drop_columns([_LONG])
 
@@ -294,6 +294,11 @@ def _texts(path: str, kind: T.DataType) -> Iterator[str]:
         case T.StructType():
             for each in kind.fields:
                 yield from _texts(f"{path}.`{each.name.replace('`', '``')}`", each.dataType)
+
+
+def has_texts(kind: T.DataType) -> bool:
+    """Whether values of this type have no fixed size."""
+    return next(_texts("", kind), None) is not None
 
 
 def planned_bytes(frame: DataFrame) -> int | None:

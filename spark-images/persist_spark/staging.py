@@ -224,7 +224,9 @@ class Staging:
         hashes = HASHES if self.spec.envelope.type is EnvelopeType.MIRROR else ()
         rows = hashed(flat, self.schema) if hashes else flat
         stage = StageRows(task, hashes=hashes)
-        few = frames.few_rows(rows) if self.expects_few else None
+        few = None
+        if self.expects_few:
+            few = frames.few_rows(rows, rows_max=frames.FEW_ROWS, row_bytes_max=frames.FEW_ROW_BYTES)
         if few is not None:
             return self._staged(stage.staged(few.to_batches()).to_pylist(), upper)
         parts = frames.to_stage(rows, self.schema, self.spec.write.parallelism)

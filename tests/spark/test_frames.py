@@ -224,6 +224,10 @@ def test_the_digest_of_a_mirror_tells_rows_apart_and_knows_no_order(spark):
     assert len(set(others)) == len(others)
 
 
+def few_rows(flat):
+    return frames.few_rows(flat, rows_max=frames.FEW_ROWS, row_bytes_max=frames.FEW_ROW_BYTES)
+
+
 def test_few_rows_are_those_that_executors_would_see(spark):
     """In all types, with nulls at all levels; and none where there are many rows, or a long one."""
     kinds = (
@@ -243,7 +247,7 @@ def test_few_rows_are_those_that_executors_would_see(spark):
     task = StageTask(
         blob="mem://", shard_id="", schema=schema, schema_id=0, lower=0, upper=8, time=7, target_part_bytes=1
     )
-    few = updates_of(frames.few_rows(flat), task)
+    few = updates_of(few_rows(flat), task)
 
     def encoded(batches):
         for batch in batches:
@@ -258,15 +262,15 @@ def test_few_rows_are_those_that_executors_would_see(spark):
     assert few.schema == there.schema
     assert few.num_rows == 12
     assert sorted(map(repr, few.to_pylist())) == sorted(map(repr, there.to_pylist()))
-    assert frames.few_rows(flat.limit(0)).num_rows == 0
+    assert few_rows(flat.limit(0)).num_rows == 0
     strict = spark.sql("select id as k0, if(id = 1, null, named_struct('a', id)) as v0 from range(2)")
-    assert frames.few_rows(strict) is None, "a null struct whose fields are NOT NULL is left to executors"
+    assert few_rows(strict) is None, "a null struct whose fields are NOT NULL is left to executors"
     numbers = spark.range(1001).selectExpr("id as k0")
-    assert frames.few_rows(numbers) is None
-    assert frames.few_rows(numbers.limit(1000)).num_rows == 1000
+    assert few_rows(numbers) is None
+    assert few_rows(numbers.limit(1000)).num_rows == 1000
     halves = "select id as k0, repeat('x', {0}) as v0, named_struct('a', repeat('y', {0}), 'b', cast(null as string)) as v1 from range(2)"
-    assert frames.few_rows(spark.sql(halves.format(1 << 13))).num_rows == 2
-    assert frames.few_rows(spark.sql(halves.format((1 << 13) + 1))) is None
+    assert few_rows(spark.sql(halves.format(1 << 13))).num_rows == 2
+    assert few_rows(spark.sql(halves.format((1 << 13) + 1))) is None
 
 
 def test_key_ranges_do_not_overlap(spark):

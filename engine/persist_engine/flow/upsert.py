@@ -153,6 +153,12 @@ class UpsertMachine:
         self._stash += kept
         return int(commands.num_rows - sum(table.num_rows for table in kept))
 
+    def values(self, commands: pa.Table) -> pa.LargeBinaryArray:
+        """What the state holds of each command's key; null: nothing. `is_whole` must hold. InvariantViolated as of `drain`."""
+        check(self._is_whole, "values are read while persisted updates are partly received")
+        keys = hashes_of(commands)
+        return self._decoded(keys, self._state.multi_get(keys), commands, np.arange(len(keys)))
+
     def on_input_frontier(self, frontier: Antichain) -> None:
         """No more commands arrive before `frontier`. An older frontier is ignored, because replicas may be slower."""
         self._input = self._input.join(frontier)

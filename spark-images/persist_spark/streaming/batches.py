@@ -22,12 +22,15 @@ from persist_spark.sink import Run
 from persist_spark.spec import SinkSpec
 from persist_spark.staging import Staging
 from persist_spark.streaming.checkpoint import Checkpoint
+from persist_spark.streaming.driver_upserts import DriverUpserts
 from persist_spark.streaming.position import NO_BATCH, Position, committer, encode_position
 from persist_spark.streaming.position_append import append_position
 
 #: How long the position of batches without rows may stay uncommitted. They are read again after a loss of the driver and have no rows
 #: then either, so nothing is wrong in between. But a source may delete what it believes to be old.
 IDLE_COMMIT_S = 60.0
+#: How often the driver reads what other writers of the shard wrote, between batches of an upsert.
+KEEP_UP_S = 30.0
 
 
 class NotCommitted(Exception):
@@ -43,6 +46,7 @@ class Batches:
     writer: WriteHandle
     staging: Staging
     checkpoint: Checkpoint
+    upserts: DriverUpserts
     committed: Position
     """The position in the shard, or the beginning."""
     expected: SourceProgress | None
@@ -56,6 +60,7 @@ class Batches:
     report: SinkReport = field(init=False)
     _pending: Position | None = None
     _pending_s: float = 0.0
+    _kept_up_s: float = 0.0
     _has_ended: bool = False
     _expects_few: bool = True
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -84,8 +89,8 @@ class Batches:
         raise NotCommitted(f"batch {batch} was not committed")
 
     def commit_idle(self) -> None:
-        """Commits where the sources began, before the first batch, and the position of batches without rows after IDLE_COMMIT_S. Does
-        nothing while a batch is in flight.
+        """Commits where the sources began, before the first batch, and the position of batches without rows after IDLE_COMMIT_S; lets the
+        driver's upserts keep up. Does nothing while a batch is in flight.
         """
         if not self._lock.acquire(blocking=False):
             return
@@ -95,6 +100,9 @@ class Batches:
                 self._commit_position(replace(self.committed, logs=logs))
             elif self._pending is not None and self.env.monotonic_s() - self._pending_s >= IDLE_COMMIT_S:
                 self._commit_position(self._pending)
+            if self.env.monotonic_s() - self._kept_up_s >= KEEP_UP_S:
+                self._kept_up_s = self.env.monotonic_s()
+                self.upserts.keep_up()
         finally:
             self._lock.release()
 
@@ -117,20 +125,9 @@ class Batches:
         offsets = self.checkpoint.offsets(batch)
         position = replace(self.committed, batch=batch, offsets=offsets, logs=self.checkpoint.logs(offsets))
         token = encode_position(position)
-        run = Run(
-            spec=self.spec,
-            client=self.client,
-            writer=self.writer,
-            # The frame belongs to a session of the query's own, and so do the settings that concern it.
-            staging=replace(self.staging, spark=frame.sparkSession, expects_few=self._expects_few),
-            env=self.env,
-            log=self.log,
-            token=token,
-            expected=self.expected,
-            read=lambda: frame,
-            lands_nothing=False,
-        )
-        done = run.until_done()
+        done = self.upserts.commit(frame, token, expected=self.expected)
+        if done is None:
+            done = self._on_executors(frame, token)
         if done.upper is None:
             self._note(position)
         else:
@@ -158,6 +155,22 @@ class Batches:
             input_upper=self.report.input_upper,
             lag_ms=self.env.now_ms() - self.checkpoint.planned_ms(batch),
         )
+
+    def _on_executors(self, frame: DataFrame, token: bytes) -> SinkReport:
+        run = Run(
+            spec=self.spec,
+            client=self.client,
+            writer=self.writer,
+            # The frame belongs to a session of the query's own, and so do the settings that concern it.
+            staging=replace(self.staging, spark=frame.sparkSession, expects_few=self._expects_few),
+            env=self.env,
+            log=self.log,
+            token=token,
+            expected=self.expected,
+            read=lambda: frame,
+            lands_nothing=False,
+        )
+        return run.until_done()
 
     def _note(self, position: Position) -> None:
         """Remembers a batch without rows. The first one is committed at once: from then on the beginning of the stream is fixed."""

@@ -22,6 +22,7 @@ from persist_spark.spec import ConfigurationError, SinkSpec, Stream
 from persist_spark.staging import Staging, part_bytes_of, rows_of
 from persist_spark.streaming.batches import Batches
 from persist_spark.streaming.checkpoint import configure, temporary_checkpoint
+from persist_spark.streaming.driver_upserts import DriverUpserts
 from persist_spark.streaming.file_log import file_age_ms
 from persist_spark.streaming.position import NO_BATCH, Position, decode_position
 from persist_spark.streaming.query import reads_files, source_of, streaming_input
@@ -55,9 +56,7 @@ def run_stream(
     assert stream is not None
     # A batch without rows is no error: the next one may have some.
     spec = resolved(replace(spec, input=replace(spec.input, allow_empty=True)))
-    settings = driver_settings(sink_settings(spec.write.target_part_bytes))
-    location = Location(blob=spec.blob, consensus=spec.consensus)
-    with named_input(spec), PersistClient.open(location, settings=settings, env=env) as client:
+    with named_input(spec), _client(spec, env) as client:
         _check_schema(client, spec)
         progress = client.progress(spec.shard_id, spec.sink_id)
         position = _start(spec, progress, env)
@@ -85,6 +84,7 @@ def run_stream(
         with (
             client.open_writer(spec.shard_id, spec.schema, purpose=spec.purpose) as writer,
             temporary_checkpoint(file_age_ms=age_ms) as checkpoint,
+            DriverUpserts(spec=spec, client=client, log=log) as upserts,
         ):
             if stream.stands_by:
                 position, progress = take_over(writer, spec, client, lambda found: _start(spec, found, env), log)
@@ -97,6 +97,7 @@ def run_stream(
                 writer=writer,
                 staging=Staging(spark=spark, spec=spec, schema=spec.schema, writer=writer, part_bytes=size, log=log),
                 checkpoint=checkpoint,
+                upserts=upserts,
                 committed=position,
                 expected=progress,
                 env=env,
@@ -105,6 +106,11 @@ def run_stream(
             )
             with _explaining_losses():
                 return _Driver(stream, frame, batches, stop, log).until_stopped(spark)
+
+
+def _client(spec: SinkSpec, env: Env) -> PersistClient:
+    settings = driver_settings(sink_settings(spec.write.target_part_bytes))
+    return PersistClient.open(Location(blob=spec.blob, consensus=spec.consensus), settings=settings, env=env)
 
 
 def _check_schema(client: PersistClient, spec: SinkSpec) -> None:

@@ -114,19 +114,28 @@ class UpsertHandle(Expiring):
             return self._shard.current(self._writer.fetch_recent_upper()).persisted_frontier
 
     def upsert(
-        self, commands: Any, *, progress: tuple[str, bytes] | None = None, expected_progress: bytes | None = None
+        self,
+        commands: Any,
+        *,
+        keeps_greater: str | None = None,
+        progress: tuple[str, bytes] | None = None,
+        expected_progress: bytes | None = None,
     ) -> Upserted | ProgressMismatch:
         """Sets each key to its value, or deletes it where `val` is null, all at one time that the handle chooses: the clock's, unless the
         shard's upper is later. After a lost race the commands are decided anew at a later time, so they always take effect.
 
         Among several commands for one key the greatest `order` wins; among equal orders the first; without that column the last command.
+        `keeps_greater`: a field of the value, of integers, dates or instants. A key keeps a value that is greater in it than the command's
+        `order`, which then is of the same kind. InvalidUsage for another field.
+
         Linearized: the shard's contents after Upserted are those before with exactly these commands applied. `progress` as in
         `WriteHandle.compare_and_append`; ProgressMismatch: nothing was written.
         """
         expect_progress(progress, expected_progress)
         rows = self._rows.commands(commands, has_time=False)
+        rank = None if keeps_greater is None else self._rows.rank_field(keeps_greater)
         with self._turn():
-            return self._write(rows, None, progress, expected_progress)
+            return self._write(rows, None, progress, expected_progress, rank)
 
     def upsert_at(
         self,
@@ -195,6 +204,7 @@ class UpsertHandle(Expiring):
         upper: Antichain | None,
         progress: tuple[str, bytes] | None,
         expected_progress: bytes | None,
+        rank: int | None = None,
     ) -> Upserted | ProgressMismatch:
         shared = self._writer.shared_upper()
         while True:
@@ -202,7 +212,9 @@ class UpsertHandle(Expiring):
             machine.forget_commands()
             if upper is None:
                 time = self._choose_time(machine)
-                late = machine.on_commands(_at(rows, time))
+                # Anew after a lost race: the winner may have written a greater value.
+                kept = rows if rank is None else self._rows.not_surpassed(rows, machine.values(rows), rank)
+                late = machine.on_commands(_at(kept, time))
                 machine.on_input_frontier(Antichain.of(time + 1))
             else:
                 late = machine.on_commands(rows)

@@ -88,6 +88,29 @@ class UpsertRows:
         columns = [emitted.column("key"), val, emitted.column("time"), emitted.column("diff")]
         return pa.table(columns, schema=self._schema.updates_schema)
 
+    def rank_field(self, name: str) -> int:
+        """The position of a field of the value that ranks values as orders do. InvalidUsage for another."""
+        position: int = self._schema.val.get_field_index(name)
+        if position < 0:
+            raise InvalidUsage(f"the value has no field {name}")
+        _whole(pa.chunked_array([], self._schema.val.field(position).type), f"the field {name}")
+        return position
+
+    def not_surpassed(self, commands: pa.Table, held: pa.LargeBinaryArray, field: int) -> pa.Table:
+        """The commands without those whose order is less than the `field` of what their key holds (null: nothing). A null order is less
+        than all; a null field surpasses nothing.
+        """
+        there = held.is_valid()
+        if held.null_count == len(held):
+            return commands
+        values = self._val_codec.decode(held.drop_null())
+        ranks = _whole(pa.chunked_array([pc.struct_field(values, [field])]), "the field")
+        orders = commands.column("order").filter(there)
+        is_surpassed = pc.and_(ranks.is_valid(), pc.or_kleene(orders.is_null(), pc.greater(ranks, orders)))
+        surpassed = np.zeros(commands.num_rows, np.bool_)
+        surpassed[there.to_numpy(zero_copy_only=False)] = is_surpassed.to_numpy()
+        return commands.filter(pa.array(~surpassed)) if surpassed.any() else commands
+
     def _sides(self, table: pa.Table) -> pa.Table:
         """The columns hash, key and value."""
         val = table.column("val")

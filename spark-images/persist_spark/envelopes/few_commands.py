@@ -1,0 +1,62 @@
+"""The commands of a small batch, in the driver's memory: one for each key, the winner. Vectorised over Arrow; knows no Spark and no store.
+
+It chooses as `winners.decided` does on executors. Where that one refuses, this one decides nothing, so that there is one place for reasons.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+from persist_engine import holds_errors, last_of_each_key
+from persist_engine.rows.schema import Schema
+
+from persist_spark.columns import struct_column
+
+
+@dataclass(frozen=True, slots=True)
+class FewWinners:
+    """The winners of a batch."""
+
+    commands: pa.Table
+    """`key`; `val`, null to remove the key; `order`. Each key once."""
+    rows: int
+    """The rows of the batch."""
+    errors: int
+    """How many of them are errors (collected.py)."""
+
+
+def few_winners(found: pa.Table, schema: Schema) -> FewWinners | None:
+    """The winners of `found`, the columns of commands.py. None when some command cannot be carried out, when a key has no last one, or
+    when orders are of a type that Arrow does not compare as Spark does.
+    """
+    order = found.column("o").combine_chunks()
+    if found.column("fault").null_count < found.num_rows or not _is_ranked(order.type):
+        return None
+    rows = pa.table(
+        {"key": struct_column(found, "k", schema.key_type), "val": struct_column(found, "v", schema.val_type)}
+    )
+    deleted = found.column("deleted").to_numpy()
+    won = last_of_each_key(rows, order, deleted)
+    if won is None:
+        return None
+    commands = rows.select(["key"]).append_column("order", pa.chunked_array([order])).take(pa.array(won))
+    # A masked position becomes null.
+    kept = rows.column("val").take(pa.array(won, mask=deleted[won]))
+    is_error = found.column(f"k{len(schema.key) - 1}").is_valid() if holds_errors(schema) else None
+    return FewWinners(
+        commands=commands.add_column(1, "val", kept),
+        rows=found.num_rows,
+        errors=0 if is_error is None else int(is_error.to_numpy().sum()),
+    )
+
+
+def _is_ranked(kind: pa.DataType) -> bool:
+    """Whether Arrow orders values of this type as Spark does. Of floats it does not: NaN."""
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_date(kind)
+        or pa.types.is_timestamp(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_decimal(kind)
+    )

@@ -1,0 +1,199 @@
+"""Small batches of commands on keys, decided and appended by the driver, without a Spark job beyond the one that brings them.
+
+The driver knows what the shard holds of each key, in memory, from the shard alone (persist_engine.dataflow.upsert). Executors decide the
+batches that are too large for it (staging.py), and all batches of a shard with too many keys. Both ways write the same updates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+from persist_engine import Hydration, PersistClient, ProgressMismatch, SourceProgress, UpsertHandle, open_upsert
+from persist_engine.base.errors import Fenced, InvariantViolated, PersistError, SchemaMismatch
+from persist_engine.base.settings import MIB
+from persist_engine.flow.append_run import after_progress_mismatch
+from persist_engine.flow.mint_run import AlreadyDone
+from pyspark.sql import DataFrame
+
+from persist_spark.envelopes.few_commands import FewWinners, few_winners
+from persist_spark.frames import few_rows, fields_of, has_texts
+from persist_spark.report import Log, SinkReport
+from persist_spark.session import executor_count
+from persist_spark.spec import ConfigurationError, SinkSpec
+from persist_spark.staging import rows_of, shard_order
+from persist_spark.streaming.position import committer
+
+#: The memory for the commands of one batch that the driver decides.
+COMMANDS_BYTES_MAX = 16 * MIB
+#: The texts of one command, together, in a shard with and without texts. A shard without them still has faults.
+TEXT_BYTES_MAX, FAULT_BYTES_MAX = 512, 64
+#: The memory for what the shard holds: half a million keys with short values. The driver's pod has it beside its heap.
+STATE_BYTES_MAX = 64 * MIB
+#: A shard with more updates than this has too many keys, unless most of them retract.
+STATE_UPDATES_MAX = 1_000_000
+
+
+#: About a field without texts, and the columns of a command beside the fields.
+_FIXED_BYTES, _OTHER_COLUMNS = 8, 4
+
+
+class _StateTooLarge(Exception):
+    """Ends the reading of a shard that has more than STATE_BYTES_MAX."""
+
+
+@dataclass(kw_only=True)
+class DriverUpserts:
+    """The driver's own way for a stream's batches, if its envelope has keys. For one thread. A context manager that lets its handle go."""
+
+    spec: SinkSpec
+    client: PersistClient
+    log: Log
+    _handle: UpsertHandle | None = field(default=None, init=False)
+    _expects_few: bool = field(default=True, init=False)
+    _is_off: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._is_off = not self.spec.envelope.type.has_keys
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._let_go()
+
+    def commit(self, frame: DataFrame, token: bytes, *, expected: SourceProgress | None) -> SinkReport | None:
+        """Appends the rows of one batch with the progress `token`, after the progress `expected`, in one compare-and-set. None, and nothing
+        was written, when executors must do it, or must say why it cannot be done. A batch without rows is not committed.
+
+        Fenced when another driver of the sink has committed; ConfigurationError when the shard's schema evolved; else as of
+        `UpsertHandle.upsert`.
+        """
+        if self._is_off or not self._expects_few:
+            self._expects_few = True  # the next batch may be smaller
+            return None
+        commands = rows_of(frame, self.spec.schema, self.spec.envelope)
+        fields = fields_of(self.spec.schema)
+        texts = TEXT_BYTES_MAX if any(has_texts(f.type) for f in fields) else FAULT_BYTES_MAX
+        rows_max = COMMANDS_BYTES_MAX // (_FIXED_BYTES * (len(fields) + _OTHER_COLUMNS) + texts)
+        found = few_rows(commands, rows_max=rows_max, row_bytes_max=texts)
+        self._expects_few = found is not None
+        winners = None if found is None else few_winners(found, self.spec.schema)
+        if winners is None:
+            return None
+        report = SinkReport(
+            run_id=self.spec.run_id,
+            rows_read=winners.rows,
+            errors=winners.errors,
+            executors=executor_count(frame.sparkSession),
+        )
+        if not winners.rows:
+            return report
+        order = shard_order(self.spec)
+        if order is not None and not _ranks(winners.commands, self.spec.schema.val.field(order).type):
+            return None
+        return self._upserted(winners, report, token, expected, order)
+
+    def keep_up(self) -> None:
+        """Follows what others wrote, so that the handle does not hold since back while the source is idle. For the thread of `commit`, or
+        another while no batch is in flight. After an error of the stores the next batch reads the shard anew.
+        """
+        if self._handle is None:
+            return
+        try:
+            self._handle.hydrate()
+        except (PersistError, _StateTooLarge) as error:
+            self.log.event("upserts_let_go", reason=str(error)[:500])
+            self._let_go()
+
+    def _upserted(
+        self, winners: FewWinners, report: SinkReport, token: bytes, expected: SourceProgress | None, order: str | None
+    ) -> SinkReport | None:
+        try:
+            handle = self._current()
+            if handle is None:
+                return None
+            lower = handle.hydrate()
+            self.log.event("decided", rows=report.rows_read, errors=report.errors, keys=winners.commands.num_rows)
+            done = handle.upsert(
+                winners.commands if order is not None else winners.commands.drop_columns(["order"]),
+                keeps_greater=order,
+                progress=(self.spec.sink_id, token),
+                expected_progress=None if expected is None else expected.token,
+            )
+        except SchemaMismatch as error:
+            raise ConfigurationError(f"schema: {error}") from error
+        except (InvariantViolated, _StateTooLarge) as error:
+            # Executors look at the keys of the batch alone, and say which of them has several values.
+            self._turn_off(str(error))
+            return None
+        if isinstance(done, ProgressMismatch):
+            return self._overtaken(done.current, token, report)
+        if handle.state_bytes > STATE_BYTES_MAX:
+            self._turn_off(f"the keys take {handle.state_bytes} bytes")
+        updates = done.inserted + done.retracted
+        self.log.event("appended", lower=lower.time, upper=done.upper.time, updates=updates)
+        return SinkReport(
+            run_id=report.run_id,
+            lower=lower.time,
+            upper=done.upper.time,
+            rows_read=report.rows_read,
+            errors=report.errors,
+            updates_written=updates,
+            executors=report.executors,
+        )
+
+    def _overtaken(self, current: SourceProgress | None, token: bytes, report: SinkReport) -> SinkReport:
+        """The end of a batch after another commit of the sink's progress: that of this batch, if its answer was lost, or of a driver."""
+        match after_progress_mismatch(current, run=token):
+            case AlreadyDone(upper):
+                return SinkReport(run_id=report.run_id, upper=upper.time, executors=report.executors, already_done=True)
+            case _:
+                raise Fenced(
+                    f"{committer(current)} of sink {self.spec.sink_id} appended to {self.spec.shard_id} "
+                    f"while run {self.spec.run_id} was writing"
+                )
+
+    def _current(self) -> UpsertHandle | None:
+        """The handle, opened for the first batch. None when the shard has too many updates."""
+        if self._handle is None:
+            updates = self.client.machine(self.spec.shard_id).refresh().trace.sizes.rows
+            if updates > STATE_UPDATES_MAX:
+                self._turn_off(f"the shard has {updates} updates")
+                return None
+            self._handle = open_upsert(
+                self.client,
+                self.spec.shard_id,
+                self.spec.schema,
+                on_hydration=self._check_size,
+                purpose=self.spec.purpose,
+            )
+        return self._handle
+
+    def _check_size(self, hydration: Hydration) -> None:
+        if self._handle is not None and self._handle.state_bytes > STATE_BYTES_MAX:
+            raise _StateTooLarge(
+                f"{hydration.rows} of {hydration.rows_max} updates of the shard take {self._handle.state_bytes} bytes"
+            )
+
+    def _turn_off(self, reason: str) -> None:
+        self._is_off = True
+        self.log.event("upserts_on_executors", reason=reason[:500])
+        self._let_go()
+
+    def _let_go(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.expire()
+
+
+def _ranks(commands: pa.Table, kind: pa.DataType) -> bool:
+    """Whether a field of this type compares with the orders of `commands`, as whole numbers or as instants of one unit."""
+    order = commands.column("order").type
+    if pa.types.is_integer(kind):
+        return bool(pa.types.is_integer(order))
+    return bool(order == kind and (pa.types.is_date(kind) or pa.types.is_timestamp(kind)))

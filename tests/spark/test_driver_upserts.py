@@ -1,0 +1,227 @@
+"""Small batches of an Upsert that the driver decides: the same updates as on executors, and back to these where it must not decide."""
+
+import io
+import json
+import math
+import os
+import random
+import threading
+from dataclasses import replace
+
+import envelope_run
+import pytest
+from persist_engine.base.env import SystemEnv
+from persist_engine.base.errors import Fenced
+from persist_spark.report import Log
+from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Input, Stream
+from persist_spark.streaming import batches, driver_upserts, stream
+from persist_spark.streaming.driver_upserts import DriverUpserts
+from persist_spark.streaming.stream import run_stream
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+KEY, VALUE = "id BIGINT, part STRING", "at BIGINT, x DOUBLE, more STRUCT<a: INT, b: STRING>"
+KEYS, VALUES = ("id", "part"), ("at", "x", "more")
+COLUMNS = f"{KEY}, {VALUE}, seq BIGINT, gone BOOLEAN"
+
+
+class Acts(Log):
+    """A log in memory that calls `act` at the first event of a name."""
+
+    def __init__(self, event=None, act=None):
+        super().__init__(io.StringIO(), SystemEnv())
+        self.at, self.act = event, act
+
+    def event(self, event, **fields):
+        super().event(event, **fields)
+        if event == self.at and self.act is not None:
+            act, self.act = self.act, None
+            act()
+
+    def of(self, name):
+        lines = (json.loads(line) for line in self._stream.getvalue().splitlines())
+        return [line for line in lines if line["event"] == name]
+
+
+class Files:
+    """A folder of JSON files, of which a batch reads one, and the shards of the sinks that follow it."""
+
+    def __init__(self, spark, folder):
+        self.spark, self.folder, self.count = spark, folder, 0
+        folder.mkdir()
+
+    def add(self, *rows):
+        path = self.folder / f"{self.count:03}.json"
+        path.write_text("".join(json.dumps(row, allow_nan=True) + "\n" for row in rows))
+        os.utime(path, (1_700_000_000 + self.count,) * 2)  # Spark takes the oldest first
+        self.count += 1
+
+    def run(self, target, envelope, log=None, stop=None, **changes):
+        """A driver that reads what is new and ends, or runs until `stop`."""
+        input_ = Input(
+            format="json", schema=COLUMNS, options={"path": str(self.folder), "maxFilesPerTrigger": "1"}, sql=_SQL
+        )
+        changes = {"stream": Stream(is_bounded=True), **changes}
+        spec = replace(target.spec([], COLUMNS, envelope), input=input_, **changes)
+        log = log or Acts()
+        run_stream(self.spark, spec, stop=stop or threading.Event(), env=SystemEnv(), log=log)
+        return log
+
+
+#: A column that an envelope does not name must be a field of the shard.
+_SQL = f"select {', '.join((*KEYS, *VALUES))}, seq, gone from input"
+_ENVELOPES = {
+    "field": Envelope(type=EnvelopeType.UPSERT, order_column="at"),
+    "column": Envelope(type=EnvelopeType.UPSERT, order_column="seq", delete_column="gone"),
+}
+
+
+@pytest.fixture
+def files(local_spark, tmp_path):
+    return Files(local_spark, tmp_path / "in")
+
+
+def _row(dice, seq):
+    more = dice.choice([None, {"a": None, "b": "x"}, {"a": 1, "b": None}])
+    return {
+        "id": dice.choice([None, 1, 2, 3]),
+        "part": dice.choice([None, "", "p"]),
+        "at": dice.choice([None, *range(5)]),
+        "x": dice.choice([None, math.nan, 0.0, -0.0, 1.5]),
+        "more": more,
+        "seq": seq,
+        "gone": dice.random() < 0.3,
+    }
+
+
+@pytest.mark.parametrize("kind", _ENVELOPES)
+def test_driver_and_executors_write_the_same(files, make_target, monkeypatch, kind):
+    envelope, dice = _ENVELOPES[kind], random.Random(kind)
+    if kind == "field":
+        monkeypatch.setattr(f"{__name__}._SQL", _SQL.replace(", seq, gone", ""))
+    batches = [[_row(dice, number * 50 + seq) for seq in range(12)] for number in range(5)]
+    if kind == "field":  # the oracle wants one last row of each key
+        batches = [list({(r["id"], r["part"], r["at"]): r for r in rows}.values()) for rows in batches]
+    for rows in batches:
+        files.add(*rows)
+    here, there = make_target(KEY, VALUE), make_target(KEY, VALUE)
+    log = files.run(here, envelope)
+    assert len(log.of("decided")) == len(batches)
+    assert not log.of("staged")
+    monkeypatch.setattr(driver_upserts, "COMMANDS_BYTES_MAX", 0)
+    log = files.run(there, envelope)
+    assert len(log.of("staged")) == len(batches)
+    assert not log.of("decided")
+    state = {}
+    for rows in batches:
+        state = envelope_run.upserted(state, rows, key=KEYS, value=VALUES, envelope=envelope)
+    expected = {key: envelope_run.key_of(value) for key, value in state.items()}
+    for target in (here, there):
+        assert {key: envelope_run.key_of(value) for key, value in target.state().items()} == expected
+
+
+PLAIN = Envelope(type=EnvelopeType.UPSERT, order_column="seq", delete_column="gone")
+
+
+def _one(number, x=1.0, seq=0, *, gone=False):
+    return {"id": number, "part": "p", "at": None, "x": x, "more": None, "seq": seq, "gone": gone}
+
+
+def _held(number, x):
+    return (number, "p"), (None, x, None)
+
+
+def test_a_key_without_a_last_row_is_refused_by_name_and_nothing_is_written(files, make_target):
+    target = make_target(KEY, VALUE)
+    files.add(_one(1))
+    files.add(_one(2, x=1.0), _one(2, x=2.0), _one(3))
+    log = Acts()
+    with pytest.raises(ConfigurationError, match="several different rows for key .*2.*none of them is the last"):
+        files.run(target, PLAIN, log)
+    assert [line["batch"] for line in log.of("batch")] == [0]
+    assert target.state() == dict([_held(1, 1.0)])
+
+
+def test_a_shard_with_several_values_of_a_key_goes_on_without_the_key(files, make_target):
+    """A handle that knows all keys cannot be had then. Executors look at the keys of the batch alone."""
+    target = make_target(KEY, VALUE)
+    target.write({_held(1, 1.0): 1, _held(1, 2.0): 1, _held(2, 1.0): 1})
+    files.add(_one(2, x=5.0))
+    files.add(_one(1, x=5.0))
+    log = Acts()
+    with pytest.raises(Exception, match="the shard holds 2 values of key"):
+        files.run(target, PLAIN, log)
+    assert len(log.of("upserts_on_executors")) == 1
+    assert [line["batch"] for line in log.of("batch")] == [0]
+    target.write({_held(1, 1.0): -1})
+    assert target.state() == dict([_held(1, 2.0), _held(2, 5.0)])
+
+
+@pytest.mark.parametrize(("limit", "value"), [("STATE_UPDATES_MAX", 1), ("STATE_BYTES_MAX", 0)])
+def test_a_shard_with_too_many_keys_is_upserted_by_executors(files, make_target, monkeypatch, limit, value):
+    monkeypatch.setattr(driver_upserts, limit, value)
+    target = make_target(KEY, VALUE)
+    target.write({_held(1, 1.0): 1, _held(2, 1.0): 1})
+    files.add(_one(1, x=5.0))
+    files.add(_one(2, x=5.0))
+    log = files.run(target, PLAIN)
+    assert len(log.of("upserts_on_executors")) == 1
+    assert len(log.of("staged")) == 2
+    assert target.state() == dict([_held(1, 5.0), _held(2, 5.0)])
+
+
+def test_other_writers_between_two_batches_and_within_one(files, make_target):
+    """The driver decides anew against what they wrote."""
+    target = make_target(KEY, VALUE)
+    files.add(_one(1), _one(2), _one(3))
+    files.add(_one(1, x=2.0), _one(2, gone=True), _one(4))
+
+    def rival():
+        target.write({_held(1, 1.0): -1, _held(1, 7.0): 1, _held(2, 1.0): -1, _held(4, 9.0): 1})
+
+    second = Acts("batch", lambda: setattr(second, "at", "decided") or setattr(second, "act", rival))
+    log = files.run(target, PLAIN, second)
+    assert len(log.of("appended")) == 2
+    assert target.state() == dict([_held(1, 2.0), _held(3, 1.0), _held(4, 1.0)])
+
+
+def test_a_driver_is_fenced_by_another_and_the_other_goes_on(files, make_target):
+    target = make_target(KEY, VALUE)
+    files.add(_one(1))
+    files.add(_one(2))
+    other = Acts()
+    log = Acts("decided", lambda: files.run(target, PLAIN, other, run_id="r-2"))
+    with pytest.raises(Fenced, match="ns/s"):
+        files.run(target, PLAIN, log, run_id="r-1")
+    assert not log.of("appended")
+    assert len(other.of("appended")) == 2
+    assert target.state() == dict([_held(1, 1.0), _held(2, 1.0)])
+
+
+def test_an_idle_driver_holds_nothing_back(files, make_target, monkeypatch):
+    """Others write while the source has nothing new: the driver's own reader follows them, and lets since advance from time to time."""
+    monkeypatch.setattr(batches, "KEEP_UP_S", 0.0)
+    target, stop, uppers = make_target(KEY, VALUE), threading.Event(), []
+    files.add(_one(1))
+
+    class Idle(DriverUpserts):
+        def keep_up(self):
+            super().keep_up()
+            if self._handle is not None:
+                if not uppers:
+                    target.write({_held(5, 1.0): 1})
+                uppers.append(self._handle.upper)
+                if uppers[-1] == target.client.recent_upper(target.id):
+                    stop.set()
+
+    monkeypatch.setattr(stream, "DriverUpserts", Idle)
+    files.run(target, PLAIN, stop=stop, stream=Stream(commit_interval_s=1))
+    assert uppers[0] < uppers[-1]
+    assert target.state() == dict([_held(1, 1.0), _held(5, 1.0)])
+
+
+def test_the_handle_goes_with_the_driver(files, make_target):
+    target = make_target(KEY, VALUE)
+    files.add(_one(1))
+    files.run(target, PLAIN)
+    found = target.client.inspect(target.id)
+    assert (len(found.readers), len(found.writers)) == (0, 0)
