@@ -267,7 +267,7 @@ def test_change_events_with_tombstones(world):
         return [(id_, {"before": {"id": id_}, "after": None, "op": "d", "ts_ms": next(time)}), (id_, None)]
 
     world.kafka.send(world.topic, *[put(id_, 0, "r") for id_ in range(6)], *removed(1), *removed(2))
-    world.dies(envelope, "staged", count=1, sql=CHANGES, value="n BIGINT")
+    world.dies(envelope, "decided", count=1, sql=CHANGES, value="n BIGINT")
     world.kafka.send(world.topic, put(3, 5, "u"), put(2, 6), *removed(4), (7, None))
     world.run(envelope, sql=CHANGES, value="n BIGINT")
     assert world.rows() == Counter({(0, 0): 1, (2, 6): 1, (3, 5): 1, (5, 0): 1})
