@@ -5,6 +5,7 @@ skipped before consolidation.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -19,7 +20,7 @@ from persist_engine.rows import updates
 from persist_engine.rows.comparable import comparable_bound, scalar_of
 from persist_engine.rows.filter import Filter
 from persist_engine.rows.part_stats import part_stats, stats_name
-from persist_engine.rows.predicate import And, Compare, In, IsNull, Not, Or, Predicate, from_json, to_json
+from persist_engine.rows.predicate import And, Compare, In, IsNull, Like, Not, Or, Predicate, from_json, to_json
 from persist_engine.rows.schema import Schema
 from persist_kit.depth import draws
 from persist_kit.strategies import schemas, updates_table
@@ -87,10 +88,34 @@ def predicates(draw: st.DrawFn, schema: Schema, rows: list[dict[str, Any]], dept
     values = [value for row in rows if (value := value_at(row, path)) is not None]
     if pa.types.is_struct(data_type) or not values or draw(st.integers(0, 4)) == 0:
         return IsNull(text)
+    if pa.types.is_string(data_type) and draw(st.booleans()):
+        return Like(text, pattern_near(draw, draw(st.sampled_from(values))))
     pool = [literal for value in values for literal in near(value)]
     if draw(st.booleans()):
         return In(text, tuple(draw(st.lists(st.sampled_from(pool), max_size=4))))
     return Compare(text, draw(st.sampled_from(OPS)), draw(st.sampled_from(pool)))
+
+
+def pattern_near(draw: st.DrawFn, text: str) -> str:
+    """A pattern of LIKE that `text` has, or nearly has."""
+    kinds = draw(st.lists(st.sampled_from("=_%x"), min_size=len(text), max_size=len(text) + 1))
+    pieces = [
+        {"=": f"\\{one}" if one in "%_\\" else one, "x": "x"}.get(kind, kind)
+        for one, kind in zip([*text, "%"], kinds, strict=False)
+    ]
+    return "".join(pieces) + draw(st.sampled_from(["", "%"]))
+
+
+def is_like(text: str, pattern: str) -> bool:
+    """By the dynamic programme of SQL's definition."""
+    tokens = re.findall(r"\\.|.", pattern, re.DOTALL)
+    reached = {0}
+    for token in tokens:
+        if token == "%":
+            reached = {at for start in reached for at in range(start, len(text) + 1)}
+        else:
+            reached = {at + 1 for at in reached if at < len(text) and token in ("_", text[at], "\\" + text[at])}
+    return len(text) in reached
 
 
 def order(value: Any) -> Any:
@@ -122,6 +147,9 @@ def truth(predicate: Predicate, row: dict[str, Any], paths: dict[str, tuple[str,
         case In(column, values):
             value = value_at(row, paths[column])
             return None if value is None else any(compared(value, "=", literal) for literal in values)
+        case Like(column, pattern):
+            value = value_at(row, paths[column])
+            return None if value is None else is_like(value, pattern)
         case IsNull(column):
             return value_at(row, paths[column]) is None
         case Not(term):
@@ -166,6 +194,34 @@ def test_rows_pass_as_logic_says_and_statistics_never_deny_them(
         assert filter_.may_pass(part) or not any(expected)
         assert not filter_.must_pass(part) or all(expected)
         assert filter_.outside(table, part) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "pattern", "may", "must"),
+    [
+        (["ab", "ac"], "a%", True, True),
+        (["ab", "b"], "a%", True, False),
+        (["ab", None], "a%", True, False),
+        (["abx", "aby"], "ab_", True, False),
+        (["b", "c"], "a%", False, False),
+        (["a", "aa"], "ab%", False, False),
+        (["aa", "b"], "ab%", True, False),
+        (["ac", "b"], "ab%", False, False),
+        (["ab", "ab"], "ab", True, True),
+        (["a%", "a%b"], r"a\%%", True, True),
+        (["x", "y"], "%x", True, False),
+        (["x", "y"], "%", True, True),
+        ([None, None], "%", False, False),
+    ],
+)
+def test_statistics_of_texts_decide_what_has_a_form(
+    values: list[str | None], pattern: str, may: bool, must: bool
+) -> None:
+    schema = Schema.from_ddl("id BIGINT", "name STRING")
+    rows = [{"key": {"id": 1}, "val": {"name": name}, "time": 0, "diff": 1} for name in values]
+    part = part_of(pa.Table.from_pylist(rows, schema.updates_schema), schema, 1000)
+    filter_ = Filter(Like("name", pattern), schema)
+    assert (filter_.may_pass(part), filter_.must_pass(part)) == (may, must)
 
 
 def _python(table: pa.Table, at: int) -> dict[str, Any]:

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.rows.predicate import And, Compare, In, IsNull, Not, Or, Predicate
+from persist_engine.rows.filter import Filter
+from persist_engine.rows.predicate import And, Compare, In, IsNull, Like, Not, Or, Predicate
 from persist_engine.rows.predicate_text import parse_predicate
+from persist_engine.rows.schema import Schema
 from persist_kit.depth import draws
 
 quick = settings(max_examples=draws(200), deadline=None)
@@ -90,6 +92,57 @@ def test_every_text_can_be_said_with_doubled_quotes_and_with_backslashes(text, q
 @given(predicates)
 def test_a_predicate_survives_being_written_down(predicate):
     assert parse_predicate(said(predicate)) == plainly(predicate)
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern"),
+    [
+        ("name LIKE 'a%'", "a%"),
+        (r"name LIKE 'a\_b%'", r"a\_b%"),
+        ("name LIKE 'O''B_%'", "O'B_%"),
+        ("name LIKE '100#%' ESCAPE '#'", r"100\%"),
+        ("name LIKE '100%%_' ESCAPE '%'", r"100\%_"),
+        (r"name LIKE 'a##b#_\\c%' ESCAPE '#'", r"a\#b\_\\c%"),
+    ],
+)
+def test_a_like(text, pattern):
+    if "##" in text:  # an escape before itself is that character, for which a pattern needs no escape
+        pattern = pattern.replace(r"\#", "#")
+    assert parse_predicate(text) == Like("name", pattern)
+    assert (
+        parse_predicate(f"NOT {text}")
+        == parse_predicate(text.replace("LIKE", "NOT LIKE"))
+        == Not(Like("name", pattern))
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("name LIKE tag", "its pattern is no text"),
+        ("name LIKE 'a' ESCAPE 'xy'", "not one character"),
+        ("name LIKE ANY ('a', 'b')", "its pattern is no text"),
+        ("name ILIKE 'a'", "cannot express"),
+        ("upper(name) = 'A'", r"UPPER\(name\)"),
+    ],
+)
+def test_a_like_that_no_filter_expresses_is_named(text, problem):
+    with pytest.raises(InvalidUsage, match=problem):
+        parse_predicate(text)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "problem"), [("a\\", "backslash"), ("a\\b%", "backslash"), ("%\\", "backslash"), ("a#", None)]
+)
+def test_a_backslash_before_nothing_special_is_refused(pattern, problem):
+    schema = Schema.from_ddl("name STRING, id BIGINT", "")
+    if problem is None:
+        Filter(Like("name", pattern), schema)
+        return
+    with pytest.raises(InvalidUsage, match=problem):
+        Filter(Like("name", pattern), schema)
+    with pytest.raises(InvalidUsage, match=r"key\.id: LIKE compares texts, and the column is int64"):
+        Filter(Like("id", "1%"), schema)
 
 
 @pytest.mark.parametrize("text", ["name = 'a' 'b'", "name = 'O'Brien'", "name = 'O''Brien", "name = ''''' OR 1=1"])

@@ -47,10 +47,11 @@ PUSHED = [
     "clock = TIMESTAMP_NTZ '2013-01-02 03:04:05.678901'", "raw = X'00FF'", "place.x = 1", "place.y IS NULL", "place IS NULL",
     "(n = 1 OR s = 'a''b') AND NOT (id = 1 OR area IS NULL)", "NOT (n = 1 AND x > 1.0D)", "id BETWEEN 1 AND 3",
     "s = 'O\\'Brien \\\\ \"q\" \\n ü'", "s <> 'a\"\"b'", "area = 'ü'",
+    "s LIKE '%b' AND id > 1", "s LIKE 'a%'", "s NOT LIKE 'a%'", "startswith(s, 'a')", "endswith(s, '\"b')", "contains(s, '\\\\')", "contains(s, '%')",
 ]  # fmt: skip
 #: What stays Spark's, in whole or in part.
 KEPT = [
-    "length(s) = 1", "n = x", "x = CAST('NaN' AS DOUBLE)", "x < CAST('Infinity' AS DOUBLE)", "id % 2 = 0", "s LIKE '%b' AND id > 1",
+    "length(s) = 1", "n = x", "x = CAST('NaN' AS DOUBLE)", "x < CAST('Infinity' AS DOUBLE)", "id % 2 = 0", "s LIKE 'a_b'", "s ILIKE 'A%'",
     "n = 1 OR length(s) = 3",
 ]  # fmt: skip
 

@@ -80,7 +80,9 @@ def test_times_are_compared_to_the_microsecond(us):
         op("=", column("s"), literal("interval", "x")),
         op("=", column("nope"), literal("integer", 1)),
         op("=", column("id"), literal("string", "x")),
-        op("STARTS_WITH", column("s"), literal("string", "x")),
+        op("STARTS_WITH", column("s"), literal("string", None)),
+        op("CONTAINS", column("s"), column("s")),
+        op("CONTAINS", column("id"), literal("string", "1")),
         op("<=>", column("id"), literal("integer", 1)),
         op("OR", op("=", column("id"), literal("integer", 1)), op("LIKE", column("s"), literal("string", "x"))),
         op("AND"),
@@ -90,6 +92,14 @@ def test_times_are_compared_to_the_microsecond(us):
 )
 def test_what_has_no_exact_text_is_left_to_spark(condition):
     assert answered(condition, SCHEMA) is None
+
+
+@pytest.mark.parametrize(("name", "form"), [("STARTS_WITH", "{}%"), ("ENDS_WITH", "%{}"), ("CONTAINS", "%{}%")])
+@given(st.text(st.sampled_from("%_\\'\"ab\n") | st.characters(exclude_categories=["Cs"]), max_size=8))
+def test_parts_of_texts_stand_for_themselves(name, form, text):
+    read = answered(op(name, column("s"), literal("string", text)), SCHEMA)
+    meant = form.format("".join(f"\\{char}" if char in "%_\\" else char for char in text))
+    assert predicate_of(read).pattern == meant
 
 
 def test_names_that_look_like_a_side_and_fields_of_structs():

@@ -10,6 +10,7 @@ for floats, because the order is total.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,11 +26,16 @@ from persist_engine.rows.columns import canonical_floats
 from persist_engine.rows.comparable import NAN, Comparable, comparable_bound, floor_of, lacks_zone, scalar_of
 from persist_engine.rows.errors_column import ERR, holds_errors
 from persist_engine.rows.part_stats import stats_name
-from persist_engine.rows.predicate import And, Compare, In, IsNull, Not, Or, Predicate
+from persist_engine.rows.predicate import And, Compare, In, IsNull, Like, Not, Or, Predicate
 from persist_engine.rows.schema import Schema
 
 #: `pa.scalar(None, ...)` and `pa.array(...)` import pandas, which takes a second, so no module calls them when it is imported.
 _NULL = pa.nulls(1, pa.bool_())[0]
+
+
+#: The text before the first wildcard of a LIKE, and the rest.
+_PATTERN = re.compile(r"(?P<prefix>(?:[^%_\\]|\\[%_\\])*)(?P<rest>(?:[%_](?:[^\\]|\\[%_\\])*)?)", re.DOTALL)
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 
 class Outcomes(NamedTuple):
@@ -188,6 +194,35 @@ class _Within:
 
 
 @dataclass(frozen=True, slots=True)
+class _Like:
+    """`column` has the form of `pattern`, which begins with the text `prefix`. With `is_prefix` any text that begins so has this form."""
+
+    column: Column
+    pattern: str
+    prefix: str
+    is_prefix: bool
+
+    def mask(self, table: pa.Table) -> pa.ChunkedArray:
+        return pc.match_like(self.column.values(table), self.pattern)
+
+    def outcomes(self, part: HollowPart) -> Outcomes:
+        known = _known(self.column, part)
+        if known is None:
+            return _ANY
+        if known.null_count == known.rows:
+            return Outcomes(true=False, false=False, unknown=True)
+        ends = [end for end in (known.lower, known.upper) if isinstance(end, str)]
+        # Texts that begin with the prefix lie next to each other: before all texts that are greater without it.
+        is_past = known.lower is not None and known.lower > self.prefix and not str(known.lower).startswith(self.prefix)
+        is_before = known.upper is not None and known.upper < self.prefix
+        return Outcomes(
+            true=not is_past and not is_before,
+            false=not (self.is_prefix and len(ends) == 2 and all(end.startswith(self.prefix) for end in ends)),
+            unknown=known.may_be_null,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class _Null:
     """`column` is null."""
 
@@ -315,6 +350,8 @@ class Filter:
                 return self._comparison(self._compared(column, (value,)), op, value)
             case In(column, values):
                 return self._within(self._compared(column, values), values)
+            case Like(column, pattern):
+                return self._like(self._column(column), pattern)
             case IsNull(column):
                 return _Null(self._column(column))
             case And(terms):
@@ -344,6 +381,23 @@ class Filter:
             # When v lies between two values of the type, x < v and x <= v both mean x <= floor(v).
             below = _Below(column, floor.value, or_equal=op in ("<=", ">") or not floor.exact)
         return below if op in ("<", "<=") else _Opposite(below)
+
+    def _like(self, column: Column, pattern: str) -> _Bound:
+        name = ".".join(column.path)
+        if not pa.types.is_string(column.data_type):
+            raise InvalidUsage(
+                f"filter on {name}: LIKE compares texts, and the column is {column.data_type}", column=name
+            )
+        found = _PATTERN.fullmatch(pattern)
+        if found is None:
+            raise InvalidUsage(
+                f"filter on {name}: in the pattern {pattern!r} a backslash stands before something else than %, _ or a backslash",
+                column=name,
+            )
+        prefix = _ESCAPED.sub(r"\1", found["prefix"])
+        if not found["rest"]:
+            return self._within(column, (prefix,))
+        return _Like(column, pattern, prefix, is_prefix=set(found["rest"]) == {"%"})
 
     def _within(self, column: Column, values: Sequence[object]) -> _Within:
         column = column.widened(values)

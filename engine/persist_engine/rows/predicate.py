@@ -36,6 +36,16 @@ class In:
 
 
 @dataclass(frozen=True, slots=True)
+class Like:
+    """`column`, a text, has the form of `pattern`, in which `%` stands for any text, `_` for one character, and a backslash before `%`, `_`
+    or a backslash for that character itself.
+    """
+
+    column: str
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
 class IsNull:
     """`column` is null."""
 
@@ -63,14 +73,14 @@ class Not:
     term: Predicate
 
 
-Predicate = Compare | In | IsNull | And | Or | Not
+Predicate = Compare | In | Like | IsNull | And | Or | Not
 
 _ALIASES: dict[str, Op] = {**{op: op for op in get_args(Op)}, "==": "=", "<>": "!="}
 
 
 def from_tuples(terms: Sequence[Any]) -> Predicate:
     """The predicate of `[(column, op, value), ...]`, which is a conjunction, or of a list of such lists, which is a disjunction of
-    conjunctions. Operators are those of Compare, `in` and `not in`. InvalidUsage names what has another shape.
+    conjunctions. Operators are those of Compare, `in`, `like`, and `not in` and `not like`. InvalidUsage names what has another shape.
     """
     if not isinstance(terms, list | tuple) or not terms:
         raise InvalidUsage("a filter is a list of (column, operator, value), or a list of such lists; it is not empty")
@@ -88,10 +98,14 @@ def _from_tuple(term: Any) -> Predicate:
             raise InvalidUsage(f"filter on {column}: {op} takes a list of values, not {value!r}", column=column)
         within = In(column, tuple(value))
         return within if op == "in" else Not(within)
+    if op in ("like", "not like"):
+        if not isinstance(value, str):
+            raise InvalidUsage(f"filter on {column}: {op} takes a text, not {value!r}", column=column)
+        like = Like(column, value)
+        return like if op == "like" else Not(like)
     if op not in _ALIASES:
-        raise InvalidUsage(
-            f"filter on {column}: {op!r} is none of {', '.join((*_ALIASES, 'in', 'not in'))}", column=column
-        )
+        known = ", ".join((*_ALIASES, "in", "not in", "like", "not like"))
+        raise InvalidUsage(f"filter on {column}: {op!r} is none of {known}", column=column)
     return Compare(column, _ALIASES[op], value)
 
 
@@ -102,6 +116,8 @@ def to_json(predicate: Predicate) -> dict[str, Any]:
             return {"column": column, "op": op, "value": _value_to_json(column, value)}
         case In(column, values):
             return {"column": column, "in": [_value_to_json(column, value) for value in values]}
+        case Like(column, pattern):
+            return {"column": column, "like": pattern}
         case IsNull(column):
             return {"column": column, "is": "null"}
         case And(terms):
@@ -119,6 +135,8 @@ def from_json(value: dict[str, Any]) -> Predicate:
             return Compare(column, _ALIASES[op], _value_from_json(literal))
         case {"column": str(column), "in": list(values)}:
             return In(column, tuple(map(_value_from_json, values)))
+        case {"column": str(column), "like": str(pattern)}:
+            return Like(column, pattern)
         case {"column": str(column), "is": "null"}:
             return IsNull(column)
         case {"and": list(terms)}:

@@ -1,6 +1,6 @@
 """Predicates as text: the conditions of SQL's WHERE in Spark's dialect, parsed by sqlglot.
 
-    key.carrier IN ('AA', 'UA') AND val.delay >= 30 AND NOT (val.tail IS NULL OR val.at < TIMESTAMP '2013-01-02 00:00:00')
+    key.carrier IN ('AA', 'UA') AND val.delay >= 30 AND NOT (val.tail LIKE 'N1%' OR val.at < TIMESTAMP '2013-01-02 00:00:00')
 
 Columns are `key.<field>` and `val.<field>`. The side may be omitted when only one side has the field. Names that are not plain identifiers
 stand in backticks. A quote within text is doubled, as in SQL ('O''Brien'), or follows a backslash. This module owns the subset of SQL that
@@ -9,6 +9,7 @@ a predicate can express. It refuses everything else and names it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import date
 from decimal import Decimal, InvalidOperation
@@ -16,7 +17,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.rows.predicate import And, Compare, In, IsNull, Not, Op, Or, Predicate, from_tuples
+from persist_engine.rows.predicate import And, Compare, In, IsNull, Like, Not, Op, Or, Predicate, from_tuples
 
 if TYPE_CHECKING:
     from sqlglot.dialects.dialect import Dialect
@@ -34,7 +35,7 @@ def predicate_of(where: Where) -> Predicate:
     """The predicate that `where` stands for. InvalidUsage names what has none of the accepted forms."""
     if isinstance(where, str):
         return parse_predicate(where)
-    if isinstance(where, Compare | In | IsNull | And | Or | Not):
+    if isinstance(where, Compare | In | Like | IsNull | And | Or | Not):
         return where
     return from_tuples(where)
 
@@ -79,6 +80,13 @@ def _shown(text: str) -> str:
     return repr(text if len(text) <= 80 else text[:77] + "...")
 
 
+def _escaped(char: str, *, is_escaped: bool, escape: str) -> str:
+    """A character of a pattern with the escape `escape`, in a pattern with the backslash."""
+    if not is_escaped:
+        return "\\\\" if char == "\\" else char
+    return char if char == escape and char not in "%_\\" else f"\\{char}"
+
+
 class _Reader:
     """Converts the parser's tree into a predicate. A class, so that the parser is imported only when one is made."""
 
@@ -113,6 +121,10 @@ class _Reader:
             case exp.Between() if not node.args.get("symmetric"):
                 column, low, high = self._column(node.this), node.args["low"], node.args["high"]
                 return And((Compare(column, ">=", self._value(low)), Compare(column, "<=", self._value(high))))
+            case exp.Like():
+                return self._like(node, escape="\\")
+            case exp.Escape() if isinstance(node.this, exp.Like) and isinstance(node.expression, exp.Literal):
+                return self._like(node.this, escape=node.expression.this)
             case exp.Column() | exp.Dot():
                 return Compare(self._column(node), "=", value=True)
         op = self._ops.get(type(node))
@@ -121,6 +133,20 @@ class _Reader:
         if not self._is_column(node.expression):
             return Compare(self._column(node.this), op, self._value(node.expression))
         return Compare(self._column(node.expression), _FLIPPED[op], self._value(node.this))
+
+    def _like(self, node: Expr, *, escape: str) -> Predicate:
+        """A LIKE, whose pattern gets the backslash as its escape."""
+        pattern = node.expression
+        if not isinstance(pattern, self._exp.Literal) or not pattern.is_string:
+            raise self._refusal(node, "because its pattern is no text")
+        if len(escape) != 1:
+            raise self._refusal(node, f"with the escape {escape!r}, which is not one character")
+        text = pattern.this
+        if escape != "\\":
+            pairs = re.findall(rf"({re.escape(escape)}?)(.|$)", text, re.DOTALL)
+            text = "".join(_escaped(second, is_escaped=bool(first), escape=escape) for first, second in pairs)
+        like = Like(self._column(node.this), text)
+        return Not(like) if node.args.get("negate") else like
 
     def _is_column(self, node: Expr) -> bool:
         return isinstance(node, self._exp.Column | self._exp.Dot)

@@ -19,6 +19,8 @@ from persist_engine.rows.schema import Schema
 
 #: Spark's names of comparisons, and the text of each.
 _COMPARISONS = {"=": "=", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
+#: Spark's names of what it makes of LIKE and of functions, and the pattern of each.
+_FORMS = {"STARTS_WITH": "{}%", "ENDS_WITH": "%{}", "CONTAINS": "%{}%"}
 _JOINTS = {"AND": "AND", "OR": "OR"}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WHOLE = frozenset({"byte", "short", "integer", "long"})
@@ -62,6 +64,8 @@ def _text(node: Mapping[str, Any], schema: Schema) -> str:
     if name == "IN" and len(children) > 1:
         values = ", ".join(map(_literal, children[1:]))
         return f"{_column(children[0], schema)} IN ({values})"
+    if name in _FORMS and len(children) == 2 and children[1].get("type") == "string":
+        return f"{_column(children[0], schema)} LIKE {_pattern(_FORMS[name], children[1].get('value'))}"
     if name in _COMPARISONS and len(children) == 2:
         left, right = children
         if "column" in left:
@@ -90,6 +94,21 @@ def _literal(node: Mapping[str, Any]) -> str:
     except (InvalidUsage, ValueError, OverflowError, ArithmeticError) as error:
         raise _Inexpressible from error
     if type(read) is not type(meant) or read != meant:
+        raise _Inexpressible
+    return text
+
+
+def _pattern(form: str, value: str | None) -> str:
+    """The text of a pattern in which `value` stands for itself."""
+    if value is None:
+        raise _Inexpressible
+    pattern = form.format("".join(f"\\{char}" if char in "%_\\" else char for char in value))
+    text, _ = _literal_text("string", pattern)
+    try:
+        read = predicate_of(f"x LIKE {text}").pattern  # type: ignore[union-attr]  # a LIKE
+    except InvalidUsage as error:
+        raise _Inexpressible from error
+    if read != pattern:
         raise _Inexpressible
     return text
 
