@@ -57,7 +57,9 @@ BENCHES: dict[str, Callable[[Path, bool], list[Row]]] = {
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
-    parser.add_argument("names", nargs="*", help=f"which of {', '.join(BENCHES)} (default: all but peers, scale and table)")
+    parser.add_argument(
+        "names", nargs="*", help=f"which of {', '.join(BENCHES)} (default: all but peers, scale and table)"
+    )
     parser.add_argument("--quick", action="store_true", help="a tenth of the size, as a smoke test")
     parser.add_argument("--json", action="store_true", help="rows as JSON on standard output")
     options = parser.parse_args()

@@ -59,12 +59,19 @@ def run(folder: Path, quick: bool) -> list[Row]:
         os.environ.update(s3.environment)
         with _stub() as api:
             _seed(api, shards)
-            with _operator(folder, api, s3.location("data"), s3.location("other"), redis.url, other.url) as operator:
+            profiles = {"default": (s3.location("data"), redis.url), "hung": (s3.location("other"), other.url)}
+            with _operator(folder, api, profiles) as operator:
                 began = time.monotonic()
                 took = _until_ready(api, shards, operator)
                 ready = operator.sample()
                 row(f"{shards} shards ready, s", f"{took:.0f} s, {ready.cpu_s:.0f} CPU s", took, "60 s", 60)
-                row("API requests per shard until ready", _per(ready.counts, shards), sum(ready.counts.values()) / shards, "", 1)
+                row(
+                    "API requests per shard until ready",
+                    _per(ready.counts, shards),
+                    sum(ready.counts.values()) / shards,
+                    "",
+                    1,
+                )
                 row("memory", f"{operator.rss_mib():.0f} MiB", operator.rss_mib(), "300 MiB", 300)
                 operator.settle()
                 _window(row, operator, "idle", idle_s, redis)
@@ -164,7 +171,7 @@ class _Operator:
             if line.startswith("#"):
                 continue
             series, _, value = line.rpartition(" ")
-            name, _, labels = series.partition("{")
+            name = series.partition("{")[0]
             found[name] = found.get(name, 0.0) + float(value)
             if name.startswith(("persist_blob", "persist_consensus", "persist_store", "persist_operator")):
                 found[series] = float(value)
@@ -210,14 +217,14 @@ def _stub() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _operator(folder: Path, api: str, blob: str, other_blob: str, redis: str, other: str) -> Iterator[_Operator]:
-    everywhere = {"names": [f"team-{number}" for number in range(NAMESPACES)]}
-    profiles = {
-        "default": {"blob": blob, "consensus": redis, "allowedNamespaces": everywhere},
-        "hung": {"blob": other_blob, "consensus": other, "allowedNamespaces": everywhere},
+def _operator(folder: Path, api: str, profiles: dict[str, tuple[str, str]]) -> Iterator[_Operator]:
+    shared = {"names": [f"team-{number}" for number in range(NAMESPACES)]}
+    stores = {
+        name: {"blob": blob, "consensus": consensus, "allowedNamespaces": shared}
+        for name, (blob, consensus) in profiles.items()
     }
-    settings = {"storageProfiles": profiles, "httpPort": 0, "leader": {"namespace": "operator"}, "logLevel": "WARNING"}
-    (folder / "config.yaml").write_text(yaml.safe_dump({**settings, "logLevel": "INFO"}))
+    settings = {"storageProfiles": stores, "httpPort": 0, "leader": {"namespace": "operator"}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
     context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
     (folder / "kubeconfig").write_text(
         yaml.safe_dump(
@@ -302,7 +309,11 @@ def _per(counts: dict[str, int], shards: int) -> str:
 
 
 def _blob_gets(metrics: dict[str, float]) -> float:
-    return sum(value for series, value in metrics.items() if series.startswith("persist_blob_calls_total{") and '"get"' in series)
+    return sum(
+        value
+        for series, value in metrics.items()
+        if series.startswith("persist_blob_calls_total{") and '"get"' in series
+    )
 
 
 def _looks(metrics: dict[str, float]) -> float:

@@ -101,7 +101,7 @@ async def _answer(store: Store, request: web.Request) -> web.StreamResponse:
     if verb == "watch":
         return await _watch(store, request, plural)
     if verb == "list":
-        return _page(store, query, plural, kind, namespace, root)
+        return _page(store, query, (root, plural, kind), namespace)
     body = await request.json() if request.can_read_body else {}
     if verb == "create":
         key = (namespace or "", body["metadata"]["name"])
@@ -137,9 +137,8 @@ def _matches(labels: dict[str, str], query: Any) -> bool:
     return all(labels.get(name) == value for name, value in wanted)
 
 
-def _page(
-    store: Store, query: Any, plural: str, kind: str, namespace: str | None, root: str
-) -> web.StreamResponse:
+def _page(store: Store, query: Any, served: tuple[str, str, str], namespace: str | None) -> web.StreamResponse:
+    root, plural, kind = served
     found = [
         one
         for (where, _), one in store.objects[plural].items()
@@ -151,7 +150,12 @@ def _page(
         head["continue"] = str(start + limit)
     version = root.rsplit("/", 2)[-2:] if root.startswith("/apis") else ["v1"]
     return web.json_response(
-        {"kind": f"{kind}List", "apiVersion": "/".join(version), "metadata": head, "items": found[start : start + limit]}
+        {
+            "kind": f"{kind}List",
+            "apiVersion": "/".join(version),
+            "metadata": head,
+            "items": found[start : start + limit],
+        }
     )
 
 

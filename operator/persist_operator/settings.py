@@ -167,7 +167,11 @@ class LoopSettings:
     resync_seconds: float = 300
     """Every resource is reconciled at least this often."""
     inspect_seconds: float = 15
-    """The state of a healthy shard is read at most this often."""
+    """The state of a healthy shard is read at most this often. A store that pushes no news of commits is asked this often."""
+    idle_seconds: float = 60
+    """A shard without news is planned anew this often, from the last answer of its stores: some work falls due with time."""
+    poll_seconds: float = 300
+    """The stores are asked about a shard without news at least this often."""
     numbers_seconds: float = 30
     """Numbers that change all the time are written to a status at most this often."""
     since_seconds: float = 30

@@ -96,12 +96,14 @@ def test_events_of_an_object_are_listed_by_its_uid_up_to_the_limit(kube, server)
 def test_status_goes_by_server_side_apply_to_the_subresource_alone(kube, server, shard_resource):
     server.cluster.create(PERSIST_SHARD, shard_resource())
     version = server.cluster.get(PERSIST_SHARD, "team", "flights")["metadata"]["resourceVersion"]
-    assert kube.apply_status(PERSIST_SHARD, "team", "flights", {"shardId": "s"}, version=version) is True
+    assert kube.apply_status(PERSIST_SHARD, "team", "flights", {"shardId": "s"}, version=version) == kube.get(
+        PERSIST_SHARD, "team", "flights"
+    )
     method, path, query, headers = server.requests[-1]
     assert (method, path.endswith("/persistshards/flights/status")) == ("PATCH", True)
     assert query == {"fieldManager": "persist-operator", "force": "true"}
     assert headers["Content-Type"] == "application/apply-patch+yaml"
-    assert kube.apply_status(PERSIST_SHARD, "team", "gone", {}, version=version) is False
+    assert kube.apply_status(PERSIST_SHARD, "team", "gone", {}, version=version) is None
     with pytest.raises(ApiError, match="modified") as stale:
         kube.apply_status(PERSIST_SHARD, "team", "flights", {"shardId": "t"}, version=version)
     assert stale.value.status == 409
