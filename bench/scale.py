@@ -50,6 +50,8 @@ def run(folder: Path, quick: bool) -> list[Row]:
     active = min(shards, int(os.environ.get("ACTIVE", "30" if quick else "300")))
     idle_s, busy_s = (float(os.environ.get(name, "60")) for name in ("IDLE", "BUSY"))
     rows: list[Row] = []
+    # So that SIGTERM ends the servers too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
     def row(what: str, ours: str, value: float, goal: str, limit: float) -> None:
         rows.append(Row(what, f"{ours} (load {os.getloadavg()[0]:.1f})", goal, value / max(limit, 1e-9), "<1"))
@@ -84,6 +86,8 @@ def run(folder: Path, quick: bool) -> list[Row]:
                     with other.paused():
                         _window(row, operator, f"{active} active, one store hung", busy_s, redis)
                 row("appends", f"{writing.count} in all", 0, "", 1)
+                series = operator.metrics()["series"]
+                row("series in /metrics", f"{series:.0f}", series, "", 1)
                 row("memory at the end", f"{operator.rss_mib():.0f} MiB", operator.rss_mib(), "300 MiB", 300)
                 print(f"  all in {time.monotonic() - began:.0f} s", file=sys.stderr)
     return rows
@@ -186,13 +190,14 @@ class _Operator:
         return self._process.poll() is None
 
     def settle(self) -> None:
-        """Wait until no status was written for five seconds, a minute at most."""
-        until, quiet, last = time.monotonic() + 60, time.monotonic(), -1
+        """Wait until the second look at every shard is over: no status written and no blob read for five seconds. Three minutes at most."""
+        until, quiet, last = time.monotonic() + 180, time.monotonic(), (-1.0, -1.0)
         while time.monotonic() < until and time.monotonic() - quiet < 5:
-            now = sum(n for one, n in _get(f"{self._api}/stub/counts").items() if one.startswith("patch"))
+            sample = self.sample()
+            now = (float(sample.counts.get("patch persistshards", 0)), _blob_gets(sample.metrics))
             if now != last:
                 last, quiet = now, time.monotonic()
-            time.sleep(0.5)
+            time.sleep(1)
 
     def _cpu_s(self) -> float:
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()

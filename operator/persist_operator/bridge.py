@@ -48,7 +48,7 @@ from persist_operator.settings import OperatorSettings
 
 T = TypeVar("T")
 #: Limit on concurrent calls to one location, so that threads stay bounded.
-_CALLS_MAX = 4
+_CALLS_MAX = 8
 #: A store that works answers within this time. A caller waits no longer for a free place at a slow store, or for the answer of a store
 #: that was down.
 _PROMPT_S = 1.0
@@ -368,6 +368,9 @@ def _claimed(client: PersistClient, claim: Claim, ear: Ear | None, known: Seen |
                 lapses = was.writers or any(one.kind == "leased" for one in was.readers)
                 if not lapses and client.is_newest(shard_id, seqno=was.seqno, tag=was.tag):
                     return Seen(inspected=was, shard_id=shard_id)
+            if claim.known_seqno is None and not client.has_log(shard_id):
+                # Not `inspect`, which lists the shard's blobs for its message. `initialise` lists them again before it creates anything.
+                return Seen(inspected=ShardMissing(), shard_id=shard_id)
             try:
                 return Seen(inspected=client.inspect(shard_id, known_seqno=claim.known_seqno), shard_id=shard_id)
             except ShardNotFound:

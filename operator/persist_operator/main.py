@@ -101,6 +101,7 @@ class Operator:
             may_act=lambda: not settings.leader.enabled or election.is_leader,
             informed=informed,
         )
+        reconciler.on_news(self._controller.news)
         self._watches = Watches(
             self._controller.changed, cluster, settings, self._env, on_restart=metrics.watch_restarts.inc
         )

@@ -162,8 +162,8 @@ class WorkloadSettings:
 class LoopSettings:
     """Intervals and deadlines of the operator."""
 
-    workers: int = 4
-    """Number of reconciles at the same time. The load on the API server and the stores grows with it."""
+    workers: int = 16
+    """Number of reconciles at the same time. They mostly wait for the API server and the stores; the load on both grows with the number."""
     resync_seconds: float = 300
     """Every resource is reconciled at least this often."""
     inspect_seconds: float = 15

@@ -279,6 +279,11 @@ class PersistClient:
         """
         return self._push.is_live(expect_shard(shard_id))
 
+    def has_log(self, shard_id: ShardId) -> bool:
+        """Whether consensus has the shard. Linearized. One small read. Without a log, only `initialise` says whether there was one."""
+        head = self._versions.retry.external("head", lambda: self._consensus.head(expect_shard(shard_id)))
+        return head is not None
+
     def is_newest(self, shard_id: ShardId, *, seqno: int, tag: str) -> bool:
         """Whether this version, with this tag in hex, is the newest of the shard's log. Linearized. One small read, none of blob."""
         head = self._versions.retry.external("head", lambda: self._consensus.head(expect_shard(shard_id)))

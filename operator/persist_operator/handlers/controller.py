@@ -72,9 +72,12 @@ class Controller:
             if is_news or key.kind != resource.get("kind"):
                 self._queue.add(key)
 
+    def news(self, key: Key, after_s: float) -> None:
+        """Enqueue a shard that was changed in its stores. Never waits."""
+        self._queue.add(key, after_s=after_s)
+
     def start(self) -> None:
         """Start the workers and the resync."""
-        self._reconciler.on_news(lambda key, after_s: self._queue.add(key, after_s=after_s))
         for index in range(self._settings.loop.workers):
             self._threads.append(threading.Thread(target=self._work, name=f"worker-{index}", daemon=True))
         self._threads.append(threading.Thread(target=self._resync, name="resync", daemon=True))

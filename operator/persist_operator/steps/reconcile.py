@@ -16,6 +16,7 @@ from typing import Any
 
 from persist_engine.base.env import Env
 from persist_engine.base.errors import PersistError
+from persist_engine.model.inspection import Inspection
 
 from persist_operator.api import conditions, names, times
 from persist_operator.api.conditions import Condition
@@ -70,6 +71,7 @@ class _Planned:
     meta: Meta
     plan: Plan
     is_heard: bool = False
+    inspection: Inspection | None = None
 
 
 class Reconciler:
@@ -127,7 +129,7 @@ class Reconciler:
         if meta.deleting:
             return None
         try:
-            if self._write_status(key, resource, plan.status) is None:
+            if self._write_status(key, resource, plan.status, planned.inspection) is None:
                 self._forget(key)
                 return None
         except ApiError as error:
@@ -269,14 +271,20 @@ class Reconciler:
         shard = Shard.of(load_schemas().default(resource))
         found = self._observer.shard(shard, failures, sight=sight)
         plan = plan_shard(shard, found.observed, now_ms=self._env.now_ms(), settings=self._settings)
-        return _Planned(resource, shard.meta, plan, found.is_heard), found.sight
+        answer = found.observed.inspected
+        inspection = answer if isinstance(answer, Inspection) else None
+        return _Planned(resource, shard.meta, plan, found.is_heard, inspection), found.sight
 
-    def _write_status(self, key: Key, resource: Resource, status: Mapping[str, Any]) -> Resource | None:
-        """Write `status` if it differs. Returns the resource with it; None when the resource is gone. ApiError, without a write, when the
-        stored resource is newer than the one that was read: the write would lose the intents of another process.
+    def _write_status(
+        self, key: Key, resource: Resource, status: Mapping[str, Any], inspection: Inspection | None = None
+    ) -> Resource | None:
+        """Export `status`, with the newer numbers of `inspection`, and write it if it differs. Returns the resource with it; None when the
+        resource is gone. ApiError, without a write, when the stored resource is newer than the one that was read: the write would lose the
+        intents of another process.
         """
         if key.kind == "PersistShard":
-            self._metrics.set_shard(key.namespace, key.name, status, now_ms=self._env.now_ms())
+            now_ms = self._env.now_ms()
+            self._metrics.set_shard(key.namespace, key.name, status, now_ms=now_ms, inspection=inspection)
         else:
             self._metrics.set_sink(key.namespace, key.name, status)
         if (resource.get("status") or {}) == status:
