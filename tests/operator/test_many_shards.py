@@ -16,6 +16,7 @@ from persist_operator.cluster.informed import Informed
 from persist_operator.cluster.port import JOB, PERSIST_SHARD, SPARK_SINK, ApiError
 from persist_operator.handlers.controller import Controller
 from persist_operator.settings import AllowedNamespaces, LoopSettings, OperatorSettings, StorageProfile
+from persist_operator.steps.answers import Answers
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.reconcile import Key, Reconciler
 from prometheus_client import CollectorRegistry
@@ -130,7 +131,7 @@ def idle(house, shard_resource):
 
 def test_an_idle_shard_costs_no_request(idle, redis):
     requests, before = idle.cluster.record(), (idle.commands(redis), idle.blob_calls("get"))
-    waits = [idle.go(seconds=60) for _ in range(4)]
+    waits = [idle.go(seconds=60) for _ in range(3)]
     assert requests == []
     assert (idle.commands(redis), idle.blob_calls("get")) == before
     assert all(LOOP.idle_seconds <= wait_s <= 1.1 * LOOP.idle_seconds for wait_s in waits)
@@ -154,12 +155,37 @@ def test_a_commit_of_another_process_brings_the_shard_back(idle):
     assert idle.status()["frontiers"]["seqno"] > seqno
 
 
-def test_many_commits_of_a_shard_are_one_item_of_news_until_it_is_looked_at(idle):
-    for number in range(1, 6):
-        idle.append(number)
-    assert idle.is_heard.wait(HAPPENS_S)
-    idle.go(seconds=40)
-    assert len(idle.heard) == 1
+def test_many_commits_of_a_shard_are_one_item_of_news_until_it_is_looked_at():
+    env, heard = SeededEnv(), []
+    answers = Answers(env, LOOP)
+    answers.on_news = lambda name, after_s: heard.append((name, after_s))
+    name = ("team", "flights")
+    answers.heard(name, is_missed=False)
+    assert heard == [], "the stores were not asked about the shard"
+    ear = answers.begin(name)
+    env.advance_ms(4000)
+    for _ in range(5):
+        ear.hear(object())
+    assert heard == [(name, LOOP.inspect_seconds - 4)]
+    answers.begin(name)
+    env.advance_ms(100_000)
+    ear.hear(object())
+    assert heard[1:] == [(name, 0)]
+    answers.forget(name)
+    ear.hear(object())
+    assert len(heard) == 2
+
+
+def test_looks_after_a_lost_connection_are_spread():
+    env, heard = SeededEnv(), []
+    answers = Answers(env, LOOP)
+    answers.on_news = lambda name, after_s: heard.append(after_s)
+    ears = [answers.begin(("team", str(number))) for number in range(100)]
+    env.advance_ms(3600_000)
+    for ear in ears:
+        ear.hear(None)
+    assert max(heard) <= LOOP.inspect_seconds
+    assert len({round(one) for one in heard}) > 10
 
 
 def test_a_shard_whose_store_pushes_nothing_is_asked_as_often_as_before(tmp_path, now, shard_resource):
@@ -298,3 +324,13 @@ def test_a_pause_that_the_api_server_asks_for_is_kept(house):
     assert controller._queue.take(timeout_s=0) is None
     house.env.advance_ms(22_000)
     assert controller._queue.take(timeout_s=0) == SHARD
+
+
+def test_a_status_is_planned_from_what_the_stores_say_now(idle):
+    """Another process took the shard's owner away, of which no store brings news. A change of the spec calls for another status."""
+    with PersistClient.open(idle.location) as client:
+        client.disown(ShardId(idle.status()["shardId"]))
+    idle.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["spec"].update(suspend=True))
+    idle.deliver()
+    idle.go()
+    assert conditions.find(idle.status(), "Stalled")["reason"] == "ShardUnowned"

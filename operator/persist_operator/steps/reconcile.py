@@ -107,12 +107,19 @@ class Reconciler:
         A refused action asks for the next reconcile at once, and that one shows the refusal on the status. An error of observation or
         planning is shown on the status and raised: repeat later. StoreBusy when the shard's store has no room for a call now: repeat soon;
         the status stays. Idempotent.
+
+        A shard that this reconcile created is observed at once, while its state is at hand. Later, it would be read from blob.
         """
+        wait_s, is_created = self._step(key)
+        return self._step(key)[0] if is_created else wait_s
+
+    def _step(self, key: Key) -> tuple[float | None, bool]:
+        """As `reconcile`. Also whether it created the shard."""
         started_s = self._env.monotonic_s()
         resource = self._accepted(key)
         if resource is None:
             self._forget(key)
-            return None
+            return None, False
         try:
             planned = self._plan(key, resource)
         except StoreBusy:
@@ -122,16 +129,16 @@ class Reconciler:
             raise
         if planned is None:
             self._forget(key)
-            return None
+            return None, False
         resource, meta, plan = planned.resource, planned.meta, planned.plan
         with self._lock:
             self._blind.pop(key, None)
         if meta.deleting:
-            return None
+            return None, False
         try:
             if self._write_status(key, resource, plan.status, planned.inspection) is None:
                 self._forget(key)
-                return None
+                return None, False
         except ApiError as error:
             if error.status == _INVALID:
                 self._show(key, resource, error)
@@ -143,9 +150,12 @@ class Reconciler:
         for action in plan.actions:
             # Not `any`: every action must be carried out.
             is_changed = self._do(key, meta, action) or is_changed
-        if is_changed:
-            return min(plan.requeue_after_s or 0.0, _AFTER_NEWS_S)
-        return self._wait_s(planned, started_s)
+        if not is_changed:
+            return self._wait_s(planned, started_s), False
+        with self._lock:
+            failed = self._failures.get(key, {}).keys()
+            is_created = any(isinstance(one, InitialiseShard) and action_key(one) not in failed for one in plan.actions)
+        return min(plan.requeue_after_s or 0.0, _AFTER_NEWS_S), is_created
 
     def _wait_s(self, planned: _Planned, started_s: float) -> float | None:
         """The seconds until the next reconcile, when this one, which began at `started_s`, changed nothing that the next must show."""
@@ -251,8 +261,7 @@ class Reconciler:
         with self._lock:
             failures = dict(self._failures.get(key, {}))
         if key.kind != PERSIST_SHARD.kind:
-            # A resource definition that is older than this operator lacks newer fields. Their defaults are filled in here.
-            sink = Sink.of(load_schemas().default(resource))
+            sink = Sink.of(_defaulted(resource))
             found, now_ms = self._observer.sink(sink, failures), self._env.now_ms()
             plan = plan_sink(sink, found, now_ms=now_ms, settings=self._settings)
             return _Planned(resource, sink.meta, plan)
@@ -268,7 +277,7 @@ class Reconciler:
     def _plan_shard(
         self, resource: Resource, failures: Mapping[str, ActionFailure], sight: Sight
     ) -> tuple[_Planned, Sight]:
-        shard = Shard.of(load_schemas().default(resource))
+        shard = Shard.of(_defaulted(resource))
         found = self._observer.shard(shard, failures, sight=sight)
         plan = plan_shard(shard, found.observed, now_ms=self._env.now_ms(), settings=self._settings)
         answer = found.observed.inspected
@@ -340,6 +349,16 @@ class Reconciler:
             self._cluster.create(EVENT, manifest)
         except ApiError as error:
             _LOG.warning("event not posted", extra={"key": str(key), "error": str(error)})
+
+
+def _defaulted(resource: Resource) -> Resource:
+    """The resource with the defaults of its schema. A resource definition that is older than this operator lacks newer fields."""
+    # A status has no defaults, and it is the greater part of the resource.
+    status = resource.get("status") or {}
+    return {
+        **load_schemas().default({name: one for name, one in resource.items() if name != "status"}),
+        "status": status,
+    }
 
 
 def _is_about_a_child(action: Action) -> bool:
