@@ -20,6 +20,7 @@ from bench import (
     history,
     mirror,
     peers,
+    scale,
     sink,
     snapshot,
     spark,
@@ -48,6 +49,7 @@ BENCHES: dict[str, Callable[[Path, bool], list[Row]]] = {
     "write_task": write_task.run,
     "upsert": upsert.run,
     "peers": peers.run,
+    "scale": scale.run,
     "table": table.run,
 }
 
@@ -55,7 +57,9 @@ BENCHES: dict[str, Callable[[Path, bool], list[Row]]] = {
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
-    parser.add_argument("names", nargs="*", help=f"which of {', '.join(BENCHES)} (default: all but peers and table)")
+    parser.add_argument(
+        "names", nargs="*", help=f"which of {', '.join(BENCHES)} (default: all but peers, scale and table)"
+    )
     parser.add_argument("--quick", action="store_true", help="a tenth of the size, as a smoke test")
     parser.add_argument("--json", action="store_true", help="rows as JSON on standard output")
     options = parser.parse_args()
@@ -64,8 +68,8 @@ def main() -> None:
         parser.error(f"no such bench: {', '.join(sorted(unknown))}; there are {', '.join(BENCHES)}")
     rows: list[Row] = []
     for name in options.names or [
-        name for name in BENCHES if name not in {"peers", "table"}
-    ]:  # their packages are in a dependency group of their own
+        name for name in BENCHES if name not in {"peers", "scale", "table"}
+    ]:  # two need packages of a dependency group of their own, and scale takes many minutes
         print(f"bench {name} ...", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="persist-bench-") as folder:
             found = BENCHES[name](Path(folder), options.quick)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from persist_engine import Location, PersistClient, hold_since
 from persist_engine.base.env import Env, SystemEnv
@@ -34,6 +34,7 @@ from persist_engine.base.errors import (
 from persist_engine.base.metrics import Metrics, NoMetrics
 from persist_engine.base.settings import RetrySettings, Settings
 from persist_engine.model.ids import CriticalReaderId, ShardId
+from persist_engine.model.inspection import Inspection
 from persist_engine.model.ownership import Adopted, OwnedElsewhere, Unowned
 from persist_engine.rows.schema import Schema
 
@@ -47,7 +48,7 @@ from persist_operator.settings import OperatorSettings
 
 T = TypeVar("T")
 #: Limit on concurrent calls to one location, so that threads stay bounded.
-_CALLS_MAX = 4
+_CALLS_MAX = 8
 #: A store that works answers within this time. A caller waits no longer for a free place at a slow store, or for the answer of a store
 #: that was down.
 _PROMPT_S = 1.0
@@ -62,6 +63,13 @@ _PERMANENT: tuple[tuple[type[PersistError], str], ...] = (
     (StoreMismatch, "StoreMismatch"),
 )
 _PERMANENT_KINDS = tuple(kind for kind, _ in _PERMANENT)
+
+
+class Ear(Protocol):
+    """Hears of commits to one shard, from any thread. Must be quick and must not raise."""
+
+    def hear(self, news: object | None) -> None:
+        """There was a commit. None: commits may have been missed."""
 
 
 class BridgeFailure(PersistError):
@@ -149,27 +157,44 @@ class Bridge:
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def inspect(self, location: StoreLocation, claim: Claim) -> Seen:
+    def inspect(
+        self, location: StoreLocation, claim: Claim, *, ear: Ear | None = None, known: Seen | None = None
+    ) -> Seen:
         """Claim the shard for its owner, and inspect it. Linearized when it answers. Failures of the store are values; raises only
-        StoreBusy.
+        StoreBusy. `ear` hears of later commits to the shard while it lives. `known` is an earlier answer to this claim, which is returned
+        if the shard has had no commit since: then nothing is read from blob.
         """
         try:
-            return self._call(location, lambda client: _claimed(client, claim))
+            return self._call(location, lambda client: _claimed(client, claim, ear, known))
         except BridgeFailure as error:
             return Seen(inspected=error.failure)
         except InvalidUsage as error:
             return Seen(inspected=StoreFailure(reason="InvalidStorage", message=_text(error, location), permanent=True))
 
+    def hears(self, location: StoreLocation, shard_id: str) -> bool:
+        """Whether an ear of this shard hears of every commit now, as far as is known. Asks no store."""
+        with self._lock:
+            store = self._stores.get(location)
+        client = None if store is None else store.client
+        return client is not None and client.hears_commits(ShardId(shard_id))
+
     def claim(
-        self, shard: Shard, location: StoreLocation, settings: OperatorSettings, *, is_gone: Callable[[str], bool]
+        self,
+        shard: Shard,
+        location: StoreLocation,
+        settings: OperatorSettings,
+        *,
+        is_gone: Callable[[str], bool],
+        ear: Ear | None = None,
+        known: Seen | None = None,
     ) -> Seen:
         """`inspect` with the claim of a resource. Takes the shard over where plan.ownership allows it; `is_gone` is as there."""
         claim = ownership.claim_of(shard, settings)
-        answer = self.inspect(location, claim)
+        answer = self.inspect(location, claim, ear=ear, known=known)
         if isinstance(answer.inspected, NotOwned) and ownership.may_take_over(
             shard, answer.inspected, settings, is_gone=is_gone
         ):
-            return self.inspect(location, replace(claim, take_over=True))
+            return self.inspect(location, replace(claim, take_over=True), ear=ear)
         return answer
 
     def initialise(self, action: InitialiseShard) -> None:
@@ -327,7 +352,7 @@ class Bridge:
         return failure
 
 
-def _claimed(client: PersistClient, claim: Claim) -> Seen:
+def _claimed(client: PersistClient, claim: Claim, ear: Ear | None, known: Seen | None) -> Seen:
     wanted = None if claim.wanted is None else ShardId(claim.wanted)
     match client.adopt(claim.owner, wanted, ShardId(claim.proposed), take_over=claim.take_over):
         case OwnedElsewhere(shard_id, owner):
@@ -335,6 +360,17 @@ def _claimed(client: PersistClient, claim: Claim) -> Seen:
         case Unowned(shard_id):
             return Seen(inspected=NotOwned(shard_id=shard_id, owner=None))
         case Adopted(shard_id):
+            if ear is not None:
+                client.on_commit(shard_id, ear)
+            was = None if known is None else known.inspected
+            if isinstance(was, Inspection) and was.shard_id == shard_id:
+                # Readers and writers lapse without a commit, so a state that has some says less with time.
+                lapses = was.writers or any(one.kind == "leased" for one in was.readers)
+                if not lapses and client.is_newest(shard_id, seqno=was.seqno, tag=was.tag):
+                    return Seen(inspected=was, shard_id=shard_id)
+            if claim.known_seqno is None and not client.has_log(shard_id):
+                # Not `inspect`, which lists the shard's blobs for its message. `initialise` lists them again before it creates anything.
+                return Seen(inspected=ShardMissing(), shard_id=shard_id)
             try:
                 return Seen(inspected=client.inspect(shard_id, known_seqno=claim.known_seqno), shard_id=shard_id)
             except ShardNotFound:

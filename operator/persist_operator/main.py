@@ -23,6 +23,7 @@ from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.registry import CollectorRegistry
 
 from persist_operator.bridge import Bridge
+from persist_operator.cluster.informed import Informed
 from persist_operator.cluster.kube import KubeCluster, load_client
 from persist_operator.cluster.lease import Election
 from persist_operator.handlers import logs
@@ -88,7 +89,8 @@ class Operator:
 
         cluster = KubeCluster(load_client(), on_request=on_request)
         self._bridge = Bridge(settings, env=self._env, metrics=PrometheusMetrics(registry))
-        reconciler = Reconciler(cluster, self._bridge, settings, self._env, metrics)
+        informed = Informed()
+        reconciler = Reconciler(cluster, self._bridge, settings, self._env, metrics, informed=informed)
         self._election = election = Election(cluster, settings.leader, identity, self._env)
         self._controller = Controller(
             reconciler,
@@ -97,7 +99,9 @@ class Operator:
             self._env,
             metrics,
             may_act=lambda: not settings.leader.enabled or election.is_leader,
+            informed=informed,
         )
+        reconciler.on_news(self._controller.news)
         self._watches = Watches(
             self._controller.changed, cluster, settings, self._env, on_restart=metrics.watch_restarts.inc
         )

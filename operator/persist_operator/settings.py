@@ -162,12 +162,16 @@ class WorkloadSettings:
 class LoopSettings:
     """Intervals and deadlines of the operator."""
 
-    workers: int = 4
-    """Number of reconciles at the same time. The load on the API server and the stores grows with it."""
+    workers: int = 16
+    """Number of reconciles at the same time. They mostly wait for the API server and the stores; the load on both grows with the number."""
     resync_seconds: float = 300
     """Every resource is reconciled at least this often."""
     inspect_seconds: float = 15
-    """The state of a healthy shard is read at most this often."""
+    """The state of a healthy shard is read at most this often. A store that pushes no news of commits is asked this often."""
+    idle_seconds: float = 60
+    """A shard without news is planned anew this often, from the last answer of its stores: some work falls due with time."""
+    poll_seconds: float = 300
+    """The stores are asked about a shard without news at least this often."""
     numbers_seconds: float = 30
     """Numbers that change all the time are written to a status at most this often."""
     since_seconds: float = 30

@@ -21,6 +21,8 @@ class ApiServer:
         self.cluster = FakeCluster(now_ms=SystemEnv().now_ms)
         self.requests = []
         self.stopping = threading.Event()
+        self.headers = {}
+        """Headers of every answer but those of watches."""
         server = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -40,6 +42,8 @@ class ApiServer:
                 self.send_response(code)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(raw)))
+                for name, value in server.headers.items():
+                    self.send_header(name, value)
                 with contextlib.suppress(OSError):  # the client may have ended
                     self.end_headers()
                     self.wfile.write(raw)

@@ -100,6 +100,9 @@ class FakeCluster:
                 and labels.items() <= (one["metadata"].get("labels") or {}).items()
             ]
 
+    def pages(self, kind: Kind, namespace: str | None, labels: Mapping[str, str]) -> list[list[Resource]]:
+        return [self.find(kind, namespace, labels)]
+
     def served(self, api_version: str) -> frozenset[str]:
         plurals = {one.plural for one in BY_KIND.values() if one.api_version == api_version}
         return frozenset(plurals - self.unserved)
@@ -155,18 +158,20 @@ class FakeCluster:
             return gone is not None
 
     @_request
-    def apply_status(self, kind: Kind, namespace: str, name: str, status: Mapping[str, Any], *, version: str) -> bool:
+    def apply_status(
+        self, kind: Kind, namespace: str, name: str, status: Mapping[str, Any], *, version: str
+    ) -> Resource | None:
         key = (kind.kind, namespace, name)
         with self._lock:
             self._write("status", key)
             stored = self._stored.get(key)
             if stored is None:
-                return False
+                return None
             if version != stored["metadata"]["resourceVersion"]:
                 raise ApiError(f"{kind.kind} {namespace}/{name}: the object has been modified", status=409)
             # One manager owns all of status: what it does not apply any more goes away.
             self._put(key, {**stored, "status": _copy(dict(status))}, stored)
-            return True
+            return self.stored(*key)
 
     @_pod_request
     def logs(self, namespace: str, pod: str, *, lines: int) -> str:

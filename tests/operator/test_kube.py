@@ -77,6 +77,47 @@ def failed_create(name, uid, message, **changes):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["find", "pages"])
+def test_a_list_that_expires_before_its_last_page_begins_again(kube, server, monkeypatch, way):
+    monkeypatch.setattr("persist_operator.cluster.kube._PAGE", 2)
+    for number in range(5):
+        kube.create(CONFIG_MAP, config_map(f"c{number}"))
+    answer, expired = server.answer, []
+
+    def compacts_once(method, path, query, body):
+        if query.get("continue") == "2" and not expired:
+            expired.append(path)
+            return 410, {"message": "the provided continue parameter is too old"}
+        return answer(method, path, query, body)
+
+    server.answer = compacts_once
+    found = kube.find(CONFIG_MAP, "team", {})
+    assert [one["metadata"]["name"] for one in found] == [f"c{number}" for number in range(5)]
+    expired.clear()
+    paged = [one["metadata"]["name"] for page in kube.pages(CONFIG_MAP, "team", {}) for one in page]
+    assert paged == ["c0", "c1", "c0", "c1", "c2", "c3", "c4"]
+
+    server.answer = lambda method, path, query, body: (
+        (410, {}) if "continue" in query else answer(method, path, query, body)
+    )
+    with pytest.raises(ApiError) as refused:
+        list(getattr(kube, way)(CONFIG_MAP, "team", {}))
+    assert refused.value.status == 410
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("header", "pause_s"), [("7", 7), ("0", 0), ("86400", 300), ("Wed, 21 Oct 2026 07:28:00 GMT", 0), ("-1", 0)]
+)
+def test_the_pause_that_a_busy_server_asks_for_is_on_the_error(kube, server, header, pause_s):
+    server.headers["Retry-After"] = header
+    server.answer = lambda *_: (429, {"message": "too many requests"})
+    with pytest.raises(ApiError) as refused:
+        kube.get(CONFIG_MAP, "team", "one")
+    assert (refused.value.status, refused.value.retry_after_s) == (429, pause_s)
+
+
 def test_events_of_an_object_are_listed_by_its_uid_up_to_the_limit(kube, server):
     for index in range(4):
         kube.create(EVENT, failed_create(f"j.{index}", "uid-new", f"no {index}"))
@@ -96,12 +137,13 @@ def test_events_of_an_object_are_listed_by_its_uid_up_to_the_limit(kube, server)
 def test_status_goes_by_server_side_apply_to_the_subresource_alone(kube, server, shard_resource):
     server.cluster.create(PERSIST_SHARD, shard_resource())
     version = server.cluster.get(PERSIST_SHARD, "team", "flights")["metadata"]["resourceVersion"]
-    assert kube.apply_status(PERSIST_SHARD, "team", "flights", {"shardId": "s"}, version=version) is True
+    stored = kube.apply_status(PERSIST_SHARD, "team", "flights", {"shardId": "s"}, version=version)
+    assert stored == server.cluster.get(PERSIST_SHARD, "team", "flights")
     method, path, query, headers = server.requests[-1]
     assert (method, path.endswith("/persistshards/flights/status")) == ("PATCH", True)
     assert query == {"fieldManager": "persist-operator", "force": "true"}
     assert headers["Content-Type"] == "application/apply-patch+yaml"
-    assert kube.apply_status(PERSIST_SHARD, "team", "gone", {}, version=version) is False
+    assert kube.apply_status(PERSIST_SHARD, "team", "gone", {}, version=version) is None
     with pytest.raises(ApiError, match="modified") as stale:
         kube.apply_status(PERSIST_SHARD, "team", "flights", {"shardId": "t"}, version=version)
     assert stale.value.status == 409

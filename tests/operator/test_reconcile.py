@@ -92,8 +92,10 @@ def world(tmp_path, now):
 
 def test_a_shard_becomes_ready_and_exists_in_the_stores(world, shard_resource, refused):
     world.cluster.create(PERSIST_SHARD, shard_resource({"schema": {"key": "id BIGINT", "value": "v STRING"}}))
+    requests = world.cluster.record()
     world.reconciler.reconcile(SHARD)
-    assert world.ready(SHARD) == ("False", "Initialising")
+    written = [conditions.find(one.arguments[3], "Ready")["reason"] for one in requests if one.verb == "apply_status"]
+    assert written == ["Accepted", "Initialising", "Healthy"], "the intent is stored before the shard is created"
     status = world.go(SHARD)
     assert world.ready(SHARD) == ("True", "Healthy")
     assert status["schema"] == {"key": status["schema"]["key"], "value": status["schema"]["value"]}

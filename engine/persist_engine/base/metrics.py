@@ -28,6 +28,9 @@ BUCKETS_S = (
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0),
 )
 
+#: Shards watched before the series of those without an owner are removed without a scrape. Twice the shards with an owner, at least this.
+_SWEEP_MIN = 256
+
 ShardGauges = Mapping[tuple[str, str], float]
 """(name, value of the label other than `shard`, "" if there is none) -> value."""
 
@@ -88,9 +91,9 @@ class PrometheusMetrics:
         self._lock = threading.RLock()
         self._is_taken = False
         self._collectors: dict[tuple[Kind, str], Counter | Gauge | Histogram] = {}
-        self._by_shard: list[Counter | Gauge | Histogram] = []
         #: Series by call key. Skips prometheus-client's own look-up, which costs more than the increment.
         self._children: dict[tuple[Any, ...], Any] = {}
+        self._sweep_at = _SWEEP_MIN
         self._watched: dict[str, list[tuple[weakref.ref[Any], Callable[[Any], ShardGauges]]]] = {}
         registry.register(cast("Collector", self))  # one by its `collect`
 
@@ -116,6 +119,10 @@ class PrometheusMetrics:
         """See Metrics. If a shard has several owners (several clients of one location), the newest one's gauges are exported."""
         with self._alone():
             self._watched.setdefault(shard, []).append((weakref.ref(owner), read))
+            is_due = len(self._watched) >= self._sweep_at
+        if is_due:
+            # A process that visits thousands of shards, and that nothing scrapes, must not keep the series of all of them.
+            self._swept()
 
     def collect(self) -> Iterator[Metric]:
         """Yield the gauges of watched shards to the registry. Drops shards whose owners are gone."""
@@ -133,8 +140,9 @@ class PrometheusMetrics:
         yield from families.values()
 
     def _swept(self) -> dict[str, tuple[Any, Callable[[Any], ShardGauges]]]:
-        """Return the newest owner of every shard that has one; remove the series of all other shards."""
+        """Return the newest owner of every shard that has one; remove the series of all other shards, in one pass over all series."""
         owned: dict[str, tuple[Any, Callable[[Any], ShardGauges]]] = {}
+        gone: set[str] = set()
         with self._alone():
             for shard, owners in list(self._watched.items()):
                 alive = [(ref, owner, read) for ref, read in owners if (owner := ref()) is not None]
@@ -143,14 +151,19 @@ class PrometheusMetrics:
                     owned[shard] = alive[-1][1:]
                 else:
                     del self._watched[shard]
-                    self._forget(shard)
+                    gone.add(shard)
+            if gone:
+                self._forget(gone)
+            self._sweep_at = max(_SWEEP_MIN, 2 * len(self._watched))
         return owned
 
-    def _forget(self, shard: str) -> None:
-        label = ("shard", shard)
-        self._children = {key: child for key, child in self._children.items() if label not in key}
-        for collector in self._by_shard:
-            collector.remove_by_labels(dict([label]))
+    def _forget(self, shards: set[str]) -> None:
+        for key in [key for key in self._children if any(one[0] == "shard" and one[1] in shards for one in key[2:])]:
+            del self._children[key]
+            kind, name, *labels = key
+            values = dict(labels)
+            collector = self._collectors[kind, name]
+            collector.remove(*(values[one] for one in _described(kind, name, tuple(sorted(values)))[1]))
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
@@ -170,8 +183,6 @@ class PrometheusMetrics:
             if collector is None:
                 text, names = _described(kind, name, tuple(sorted(labels)))
                 collector = self._collectors[kind, name] = self._made(kind, f"{PREFIX}{name}", text, names)
-                if "shard" in names:
-                    self._by_shard.append(collector)
             child = self._children[key] = collector.labels(**labels) if labels else collector
         return child
 

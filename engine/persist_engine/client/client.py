@@ -42,7 +42,7 @@ from persist_engine.shard.schemas import SchemaIncompatible, evolve_schema, sche
 from persist_engine.shard.versions import StateVersions, check_codecs
 from persist_engine.storage.blob import Blob
 from persist_engine.storage.consensus import Consensus
-from persist_engine.storage.notify import NoPush, Push
+from persist_engine.storage.notify import Listener, NoPush, Push
 from persist_engine.storage.open import open_blob, open_consensus, open_push
 from persist_engine.work.identity import identify
 from persist_engine.work.registry import Registry
@@ -266,6 +266,28 @@ class PersistClient:
             val_schema=schema.val_ddl,
             known_tag=None if known is None else known.hex(),
         )
+
+    def on_commit(self, shard_id: ShardId, listener: Listener) -> None:
+        """Lets `listener` hear of commits to the shard, of any process, for as long as another reference to it exists: see storage.notify.
+        The shard need not exist. Costs no state and no read. Idempotent.
+        """
+        self._push.subscribe(expect_shard(shard_id), listener)
+
+    def hears_commits(self, shard_id: ShardId) -> bool:
+        """Whether the store pushes all commits to the shard now, as far as is known. False without `on_commit`, and for stores that push
+        nothing.
+        """
+        return self._push.is_live(expect_shard(shard_id))
+
+    def has_log(self, shard_id: ShardId) -> bool:
+        """Whether consensus has the shard. Linearized. One small read. Without a log, only `initialise` says whether there was one."""
+        head = self._versions.retry.external("head", lambda: self._consensus.head(expect_shard(shard_id)))
+        return head is not None
+
+    def is_newest(self, shard_id: ShardId, *, seqno: int, tag: str) -> bool:
+        """Whether this version, with this tag in hex, is the newest of the shard's log. Linearized. One small read, none of blob."""
+        head = self._versions.retry.external("head", lambda: self._consensus.head(expect_shard(shard_id)))
+        return head is not None and (int(head.seqno), head.tip.tag.hex()) == (seqno, tag)
 
     def metadata(self, shard_id: ShardId, table: str) -> pa.Table:
         """The metadata of the shard as a table: `batches`, `runs`, `parts`, `versions`, `holds` or `usage` (columns: work.metadata).

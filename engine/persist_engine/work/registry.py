@@ -85,10 +85,13 @@ class Registry:
         exists without an owner, and the name does not lead to it) are values. With `take_over` both are adopted.
         """
         is_new = False
+        name_read: tuple[Tip | None, ShardId | None] | None = None
+        owner_read: tuple[Tip | None, Owner | None] | None = None
         for _ in range(_STEPS_MAX):
-            name_tip, named = self._named(owner)
+            # After a step that committed, its entry is known. After one that was lost, both are read again.
+            name_tip, named = name_read or self._named(owner)
             shard_id = wanted or named or proposed
-            owner_tip, held = self._owner(shard_id)
+            owner_tip, held = owner_read or self._owner(shard_id)
             if held == owner and named == shard_id:
                 return Adopted(shard_id, is_new)
             if held not in {None, owner} and not take_over:
@@ -100,9 +103,11 @@ class Registry:
             # After a crash a proposed id is drawn anew, so its name must be written first. A wanted id is requested again, so its owner is
             # written first: the name must not lead to another's shard.
             if held == owner or (wanted is None and named is None):
-                self._put(name_key(owner), name_tip, encode_name(owner, shard_id))
+                tip = self._put(name_key(owner), name_tip, encode_name(owner, shard_id))
+                name_read, owner_read = (None, None) if tip is None else ((tip, shard_id), (owner_tip, held))
             else:
-                self._put(owner_key(shard_id), owner_tip, encode_shard_owner(shard_id, owner))
+                tip = self._put(owner_key(shard_id), owner_tip, encode_shard_owner(shard_id, owner))
+                name_read, owner_read = (None, None) if tip is None else ((name_tip, named), (tip, owner))
         raise Unavailable(f"the owner of shard {proposed if wanted is None else wanted} changes all the time")
 
     def disown(self, shard_id: ShardId) -> Owner | None:
@@ -159,12 +164,15 @@ class Registry:
     def _head(self, key: str) -> VersionedData | None:
         return self._retry.external("head", lambda: self._consensus.head(key))
 
-    def _put(self, key: str, expected: Tip | None, data: bytes) -> None:
-        """Appends the entry unless another process was faster; the caller reads again."""
+    def _put(self, key: str, expected: Tip | None, data: bytes) -> Tip | None:
+        """Appends the entry unless another process was faster. Returns its tip; None when the caller must read again."""
         new = VersionedData(SeqNo(1) if expected is None else expected.seqno.next(), data)
         result = self._retry.external("compare and set", lambda: self._consensus.compare_and_set(key, expected, new))
-        if result is CasResult.COMMITTED:
+        if result is not CasResult.COMMITTED:
+            return None
+        if expected is not None:
             self._retry.external("truncate", lambda: self._consensus.truncate(key, new.tip))
+        return new.tip
 
 
 def _forms(owner: Owner) -> tuple[str, ...]:

@@ -5,9 +5,10 @@ The models would drop unknown fields and double the memory. Every request has a 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -20,10 +21,19 @@ from persist_operator.cluster.port import EVENT, POD, ApiError, Kind, Resource
 
 _TIMEOUT_S = (5.0, 20.0)
 _PAGE = 500
+_GONE = 410
+#: How often an expired list begins again. Its version lives for minutes, so a second expiry means that the API server is in trouble.
+_LISTS_MAX = 3
+#: A pause that the API server asks for is kept up to this.
+_RETRY_AFTER_MAX_S = 300.0
 _IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 #: Called after every request with verb, HTTP code (0 without an answer) and seconds.
 OnRequest = Callable[[str, int, float], None]
+
+
+class _Expired(Exception):
+    """The version of a list was compacted before its last page."""
 
 
 def load_client() -> kubernetes.client.ApiClient:
@@ -50,22 +60,36 @@ class KubeCluster:
         return None if status == 404 else _object(body)
 
     def find(self, kind: Kind, namespace: str | None, labels: Mapping[str, str]) -> list[Resource]:
-        found: list[Resource] = []
+        for _ in range(_LISTS_MAX):
+            with contextlib.suppress(_Expired):
+                return [one for page in self._pages(kind, namespace, labels) for one in page]
+        raise ApiError(f"every list of {kind.plural} expires before its last page", status=_GONE)
+
+    def pages(self, kind: Kind, namespace: str | None, labels: Mapping[str, str]) -> Iterator[list[Resource]]:
+        for _ in range(_LISTS_MAX):
+            with contextlib.suppress(_Expired):
+                yield from self._pages(kind, namespace, labels)
+                return
+        raise ApiError(f"every list of {kind.plural} expires before its last page", status=_GONE)
+
+    def _pages(self, kind: Kind, namespace: str | None, labels: Mapping[str, str]) -> Iterator[list[Resource]]:
+        """The pages of one list. _Expired when the API server compacted the version of the list before its last page."""
         query = {"limit": str(_PAGE)}
         if labels:
             query["labelSelector"] = ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
         while True:
-            status, body = self._request("GET", _path(kind, namespace), query=query)
+            status, body = self._request("GET", _path(kind, namespace), query=query, accept=(_GONE,))
+            if status == _GONE:
+                raise _Expired
             if status == 404:
                 raise ApiError(
                     f"the API server does not know {kind.plural}: are the resource definitions installed?", status=404
                 )
             page = _object(body)
-            for item in page.get("items", ()):
-                found.append({"apiVersion": kind.api_version, "kind": kind.kind, **item})
+            yield [{"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in page.get("items", ())]
             token = page.get("metadata", {}).get("continue")
             if not token:
-                return found
+                return
             query["continue"] = token
 
     def served(self, api_version: str) -> frozenset[str]:
@@ -103,7 +127,9 @@ class KubeCluster:
         status, _ = self._request("DELETE", _path(kind, namespace, name), body=options)
         return status != 404
 
-    def apply_status(self, kind: Kind, namespace: str, name: str, status: Mapping[str, Any], *, version: str) -> bool:
+    def apply_status(
+        self, kind: Kind, namespace: str, name: str, status: Mapping[str, Any], *, version: str
+    ) -> Resource | None:
         manifest = {
             "apiVersion": kind.api_version,
             "kind": kind.kind,
@@ -112,14 +138,14 @@ class KubeCluster:
             "status": dict(status),
         }
         # An apply to the resource would create it again after a deletion. An apply to the status subresource answers 404.
-        code, _ = self._request(
+        code, answer = self._request(
             "PATCH",
             _path(kind, namespace, name) + "/status",
             query={"fieldManager": names.MANAGER, "force": "true"},
             body=manifest,
             content_type="application/apply-patch+yaml",
         )
-        return code != 404
+        return None if code == 404 else _object(answer)
 
     def logs(self, namespace: str, pod: str, *, lines: int) -> str:
         query = {"tailLines": str(lines), "limitBytes": "65536"}
@@ -156,7 +182,11 @@ class KubeCluster:
         self._on_request(method, response.status, time.monotonic() - started)
         if response.status < 300 or response.status == 404 or response.status in accept:
             return response.status, response.data
-        raise ApiError(f"{method} {path}: {response.status} {_reason(response.data)}", status=response.status)
+        raise ApiError(
+            f"{method} {path}: {response.status} {_reason(response.data)}",
+            status=response.status,
+            retry_after_s=_retry_after_s(response.headers.get("Retry-After")),
+        )
 
 
 def _path(kind: Kind, namespace: str | None, name: str | None = None) -> str:
@@ -174,6 +204,11 @@ def _object(body: bytes) -> Resource:
     except ValueError as error:  # a proxy in between may answer by itself
         raise ApiError(f"the API server's answer is not JSON: {body[:200]!r}", status=0) from error
     return document
+
+
+def _retry_after_s(header: str | None) -> float:
+    """The seconds of the header; 0 for none, and for a date, which Kubernetes does not send."""
+    return min(float(header), _RETRY_AFTER_MAX_S) if header and header.isdecimal() else 0.0
 
 
 def _reason(body: bytes) -> str:

@@ -1,11 +1,11 @@
 """The port to the API server: JSON objects in and out, one request a call (a list may take several), no cache, no retry.
 
-Reads are strongly consistent. They come from the API server, never from a watch cache of the operator, so an absence is an absence.
+Reads are strongly consistent. They come from the API server, so an absence is an absence. What the watches brought is in `informed`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,12 +43,13 @@ BY_KIND = {one.kind: one for one in (PERSIST_SHARD, SPARK_SINK, POD, SERVICE, CO
 class ApiError(PersistError):
     """The API server refused a request or did not answer. `status` is the HTTP code; 0 when there was no answer.
 
-    A write without an answer is indeterminate. Repeat it: every call of the port is safe to repeat.
+    A write without an answer is indeterminate. Repeat it: every call of the port is safe to repeat. `retry_after_s` is the pause that the
+    API server asks for before the next request; 0 when it asks for none.
     """
 
-    def __init__(self, message: str, *, status: int) -> None:
+    def __init__(self, message: str, *, status: int, retry_after_s: float = 0.0) -> None:
         super().__init__(message, status=status)
-        self.status = status
+        self.status, self.retry_after_s = status, retry_after_s
 
 
 class Cluster(Protocol):
@@ -59,6 +60,11 @@ class Cluster(Protocol):
 
     def find(self, kind: Kind, namespace: str | None, labels: Mapping[str, str]) -> list[Resource]:
         """All resources with `labels` in the namespace; in every namespace when it is None."""
+
+    def pages(self, kind: Kind, namespace: str | None, labels: Mapping[str, str]) -> Iterator[list[Resource]]:
+        """As `find`, a page at a time, so that memory stays bounded. A list that expires in between begins again: a resource may come
+        twice, and one that was deleted meanwhile may come too.
+        """
 
     def served(self, api_version: str) -> frozenset[str]:
         """Plural names of the kinds that the API server serves under `api_version` now; empty when the version is unknown."""
@@ -80,8 +86,11 @@ class Cluster(Protocol):
     def delete(self, kind: Kind, namespace: str, name: str, *, grace_seconds: int | None = None) -> bool:
         """Delete the resource, and its dependents in the background. False when there was none."""
 
-    def apply_status(self, kind: Kind, namespace: str, name: str, status: Mapping[str, Any], *, version: str) -> bool:
-        """Server-side apply of the whole status by the operator's field manager. The spec stays. False when the resource is gone.
+    def apply_status(
+        self, kind: Kind, namespace: str, name: str, status: Mapping[str, Any], *, version: str
+    ) -> Resource | None:
+        """Server-side apply of the whole status by the operator's field manager. The spec stays. Returns the resource as it is stored
+        then; None when it is gone.
 
         `version` is the resourceVersion from which the status was planned. ApiError 409 when another one is stored: the status of a leader
         that slept, or of a resource that was created again under the same name, must not replace a newer one.

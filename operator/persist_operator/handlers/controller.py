@@ -11,6 +11,7 @@ from persist_engine.base.env import Env
 
 from persist_operator.api import names
 from persist_operator.bridge import StoreBusy
+from persist_operator.cluster.informed import CHILDREN, KEPT, Informed
 from persist_operator.cluster.port import PERSIST_SHARD, SPARK_SINK, ApiError, Cluster
 from persist_operator.handlers.queue import WorkQueue
 from persist_operator.settings import OperatorSettings
@@ -37,8 +38,10 @@ class Controller:
         metrics: OperatorMetrics,
         *,
         may_act: Callable[[], bool] = lambda: True,
+        informed: Informed | None = None,
     ) -> None:
-        """`may_act` is whether this replica leads now. While it does not, keys wait."""
+        """`may_act` is whether this replica leads now. While it does not, keys wait. `informed` gets the resources of events and lists."""
+        self._informed = informed or Informed()
         self._reconciler, self._cluster = reconciler, cluster
         self._settings, self._env, self._metrics = settings, env, metrics
         self._may_act = may_act
@@ -56,10 +59,22 @@ class Controller:
         self._begun_s: dict[str, float] = {}
         self._waits_for: str | None = "the first list of all resources"
 
-    def changed(self, resource: Mapping[str, Any]) -> None:
-        """Enqueue the keys that a changed resource or child concerns. Never raises, whatever the resource contains."""
+    def changed(self, resource: Mapping[str, Any], *, is_gone: bool = False) -> None:
+        """Enqueue the keys that a changed resource or child concerns, after `informed` knows of it. Never raises, whatever the resource
+        contains. A shard that this process has just read or written in this version is not enqueued, only the sinks that use it are.
+        """
+        is_news = True
+        if is_gone:
+            self._informed.note_gone(resource)
+        else:
+            is_news = self._informed.note(resource)
         for key in self._concerned(resource):
-            self._queue.add(key)
+            if is_news or key.kind != resource.get("kind"):
+                self._queue.add(key)
+
+    def news(self, key: Key, after_s: float) -> None:
+        """Enqueue a shard that was changed in its stores. Never waits."""
+        self._queue.add(key, after_s=after_s)
 
     def start(self) -> None:
         """Start the workers and the resync."""
@@ -99,11 +114,32 @@ class Controller:
         self._metrics.queue_oldest.set(self._queue.oldest_s)
 
     def resync(self) -> None:
-        """Enqueue every resource, so that a change that a watch missed is reconciled too."""
-        for kind in (PERSIST_SHARD, SPARK_SINK):
-            for namespace in self._settings.namespaces or (None,):
-                for resource in self._cluster.find(kind, namespace, {}):
-                    self.changed(resource)
+        """List everything, so that a change that a watch missed is known too. Enqueues what is new at once, and every other resource at
+        some time until the next resync.
+        """
+        for kind in KEPT:
+            for index, namespace in enumerate(self._namespaces):
+                listing, found = self._informed.begin_list(kind, namespace), set()
+                for page in self._cluster.pages(kind, namespace, {} if kind is PERSIST_SHARD else CHILDREN):
+                    for resource in page:
+                        head = resource["metadata"]
+                        found.add((head["namespace"], head["name"]))
+                        self._listed(resource, is_news=self._informed.note(resource))
+                self._informed.end_list(listing, found, is_last=index + 1 == len(self._namespaces))
+        for namespace in self._namespaces:
+            for page in self._cluster.pages(SPARK_SINK, namespace, {}):
+                for resource in page:
+                    self._listed(resource, is_news=self._waits_for is not None)
+
+    @property
+    def _namespaces(self) -> tuple[str | None, ...]:
+        return self._settings.namespaces or (None,)
+
+    def _listed(self, resource: Mapping[str, Any], *, is_news: bool) -> None:
+        for key in self._concerned(resource):
+            # Spread, so that thousands of reconciles do not come at once.
+            after_s = 0.0 if is_news else self._env.uniform(0.0, self._settings.loop.resync_seconds)
+            self._queue.add(key, after_s=after_s)
 
     def _concerned(self, resource: Mapping[str, Any]) -> Iterable[Key]:
         metadata, kind = resource.get("metadata") or {}, resource.get("kind")
@@ -141,7 +177,7 @@ class Controller:
             self._queue.add(key, after_s=_POLL_S)
             self._queue.done(key)
             return
-        started_s, result, failed = self._env.monotonic_s(), "ok", False
+        started_s, result, failed, pause_s = self._env.monotonic_s(), "ok", False, 0.0
         try:
             after_s = self._reconciler.reconcile(key)
             if after_s is None:
@@ -153,14 +189,14 @@ class Controller:
             result = "store_busy"
             self._queue.add(key, after_s=_POLL_S)
         except ApiError as error:
-            result, failed = "api_error", True
+            result, failed, pause_s = "api_error", True, error.retry_after_s
             _LOG.warning("reconcile failed", extra={"key": str(key), "error": str(error)})
         except Exception:  # noqa: BLE001 - any other error would end the worker's thread
             # A bug must not stop the worker or the other resources. The metric and the log show it, the backoff limits it.
             result, failed = "error", True
             _LOG.exception("reconcile raised", extra={"key": str(key)})
         finally:
-            self._queue.done(key, failed=failed)
+            self._queue.done(key, failed=failed, pause_s=pause_s)
             self._metrics.reconciles.labels(kind=key.kind, result=result).inc()
             self._metrics.reconcile_seconds.labels(kind=key.kind).observe(self._env.monotonic_s() - started_s)
 
@@ -182,5 +218,5 @@ class Controller:
                 if self._waits_for is not None:
                     self._waits_for = f"the first list of all resources: {error}"
                 _LOG.warning("resync failed", extra={"error": str(error)})
-                wait_s = min(wait_s, _LIST_AGAIN_S)
+                wait_s = min(wait_s, max(_LIST_AGAIN_S, error.retry_after_s))
             self._stopping.wait(wait_s)

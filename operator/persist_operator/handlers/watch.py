@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import kopf
 from persist_engine.base.env import Env
@@ -33,19 +33,26 @@ _STEADY_S = 60.0
 _END_S, _CANCELS = 3.0, 5
 
 
+class Changed(Protocol):
+    """Takes the events. Must be quick and must not raise."""
+
+    def __call__(self, resource: Mapping[str, Any], *, is_gone: bool) -> None:
+        """The resource as it is now; with `is_gone`, as it was last."""
+
+
 class Watches:
     """The watches of this process. Call `start` once and `stop` once. Any thread may read the properties."""
 
     def __init__(
         self,
-        changed: Callable[[Mapping[str, Any]], None],
+        changed: Changed,
         cluster: Cluster,
         settings: OperatorSettings,
         env: Env,
         *,
         on_restart: Callable[[], None] = lambda: None,
     ) -> None:
-        """`changed` gets every event; it must be quick and must not raise. `on_restart` is called when kopf is started again."""
+        """`changed` gets every event. `on_restart` is called when kopf is started again."""
         self._changed, self._cluster, self._settings, self._env = changed, cluster, settings, env
         self._on_restart = on_restart
         self._stopping, self._ready = threading.Event(), threading.Event()
@@ -154,11 +161,11 @@ class Watches:
                 raise error
 
 
-def _registry(changed: Callable[[Mapping[str, Any]], None]) -> kopf.OperatorRegistry:
+def _registry(changed: Changed) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
-    async def on_event(body: kopf.Body, **_: Any) -> None:
-        changed(dict(body))
+    async def on_event(body: kopf.Body, type: str | None, **_: Any) -> None:  # noqa: A002 - kopf names it so
+        changed(dict(body), is_gone=type == "DELETED")
 
     @kopf.on.login(registry=registry)
     def login(**kwargs: Any) -> kopf.ConnectionInfo | None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from persist_engine.model.inspection import Inspection
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from persist_operator.api import conditions, times
 from persist_operator.api.shard_status import Debt, Frontiers, ShardStatus
 from persist_operator.api.sink_status import SinkStatus
+from persist_operator.steps.shard_series import ShardSeries, TaskRuns
 
 _OF_RESOURCE = ("namespace", "name")
 #: The series of a SparkSink, with their descriptions.
@@ -72,43 +74,26 @@ class OperatorMetrics:
             ["what"],
             registry=registry,
         )
-        self._shard = {
-            name: Gauge(f"persist_shard_{name}", text, _OF_RESOURCE, registry=registry)
-            for name, text in {
-                "ready": "1 while Ready is True.",
-                "upper_lag_seconds": "Seconds from upper to now.",
-                "since_lag_seconds": "Seconds from since to upper.",
-                "batches": "Batches in the trace.",
-                "live_bytes": "Bytes of live parts.",
-                "debt_bytes": "Bytes that compaction would read.",
-                "oldest_uncompacted_seconds": "Age of the oldest uncompacted batch.",
-                "live_diffs": "State versions in consensus.",
-                "last_rollup_seqno": "Version of the newest rollup.",
-                "seqno": "Version of the state.",
-                "readers": "Registered readers.",
-            }.items()
-        }
-        by_task = [*_OF_RESOURCE, "task"]
-        self._success = Gauge(
-            "persist_shard_last_success_timestamp_seconds",
-            "End of the last run that succeeded.",
-            by_task,
-            registry=registry,
-        )
-        self._failures = Gauge(
-            "persist_shard_consecutive_failures", "Failed runs in a row.", by_task, registry=registry
-        )
+        self._shards = ShardSeries(registry)
         self._sink = {
             name: Gauge(f"spark_sink_{name}", text, _OF_RESOURCE, registry=registry) for name, text in _OF_SINK.items()
         }
 
-    def set_shard(self, namespace: str, name: str, status: Mapping[str, Any], *, now_ms: int) -> None:
-        """Export a PersistShard's status. An unknown value has no series, because a former value would look like the current one."""
+    def set_shard(
+        self,
+        namespace: str,
+        name: str,
+        status: Mapping[str, Any],
+        *,
+        now_ms: int,
+        inspection: Inspection | None = None,
+    ) -> None:
+        """Export a PersistShard's status. The numbers of `inspection` are newer than those of the status, which wait for each other."""
         known = ShardStatus.of(status)
         frontiers, storage, debt = known.frontiers, known.storage, known.debt
-        values = {
+        values: dict[str, float | None] = {
             "ready": 1 if conditions.is_true(status, "Ready") else 0,
-            "upper_lag_seconds": _upper_lag_s(frontiers, now_ms),
+            "upper_lag_seconds": _upper_lag_s(frontiers, now_ms, inspection),
             "since_lag_seconds": frontiers.since_lag_seconds,
             "batches": storage.batches,
             "live_bytes": storage.live_bytes,
@@ -119,12 +104,21 @@ class OperatorMetrics:
             "seqno": frontiers.seqno,
             "readers": known.holds.readers,
         }
-        _set(self._shard, namespace, name, values)
-        for task, block in (known.maintenance or {}).items():
-            self._failures.labels(namespace, name, task).set(block.consecutive_failures or 0)
-            success_ms = times.to_ms(block.last_success_time)
-            if success_ms is not None:
-                self._success.labels(namespace, name, task).set(success_ms / 1000)
+        if inspection is not None and frontiers.seqno is not None:
+            values |= {
+                "batches": inspection.batches,
+                "live_bytes": inspection.live_bytes,
+                "debt_bytes": inspection.compaction_bytes,
+                "live_diffs": inspection.live_diffs,
+                "last_rollup_seqno": inspection.latest_rollup_seqno,
+                "seqno": inspection.seqno,
+            }
+        tasks = tuple(
+            TaskRuns(task, block.consecutive_failures or 0, None if success_ms is None else success_ms / 1000)
+            for task, block in (known.maintenance or {}).items()
+            for success_ms in [times.to_ms(block.last_success_time)]
+        )
+        self._shards.set((namespace, name), values, tasks)
 
     def set_sink(self, namespace: str, name: str, status: Mapping[str, Any]) -> None:
         """Export a SparkSink's status."""
@@ -154,21 +148,21 @@ class OperatorMetrics:
 
     def forget(self, kind: str, namespace: str, name: str) -> None:
         """Drop every series of a resource that is gone. Idempotent."""
-        gauges = self._shard if kind == "PersistShard" else self._sink
-        for gauge in gauges.values():
-            gauge.remove_by_labels({"namespace": namespace, "name": name})
         if kind == "PersistShard":
-            for gauge in (self._success, self._failures):
-                gauge.remove_by_labels({"namespace": namespace, "name": name})
+            self._shards.forget((namespace, name))
+            return
+        for gauge in self._sink.values():
+            gauge.remove_by_labels({"namespace": namespace, "name": name})
 
 
-def _upper_lag_s(frontiers: Frontiers, now_ms: int) -> float | None:
+def _upper_lag_s(frontiers: Frontiers, now_ms: int, inspection: Inspection | None) -> float | None:
     """The lag at `now_ms`, not at the time of the status: the status of a shard without writes, or without a store that answers, is as old
     as its last change.
     """
     if frontiers.upper_lag_seconds is None or frontiers.upper is None:
         return None
-    return (now_ms - int(frontiers.upper)) // 1000
+    upper = int(frontiers.upper) if inspection is None or inspection.upper is None else inspection.upper
+    return (now_ms - upper) // 1000
 
 
 def _set(gauges: Mapping[str, Gauge], namespace: str, name: str, values: Mapping[str, float | None]) -> None:

@@ -1,18 +1,26 @@
-"""Observe: read everything that a plan depends on. All reads are live, so an object that a list does not contain does not exist."""
+"""Observe: read everything that a plan depends on.
+
+Live reads are the truth: an object that a live list does not contain does not exist. A routine observation of a shard reads less (`Sight`).
+"""
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from persist_engine.base.env import Env
+from persist_engine.model.inspection import Inspection
 
 from persist_operator.api import names
 from persist_operator.api.redact import redact
 from persist_operator.api.schema_check import load_schemas
-from persist_operator.api.shard import InlineLocation, Shard, StorageRefused
+from persist_operator.api.shard import InlineLocation, Shard, StorageRefused, StoreLocation
+from persist_operator.api.shard_status import ShardStatus
 from persist_operator.api.sink import Sink
 from persist_operator.bridge import Bridge
+from persist_operator.cluster.informed import Informed
 from persist_operator.cluster.port import CONFIG_MAP, JOB, PERSIST_SHARD, POD, ApiError, Cluster
 from persist_operator.manifests.driver import COMPONENT as SINK_COMPONENT
 from persist_operator.manifests.maintenance import COMPONENT as MAINTENANCE_COMPONENT
@@ -24,6 +32,7 @@ from persist_operator.plan.observed import (
     NotOwned,
     Phase,
     Run,
+    Seen,
     ShardObserved,
     ShardView,
     SinkObserved,
@@ -31,6 +40,7 @@ from persist_operator.plan.observed import (
 from persist_operator.plan.shard import is_to_be_asked
 from persist_operator.settings import OperatorSettings
 from persist_operator.steps import children
+from persist_operator.steps.answers import Answers
 from persist_operator.steps.namespaces import NamespaceLabels
 
 _LOG_LINES = 20
@@ -43,45 +53,108 @@ _EVENTS = 20
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
 
 
+class Sight(enum.IntEnum):
+    """How much of an observation is live. A greater one may stand for a smaller one."""
+
+    REMEMBERED = 0
+    """Copies of Kubernetes' objects, and the last answer of the stores. Enough for a plan that changes nothing."""
+    ASKED = 1
+    """Copies, but the stores answered now. Enough for a status, which is written only over the version that was read, and for changes of
+    the shard, which are compare-and-sets.
+    """
+    LIVE = 2
+    """Everything was read now. A plan that starts or stops a child needs it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sighted:
+    """An observation of a shard, and its sight. `is_heard`: the stores push every commit to the shard, so few looks are needed."""
+
+    observed: ShardObserved
+    sight: Sight
+    is_heard: bool = False
+
+
 class Observer:
     """Reads for plans. Thread-safe."""
 
-    def __init__(self, cluster: Cluster, bridge: Bridge, settings: OperatorSettings, env: Env) -> None:
+    def __init__(
+        self, cluster: Cluster, bridge: Bridge, settings: OperatorSettings, env: Env, informed: Informed | None = None
+    ) -> None:
         self._cluster, self._bridge, self._settings, self._env = cluster, bridge, settings, env
+        self._informed = informed or Informed()
         self._labels = NamespaceLabels(cluster, settings, env)
+        self.answers = Answers(env, settings.loop)
 
-    def shard(self, shard: Shard, failures: Mapping[str, ActionFailure]) -> ShardObserved:
-        """The observation for the plan of a PersistShard. The stores are asked only after the resource has a status, and last, so that
-        their answer is the newest fact.
+    def shard(self, shard: Shard, failures: Mapping[str, ActionFailure], *, sight: Sight = Sight.LIVE) -> Sighted:
+        """The observation for the plan of a PersistShard, with this sight or a better one. The stores are asked only after the resource has
+        a status, and last, so that their answer is the newest fact.
 
         Claims the shard for the resource in the stores, unless another owner has it (plan.ownership).
         """
         if not is_to_be_asked(shard):
-            if shard.meta.deleting:
-                return ShardObserved()
-            return ShardObserved(namespace_labels=self._labels.of(shard))
-        owned = {**_owned(shard.meta.uid), names.LABEL_COMPONENT: MAINTENANCE_COMPONENT}
-        jobs = self._cluster.find(JOB, shard.meta.namespace, owned)
-        pods = self._cluster.find(POD, shard.meta.namespace, owned) if jobs else []
-        runs = [self._maintenance_run(shard, job, pods) for job in jobs]
+            labels = {} if shard.meta.deleting else self._labels.of(shard)
+            return Sighted(ShardObserved(namespace_labels=labels), Sight.LIVE)
+        runs, is_live = self._runs(shard, sight)
+        sight = Sight.LIVE if is_live else min(sight, Sight.ASKED)
         labels = self._labels.of(shard)
         try:
             location = shard.location(self._settings, labels)
         except StorageRefused:
             # The plan meets the same refusal and shows it.
-            return ShardObserved(inspected=NotInspected(), namespace_labels=labels)
+            return Sighted(ShardObserved(inspected=NotInspected(), namespace_labels=labels), sight)
         if isinstance(location, InlineLocation):
-            return self._answer_of_pods(shard, location, runs, failures)
-        answer = self._bridge.claim(
-            shard, location, self._settings, is_gone=lambda name: self._is_gone(shard.meta.namespace, name)
-        )
-        return ShardObserved(
-            runs=tuple(run for run in runs if run is not None),
+            return Sighted(self._answer_of_pods(shard, location, runs, failures), sight)
+        answer, is_new = self._answer(shard, location, sight)
+        observed = ShardObserved(
+            runs=tuple(runs),
             failures=failures,
             inspected=answer.inspected,
             shard_id=answer.shard_id,
             namespace_labels=labels,
         )
+        is_heard = isinstance(answer.inspected, Inspection) and self._bridge.hears(
+            location, str(answer.inspected.shard_id)
+        )
+        return Sighted(observed, max(sight, Sight.ASKED) if is_new else sight, is_heard)
+
+    def _runs(self, shard: Shard, sight: Sight) -> tuple[list[Run], bool]:
+        """The runs of maintenance, and whether they were read now. Copies serve while nothing is under way: Jobs and Pods come by two
+        watches, so a run whose end is not on the status yet could lack its report.
+        """
+        uid = shard.meta.uid
+        if sight is not Sight.LIVE and shard.spec.storage is None:
+            jobs, pods = self._informed.children(JOB, uid), self._informed.children(POD, uid)
+            if jobs is not None and pods is not None and _is_settled(shard.known, jobs):
+                found = [children.maintenance_run(job, pods) for job in jobs]
+                return [run for run in found if run is not None], False
+        owned = {**_owned(uid), names.LABEL_COMPONENT: MAINTENANCE_COMPONENT}
+        jobs = self._cluster.find(JOB, shard.meta.namespace, owned)
+        pods = self._cluster.find(POD, shard.meta.namespace, owned) if jobs else []
+        for one in (*jobs, *pods):
+            self._informed.note(one)
+        runs = [self._maintenance_run(shard, job, pods) for job in jobs]
+        return [run for run in runs if run is not None], True
+
+    def _answer(self, shard: Shard, location: StoreLocation, sight: Sight) -> tuple[Seen, bool]:
+        """What the stores answer, and whether they were asked now."""
+        name, claim = (shard.meta.namespace, shard.meta.name), ownership.claim_of(shard, self._settings)
+        last = self.answers.last(name, location, claim) if sight is Sight.REMEMBERED else None
+        if last is not None:
+            current = self.answers.current(name, location, claim)
+            if current is not None and self._bridge.hears(location, str(current.shard_id)):
+                return current, False
+        ear = self.answers.begin(name)
+        answer = self._bridge.claim(
+            shard,
+            location,
+            self._settings,
+            is_gone=lambda other: self._is_gone(shard.meta.namespace, other),
+            ear=ear,
+            known=None if last is None else last.seen,
+        )
+        self.answers.keep(name, location, claim, answer)
+        return answer, True
 
     def _maintenance_run(self, shard: Shard, job: children.Resource, pods: Sequence[children.Resource]) -> Run | None:
         """The run of a Job, with the refusal of its pod from the Job's Events."""
@@ -99,10 +172,9 @@ class Observer:
         return podless.with_refusal(run, children.refusal(job, events))
 
     def _answer_of_pods(
-        self, shard: Shard, location: InlineLocation, runs: Sequence[Run | None], failures: Mapping[str, ActionFailure]
+        self, shard: Shard, location: InlineLocation, every: Sequence[Run], failures: Mapping[str, ActionFailure]
     ) -> ShardObserved:
         """The observation of a shard on inline storage, from the reports of its pods. The operator does not connect to these stores."""
-        every = [run for run in runs if run is not None]
         inspections = tuple(run for run in every if run.kind == "inspection")
         found = inspecting.answer(shard, inspections, location, now_ms=self._env.now_ms(), settings=self._settings)
         return ShardObserved(
@@ -184,6 +256,15 @@ class Observer:
         except ApiError:
             # The log only adds detail, and the kubelet that has it may be gone with the pod.
             return ""
+
+
+def _is_settled(status: ShardStatus, jobs: Sequence[children.Resource]) -> bool:
+    """Whether nothing is under way: the status names no run that it has not seen end, and has the end of every Job."""
+    blocks = (status.maintenance or {}).values()
+    if any(block.job_name not in {None, block.settled_job} for block in blocks):
+        return False
+    ended = {block.settled_job for block in blocks} | {one.id for one in status.history or ()}
+    return all(job["metadata"]["name"] in ended for job in jobs)
 
 
 def _owned(uid: str) -> dict[str, str]:

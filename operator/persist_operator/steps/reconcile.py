@@ -1,8 +1,8 @@
 """One reconcile: read the resource, observe, plan, write the status if it differs, post Events, act.
 
-Level-triggered: a reconcile depends only on what is stored now. The status, with the intent of every action, is written before the actions,
-so that the next process knows after a crash what was begun. The write replaces only the status from which the plan was made. A reconcile
-never writes spec, labels or annotations.
+Level-triggered: what a reconcile changes depends only on what is stored now. The status, with the intent of every action, is written
+before the actions, so that the next process knows after a crash what was begun. The write replaces only the status from which the plan was
+made. A reconcile never writes spec, labels or annotations.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from persist_engine.base.env import Env
 from persist_engine.base.errors import PersistError
+from persist_engine.model.inspection import Inspection
 
 from persist_operator.api import conditions, names, times
 from persist_operator.api.conditions import Condition
@@ -24,7 +25,8 @@ from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.shard import Shard
 from persist_operator.api.sink import Sink
 from persist_operator.bridge import Bridge, StoreBusy
-from persist_operator.cluster.port import BY_KIND, EVENT, ApiError, Cluster, Resource
+from persist_operator.cluster.informed import Informed
+from persist_operator.cluster.port import BY_KIND, EVENT, PERSIST_SHARD, ApiError, Cluster, Resource
 from persist_operator.plan.actions import Action, AdvanceSince, InitialiseShard, Note, Plan, action_key, done_note
 from persist_operator.plan.observed import ActionFailure
 from persist_operator.plan.shard import plan_shard
@@ -33,7 +35,7 @@ from persist_operator.settings import OperatorSettings
 from persist_operator.steps import refused
 from persist_operator.steps.act import Actor
 from persist_operator.steps.metrics import OperatorMetrics
-from persist_operator.steps.observe import Observer
+from persist_operator.steps.observe import Observer, Sight
 
 _LOG = logging.getLogger(__name__)
 _AFTER_NEWS_S = 0.2
@@ -61,18 +63,42 @@ class Key:
         return f"{self.kind}/{self.namespace}/{self.name}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A plan, and the resource that it was made from. `is_heard` is as in `Sighted`."""
+
+    resource: Resource
+    meta: Meta
+    plan: Plan
+    is_heard: bool = False
+    inspection: Inspection | None = None
+
+
 class Reconciler:
     """Reconciles keys. Thread-safe for different keys. The queue never gives one key to two workers."""
 
     def __init__(
-        self, cluster: Cluster, bridge: Bridge, settings: OperatorSettings, env: Env, metrics: OperatorMetrics
+        self,
+        cluster: Cluster,
+        bridge: Bridge,
+        settings: OperatorSettings,
+        env: Env,
+        metrics: OperatorMetrics,
+        *,
+        informed: Informed | None = None,
     ) -> None:
+        """`informed` has what the watches bring. Without it, every read is live."""
         self._cluster, self._settings, self._env, self._metrics = cluster, settings, env, metrics
-        self._observer = Observer(cluster, bridge, settings, env)
+        self._informed = informed or Informed()
+        self._observer = Observer(cluster, bridge, settings, env, self._informed)
         self._actor = Actor(cluster, bridge, settings, env, metrics)
         self._lock = threading.Lock()
         self._failures: dict[Key, dict[str, ActionFailure]] = {}
         self._blind: dict[Key, int] = {}
+
+    def on_news(self, listener: Callable[[Key, float], None]) -> None:
+        """Call `listener` with the key of a shard that was changed in its stores, and the seconds after which to reconcile it."""
+        self._observer.answers.on_news = lambda name, after_s: listener(Key(PERSIST_SHARD.kind, *name), after_s)
 
     def reconcile(self, key: Key) -> float | None:
         """Bring the resource one step forward. Returns the seconds until the next reconcile; None when the resource is gone or nothing is
@@ -81,28 +107,38 @@ class Reconciler:
         A refused action asks for the next reconcile at once, and that one shows the refusal on the status. An error of observation or
         planning is shown on the status and raised: repeat later. StoreBusy when the shard's store has no room for a call now: repeat soon;
         the status stays. Idempotent.
+
+        A shard that this reconcile created is observed at once, while its state is at hand. Later, it would be read from blob.
         """
+        wait_s, is_created = self._step(key)
+        return self._step(key)[0] if is_created else wait_s
+
+    def _step(self, key: Key) -> tuple[float | None, bool]:
+        """As `reconcile`. Also whether it created the shard."""
         started_s = self._env.monotonic_s()
         resource = self._accepted(key)
         if resource is None:
             self._forget(key)
-            return None
+            return None, False
         try:
-            # A resource definition that is older than this operator lacks newer fields. Their defaults are filled in here.
-            meta, plan = self._plan(key, load_schemas().default(resource))
+            planned = self._plan(key, resource)
         except StoreBusy:
             raise
         except Exception as error:
             self._show(key, resource, error)
             raise
+        if planned is None:
+            self._forget(key)
+            return None, False
+        resource, meta, plan = planned.resource, planned.meta, planned.plan
         with self._lock:
             self._blind.pop(key, None)
         if meta.deleting:
-            return None
+            return None, False
         try:
-            if not self._write_status(key, resource, plan.status):
+            if self._write_status(key, resource, plan.status, planned.inspection) is None:
                 self._forget(key)
-                return None
+                return None, False
         except ApiError as error:
             if error.status == _INVALID:
                 self._show(key, resource, error)
@@ -114,32 +150,54 @@ class Reconciler:
         for action in plan.actions:
             # Not `any`: every action must be carried out.
             is_changed = self._do(key, meta, action) or is_changed
-        if is_changed:
-            return min(plan.requeue_after_s or 0.0, _AFTER_NEWS_S)
+        if not is_changed:
+            return self._wait_s(planned, started_s), False
+        with self._lock:
+            failed = self._failures.get(key, {}).keys()
+            is_created = any(isinstance(one, InitialiseShard) and action_key(one) not in failed for one in plan.actions)
+        return min(plan.requeue_after_s or 0.0, _AFTER_NEWS_S), is_created
+
+    def _wait_s(self, planned: _Planned, started_s: float) -> float | None:
+        """The seconds until the next reconcile, when this one, which began at `started_s`, changed nothing that the next must show."""
+        plan = planned.plan
         if plan.requeue_after_s is None:
             return None
         if plan.is_periodic:
-            return plan.requeue_after_s * self._env.uniform(1.0, 1.1)
+            # News brings a shard back sooner.
+            idle_s = self._settings.loop.idle_seconds if planned.is_heard else 0.0
+            return max(plan.requeue_after_s, idle_s) * self._env.uniform(1.0, 1.1)
         # The time of this reconcile counts towards the delay.
         return max(0.0, plan.requeue_after_s - (self._env.monotonic_s() - started_s))
 
     def _accepted(self, key: Key) -> Resource | None:
-        """The resource as it is stored, with a status; None when it is gone. kstatus takes a resource without a status for ready, so a new
-        resource gets its first status before any other request.
+        """The resource with a status, for a shard as it was last seen; None when it is gone. kstatus takes a resource without a status for
+        ready, so a new resource gets its first status before any other request.
         """
         kind = BY_KIND[key.kind]
-        resource = self._cluster.get(kind, key.namespace, key.name)
+        resource = self._informed.resource(kind, key.namespace, key.name) or self._live(key)
         if resource is None or resource.get("status") or resource["metadata"].get("deletionTimestamp"):
             return resource
         generation = int(resource["metadata"].get("generation", 1))
         first = conditions.with_outcome({}, _ACCEPTED, (), generation=generation, now_ms=self._env.now_ms())
-        return self._cluster.get(kind, key.namespace, key.name) if self._write_status(key, resource, first) else None
+        return self._write_status(key, resource, first)
+
+    def _live(self, key: Key) -> Resource | None:
+        """The resource as it is stored now."""
+        found = self._cluster.get(BY_KIND[key.kind], key.namespace, key.name)
+        if found is None:
+            self._informed.forget(key.kind, key.namespace, key.name)
+        else:
+            self._informed.note(found)
+        return found
 
     def _do(self, key: Key, meta: Meta, action: Action) -> bool:
         """Carry out one action. Whether the next plan must run at once, to show a refusal, its end, or a new shard."""
         what = action_key(action)
         with self._lock:
             before = self._failures.get(key, {}).get(what)
+        if _is_about_a_child(action):
+            # Before the request: its answer may be lost.
+            self._informed.doubt(meta.uid)
         try:
             done = self._actor.act(action, meta)
         except StoreBusy:
@@ -194,36 +252,68 @@ class Reconciler:
         except ApiError as second:
             _LOG.warning("status not written", extra={"key": str(key), "error": str(second)})
 
-    def _plan(self, key: Key, resource: Resource) -> tuple[Meta, Plan]:
-        now_ms = self._env.now_ms()
+    def _plan(self, key: Key, resource: Resource) -> _Planned | None:
+        """The plan, with the resource that it was made from; None when the resource is gone.
+
+        A routine plan of a shard is made from what is remembered. If it would change anything, it is made again from what that change
+        needs (`Sight`).
+        """
         with self._lock:
             failures = dict(self._failures.get(key, {}))
-        if key.kind == "PersistShard":
-            shard = Shard.of(resource)
-            observed = self._observer.shard(shard, failures)
-            return shard.meta, plan_shard(shard, observed, now_ms=self._env.now_ms(), settings=self._settings)
-        sink = Sink.of(resource)
-        found = self._observer.sink(sink, failures)
-        return sink.meta, plan_sink(sink, found, now_ms=now_ms, settings=self._settings)
+        if key.kind != PERSIST_SHARD.kind:
+            sink = Sink.of(_defaulted(resource))
+            found, now_ms = self._observer.sink(sink, failures), self._env.now_ms()
+            plan = plan_sink(sink, found, now_ms=now_ms, settings=self._settings)
+            return _Planned(resource, sink.meta, plan)
+        planned, sight = self._plan_shard(resource, failures, Sight.REMEMBERED)
+        needed = _needed(planned.plan, resource)
+        if needed > sight:
+            live = self._live(key) if needed is Sight.LIVE else resource
+            if live is None:
+                return None
+            planned, _ = self._plan_shard(live, failures, needed)
+        return planned
 
-    def _write_status(self, key: Key, resource: Resource, status: Mapping[str, Any]) -> bool:
-        """Write `status` if it differs. Whether the resource still exists. ApiError, without a write, when the stored resource is newer
-        than the one that was read: the write would lose the intents of another process.
+    def _plan_shard(
+        self, resource: Resource, failures: Mapping[str, ActionFailure], sight: Sight
+    ) -> tuple[_Planned, Sight]:
+        shard = Shard.of(_defaulted(resource))
+        found = self._observer.shard(shard, failures, sight=sight)
+        plan = plan_shard(shard, found.observed, now_ms=self._env.now_ms(), settings=self._settings)
+        answer = found.observed.inspected
+        inspection = answer if isinstance(answer, Inspection) else None
+        return _Planned(resource, shard.meta, plan, found.is_heard, inspection), found.sight
+
+    def _write_status(
+        self, key: Key, resource: Resource, status: Mapping[str, Any], inspection: Inspection | None = None
+    ) -> Resource | None:
+        """Export `status`, with the newer numbers of `inspection`, and write it if it differs. Returns the resource with it; None when the
+        resource is gone. ApiError, without a write, when the stored resource is newer than the one that was read: the write would lose the
+        intents of another process.
         """
         if key.kind == "PersistShard":
-            self._metrics.set_shard(key.namespace, key.name, status, now_ms=self._env.now_ms())
+            now_ms = self._env.now_ms()
+            self._metrics.set_shard(key.namespace, key.name, status, now_ms=now_ms, inspection=inspection)
         else:
             self._metrics.set_sink(key.namespace, key.name, status)
         if (resource.get("status") or {}) == status:
-            return True
+            return resource
         version = resource["metadata"]["resourceVersion"]
         try:
-            return self._cluster.apply_status(BY_KIND[key.kind], key.namespace, key.name, status, version=version)
+            stored = self._cluster.apply_status(BY_KIND[key.kind], key.namespace, key.name, status, version=version)
         except ApiError:
+            # The copy may be old. The next reconcile reads the resource live.
+            self._informed.forget(key.kind, key.namespace, key.name)
             self._metrics.refusals.labels(what="status").inc()
             raise
+        if stored is not None:
+            self._informed.note(stored)
+        return stored
 
     def _forget(self, key: Key) -> None:
+        self._informed.forget(key.kind, key.namespace, key.name)
+        if key.kind == PERSIST_SHARD.kind:
+            self._observer.answers.forget((key.namespace, key.name))
         self._metrics.forget(key.kind, key.namespace, key.name)
         with self._lock:
             self._failures.pop(key, None)
@@ -259,3 +349,25 @@ class Reconciler:
             self._cluster.create(EVENT, manifest)
         except ApiError as error:
             _LOG.warning("event not posted", extra={"key": str(key), "error": str(error)})
+
+
+def _defaulted(resource: Resource) -> Resource:
+    """The resource with the defaults of its schema. A resource definition that is older than this operator lacks newer fields."""
+    # A status has no defaults, and it is the greater part of the resource.
+    status = resource.get("status") or {}
+    return {
+        **load_schemas().default({name: one for name, one in resource.items() if name != "status"}),
+        "status": status,
+    }
+
+
+def _is_about_a_child(action: Action) -> bool:
+    return not isinstance(action, InitialiseShard | AdvanceSince)
+
+
+def _needed(plan: Plan, resource: Resource) -> Sight:
+    """The sight that `plan` for `resource` must be made from."""
+    if any(map(_is_about_a_child, plan.actions)):
+        return Sight.LIVE
+    is_calm = not (plan.actions or plan.notes) and (resource.get("status") or {}) == plan.status
+    return Sight.REMEMBERED if is_calm else Sight.ASKED

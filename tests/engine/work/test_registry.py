@@ -14,7 +14,9 @@ from persist_engine.codec.registry import name_key, owner_key
 from persist_engine.model.ownership import Adopted, OwnedElsewhere, Owner, Unowned
 from persist_engine.storage.blob_mem import MemBlob
 from persist_engine.storage.consensus_mem import MemConsensus
+from persist_engine.storage.metered import MeteredConsensus
 from persist_engine.testing.faults import Faults, FaultyConsensus
+from persist_kit.counted import CountedMetrics
 from persist_kit.recorded import Killed, Mortality
 from persist_kit.servers import redis_server, s3_server
 from persist_kit.world import SCHEMA
@@ -60,6 +62,16 @@ def test_a_name_finds_its_shard_again_whatever_is_proposed(client):
     assert client.owner_of(second) is None
     assert client.adopt(OTHER, None, second) == Adopted(second, is_new=True)
     assert dict(client.names()) == {MINE: first, OTHER: second}
+
+
+def test_a_first_claim_takes_five_round_trips_and_a_later_one_two():
+    metrics = CountedMetrics()
+    consensus = MeteredConsensus(MemConsensus(), env=SystemEnv(), metrics=metrics)
+    client, shard_id = connect(consensus), ShardId.new()
+    client.adopt(MINE, None, shard_id)
+    assert metrics.total("consensus_calls") == 5
+    client.adopt(MINE, None, shard_id)
+    assert metrics.total("consensus_calls") == 7
 
 
 @pytest.mark.slow

@@ -146,7 +146,7 @@ class RedisPush:
                 self._tell(name.decode(errors="replace"), message)
             case [b"subscribe", bytes() as name, _]:
                 channel = name.decode()
-                self._heard = self._heard | {channel}
+                self._heard.add(channel)  # in place: thousands of shards subscribe at once
                 for listener in self._listeners_of(channel):
                     listener.hear(None)  # earlier commits were not received
 
@@ -162,7 +162,7 @@ class RedisPush:
             with self._lock:
                 if not self._listeners.get(channel):
                     self._listeners.pop(channel, None)
-                    self._heard = self._heard - {channel}
+                    self._heard.discard(channel)
                     self._send("UNSUBSCRIBE", channel)
 
     def _listeners_of(self, channel: str) -> list[Listener]:

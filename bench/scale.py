@@ -1,0 +1,335 @@
+"""`python -m bench scale`: the operator's own process with thousands of shards, against a stub API server with real Redis and S3 servers.
+
+SHARDS= (5000), ACTIVE= (300: shards that a writer appends to), IDLE= and BUSY= (60: seconds of each window) come from the environment. A
+tenth of the shards, with --quick. Each figure stands beside the load of the machine, and processor seconds beside elapsed ones: on a
+shared machine only the former compare.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from persist_engine import Antichain, Location, PersistClient, ShardId
+from persist_engine.base.settings import Settings
+from persist_engine.rows.schema import Schema
+from persist_kit.servers import free_port, redis_server, s3_server
+
+from bench.measure import Row
+
+NAMESPACES = 20
+READY_LIMIT_S = 1800
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Counters of the operator and the stub at one time."""
+
+    at_s: float
+    cpu_s: float
+    counts: dict[str, int]
+    metrics: dict[str, float]
+
+
+def run(folder: Path, quick: bool) -> list[Row]:
+    shards = int(os.environ.get("SHARDS", "500" if quick else "5000"))
+    active = min(shards, int(os.environ.get("ACTIVE", "30" if quick else "300")))
+    idle_s, busy_s = (float(os.environ.get(name, "60")) for name in ("IDLE", "BUSY"))
+    rows: list[Row] = []
+    # So that SIGTERM ends the servers too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+
+    def row(what: str, ours: str, value: float, goal: str, limit: float) -> None:
+        rows.append(Row(what, f"{ours} (load {os.getloadavg()[0]:.1f})", goal, value / max(limit, 1e-9), "<1"))
+        print(f"  {what}: {ours}, goal {goal}, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
+
+    with redis_server(appendonly=True) as redis, redis_server(appendonly=True) as other, s3_server() as s3:
+        os.environ.update(s3.environment)
+        with _stub() as api:
+            _seed(api, shards)
+            profiles = {"default": (s3.location("data"), redis.url), "hung": (s3.location("other"), other.url)}
+            with _operator(folder, api, profiles) as operator:
+                began = time.monotonic()
+                took = _until_ready(api, shards, operator)
+                ready = operator.sample()
+                row(f"{shards} shards ready, s", f"{took:.0f} s, {ready.cpu_s:.0f} CPU s", took, "60 s", 60)
+                row(
+                    "API requests per shard until ready",
+                    _per(ready.counts, shards),
+                    sum(ready.counts.values()) / shards,
+                    "",
+                    1,
+                )
+                row("memory", f"{operator.rss_mib():.0f} MiB", operator.rss_mib(), "300 MiB", 300)
+                operator.settle()
+                _window(row, operator, "idle", idle_s, redis)
+                names = _ids(api)
+                writing = _Writer(Location(blob=s3.location("data"), consensus=redis.url), names[:active])
+                with writing:
+                    _window(row, operator, f"{active} active", busy_s, redis)
+                    _seed_hung(api, 8)
+                    time.sleep(10)
+                    with other.paused():
+                        _window(row, operator, f"{active} active, one store hung", busy_s, redis)
+                row("appends", f"{writing.count} in all", 0, "", 1)
+                series = operator.metrics()["series"]
+                row("series in /metrics", f"{series:.0f}", series, "", 1)
+                row("memory at the end", f"{operator.rss_mib():.0f} MiB", operator.rss_mib(), "300 MiB", 300)
+                print(f"  all in {time.monotonic() - began:.0f} s", file=sys.stderr)
+    return rows
+
+
+def _window(row: Any, operator: _Operator, what: str, seconds: float, redis: Any) -> None:
+    before, calls = operator.sample(), _redis_calls(redis)
+    oldest = 0.0
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        time.sleep(2)
+        oldest = max(oldest, operator.metrics().get("persist_operator_queue_oldest_seconds", 0.0))
+    after = operator.sample()
+    span = after.at_s - before.at_s
+    rates = {one: (after.counts[one] - before.counts.get(one, 0)) / span for one in after.counts}
+    reads = sum(rate for one, rate in rates.items() if one.startswith(("get", "list")))
+    writes = sum(rate for one, rate in rates.items() if one.startswith("patch"))
+    gets = _blob_gets(after.metrics) - _blob_gets(before.metrics)
+    looks = _looks(after.metrics) - _looks(before.metrics)
+    row(f"{what}: API reads", f"{reads:.1f}/s", reads, "50/s", 50)
+    limit = 1 if what == "idle" else 10
+    row(f"{what}: status writes", f"{writes:.2f}/s", writes, f"{limit}/s", limit)
+    row(f"{what}: blob GETs", f"{gets:.0f} in {span:.0f} s", gets, "0" if what == "idle" else "", 1)
+    row(f"{what}: CPU", f"{(after.cpu_s - before.cpu_s) / span * 100:.0f} % of a core", 0, "", 1)
+    row(f"{what}: Redis commands", f"{(_redis_calls(redis) - calls) / span:.0f}/s", 0, "", 1)
+    row(f"{what}: reconciles", f"{looks / span:.1f}/s", 0, "", 1)
+    row(f"{what}: oldest wait in the queue", f"{oldest:.1f} s", oldest, "15 s", 15)
+    others = {one: f"{rate:.2f}" for one, rate in rates.items() if rate > 0.05}
+    print(f"    by verb: {others}", file=sys.stderr)
+
+
+class _Writer:
+    """Appends ten rows to each shard in turn, each every ten seconds at most. A context manager."""
+
+    def __init__(self, location: Location, names: list[str]) -> None:
+        self._location, self._names = location, names
+        self._stop, self.count = threading.Event(), 0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> _Writer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        schema = Schema.from_ddl("id BIGINT", "")
+        with PersistClient.open(self._location, settings=Settings()) as client, contextlib.ExitStack() as stack:
+            writers = []
+            for name in self._names:
+                if self._stop.is_set():
+                    return
+                writers.append(stack.enter_context(client.open_writer(ShardId(name), schema, purpose="bench")))
+            while not self._stop.is_set():
+                began = time.monotonic()
+                for writer in writers:
+                    now = int(time.time() * 1000)
+                    rows = [(((number,), ()), now, 1) for number in range(10)]
+                    writer.append(rows, lower=writer.upper, upper=Antichain.of(now + 1))
+                    self.count += 1
+                    if self._stop.is_set():
+                        return
+                self._stop.wait(max(0.0, 10 - (time.monotonic() - began)))
+
+
+class _Operator:
+    def __init__(self, process: subprocess.Popen[bytes], log: Path, api: str) -> None:
+        self._process, self._log, self._api = process, log, api
+        self._port = 0
+
+    def sample(self) -> Sample:
+        return Sample(time.monotonic(), self._cpu_s(), _get(f"{self._api}/stub/counts"), self.metrics())
+
+    def metrics(self) -> dict[str, float]:
+        """Sums of the series by name, over all labels; of counters of stores also by operation."""
+        if not self._port:
+            line = next(one for one in self._log.read_text().splitlines() if '"serving"' in one)
+            self._port = int(json.loads(line)["port"])
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=60) as answer:
+            text = answer.read().decode()
+        found: dict[str, float] = {}
+        for line in text.splitlines():
+            if line.startswith("#"):
+                continue
+            series, _, value = line.rpartition(" ")
+            name = series.partition("{")[0]
+            found[name] = found.get(name, 0.0) + float(value)
+            if name.startswith(("persist_blob", "persist_consensus", "persist_store", "persist_operator")):
+                found[series] = float(value)
+        found["series"] = sum(1 for line in text.splitlines() if not line.startswith("#"))
+        return found
+
+    def rss_mib(self) -> float:
+        lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+        return int(next(one for one in lines if one.startswith("VmRSS")).split()[1]) / 1024
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def settle(self) -> None:
+        """Wait until the second look at every shard is over: no status written and no blob read for five seconds. Three minutes at most."""
+        until, quiet, last = time.monotonic() + 180, time.monotonic(), (-1.0, -1.0)
+        while time.monotonic() < until and time.monotonic() - quiet < 5:
+            sample = self.sample()
+            now = (float(sample.counts.get("patch persistshards", 0)), _blob_gets(sample.metrics))
+            if now != last:
+                last, quiet = now, time.monotonic()
+            time.sleep(1)
+
+    def _cpu_s(self) -> float:
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICK
+
+
+@contextlib.contextmanager
+def _stub() -> Iterator[str]:
+    port = free_port()
+    process = subprocess.Popen([sys.executable, "-m", "bench.scale_api", str(port)])
+    url = f"http://127.0.0.1:{port}"
+    try:
+        while True:
+            with contextlib.suppress(OSError):
+                _get(f"{url}/version")
+                break
+            time.sleep(0.1)
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def _operator(folder: Path, api: str, profiles: dict[str, tuple[str, str]]) -> Iterator[_Operator]:
+    shared = {"names": [f"team-{number}" for number in range(NAMESPACES)]}
+    stores = {
+        name: {"blob": blob, "consensus": consensus, "allowedNamespaces": shared}
+        for name, (blob, consensus) in profiles.items()
+    }
+    settings = {"storageProfiles": stores, "httpPort": 0, "leader": {"namespace": "operator"}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
+    (folder / "kubeconfig").write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "current-context": "c",
+                "contexts": [context],
+                "clusters": [{"name": "c", "cluster": {"server": api}}],
+                "users": [{"name": "u", "user": {"token": "t"}}],
+            }
+        )
+    )
+    variables = {"KUBECONFIG": str(folder / "kubeconfig"), "PERSIST_OPERATOR_CONFIG": str(folder / "config.yaml")}
+    log = folder / "operator.log"
+    command = [*os.environ.get("WRAP", "").split(), sys.executable, "-m", "persist_operator.main"]
+    with log.open("wb") as stream:
+        process = subprocess.Popen(command, env={**os.environ, **variables}, stderr=stream)
+        try:
+            yield _Operator(process, log, api)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _seed(api: str, shards: int, *, profile: str = "default", prefix: str = "shard") -> None:
+    made = [_resource(f"{prefix}-{number}", f"team-{number % NAMESPACES}", profile) for number in range(shards)]
+    for start in range(0, len(made), 500):
+        body = json.dumps(made[start : start + 500]).encode()
+        urllib.request.urlopen(urllib.request.Request(f"{api}/stub/seed", data=body, method="POST"), timeout=60).close()
+
+
+def _seed_hung(api: str, shards: int) -> None:
+    _seed(api, shards, profile="hung", prefix="hung")
+
+
+def _resource(name: str, namespace: str, profile: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "persistshard.io/v1alpha1",
+        "kind": "PersistShard",
+        "metadata": {
+            "namespace": namespace,
+            "name": name,
+            "uid": str(uuid.uuid4()),
+            "generation": 1,
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+        },
+        "spec": {
+            "storageProfile": profile,
+            "schema": {"key": "id BIGINT"},
+            # There is no kubelet, so no run of maintenance would ever end.
+            "compaction": {"mode": "Disabled"},
+            "gc": {"enabled": False},
+            "rollup": {"everySeqnos": 100_000},
+        },
+    }
+
+
+def _until_ready(api: str, shards: int, operator: _Operator) -> float:
+    began, shown = time.monotonic(), 0.0
+    while time.monotonic() - began < READY_LIMIT_S and operator.is_alive():
+        count = len(_get(f"{api}/stub/shards"))
+        if count >= shards:
+            return time.monotonic() - began
+        if time.monotonic() - shown > 15:
+            shown = time.monotonic()
+            print(f"    {count} ready after {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+        time.sleep(0.5)
+    raise RuntimeError(f"{len(_get(f'{api}/stub/shards'))} of {shards} shards are ready")
+
+
+def _ids(api: str) -> list[str]:
+    return [shard_id for name, shard_id in sorted(_get(f"{api}/stub/shards").items()) if "/shard-" in name]
+
+
+def _per(counts: dict[str, int], shards: int) -> str:
+    return ", ".join(f"{one} {count / shards:.2f}" for one, count in sorted(counts.items()) if count > shards / 50)
+
+
+def _blob_gets(metrics: dict[str, float]) -> float:
+    return sum(
+        value
+        for series, value in metrics.items()
+        if series.startswith("persist_blob_calls_total{") and '"get"' in series
+    )
+
+
+def _looks(metrics: dict[str, float]) -> float:
+    return metrics.get("persist_operator_reconcile_total", 0.0)
+
+
+def _redis_calls(redis: Any) -> float:
+    text = redis.command("INFO", "stats").decode()
+    return float(next(line.split(":")[1] for line in text.splitlines() if line.startswith("total_commands_processed")))
+
+
+def _get(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return json.load(answer)

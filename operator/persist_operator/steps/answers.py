@@ -1,0 +1,126 @@
+"""The newest answer of the stores about each shard, and whether anything was committed to the shard since.
+
+Stores push news of commits (bridge). While they push and bring no news of a shard, its last answer is the current one, so a routine plan
+needs no request. News may be lost, so an answer ends with its time. A remembered answer only ever leads to nothing: a plan that writes or
+acts is made from a live answer. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from persist_engine.base.env import Env
+from persist_engine.model.inspection import Inspection
+
+from persist_operator.api.shard import StoreLocation
+from persist_operator.plan.observed import Claim, Seen
+from persist_operator.settings import LoopSettings
+
+#: (namespace, name) of a PersistShard.
+Name = tuple[str, str]
+#: Called with the name of a shard of which there is news, and the seconds after which it is to be looked at.
+OnNews = Callable[[Name, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the stores answered to a claim."""
+
+    location: StoreLocation
+    claim: Claim
+    seen: Seen
+    at_s: float
+
+
+class Ear:
+    """Hears the news of one shard, from the threads of the stores."""
+
+    __slots__ = ("__weakref__", "_answers", "name")
+
+    def __init__(self, answers: Answers, name: Name) -> None:
+        self._answers, self.name = answers, name
+
+    def hear(self, news: object | None) -> None:
+        """See the engine's `PersistClient.on_commit`."""
+        self._answers.heard(self.name, is_missed=news is None)
+
+
+@dataclass(slots=True)
+class _Kept:
+    ear: Ear
+    answer: Answer | None = None
+    begun_s: float = field(default=float("-inf"))
+    has_news: bool = False
+
+
+class Answers:
+    """The answers by shard."""
+
+    def __init__(self, env: Env, settings: LoopSettings) -> None:
+        self._env, self._settings = env, settings
+        self._lock = threading.Lock()
+        self._kept: dict[Name, _Kept] = {}
+        self.on_news: OnNews = lambda name, after_s: None
+
+    def begin(self, name: Name) -> Ear:
+        """Call before the stores are asked: news from now on is news of the answer. Returns the ear to listen with."""
+        with self._lock:
+            kept = self._kept.get(name)
+            if kept is None:
+                kept = self._kept[name] = _Kept(Ear(self, name))
+            kept.has_news, kept.begun_s, kept.answer = False, self._env.monotonic_s(), None
+            return kept.ear
+
+    def keep(self, name: Name, location: StoreLocation, claim: Claim, seen: Seen) -> None:
+        """Keep the answer to the question that began last. Only an inspected shard can be remembered."""
+        with self._lock:
+            kept = self._kept.get(name)
+            if kept is not None and isinstance(seen.inspected, Inspection):
+                kept.answer = Answer(location, claim, seen, kept.begun_s)
+
+    def current(self, name: Name, location: StoreLocation, claim: Claim) -> Seen | None:
+        """The remembered answer to this very claim, if there was no news since and it is younger than `poll_seconds`."""
+        answer = self.last(name, location, claim)
+        with self._lock:
+            kept = self._kept.get(name)
+            if answer is None or kept is None or kept.has_news:
+                return None
+        is_young = self._env.monotonic_s() - answer.at_s < self._settings.poll_seconds
+        return answer.seen if is_young else None
+
+    def last(self, name: Name, location: StoreLocation, claim: Claim) -> Answer | None:
+        """The last answer about this location and owner, however old; None when the claim asks for something that it does not answer."""
+        with self._lock:
+            kept = self._kept.get(name)
+        answer = None if kept is None else kept.answer
+        if answer is None or answer.location != location or not isinstance(answer.seen.inspected, Inspection):
+            return None
+        was, seqno = answer.claim, answer.seen.inspected.seqno
+        same = (was.owner, was.wanted) == (claim.owner, claim.wanted) and not claim.take_over
+        if same and claim.known_seqno == was.known_seqno:
+            return answer
+        if not same or claim.known_seqno != seqno:
+            return None
+        # The status has learned the version of the answer meanwhile.
+        inspection = replace(answer.seen.inspected, known_tag=answer.seen.inspected.tag)
+        return replace(answer, claim=claim, seen=replace(answer.seen, inspected=inspection))
+
+    def heard(self, name: Name, *, is_missed: bool) -> None:
+        """Note news of the shard, and let it be looked at: no sooner than `inspect_seconds` after its last look. With `is_missed` news may
+        have been lost, of many shards at once, so their looks are spread.
+        """
+        spread_s = self._env.uniform(0.0, self._settings.inspect_seconds) if is_missed else 0.0
+        with self._lock:
+            kept = self._kept.get(name)
+            if kept is None or kept.has_news:
+                return
+            kept.has_news = True
+            after_s = kept.begun_s + self._settings.inspect_seconds - self._env.monotonic_s()
+        self.on_news(name, max(spread_s, after_s))
+
+    def forget(self, name: Name) -> None:
+        """Forget a shard that is gone, and stop listening."""
+        with self._lock:
+            self._kept.pop(name, None)

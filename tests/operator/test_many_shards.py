@@ -1,0 +1,336 @@
+"""What an operator with thousands of shards asks of the API server, Redis and S3, counted for one shard; and that copies and remembered
+answers change nothing that they should not.
+"""
+
+import threading
+
+import pytest
+from fake_cluster import FakeCluster
+from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
+from persist_engine.base.env import SeededEnv
+from persist_kit.counted import CountedMetrics
+from persist_kit.servers import redis_server
+from persist_operator.api import conditions, names
+from persist_operator.bridge import Bridge
+from persist_operator.cluster.informed import Informed
+from persist_operator.cluster.port import JOB, PERSIST_SHARD, SPARK_SINK, ApiError
+from persist_operator.handlers.controller import Controller
+from persist_operator.settings import AllowedNamespaces, LoopSettings, OperatorSettings, StorageProfile
+from persist_operator.steps.answers import Answers
+from persist_operator.steps.metrics import OperatorMetrics
+from persist_operator.steps.reconcile import Key, Reconciler
+from prometheus_client import CollectorRegistry
+
+SHARD = Key("PersistShard", "team", "flights")
+HAPPENS_S = 60
+LOOP = LoopSettings()
+
+
+@pytest.fixture(scope="module")
+def redis():
+    with redis_server() as server:
+        yield server
+
+
+class House:
+    """An operator whose watches bring what `deliver` is called for. Its clock moves when a test moves it."""
+
+    def __init__(self, folder, redis_url, now):
+        self.env, self.engine = SeededEnv(start_ms=now), CountedMetrics()
+        self.location = Location(blob=f"file://{folder}/blob", consensus=redis_url)
+        profile = StorageProfile(
+            blob=self.location.blob,
+            consensus=self.location.consensus,
+            allowed_namespaces=AllowedNamespaces(names=("team",)),
+        )
+        self.settings = OperatorSettings(storage_profiles={"default": profile}, loop=LOOP)
+        self.cluster, self.bridge = FakeCluster(now_ms=self.env.now_ms), None
+        self.heard, self.is_heard = [], threading.Event()
+        self.restart()
+
+    def restart(self):
+        """As after a crash: only the API server and the stores remain. The first lists are complete."""
+        self.close()
+        self.bridge = Bridge(self.settings, env=self.env, metrics=self.engine)
+        self.informed, metrics = Informed(), OperatorMetrics(CollectorRegistry())
+        self.reconciler = Reconciler(
+            self.cluster, self.bridge, self.settings, self.env, metrics, informed=self.informed
+        )
+        self.controller = Controller(
+            self.reconciler, self.cluster, self.settings, self.env, metrics, informed=self.informed
+        )
+        self.reconciler.on_news(self.hear)
+        self.controller.resync()
+
+    def hear(self, key, after_s):
+        self.heard.append((key, after_s))
+        self.is_heard.set()
+
+    def close(self):
+        if self.bridge is not None:
+            self.bridge.close()
+
+    def deliver(self):
+        """Let the watches bring everything as it is."""
+        for kind in (PERSIST_SHARD, SPARK_SINK, JOB):
+            for one in self.cluster.find(kind, None, {}):
+                self.controller.changed(one, is_gone=False)
+
+    def go(self, times=1, seconds=20):
+        wait_s = None
+        for _ in range(times):
+            self.env.advance_ms(seconds * 1000)
+            wait_s = self.reconciler.reconcile(SHARD)
+        return wait_s
+
+    def status(self):
+        return self.cluster.stored("PersistShard", "team", "flights")["status"]
+
+    def commands(self, redis):
+        text = redis.command("INFO", "commandstats").decode()
+        calls = {
+            line.split(":")[0][len("cmdstat_") :]: int(line.split("calls=")[1].split(",")[0])
+            for line in text.splitlines()
+            if line.startswith("cmdstat_")
+        }
+        # The lua scripts of the engine count as one command each, and what they call inside as others.
+        return sum(calls.get(name, 0) for name in ("evalsha", "eval"))
+
+    def blob_calls(self, verb):
+        return self.engine.total("blob_calls", verb=verb)
+
+    def append(self, number):
+        """Another process appends."""
+        with PersistClient.open(self.location) as client:
+            shard_id, schema = ShardId(self.status()["shardId"]), Schema.from_ddl("id BIGINT", "")
+            with client.open_writer(shard_id, schema, purpose="test") as writer:
+                rows = [(((number,), ()), number, 1)]
+                writer.append(rows, lower=writer.shared_upper(), upper=Antichain.of(number + 1))
+
+
+@pytest.fixture
+def house(tmp_path, redis, now):
+    redis.command("FLUSHALL")
+    made = House(tmp_path, redis.url, now)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def idle(house, shard_resource):
+    """A house whose one shard is ready, and of which everything is known."""
+    house.cluster.create(PERSIST_SHARD, shard_resource())
+    house.deliver()
+    house.go(6)
+    house.deliver()
+    assert conditions.is_true(house.status(), "Ready")
+    house.is_heard.clear()
+    house.heard.clear()
+    return house
+
+
+def test_an_idle_shard_costs_no_request(idle, redis):
+    requests, before = idle.cluster.record(), (idle.commands(redis), idle.blob_calls("get"))
+    waits = [idle.go(seconds=60) for _ in range(3)]
+    assert requests == []
+    assert (idle.commands(redis), idle.blob_calls("get")) == before
+    assert all(LOOP.idle_seconds <= wait_s <= 1.1 * LOOP.idle_seconds for wait_s in waits)
+
+
+def test_an_idle_shard_is_asked_for_after_the_polling_interval_with_small_reads_alone(idle, redis):
+    requests, before, gets = idle.cluster.record(), idle.commands(redis), idle.blob_calls("get")
+    idle.go(seconds=LOOP.poll_seconds)
+    assert 0 < idle.commands(redis) - before <= 3, "its name, its owner, and the newest entry of its log"
+    assert (requests, idle.blob_calls("get")) == ([], gets)
+
+
+def test_a_commit_of_another_process_brings_the_shard_back(idle):
+    idle.append(1)
+    assert idle.is_heard.wait(HAPPENS_S)
+    key, after_s = idle.heard[0]
+    assert key == SHARD
+    assert 0 <= after_s <= LOOP.inspect_seconds
+    seqno = idle.status()["frontiers"]["seqno"]
+    idle.go(seconds=40)
+    assert idle.status()["frontiers"]["seqno"] > seqno
+
+
+def test_many_commits_of_a_shard_are_one_item_of_news_until_it_is_looked_at():
+    env, heard = SeededEnv(), []
+    answers = Answers(env, LOOP)
+    answers.on_news = lambda name, after_s: heard.append((name, after_s))
+    name = ("team", "flights")
+    answers.heard(name, is_missed=False)
+    assert heard == [], "the stores were not asked about the shard"
+    ear = answers.begin(name)
+    env.advance_ms(4000)
+    for _ in range(5):
+        ear.hear(object())
+    assert heard == [(name, LOOP.inspect_seconds - 4)]
+    answers.begin(name)
+    env.advance_ms(100_000)
+    ear.hear(object())
+    assert heard[1:] == [(name, 0)]
+    answers.forget(name)
+    ear.hear(object())
+    assert len(heard) == 2
+
+
+def test_looks_after_a_lost_connection_are_spread():
+    env, heard = SeededEnv(), []
+    answers = Answers(env, LOOP)
+    answers.on_news = lambda name, after_s: heard.append(after_s)
+    ears = [answers.begin(("team", str(number))) for number in range(100)]
+    env.advance_ms(3600_000)
+    for ear in ears:
+        ear.hear(None)
+    assert max(heard) <= LOOP.inspect_seconds
+    assert len({round(one) for one in heard}) > 10
+
+
+def test_a_shard_whose_store_pushes_nothing_is_asked_as_often_as_before(tmp_path, now, shard_resource):
+    house = House(tmp_path, f"sqlite://{tmp_path}/consensus.db", now)
+    try:
+        house.cluster.create(PERSIST_SHARD, shard_resource())
+        house.deliver()
+        wait_s = house.go(6)
+        assert LOOP.inspect_seconds <= wait_s <= 1.1 * LOOP.inspect_seconds
+        house.append(1)
+        house.go(seconds=40)
+        assert house.status()["frontiers"]["upper"] == "2"
+    finally:
+        house.close()
+
+
+def test_a_new_shard_costs_a_bounded_number_of_round_trips(idle, redis, shard_resource):
+    """Beside one that is there already, so that no client is opened."""
+    idle.cluster.create(PERSIST_SHARD, shard_resource(name="second", uid="uid-second"))
+    idle.deliver()
+    requests, commands = idle.cluster.record(), idle.commands(redis)
+    gets, lists = idle.blob_calls("get"), idle.blob_calls("list_prefix")
+    for _ in range(3):
+        idle.env.advance_ms(1000)
+        idle.reconciler.reconcile(Key("PersistShard", "team", "second"))
+    assert conditions.is_true(idle.cluster.stored("PersistShard", "team", "second")["status"], "Ready")
+    assert [one.verb for one in requests] == ["apply_status"] * 3
+    assert idle.commands(redis) - commands <= 24
+    assert (idle.blob_calls("get") - gets, idle.blob_calls("list_prefix") - lists) == (0, 1)
+
+
+# -- copies decide nothing --------------------------------------------------------------------------------------------
+
+
+def test_a_silent_watch_starts_no_child(idle):
+    """The spec was suspended, and the watch did not bring that. A request for a run, which the watch brought, is not carried out."""
+    request = {f"{names.REQUEST_PREFIX}rollup": "a"}
+    idle.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["metadata"].update(annotations=request))
+    shown = idle.cluster.stored("PersistShard", "team", "flights")
+    idle.append(1)
+    idle.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["spec"].update(suspend=True))
+    idle.controller.changed(shown, is_gone=False)
+    idle.go(3)
+    assert idle.cluster.find(JOB, "team", {}) == []
+    idle.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["spec"].update(suspend=False))
+    idle.deliver()
+    idle.go(2)
+    assert len(idle.cluster.find(JOB, "team", {})) == 1
+
+
+def test_a_status_from_an_old_copy_is_refused_and_the_next_reconcile_reads_the_resource(idle):
+    idle.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["metadata"].update(labels={"a": "b"}))
+    idle.append(1)
+    idle.env.advance_ms(40_000)
+    with pytest.raises(ApiError) as refused:
+        idle.reconciler.reconcile(SHARD)
+    assert refused.value.status == 409
+    idle.go()
+    assert idle.status()["frontiers"]["upper"] == "2"
+
+
+def test_what_a_silent_watch_hides_is_known_after_the_resync(idle):
+    idle.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["spec"].update(suspend=True))
+    idle.go(2, seconds=60)
+    assert conditions.find(idle.status(), "Ready")["reason"] == "Healthy"
+    idle.controller.resync()
+    idle.go()
+    assert conditions.find(idle.status(), "Ready")["reason"] == "Suspended"
+    idle.cluster.delete(PERSIST_SHARD, "team", "flights")
+    idle.controller.resync()
+    assert idle.go() is None
+    assert idle.informed.resource(PERSIST_SHARD, "team", "flights") is None
+
+
+def test_a_resource_that_no_watch_has_brought_is_asked_for(house, shard_resource):
+    house.cluster.create(PERSIST_SHARD, shard_resource())
+    house.go(4)
+    assert conditions.is_true(house.status(), "Ready")
+
+
+def test_an_own_write_does_not_bring_the_shard_back_but_the_sinks_that_use_it(house, shard_resource, sink_resource):
+    house.cluster.create(PERSIST_SHARD, shard_resource())
+    house.cluster.create(SPARK_SINK, sink_resource())
+    house.deliver()
+    queue = house.controller._queue
+    while (key := queue.take(timeout_s=0)) is not None:
+        queue.done(key)
+    house.go(4)
+    house.controller.changed(house.cluster.stored("PersistShard", "team", "flights"), is_gone=False)
+    assert [str(one) for one in iter(lambda: queue.take(timeout_s=0), None)] == ["SparkSink/team/load"]
+
+
+def test_an_operator_that_ends_between_intent_and_creation_makes_the_job_once(idle):
+    request = {f"{names.REQUEST_PREFIX}rollup": "a"}
+    idle.append(1)
+    idle.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["metadata"].update(annotations=request))
+    idle.deliver()
+    idle.cluster.deny["create", "Job"] = ApiError("the operator ends", status=0)
+    idle.go()
+    assert idle.status()["maintenance"]["rollup"]["jobName"]
+    assert idle.cluster.find(JOB, "team", {}) == []
+    del idle.cluster.deny["create", "Job"]
+    idle.restart()
+    idle.go(3, seconds=60)
+    (job,) = idle.cluster.find(JOB, "team", {})
+    assert job["metadata"]["name"] == idle.status()["maintenance"]["rollup"]["jobName"]
+    idle.restart()
+    idle.go(2)
+    assert len(idle.cluster.find(JOB, "team", {})) == 1
+
+
+def test_the_children_of_a_run_under_way_are_read_live(idle):
+    """Jobs and Pods come by two watches. The end of a run without its report would be recorded as a run without one."""
+    request = {f"{names.REQUEST_PREFIX}rollup": "a"}
+    idle.append(1)
+    idle.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["metadata"].update(annotations=request))
+    idle.deliver()
+    idle.go(2)
+    idle.deliver()
+    requests = idle.cluster.record()
+    idle.go()
+    assert [one.arguments[0] for one in requests if one.verb == "find"][:1] == [JOB]
+
+
+def test_a_pause_that_the_api_server_asks_for_is_kept(house):
+    class Refusing:
+        def reconcile(self, key):
+            raise ApiError("slow down", status=429, retry_after_s=40)
+
+    metrics = OperatorMetrics(CollectorRegistry())
+    controller = Controller(Refusing(), house.cluster, house.settings, house.env, metrics)
+    controller._queue.add(SHARD)
+    assert controller._queue.take(timeout_s=0) == SHARD
+    controller._one(SHARD)
+    house.env.advance_ms(39_000)
+    assert controller._queue.take(timeout_s=0) is None
+    house.env.advance_ms(22_000)
+    assert controller._queue.take(timeout_s=0) == SHARD
+
+
+def test_a_status_is_planned_from_what_the_stores_say_now(idle):
+    """Another process took the shard's owner away, of which no store brings news. A change of the spec calls for another status."""
+    with PersistClient.open(idle.location) as client:
+        client.disown(ShardId(idle.status()["shardId"]))
+    idle.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["spec"].update(suspend=True))
+    idle.deliver()
+    idle.go()
+    assert conditions.find(idle.status(), "Stalled")["reason"] == "ShardUnowned"
