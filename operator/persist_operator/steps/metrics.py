@@ -81,7 +81,8 @@ class OperatorMetrics:
                 "batches": "Batches in the trace.",
                 "live_bytes": "Bytes of live parts.",
                 "debt_bytes": "Bytes that compaction would read.",
-                "oldest_uncompacted_seconds": "Age of the oldest uncompacted batch.",
+                "oldest_uncompacted_seconds": "How long ago the oldest update was retracted that may still be stored; 0: none.",
+                "deadline_seconds": "compaction.deadlineSeconds: the age at which such an update must be gone.",
                 "live_diffs": "State versions in consensus.",
                 "last_rollup_seqno": "Version of the newest rollup.",
                 "seqno": "Version of the state.",
@@ -102,7 +103,9 @@ class OperatorMetrics:
             name: Gauge(f"spark_sink_{name}", text, _OF_RESOURCE, registry=registry) for name, text in _OF_SINK.items()
         }
 
-    def set_shard(self, namespace: str, name: str, status: Mapping[str, Any], *, now_ms: int) -> None:
+    def set_shard(
+        self, namespace: str, name: str, status: Mapping[str, Any], *, deadline_seconds: int | None, now_ms: int
+    ) -> None:
         """Export a PersistShard's status. An unknown value has no series, because a former value would look like the current one."""
         known = ShardStatus.of(status)
         frontiers, storage, debt = known.frontiers, known.storage, known.debt
@@ -113,7 +116,8 @@ class OperatorMetrics:
             "batches": storage.batches,
             "live_bytes": storage.live_bytes,
             "debt_bytes": debt.compaction_bytes,
-            "oldest_uncompacted_seconds": None if debt == Debt() else debt.oldest_uncompacted_seconds or 0,
+            "oldest_uncompacted_seconds": _owed_s(debt, deadline_seconds, now_ms),
+            "deadline_seconds": deadline_seconds,
             "live_diffs": storage.live_diffs,
             "last_rollup_seqno": storage.latest_rollup_seqno,
             "seqno": frontiers.seqno,
@@ -169,6 +173,16 @@ def _upper_lag_s(frontiers: Frontiers, now_ms: int) -> float | None:
     if frontiers.upper_lag_seconds is None or frontiers.upper is None:
         return None
     return (now_ms - int(frontiers.upper)) // 1000
+
+
+def _owed_s(debt: Debt, deadline_seconds: int | None, now_ms: int) -> float | None:
+    """The age at `now_ms` of the oldest update that is owed a deletion. The status shows it to a hundredth of the deadline only."""
+    if debt == Debt():
+        return None
+    until_ms = times.to_ms(debt.deadline_time)
+    if until_ms is None or deadline_seconds is None:
+        return debt.oldest_uncompacted_seconds or 0
+    return max(0, deadline_seconds - (until_ms - now_ms) // 1000)
 
 
 def _set(gauges: Mapping[str, Gauge], namespace: str, name: str, values: Mapping[str, float | None]) -> None:

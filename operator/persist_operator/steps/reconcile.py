@@ -211,7 +211,10 @@ class Reconciler:
         than the one that was read: the write would lose the intents of another process.
         """
         if key.kind == "PersistShard":
-            self._metrics.set_shard(key.namespace, key.name, status, now_ms=self._env.now_ms())
+            deadline_seconds = resource["spec"].get("compaction", {}).get("deadlineSeconds")
+            self._metrics.set_shard(
+                key.namespace, key.name, status, deadline_seconds=deadline_seconds, now_ms=self._env.now_ms()
+            )
         else:
             self._metrics.set_sink(key.namespace, key.name, status)
         if (resource.get("status") or {}) == status:

@@ -27,6 +27,8 @@ from persist_engine.work.rollup import write_rollup
 
 #: The first exertion completes the merges in progress, the second merges everything into one level, and a third finds nothing.
 EXERTIONS_MAX = 3
+#: Rounds of `collect_fully`. One more than needed, for a collection that another process overtakes.
+COLLECTIONS_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,8 @@ def force_compaction(
 def _exertions(trace: Trace) -> Iterator[int]:
     """Fuel for a few exertions, each enough for all merges."""
     for _ in range(EXERTIONS_MAX):
-        if sum(1 for batch in trace.spine_batches() if batch.sizes.rows) <= 1:
+        filled = [batch for batch in trace.spine_batches() if batch.sizes.rows]
+        if len(filled) <= 1 and all(batch.desc.since == trace.since for batch in filled):
             return
         fuel = 2 * max(trace.rows, 1)
         yield fuel
@@ -129,6 +132,24 @@ def force_gc(machine: Machine, *, on_progress: OnProgress | None = None) -> list
     if writes:
         outcomes.append(write_rollup(machine))
     outcomes.append(gc_and_truncate(machine, on_progress=on_progress))
+    return [outcome for outcome in outcomes if outcome.ending is not Ending.SKIPPED]
+
+
+def collect_fully(machine: Machine, *, on_progress: OnProgress | None = None) -> list[Outcome]:
+    """Writes a rollup and collects, until nothing is left of what the newest version no longer names, as far as readers allow.
+
+    It takes three rounds: the first rollup contains the entries that released the content, the second does not and lets the first be
+    unlinked, and the third lets its blob be deleted. Safe to repeat, to race and to kill.
+    """
+    outcomes: list[Outcome] = []
+    for _ in range(COLLECTIONS_MAX):
+        _, writes = _target(machine.refresh())
+        if writes:
+            outcomes.append(write_rollup(machine))
+        done = gc_and_truncate(machine, on_progress=on_progress)
+        outcomes.append(done)
+        if done.ending is not Ending.SUCCEEDED:
+            break
     return [outcome for outcome in outcomes if outcome.ending is not Ending.SKIPPED]
 
 
