@@ -20,6 +20,7 @@ from persist_engine.model.batch import InlinePart
 from persist_engine.model.diff.state_diff import named_batches
 from persist_engine.model.ids import CriticalReaderId, ShardId
 from persist_engine.rows.schema import Schema
+from persist_engine.work.audit.proof import prove
 from persist_engine.work.compact import compact_due
 from persist_engine.work.gc import gc_and_truncate
 from persist_engine.work.repair.force import collect_fully, force_compaction
@@ -131,6 +132,14 @@ class Kept:
         """Where `mark` is: keys of objects and versions of the log, raw and decoded."""
         wanted = mark.encode()
         return [where for where, data in self._everything() if wanted in data]
+
+    def proof(self, before_ms: int):
+        """What `persist admin proof --before` says."""
+        return prove(self.client.machine(self.shard_id), before_ms=before_ms)
+
+    def newest(self) -> int:
+        """The newest complete time."""
+        return self.client.recent_upper(self.shard_id).time - 1
 
     def still_there(self, marks: Mapping[str, int]) -> dict[str, int]:
         """Those of `marks` that some object or entry holds."""

@@ -1,12 +1,19 @@
 """A value that was retracted is gone from every object, entry of the log and rollup by the deadline, on idle and on busy shards."""
 
 import contextlib
+import json
 import random
 
+import boto3
 import pytest
 import redis as driver
 from deadline_house import HOUR_MS, MINUTE_MS, Kept
+from persist_engine.cli.main import app
+from persist_engine.codec.keys import blob_key
+from persist_engine.parts.listings import new_part_key
+from persist_engine.work.audit.orphans import scan_orphans
 from persist_kit.servers import redis_server, s3_server
+from typer.testing import CliRunner
 
 SPEC = {"retention": {"sinceLagSeconds": 3600}, "compaction": {"deadlineSeconds": 6 * 3600}}
 DEADLINE_S = 5 * 3600
@@ -38,11 +45,22 @@ def forget(kept):
     kept.pass_ms(HOUR_MS)
     kept.write((99, MARK, -1))
     kept.pass_ms(HOUR_MS)
-    assert kept.holding(MARK), "it is there: the test would see it"
+    retracted_ms = kept.env.now_ms() - HOUR_MS + MINUTE_MS
+    places = kept.holding(MARK)
+    assert places, "it is there: the test would see it"
+    before = kept.proof(retracted_ms)
+    assert not before.proven
+    named = " ".join(one.where for one in before.remains)
+    assert [place for place in places if "/n0" in place and place not in named] == [], (
+        "the proof names each part that holds it"
+    )
     assert "deadlineTime" in kept.status.get("debt", {}), kept.status["conditions"]
     kept.pass_ms(5 * HOUR_MS - 10 * MINUTE_MS)
     assert kept.holding(MARK) == []
     assert kept.holding("kept-7"), "only what was retracted is gone"
+    after = kept.proof(retracted_ms)
+    assert (after.proven, after.remains) == (True, ())
+    assert after.blobs >= 2
     kept.look()
     assert "deadlineTime" not in kept.status["debt"]
     assert kept.condition("CompactionCurrent")[:2] == ("True", "Current")
@@ -88,8 +106,97 @@ def test_a_reader_that_holds_since_is_named_and_the_deadline_holds_after_it(on_f
         assert (status, reason) == ("False", "DeadlineMissed")
         assert "a slow report" in message
         assert "updates retracted since 20" in message
+        assert {"a slow report"} == {
+            one.held_by.split("(")[1].split(",")[0] for one in kept.proof(kept.env.now_ms()).remains
+        }
     kept.pass_ms(HOUR_MS)
     assert kept.holding(MARK) == []
+
+
+def test_the_deadline_holds_when_processes_are_killed_in_between(on_files):
+    """The collection dies for hours after the compaction. A compaction dies before it, and leaves a part that only a listing finds."""
+    kept = on_files()
+    kept.write(*OTHERS, (99, MARK, 1))
+    kept.write((99, MARK, -1))
+    retracted_ms = kept.env.now_ms()
+    machine = kept.client.machine(kept.shard_id)
+    held = next(place for place in kept.holding(MARK) if "/n0" in place)
+    left_behind = blob_key(kept.shard_id, new_part_key(machine))
+    machine.blob.set(left_behind, machine.blob.get(held))
+    kept.fails = lambda action: action.kind == "gc" and kept.env.now_ms() < retracted_ms + 5 * HOUR_MS
+    kept.pass_ms(6 * HOUR_MS)
+    assert set(kept.full) == {"compaction", "gc"}
+    assert set(kept.holding(MARK)) == {left_behind}
+    (left,) = kept.proof(retracted_ms).remains
+    assert (left.where, left.kind) == (left_behind, "orphan")
+    assert "persist admin orphans" in left.remedy
+    scan_orphans(machine, older_than_ms=HOUR_MS, commit=True)
+    assert kept.holding(MARK) == []
+    assert kept.proof(retracted_ms).proven
+
+
+def test_a_reader_of_an_old_version_is_named_by_the_condition_and_by_the_proof(on_files):
+    kept = on_files()
+    kept.write(*OTHERS, (99, MARK, 1))
+    with kept.client.open_leased_reader(kept.shard_id, purpose="a forgotten export", lease_ms=1000 * HOUR_MS) as reader:
+        open_snapshot = reader.snapshot(kept.newest())
+        kept.write((99, MARK, -1))
+        reader.downgrade_since(kept.newest())
+        kept.pass_ms(5 * HOUR_MS)
+        assert kept.condition("GarbageCollected")[:2] == ("False", "BlockedByReader")
+        assert "a forgotten export" in kept.condition("GarbageCollected")[2]
+        left = kept.proof(kept.env.now_ms()).remains
+        assert {one.kind for one in left} >= {"part", "log"}
+        assert all("a forgotten export" in one.held_by for one in left)
+        del open_snapshot
+    kept.pass_ms(HOUR_MS)
+    assert kept.holding(MARK) == []
+    assert kept.proof(kept.env.now_ms()).proven
+
+
+@pytest.mark.s3
+def test_a_bucket_that_keeps_old_versions_proves_nothing_until_they_are_gone(keep, monkeypatch, tmp_path):
+    with s3_server(versioned=True) as s3:
+        for name, value in s3.environment.items():
+            monkeypatch.setenv(name, value)
+        store = boto3.client("s3", endpoint_url=f"http://{s3.address}", region_name=s3.region)
+        store.put_bucket_versioning(Bucket=s3.bucket, VersioningConfiguration={"Status": "Enabled"})
+        kept = keep(s3.location("data"), f"sqlite:///{tmp_path}/log.db")
+        kept.write(*OTHERS, (99, MARK, 1))
+        kept.write((99, MARK, -1))
+        retracted_ms = kept.env.now_ms()
+        kept.pass_ms(6 * HOUR_MS)
+        left = kept.proof(retracted_ms)
+        assert left.kept == left.remains_count > 0
+        assert {one.kind for one in left.remains} == {"old version"}
+        for one in left.remains:
+            key, _, version = one.where.partition(" version ")
+            store.delete_object(Bucket=s3.bucket, Key=f"data/{key}", VersionId=version)
+        assert kept.proof(retracted_ms).proven
+
+
+def test_the_command_ends_with_zero_when_proven_and_with_three_when_not(on_files, tmp_path):
+    kept = on_files()
+    kept.write(*OTHERS, (99, MARK, 1))
+    kept.write((99, MARK, -1))
+    command = [
+        "admin",
+        "proof",
+        str(kept.shard_id),
+        "--blob",
+        f"file://{tmp_path}/blobs",
+        "--consensus",
+        f"sqlite:///{tmp_path}/log.db",
+    ]
+    shown = CliRunner().invoke(app, [*command, "--before", str(kept.env.now_ms()), "--json"])
+    assert shown.exit_code == 3
+    report = json.loads(shown.stdout)
+    assert (report["proven"], report["remains_count"]) == (False, len(report["remains"]))
+    text = CliRunner().invoke(app, [*command, "--before", str(kept.env.now_ms())])
+    assert text.exit_code == 3
+    assert str(kept.shard_id) in text.stdout
+    assert CliRunner().invoke(app, [*command, "--before", "-1h"]).exit_code == 0
+    assert CliRunner().invoke(app, [*command, "--before", "latest"]).exit_code != 0
 
 
 def test_an_append_only_shard_owes_nothing_and_is_never_merged_for_it(on_files):

@@ -218,10 +218,20 @@ def _run(
     total = [outcome.to_json() for outcome in outcomes] if kind == "Auto" else summary(kind, shard_id, seqno, outcomes)
     _write_report(report, total)
     if as_json:
-        print_json(total)
+        print_json(_with_deleted(total, outcomes))
         return
     rows = [(o.type, o.ending.value, o.message, o.duration_ms) for o in outcomes]
     print_rows(("work", "outcome", "what", "ms"), rows or [(kind, "Skipped", "nothing was due", 0)])
+
+
+def _with_deleted(total: Any, outcomes: list[Outcome]) -> Any:
+    """The report of a collection with the blobs that it deleted and when: the record of the run, in the log of its pod."""
+    from persist_engine.work.outcome import GcOutcome
+
+    deleted = [each for outcome in outcomes if isinstance(outcome, GcOutcome) for each in outcome.deleted]
+    if not deleted or not isinstance(total, dict):
+        return total
+    return total | {"deleted": [{"key": key, "gone_ms": gone_ms} for key, gone_ms in deleted]}
 
 
 def _collecting(bar: Bar) -> Callable[[int, int, int], None]:

@@ -77,10 +77,12 @@ def collection_reason(
 
 
 def version_holders(inspection: Inspection) -> list[ReaderInfo]:
-    """The leased readers that hold the earliest live version, so that no collection can go on."""
-    if inspection.seqno_since > inspection.earliest_seqno:
+    """The leased readers that hold a version so old that no collection can go on: no rollup that they do not hold back would let one
+    truncate, and a later rollup would not help.
+    """
+    if inspection.gc_seqnos > 0 or inspection.latest_rollup_seqno <= inspection.seqno_since:
         return []
-    return [one for one in inspection.readers if one.seqno is not None and one.seqno <= inspection.earliest_seqno]
+    return [one for one in inspection.readers if one.seqno is not None and one.seqno <= inspection.seqno_since]
 
 
 def since_target(

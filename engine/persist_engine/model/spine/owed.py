@@ -1,9 +1,10 @@
 """Since when a shard may hold updates that were retracted and are still physically present: the age of a promise to delete.
 
 An update is owed a deletion from the moment at which its retraction was written, or takes effect, whichever is later. Every run records
-the earliest such moment among the retractions in it that still wait (`RunMeta.waits_from_ms`): a builder when it stages them, a compaction
-when it writes its output (spec 13.12). This module owns the rule for outputs and the questions about a trace. All answers are bounds: never later than
-the truth. Must not know: older versions, which may name blobs that the newest one does not (work.audit.uncollected).
+the earliest such moment among the retractions in it that still wait (`RunMeta.waits_from_ms`): a builder when it stages them, a
+compaction when it writes its output (spec 13.12). This module owns the rule for outputs and the questions about a trace. All answers are
+bounds: never later than the truth. Must not know: older versions, which may name blobs that the newest one does not
+(work.audit.uncollected).
 
 SUBTLE: an update can be cancelled by an *older* net negative row, one that retracts what was never there. Such an update counts only when
 the run that holds both is written.

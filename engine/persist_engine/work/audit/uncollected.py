@@ -125,6 +125,13 @@ def _with_rollup(machine: Machine, found: _Summary, key: str) -> _Summary:
     return replace(found, oldest_ms=min(found.oldest_ms, _waits(rollup.state)))
 
 
+def rollup_waits_from_ms(data: bytes, *, key: str) -> int:
+    """Since when the oldest retraction waits that the blob of a rollup names; NOTHING_WAITS if none does. CorruptData, Incompatible."""
+    rollup = decode_rollup(data, key=key)
+    named = (batch for entry in rollup.diffs for batch in named_batches(decode_state_diff(entry.data, key=key)))
+    return min(_waits(rollup.state), NOTHING_WAITS, *(batch.waits_from_ms for batch in named))
+
+
 def _waits(state: ShardState) -> int:
     oldest_ms = waits_from_ms(state.trace)
     return NOTHING_WAITS if oldest_ms is None else oldest_ms

@@ -19,6 +19,7 @@ from persist_engine.model.spine.trace import Trace
 from persist_engine.model.state import ShardState
 from persist_engine.shard.machine import Machine
 from persist_engine.work.attempts import Attempts
+from persist_engine.work.audit.uncollected import Uncollected
 from persist_engine.work.compact import OnBytesRead, compact, compact_due
 from persist_engine.work.gc import OnProgress, collectable, gc_and_truncate
 from persist_engine.work.merging import Merger
@@ -143,12 +144,16 @@ def collect_fully(machine: Machine, *, on_progress: OnProgress | None = None) ->
     """
     outcomes: list[Outcome] = []
     for _ in range(COLLECTIONS_MAX):
-        _, writes = _target(machine.refresh())
-        if writes:
+        state = machine.refresh()
+        newest, _ = latest_rollup(state)
+        # Also while readers hold versions, but only once: when they let go, the next collection reaches this rollup.
+        if state.seqno - newest > 1 and newest <= seqno_since(state):
             outcomes.append(write_rollup(machine))
         done = gc_and_truncate(machine, on_progress=on_progress)
         outcomes.append(done)
-        if done.ending is not Ending.SUCCEEDED:
+        bounds = machine.versions.live_diff_bounds(machine.shard_id)
+        left = None if bounds is None else Uncollected().from_ms(machine, earliest=bounds.earliest)
+        if done.ending is not Ending.SUCCEEDED or left is None:
             break
     return [outcome for outcome in outcomes if outcome.ending is not Ending.SKIPPED]
 
