@@ -57,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     compact.add_argument("--shard", required=True, type=ShardId, help="the id of the shard")
     compact.add_argument("--blob", required=True, help="the address of its blob store")
     compact.add_argument("--consensus", required=True, help="the address of its consensus store")
+    compact.add_argument("--full", action="store_true", help="merge all batches into one, not only those that are due")
     compact.add_argument("--pod", help="the name of the pod that this process runs in, which then owns its executors")
     compact.add_argument("--host", help="the address of this pod, at which its executors reach it")
     for command in (driver, compact):
@@ -91,7 +92,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.properties:
         use_properties(arguments.properties, os.environ, {name: value for name, value in own.items() if value})
     if compacts:
-        return run_compact(CompactionSpec(arguments.shard, arguments.blob, arguments.consensus), arguments.report)
+        return run_compact(
+            CompactionSpec(arguments.shard, arguments.blob, arguments.consensus, full=arguments.full), arguments.report
+        )
     return run_driver(arguments.spec, arguments.report, progress=arguments.progress, promote=arguments.promote)
 
 

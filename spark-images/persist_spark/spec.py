@@ -181,6 +181,8 @@ class CompactionSpec:
     shard_id: ShardId
     blob: str
     consensus: str
+    full: bool = False
+    """Whether all batches are merged into one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

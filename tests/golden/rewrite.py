@@ -111,7 +111,7 @@ def batch() -> HollowBatch:
         footer=Footing(200, checksum(b"footer")),
     )
     inline = InlinePart(b"inline", 1, -1, ts_rewrite=Antichain(5), schema_id=0)
-    run = RunMeta(RunOrder.STRUCTURED, RunId.from_bytes(b"\x03" * 16), 0, 3)
+    run = RunMeta(RunOrder.STRUCTURED, RunId.from_bytes(b"\x03" * 16), 0, 3, waits_from_ms=1_700_000_000_000)
     return HollowBatch(DESC, 4, (hollow, inline), (1,), (run, RunMeta(RunOrder.UNORDERED, truncated=True)))
 
 

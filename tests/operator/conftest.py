@@ -36,6 +36,7 @@ def _neighbour(name):
 # In the order of their imports: the API server's REST side stands on the cluster in memory.
 fake_cluster, api_server, sink_world = _neighbour("fake_cluster"), _neighbour("api_server"), _neighbour("sink_world")
 _neighbour("inline_house")
+_neighbour("deadline_house")
 
 NOW = 1_790_000_000_000
 LOCATION = StoreLocation(
@@ -145,7 +146,7 @@ def make_inspection():
             "gc_seqnos": 0,
             "compaction_requests": 0,
             "compaction_bytes": 0,
-            "oldest_uncompacted_ms": None,
+            "waits_from_ms": None,
             "readers": (own_reader(0),),
             "writers": (),
             "progress": {},

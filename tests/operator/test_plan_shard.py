@@ -503,9 +503,7 @@ def test_every_status_fits_the_crd(plan, make_inspection, shard_resource, refuse
         plan(observed=ShardObserved()),
         plan(status=ASSIGNED, inspected=ShardMissing()),
         plan(status=ASSIGNED, inspected=StoreFailure(reason="StorageUnreachable", message="m")),
-        plan(
-            status=ASSIGNED, inspected=make_inspection(**DEBT, upper=now, oldest_uncompacted_ms=now - 5000), runs=[done]
-        ),
+        plan(status=ASSIGNED, inspected=make_inspection(**DEBT, upper=now, waits_from_ms=now - 5000), runs=[done]),
         plan({"suspend": True}, status=ASSIGNED, inspected=make_inspection(upper=None, since=None)),
     ]
     for one in plans:

@@ -143,7 +143,7 @@ def shard_life(make_shard, make_inspection, operator_settings, now):
         (None, (), {}),
         (ShardMissing(), (), {}),
         (make_inspection(birth="ab", tag="cd"), (), {}),
-        (make_inspection(**debt, oldest_uncompacted_ms=now), (), {}),
+        (make_inspection(**debt, waits_from_ms=now), (), {}),
         (make_inspection(**debt), late, {}),
         (StoreFailure(reason="StorageUnreachable", message="no answer"), (), {}),
         (make_inspection(**debt), (), {f"{names.REQUEST_PREFIX}gc": "now"}),

@@ -13,6 +13,8 @@ from persist_engine.base.errors import (
     Unavailable,
 )
 
+#: `persist admin proof`: something is left.
+EXIT_NOT_PROVEN = 3
 EXIT_USAGE = 64
 EXIT_CORRUPT = 74
 #: The first that fits counts; subclasses before their parents.

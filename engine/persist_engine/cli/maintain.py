@@ -84,6 +84,9 @@ def gc(
     blob: BlobUrl = None,
     consensus: ConsensusUrl = None,
     report: ReportFile = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Write rollups too, until nothing is left that the newest version released.")
+    ] = False,
     give_up: GiveUp = GIVE_UP_S,
     as_json: AsJson = False,
 ) -> None:
@@ -91,7 +94,10 @@ def gc(
 
     def work(machine: Machine, bar: Bar) -> list[Outcome]:
         from persist_engine.work.gc import gc_and_truncate
+        from persist_engine.work.repair.force import collect_fully
 
+        if full:
+            return collect_fully(machine, on_progress=_collecting(bar))
         return [gc_and_truncate(machine, on_progress=_collecting(bar))]
 
     shard_id = one_shard(shard_argument, shard)
@@ -107,6 +113,9 @@ def compact(
     consensus: ConsensusUrl = None,
     report: ReportFile = None,
     max_requests: Annotated[int, typer.Option(min=1, help="Do at most this many compactions.")] = 1024,
+    full: Annotated[
+        bool, typer.Option("--full", help="Merge all batches into one, so that everything retracted before since goes.")
+    ] = False,
     claim_age: ClaimAge = 0.0,
     memory: MemoryMib = MEMORY_MIB,
     give_up: GiveUp = GIVE_UP_S,
@@ -118,6 +127,10 @@ def compact(
 
     def work(machine: Machine, bar: Bar) -> list[Outcome]:
         from persist_engine.work.compact import compact_due
+        from persist_engine.work.repair.force import force_compaction
+
+        if full:
+            return force_compaction(machine, full=True, on_read=reading(bar))
 
         return [*compact_due(machine, max_requests, on_read=reading(bar))]
 
@@ -205,10 +218,20 @@ def _run(
     total = [outcome.to_json() for outcome in outcomes] if kind == "Auto" else summary(kind, shard_id, seqno, outcomes)
     _write_report(report, total)
     if as_json:
-        print_json(total)
+        print_json(_with_deleted(total, outcomes))
         return
     rows = [(o.type, o.ending.value, o.message, o.duration_ms) for o in outcomes]
     print_rows(("work", "outcome", "what", "ms"), rows or [(kind, "Skipped", "nothing was due", 0)])
+
+
+def _with_deleted(total: Any, outcomes: list[Outcome]) -> Any:
+    """The report of a collection with the blobs that it deleted and when: the record of the run, in the log of its pod."""
+    from persist_engine.work.outcome import GcOutcome
+
+    deleted = [each for outcome in outcomes if isinstance(outcome, GcOutcome) for each in outcome.deleted]
+    if not deleted or not isinstance(total, dict):
+        return total
+    return total | {"deleted": [{"key": key, "gone_ms": gone_ms} for key, gone_ms in deleted]}
 
 
 def _collecting(bar: Bar) -> Callable[[int, int, int], None]:

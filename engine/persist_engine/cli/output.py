@@ -25,7 +25,9 @@ _SHOWN = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) 
 #: Names that say of a number that it counts, beside those that end in "bytes".
 _COUNTS = frozenset({"rows", "updates", "batches", "parts", "parts_read"})
 #: Names that say of a number that it is a time.
-_TIMES = frozenset({"since", "upper", "retained_since", "walltime_ms", "oldest_uncompacted_ms"})
+_TIMES = frozenset(
+    {"since", "upper", "retained_since", "walltime_ms", "waits_from_ms", "waits_after_merge_ms", "uncollected_from_ms"}
+)
 
 
 def plain(value: Any) -> Any:

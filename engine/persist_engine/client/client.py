@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from persist_engine.client.since import SinceHandle
     from persist_engine.client.write.handle import WriteHandle
     from persist_engine.model.inspection import Inspection
+    from persist_engine.work.audit.uncollected import Uncollected
     from persist_engine.work.background import BackgroundMaintenance, CompactionSwitch
 
 #: States kept without a handle, so that visiting many shards in turn does not read a rollup each time.
@@ -126,6 +127,7 @@ class PersistClient:
         self._recent: OrderedDict[ShardId, Applier] = OrderedDict()
         self._registry = Registry(consensus, self._versions.retry)
         self._store_id: StoreId | None = None
+        self._uncollected: Uncollected | None = None
 
     # -- handles ------------------------------------------------------------------------------------------------------
 
@@ -244,6 +246,7 @@ class PersistClient:
         the tag of that version's entry, while it is live: a caller that knows the tag can check that the history is still the same.
         """
         from persist_engine.model.inspection import inspection_of
+        from persist_engine.work.audit.uncollected import Uncollected
 
         if known_seqno is not None:
             expect_count(known_seqno, "known_seqno", least=0)
@@ -252,11 +255,13 @@ class PersistClient:
         bounds = self._versions.live_diff_bounds(shard_id)
         if bounds is None:
             raise _not_found(shard_id, self._consensus)
+        self._uncollected = self._uncollected or Uncollected()
         inspection = inspection_of(
             state,
             live_diffs=bounds.count,
             earliest_seqno=bounds.earliest,
             now_ms=machine.env.now_ms(),
+            uncollected_from_ms=self._uncollected.from_ms(machine, earliest=bounds.earliest),
         )
         schema = machine.schema
         known = None if known_seqno is None else self._versions.tag_at(shard_id, SeqNo(known_seqno))

@@ -13,6 +13,8 @@ from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import CriticalReaderId, ShardId
 from persist_engine.model.inspection import Inspection
 from persist_engine.model.ownership import Adopted, OwnedElsewhere
+from persist_engine.model.queries import held_since
+from persist_engine.model.state import ShardState
 from persist_engine.model.tending import (
     READERS_MAX,
     NoSuchShard,
@@ -44,7 +46,8 @@ def tend(client: PersistClient, wish: Wish) -> Tending:
     problem = ""
     if wish.hold is not None and wish.hold.shard_id == shard_id and is_known(seen, wish.known):
         target_ms = since_target_ms(seen.upper, wish.hold.since_lag_ms)
-        if target_ms is not None and not seen.is_tombstone:
+        if target_ms is not None and seen.upper is not None and not seen.is_tombstone:
+            target_ms = max(target_ms, min(wish.hold.since_min, seen.upper - 1))
             problem = _hold(client, shard_id, wish, wish.hold, target_ms)
             seen = client.inspect(shard_id, known_seqno=known_seqno)
     return _report(seen, wish.hold, problem)
@@ -60,14 +63,15 @@ def hold_since(
     since_ms: int,
 ) -> int | None:
     """Holds since at `since_ms` or later with the opaque `token`. Returns the held since (None: closed). Idempotent, never goes back. A
-    hold with another token is taken over, which fences its owner. InvalidUsage when another process takes it over meanwhile. ShardNotFound.
+    hold with another token is taken over, which fences its owner. A since that stayed behind all holds follows them. InvalidUsage when
+    another process takes it over meanwhile. ShardNotFound.
 
     From then on this hold replaces the shard's retention: a retention that the shard was created with ends (one commit, if there is one).
     """
     handle = client.open_critical_since(shard_id, critical_id, opaque=token, purpose=purpose)
     held = handle.since.time
     is_reached = held is None or held >= since_ms
-    if is_reached and handle.opaque == token:
+    if is_reached and handle.opaque == token and not _is_behind(client.machine(shard_id).state):
         _end_retention(client, shard_id)
         return held
     since = handle.since if is_reached else Antichain.of(since_ms)
@@ -76,6 +80,12 @@ def hold_since(
         raise InvalidUsage(f"critical reader {critical_id} of shard {shard_id} was taken over by another owner")
     _end_retention(client, shard_id)
     return answer.since.time
+
+
+def _is_behind(state: ShardState) -> bool:
+    """Whether since stays behind all holds. The end of a reader moves nothing, and without writes nothing else would."""
+    held = held_since(state)
+    return held is not None and state.trace.since != state.trace.since.join(held)
 
 
 def _end_retention(client: PersistClient, shard_id: ShardId) -> None:

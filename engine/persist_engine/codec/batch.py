@@ -295,6 +295,7 @@ def _run_to_pb(meta: RunMeta) -> pb.RunMeta:
         schema_id=meta.schema_id,
         rows=meta.rows,
         truncated=meta.truncated,
+        waits_from_ms=meta.waits_from_ms,
     )
 
 
@@ -308,4 +309,5 @@ def _run_from_pb(message: pb.RunMeta) -> RunMeta:
         schema_id=message.schema_id if message.HasField("schema_id") else None,
         rows=message.rows if message.HasField("rows") else None,
         truncated=message.truncated,
+        waits_from_ms=message.waits_from_ms if message.HasField("waits_from_ms") else None,
     )

@@ -240,6 +240,7 @@ def _hold(found: _Fields) -> WantedHold:
         critical_id=CriticalReaderId(found.text("critical_id", _WORDS_MAX)),
         purpose=found.text("purpose", _WORDS_MAX),
         since_lag_ms=found.count("since_lag_ms") or 0,
+        since_min=found.count("since_min", most=_TIME_MAX) or 0,
     )
     found.end()
     return hold

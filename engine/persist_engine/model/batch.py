@@ -9,7 +9,10 @@ from dataclasses import dataclass, field, replace
 
 from persist_engine.base.errors import InvalidBatchBounds, InvalidRewrite, InvariantViolated, check
 from persist_engine.model.frontier import DATA_TIME_MAX, MINIMUM, Antichain, Description
-from persist_engine.model.ids import RunId, staged_ms
+from persist_engine.model.ids import STAGED_MS_MAX, RunId, staged_ms
+
+#: No retraction in a run waits to cancel what it retracts.
+NOTHING_WAITS = STAGED_MS_MAX
 
 
 class RunOrder(enum.Enum):
@@ -181,13 +184,18 @@ RunPart = Part | HollowRun
 
 @dataclass(frozen=True, slots=True)
 class RunMeta:
-    """Facts about one run. `truncated`: its registered bounds are narrower than written, so its diff sums include invisible rows."""
+    """Facts about one run. `truncated`: its registered bounds are narrower than written, so its diff sums include invisible rows.
+
+    `waits_from_ms`: no retraction in the run that waits to cancel what it retracts was written before this (model.spine.owed).
+    NOTHING_WAITS: no retraction waits. None: unknown.
+    """
 
     order: RunOrder = RunOrder.STRUCTURED
     run_id: RunId | None = None
     schema_id: int | None = None
     rows: int | None = None
     truncated: bool = False
+    waits_from_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -279,6 +287,15 @@ class HollowBatch:
         keys = (key.partition("/")[0] if key.startswith("n") else "" for key in self.blob_keys())
         return min(keys, default="~")
 
+    @property
+    def waits_from_ms(self) -> int:
+        """Since when the oldest retraction in it may wait to cancel what it retracts; NOTHING_WAITS if none does.
+
+        Runs that do not say count from the staging of their oldest blob, and so do truncated runs: rows outside their bounds are
+        present and not visible. Inline rows of such runs count from 0, because nothing says when they were staged.
+        """
+        return min((_waits_from_ms(meta, parts) for meta, parts in self.runs()), default=NOTHING_WAITS)
+
     def staged_before(self, floor_ms: int | None) -> str | None:
         """Return the key of a part, here or below a hollow run, that was staged before `floor_ms`, or None."""
         if floor_ms is None:
@@ -300,6 +317,17 @@ class HollowBatch:
 
     def __repr__(self) -> str:
         return f"{self.desc} {len(self.parts)} parts"
+
+
+def _waits_from_ms(meta: RunMeta, parts: tuple[RunPart, ...]) -> int:
+    if meta.waits_from_ms is not None and not meta.truncated:
+        return meta.waits_from_ms
+    staged = [
+        0 if isinstance(part, InlinePart) else staged_ms(part.oldest_key if isinstance(part, HollowRun) else part.key)
+        for part in parts
+    ]
+    known_ms = NOTHING_WAITS if meta.waits_from_ms is None else meta.waits_from_ms
+    return min(known_ms, *staged)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from persist_engine.model.leases import expires_after_ms
 from persist_engine.model.maintenance import collectable_versions
 from persist_engine.model.queries import is_tombstone, latest_rollup, retained_since, rollup_at_or_below, seqno_since
 from persist_engine.model.rebirth import is_recovered_from
+from persist_engine.model.spine.owed import waits_after_merge_ms, waits_from_ms
 from persist_engine.model.state import ShardState
 
 
@@ -45,11 +46,12 @@ class WriterInfo:
 class Inspection:
     """One shard at one version. Frontiers are times, None when closed; seqnos are plain numbers.
 
-    `batches` counts hollow batches, `spine_batches` the logical batches that they form. Compaction debt: `compaction_requests`
-    counts the spine batches that are not compact; they hold `uncompacted_batches` hollow batches and `compaction_bytes` bytes;
-    `oldest_uncompacted_ms` is the earliest time at which one of them was claimed (None: no claim). `gc_seqnos` versions can be
-    truncated now. `retain_ms` is the retention (None: none); it holds since at `retained_since`. The client fills in
-    `key_schema` and `val_schema` as DDL.
+    `batches` counts hollow batches, `spine_batches` the logical batches that they form. Compaction debt: `compaction_requests` counts the
+    spine batches that are not compact; they hold `uncompacted_batches` hollow batches and `compaction_bytes` bytes. Deletion debt
+    (model.spine.owed): `waits_from_ms` is since when the oldest retraction in the newest version waits, and `waits_after_merge_ms` what
+    a merge of everything would leave; `uncollected_from_ms` is since when one waits in what older versions name; None: none does.
+    `gc_seqnos` versions can be truncated now. `retain_ms` is the retention (None: none); it holds since at `retained_since`. The client
+    fills in `key_schema` and `val_schema` as DDL.
     """
 
     shard_id: str
@@ -79,7 +81,9 @@ class Inspection:
     gc_seqnos: int
     compaction_requests: int
     compaction_bytes: int
-    oldest_uncompacted_ms: int | None
+    waits_from_ms: int | None = None
+    waits_after_merge_ms: int | None = None
+    uncollected_from_ms: int | None = None
     readers: tuple[ReaderInfo, ...]
     writers: tuple[WriterInfo, ...]
     progress: Mapping[str, int | None]
@@ -90,6 +94,11 @@ class Inspection:
     """Tag of the log's newest entry, in hex."""
     known_tag: str | None = None
     """Tag of the entry at the requested seqno; None if that entry is not live or no seqno was requested."""
+
+    @property
+    def owed_from_ms(self) -> int | None:
+        """Since when the oldest update that was retracted may still be in the stores; None: none is. Never later than the truth."""
+        return min((at for at in (self.waits_from_ms, self.uncollected_from_ms) if at is not None), default=None)
 
     def is_recovered_from(self, birth: str) -> bool:
         """Whether the log was begun anew, on purpose, in the place of the one born as `birth` (hex)."""
@@ -111,16 +120,17 @@ def _bytes(text: str) -> bytes:
         return b""
 
 
-def inspection_of(state: ShardState, *, live_diffs: int, earliest_seqno: int, now_ms: int) -> Inspection:
-    """Return the report on `state`. `live_diffs` and `earliest_seqno` come from consensus. Readers and writers whose lease
-    ended before `now_ms` are left out: the next command removes them.
+def inspection_of(
+    state: ShardState, *, live_diffs: int, earliest_seqno: int, now_ms: int, uncollected_from_ms: int | None = None
+) -> Inspection:
+    """Return the report on `state`. `live_diffs`, `earliest_seqno` and `uncollected_from_ms` come from the log. Readers and writers
+    whose lease ended before `now_ms` are left out: the next command removes them.
     """
     trace = state.trace
     sizes = trace.sizes
     rollup_seqno, rollup = latest_rollup(state)
     retained = retained_since(state)
     due = [batch for batch in trace.spine_batches() if not batch.is_compact]
-    claims = [batch.active_compaction_start_ms for batch in due if batch.active_compaction_start_ms is not None]
     return Inspection(
         shard_id=str(state.shard_id),
         seqno=int(state.seqno),
@@ -149,7 +159,9 @@ def inspection_of(state: ShardState, *, live_diffs: int, earliest_seqno: int, no
         gc_seqnos=collectable_versions(rollup_at_or_below(state, seqno_since(state)), earliest=earliest_seqno),
         compaction_requests=len(due),
         compaction_bytes=sum(batch.sizes.blob_bytes + batch.sizes.inline_bytes for batch in due),
-        oldest_uncompacted_ms=min(claims, default=None),
+        waits_from_ms=waits_from_ms(trace),
+        waits_after_merge_ms=waits_after_merge_ms(trace, now_ms=now_ms),
+        uncollected_from_ms=uncollected_from_ms,
         readers=_readers(state, now_ms),
         writers=_writers(state, now_ms),
         progress={sink_id: progress.upper.time for sink_id, progress in state.progress.items()},

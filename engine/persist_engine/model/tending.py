@@ -30,6 +30,8 @@ class WantedHold:
     critical_id: CriticalReaderId
     purpose: str
     since_lag_ms: int
+    since_min: int = 0
+    """Since moves at least here, whatever the lag, but not past the newest complete time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

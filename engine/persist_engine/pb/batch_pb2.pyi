@@ -155,18 +155,20 @@ class Part(_message.Message):
     def __init__(self, hollow: _Optional[_Union[HollowPart, _Mapping]] = ..., inline: _Optional[_Union[InlinePart, _Mapping]] = ..., run: _Optional[_Union[HollowRun, _Mapping]] = ...) -> None: ...
 
 class RunMeta(_message.Message):
-    __slots__ = ("order", "run_id", "schema_id", "rows", "truncated")
+    __slots__ = ("order", "run_id", "schema_id", "rows", "truncated", "waits_from_ms")
     ORDER_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_ID_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FROM_MS_FIELD_NUMBER: _ClassVar[int]
     order: RunOrder
     run_id: bytes
     schema_id: int
     rows: int
     truncated: bool
-    def __init__(self, order: _Optional[_Union[RunOrder, str]] = ..., run_id: _Optional[bytes] = ..., schema_id: _Optional[int] = ..., rows: _Optional[int] = ..., truncated: _Optional[bool] = ...) -> None: ...
+    waits_from_ms: int
+    def __init__(self, order: _Optional[_Union[RunOrder, str]] = ..., run_id: _Optional[bytes] = ..., schema_id: _Optional[int] = ..., rows: _Optional[int] = ..., truncated: _Optional[bool] = ..., waits_from_ms: _Optional[int] = ...) -> None: ...
 
 class HollowBatch(_message.Message):
     __slots__ = ("desc", "rows", "parts", "run_splits", "run_metas")

@@ -129,6 +129,11 @@ def diffs_sum(table: pa.Table) -> int:
     return (int(np.add.reduce(diffs >> _LOW_BITS)) << _LOW_BITS) + int(np.add.reduce(diffs & _LOW_MASK))
 
 
+def has_retraction(table: pa.Table) -> bool:
+    """Whether some diff is negative."""
+    return bool((_diffs(table) < 0).any())
+
+
 def wrapped_diffs_sum(table: pa.Table) -> int:
     """The sum of all diffs modulo 2**64, in int64 arithmetic. A part's descriptor holds it.
 

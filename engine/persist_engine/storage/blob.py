@@ -15,6 +15,15 @@ class BlobInfo:
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class KeptBlob:
+    """An object that was deleted or replaced, and that the store still keeps as a version of its key."""
+
+    key: str
+    version: str
+    size_bytes: int
+
+
 class Blob(Protocol):
     """Objects named by keys such as `s<uuid>/n0000100/p<uuid>`: written once, deleted when no longer needed.
 
@@ -42,6 +51,11 @@ class Blob(Protocol):
 
     def list_prefix(self, prefix: str) -> Iterator[BlobInfo]:
         """Yield all objects whose key starts with `prefix`, in no particular order. "" lists everything."""
+
+    def list_kept(self, prefix: str) -> Iterator[KeptBlob]:
+        """Yield what the store keeps of deleted and replaced objects whose key starts with `prefix`; nothing if it keeps none.
+        Delete markers hold no data and are left out.
+        """
 
     def restore(self, key: str) -> None:
         """Bring a deleted object back. Succeeds iff the object exists afterwards; NotKept if the store has no copy of it."""

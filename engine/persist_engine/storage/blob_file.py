@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from persist_engine.base.env import Env
 from persist_engine.base.errors import Determinate, Indeterminate, InvalidUsage, NotKept
-from persist_engine.storage.blob import BlobInfo
+from persist_engine.storage.blob import BlobInfo, KeptBlob
 from persist_engine.storage.checks import check_blob_key, check_blob_value, check_prefix, check_range
 from persist_engine.storage.directories import make_directory, not_opened, sync_directory
 
@@ -128,6 +128,11 @@ class FileBlob:
         """See Blob. Objects created or deleted during the listing may be missing; all others are listed."""
         check_prefix(prefix)
         return self._walk(prefix.rpartition("/")[0], prefix)
+
+    def list_kept(self, prefix: str) -> Iterator[KeptBlob]:
+        """See Blob. This store keeps no deleted objects."""
+        check_prefix(prefix)
+        return iter(())
 
     def restore(self, key: str) -> None:
         """See Blob. This store keeps no deleted objects."""

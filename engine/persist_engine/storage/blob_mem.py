@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 
 from persist_engine.base.errors import NotKept
-from persist_engine.storage.blob import BlobInfo
+from persist_engine.storage.blob import BlobInfo, KeptBlob
 from persist_engine.storage.checks import check_blob_key, check_blob_value, check_prefix, check_range
 
 
@@ -49,6 +49,11 @@ class MemBlob:
         with self._lock:
             found = [BlobInfo(key, len(value)) for key, value in self._objects.items() if key.startswith(prefix)]
         return iter(found)
+
+    def list_kept(self, prefix: str) -> Iterator[KeptBlob]:
+        """See Blob. This store keeps no deleted objects."""
+        check_prefix(prefix)
+        return iter(())
 
     def restore(self, key: str) -> None:
         """See Blob. This store keeps no deleted objects."""

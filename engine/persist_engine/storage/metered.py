@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from persist_engine.base.env import Env
 from persist_engine.base.metrics import Metrics
 from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
-from persist_engine.storage.blob import Blob, BlobInfo
+from persist_engine.storage.blob import Blob, BlobInfo, KeptBlob
 from persist_engine.storage.consensus import Consensus
 
 
@@ -54,6 +54,11 @@ class MeteredBlob:
         """See Blob."""
         with self._meter.call("list_prefix"):
             yield from self._inner.list_prefix(prefix)
+
+    def list_kept(self, prefix: str) -> Iterator[KeptBlob]:
+        """See Blob."""
+        with self._meter.call("list_kept"):
+            yield from self._inner.list_kept(prefix)
 
     def restore(self, key: str) -> None:
         """See Blob."""

@@ -22,7 +22,7 @@ from typing import TypeVar
 from persist_engine.base.env import SeededEnv
 from persist_engine.base.errors import Determinate, Indeterminate, StorageError
 from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
-from persist_engine.storage.blob import Blob, BlobInfo
+from persist_engine.storage.blob import Blob, BlobInfo, KeptBlob
 from persist_engine.storage.consensus import Consensus
 
 T = TypeVar("T")
@@ -133,6 +133,10 @@ class FaultyBlob:
         return iter(
             self._faults.call("list_prefix", prefix, self.address(), lambda: list(self._inner.list_prefix(prefix)))
         )
+
+    def list_kept(self, prefix: str) -> Iterator[KeptBlob]:
+        """See Blob."""
+        return iter(self._faults.call("list_kept", prefix, self.address(), lambda: list(self._inner.list_kept(prefix))))
 
     def restore(self, key: str) -> None:
         """See Blob."""

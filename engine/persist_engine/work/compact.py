@@ -24,6 +24,7 @@ from persist_engine.model.spine.compaction_plan import (
     newest_schema_id,
     validate_request,
 )
+from persist_engine.model.spine.owed import waits_of_output
 from persist_engine.model.spine.spine import IdBatch, MergeReq, MergeRes
 from persist_engine.model.state import ShardState
 from persist_engine.parts.listings import expand, spill_runs
@@ -197,7 +198,7 @@ class _Compaction:
             return self._late(((chunk.input, batch) for batch in replaced), merged)
         machine = self._machine
         self._bytes_read += sum(batch.size_bytes for batch in replaced)
-        output = self._output(chunk, merged)
+        output = self._output(chunk, replaced, merged)
         answer, maintenance = machine.apply_merge_res(MergeRes(output, chunk.input, replaced, chunk.run_ids))
         self._maintenance = self._maintenance.merge(maintenance)
         self._bytes_written += output.size_bytes
@@ -210,13 +211,18 @@ class _Compaction:
         self._rows_gone += sum(batch.rows for batch in replaced) - output.rows
         return None
 
-    def _output(self, chunk: CompactionChunk, parts: tuple[Part, ...]) -> HollowBatch:
-        """The batch of one run of `parts`, which are durable. Without parts when everything cancelled."""
+    def _output(
+        self, chunk: CompactionChunk, replaced: tuple[HollowBatch, ...], parts: tuple[Part, ...]
+    ) -> HollowBatch:
+        """The batch of one run of `parts`, which are durable, in place of `replaced`. Without parts when everything cancelled."""
         if not parts:
             return HollowBatch.empty(chunk.desc)
         rows = sum(part.rows for part in parts)
         run_id = RunId.from_bytes(self._machine.env.random_bytes(16))
-        meta = RunMeta(order=RunOrder.STRUCTURED, run_id=run_id, schema_id=self._schema_id, rows=rows)
+        waits_from_ms = waits_of_output(
+            replaced, chunk.desc, parts, all_runs=chunk.run_ids is None, now_ms=self._machine.env.now_ms()
+        )
+        meta = RunMeta(RunOrder.STRUCTURED, run_id, self._schema_id, rows, waits_from_ms=waits_from_ms)
         try:
             return spill_runs(self._machine, HollowBatch(chunk.desc, rows, parts, (), (meta,)))
         except BaseException:

@@ -31,7 +31,7 @@ from persist_engine.parts.listings import with_nested
 from persist_engine.shard.applier import NO_MAINTENANCE
 from persist_engine.shard.machine import Machine
 from persist_engine.work.audit.walk import VersionWalk, live_keys
-from persist_engine.work.outcome import Ending, GcOutcome
+from persist_engine.work.outcome import DELETED_MAX, Ending, GcOutcome
 
 _log = logging.getLogger(__name__)
 
@@ -116,6 +116,7 @@ class _Collection:
         self._on_progress = on_progress
         self._started_s = machine.env.monotonic_s()
         self._blobs_deleted = 0
+        self._deleted: list[tuple[str, int]] = []
         self._diffs_truncated = 0
         self._bytes_read = 0
         self._truncated_to: SeqNo | None = None
@@ -226,6 +227,8 @@ class _Collection:
             for _ in pool.map(delete, sorted(partial_keys)):
                 self._blobs_deleted += 1
         machine.metrics.count("gc_deleted_blobs", len(partial_keys), kind=kind)
+        gone_ms, room = machine.env.now_ms(), DELETED_MAX - len(self._deleted)
+        self._deleted += [(blob_key(machine.shard_id, key), gone_ms) for key in sorted(partial_keys)[:room]]
 
     def _count_held(self, reached: ShardState) -> None:
         """Records what readers of older versions still keep: the parts that the earliest version names and the newest does not."""
@@ -261,6 +264,7 @@ class _Collection:
             blobs_deleted=self._blobs_deleted,
             diffs_truncated=self._diffs_truncated,
             truncated_to=self._truncated_to,
+            deleted=tuple(self._deleted),
             rollups_removed=rollups_removed,
             maintenance=maintenance,
         )

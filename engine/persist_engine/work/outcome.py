@@ -17,6 +17,9 @@ from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.spine.flat import SpineId
 from persist_engine.shard.applier import NO_MAINTENANCE
 
+#: Deleted blobs that an outcome names.
+DELETED_MAX = 10_000
+
 
 class Ending(enum.StrEnum):
     """How the work ended."""
@@ -77,10 +80,14 @@ class RollupOutcome(Outcome):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcOutcome(Outcome):
-    """`truncated_to` is the earliest live version after this run, as far as it saw."""
+    """`truncated_to` is the earliest live version after this run, as far as it saw. `deleted` are the blobs that it deleted, each with the
+    time after which it was gone (milliseconds since 1970), the first DELETED_MAX of them. The report has only their number: it must fit
+    into a termination message.
+    """
 
     type: ClassVar[str] = "GC"
     truncated_to: SeqNo | None = None
+    deleted: tuple[tuple[str, int], ...] = ()
     diffs_truncated: int = 0
     rollups_removed: int = 0
 

@@ -76,6 +76,7 @@ class ShardSpec:
     since_lag_seconds: int
     compaction_mode: str
     max_uncompacted_batches: int
+    deadline_seconds: int
     memory_limit: str
     compaction_runner: Literal["Auto", "Pod", "Spark"]
     spark_threshold_bytes: int
@@ -102,6 +103,7 @@ class ShardSpec:
             since_lag_seconds=spec["retention"]["sinceLagSeconds"],
             compaction_mode=spec["compaction"]["mode"],
             max_uncompacted_batches=spec["compaction"]["maxUncompactedBatches"],
+            deadline_seconds=spec["compaction"]["deadlineSeconds"],
             memory_limit=str(spec["compaction"]["memoryLimit"]),
             compaction_runner=spec["compaction"]["runner"],
             spark_threshold_bytes=quantity.to_bytes(spec["compaction"]["sparkThreshold"]),

@@ -53,6 +53,7 @@ class Frontiers(Block):
     since_lag_seconds: int | None = None
     observed_time: str | None = None
     since_advanced_time: str | None = None
+    upper_time: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +99,7 @@ class Debt(Block):
     compaction_bytes: int | None = None
     gc_seqnos: int | None = None
     oldest_uncompacted_seconds: int | None = None
+    deadline_time: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

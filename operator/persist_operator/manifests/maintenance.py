@@ -83,7 +83,9 @@ def _maintenance(action: StartMaintenance, settings: OperatorSettings) -> _Work:
             **({names.LABEL_RUNNER: action.runner} if action.runner else {}),
         },
         annotations={names.ANNOTATION_REASON: action.reason},
-        arguments=arguments(action.kind, action.shard_id, *action.location.urls(CREDENTIALS_DIR), memory=memory),
+        arguments=arguments(
+            action.kind, action.shard_id, *action.location.urls(CREDENTIALS_DIR), memory=memory, full=action.full
+        ),
         cpu=settings.workload.maintenance_cpu,
         memory=memory,
         deadline_seconds=settings.workload.maintenance_deadline_seconds,
@@ -137,9 +139,11 @@ def _container(work: _Work, location: StoreLocation, settings: OperatorSettings)
 
 
 def arguments(
-    kind: names.MaintenanceKind, shard_id: str, blob: str, consensus: str, *, memory: str | None
+    kind: names.MaintenanceKind, shard_id: str, blob: str, consensus: str, *, memory: str | None, full: bool = False
 ) -> list[str]:
-    """The engine's command line for one run. `memory` is the memory limit of a compaction; None for the engine's default."""
+    """The engine's command line for one run. `memory` is the memory limit of a compaction; None for the engine's default. `full`: see
+    StartMaintenance.
+    """
     bound = memory if kind == "compaction" else None
     return [
         "maintain", names.VERB[kind],
@@ -148,5 +152,6 @@ def arguments(
         "--consensus", consensus,
         "--report", TERMINATION_LOG,
         "--json",
+        *(("--full",) if full else ()),
         *(() if bound is None else ("--memory-mib", str(quantity.to_mebibytes(bound)))),
     ]  # fmt: skip

@@ -87,7 +87,8 @@ def arguments(action: StartMaintenance, *, credentials_dir: str, properties: str
     """The command line of `persist-spark`, without what only a pod needs."""
     blob, consensus = action.location.urls(credentials_dir)
     stores = ["--blob", blob, "--consensus", consensus]
-    return ["compact", "--shard", action.shard_id, *stores, "--properties", properties, "--report", report]
+    whole = ["--full"] if action.full else []
+    return ["compact", "--shard", action.shard_id, *stores, "--properties", properties, "--report", report, *whole]
 
 
 def _container(action: StartMaintenance, plain: dict[str, Any], settings: OperatorSettings) -> dict[str, Any]:

@@ -62,6 +62,8 @@ class StartMaintenance(StartJob):
     seqno: int
     reason: str
     memory: str | None
+    full: bool = False
+    """Whether a compaction merges all batches, and a collection goes on until nothing released is left."""
     runner: Runner | None = None
     """Of a compaction: where it runs. None for other kinds."""
     spark_executors: int = 0

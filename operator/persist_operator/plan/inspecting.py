@@ -16,8 +16,18 @@ from dataclasses import dataclass, field, replace
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.codec.tending import decode_report, encode_wish
 from persist_engine.model.ids import CriticalReaderId, ShardId
+from persist_engine.model.inspection import Inspection
 from persist_engine.model.ownership import OwnedElsewhere, Unowned
-from persist_engine.model.tending import KnownLog, NoSuchShard, NotTended, Tended, Tending, WantedHold, Wish
+from persist_engine.model.tending import (
+    KnownLog,
+    NoSuchShard,
+    NotTended,
+    Tended,
+    Tending,
+    WantedHold,
+    Wish,
+    since_target_ms,
+)
 from persist_engine.rows.schema import Schema
 
 from persist_operator.api import conditions, names, times
@@ -25,7 +35,7 @@ from persist_operator.api.names import MaintenanceKind
 from persist_operator.api.redact import clip, redact
 from persist_operator.api.shard import InlineLocation, Shard
 from persist_operator.api.shard_status import Looks, ShardStatus, Upkeep
-from persist_operator.plan import maintenance, ownership, refusals, shard_log
+from persist_operator.plan import deadline, maintenance, ownership, refusals, shard_log, shard_status
 from persist_operator.plan.actions import Plan, StartInspection, StopRun
 from persist_operator.plan.observed import (
     ActionFailure,
@@ -184,7 +194,9 @@ def with_next(
     ended = _ended(shard, runs, location)
     planned, looks = ShardStatus.of(plan.status), _settled(shard.known.inspection or Looks(), ended)
     # The wish uses the planned status. A shard that the resource had before is no longer on it.
-    wish = _wish(replace(shard, status=plan.status), settings, take_over=_overruled(observed))
+    planned_shard = replace(shard, status=plan.status)
+    since_min = _since_min(planned_shard, observed, now_ms)
+    wish = _wish(planned_shard, settings, take_over=_overruled(observed), since_min=since_min)
     revision = _stores(location) + _revision(wish)
     left_s = _left_s(plan, observed, ended, looks, revision, now_ms=now_ms, inline=inline)
     stale = [one for one in runs if one.phase.finished and one not in ended[-1:] and not one.deleting]
@@ -307,7 +319,18 @@ def _overruled(observed: ShardObserved) -> OwnedElsewhere | None:
     return OwnedElsewhere(ShardId(found.shard_id), found.owner)
 
 
-def _wish(shard: Shard, settings: OperatorSettings, *, take_over: OwnedElsewhere | None) -> Wish:
+def _since_min(shard: Shard, observed: ShardObserved, now_ms: int) -> int:
+    """Where the deletion deadline needs since to be, by the last look; 0 when it needs no more than `retention.sinceLagSeconds` gives."""
+    found = observed.inspected
+    if not isinstance(found, Inspection):
+        return 0
+    blocks, seen_ms = shard.known.maintenance or {}, shard_status.upper_seen_ms(shard.known, found)
+    target = deadline.since_target(shard, found, blocks, upper_seen_ms=seen_ms, now_ms=now_ms)
+    plain = since_target_ms(found.upper, shard.spec.since_lag_seconds * 1000)
+    return target if target is not None and plain is not None and target > plain else 0
+
+
+def _wish(shard: Shard, settings: OperatorSettings, *, take_over: OwnedElsewhere | None, since_min: int) -> Wish:
     claim = ownership.claim_of(shard, settings)
     shard_id, log = shard.known.shard_id, shard.known.log
     known = None
@@ -321,6 +344,7 @@ def _wish(shard: Shard, settings: OperatorSettings, *, take_over: OwnedElsewhere
             critical_id=critical_id,
             purpose=names.CRITICAL_PURPOSE,
             since_lag_ms=shard.spec.since_lag_seconds * 1000,
+            since_min=since_min,
         )
     return Wish(
         owner=claim.owner,
@@ -350,5 +374,8 @@ def _stores(location: InlineLocation) -> str:
 
 
 def _revision(wish: Wish) -> str:
-    """The revision of a wish without what is known. A wish with another revision is due at once."""
-    return names.revision_of({**dataclasses.asdict(replace(wish, known=None)), "owner": str(wish.owner)})
+    """The revision of a wish without what is known. A wish with another revision is due at once, unless it differs only in `since_min`,
+    which moves with the clock.
+    """
+    hold = None if wish.hold is None else replace(wish.hold, since_min=0)
+    return names.revision_of({**dataclasses.asdict(replace(wish, known=None, hold=hold)), "owner": str(wish.owner)})

@@ -17,6 +17,7 @@ from persist_operator.api.names import MAINTENANCE_KINDS, MaintenanceKind
 from persist_operator.api.redact import clip, redact
 from persist_operator.api.shard import Shard
 from persist_operator.api.shard_status import Outcome, Runner, Upkeep, UpkeepRun
+from persist_operator.plan import deadline
 from persist_operator.plan.actions import Note
 from persist_operator.plan.observed import Phase, Run
 from persist_operator.settings import WorkloadSettings
@@ -38,11 +39,12 @@ _STUCK_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A run to start now."""
+    """A run to start now. `full`: see StartMaintenance."""
 
     kind: MaintenanceKind
     reason: str
     request_token: str | None
+    full: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,19 @@ def debt_reason(
     if is_compaction_due(inspection.uncompacted_batches, at_least=spec.max_uncompacted_batches):
         return f"{inspection.uncompacted_batches} uncompacted batches"
     return None
+
+
+def deadline_reason(
+    shard: Shard,
+    inspection: Inspection,
+    maintenance: Mapping[MaintenanceKind, Upkeep],
+    kind: MaintenanceKind,
+    now_ms: int,
+) -> str | None:
+    """Why the deletion deadline needs a full run of this kind now, whether or not it is allowed; None when it does not."""
+    if kind == "compaction":
+        return deadline.compaction_reason(shard, inspection, maintenance, now_ms)
+    return deadline.collection_reason(shard, inspection, maintenance, now_ms) if kind == "gc" else None
 
 
 def runner_of(
@@ -144,14 +159,15 @@ def due(
         farthest_ms = now_ms + 2000 * max(_BACKOFF_MAX_S, shard.spec.gc_interval_seconds)
         if now_ms < not_before_ms(block, requested=token is not None) <= farthest_ms:
             continue
-        reason = debt_reason(shard, inspection, maintenance, kind) if automatic[kind] else None
+        owed = deadline_reason(shard, inspection, maintenance, kind, now_ms) if automatic[kind] else None
+        reason = owed or (debt_reason(shard, inspection, maintenance, kind) if automatic[kind] else None)
         if _is_unfinished(block):
             # The run was intended, or its Job was removed from outside. There is no Job now, so it is started again.
             reason = block.last_reason or ""
         if token is not None:
-            found.append(Due(kind, f"requested by annotation: {token}", token))
+            found.append(Due(kind, f"requested by annotation: {token}", token, full=owed is not None))
         elif reason is not None:
-            found.append(Due(kind, reason, None))
+            found.append(Due(kind, reason, None, full=owed is not None))
     return found
 
 

@@ -7,22 +7,29 @@ A shard that existed and is gone, or whose state went back, is never created aga
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.inspection import Inspection
-from persist_engine.model.tending import since_target_ms
 from persist_engine.rows.schema import Schema
 
 from persist_operator.api import conditions, names, sink_pods, times
 from persist_operator.api.conditions import Condition
 from persist_operator.api.names import MaintenanceKind
 from persist_operator.api.pod_template import PodRefused
-from persist_operator.api.redact import redact
 from persist_operator.api.shard import InlineLocation, Shard, ShardSchema, StorageRefused, StoreLocation
 from persist_operator.api.shard_status import Ddl, ShardStatus, Upkeep
-from persist_operator.plan import inspecting, maintenance, ownership, podless, refusals, shard_log, shard_status
+from persist_operator.plan import (
+    deadline,
+    inspecting,
+    maintenance,
+    ownership,
+    podless,
+    refusals,
+    shard_log,
+    shard_status,
+)
 from persist_operator.plan.actions import (
     Action,
     AdvanceSince,
@@ -34,12 +41,10 @@ from persist_operator.plan.actions import (
 )
 from persist_operator.plan.hints import Recover, Words, cluster_words
 from persist_operator.plan.observed import (
-    ACTION_REFUSED,
     ActionFailure,
     Awaited,
     NotInspected,
     NotOwned,
-    Run,
     ShardMissing,
     ShardObserved,
     StoreFailure,
@@ -287,7 +292,8 @@ def _schema_problem(wanted: ShardSchema, actual: ShardSchema | None) -> str | No
 def _healthy(case: _Case, inspection: Inspection) -> Plan:
     shard, now_ms = case.shard, case.now_ms
     folded = maintenance.fold(shard, case.observed.runs, now_ms)
-    advance = _advance_since(case, inspection)
+    target = _since_target(case, inspection, folded.maintenance)
+    advance = _advance_since(case, inspection, target)
     started, blocks, handled = _start_due(case, inspection, folded.maintenance)
     accepted, recovered = shard_log.accept_token(shard), shard_log.was_recovered(shard, inspection)
     if accepted is not None:
@@ -309,8 +315,18 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
     found = [
         Condition("Ready", "True", ready, f"shard {case.base.shard_id} is initialised and its stores answer"),
         _reachable(case.base),
-        *_upkeep_conditions(case, inspection, blocks, started),
-        _since_condition(case, inspection),
+        *shard_status.upkeep_conditions(
+            shard,
+            inspection,
+            blocks,
+            case.observed,
+            refused={
+                kind: one for kind in {each.kind for each in started} if (one := _refusal(case, kind)) is not None
+            },
+            critical_id=names.critical_id_of(_id(case.base)),
+            now_ms=now_ms,
+        ),
+        _since_condition(case, inspection, target),
     ]
     plan = _conditioned(
         shard,
@@ -343,8 +359,12 @@ def _with_numbers(case: _Case, inspection: Inspection, *, forced: bool, advanced
     same_generation = known.observed_generation == case.shard.meta.generation
     if observed_ms is not None and same_generation and not forced and not advanced:
         # A time ahead of now comes from a clock that was set back since. It must not delay the update.
-        young = 0 <= case.now_ms - observed_ms < case.settings.loop.numbers_seconds * 1000
-        if young or (frontiers.seqno == inspection.seqno and inspection.oldest_uncompacted_ms is None):
+        young_s: float = case.settings.loop.numbers_seconds
+        if frontiers.seqno == inspection.seqno:
+            # Only the age of what is owed has changed; it is shown to a hundredth of the deadline.
+            young_s = max(young_s, case.shard.spec.deadline_seconds / 100)
+        young = 0 <= case.now_ms - observed_ms < young_s * 1000
+        if young or (frontiers.seqno == inspection.seqno and inspection.owed_from_ms is None):
             return case.base
     return shard_status.with_numbers(
         case.base,
@@ -353,6 +373,7 @@ def _with_numbers(case: _Case, inspection: Inspection, *, forced: bool, advanced
         left_out=(case.observed.readers_left_out, case.observed.writers_left_out),
         critical_id=names.critical_id_of(_id(case.base)),
         since_advanced=times.to_text(case.now_ms) if advanced else frontiers.since_advanced_time,
+        deadline_seconds=case.shard.spec.deadline_seconds,
     )
 
 
@@ -361,16 +382,21 @@ def _id(status: ShardStatus) -> str:
     return str(status.shard_id)
 
 
-def _advance_since(case: _Case, inspection: Inspection) -> AdvanceSince | None:
+def _since_target(case: _Case, inspection: Inspection, blocks: Mapping[MaintenanceKind, Upkeep]) -> int | None:
+    seen_ms = shard_status.upper_seen_ms(case.shard.known, inspection)
+    return deadline.since_target(case.shard, inspection, blocks, upper_seen_ms=seen_ms, now_ms=case.now_ms)
+
+
+def _advance_since(case: _Case, inspection: Inspection, target: int | None) -> AdvanceSince | None:
     shard = case.shard
-    target = since_target_ms(inspection.upper, shard.spec.since_lag_seconds * 1000)
     if shard.spec.suspend or inspection.is_tombstone or target is None or isinstance(case.location, InlineLocation):
         return None
     critical_id = names.critical_id_of(_id(case.base))
     held = shard_status.own_since_ms(inspection, critical_id)
     last_ms = times.to_ms(shard.known.frontiers.since_advanced_time)
     too_soon = last_ms is not None and 0 <= case.now_ms - last_ms < case.settings.loop.since_seconds * 1000
-    if too_soon or (held is not None and target <= held):
+    is_reached = held is not None and target <= held
+    if too_soon or (is_reached and not shard_status.is_since_behind(inspection)):
         return None
     return AdvanceSince(
         owner=ownership.owner_of(shard, case.settings),
@@ -420,6 +446,7 @@ def _start_due(
                 seqno=seqno,
                 reason=due.reason,
                 memory=spec.memory_limit if due.kind == "compaction" else None,
+                full=due.full,
                 runner=runner,
                 spark_executors=spec.spark_executors,
                 ended_driver=block.settled_job if block.runner == "Spark" else None,
@@ -436,41 +463,8 @@ def _refusal(case: _Case, kind: MaintenanceKind) -> ActionFailure | None:
     return case.observed.failures.get(maintenance_key(kind))
 
 
-_UPKEEP: tuple[tuple[str, MaintenanceKind], ...] = (
-    ("CompactionCurrent", "compaction"),
-    ("GarbageCollected", "gc"),
-)
-
-
-def _upkeep_conditions(
-    case: _Case, inspection: Inspection, blocks: Mapping[MaintenanceKind, Upkeep], wanted: Iterable[StartMaintenance]
-) -> list[Condition]:
-    shard, found = case.shard, []
-    for condition_type, kind in _UPKEEP:
-        block, refusal = blocks.get(kind, Upkeep()), _refusal(case, kind)
-        failures = block.consecutive_failures or 0
-        run = next((one for one in case.observed.runs if one.name == block.job_name), None)
-        if refusal is not None and any(one.kind == kind for one in wanted):
-            found.append(Condition(condition_type, "False", refusal.reason, refusal.message))
-        elif run is not None and run.refused and not run.phase.finished:
-            found.append(Condition(condition_type, "False", ACTION_REFUSED, run.message))
-        elif run is not None and maintenance.is_stuck(run, case.now_ms):
-            why = redact(maintenance.why_stuck(run))
-            found.append(Condition(condition_type, "False", "Pending", f"{run.name} does not start: {why}"))
-        elif failures >= maintenance.FAILURES_SHOWN_MIN:
-            found.append(
-                Condition(condition_type, "False", "Failing", f"{failures} runs failed in a row: {block.message or ''}")
-            )
-        elif kind == "compaction" and maintenance.debt_reason(shard, inspection, blocks, "compaction") is not None:
-            found.append(_compaction_debt(shard, run))
-        else:
-            found.append(Condition(condition_type, "True", "Current", ""))
-    return found
-
-
-def _since_condition(case: _Case, inspection: Inspection) -> Condition:
+def _since_condition(case: _Case, inspection: Inspection, target: int | None) -> Condition:
     critical_id = names.critical_id_of(_id(case.base))
-    target = since_target_ms(inspection.upper, case.shard.spec.since_lag_seconds * 1000)
     own, failure = shard_status.own_since_ms(inspection, critical_id), case.observed.failures.get("AdvanceSince")
     if failure is not None and target is not None and (own is None or own < target):
         return Condition("SinceAdvancing", "False", failure.reason, failure.message)
@@ -479,22 +473,3 @@ def _since_condition(case: _Case, inspection: Inspection) -> Condition:
         by = ", ".join(f"{one.kind} reader {one.id} ({one.purpose or 'no purpose'}, {one.hostname})" for one in held)
         return Condition("SinceAdvancing", "False", "HeldByReader", f"since is held at {inspection.since} by {by}")
     return Condition("SinceAdvancing", "True", "Advancing", "")
-
-
-def _compaction_debt(shard: Shard, run: Run | None) -> Condition:
-    if shard.spec.suspend or shard.spec.compaction_mode != "Automatic":
-        why = "spec.suspend is true" if shard.spec.suspend else f"compaction.mode is {shard.spec.compaction_mode}"
-        return Condition(
-            "CompactionCurrent",
-            "False",
-            "DebtExceeded",
-            f"more than {shard.spec.max_uncompacted_batches} uncompacted batches, and {why}",
-        )
-    if run is not None and not run.phase.finished:
-        return Condition("CompactionCurrent", "True", "Compacting", f"{run.name} is under way")
-    return Condition(
-        "CompactionCurrent",
-        "False",
-        "DebtExceeded",
-        f"at least {shard.spec.max_uncompacted_batches} uncompacted batches wait for the next run",
-    )

@@ -1,20 +1,30 @@
-"""The blocks of a PersistShard's status that only report what an inspection found: frontiers, sizes, holds, debt."""
+"""What a PersistShard's status reports of an inspection: the blocks frontiers, sizes, holds and debt, and the conditions of its upkeep.
+
+CompactionCurrent and GarbageCollected say whether maintenance keeps up, and what it waits for. A missed deletion deadline comes before
+every other reason; its message says since when updates are owed, and what holds the deletion up.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from persist_engine.base.secrets import shown_url
-from persist_engine.base.wording import is_instant
+from persist_engine.base.wording import is_instant, iso_text
 from persist_engine.model.inspection import Inspection, ReaderInfo
 
 from persist_operator.api import times
-from persist_operator.api.redact import redact
-from persist_operator.api.shard import StoreLocation
-from persist_operator.api.shard_status import Debt, Frontiers, Holder, Holds, ShardStatus, Storage, Stores
-from persist_operator.plan import shard_log
+from persist_operator.api.conditions import Condition
+from persist_operator.api.names import MaintenanceKind
+from persist_operator.api.redact import clip, redact
+from persist_operator.api.shard import Shard, StoreLocation
+from persist_operator.api.shard_status import Debt, Frontiers, Holder, Holds, ShardStatus, Storage, Stores, Upkeep
+from persist_operator.plan import deadline, maintenance, shard_log
+from persist_operator.plan.observed import ACTION_REFUSED, ActionFailure, Run, ShardObserved
 
 _BLOCKING_MAX = 5
+_MESSAGE_MAX = 1024
+_UPKEEP: tuple[tuple[str, MaintenanceKind], ...] = (("CompactionCurrent", "compaction"), ("GarbageCollected", "gc"))
 
 
 def stores(location: StoreLocation) -> Stores:
@@ -29,15 +39,17 @@ def with_numbers(
     now_ms: int,
     critical_id: str,
     since_advanced: str | None,
+    deadline_seconds: int,
     left_out: tuple[int, int] = (0, 0),
 ) -> ShardStatus:
     """`status` with frontiers, storage, holds, debt and log of `inspection`. `left_out` are the numbers of readers and writers that the
     inspection does not list.
     """
-    oldest_ms = inspection.oldest_uncompacted_ms
+    oldest_ms = inspection.owed_from_ms
+    seen_ms = upper_seen_ms(status, inspection)
     return replace(
         status,
-        frontiers=_frontiers(inspection, now_ms, since_advanced),
+        frontiers=_frontiers(inspection, now_ms, since_advanced, times.to_text(now_ms if seen_ms is None else seen_ms)),
         storage=Storage(
             batches=inspection.batches,
             uncompacted_batches=inspection.uncompacted_batches,
@@ -59,9 +71,16 @@ def with_numbers(
             compaction_bytes=inspection.compaction_bytes,
             gc_seqnos=inspection.gc_seqnos,
             oldest_uncompacted_seconds=None if oldest_ms is None else max(0, (now_ms - oldest_ms) // 1000),
+            deadline_time=None if oldest_ms is None else times.to_text(oldest_ms + 1000 * deadline_seconds),
         ),
         log=shard_log.entry(inspection),
     )
+
+
+def upper_seen_ms(known: ShardStatus, inspection: Inspection) -> int | None:
+    """When the present upper was first on the status: no earlier than the append that moved it there. None while it is not on it."""
+    frontiers = known.frontiers
+    return times.to_ms(frontiers.upper_time) if frontiers.upper == frontier_text(inspection.upper) else None
 
 
 def blocking_readers(inspection: Inspection, critical_id: str) -> list[ReaderInfo]:
@@ -74,6 +93,12 @@ def blocking_readers(inspection: Inspection, critical_id: str) -> list[ReaderInf
     return held[:_BLOCKING_MAX]
 
 
+def is_since_behind(inspection: Inspection) -> bool:
+    """Whether since stays behind all holds: the end of a reader moves it only with the next commit that looks at them."""
+    holds = [one.since for one in inspection.readers if one.since is not None]
+    return inspection.since is not None and bool(holds) and inspection.since < min(holds)
+
+
 def own_since_ms(inspection: Inspection, critical_id: str) -> int | None:
     """The since of the operator's critical reader; None when the reader is not registered."""
     return next((one.since for one in inspection.readers if one.id == critical_id and one.since is not None), None)
@@ -84,7 +109,7 @@ def frontier_text(time: int | None) -> str:
     return "" if time is None else str(time)
 
 
-def _frontiers(inspection: Inspection, now_ms: int, since_advanced: str | None) -> Frontiers:
+def _frontiers(inspection: Inspection, now_ms: int, since_advanced: str | None, upper_time: str | None) -> Frontiers:
     upper, since = inspection.upper, inspection.since
     wall_clock = upper is not None and is_instant(upper)
     return Frontiers(
@@ -95,6 +120,7 @@ def _frontiers(inspection: Inspection, now_ms: int, since_advanced: str | None) 
         since_lag_seconds=(upper - since) // 1000 if upper is not None and since is not None and wall_clock else None,
         observed_time=times.to_text(now_ms),
         since_advanced_time=since_advanced,
+        upper_time=upper_time,
     )
 
 
@@ -111,3 +137,125 @@ def _holder(reader: ReaderInfo) -> Holder:
 def engine_version(inspection: Inspection) -> str:
     """The version of the engine that wrote the newest state."""
     return inspection.applier_version[:64]
+
+
+# -- CompactionCurrent and GarbageCollected ---------------------------------------------------------------------------
+
+
+def upkeep_conditions(
+    shard: Shard,
+    inspection: Inspection,
+    blocks: Mapping[MaintenanceKind, Upkeep],
+    observed: ShardObserved,
+    *,
+    refused: Mapping[MaintenanceKind, ActionFailure],
+    critical_id: str,
+    now_ms: int,
+) -> list[Condition]:
+    """Both conditions. `refused`: the refusals of runs that are wanted now. `critical_id`: the operator's own hold, which is no blocker."""
+    case = _Case(shard, inspection, blocks, critical_id, now_ms)
+    out = []
+    for name, kind in _UPKEEP:
+        run = next((one for one in observed.runs if one.name == blocks.get(kind, Upkeep()).job_name), None)
+        plain = _plain(case, name, kind, run=run, refusal=refused.get(kind))
+        out.append(_missed(case, name, kind, plain) or plain)
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What both conditions depend on."""
+
+    shard: Shard
+    inspection: Inspection
+    blocks: Mapping[MaintenanceKind, Upkeep]
+    critical_id: str
+    now_ms: int
+
+    def owed_from_ms(self, kind: MaintenanceKind) -> int | None:
+        return self.inspection.waits_from_ms if kind == "compaction" else self.inspection.uncollected_from_ms
+
+
+def _plain(
+    case: _Case, name: str, kind: MaintenanceKind, *, run: Run | None, refusal: ActionFailure | None
+) -> Condition:
+    """The condition without regard to whether a deadline was missed."""
+    shard, inspection, blocks, now_ms = case.shard, case.inspection, case.blocks, case.now_ms
+    block = blocks.get(kind, Upkeep())
+    failures = block.consecutive_failures or 0
+    if refusal is not None:
+        return Condition(name, "False", refusal.reason, refusal.message)
+    if run is not None and run.refused and not run.phase.finished:
+        return Condition(name, "False", ACTION_REFUSED, run.message)
+    if run is not None and maintenance.is_stuck(run, now_ms):
+        return Condition(name, "False", "Pending", f"{run.name} does not start: {redact(maintenance.why_stuck(run))}")
+    if failures >= maintenance.FAILURES_SHOWN_MIN:
+        return Condition(name, "False", "Failing", f"{failures} runs failed in a row: {block.message or ''}")
+    if kind == "gc":
+        return _collection(case)
+    owed = maintenance.deadline_reason(shard, inspection, blocks, kind, now_ms)
+    if owed is not None or maintenance.debt_reason(shard, inspection, blocks, kind) is not None:
+        return _compaction_debt(shard, run, owed)
+    return Condition(name, "True", "Current", "")
+
+
+def _compaction_debt(shard: Shard, run: Run | None, owed: str | None) -> Condition:
+    name, limit = "CompactionCurrent", shard.spec.max_uncompacted_batches
+    if _stopped(shard, "compaction"):
+        what = owed or f"more than {limit} uncompacted batches"
+        return Condition(name, "False", "DebtExceeded", f"{what}, and {_stopped(shard, 'compaction')}")
+    if run is not None and not run.phase.finished:
+        return Condition(name, "True", "Compacting", f"{run.name} is under way")
+    what = owed or f"at least {limit} uncompacted batches wait for the next run"
+    return Condition(name, "False", "DebtExceeded", what)
+
+
+def _collection(case: _Case) -> Condition:
+    inspection = case.inspection
+    holders = deadline.version_holders(inspection)
+    if holders and deadline.is_due(case.shard, inspection.uncollected_from_ms, case.blocks, case.now_ms):
+        return Condition(
+            "GarbageCollected", "False", "BlockedByReader", f"v{inspection.earliest_seqno} is held by {_named(holders)}"
+        )
+    return Condition("GarbageCollected", "True", "Current", "")
+
+
+def _missed(case: _Case, name: str, kind: MaintenanceKind, plain: Condition) -> Condition | None:
+    """The condition of a missed deadline; None while it is not missed, or when another reason says more."""
+    shard, owed_ms = case.shard, case.owed_from_ms(kind)
+    if owed_ms is None or not deadline.is_missed(shard, owed_ms, case.now_ms) or plain.reason == "BlockedByReader":
+        return None
+    what = "updates retracted" if kind == "compaction" else "content that holds updates retracted"
+    since = iso_text(owed_ms) or f"time {owed_ms}"
+    until = times.to_text(deadline.deadline_ms(shard, owed_ms))
+    why = _stopped(shard, kind) or plain.message or _held_up(case, kind)
+    text = f"{what} since {since} should be gone since {until}: {why}"
+    reason = "DeadlineMissed" if kind == "compaction" else "BehindSchedule"
+    return Condition(name, "False", reason, clip(text, _MESSAGE_MAX))
+
+
+def _held_up(case: _Case, kind: MaintenanceKind) -> str:
+    """What holds up a deletion of which no run says so."""
+    if kind == "gc":
+        return "the next collection deletes it"
+    since, lag_s = case.inspection.since, case.shard.spec.since_lag_seconds
+    readers = blocking_readers(case.inspection, case.critical_id)
+    if readers:
+        return f"since is held at {since} by {_named(readers)}"
+    return f"since is {since}, and retention.sinceLagSeconds ({lag_s}) keeps it there while the shard is written"
+
+
+def _stopped(shard: Shard, kind: MaintenanceKind) -> str:
+    """Which setting stops the work; empty when none does."""
+    spec = shard.spec
+    if spec.suspend:
+        return "spec.suspend is true"
+    if kind == "compaction" and spec.compaction_mode != "Automatic":
+        return f"compaction.mode is {spec.compaction_mode}"
+    return "gc.enabled is false" if kind == "gc" and not spec.gc_enabled else ""
+
+
+def _named(readers: list[ReaderInfo]) -> str:
+    return ", ".join(
+        f"{one.kind} reader {one.id} ({redact(one.purpose) or 'no purpose'}, {one.hostname})" for one in readers[:5]
+    )

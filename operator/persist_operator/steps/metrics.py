@@ -86,6 +86,7 @@ class OperatorMetrics:
         status: Mapping[str, Any],
         *,
         now_ms: int,
+        deadline_seconds: int | None,
         inspection: Inspection | None = None,
     ) -> None:
         """Export a PersistShard's status. The numbers of `inspection` are newer than those of the status, which wait for each other."""
@@ -98,7 +99,8 @@ class OperatorMetrics:
             "batches": storage.batches,
             "live_bytes": storage.live_bytes,
             "debt_bytes": debt.compaction_bytes,
-            "oldest_uncompacted_seconds": None if debt == Debt() else debt.oldest_uncompacted_seconds or 0,
+            "oldest_uncompacted_seconds": _owed_s(debt, deadline_seconds, now_ms),
+            "deadline_seconds": deadline_seconds,
             "live_diffs": storage.live_diffs,
             "last_rollup_seqno": storage.latest_rollup_seqno,
             "seqno": frontiers.seqno,
@@ -163,6 +165,16 @@ def _upper_lag_s(frontiers: Frontiers, now_ms: int, inspection: Inspection | Non
         return None
     upper = int(frontiers.upper) if inspection is None or inspection.upper is None else inspection.upper
     return (now_ms - upper) // 1000
+
+
+def _owed_s(debt: Debt, deadline_seconds: int | None, now_ms: int) -> float | None:
+    """The age at `now_ms` of the oldest update that is owed a deletion. The status shows it to a hundredth of the deadline only."""
+    if debt == Debt():
+        return None
+    until_ms = times.to_ms(debt.deadline_time)
+    if until_ms is None or deadline_seconds is None:
+        return debt.oldest_uncompacted_seconds or 0
+    return max(0, deadline_seconds - (until_ms - now_ms) // 1000)
 
 
 def _set(gauges: Mapping[str, Gauge], namespace: str, name: str, values: Mapping[str, float | None]) -> None:

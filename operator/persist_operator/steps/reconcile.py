@@ -292,8 +292,14 @@ class Reconciler:
         intents of another process.
         """
         if key.kind == "PersistShard":
-            now_ms = self._env.now_ms()
-            self._metrics.set_shard(key.namespace, key.name, status, now_ms=now_ms, inspection=inspection)
+            self._metrics.set_shard(
+                key.namespace,
+                key.name,
+                status,
+                now_ms=self._env.now_ms(),
+                deadline_seconds=(resource["spec"].get("compaction") or {}).get("deadlineSeconds"),
+                inspection=inspection,
+            )
         else:
             self._metrics.set_sink(key.namespace, key.name, status)
         if (resource.get("status") or {}) == status:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from persist_engine import Location, PersistClient, compact_due, failure_report, summary
+from persist_engine import Location, PersistClient, compact_due, failure_report, force_compaction, summary
 from persist_engine.base.env import Env
 from pyspark.sql import SparkSession
 
@@ -32,7 +32,9 @@ def run_compaction(spark: SparkSession, spec: CompactionSpec, *, enabled: bool, 
     location = Location(blob=spec.blob, consensus=spec.consensus)
     with PersistClient.open(location, settings=settings, env=env, create=False) as client:
         machine = client.machine(spec.shard_id)
-        outcomes = compact_due(machine, merger=merger)
+        outcomes = (
+            force_compaction(machine, full=True, merger=merger) if spec.full else compact_due(machine, merger=merger)
+        )
         for outcome in outcomes:
             log.event("compacted", outcome=outcome.ending.value, what=outcome.message, duration_ms=outcome.duration_ms)
         report = summary(KIND, spec.shard_id, machine.state.seqno, outcomes)

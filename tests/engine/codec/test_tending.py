@@ -76,7 +76,12 @@ wishes = st.builds(
     schema=st.none() | st.just(("id BIGINT", "v STRING")),
     hold=st.none()
     | st.builds(
-        WantedHold, shard_id=st.just(SHARD_ID), critical_id=st.just(HOLD_ID), purpose=words, since_lag_ms=counts
+        WantedHold,
+        shard_id=st.just(SHARD_ID),
+        critical_id=st.just(HOLD_ID),
+        purpose=words,
+        since_lag_ms=counts,
+        since_min=counts,
     ),
 )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from persist_engine.base.settings import Settings
 from persist_engine.base.versioned import SeqNo
-from persist_engine.model.batch import HollowBatch, HollowPart, HollowRollup, InlinePart, Part, RunMeta
+from persist_engine.model.batch import NOTHING_WAITS, HollowBatch, HollowPart, HollowRollup, InlinePart, Part, RunMeta
 from persist_engine.model.commands import Answer, Command, CompareAndAppend, DowngradeSince, RegisterLeasedReader
 from persist_engine.model.diff.state_diff import StateDiff
 from persist_engine.model.frontier import Antichain, Description
@@ -61,6 +61,10 @@ def part(key: str, *, rows: int = 1, size_bytes: int = 100, diffs_sum: int | Non
     return HollowPart(key, size_bytes, rows, rows if diffs_sum is None else diffs_sum, "sha256:none")
 
 
+#: A run in which no retraction waits.
+_PLAIN = RunMeta(waits_from_ms=NOTHING_WAITS)
+
+
 def batch(
     lower: int, upper: int | None, rows: int = 0, *, since: int | None = 0, keys: tuple[str, ...] = (), runs: int = 1
 ) -> HollowBatch:
@@ -69,13 +73,13 @@ def batch(
     parts = tuple(part(name, rows=rows // len(names)) for name in names)
     cut = min(runs, len(parts))
     splits = tuple(range(1, cut)) if parts else ()
-    return HollowBatch(description(lower, upper, since), rows, parts, splits, (RunMeta(),) * cut)
+    return HollowBatch(description(lower, upper, since), rows, parts, splits, (_PLAIN,) * cut)
 
 
 def inline_batch(lower: int, upper: int, data: bytes, *, rows: int = 1) -> HollowBatch:
     """A batch with one inline part."""
     parts: tuple[Part, ...] = (InlinePart(data, rows, rows),)
-    return HollowBatch(description(lower, upper), rows, parts, (), (RunMeta(),))
+    return HollowBatch(description(lower, upper), rows, parts, (), (_PLAIN,))
 
 
 def rollup(seqno: int, name: str = "r") -> HollowRollup:

@@ -13,6 +13,7 @@ from persist_engine.base.wording import counted, sized
 from persist_engine.cli.admin import audit as admin_audit
 from persist_engine.cli.admin import orphans as admin_orphans
 from persist_engine.cli.admin import owners as admin_owners
+from persist_engine.cli.admin import proof as admin_proof
 from persist_engine.cli.admin import recover as admin_recover
 from persist_engine.cli.admin import retention as admin_retention
 from persist_engine.cli.exit_codes import EXIT_CORRUPT
@@ -233,6 +234,7 @@ app.command(epilog=admin_audit.HOLDS_EPILOG)(admin_audit.holds)
 app.command(epilog=admin_retention.EPILOG)(admin_retention.retention)
 app.command(epilog=admin_audit.USAGE_EPILOG)(admin_audit.usage)
 app.command(epilog=admin_audit.VERIFY_EPILOG)(admin_audit.verify)
+app.command(epilog=admin_proof.EPILOG)(admin_proof.proof)
 app.command(epilog=admin_audit.EXPORT_EPILOG)(admin_audit.export)
 app.command(epilog=admin_orphans.EPILOG)(admin_orphans.orphans)
 app.command(epilog=admin_recover.EPILOG)(admin_recover.recover)

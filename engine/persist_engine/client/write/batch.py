@@ -27,7 +27,16 @@ from persist_engine.base.errors import (
 from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.client.write.runs import Run, RunGroups
 from persist_engine.codec.batch import encode_transmittable
-from persist_engine.model.batch import HollowBatch, InlinePart, Part, RunMeta, RunOrder, RunPart, rewritten
+from persist_engine.model.batch import (
+    NOTHING_WAITS,
+    HollowBatch,
+    InlinePart,
+    Part,
+    RunMeta,
+    RunOrder,
+    RunPart,
+    rewritten,
+)
 from persist_engine.model.frontier import EMPTY, MINIMUM, Antichain, Description, TimeLike, frontier_of
 from persist_engine.model.ids import RunId, ShardId
 from persist_engine.model.spine.merge import wrapped
@@ -35,7 +44,7 @@ from persist_engine.parts.listings import spill_runs
 from persist_engine.parts.write import PartStore, delete_parts, flush_inline, write_part
 from persist_engine.rows.ingest import Updates, normalise, time_bounds
 from persist_engine.rows.schema import Schema
-from persist_engine.rows.updates import consolidate, diffs_sum
+from persist_engine.rows.updates import consolidate, diffs_sum, has_retraction
 
 #: Inline parts flushed at once, over all batches of an append. They are small, so waiting for the store dominates.
 FLUSH_THREADS = 16
@@ -267,6 +276,7 @@ class BatchBuilder:
         self._pending: list[pa.Table] = []
         self._pending_bytes = 0
         self._time_max: int | None = None
+        self._waits_from_ms = NOTHING_WAITS
         self._pool: ThreadPoolExecutor | None = None
         self._in_flight: deque[Future[Part | None]] = deque()
         self._groups = RunGroups(
@@ -283,6 +293,8 @@ class BatchBuilder:
         try:
             for table in normalise(updates, self._schema):
                 self._check_times(table)
+                if self._waits_from_ms == NOTHING_WAITS and has_retraction(table):
+                    self._waits_from_ms = self._store.env.now_ms()
                 self._cut(table)
         except BaseException:
             self.abandon()
@@ -412,7 +424,13 @@ class BatchBuilder:
         env = self._store.env
         rows = [sum(part.rows for part in run) for run in runs]
         metas = [
-            RunMeta(RunOrder.STRUCTURED, RunId.from_bytes(env.random_bytes(16)), self._schema_id, count)
+            RunMeta(
+                RunOrder.STRUCTURED,
+                RunId.from_bytes(env.random_bytes(16)),
+                self._schema_id,
+                count,
+                waits_from_ms=self._waits_from_ms,
+            )
             for count in rows
         ]
         return HollowBatch(

@@ -276,6 +276,17 @@ def deleted_blobs(diff: StateDiff) -> Iterator[BlobRef]:
             yield from blobs_of(gone)
 
 
+def named_batches(diff: StateDiff) -> Iterator[HollowBatch]:
+    """Yield every hollow batch that this diff adds or removes. Its bytes contain all of them, with their inline parts."""
+    for versions in _versions_of_batches(diff):
+        yield from (batch for batch in versions if batch is not None)
+
+
+def removes_content(diff: StateDiff) -> bool:
+    """Whether this diff removes a batch with parts: older versions, and this diff itself, still hold its content."""
+    return any(gone is not None and bool(gone.parts) for gone, _ in _versions_of_batches(diff))
+
+
 def live_blobs(state: ShardState) -> Iterator[BlobRef]:
     """Yield every blob that `state` names."""
     for rollup in state.rollups.values():

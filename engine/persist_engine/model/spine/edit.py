@@ -57,7 +57,8 @@ class SpineEdit:
     def exert(self, fuel: int) -> bool:
         """Advance merges as if `fuel` updates had been pushed. Returns whether anything changed."""
         self._tidy()
-        if sum(len(batch.parts) for level in self._levels for batch in level.batches) < 2:
+        batches = [batch for level in self._levels for batch in level.batches]
+        if sum(len(batch.parts) for batch in batches) < 2 and not any(self._is_behind(batch) for batch in batches):
             return False
         if any(level.merge for level in self._levels):
             self._apply_fuel(fuel)
@@ -67,6 +68,10 @@ class SpineEdit:
         desc = Description(self._upper, self._upper, self._since)
         self._introduce(SpineBatch.single(self._take_id(), HollowBatch.empty(desc)), level_for(fuel))
         return True
+
+    def _is_behind(self, batch: SpineBatch) -> bool:
+        """Whether `batch` has rows that only a merge at the spine's since can cancel."""
+        return not batch.is_empty() and batch.desc.since != self._since
 
     def _take_id(self) -> SpineId:
         self._next_id += 1

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from persist_engine.base.errors import InvariantViolated, check
-from persist_engine.model.batch import HollowBatch
+from persist_engine.model.batch import NOTHING_WAITS, HollowBatch
 from persist_engine.model.frontier import MINIMUM, Antichain, Description
 from persist_engine.model.ids import RunId
 from persist_engine.model.spine.flat import SpineId, ThinSpineBatch
@@ -154,6 +154,7 @@ class SpineBatch:
     _thin: ThinSpineBatch | None = field(default=None, init=False, compare=False)
     _encoded: EncodedParts | None = field(default=None, init=False, compare=False)
     _oldest_writer: str | None = field(default=None, init=False, compare=False)
+    _waits_from_ms: int | None = field(default=None, init=False, compare=False)
 
     @classmethod
     def single(cls, spine_id: SpineId, batch: HollowBatch, *, level: int = 0) -> SpineBatch:
@@ -179,6 +180,15 @@ class SpineBatch:
             return oldest
         return self._oldest_writer
 
+    @property
+    def waits_from_ms(self) -> int:
+        """The least `HollowBatch.waits_from_ms`; computed once in O(its parts)."""
+        if self._waits_from_ms is None:
+            found = min((batch.waits_from_ms for _, batch in self.parts), default=NOTHING_WAITS)
+            object.__setattr__(self, "_waits_from_ms", found)
+            return found
+        return self._waits_from_ms
+
     def is_empty(self) -> bool:
         """Whether it has no updates."""
         return self.sizes.rows == 0
@@ -199,6 +209,7 @@ class SpineBatch:
         out = SpineBatch(self.id, self.desc, level, self.parts, self.sizes, start_ms)
         object.__setattr__(out, "_encoded", self._encoded)  # cached per parts, which are the same
         object.__setattr__(out, "_oldest_writer", self._oldest_writer)
+        object.__setattr__(out, "_waits_from_ms", self._waits_from_ms)
         return out
 
     def encoded_parts(self, encode: Callable[[Parts], EncodedParts]) -> EncodedParts:

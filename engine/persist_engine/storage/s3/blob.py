@@ -37,10 +37,10 @@ from persist_engine.base.errors import (
 )
 from persist_engine.base.metrics import Metrics
 from persist_engine.storage.addresses import S3_CREDENTIALS_FILE, S3Address
-from persist_engine.storage.blob import BlobInfo
+from persist_engine.storage.blob import BlobInfo, KeptBlob
 from persist_engine.storage.checks import check_blob_key, check_blob_value, check_prefix, check_range
 from persist_engine.storage.refusals import is_untrusted
-from persist_engine.storage.s3.deadlines import Allowance, CallLimits, Deadlines, NotBegun
+from persist_engine.storage.s3.deadlines import Allowance, CallLimits, Deadlines, NotBegun, race
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -200,6 +200,19 @@ class S3Blob:
         except _DRIVER_ERRORS as error:
             raise self._mapped("list", prefix, error) from error
 
+    def list_kept(self, prefix: str) -> Iterator[KeptBlob]:
+        """See Blob. The versions of a bucket's keys that are not the latest. A store without versions keeps none."""
+        check_prefix(prefix)
+        try:
+            for page in self._pages("list_object_versions", "list versions", self._prefix + prefix):
+                self._check_whole(page, "NextKeyMarker", "list versions", prefix)
+                for row in page.get("Versions", ()):
+                    if not row["IsLatest"]:
+                        yield KeptBlob(row["Key"].removeprefix(self._prefix), row["VersionId"], row["Size"])
+        except _DRIVER_ERRORS as error:
+            if _status(error) != NOT_IMPLEMENTED:
+                raise self._mapped("list versions", prefix, error) from error
+
     def restore(self, key: str) -> None:
         """See Blob. In a bucket with versions, removing its delete markers brings a deleted object back.
 
@@ -246,7 +259,7 @@ class S3Blob:
         key = f"{PROBE_FOLDER}{self._env.random_bytes(16).hex()}"
         try:
             for _ in range(PROBE_ROUNDS_MAX):
-                outcomes = _race(lambda racer: self._put_if_absent(key, racer), PROBE_RACERS)
+                outcomes = race(lambda racer: self._put_if_absent(key, racer), PROBE_RACERS)
                 winners = [racer for racer, outcome in enumerate(outcomes) if outcome == "won"]
                 if winners:
                     break
@@ -445,29 +458,6 @@ def _session(credentials_dir: str | None) -> botocore.session.Session:
         provider = botocore.credentials.SharedCredentialProvider(str(file), profile_name="default")
         session.register_component("credential_provider", botocore.credentials.CredentialResolver([provider]))
     return session
-
-
-def _race(run: Callable[[int], str], count: int) -> list[str]:
-    """Run `run(0)` to `run(count - 1)` concurrently. Raises the first error after all have ended."""
-    outcomes: list[str | BaseException] = [""] * count
-    start = threading.Barrier(count)
-
-    def racer(index: int) -> None:
-        start.wait()
-        try:
-            outcomes[index] = run(index)
-        except Exception as error:  # noqa: BLE001 - carried to the calling thread and raised there
-            outcomes[index] = error
-
-    threads = [threading.Thread(target=racer, args=(index,), daemon=True) for index in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException):
-            raise outcome
-    return [str(outcome) for outcome in outcomes]
 
 
 def _host_of(endpoint: str) -> str:

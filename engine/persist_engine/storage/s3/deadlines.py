@@ -119,3 +119,26 @@ class Deadlines:
         with self._lock:
             self._left_behind += change
             self._metrics.gauge("blob_left_behind_running", self._left_behind)
+
+
+def race(run: Callable[[int], str], count: int) -> list[str]:
+    """Run `run(0)` to `run(count - 1)` concurrently. Raises the first error after all have ended."""
+    outcomes: list[str | BaseException] = [""] * count
+    start = threading.Barrier(count)
+
+    def racer(index: int) -> None:
+        start.wait()
+        try:
+            outcomes[index] = run(index)
+        except Exception as error:  # noqa: BLE001 - carried to the calling thread and raised there
+            outcomes[index] = error
+
+    threads = [threading.Thread(target=racer, args=(index,), daemon=True) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return [str(outcome) for outcome in outcomes]

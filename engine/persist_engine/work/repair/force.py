@@ -19,6 +19,7 @@ from persist_engine.model.spine.trace import Trace
 from persist_engine.model.state import ShardState
 from persist_engine.shard.machine import Machine
 from persist_engine.work.attempts import Attempts
+from persist_engine.work.audit.uncollected import Uncollected
 from persist_engine.work.compact import OnBytesRead, compact, compact_due
 from persist_engine.work.gc import OnProgress, collectable, gc_and_truncate
 from persist_engine.work.merging import Merger
@@ -27,6 +28,8 @@ from persist_engine.work.rollup import write_rollup
 
 #: The first exertion completes the merges in progress, the second merges everything into one level, and a third finds nothing.
 EXERTIONS_MAX = 3
+#: Rounds of `collect_fully`. One more than needed, for a collection that another process overtakes.
+COLLECTIONS_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,8 @@ def force_compaction(
 def _exertions(trace: Trace) -> Iterator[int]:
     """Fuel for a few exertions, each enough for all merges."""
     for _ in range(EXERTIONS_MAX):
-        if sum(1 for batch in trace.spine_batches() if batch.sizes.rows) <= 1:
+        filled = [batch for batch in trace.spine_batches() if batch.sizes.rows]
+        if len(filled) <= 1 and all(batch.desc.since == trace.since for batch in filled):
             return
         fuel = 2 * max(trace.rows, 1)
         yield fuel
@@ -129,6 +133,28 @@ def force_gc(machine: Machine, *, on_progress: OnProgress | None = None) -> list
     if writes:
         outcomes.append(write_rollup(machine))
     outcomes.append(gc_and_truncate(machine, on_progress=on_progress))
+    return [outcome for outcome in outcomes if outcome.ending is not Ending.SKIPPED]
+
+
+def collect_fully(machine: Machine, *, on_progress: OnProgress | None = None) -> list[Outcome]:
+    """Writes a rollup and collects, until nothing is left of what the newest version no longer names, as far as readers allow.
+
+    It takes three rounds: the first rollup contains the entries that released the content, the second does not and lets the first be
+    unlinked, and the third lets its blob be deleted. Safe to repeat, to race and to kill.
+    """
+    outcomes: list[Outcome] = []
+    for _ in range(COLLECTIONS_MAX):
+        state = machine.refresh()
+        newest, _ = latest_rollup(state)
+        # Also while readers hold versions, but only once: when they let go, the next collection reaches this rollup.
+        if state.seqno - newest > 1 and newest <= seqno_since(state):
+            outcomes.append(write_rollup(machine))
+        done = gc_and_truncate(machine, on_progress=on_progress)
+        outcomes.append(done)
+        bounds = machine.versions.live_diff_bounds(machine.shard_id)
+        left = None if bounds is None else Uncollected().from_ms(machine, earliest=bounds.earliest)
+        if done.ending is not Ending.SUCCEEDED or left is None:
+            break
     return [outcome for outcome in outcomes if outcome.ending is not Ending.SKIPPED]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
-from persist_engine.storage.blob import BlobInfo
+from persist_engine.storage.blob import BlobInfo, KeptBlob
 
 from persist_kit.sim.witness import Witness
 
@@ -37,6 +37,10 @@ class WatchedBlob:
     def list_prefix(self, prefix: str) -> Iterator[BlobInfo]:
         """See Blob."""
         return self._inner.list_prefix(prefix)
+
+    def list_kept(self, prefix: str) -> Iterator[KeptBlob]:
+        """See Blob."""
+        return self._inner.list_kept(prefix)
 
     def restore(self, key: str) -> None:
         """See Blob."""

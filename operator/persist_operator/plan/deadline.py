@@ -1,0 +1,108 @@
+"""When the deletion deadline of a shard makes work due, and what the status says of it. Pure.
+
+A retraction that was written, or took effect, at T is owed until the stores hold nothing of what it retracts. `compaction.deadlineSeconds`
+later at the latest it must be gone. In between, since must pass it (not before `retention.sinceLagSeconds` are over), one merge of all
+batches must cancel it, and a collection must delete what the merge released. The work begins before the deadline by `lead_ms`, which leaves
+room for runs that fail, and as late as that allows, because each merge rewrites the shard.
+
+The engine bounds T from below (persist_engine.model.spine.owed), so work may begin early, and never late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from persist_engine.base.wording import iso_text
+from persist_engine.model.inspection import Inspection, ReaderInfo
+from persist_engine.model.tending import since_target_ms
+
+from persist_operator.api import times
+from persist_operator.api.names import MaintenanceKind
+from persist_operator.api.shard import Shard
+from persist_operator.api.shard_status import Upkeep
+
+#: What begins before a deadline has at least one such part of it, and at least this long for runs that fail and are repeated.
+_LEAD_SHARE, _FAILURES_S = 4, 1800
+#: Room for as many runs as long as the last one of each kind.
+_REPEATS = 4
+#: A merge must bring the oldest retraction forward by this at least. Otherwise a shard that is always written would be merged always.
+_GAIN_S_MIN = 60
+
+
+def lead_ms(shard: Shard, blocks: Mapping[MaintenanceKind, Upkeep]) -> int:
+    """How long before a deadline its work begins. At most what the deadline leaves after `retention.sinceLagSeconds`."""
+    spec = shard.spec
+    runs_s = sum(block.last_duration_seconds or 0 for block in blocks.values())
+    wanted_s = max(spec.deadline_seconds // _LEAD_SHARE, _REPEATS * runs_s + spec.gc_interval_seconds + _FAILURES_S)
+    return 1000 * min(wanted_s, spec.deadline_seconds - spec.since_lag_seconds)
+
+
+def deadline_ms(shard: Shard, owed_from_ms: int) -> int:
+    """When what is owed since `owed_from_ms` must be gone."""
+    return owed_from_ms + 1000 * shard.spec.deadline_seconds
+
+
+def is_due(shard: Shard, owed_from_ms: int | None, blocks: Mapping[MaintenanceKind, Upkeep], now_ms: int) -> bool:
+    """Whether the work for what is owed since `owed_from_ms` must begin."""
+    return owed_from_ms is not None and now_ms >= deadline_ms(shard, owed_from_ms) - lead_ms(shard, blocks)
+
+
+def is_missed(shard: Shard, owed_from_ms: int | None, now_ms: int) -> bool:
+    """Whether the deadline of what is owed since `owed_from_ms` has passed."""
+    return owed_from_ms is not None and now_ms > deadline_ms(shard, owed_from_ms)
+
+
+def compaction_reason(
+    shard: Shard, inspection: Inspection, blocks: Mapping[MaintenanceKind, Upkeep], now_ms: int
+) -> str | None:
+    """Why a merge of all batches is due for the deadline; None when it is not, or would cancel too little at the present since."""
+    owed_ms, left_ms = inspection.waits_from_ms, inspection.waits_after_merge_ms
+    if owed_ms is None or not is_due(shard, owed_ms, blocks, now_ms):
+        return None
+    spare_s = shard.spec.deadline_seconds - shard.spec.since_lag_seconds
+    gain_ms = 1000 * max(_GAIN_S_MIN, spare_s // 4)
+    if left_ms is not None and left_ms < owed_ms + gain_ms:
+        return None
+    return f"updates retracted since {iso_text(owed_ms) or owed_ms} must be gone by {times.to_text(deadline_ms(shard, owed_ms))}"
+
+
+def collection_reason(
+    shard: Shard, inspection: Inspection, blocks: Mapping[MaintenanceKind, Upkeep], now_ms: int
+) -> str | None:
+    """Why a collection of everything released is due for the deadline; None when it is not, or when readers hold every version back."""
+    owed_ms = inspection.uncollected_from_ms
+    if owed_ms is None or not is_due(shard, owed_ms, blocks, now_ms) or version_holders(inspection):
+        return None
+    return f"content released since {iso_text(owed_ms) or owed_ms} must be gone by {times.to_text(deadline_ms(shard, owed_ms))}"
+
+
+def version_holders(inspection: Inspection) -> list[ReaderInfo]:
+    """The leased readers that hold a version so old that no collection can go on: no rollup that they do not hold back would let one
+    truncate, and a later rollup would not help.
+    """
+    if inspection.gc_seqnos > 0 or inspection.latest_rollup_seqno <= inspection.seqno_since:
+        return []
+    return [one for one in inspection.readers if one.seqno is not None and one.seqno <= inspection.seqno_since]
+
+
+def since_target(
+    shard: Shard,
+    inspection: Inspection,
+    blocks: Mapping[MaintenanceKind, Upkeep],
+    *,
+    upper_seen_ms: int | None,
+    now_ms: int,
+) -> int | None:
+    """The target of the operator's hold; None when the upper is closed: `sinceLagSeconds` behind upper.
+
+    While the deadline makes work due, a shard that is not written follows the clock: an upper that stands still since `upper_seen_ms`
+    counts as if it had moved on by the time since then. So the newest retraction, too, is passed once it is `sinceLagSeconds` old.
+    """
+    lag_ms = shard.spec.since_lag_seconds * 1000
+    target = since_target_ms(inspection.upper, lag_ms)
+    if target is None or inspection.upper is None or upper_seen_ms is None:
+        return target
+    if not is_due(shard, inspection.waits_from_ms, blocks, now_ms):
+        return target
+    idle_ms = max(0, now_ms - upper_seen_ms)
+    return max(target, min(inspection.upper - 1, inspection.upper + idle_ms - lag_ms))
