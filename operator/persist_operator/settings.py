@@ -133,7 +133,13 @@ class WorkloadAllow:
     privileged: bool = False
     """Any security context in templates of sinks."""
     secrets: tuple[str, ...] = ()
-    """Secrets of the resource's namespace that a template may mount or put into the environment."""
+    """Secrets of the resource's namespace that its pods may have: those that a template mounts or puts into the environment, and the
+    options of an input. `*` allows every Secret; the local runner has it, where the user's folders are the Secrets.
+    """
+
+    def allows_secret(self, name: object) -> bool:
+        """Whether pods may have the Secret of this name."""
+        return isinstance(name, str) and (name in self.secrets or "*" in self.secrets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

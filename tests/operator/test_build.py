@@ -2,14 +2,17 @@
 
 import json
 from base64 import b64decode, b64encode
+from dataclasses import replace
 
 import pytest
 from persist_operator.api import names
+from persist_operator.api.pod_template import PodRefused
 from persist_operator.api.shard import ShardSchema, StoreLocation
 from persist_operator.manifests.driver import driver_manifests
 from persist_operator.manifests.maintenance import maintenance_job
 from persist_operator.manifests.spark_compaction import compaction_job, compaction_secret
 from persist_operator.plan.actions import StartDriver, StartMaintenance
+from persist_operator.settings import WorkloadAllow
 
 RPC_SECRET = bytes(range(32))
 LOCATION = StoreLocation(blob="s3://b/p", consensus="redis://r:6379/0", secret_name="persist-store")
@@ -34,7 +37,7 @@ def job(make_shard, settings):
 
 @pytest.fixture
 def driver(make_sink, settings):
-    def make(spec=None, location=LOCATION, name="load"):
+    def make(spec=None, location=LOCATION, name="load", settings=settings):
         sink = make_sink(spec, name=name)
         action = StartDriver(
             spec=sink.spec, name=names.driver_name(name, sink.spec.revision, 3), attempt=3, run_number=2,
@@ -45,6 +48,10 @@ def driver(make_sink, settings):
         return {one["kind"]: one for one in manifests}
 
     return make
+
+
+def allowing(settings, *secrets):
+    return replace(settings, workload=replace(settings.workload, allow=WorkloadAllow(secrets=secrets)))
 
 
 def conf_of(manifests):
@@ -270,6 +277,33 @@ def test_driver_and_executors_authenticate_by_a_secret_of_the_attempt(driver):
     others = json.dumps([one for kind, one in manifests.items() if kind != "Secret"])
     for form in (RPC_SECRET.hex(), b64encode(RPC_SECRET).decode()):
         assert form not in others
+
+
+def test_only_the_driver_mounts_the_secret_options_of_the_input(driver, settings):
+    source = {
+        "type": "Format",
+        "format": {"name": "jdbc", "options": {"dbtable": "t"}, "optionsSecretName": "orders-db"},
+    }
+    manifests = driver({"input": source}, settings=allowing(settings, "orders-db"))
+    pod, executor = manifests["Pod"]["spec"], executor_of(manifests)["spec"]
+    assert_restricted(pod)
+    (volume,) = [one for one in pod["volumes"] if one.get("secret", {}).get("secretName") == "orders-db"]
+    (mount,) = [one for one in pod["containers"][0]["volumeMounts"] if one["name"] == volume["name"]]
+    arguments = pod["containers"][0]["args"]
+    assert arguments[arguments.index("--options") + 1] == mount["mountPath"]
+    assert mount["readOnly"]
+    assert "orders-db" not in json.dumps(executor)
+    assert "--options" not in driver()["Pod"]["spec"]["containers"][0]["args"]
+
+
+@pytest.mark.parametrize("listed", [(), ("other", "orders-db-2")])
+def test_a_secret_that_the_installation_does_not_list_is_refused(driver, settings, listed):
+    source = {"type": "Format", "format": {"name": "jdbc", "optionsSecretName": "orders-db"}}
+    with pytest.raises(
+        PodRefused, match="spec.input.format.optionsSecretName: Secret 'orders-db' is not among"
+    ) as refused:
+        driver({"input": source}, settings=allowing(settings, *listed))
+    assert refused.value.reason == "SecretNotAllowed"
 
 
 def test_the_web_interface_listens_on_loopback(driver):

@@ -6,6 +6,7 @@ import pytest
 from persist_operator.api import conditions, names, times
 from persist_operator.plan.observed import Phase, ShardView, SinkObserved
 from persist_operator.plan.sink import plan_sink
+from persist_operator.settings import WorkloadAllow
 from sink_world import MINUTE
 
 
@@ -437,3 +438,20 @@ def test_a_deleted_sink_is_left_alone(world):
     one = world()
     one.metadata = {"deletionTimestamp": "2026-11-20T00:00:00Z"}
     assert one.step().actions == ()
+
+
+def test_a_driver_that_waits_for_the_secret_of_its_options_says_so(world):
+    one = world({"input": {"type": "Format", "format": {"name": "jdbc", "optionsSecretName": "orders-db"}}})
+    one.settings = dataclasses.replace(
+        one.settings, workload=dataclasses.replace(one.settings.workload, allow=WorkloadAllow(secrets=("orders-db",)))
+    )
+    one.step()
+    one.step()
+    assert "needs Secret orders-db in its namespace" in conditions.find(one.status, "Running")["message"]
+    one.change(reason="Unschedulable", message="no node")
+    one.step()
+    assert "orders-db" not in conditions.find(one.status, "Running")["message"]
+    one.change(reason="", message="")
+    one.step(after=10 * MINUTE)
+    assert one.status["lastFailure"]["class"] == "Scheduling"
+    assert "needs Secret orders-db" in one.status["lastFailure"]["message"]

@@ -116,6 +116,12 @@ class SinkSpec:
         name: str | None = (self.input.get("shard") or {}).get("name")
         return name
 
+    @property
+    def options_secret(self) -> str | None:
+        """The Secret with further options of the input; None without one."""
+        name: str | None = (self.input.get("format") or {}).get("optionsSecretName")
+        return name
+
     @classmethod
     def of(cls, spec: Mapping[str, Any]) -> SinkSpec:
         """From a JSON object with defaults filled in."""

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from persist_operator.api.pod_template import PodRefused, check_account, check_template, priority_problems
+from persist_operator.api.pod_template import (
+    PodRefused,
+    check_account,
+    check_secret,
+    check_template,
+    priority_problems,
+)
 from persist_operator.api.shard import ShardSpec
 from persist_operator.api.sink import SinkSpec
 from persist_operator.api.spark_conf import check_conf
@@ -10,15 +16,19 @@ from persist_operator.settings import WorkloadSettings
 
 DRIVER_TEMPLATE, EXECUTOR_TEMPLATE = "spec.spark.driver.template", "spec.spark.executor.template"
 MAINTENANCE_TEMPLATE = "spec.maintenance.template"
+OPTIONS_SECRET = "spec.input.format.optionsSecretName"  # noqa: S105 - the path of a field
 
 
 def check(spec: SinkSpec, workload: WorkloadSettings) -> None:
-    """PodRefused for the first that is not allowed of: Spark conf, driver template, executor template, service account."""
+    """PodRefused for the first that is not allowed of: Spark conf, driver template, executor template, service account, Secret of
+    the input's options.
+    """
     check_conf(spec.spark.conf, where="spec.spark.conf")
     check_template(spec.spark.driver.template, where=DRIVER_TEMPLATE, role="driver", allow=workload.allow)
     check_template(spec.spark.executor.template, where=EXECUTOR_TEMPLATE, role="executor", allow=workload.allow)
     known = (workload.driver_service_account, *workload.service_accounts)
     check_account(spec.spark.service_account_name, where="spec.spark.serviceAccountName", known=known)
+    check_secret(spec.options_secret, where=OPTIONS_SECRET, allow=workload.allow)
 
 
 def check_maintenance(spec: ShardSpec, workload: WorkloadSettings) -> None:

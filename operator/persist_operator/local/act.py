@@ -212,6 +212,8 @@ class LocalActor:
             "--promote": sink_files.PROMOTION_KEY,
         }
         arguments = [part for option, name in files.items() for part in (option, str(folder / name))]
+        if spec.options_secret:
+            arguments += ["--options", f"{self._credentials_dir}/{spec.options_secret}"]
         command = [sys.executable, "-m", "persist_spark.main", "driver", *arguments]
         return self._processes.start(action.name, command, owner=owner, labels=labels, environ=self._environ)
 

@@ -19,6 +19,7 @@ from persist_operator.api.sink_status import (
     RunState,
     SinkStatus,
 )
+from persist_operator.plan import failures
 from persist_operator.plan.actions import Note
 from persist_operator.plan.hints import Request, Restart, Words
 from persist_operator.plan.observed import Executors, Phase, Run, SinkObserved
@@ -64,7 +65,8 @@ def finished(
         failed=counts.failed,
         selector=f"{names.LABEL_SINK}={sink.meta.name},{names.LABEL_ROLE}=executor",
     )
-    found = [*_ready(status, sink, observed, problem, words), *_resolved(observed), _running(status, observed)]
+    found = [*_ready(status, sink, observed, problem, words), *_resolved(observed)]
+    found.append(_running(status, observed, sink.spec.options_secret))
     if sink.spec.write_mode == "ReadOnly":
         found.append(_converged(status.progress))
     if sink.spec.rollout is not None:
@@ -108,13 +110,15 @@ def _rolled_out(status: SinkStatus, sink: Sink) -> Condition:
     return Condition("RolledOut", "False", str(rollout.state), text)
 
 
-def _running(status: SinkStatus, observed: SinkObserved) -> Condition:
+def _running(status: SinkStatus, observed: SinkObserved, secret: str | None) -> Condition:
     driver = status.driver
     if driver.phase == "Running":
         return Condition("Running", "True", "DriverRunning", f"{driver.pod_name} runs")
     if driver.phase in {"Creating", "Pending"}:
         child = next((one for one in observed.runs if one.name == driver.pod_name), None)
         why = redact(f": {child.reason} {child.message}".rstrip()) if child is not None and child.reason else ""
+        if child is not None and child.phase is Phase.PENDING and failures.waits_for(child, secret):
+            why = f"{why}; {failures.waits_for(child, secret)}"
         return Condition("Running", "False", "DriverPending", f"{driver.pod_name} is starting{why}")
     return Condition("Running", "False", "NoDriver", "")
 
