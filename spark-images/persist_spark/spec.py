@@ -176,6 +176,8 @@ class Stream:
     """Whether the stream ends when its source has nothing new."""
     stop_s: int = STOP_S
     """How long a stream that is stopped waits for the batch in flight."""
+    fresh_s: int | None = None
+    """How old the rows of the shard may become. None: the driver does not report how old they are."""
     stands_by: bool = False
     """Whether the driver begins on standby: it writes nothing, and follows the driver that does until it is ordered to take over."""
 
@@ -370,6 +372,7 @@ def _parse_stream(fields: Fields) -> Stream:
         commit_interval_s=_seconds(fields, "commitIntervalSeconds", COMMIT_INTERVAL_S, least=1),
         is_bounded=fields.flag("bounded"),
         stop_s=_seconds(fields, "stopSeconds", STOP_S, least=0),
+        fresh_s=fields.take("freshSeconds", int),
         stands_by=fields.flag("standby"),
     )
     fields.finish()

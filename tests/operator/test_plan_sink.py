@@ -260,6 +260,17 @@ def test_a_read_only_sink_says_whether_the_shard_is_what_it_would_make_of_it(wor
     assert (found["status"], found["reason"]) == ("False", "Differs")
     assert found["message"] == "at upper 95: rows missing in the shard: 3, rows too many: 1"
     assert conditions.is_true(one.status, "Ready")
+    one.metadata = {"annotations": {f"{names.REQUEST_PREFIX}restart": "again"}}
+    one.step()
+    one.fails(report={"outcome": "Failed", "class": "Storage", "message": "no answer"})
+    one.step()
+    found = conditions.find(one.status, "Converged")
+    assert (found["status"], found["reason"]) == ("Unknown", "ComparisonFailed")
+    assert "the last comparison, at upper 95, found rows missing: 3, too many: 1" in found["message"]
+    one.step(after=MINUTE)
+    one.succeeds(updates_written=0, missing=0, extra=0, upper=99)
+    one.step()
+    assert one.reason("Converged") == ("True", "Equal")
     before = one.status["activeRevision"]
     one.spec["writeMode"] = "ReadWrite"
     one.step()
@@ -455,3 +466,19 @@ def test_a_driver_that_waits_for_the_secret_of_its_options_says_so(world):
     one.step(after=10 * MINUTE)
     assert one.status["lastFailure"]["class"] == "Scheduling"
     assert "needs Secret orders-db" in one.status["lastFailure"]["message"]
+
+
+def test_a_comparison_that_failed_first_or_before_a_change_of_the_spec_is_unknown(world):
+    schedule = {"mode": "Scheduled", "schedule": {"cron": "*/10 * * * *"}}
+    one = world({**schedule, "writeMode": "ReadOnly", "envelope": {"type": "Mirror"}})
+    one.step(after=10 * MINUTE)
+    one.fails()
+    one.step()
+    assert one.reason("Converged") == ("Unknown", "ComparisonFailed")
+    one.step(after=MINUTE)
+    one.succeeds(missing=0, extra=0, upper=95)
+    one.step(after=2000)
+    assert one.reason("Converged") == ("True", "Equal")
+    one.spec["write"] = {"parallelism": 7}
+    one.step()
+    assert one.reason("Converged") == ("Unknown", "SpecChanged")

@@ -100,6 +100,8 @@ class SinkSpec:
     max_consecutive_failures: int
     backoff_seconds: int
     max_backoff_seconds: int
+    reset_after_seconds: int
+    """A driver of a stream that ran for so long has nothing to do with the failures before it."""
     driver_start_seconds: int
     active_deadline_seconds: int | None
     termination_grace_seconds: int
@@ -108,6 +110,8 @@ class SinkSpec:
     history_limit: int
     suspend: bool
     rollout: Rollout | None
+    fresh_seconds: int | None
+    """How old the rows of the shard may become; None where nothing says so."""
     revision: str
 
     @property
@@ -140,6 +144,7 @@ class SinkSpec:
             max_consecutive_failures=restart["maxConsecutiveFailures"],
             backoff_seconds=restart["backoffSeconds"],
             max_backoff_seconds=restart["maxBackoffSeconds"],
+            reset_after_seconds=restart.get("resetAfterSeconds", restart["maxBackoffSeconds"]),
             driver_start_seconds=timeouts["driverStartSeconds"],
             active_deadline_seconds=timeouts.get("activeDeadlineSeconds"),
             termination_grace_seconds=timeouts["terminationGraceSeconds"],
@@ -148,6 +153,7 @@ class SinkSpec:
             history_limit=cleanup["historyLimit"],
             suspend=spec["suspend"],
             rollout=Rollout.of(spec.get("rollout")),
+            fresh_seconds=(spec.get("freshness") or {}).get("targetSeconds"),
             revision=names.revision_of(_revised(spec)),
         )
 
@@ -178,6 +184,8 @@ def _revised(spec: Mapping[str, Any]) -> dict[str, Any]:
     of_mode = {name: spec[name] for name in ("commitIntervalSeconds",) if spec.get(name) is not None}
     if spec.get("writeMode") not in {None, "ReadWrite"}:
         of_mode["writeMode"] = spec["writeMode"]
+    if spec["mode"] == "Streaming" and spec.get("freshness") is not None:
+        of_mode["freshness"] = spec["freshness"]  # the driver of a stream reports by it
     return {**{name: spec.get(name) for name in _REVISED}, **of_mode}
 
 

@@ -90,7 +90,14 @@ def _stream(action: StartDriver, *, is_bounded: bool) -> dict[str, Any]:
     grace = spec.termination_grace_seconds
     interval = {} if spec.commit_interval_seconds is None else {"commitIntervalSeconds": spec.commit_interval_seconds}
     standby = {"standby": True} if action.stands_by else {}
-    return {**interval, **standby, "bounded": is_bounded, "stopSeconds": max(grace - _STOP_SPARK_SECONDS, grace // 2)}
+    fresh = {} if spec.fresh_seconds is None else {"freshSeconds": spec.fresh_seconds}
+    return {
+        **interval,
+        **standby,
+        **fresh,
+        "bounded": is_bounded,
+        "stopSeconds": max(grace - _STOP_SPARK_SECONDS, grace // 2),
+    }
 
 
 def spark_conf(action: StartDriver, meta: Meta, *, image: str, settings: OperatorSettings) -> dict[str, str]:

@@ -19,7 +19,7 @@ from persist_operator.api.sink_status import (
     RunState,
     SinkStatus,
 )
-from persist_operator.plan import failures
+from persist_operator.plan import failures, freshness
 from persist_operator.plan.actions import Note
 from persist_operator.plan.hints import Request, Restart, Words
 from persist_operator.plan.observed import Executors, Phase, Run, SinkObserved
@@ -68,7 +68,9 @@ def finished(
     found = [*_ready(status, sink, observed, problem, words), *_resolved(observed)]
     found.append(_running(status, observed, sink.spec.options_secret))
     if sink.spec.write_mode == "ReadOnly":
-        found.append(_converged(status.progress))
+        found.append(_converged(status, sink))
+    if sink.spec.fresh_seconds is not None:
+        found.append(freshness.condition(status, sink, now_ms=now_ms))
     if sink.spec.rollout is not None:
         found.append(_rolled_out(status, sink))
     if sink.spec.suspend:
@@ -89,9 +91,20 @@ def _resolved(observed: SinkObserved) -> list[Condition]:
     return found
 
 
-def _converged(progress: Progress) -> Condition:
-    """Whether the shard was what a run would make of it, when it was last compared."""
+def _converged(status: SinkStatus, sink: Sink) -> Condition:
+    """Whether the shard was what a run would make of it, when it was last compared. Unknown when a later comparison failed, and when the
+    spec has changed since: what was found then says nothing of now.
+    """
+    progress, run, last = status.progress, status.run, status.last_failure
     missing, extra = progress.missing, progress.extra
+    found = f"the last comparison, at upper {progress.upper}, found rows missing: {missing}, too many: {extra}"
+    compared_ms, failed_ms = times.to_ms(progress.last_commit_time), times.to_ms(last.time)
+    if compared_ms is None or missing is None or extra is None:
+        found = "no comparison has succeeded"
+    if failed_ms is not None and failed_ms > (compared_ms or 0):
+        return Condition("Converged", "Unknown", "ComparisonFailed", f"{last.reason} at {last.time}; {found}")
+    if compared_ms is not None and run.state == "Succeeded" and run.revision != sink.spec.revision:
+        return Condition("Converged", "Unknown", "SpecChanged", f"the spec has changed since; {found}")
     if missing is None or extra is None:
         return Condition("Converged", "Unknown", "NotCompared", "no run has compared the shard with the input")
     if missing or extra:
