@@ -482,3 +482,27 @@ def test_a_comparison_that_failed_first_or_before_a_change_of_the_spec_is_unknow
     one.spec["write"] = {"parallelism": 7}
     one.step()
     assert one.reason("Converged") == ("Unknown", "SpecChanged")
+
+
+GATED = {"reason": "SchedulingGated", "message": "Scheduling is blocked due to non-empty scheduling gates"}
+
+
+@pytest.mark.parametrize("minutes", [4, 120])
+def test_the_time_in_a_queue_does_not_count_towards_the_start(world, minutes):
+    one = world({"timeouts": {"driverStartSeconds": 300}})
+    one.step()
+    name = one.status["driver"]["podName"]
+    one.change(**GATED)
+    changes = 0
+    for _ in range(minutes):
+        before = one.status
+        one.step(after=MINUTE)
+        changes += one.status != before
+        assert one.reason("Ready") == ("False", "Queued")
+        assert one.plan.actions == ()
+    assert changes <= 1 + minutes // 2, "the status changes when half of the time is over, not with each look"
+    one.change(reason="Unschedulable", message="no node")
+    one.step(after=149_000)
+    assert one.reason("Ready") == ("False", "Running")
+    one.step(after=300_000)
+    assert (one.status["lastFailure"]["class"], one.status["lastFailure"]["podName"]) == ("Scheduling", name)

@@ -69,6 +69,40 @@ class SparkPod:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DynamicAllocation:
+    """Limits within which Spark decides on the number of executors."""
+
+    least: int
+    most: int
+
+    @classmethod
+    def of(cls, spec: Mapping[str, Any] | None) -> DynamicAllocation | None:
+        """From spec.spark.dynamicAllocation; None where the number of executors is fixed."""
+        if spec is None or not spec["enabled"]:
+            return None
+        return cls(least=spec.get("minExecutors", 1), most=spec["maxExecutors"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodScheduler:
+    """Which scheduler places the pods. `queue` and `priority_class_name` are None where the resource names none."""
+
+    name: str
+    queue: str | None
+    priority_class_name: str | None
+
+    @classmethod
+    def of(cls, spec: Mapping[str, Any] | None) -> PodScheduler:
+        """From spec.spark.scheduler."""
+        given = spec or {}
+        return cls(
+            name=given.get("name", "Default"),
+            queue=given.get("queue"),
+            priority_class_name=given.get("priorityClassName"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SparkSpec:
     """The Spark application: image, configuration and pods."""
 
@@ -79,6 +113,13 @@ class SparkSpec:
     service_account_name: str | None
     driver: SparkPod
     executor: SparkPod
+    dynamic: DynamicAllocation | None
+    scheduler: PodScheduler
+
+    @property
+    def executors_max(self) -> int:
+        """The most executors that run at once."""
+        return self.executor.instances if self.dynamic is None else self.dynamic.most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,4 +249,6 @@ def _spark(spec: Mapping[str, Any]) -> SparkSpec:
         service_account_name=spec.get("serviceAccountName"),
         driver=SparkPod.of(spec["driver"]),
         executor=SparkPod.of(spec["executor"]),
+        dynamic=DynamicAllocation.of(spec.get("dynamicAllocation")),
+        scheduler=PodScheduler.of(spec.get("scheduler")),
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from persist_operator.api.pod_template import (
     PodRefused,
     check_account,
@@ -18,6 +21,9 @@ DRIVER_TEMPLATE, EXECUTOR_TEMPLATE = "spec.spark.driver.template", "spec.spark.e
 MAINTENANCE_TEMPLATE = "spec.maintenance.template"
 OPTIONS_SECRET = "spec.input.format.optionsSecretName"  # noqa: S105 - the path of a field
 
+#: `schedulerName` of a pod by spec.spark.scheduler.name. Kueue only admits the pods that the cluster's scheduler places.
+SCHEDULER_NAMES = {"Volcano": "volcano", "YuniKorn": "yunikorn"}
+
 
 def check(spec: SinkSpec, workload: WorkloadSettings) -> None:
     """PodRefused for the first that is not allowed of: Spark conf, driver template, executor template, service account, Secret of
@@ -28,6 +34,8 @@ def check(spec: SinkSpec, workload: WorkloadSettings) -> None:
     check_template(spec.spark.executor.template, where=EXECUTOR_TEMPLATE, role="executor", allow=workload.allow)
     known = (workload.driver_service_account, *workload.service_accounts)
     check_account(spec.spark.service_account_name, where="spec.spark.serviceAccountName", known=known)
+    _check_scheduler(spec, DRIVER_TEMPLATE, spec.spark.driver.template)
+    _check_scheduler(spec, EXECUTOR_TEMPLATE, spec.spark.executor.template)
     check_secret(spec.options_secret, where=OPTIONS_SECRET, allow=workload.allow)
 
 
@@ -39,3 +47,16 @@ def check_maintenance(spec: ShardSpec, workload: WorkloadSettings) -> None:
         raise PodRefused("InvalidTemplate", problems)
     known = workload.service_accounts
     check_account(spec.service_account_name, where="spec.maintenance.serviceAccountName", known=known)
+
+
+def _check_scheduler(spec: SinkSpec, where: str, template: Mapping[str, Any]) -> None:
+    """PodRefused when a checked template disagrees with spec.spark.scheduler. Without this, the one would win silently."""
+    scheduler, given = spec.spark.scheduler, template.get("spec") or {}
+    ours = {"schedulerName": SCHEDULER_NAMES.get(scheduler.name), "priorityClassName": scheduler.priority_class_name}
+    problems = [
+        (f"{where}.spec.{field}", f"spec.spark.scheduler sets it to {wanted}; remove the one or the other")
+        for field, wanted in ours.items()
+        if wanted is not None and given.get(field, wanted) != wanted
+    ]
+    if problems:
+        raise PodRefused("InvalidTemplate", problems)

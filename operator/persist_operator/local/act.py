@@ -69,8 +69,7 @@ class Room:
 
     def workers(self, spec: SinkSpec) -> int:
         """The tasks that a driver runs at once: those of all its executors, at most one for each core."""
-        executor = spec.spark.executor
-        return max(1, min(self.cores, executor.instances * executor.cores))
+        return max(1, min(self.cores, spec.spark.executors_max * spec.spark.executor.cores))
 
     def holds(self, need_mib: int, running_mib: Sequence[int]) -> bool:
         """Whether a driver that may take `need_mib` fits beside those that run."""

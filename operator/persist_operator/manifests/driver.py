@@ -7,7 +7,7 @@ from typing import Any
 from persist_operator.api import names, quantity, sink_pods, times
 from persist_operator.api.resource import Meta
 from persist_operator.api.shard import CREDENTIALS_DIR
-from persist_operator.manifests import pods, sink_files, sink_memory
+from persist_operator.manifests import pods, scheduling, sink_files, sink_memory
 from persist_operator.plan.actions import PromoteDriver, StartDriver
 from persist_operator.settings import OperatorSettings
 
@@ -175,4 +175,5 @@ def _pod(
         },
     }
     where, allow = sink_pods.DRIVER_TEMPLATE, settings.workload.allow
+    pod = scheduling.scheduled(pod, spec.spark.scheduler, application=action.name)
     return pods.with_template(pod, driver.template, where=where, role="driver", allow=allow)

@@ -88,6 +88,11 @@ class Run:
     """The last lines of the log, redacted. Read only for a failure that is not yet on the status."""
 
     @property
+    def is_queued(self) -> bool:
+        """Whether a queue holds its pod back from the scheduler (Kueue)."""
+        return self.phase is Phase.PENDING and self.reason == "SchedulingGated"
+
+    @property
     def is_on_standby(self) -> bool:
         """Whether it is a driver that began on standby and has not reported that it writes."""
         return self.stands_by and (self.running is None or self.running.stage in STANDBY_STAGES)

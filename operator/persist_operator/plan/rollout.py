@@ -32,6 +32,7 @@ _RESTART = "restart"
 #: How long a driver has to take over, whatever is left of the rollout's time. The kubelet shows it the order within some 90 s.
 _TAKE_OVER_MS = 300_000
 _MESSAGE_MAX = 1024
+_STARTING, _QUEUED = "the driver on standby is starting", "the driver on standby waits in the queue of its scheduler"
 
 
 def keeps(draft: Draft) -> bool:
@@ -138,7 +139,7 @@ def _opened(draft: Draft, *, start: str) -> RolloutState:
         start_time=start,
         run_number=number,
         run_id=names.run_id(draft.sink.meta.uid, order),
-        message="the driver on standby is starting",
+        message=_STARTING,
     )
 
 
@@ -266,6 +267,12 @@ def _watched_start(draft: Draft, green: Run | None) -> Draft:
     limit_ms, refusal = intended_ms + 1000 * seconds, draft.observed.failures.get(STANDBY_KEY)
     if refusal is not None:
         draft = draft.having_rollout(message=clip(f"{refusal.reason}: {refusal.message}", _MESSAGE_MAX))
+    if green is not None and green.is_queued:
+        half_ms = limit_ms - 500 * seconds
+        draft = draft.having_rollout(message=_QUEUED)
+        return draft.waking(half_ms) if draft.now_ms < half_ms else draft.having_green(start_time=draft.now)
+    if state.message == _QUEUED:
+        draft = draft.having_rollout(message=_STARTING)
     if draft.now_ms < limit_ms:
         return draft.waking(limit_ms)
     name = str(state.driver.pod_name)

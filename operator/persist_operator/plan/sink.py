@@ -166,6 +166,8 @@ def _watch_creation(draft: Draft) -> Draft:
 def _watch_limits(draft: Draft, child: Run) -> Draft:
     spec = draft.sink.spec
     draft = draft.having_driver(phase=child.phase.value)
+    if child.is_queued:
+        return _queued(draft)
     if child.phase is Phase.PENDING:
         draft, limit_ms = _with_start_limit(draft)
         failure = failures.not_started(child, spec.driver_start_seconds, secret=spec.options_secret)
@@ -178,6 +180,15 @@ def _watch_limits(draft: Draft, child: Run) -> Draft:
         return draft.waking(limit_ms)
     draft = draft.stopping(child.name, failure.reason, grace_seconds=spec.termination_grace_seconds)
     return _fail(draft, failure, phase="Failed", end_ms=draft.now_ms)
+
+
+def _queued(draft: Draft) -> Draft:
+    """The time in a queue does not count towards the start. The time to start begins anew before half of it is over, so that a driver has
+    at least half of it after its admission.
+    """
+    draft, limit_ms = _with_start_limit(draft)
+    half_ms = limit_ms - 500 * draft.sink.spec.driver_start_seconds
+    return draft.waking(half_ms) if draft.now_ms < half_ms else draft.having_driver(start_time=draft.now)
 
 
 def _stop(draft: Draft, child: Run, why: str) -> Draft:

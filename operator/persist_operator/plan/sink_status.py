@@ -193,7 +193,10 @@ def _under_way(status: SinkStatus, observed: SinkObserved, *, lasting: bool, was
     is_going = status.is_under_way
     obstacle = observed.obstacle
     held_up = obstacle is not None and (not is_going or (phase == "Creating" and not observed.runs))
-    if is_going and not held_up:
+    queued = next((one for one in observed.runs if one.is_queued and one.name == status.driver.pod_name), None)
+    if is_going and queued is not None:
+        reason, text = "Queued", f"run {run.number}: {queued.name} waits in the queue of its scheduler"
+    elif is_going and not held_up:
         reason, text = "Running", f"run {run.number}, attempt {status.attempt}"
     elif status.next_attempt_time is not None:
         reason, text = (
