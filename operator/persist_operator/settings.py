@@ -165,6 +165,34 @@ class WorkloadSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LimitSettings:
+    """How many pods of this operator run at once. None: as many as there are. What exceeds a limit waits in a queue (plan.waiting)."""
+
+    total: int | None = None
+    """Drivers and maintenance together, in all namespaces."""
+    drivers: int | None = None
+    maintenance: int | None = None
+    """Compactions, rollups and collections."""
+    inspections: int | None = None
+    """Pods that inspect shards on stores of their own. No other limit counts them."""
+    per_namespace: int | None = None
+    """Drivers and maintenance of one namespace."""
+    per_store: int | None = None
+    """Drivers and maintenance on one consensus store."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            number = getattr(self, one.name)
+            if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
+                raise InvalidUsage(f"limits: {one.name} is {number!r}; give a whole number from 1 on, or leave it out")
+
+    @property
+    def are_set(self) -> bool:
+        """Whether there is a limit."""
+        return self != LimitSettings()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSettings:
     """Intervals and deadlines of the operator."""
 
@@ -222,6 +250,7 @@ class OperatorSettings:
     images: ImageSettings = field(default_factory=ImageSettings)
     workload: WorkloadSettings = field(default_factory=WorkloadSettings)
     loop: LoopSettings = field(default_factory=LoopSettings)
+    limits: LimitSettings = field(default_factory=LimitSettings)
     leader: LeaderSettings = field(default_factory=LeaderSettings)
     namespaces: tuple[str, ...] = ()
     """Namespaces to watch; all when empty."""
@@ -277,6 +306,7 @@ _GROUPS: Mapping[str, type] = {
     "images": ImageSettings,
     "workload": WorkloadSettings,
     "loop": LoopSettings,
+    "limits": LimitSettings,
     "leader": LeaderSettings,
 }
 

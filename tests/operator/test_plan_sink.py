@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from persist_operator.api import conditions, names, times
-from persist_operator.plan.observed import Phase, ShardView, SinkObserved
+from persist_operator.plan.observed import ActionFailure, Phase, ShardView, SinkObserved
 from persist_operator.plan.sink import plan_sink
 from persist_operator.settings import WorkloadAllow
 from sink_world import MINUTE
@@ -506,3 +506,23 @@ def test_the_time_in_a_queue_does_not_count_towards_the_start(world, minutes):
     assert one.reason("Ready") == ("False", "Running")
     one.step(after=300_000)
     assert (one.status["lastFailure"]["class"], one.status["lastFailure"]["podName"]) == ("Scheduling", name)
+
+
+def test_the_wait_for_a_place_does_not_count_towards_the_start_either(world):
+    one = world({"timeouts": {"driverStartSeconds": 300}})
+    one.step(act=False)
+    for _ in range(4):
+        one.failures = {
+            "StartDriver": ActionFailure(
+                reason="Queued", message="place 20", permanent=False, at_ms=one.now, place=20, generation=1
+            )
+        }
+        one.step(after=MINUTE, act=False)
+        assert one.reason("Ready") == ("False", "Queued")
+        assert one.starts() == [], "the twentieth asks again after 100 s"
+        assert one.plan.requeue_after_s <= 100
+    one.failures = {}
+    one.step()
+    one.step(after=149_000)
+    assert one.reason("Ready") == ("False", "Running")
+    assert not one.status.get("lastFailure")

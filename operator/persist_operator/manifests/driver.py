@@ -32,6 +32,7 @@ def driver_manifests(
         names.LABEL_ATTEMPT: str(action.attempt),
         names.LABEL_RUN: str(action.run_number),
         names.LABEL_REVISION: spec.revision,
+        names.LABEL_STORE: names.store_label(action.location.consensus),
     }
     annotations = {names.ANNOTATION_RUN_ID: action.run_id}
     if action.scheduled_ms is not None:

@@ -11,7 +11,7 @@ from persist_operator.api.conditions import Condition
 from persist_operator.api.sink import Sink
 from persist_operator.api.sink_status import Freshness, SinkStatus
 from persist_operator.plan.observed import Phase, Run
-from persist_operator.plan.sink_draft import Draft
+from persist_operator.plan.sink_draft import Draft, stale_ms
 
 #: How much later a time must be to change the status of a sink that is fresh. Each change is a request to the API server.
 _STEP_MS = 30_000
@@ -24,13 +24,13 @@ def of_this_shard(draft: Draft) -> Draft:
 
 def followed(draft: Draft) -> Draft:
     """Records the newest time that the driver which runs has reported. Wakes the plan when the rows become too old."""
-    target_s, child = draft.sink.spec.fresh_seconds, draft.child()
-    if target_s is None:
+    child = draft.child()
+    if draft.sink.spec.fresh_seconds is None:
         return draft.having(freshness=Freshness())
     reports = child is not None and child.phase is Phase.RUNNING and draft.status.is_under_way
     if child is not None and child.running is not None and reports:
         draft = _moved(draft, times.to_ms(child.running.fresh_time), step_ms=_STEP_MS)
-    due_ms = _due_ms(draft.status, draft.sink, target_s)
+    due_ms = stale_ms(draft.status, draft.sink) or 0
     return draft.waking(due_ms) if draft.now_ms < due_ms else draft
 
 
@@ -46,7 +46,7 @@ def succeeded(draft: Draft, child: Run) -> Draft:
 def condition(status: SinkStatus, sink: Sink, *, now_ms: int) -> Condition:
     """Whether the rows are as fresh as spec.freshness wants. The text changes only with the time on the status."""
     target_s, known_ms = sink.spec.fresh_seconds or 0, times.to_ms(status.freshness.time)
-    is_late = now_ms >= _due_ms(status, sink, target_s)
+    is_late = now_ms >= (stale_ms(status, sink) or 0)
     if known_ms is None:
         text = "nothing has brought the shard up to date yet"
         return Condition("Fresh", "False" if is_late else "Unknown", "NeverFresh" if is_late else "NotKnown", text)
@@ -68,12 +68,6 @@ def _cause(status: SinkStatus, sink: Sink, text: str) -> tuple[str, str]:
     return "NoDriver", f"{text}: no driver runs{f'; the next one starts at {next_time}' if next_time else ''}"
 
 
-def _due_ms(status: SinkStatus, sink: Sink, target_s: int) -> int:
-    """When the rows are too old. Without a known time, a new sink has as long to become fresh."""
-    known_ms = times.to_ms(status.freshness.time)
-    return (sink.meta.created_ms if known_ms is None else known_ms) + 1000 * target_s
-
-
 def _moved(draft: Draft, at_ms: int | None, *, step_ms: int = 0) -> Draft:
     """The draft with a later time, but none after now: the clock of the driver's node may be ahead. Where the rows are not fresh, and at
     the first time, each step counts.
@@ -82,7 +76,7 @@ def _moved(draft: Draft, at_ms: int | None, *, step_ms: int = 0) -> Draft:
         return draft
     at_ms, known_ms = min(at_ms, draft.now_ms), times.to_ms(draft.status.freshness.time)
     if known_ms is not None and known_ms <= draft.now_ms:
-        is_late = draft.now_ms >= _due_ms(draft.status, draft.sink, draft.sink.spec.fresh_seconds or 0)
+        is_late = draft.now_ms >= (stale_ms(draft.status, draft.sink) or 0)
         if at_ms < known_ms + (1000 if is_late else max(1000, step_ms)):
             return draft
     return draft.having(freshness=Freshness(time=times.to_text(at_ms)))

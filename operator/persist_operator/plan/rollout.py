@@ -24,7 +24,7 @@ from persist_operator.api.sink_status import (
 from persist_operator.plan import failures
 from persist_operator.plan.actions import STANDBY_KEY, Note, PromoteDriver
 from persist_operator.plan.failures import Failure
-from persist_operator.plan.observed import Phase, Run
+from persist_operator.plan.observed import QUEUED, Phase, Run
 from persist_operator.plan.sink_draft import Draft, attempt_that_ended, last_failure
 
 PROMOTE = "promote"
@@ -267,11 +267,12 @@ def _watched_start(draft: Draft, green: Run | None) -> Draft:
     limit_ms, refusal = intended_ms + 1000 * seconds, draft.observed.failures.get(STANDBY_KEY)
     if refusal is not None:
         draft = draft.having_rollout(message=clip(f"{refusal.reason}: {refusal.message}", _MESSAGE_MAX))
-    if green is not None and green.is_queued:
+    if green.is_queued if green is not None else refusal is not None and bool(refusal.place):
         half_ms = limit_ms - 500 * seconds
-        draft = draft.having_rollout(message=_QUEUED)
+        if green is not None:
+            draft = draft.having_rollout(message=_QUEUED)
         return draft.waking(half_ms) if draft.now_ms < half_ms else draft.having_green(start_time=draft.now)
-    if state.message == _QUEUED:
+    if green is not None and (state.message or "").startswith((_QUEUED, f"{QUEUED}: ")):
         draft = draft.having_rollout(message=_STARTING)
     if draft.now_ms < limit_ms:
         return draft.waking(limit_ms)
@@ -280,7 +281,7 @@ def _watched_start(draft: Draft, green: Run | None) -> Draft:
         failure = failures.not_started(green, seconds, secret=draft.sink.spec.options_secret)
     elif refusal is not None:
         failure = failures.not_created(name, seconds, refusal)
-    else:  # its creation was never tried: no operator ran, or the local runner had no free place
+    else:  # its creation was never tried: no operator ran, or there was no free place
         return draft.having_green(start_time=draft.now)
     return _failed(draft.stopping(name, failure.reason), failure, phase="Failed")
 

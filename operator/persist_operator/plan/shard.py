@@ -395,8 +395,8 @@ def _start_due(
         seqno, block = int(inspection.seqno), blocks.get(due.kind, Upkeep())
         retry = maintenance.retry_number(block, seqno)
         name = names.maintenance_name(shard.meta.name, due.kind, seqno, retry=retry)
-        refusal = _refusal(case, due.kind)
-        is_refused, workload = refusal is not None, case.settings.workload
+        refusal = case.observed.failures.get(maintenance_key(due.kind))
+        is_refused, workload = refusal is not None and not refusal.place, case.settings.workload
         runner = maintenance.runner_of(due.kind, shard, inspection, block, is_refused=is_refused, workload=workload)
         if refusal is None or refusals.wait_s(refusal, generation=shard.meta.generation, now_ms=case.now_ms) <= 0:
             intended[due.kind] = replace(
@@ -422,6 +422,7 @@ def _start_due(
                 memory=spec.memory_limit if due.kind == "compaction" else None,
                 runner=runner,
                 spark_executors=spec.spark_executors,
+                debt_bytes=inspection.compaction_bytes if due.kind == "compaction" else 0,
                 ended_driver=block.settled_job if block.runner == "Spark" else None,
                 ttl_seconds=spec.ttl_seconds_after_finished,
                 priority_class_name=spec.priority_class_name,
@@ -430,10 +431,6 @@ def _start_due(
             )
         )
     return tuple(started), intended, handled
-
-
-def _refusal(case: _Case, kind: MaintenanceKind) -> ActionFailure | None:
-    return case.observed.failures.get(maintenance_key(kind))
 
 
 _UPKEEP: tuple[tuple[str, MaintenanceKind], ...] = (
@@ -447,7 +444,7 @@ def _upkeep_conditions(
 ) -> list[Condition]:
     shard, found = case.shard, []
     for condition_type, kind in _UPKEEP:
-        block, refusal = blocks.get(kind, Upkeep()), _refusal(case, kind)
+        block, refusal = blocks.get(kind, Upkeep()), case.observed.failures.get(maintenance_key(kind))
         failures = block.consecutive_failures or 0
         run = next((one for one in case.observed.runs if one.name == block.job_name), None)
         if refusal is not None and any(one.kind == kind for one in wanted):

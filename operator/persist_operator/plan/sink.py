@@ -149,11 +149,13 @@ def _with_start_limit(draft: Draft) -> tuple[Draft, int]:
 
 
 def _watch_creation(draft: Draft) -> Draft:
-    """End an attempt whose creation is refused for too long. When the creation was never tried (no operator ran, or the local runner had
-    no free place), the time starts again, because this time-out is for refusals only.
+    """End an attempt whose creation is refused for too long. When the creation was never tried (no operator ran, or there was no free
+    place), the time starts again, because this time-out is for refusals only.
     """
     draft, limit_ms = _with_start_limit(draft)
     refusal = draft.observed.failures.get("StartDriver")
+    if refusal is not None and refusal.place:
+        return _queued(draft)
     if draft.now_ms < limit_ms:
         return draft.waking(limit_ms)
     if refusal is None:

@@ -22,7 +22,7 @@ from persist_operator.api.sink_status import (
 from persist_operator.plan import failures, freshness
 from persist_operator.plan.actions import Note
 from persist_operator.plan.hints import Request, Restart, Words
-from persist_operator.plan.observed import Executors, Phase, Run, SinkObserved
+from persist_operator.plan.observed import QUEUED, Executors, Phase, Run, SinkObserved
 
 #: How often the numbers of a running driver change its status, and how often its stage does. Each change is a request to the API server.
 _NUMBERS_MS, _STAGE_MS = 30_000, 2_000
@@ -195,7 +195,7 @@ def _under_way(status: SinkStatus, observed: SinkObserved, *, lasting: bool, was
     held_up = obstacle is not None and (not is_going or (phase == "Creating" and not observed.runs))
     queued = next((one for one in observed.runs if one.is_queued and one.name == status.driver.pod_name), None)
     if is_going and queued is not None:
-        reason, text = "Queued", f"run {run.number}: {queued.name} waits in the queue of its scheduler"
+        reason, text = QUEUED, f"run {run.number}: {queued.name} waits in the queue of its scheduler"
     elif is_going and not held_up:
         reason, text = "Running", f"run {run.number}, attempt {status.attempt}"
     elif status.next_attempt_time is not None:
