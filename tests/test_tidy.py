@@ -32,7 +32,6 @@ SHORT_MODULES = {
     "engine/persist_engine/work/rollup.py": "entry point",
     "operator/persist_operator/api/quantity.py": "value",
     "operator/persist_operator/api/redact.py": "value",
-    "operator/persist_operator/api/sink_pods.py": "value",
     "operator/persist_operator/api/times.py": "value",
     "operator/persist_operator/local/hints.py": "value",
     "operator/persist_operator/manifests/strategic_merge.py": "entry point",

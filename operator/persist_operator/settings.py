@@ -133,7 +133,13 @@ class WorkloadAllow:
     privileged: bool = False
     """Any security context in templates of sinks."""
     secrets: tuple[str, ...] = ()
-    """Secrets of the resource's namespace that a template may mount or put into the environment."""
+    """Secrets of the resource's namespace that its pods may have: those that a template mounts or puts into the environment, and the
+    options of an input. `*` allows every Secret; the local runner has it, where the user's folders are the Secrets.
+    """
+
+    def allows_secret(self, name: object) -> bool:
+        """Whether pods may have the Secret of this name."""
+        return isinstance(name, str) and (name in self.secrets or "*" in self.secrets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +162,34 @@ class WorkloadSettings:
     """CPU request of each executor pod, such as 500m; the cores of the executor when empty. Small clusters set it low."""
     driver_cpu_request: str = ""
     """CPU request of drivers; the driver's cores when empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitSettings:
+    """How many pods of this operator run at once. None: as many as there are. What exceeds a limit waits in a queue (plan.waiting)."""
+
+    total: int | None = None
+    """Drivers and maintenance together, in all namespaces."""
+    drivers: int | None = None
+    maintenance: int | None = None
+    """Compactions, rollups and collections."""
+    inspections: int | None = None
+    """Pods that inspect shards on stores of their own. No other limit counts them."""
+    per_namespace: int | None = None
+    """Drivers and maintenance of one namespace."""
+    per_store: int | None = None
+    """Drivers and maintenance on one consensus store."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            number = getattr(self, one.name)
+            if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
+                raise InvalidUsage(f"limits: {one.name} is {number!r}; give a whole number from 1 on, or leave it out")
+
+    @property
+    def are_set(self) -> bool:
+        """Whether there is a limit."""
+        return self != LimitSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +250,7 @@ class OperatorSettings:
     images: ImageSettings = field(default_factory=ImageSettings)
     workload: WorkloadSettings = field(default_factory=WorkloadSettings)
     loop: LoopSettings = field(default_factory=LoopSettings)
+    limits: LimitSettings = field(default_factory=LimitSettings)
     leader: LeaderSettings = field(default_factory=LeaderSettings)
     namespaces: tuple[str, ...] = ()
     """Namespaces to watch; all when empty."""
@@ -271,6 +306,7 @@ _GROUPS: Mapping[str, type] = {
     "images": ImageSettings,
     "workload": WorkloadSettings,
     "loop": LoopSettings,
+    "limits": LimitSettings,
     "leader": LeaderSettings,
 }
 

@@ -27,6 +27,7 @@ from persist_engine.base.settings import Settings, with_environ
 from persist_engine.model.ids import ShardId
 
 from persist_spark.failures import ExitCode, Terminated, classify
+from persist_spark.progress.hidden_output import hidden_output
 from persist_spark.report import Log, SinkReport, progress_lines, write_report
 from persist_spark.spec import CompactionSpec, ConfigurationError, SinkSpec
 
@@ -77,6 +78,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "annotation as its fragment; default: nowhere",
     )
     driver.add_argument(
+        "--options",
+        type=Path,
+        help="the folder with the options of the input that come from a Secret, a file for each; default: there are none",
+    )
+    driver.add_argument(
         "--promote",
         type=Path,
         help="of a stream on standby: the file whose appearance orders it to take over; default: it never does",
@@ -95,7 +101,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run_compact(
             CompactionSpec(arguments.shard, arguments.blob, arguments.consensus, full=arguments.full), arguments.report
         )
-    return run_driver(arguments.spec, arguments.report, progress=arguments.progress, promote=arguments.promote)
+    return run_driver(
+        arguments.spec,
+        arguments.report,
+        options=arguments.options,
+        progress=arguments.progress,
+        promote=arguments.promote,
+    )
 
 
 def use_properties(file: Path, environ: MutableMapping[str, str], own: Mapping[str, str] | None = None) -> None:
@@ -112,10 +124,15 @@ def use_properties(file: Path, environ: MutableMapping[str, str], own: Mapping[s
 
 
 def run_driver(
-    spec_path: Path, report_path: Path | None, *, progress: str | None = None, promote: Path | None = None
+    spec_path: Path,
+    report_path: Path | None,
+    *,
+    options: Path | None = None,
+    progress: str | None = None,
+    promote: Path | None = None,
 ) -> int:
-    """Runs the sink and writes a report in every case. Returns the exit code. `progress`: where to tell what the run does; `promote`: the
-    file that orders a stream on standby to take over.
+    """Runs the sink and writes a report in every case. Returns the exit code. `options`: the folder with options of the input that are
+    secret; `progress`: where to tell what the run does; `promote`: the file that orders a stream on standby to take over.
     """
     env = SystemEnv()
     started = env.monotonic_s()
@@ -125,9 +142,10 @@ def run_driver(
     spec: SinkSpec | None = None
     report, failure = SinkReport(run_id=""), None
     try:
-        spec = SinkSpec.load(spec_path)
+        spec = SinkSpec.load(spec_path, options)
         report = SinkReport(run_id=spec.run_id)
-        report = _run(spec, env, progress, promote)
+        with hidden_output(spec.secrets()):
+            report = _run(spec, env, progress, promote)
     except Exception as error:  # noqa: BLE001 - the outermost frame: every error becomes a report
         secrets = spec.secrets() if spec else ()
         failure = classify(error, secrets=secrets)

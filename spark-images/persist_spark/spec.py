@@ -22,6 +22,8 @@ from persist_engine.codec.sink_run import Fields, SinkRun, decode_sink_run
 from persist_engine.model.ids import ShardId
 from persist_engine.rows.schema import Schema
 
+from persist_spark.inputs.secret_options import secret_options
+
 #: Limit on write tasks. With more, a task has less input than its start is worth.
 PARALLELISM_MAX = 4096
 #: The default in the resource definition.
@@ -44,6 +46,8 @@ _UNITS = {
 }
 #: Names of input options whose values must not appear in a message or a log.
 SECRET_OPTION = re.compile(r"(?i)passw|secret|token|credential|access.?key|api.?key|private|jaas|keystore.key")
+#: A shorter text from a Secret is no secret.
+_SECRET_CHARS_MIN = 4
 #: A value in quotes within an option, such as the password in a `kafka.sasl.jaas.config`.
 _QUOTED = re.compile(r"(?i)(?:passw|secret|token)\w*\s*=\s*(?:\"([^\"]+)\"|'([^']+)')")
 
@@ -112,7 +116,9 @@ class Input:
     """A Spark source, and optional SQL over it as the view `input`."""
 
     format: str
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secret_options: frozenset[str] = frozenset()
+    """The names of those options that came from a Secret."""
     schema: str | None = None
     sql: str | None = None
     allow_empty: bool = False
@@ -170,6 +176,8 @@ class Stream:
     """Whether the stream ends when its source has nothing new."""
     stop_s: int = STOP_S
     """How long a stream that is stopped waits for the batch in flight."""
+    fresh_s: int | None = None
+    """How old the rows of the shard may become. None: the driver does not report how old they are."""
     stands_by: bool = False
     """Whether the driver begins on standby: it writes nothing, and follows the driver that does until it is ordered to take over."""
 
@@ -220,24 +228,29 @@ class SinkSpec:
             raise ConfigurationError(f"schema: {error}") from error
 
     def secrets(self) -> tuple[str, ...]:
-        """The values of input options that must not be shown, and the passwords within such values."""
-        hidden = [v for k, v in self.input.options.items() if v and SECRET_OPTION.search(k)]
-        return (*hidden, *(text for v in hidden for pair in _QUOTED.findall(v) for text in pair if text))
+        """The values of input options that must not be shown, the passwords within such values, and their lines, since a log shows a
+        text line by line. Short words of a Secret, such as `true`, hide nothing and would make messages unreadable.
+        """
+        given = self.input.options.items()
+        hidden = [v for k, v in given if v and SECRET_OPTION.search(k)]
+        hidden += [v for k, v in given if k in self.input.secret_options and _is_long(v)]
+        lines = [line.strip() for v in hidden for line in v.splitlines() if "\n" in v and _is_long(line.strip())]
+        return (*hidden, *lines, *(text for v in hidden for pair in _QUOTED.findall(v) for text in pair if text))
 
     @classmethod
-    def load(cls, path: Path) -> SinkSpec:
-        """Read and check the file. Raises ConfigurationError."""
+    def load(cls, path: Path, options: Path | None = None) -> SinkSpec:
+        """Read and check the file, and the folder `options` with the input's options from a Secret. Raises ConfigurationError."""
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigurationError(f"cannot read the sink specification {path}: {error.strerror}") from error
         except ValueError as error:
             raise ConfigurationError(f"the sink specification {path} is not JSON: {error}") from error
-        return cls.parse(document)
+        return cls.parse(document, options)
 
     @classmethod
-    def parse(cls, document: Any) -> SinkSpec:
-        """Check a decoded `sink.json`. Raises ConfigurationError."""
+    def parse(cls, document: Any, options: Path | None = None) -> SinkSpec:
+        """Check a decoded `sink.json`. `options` as of `load`. Raises ConfigurationError."""
         try:
             run = decode_sink_run(document)
             envelope = _parse_envelope(Fields(run.envelope, "envelope"))
@@ -250,7 +263,7 @@ class SinkSpec:
                 value_ddl=run.val_schema,
                 blob=run.blob,
                 consensus=run.consensus,
-                input=replace(_parse_input(Fields(run.input, "input"), run), keeps_malformed=keeps_malformed),
+                input=replace(_parse_input(Fields(run.input, "input"), run, options), keeps_malformed=keeps_malformed),
                 envelope=envelope,
                 write=_parse_write(Fields(run.write, "write")),
                 purpose=run.purpose,
@@ -271,16 +284,23 @@ class SinkSpec:
             raise ConfigurationError(str(error)) from error
 
 
-def _parse_input(fields: Fields, run: SinkRun) -> Input:
+def _is_long(text: str) -> bool:
+    return len(text) >= _SECRET_CHARS_MIN and text.lower() not in {"true", "false"}
+
+
+def _parse_input(fields: Fields, run: SinkRun, folder: Path | None) -> Input:
     kind = fields.optional_text("type") or "Format"
     if kind == "Shard":
         return _parse_shard_input(fields, run)
     if kind != "Format":
         raise ConfigurationError(f"input.type: {kind!r} is not supported, must be 'Format' or 'Shard'")
     source = fields.group("format")
+    given, secret = source.text_map("options"), source.optional_text("optionsSecretName")
+    added = {} if secret is None else secret_options(secret, folder, given)
     parsed = Input(
         format=source.text("name"),
-        options=source.text_map("options"),
+        options={**given, **added},
+        secret_options=frozenset(added),
         schema=source.optional_text("schema"),
         sql=source.optional_text("sql"),
         allow_empty=fields.flag("allowEmpty"),
@@ -354,6 +374,7 @@ def _parse_stream(fields: Fields) -> Stream:
         commit_interval_s=_seconds(fields, "commitIntervalSeconds", COMMIT_INTERVAL_S, least=1),
         is_bounded=fields.flag("bounded"),
         stop_s=_seconds(fields, "stopSeconds", STOP_S, least=0),
+        fresh_s=fields.take("freshSeconds", int),
         stands_by=fields.flag("standby"),
     )
     fields.finish()

@@ -45,6 +45,7 @@ FULL: Manifest = {
     "tolerations": [{"key": "spot", "operator": "Exists"}],
     "priorityClassName": "high",
     "loop": {"workers": 8, "resyncSeconds": 60},
+    "limits": {"drivers": 3, "perStore": 2},
     "podAnnotations": {"note": "x"},
     "podLabels": {"team": "data"},
     "extraEnv": [{"name": "A", "value": "b"}],
@@ -175,6 +176,8 @@ def test_selectors_find_the_operator_and_nothing_else(
         ({"watch": {"clusterWide": "yes"}}, "clusterWide"),
         ({"workload": {"allow": {"hostpath": True}}}, "hostpath"),
         ({"loop": {"resync": 5}}, "resync"),
+        ({"limits": {"executors": 5}}, "executors"),
+        ({"limits": {"total": 0}}, "total"),
         ({"logLevel": "loud"}, "logLevel"),
         ({"metrics": {"port": 80}}, "port"),
         ({"workload": {"maintenanceMemory": "much"}}, "maintenanceMemory"),
@@ -278,6 +281,7 @@ def test_the_operator_understands_the_configuration(template: Callable[..., list
     assert settings.images.pull_secrets == ("registry",)
     assert settings.workload.driver_cpu_request == "200m"
     assert settings.loop.workers == 8
+    assert (settings.limits.drivers, settings.limits.per_store, settings.limits.total) == (3, 2, None)
     assert settings.leader.namespace == "sys"
     assert settings.http_port == 8080
 

@@ -2,14 +2,19 @@
 
 import json
 from base64 import b64decode, b64encode
+from dataclasses import replace
 
 import pytest
+import yaml
 from persist_operator.api import names
+from persist_operator.api.pod_template import PodRefused
+from persist_operator.api.schema_check import crd_dir
 from persist_operator.api.shard import ShardSchema, StoreLocation
 from persist_operator.manifests.driver import driver_manifests
 from persist_operator.manifests.maintenance import maintenance_job
 from persist_operator.manifests.spark_compaction import compaction_job, compaction_secret
 from persist_operator.plan.actions import StartDriver, StartMaintenance
+from persist_operator.settings import WorkloadAllow
 
 RPC_SECRET = bytes(range(32))
 LOCATION = StoreLocation(blob="s3://b/p", consensus="redis://r:6379/0", secret_name="persist-store")
@@ -34,7 +39,7 @@ def job(make_shard, settings):
 
 @pytest.fixture
 def driver(make_sink, settings):
-    def make(spec=None, location=LOCATION, name="load"):
+    def make(spec=None, location=LOCATION, name="load", settings=settings):
         sink = make_sink(spec, name=name)
         action = StartDriver(
             spec=sink.spec, name=names.driver_name(name, sink.spec.revision, 3), attempt=3, run_number=2,
@@ -45,6 +50,10 @@ def driver(make_sink, settings):
         return {one["kind"]: one for one in manifests}
 
     return make
+
+
+def allowing(settings, *secrets):
+    return replace(settings, workload=replace(settings.workload, allow=WorkloadAllow(secrets=secrets)))
 
 
 def conf_of(manifests):
@@ -270,6 +279,128 @@ def test_driver_and_executors_authenticate_by_a_secret_of_the_attempt(driver):
     others = json.dumps([one for kind, one in manifests.items() if kind != "Secret"])
     for form in (RPC_SECRET.hex(), b64encode(RPC_SECRET).decode()):
         assert form not in others
+
+
+def test_only_the_driver_mounts_the_secret_options_of_the_input(driver, settings):
+    source = {
+        "type": "Format",
+        "format": {"name": "jdbc", "options": {"dbtable": "t"}, "optionsSecretName": "orders-db"},
+    }
+    manifests = driver({"input": source}, settings=allowing(settings, "orders-db"))
+    pod, executor = manifests["Pod"]["spec"], executor_of(manifests)["spec"]
+    assert_restricted(pod)
+    (volume,) = [one for one in pod["volumes"] if one.get("secret", {}).get("secretName") == "orders-db"]
+    (mount,) = [one for one in pod["containers"][0]["volumeMounts"] if one["name"] == volume["name"]]
+    arguments = pod["containers"][0]["args"]
+    assert arguments[arguments.index("--options") + 1] == mount["mountPath"]
+    assert mount["readOnly"]
+    assert "orders-db" not in json.dumps(executor)
+    assert "--options" not in driver()["Pod"]["spec"]["containers"][0]["args"]
+
+
+@pytest.mark.parametrize("listed", [(), ("other", "orders-db-2")])
+def test_a_secret_that_the_installation_does_not_list_is_refused(driver, settings, listed):
+    source = {"type": "Format", "format": {"name": "jdbc", "optionsSecretName": "orders-db"}}
+    with pytest.raises(
+        PodRefused, match="spec.input.format.optionsSecretName: Secret 'orders-db' is not among"
+    ) as refused:
+        driver({"input": source}, settings=allowing(settings, *listed))
+    assert refused.value.reason == "SecretNotAllowed"
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "labels", "annotations", "fields"),
+    [
+        ({"name": "Default"}, {}, {}, {}),
+        ({"name": "Default", "priorityClassName": "high"}, {}, {}, {"priorityClassName": "high"}),
+        ({"name": "Kueue", "queue": "team"}, {"kueue.x-k8s.io/queue-name": "team"}, {}, {}),
+        (
+            {"name": "Volcano", "queue": "team", "priorityClassName": "high"},
+            {},
+            {"scheduling.volcano.sh/queue-name": "team"},
+            {"schedulerName": "volcano", "priorityClassName": "high"},
+        ),
+        ({"name": "Volcano"}, {}, {}, {"schedulerName": "volcano"}),
+        (
+            {"name": "YuniKorn", "queue": "root.team"},
+            {"queue": "root.team", "applicationId": "DRIVER"},
+            {},
+            {"schedulerName": "yunikorn"},
+        ),
+        ({"name": "YuniKorn"}, {"applicationId": "DRIVER"}, {}, {"schedulerName": "yunikorn"}),
+    ],
+)
+def test_driver_and_executors_are_in_the_queue_that_the_resource_names(driver, scheduler, labels, annotations, fields):
+    plain, manifests = driver(), driver({"spark": {"scheduler": scheduler}})
+    name = manifests["Pod"]["metadata"]["name"]
+    labels = {key: name if value == "DRIVER" else value for key, value in labels.items()}
+    for before, pod in ((plain["Pod"], manifests["Pod"]), (executor_of(plain), executor_of(manifests))):
+        added = {
+            key: value for key, value in pod["metadata"]["labels"].items() if key not in before["metadata"]["labels"]
+        }
+        assert added == labels
+        marks = pod["metadata"].get("annotations", {})
+        assert {key: marks[key] for key in marks if "volcano" in key} == annotations
+        assert {key: pod["spec"][key] for key in ("schedulerName", "priorityClassName") if key in pod["spec"]} == fields
+    for kind in ("ConfigMap", "Secret", "Service"):
+        assert not manifests[kind]["metadata"]["labels"].keys() & labels.keys()
+
+
+@pytest.mark.parametrize("role", ["driver", "executor"])
+@pytest.mark.parametrize(("field", "value"), [("schedulerName", "mine"), ("priorityClassName", "low")])
+def test_a_template_that_disagrees_with_the_scheduler_is_refused(driver, role, field, value):
+    scheduler = {"name": "Volcano", "queue": "q", "priorityClassName": "high"}
+    with pytest.raises(
+        PodRefused, match=rf"spec\.spark\.{role}\.template\.spec\.{field}: spec\.spark\.scheduler sets it"
+    ):
+        driver({"spark": {"scheduler": scheduler, role: {"template": {"spec": {field: value}}}}})
+    agreeing = {"schedulerName": "volcano", "priorityClassName": "high"}
+    driver({"spark": {"scheduler": scheduler, role: {"template": {"spec": agreeing}}}})
+
+
+@pytest.mark.parametrize(
+    ("instances", "limits", "expected"),
+    [
+        (2, None, {"executor.instances": "2", "dynamicAllocation.enabled": "false"}),
+        (2, {"enabled": False}, {"executor.instances": "2", "dynamicAllocation.enabled": "false"}),
+        (2, {"enabled": True, "maxExecutors": 8}, (2, 1, 8)),
+        (1, {"enabled": True, "minExecutors": 3, "maxExecutors": 8}, (3, 3, 8)),
+        (20, {"enabled": True, "minExecutors": 0, "maxExecutors": 8}, (8, 0, 8)),
+    ],
+)
+def test_the_number_of_executors_is_fixed_or_has_limits(driver, instances, limits, expected):
+    if isinstance(expected, tuple):
+        first, least, most = map(str, expected)
+        expected = {
+            "executor.instances": first,
+            "dynamicAllocation.enabled": "true",
+            "dynamicAllocation.initialExecutors": first,
+            "dynamicAllocation.minExecutors": least,
+            "dynamicAllocation.maxExecutors": most,
+            "dynamicAllocation.shuffleTracking.enabled": "true",
+        }
+    spark = {"executor": {"instances": instances}, **({} if limits is None else {"dynamicAllocation": limits})}
+    conf = conf_of(
+        driver({"spark": {**spark, "conf": {"spark.dynamicAllocation.minExecutors": "5"} if limits is None else {}}})
+    )
+    found = {
+        key: value for key, value in conf.items() if key.startswith(("spark.dynamicAllocation", "spark.executor.inst"))
+    }
+    found.pop("spark.dynamicAllocation.minExecutors") if limits is None else None
+    assert found == {f"spark.{key}": value for key, value in expected.items()}
+
+
+def test_the_scale_subresource_names_fields_that_exist():
+    crd = yaml.safe_load((crd_dir() / "sparksinks.yaml").read_text())
+    (version,) = crd["spec"]["versions"]
+    scale = version["subresources"]["scale"]
+    kinds = {"specReplicasPath": "integer", "statusReplicasPath": "integer", "labelSelectorPath": "string"}
+    assert scale.keys() == kinds.keys()
+    for field, kind in kinds.items():
+        at = version["schema"]["openAPIV3Schema"]
+        for name in scale[field].removeprefix(".").split("."):
+            at = at["properties"][name]
+        assert at["type"] == kind
 
 
 def test_the_web_interface_listens_on_loopback(driver):

@@ -4,9 +4,9 @@ import pytest
 from persist_engine.model.inspection import ReaderInfo
 from persist_operator.api import conditions, names, times
 from persist_operator.api.shard_status import Upkeep
-from persist_operator.plan import deadline
 from persist_operator.plan.observed import ShardObserved
 from persist_operator.plan.shard import plan_shard
+from persist_operator.plan.waiting import deadline
 
 HOUR_MS = 3_600_000
 DAY, LAG = {"compaction": {"deadlineSeconds": 86_400}}, {"retention": {"sinceLagSeconds": 3600}}

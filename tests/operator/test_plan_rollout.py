@@ -523,3 +523,19 @@ def test_a_clock_that_is_set_back_does_not_keep_a_rollout_for_ever(rollout):
     one.world.step(after=61_000)
     assert one.state == "RolledBack"
     assert times.to_ms(one.world.status["rollout"]["startTime"]) <= one.world.now
+
+
+def test_a_driver_on_standby_may_wait_in_a_queue_for_longer_than_its_time_to_start(rollout):
+    one = rollout(timeoutSeconds=604_800)
+    start = one.changed()
+    for _ in range(20):
+        one.world.change(start.name, reason="SchedulingGated")
+        one.world.step(after=MINUTE)
+        assert one.state == "Starting"
+        assert "waits in the queue" in one.world.status["rollout"]["message"]
+    one.world.change(start.name, reason="")
+    one.world.step(after=MINUTE)
+    assert one.world.status["rollout"]["message"] == "the driver on standby is starting"
+    one.world.step(after=5 * MINUTE)
+    assert one.world.status["lastFailure"]["class"] == "Scheduling"
+    one.check_ready()

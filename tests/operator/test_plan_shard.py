@@ -439,6 +439,20 @@ def test_where_spark_may_not_run_auto_compacts_in_a_pod(plan, make_inspection, n
     assert "cannot create secrets" in conditions.find(found.status, "CompactionCurrent")["message"]
 
 
+def test_a_compaction_that_waits_for_a_place_is_on_the_status_and_the_shard_stays_ready(plan, make_inspection, now):
+    large = make_inspection(**DEBT, compaction_bytes=4 * GIB)
+    waits = ActionFailure(
+        reason="Queued", message="place 3 in the queue", permanent=False, at_ms=now, place=3, generation=1
+    )
+    observed = ShardObserved(inspected=large, failures={"StartMaintenance/compaction": waits}, shard_id=SHARD_ID)
+    found = plan(status=ASSIGNED, observed=observed, at=now + 14_000)
+    assert "compaction" not in started(found), "the third asks again after 15 s"
+    assert reason(found, "CompactionCurrent") == ("False", "Queued")
+    assert reason(found, "Ready") == ("True", "Healthy")
+    again = started(plan(status=found.status, observed=observed, at=now + 15_000))["compaction"]
+    assert (again.runner, again.debt_bytes) == ("Spark", 4 * GIB), "a wait is no reason to choose another runner"
+
+
 def test_a_since_that_could_not_advance_is_on_the_status(plan, make_inspection, make_own_reader, now):
     """For example, the reader of the operator has another owner. No other condition would explain why since stands still."""
     refused = ActionFailure(reason="InvalidArgument", message="reader c1 has another owner", permanent=True, at_ms=now)

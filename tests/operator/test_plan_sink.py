@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 from persist_operator.api import conditions, names, times
-from persist_operator.plan.observed import Phase, ShardView, SinkObserved
+from persist_operator.plan.observed import ActionFailure, Phase, ShardView, SinkObserved
 from persist_operator.plan.sink import plan_sink
+from persist_operator.settings import WorkloadAllow
 from sink_world import MINUTE
 
 
@@ -259,6 +260,17 @@ def test_a_read_only_sink_says_whether_the_shard_is_what_it_would_make_of_it(wor
     assert (found["status"], found["reason"]) == ("False", "Differs")
     assert found["message"] == "at upper 95: rows missing in the shard: 3, rows too many: 1"
     assert conditions.is_true(one.status, "Ready")
+    one.metadata = {"annotations": {f"{names.REQUEST_PREFIX}restart": "again"}}
+    one.step()
+    one.fails(report={"outcome": "Failed", "class": "Storage", "message": "no answer"})
+    one.step()
+    found = conditions.find(one.status, "Converged")
+    assert (found["status"], found["reason"]) == ("Unknown", "ComparisonFailed")
+    assert "the last comparison, at upper 95, found rows missing: 3, too many: 1" in found["message"]
+    one.step(after=MINUTE)
+    one.succeeds(updates_written=0, missing=0, extra=0, upper=99)
+    one.step()
+    assert one.reason("Converged") == ("True", "Equal")
     before = one.status["activeRevision"]
     one.spec["writeMode"] = "ReadWrite"
     one.step()
@@ -437,3 +449,80 @@ def test_a_deleted_sink_is_left_alone(world):
     one = world()
     one.metadata = {"deletionTimestamp": "2026-11-20T00:00:00Z"}
     assert one.step().actions == ()
+
+
+def test_a_driver_that_waits_for_the_secret_of_its_options_says_so(world):
+    one = world({"input": {"type": "Format", "format": {"name": "jdbc", "optionsSecretName": "orders-db"}}})
+    one.settings = dataclasses.replace(
+        one.settings, workload=dataclasses.replace(one.settings.workload, allow=WorkloadAllow(secrets=("orders-db",)))
+    )
+    one.step()
+    one.step()
+    assert "needs Secret orders-db in its namespace" in conditions.find(one.status, "Running")["message"]
+    one.change(reason="Unschedulable", message="no node")
+    one.step()
+    assert "orders-db" not in conditions.find(one.status, "Running")["message"]
+    one.change(reason="", message="")
+    one.step(after=10 * MINUTE)
+    assert one.status["lastFailure"]["class"] == "Scheduling"
+    assert "needs Secret orders-db" in one.status["lastFailure"]["message"]
+
+
+def test_a_comparison_that_failed_first_or_before_a_change_of_the_spec_is_unknown(world):
+    schedule = {"mode": "Scheduled", "schedule": {"cron": "*/10 * * * *"}}
+    one = world({**schedule, "writeMode": "ReadOnly", "envelope": {"type": "Mirror"}})
+    one.step(after=10 * MINUTE)
+    one.fails()
+    one.step()
+    assert one.reason("Converged") == ("Unknown", "ComparisonFailed")
+    one.step(after=MINUTE)
+    one.succeeds(missing=0, extra=0, upper=95)
+    one.step(after=2000)
+    assert one.reason("Converged") == ("True", "Equal")
+    one.spec["write"] = {"parallelism": 7}
+    one.step()
+    assert one.reason("Converged") == ("Unknown", "SpecChanged")
+
+
+GATED = {"reason": "SchedulingGated", "message": "Scheduling is blocked due to non-empty scheduling gates"}
+
+
+@pytest.mark.parametrize("minutes", [4, 120])
+def test_the_time_in_a_queue_does_not_count_towards_the_start(world, minutes):
+    one = world({"timeouts": {"driverStartSeconds": 300}})
+    one.step()
+    name = one.status["driver"]["podName"]
+    one.change(**GATED)
+    changes = 0
+    for _ in range(minutes):
+        before = one.status
+        one.step(after=MINUTE)
+        changes += one.status != before
+        assert one.reason("Ready") == ("False", "Queued")
+        assert one.plan.actions == ()
+    assert changes <= 1 + minutes // 2, "the status changes when half of the time is over, not with each look"
+    one.change(reason="Unschedulable", message="no node")
+    one.step(after=149_000)
+    assert one.reason("Ready") == ("False", "Running")
+    one.step(after=300_000)
+    assert (one.status["lastFailure"]["class"], one.status["lastFailure"]["podName"]) == ("Scheduling", name)
+
+
+def test_the_wait_for_a_place_does_not_count_towards_the_start_either(world):
+    one = world({"timeouts": {"driverStartSeconds": 300}})
+    one.step(act=False)
+    for _ in range(4):
+        one.failures = {
+            "StartDriver": ActionFailure(
+                reason="Queued", message="place 20", permanent=False, at_ms=one.now, place=20, generation=1
+            )
+        }
+        one.step(after=MINUTE, act=False)
+        assert one.reason("Ready") == ("False", "Queued")
+        assert one.starts() == [], "the twentieth asks again after 100 s"
+        assert one.plan.requeue_after_s <= 100
+    one.failures = {}
+    one.step()
+    one.step(after=149_000)
+    assert one.reason("Ready") == ("False", "Running")
+    assert not one.status.get("lastFailure")

@@ -60,8 +60,11 @@ def test_a_suspended_stream_is_not_started_again(world):
     assert (world.plan.actions, world.reason("Ready")) == ((), ("True", "Suspended"))
 
 
-def test_failures_are_forgotten_when_a_driver_has_run_for_the_longest_backoff(world):
-    longest = world.make_sink(world.spec).spec.max_backoff_seconds
+@pytest.mark.parametrize("restart", [{}, {"resetAfterSeconds": 7200}])
+def test_failures_are_forgotten_when_a_driver_has_run_long_enough(world, restart):
+    world.spec["restart"] = restart
+    spec = world.make_sink(world.spec).spec
+    longest = restart.get("resetAfterSeconds", spec.max_backoff_seconds)
     running(world)
     for expected in (1, 2):
         world.fails()
@@ -71,7 +74,9 @@ def test_failures_are_forgotten_when_a_driver_has_run_for_the_longest_backoff(wo
         world.change(phase=Phase.RUNNING, started_ms=world.now)
         world.step()
         assert world.reason("Ready") == ("False", "Running")
-    world.step(after=1000 * longest)
+    world.step(after=1000 * longest - 1001)
+    assert world.status["consecutiveFailures"] == 2
+    world.step(after=1001)
     assert (world.status["consecutiveFailures"], world.reason("Ready")) == (0, ("True", "Running"))
     world.fails()
     world.step()

@@ -22,15 +22,15 @@ def arguments(folder: Path, spec: dict) -> list[str]:
     return ["driver", "--spec", str(folder / "sink.json"), "--report", str(folder / "report.json")]
 
 
-def process(folder: Path, spec: dict, more: str = "") -> subprocess.CompletedProcess[str]:
-    """A driver in a process of its own, with `more` lines of configuration."""
+def process(folder: Path, spec: dict, more: str = "", given: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """A driver in a process of its own, with `more` lines of configuration and the arguments `given`."""
     (folder / "spark-defaults.conf").write_text(
         "spark.master local[2]\nspark.ui.enabled false\nspark.driver.memory 1g\n"
         f"spark.driver.host 127.0.0.1\nspark.driver.bindAddress 127.0.0.1\n{more}"
     )
     # The shared session's arguments are in the environment; the file wins.
     properties = ["--properties", str(folder / "spark-defaults.conf")]
-    command = [sys.executable, "-m", "persist_spark.main", *arguments(folder, spec), *properties]
+    command = [sys.executable, "-m", "persist_spark.main", *arguments(folder, spec), *properties, *given]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
@@ -101,8 +101,9 @@ def test_nothing_that_a_run_leaves_behind_shows_a_secret(tmp_path, spec, column)
     """Reports, logs, Spark's event log (all that its web interface shows: plans, settings, names of jobs), blobs and the shard's log; of
     a run that succeeds and of one that fails.
     """
-    secrets = [f"hunter{index}-{word}" for index, word in enumerate(("redis", "option", "jaas", "hadoop"), 1)]
-    in_redis, in_option, in_jaas, in_hadoop = secrets
+    words = ("redis", "option", "jaas", "hadoop", "mounted", "login")
+    secrets = [f"hunter{index}-{word}" for index, word in enumerate(words, 1)]
+    in_redis, in_option, in_jaas, in_hadoop, in_mounted, in_login = secrets
     with redis_server(password=in_redis) as redis, s3_server() as s3:
         secrets.append(s3.secret_key)
         keys = f"[default]\naws_access_key_id={s3.access_key}\naws_secret_access_key={s3.secret_key}\n"
@@ -119,11 +120,21 @@ def test_nothing_that_a_run_leaves_behind_shows_a_secret(tmp_path, spec, column)
         jaas = f'org.apache.kafka.LoginModule required username="u" password="{in_jaas}";'
         spec["input"]["format"]["options"] |= {"password": in_option, "kafka.sasl.jaas.config": jaas}
         (tmp_path / "events").mkdir()
+        mounted = {
+            "sasl.jaas.config": jaas.replace(in_jaas, in_login),
+            "comment-of-mine": in_mounted,
+            "timeZone": "UTC",
+        }
+        spec["input"]["format"]["optionsSecretName"] = "mounted"
+        (tmp_path / "mounted").mkdir()
+        for name, text in mounted.items():
+            (tmp_path / "mounted" / name).write_text(text)
         ended = process(
             tmp_path,
             spec,
             f"spark.eventLog.enabled true\nspark.eventLog.compress false\nspark.eventLog.dir {tmp_path.as_uri()}/events\n"
             f"spark.hadoop.fs.s3a.secret.key {in_hadoop}\nspark.shown plainly\n",
+            ("--options", str(tmp_path / "mounted"), "--progress", str(tmp_path / "progress.json")),
         )
         report = json.loads(ended.stdout.splitlines()[-1])
         assert (report["outcome"], column in report["message"]) == (
@@ -135,6 +146,7 @@ def test_nothing_that_a_run_leaves_behind_shows_a_secret(tmp_path, spec, column)
         log.config_set("rdbcompression", "no")
         entries = [log.dump(key) for key in log.keys("*")]
         assert any(spec["shard_id"].encode() in key for key in log.keys("*"))
-        left = [ended.stdout.encode(), ended.stderr.encode(), *logged, *blobs, *entries]
+        files = [path.read_bytes() for path in (tmp_path / "report.json", tmp_path / "progress.json") if path.exists()]
+        left = [ended.stdout.encode(), ended.stderr.encode(), *files, *logged, *blobs, *entries]
         assert [b"".join(logged).count(text) > 0 for text in (b"plainly", b"SparkListenerApplicationEnd")] == [True] * 2
         assert [secret for secret in secrets if any(secret.encode() in one for one in left)] == []

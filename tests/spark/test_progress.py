@@ -88,6 +88,7 @@ def test_the_operator_reads_every_field_that_a_driver_can_write(local_spark):
     assert (standing.stage, standing.missing, standing.extra, standing.lag_seconds) == ("Differs", 2, 3, 5)
     live.note("position", {})
     live.note("batch", {"rows": 1, "errors": 2, "updates": 2, "upper": 3, "input_upper": 4, "lag_ms": 5000})
+    live.note("fresh", {"fresh_ms": 1_790_000_000_000})
     live.count(local_spark)
     read = RunningProgress.parse(live.text())
     unread = {name for name in RunningProgress.__slots__ if getattr(read, name) is None}

@@ -26,6 +26,8 @@ LABEL_SEQNO = f"{GROUP}/seqno"
 LABEL_ATTEMPT = f"{GROUP}/attempt"
 LABEL_RUN = f"{GROUP}/run"
 LABEL_REVISION = f"{GROUP}/revision"
+#: Of drivers and Jobs: which consensus store they use, as `store_label` gives it.
+LABEL_STORE = f"{GROUP}/store"
 LABEL_ROLE = f"{GROUP}/role"
 #: Of the Job of a compaction: where it runs.
 LABEL_RUNNER = f"{GROUP}/runner"
@@ -121,3 +123,8 @@ def executor_prefix(resource: str, uid: str, attempt: int | str) -> str:
 def revision_of(value: Mapping[str, Any]) -> str:
     """Eight hex digits over the canonical JSON of `value`."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:8]
+
+
+def store_label(consensus: str) -> str:
+    """A short name of the consensus store at this URL, for a label. Equal URLs have equal names."""
+    return hashlib.sha256(consensus.encode()).hexdigest()[:12]

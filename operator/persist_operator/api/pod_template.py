@@ -71,6 +71,12 @@ def check_account(name: str | None, *, where: str, known: tuple[str, ...]) -> No
         raise PodRefused("ServiceAccountNotAllowed", [(where, text)])
 
 
+def check_secret(name: str | None, *, where: str, allow: WorkloadAllow) -> None:
+    """PodRefused (SecretNotAllowed) when the resource names a Secret that its pods may not have."""
+    if name is not None and not allow.allows_secret(name):
+        raise PodRefused("SecretNotAllowed", [(where, _not_allowed(name))])
+
+
 def priority_problems(name: Any, where: str) -> Iterator[Problem]:
     """Refuses the priority classes of system pods: such a pod preempts the pods of every tenant."""
     if isinstance(name, str) and name.startswith("system-"):
@@ -211,8 +217,12 @@ def _secret(holder: Any, field: str, name_field: str, where: str, allow: Workloa
         return
     reference = holder[field]
     name = reference.get(name_field) if isinstance(reference, Mapping) else None
-    if not isinstance(name, str) or name not in allow.secrets:
-        yield f"{where}.{field}", f"Secret {name!r} is not among workload.allow.secrets of the installation"
+    if not allow.allows_secret(name):
+        yield f"{where}.{field}", _not_allowed(name)
+
+
+def _not_allowed(secret: object) -> str:
+    return f"Secret {secret!r} is not among workload.allow.secrets of the installation"
 
 
 _SHAPES: Mapping[type, str] = {dict: "a mapping", list: "a list", str: "a text"}

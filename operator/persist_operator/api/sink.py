@@ -69,6 +69,40 @@ class SparkPod:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DynamicAllocation:
+    """Limits within which Spark decides on the number of executors."""
+
+    least: int
+    most: int
+
+    @classmethod
+    def of(cls, spec: Mapping[str, Any] | None) -> DynamicAllocation | None:
+        """From spec.spark.dynamicAllocation; None where the number of executors is fixed."""
+        if spec is None or not spec["enabled"]:
+            return None
+        return cls(least=spec.get("minExecutors", 1), most=spec["maxExecutors"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodScheduler:
+    """Which scheduler places the pods. `queue` and `priority_class_name` are None where the resource names none."""
+
+    name: str
+    queue: str | None
+    priority_class_name: str | None
+
+    @classmethod
+    def of(cls, spec: Mapping[str, Any] | None) -> PodScheduler:
+        """From spec.spark.scheduler."""
+        given = spec or {}
+        return cls(
+            name=given.get("name", "Default"),
+            queue=given.get("queue"),
+            priority_class_name=given.get("priorityClassName"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SparkSpec:
     """The Spark application: image, configuration and pods."""
 
@@ -79,6 +113,13 @@ class SparkSpec:
     service_account_name: str | None
     driver: SparkPod
     executor: SparkPod
+    dynamic: DynamicAllocation | None
+    scheduler: PodScheduler
+
+    @property
+    def executors_max(self) -> int:
+        """The most executors that run at once."""
+        return self.executor.instances if self.dynamic is None else self.dynamic.most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +141,8 @@ class SinkSpec:
     max_consecutive_failures: int
     backoff_seconds: int
     max_backoff_seconds: int
+    reset_after_seconds: int
+    """A driver of a stream that ran for so long has nothing to do with the failures before it."""
     driver_start_seconds: int
     active_deadline_seconds: int | None
     termination_grace_seconds: int
@@ -108,12 +151,20 @@ class SinkSpec:
     history_limit: int
     suspend: bool
     rollout: Rollout | None
+    fresh_seconds: int | None
+    """How old the rows of the shard may become; None where nothing says so."""
     revision: str
 
     @property
     def input_shard(self) -> str | None:
         """The name of the PersistShard that the sink reads; None for an input of another type."""
         name: str | None = (self.input.get("shard") or {}).get("name")
+        return name
+
+    @property
+    def options_secret(self) -> str | None:
+        """The Secret with further options of the input; None without one."""
+        name: str | None = (self.input.get("format") or {}).get("optionsSecretName")
         return name
 
     @classmethod
@@ -134,6 +185,7 @@ class SinkSpec:
             max_consecutive_failures=restart["maxConsecutiveFailures"],
             backoff_seconds=restart["backoffSeconds"],
             max_backoff_seconds=restart["maxBackoffSeconds"],
+            reset_after_seconds=restart.get("resetAfterSeconds", restart["maxBackoffSeconds"]),
             driver_start_seconds=timeouts["driverStartSeconds"],
             active_deadline_seconds=timeouts.get("activeDeadlineSeconds"),
             termination_grace_seconds=timeouts["terminationGraceSeconds"],
@@ -142,6 +194,7 @@ class SinkSpec:
             history_limit=cleanup["historyLimit"],
             suspend=spec["suspend"],
             rollout=Rollout.of(spec.get("rollout")),
+            fresh_seconds=(spec.get("freshness") or {}).get("targetSeconds"),
             revision=names.revision_of(_revised(spec)),
         )
 
@@ -172,6 +225,8 @@ def _revised(spec: Mapping[str, Any]) -> dict[str, Any]:
     of_mode = {name: spec[name] for name in ("commitIntervalSeconds",) if spec.get(name) is not None}
     if spec.get("writeMode") not in {None, "ReadWrite"}:
         of_mode["writeMode"] = spec["writeMode"]
+    if spec["mode"] == "Streaming" and spec.get("freshness") is not None:
+        of_mode["freshness"] = spec["freshness"]  # the driver of a stream reports by it
     return {**{name: spec.get(name) for name in _REVISED}, **of_mode}
 
 
@@ -194,4 +249,6 @@ def _spark(spec: Mapping[str, Any]) -> SparkSpec:
         service_account_name=spec.get("serviceAccountName"),
         driver=SparkPod.of(spec["driver"]),
         executor=SparkPod.of(spec["executor"]),
+        dynamic=DynamicAllocation.of(spec.get("dynamicAllocation")),
+        scheduler=PodScheduler.of(spec.get("scheduler")),
     )

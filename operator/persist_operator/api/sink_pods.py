@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from persist_operator.api.pod_template import PodRefused, check_account, check_template, priority_problems
+from collections.abc import Mapping
+from typing import Any
+
+from persist_operator.api.pod_template import (
+    PodRefused,
+    check_account,
+    check_secret,
+    check_template,
+    priority_problems,
+)
 from persist_operator.api.shard import ShardSpec
 from persist_operator.api.sink import SinkSpec
 from persist_operator.api.spark_conf import check_conf
@@ -10,15 +19,24 @@ from persist_operator.settings import WorkloadSettings
 
 DRIVER_TEMPLATE, EXECUTOR_TEMPLATE = "spec.spark.driver.template", "spec.spark.executor.template"
 MAINTENANCE_TEMPLATE = "spec.maintenance.template"
+OPTIONS_SECRET = "spec.input.format.optionsSecretName"  # noqa: S105 - the path of a field
+
+#: `schedulerName` of a pod by spec.spark.scheduler.name. Kueue only admits the pods that the cluster's scheduler places.
+SCHEDULER_NAMES = {"Volcano": "volcano", "YuniKorn": "yunikorn"}
 
 
 def check(spec: SinkSpec, workload: WorkloadSettings) -> None:
-    """PodRefused for the first that is not allowed of: Spark conf, driver template, executor template, service account."""
+    """PodRefused for the first that is not allowed of: Spark conf, driver template, executor template, service account, Secret of
+    the input's options.
+    """
     check_conf(spec.spark.conf, where="spec.spark.conf")
     check_template(spec.spark.driver.template, where=DRIVER_TEMPLATE, role="driver", allow=workload.allow)
     check_template(spec.spark.executor.template, where=EXECUTOR_TEMPLATE, role="executor", allow=workload.allow)
     known = (workload.driver_service_account, *workload.service_accounts)
     check_account(spec.spark.service_account_name, where="spec.spark.serviceAccountName", known=known)
+    _check_scheduler(spec, DRIVER_TEMPLATE, spec.spark.driver.template)
+    _check_scheduler(spec, EXECUTOR_TEMPLATE, spec.spark.executor.template)
+    check_secret(spec.options_secret, where=OPTIONS_SECRET, allow=workload.allow)
 
 
 def check_maintenance(spec: ShardSpec, workload: WorkloadSettings) -> None:
@@ -29,3 +47,16 @@ def check_maintenance(spec: ShardSpec, workload: WorkloadSettings) -> None:
         raise PodRefused("InvalidTemplate", problems)
     known = workload.service_accounts
     check_account(spec.service_account_name, where="spec.maintenance.serviceAccountName", known=known)
+
+
+def _check_scheduler(spec: SinkSpec, where: str, template: Mapping[str, Any]) -> None:
+    """PodRefused when a checked template disagrees with spec.spark.scheduler. Without this, the one would win silently."""
+    scheduler, given = spec.spark.scheduler, template.get("spec") or {}
+    ours = {"schedulerName": SCHEDULER_NAMES.get(scheduler.name), "priorityClassName": scheduler.priority_class_name}
+    problems = [
+        (f"{where}.spec.{field}", f"spec.spark.scheduler sets it to {wanted}; remove the one or the other")
+        for field, wanted in ours.items()
+        if wanted is not None and given.get(field, wanted) != wanted
+    ]
+    if problems:
+        raise PodRefused("InvalidTemplate", problems)

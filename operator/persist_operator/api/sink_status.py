@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from persist_operator.api import times
 from persist_operator.api.blocks import Block
 
 AttemptOutcome = Literal["Succeeded", "Failed", "Stopped"]
@@ -20,6 +21,8 @@ STANDBY_STAGES: frozenset[RunningStage | None] = frozenset({"StandingBy", "Prove
 RolloutPhase = Literal["Starting", "CatchingUp", "ReadyToPromote", "Promoting", "RolledBack"]
 #: The longest text that a driver may tell while it runs, and the greatest number in it, which the resource definition allows.
 _TOLD_MAX, _NUMBER_MAX = 1024, 2**63 - 1
+#: The last second of the year 9999.
+_TIME_MAX_MS = 253_402_300_799_000
 #: Phases of a driver that has not ended.
 UNDER_WAY: frozenset[DriverPhase | None] = frozenset({"Creating", "Pending", "Running"})
 
@@ -76,6 +79,7 @@ class RunningProgress(Block):
     extra: int | None = None
     upper: str | None = None
     input_upper: str | None = None
+    fresh_time: str | None = None
     observed_time: str | None = None
 
     @classmethod
@@ -101,7 +105,7 @@ class RunningProgress(Block):
             value = number(name)
             return None if value is None else str(value)
 
-        lag_ms = number("lag_ms")
+        lag_ms, fresh_ms = number("lag_ms"), number("fresh_ms")
         return cls(
             stage=document["stage"],
             rows_read=number("rows_read"),
@@ -117,6 +121,7 @@ class RunningProgress(Block):
             extra=number("extra"),
             upper=time("upper"),
             input_upper=time("input_upper"),
+            fresh_time=None if fresh_ms is None or fresh_ms > _TIME_MAX_MS else times.to_text(fresh_ms),
         )
 
 
@@ -205,6 +210,13 @@ class RolloutState(Block):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Freshness(Block):
+    """The shard has everything that the input had at `time`."""
+
+    time: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ticks(Block):
     """The last and the next tick of a Scheduled sink, and its last success."""
 
@@ -241,6 +253,7 @@ class SinkStatus(Block):
     executors: ExecutorCounts = ExecutorCounts()
     rollout: RolloutState = RolloutState()
     progress: Progress = Progress()
+    freshness: Freshness = Freshness()
     last_failure: LastFailure = LastFailure()
     schedule: Ticks = Ticks()
     last_handled_requests: Mapping[str, str] | None = None

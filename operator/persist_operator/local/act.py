@@ -69,8 +69,7 @@ class Room:
 
     def workers(self, spec: SinkSpec) -> int:
         """The tasks that a driver runs at once: those of all its executors, at most one for each core."""
-        executor = spec.spark.executor
-        return max(1, min(self.cores, executor.instances * executor.cores))
+        return max(1, min(self.cores, spec.spark.executors_max * spec.spark.executor.cores))
 
     def holds(self, need_mib: int, running_mib: Sequence[int]) -> bool:
         """Whether a driver that may take `need_mib` fits beside those that run."""
@@ -214,6 +213,8 @@ class LocalActor:
             "--promote": sink_files.PROMOTION_KEY,
         }
         arguments = [part for option, name in files.items() for part in (option, str(folder / name))]
+        if spec.options_secret:
+            arguments += ["--options", f"{self._credentials_dir}/{spec.options_secret}"]
         command = [sys.executable, "-m", "persist_spark.main", "driver", *arguments]
         return self._processes.start(action.name, command, owner=owner, labels=labels, environ=self._environ)
 

@@ -61,7 +61,8 @@ Credentials = Annotated[
     typer.Option(
         exists=True,
         file_okay=False,
-        help="With --config: a folder for each profile that has a secretName, with the keys of that Secret as files.",
+        help="A folder for each Secret, with its keys as files: by the name of the profile whose secretName it is (with --config), or "
+        "by the name in optionsSecretName.",
     ),
 ]
 Drivers = Annotated[

@@ -22,6 +22,7 @@ from persist_operator.settings import (
     LoopSettings,
     OperatorSettings,
     StorageProfile,
+    WorkloadAllow,
     WorkloadSettings,
 )
 
@@ -33,6 +34,8 @@ State = Annotated[
 Config = Annotated[Path | None, typer.Option(help="As for `up`: where the stores are, if not below --state.")]
 Credentials = Annotated[Path | None, typer.Option(exists=True, file_okay=False, help="As for `up`.")]
 STATE = Path(".persist")
+#: A Secret of this machine is a folder that the user names with --credentials.
+_ANY_SECRET = ("*",)
 #: The greatest age of the numbers in a status.
 _NUMBERS_S = 1.0
 #: Commands of the engine that need no shard: they are for all shards of the stores.
@@ -76,7 +79,8 @@ def runner_settings(state: Path, config: Path | None) -> OperatorSettings:
     """
     if config is not None:
         loaded = OperatorSettings.load(config)
-        return replace(loaded, workload=replace(loaded.workload, spark_compaction=False))
+        allow = replace(loaded.workload.allow, secrets=_ANY_SECRET)
+        return replace(loaded, workload=replace(loaded.workload, spark_compaction=False, allow=allow))
     store = state.resolve() / "store"
     profile = StorageProfile(
         blob=f"file://{store}/blobs",
@@ -89,7 +93,7 @@ def runner_settings(state: Path, config: Path | None) -> OperatorSettings:
         operator_id="local",
         storage_profiles={"default": profile},
         loop=LoopSettings(numbers_seconds=_NUMBERS_S),
-        workload=WorkloadSettings(spark_compaction=False),
+        workload=WorkloadSettings(spark_compaction=False, allow=WorkloadAllow(secrets=_ANY_SECRET)),
     )
 
 

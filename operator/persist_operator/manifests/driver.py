@@ -7,7 +7,7 @@ from typing import Any
 from persist_operator.api import names, quantity, sink_pods, times
 from persist_operator.api.resource import Meta
 from persist_operator.api.shard import CREDENTIALS_DIR
-from persist_operator.manifests import pods, sink_files, sink_memory
+from persist_operator.manifests import pods, scheduling, sink_files, sink_memory
 from persist_operator.plan.actions import PromoteDriver, StartDriver
 from persist_operator.settings import OperatorSettings
 
@@ -32,6 +32,7 @@ def driver_manifests(
         names.LABEL_ATTEMPT: str(action.attempt),
         names.LABEL_RUN: str(action.run_number),
         names.LABEL_REVISION: spec.revision,
+        names.LABEL_STORE: names.store_label(action.location.consensus),
     }
     annotations = {names.ANNOTATION_RUN_ID: action.run_id}
     if action.scheduled_ms is not None:
@@ -99,6 +100,16 @@ def _own_annotation(namespace: str, name: str) -> str:
     return f"{sink_files.API_SERVER}/api/v1/namespaces/{namespace}/pods/{name}#{names.ANNOTATION_PROGRESS}"
 
 
+def _arguments(head: dict[str, Any], meta: Meta, action: StartDriver) -> list[str]:
+    return [
+        *("driver", "--spec", f"{sink_files.CONFIG_DIR}/sink.json"),
+        *("--properties", f"{sink_files.CONFIG_DIR}/spark-defaults.conf"),
+        *("--progress", _own_annotation(meta.namespace, head["name"])),
+        *(("--options", pods.OPTIONS_DIR) if action.spec.options_secret else ()),
+        *(("--promote", f"{sink_files.PROMOTION_DIR}/{sink_files.PROMOTION_KEY}") if action.stands_by else ()),
+    ]
+
+
 def _pod(
     head: dict[str, Any], meta: Meta, action: StartDriver, *, image: str, settings: OperatorSettings
 ) -> dict[str, Any]:
@@ -110,12 +121,7 @@ def _pod(
         "name": CONTAINER,
         "image": image,
         "imagePullPolicy": spec.spark.image_pull_policy or settings.images.pull_policy,
-        "args": [
-            *("driver", "--spec", f"{sink_files.CONFIG_DIR}/sink.json"),
-            *("--properties", f"{sink_files.CONFIG_DIR}/spark-defaults.conf"),
-            *("--progress", _own_annotation(meta.namespace, head["name"])),
-            *(("--promote", f"{sink_files.PROMOTION_DIR}/{sink_files.PROMOTION_KEY}") if action.stands_by else ()),
-        ],
+        "args": _arguments(head, meta, action),
         "env": [
             {"name": "SPARK_LOCAL_DIRS", "value": scratch},
             # The web interface listens here: `kubectl port-forward` reaches it, other pods do not. RPC has an address of its own.
@@ -140,6 +146,7 @@ def _pod(
             pods.rpc_mount(),
             *([pods.mount("promotion", sink_files.PROMOTION_DIR, read_only=True)] if action.stands_by else []),
             *pods.sink_mounts(action),
+            *pods.options_mounts(action),
         ],
     }
     promotion = {"name": names.promotion_name(head["name"]), "optional": True}
@@ -163,9 +170,11 @@ def _pod(
                 pods.rpc_volume(head["name"], meta),
                 *([{"name": "promotion", "configMap": promotion}] if action.stands_by else []),
                 *pods.sink_volumes(action),
+                *pods.options_volumes(action),
             ],
             **pods.pull_secrets(spec.spark.image_pull_secrets or settings.images.pull_secrets),
         },
     }
     where, allow = sink_pods.DRIVER_TEMPLATE, settings.workload.allow
+    pod = scheduling.scheduled(pod, spec.spark.scheduler, application=action.name)
     return pods.with_template(pod, driver.template, where=where, role="driver", allow=allow)

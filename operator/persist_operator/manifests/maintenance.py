@@ -45,7 +45,8 @@ def maintenance_job(
         known=settings.workload.service_accounts,
     )
     work = _maintenance(action, settings) if isinstance(action, StartMaintenance) else _inspection(action, settings)
-    labels = {**pods.base_labels(meta, COMPONENT), names.LABEL_SHARD: meta.name, **work.labels}
+    store = {names.LABEL_STORE: names.store_label(action.location.consensus)}
+    labels = {**pods.base_labels(meta, COMPONENT), names.LABEL_SHARD: meta.name, **store, **work.labels}
     account, priority = action.service_account_name, action.priority_class_name
     spec = {
         "restartPolicy": "Never",

@@ -19,7 +19,10 @@ from persist_operator.settings import WorkloadAllow
 RPC_DIR, RPC_KEY = "/var/run/secrets/persist/rpc", "secret"
 #: The folder of the credentials of the stores that a driver reads, when they are not those of the stores that it writes.
 INPUT_CREDENTIALS_DIR = "/var/run/secrets/persist/input"
-_INPUT_VOLUME = "store-input"
+#: The folder of the options of a driver's input that come from a Secret.
+OPTIONS_DIR = "/var/run/secrets/persist/options"
+#: Templates cannot have volumes whose names begin with `store`.
+_INPUT_VOLUME, _OPTIONS_VOLUME = "store-input", "store-options"
 _USER = 10001
 _NAME_MAX = 63
 
@@ -122,6 +125,19 @@ def sink_mounts(action: StartDriver) -> list[dict[str, Any]]:
     if source is None or shares_secret(source, action.location):
         return mounts
     return [*mounts, mount(_INPUT_VOLUME, INPUT_CREDENTIALS_DIR, read_only=True)]
+
+
+def options_volumes(action: StartDriver) -> list[dict[str, Any]]:
+    """The volume with the secret options of a driver's input; none without them. For drivers only: executors get the options that they
+    need with their tasks, over Spark's encrypted connections. While the Secret does not exist, the pod waits for it.
+    """
+    name = action.spec.options_secret
+    return [{"name": _OPTIONS_VOLUME, "secret": {"secretName": name, "defaultMode": 0o440}}] if name else []
+
+
+def options_mounts(action: StartDriver) -> list[dict[str, Any]]:
+    """The mount of `options_volumes`."""
+    return [mount(_OPTIONS_VOLUME, OPTIONS_DIR, read_only=True)] if action.spec.options_secret else []
 
 
 def credential_env(location: StoreLocation) -> list[dict[str, str]]:

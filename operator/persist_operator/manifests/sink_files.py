@@ -15,7 +15,8 @@ from persist_engine.model.ids import ShardId
 from persist_operator.api import names, quantity, sink_pods
 from persist_operator.api.resource import Meta
 from persist_operator.api.shard import StoreLocation
-from persist_operator.manifests import pods, sink_memory
+from persist_operator.api.sink import SparkSpec
+from persist_operator.manifests import pods, scheduling, sink_memory
 from persist_operator.plan.actions import StartDriver
 from persist_operator.settings import OperatorSettings, WorkloadAllow
 
@@ -90,7 +91,14 @@ def _stream(action: StartDriver, *, is_bounded: bool) -> dict[str, Any]:
     grace = spec.termination_grace_seconds
     interval = {} if spec.commit_interval_seconds is None else {"commitIntervalSeconds": spec.commit_interval_seconds}
     standby = {"standby": True} if action.stands_by else {}
-    return {**interval, **standby, "bounded": is_bounded, "stopSeconds": max(grace - _STOP_SPARK_SECONDS, grace // 2)}
+    fresh = {} if spec.fresh_seconds is None else {"freshSeconds": spec.fresh_seconds}
+    return {
+        **interval,
+        **standby,
+        **fresh,
+        "bounded": is_bounded,
+        "stopSeconds": max(grace - _STOP_SPARK_SECONDS, grace // 2),
+    }
 
 
 def spark_conf(action: StartDriver, meta: Meta, *, image: str, settings: OperatorSettings) -> dict[str, str]:
@@ -106,7 +114,7 @@ def spark_conf(action: StartDriver, meta: Meta, *, image: str, settings: Operato
         **in_pods(meta, executor_prefix=action.executor_prefix),
         "spark.driver.host": f"{name}.{meta.namespace}.svc",
         "spark.driver.memory": f"{quantity.to_mebibytes(driver.memory)}m",
-        "spark.executor.instances": str(executor.instances),
+        **_numbers(spec.spark),
         "spark.executor.cores": str(executor.cores),
         "spark.executor.memory": f"{quantity.to_mebibytes(executor.memory)}m",
         "spark.executor.memoryOverhead": f"{sink_memory.executor_overhead_mib(spec)}m",
@@ -115,6 +123,24 @@ def spark_conf(action: StartDriver, meta: Meta, *, image: str, settings: Operato
         **pull_secrets(spec.spark.image_pull_secrets or settings.images.pull_secrets),
         # With this name, Spark makes the driver pod the owner of its executors, so that they are deleted with it.
         "spark.kubernetes.driver.pod.name": name,
+    }
+
+
+def _numbers(spark: SparkSpec) -> dict[str, str]:
+    """How many executors there are. An executor with rows that a run still needs stays, because Spark does not count it as idle."""
+    instances, dynamic = spark.executor.instances, spark.dynamic
+    if dynamic is None:
+        return {"spark.executor.instances": str(instances)}
+    first = str(min(max(instances, dynamic.least), dynamic.most))
+    name = "spark.dynamicAllocation"
+    return {
+        "spark.executor.instances": first,
+        f"{name}.enabled": "true",
+        f"{name}.initialExecutors": first,
+        f"{name}.minExecutors": str(dynamic.least),
+        f"{name}.maxExecutors": str(dynamic.most),
+        # There is no shuffle service in pods. Executors with shuffled data stay until it is no longer needed.
+        f"{name}.shuffleTracking.enabled": "true",
     }
 
 
@@ -158,6 +184,7 @@ def executor_template(action: StartDriver, meta: Meta, *, allow: WorkloadAllow) 
     }
     rpc = pods.rpc_volume(action.name, meta)
     pod = executor_pod(labels, location, mounts=pods.sink_mounts(action), volumes=[rpc, *pods.sink_volumes(action)])
+    pod = scheduling.scheduled(pod, action.spec.spark.scheduler, application=action.name)
     template = action.spec.spark.executor.template
     return pods.with_template(pod, template, where=sink_pods.EXECUTOR_TEMPLATE, role="executor", allow=allow)
 

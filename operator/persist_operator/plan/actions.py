@@ -67,6 +67,10 @@ class StartMaintenance(StartJob):
     runner: Runner | None = None
     """Of a compaction: where it runs. None for other kinds."""
     spark_executors: int = 0
+    debt_bytes: int = 0
+    """The bytes that wait for this run. Of the starts that wait for a place, a greater debt goes first."""
+    due_ms: int | None = None
+    """When the run should be done; None when nothing says so. An earlier time goes first."""
     ended_driver: str | None = None
     """The last compaction, if it ran on Spark: it has ended, and its Secret is removed."""
 
@@ -103,6 +107,8 @@ class StartDriver:
     """The shard that the driver reads; None for an input of another type."""
     stands_by: bool = False
     """Whether the driver begins on standby: it writes nothing until PromoteDriver."""
+    due_ms: int | None = None
+    """When the rows of the shard become too old; None when nothing says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,9 +96,15 @@ def lost(name: str) -> Failure:
     )
 
 
-def not_started(run: Run, seconds: int) -> Failure:
-    """The driver did not run within its time to start."""
+def waits_for(run: Run, secret: str | None) -> str:
+    """What a driver may wait for that only Events of its pod show: the Secret of its input's options. Otherwise empty."""
+    return f"it needs Secret {secret} in its namespace" if secret is not None and not run.reason else ""
+
+
+def not_started(run: Run, seconds: int, *, secret: str | None = None) -> Failure:
+    """The driver did not run within its time to start. `secret`: the Secret of its input's options."""
     why = f"{run.reason}: {run.message}" if run.reason else run.message or "the pod was not scheduled"
+    why = "; ".join(one for one in (why, waits_for(run, secret)) if one)
     return Failure(
         "Scheduling",
         run.reason or "DriverStartTimeout",

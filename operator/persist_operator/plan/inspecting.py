@@ -35,7 +35,7 @@ from persist_operator.api.names import MaintenanceKind
 from persist_operator.api.redact import clip, redact
 from persist_operator.api.shard import InlineLocation, Shard
 from persist_operator.api.shard_status import Looks, ShardStatus, Upkeep
-from persist_operator.plan import deadline, maintenance, ownership, refusals, shard_log, shard_status
+from persist_operator.plan import maintenance, ownership, refusals, shard_log, shard_status
 from persist_operator.plan.actions import Plan, StartInspection, StopRun
 from persist_operator.plan.observed import (
     ActionFailure,
@@ -47,6 +47,7 @@ from persist_operator.plan.observed import (
     ShardObserved,
     StoreFailure,
 )
+from persist_operator.plan.waiting import deadline
 from persist_operator.settings import InlineStorage, OperatorSettings
 
 _FIRST_S, _MAX_S = 10, 300

@@ -17,9 +17,9 @@ from persist_operator.api.names import MAINTENANCE_KINDS, MaintenanceKind
 from persist_operator.api.redact import clip, redact
 from persist_operator.api.shard import Shard
 from persist_operator.api.shard_status import Outcome, Runner, Upkeep, UpkeepRun
-from persist_operator.plan import deadline
 from persist_operator.plan.actions import Note
 from persist_operator.plan.observed import Phase, Run
+from persist_operator.plan.waiting import deadline
 from persist_operator.settings import WorkloadSettings
 
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 10, 600

@@ -20,6 +20,8 @@ from persist_operator.settings import OperatorSettings
 
 #: Reason of a condition: the API server refused a request of the operator. The condition's message contains the API server's.
 ACTION_REFUSED = "ActionRefused"
+#: Reason of a condition: a start waits for a place (plan.waiting), or its pod for the queue of its scheduler.
+QUEUED = "Queued"
 #: Reason of a condition: everything that a driver needs of the shard is known.
 RESOLVED = "Resolved"
 #: The reasons of `ShardView.of` for a shard that a sink reads.
@@ -86,6 +88,11 @@ class Run:
     """What a driver that runs reports about itself; None when it reports nothing."""
     log_tail: str = ""
     """The last lines of the log, redacted. Read only for a failure that is not yet on the status."""
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether a queue holds its pod back from the scheduler (Kueue)."""
+        return self.phase is Phase.PENDING and self.reason == "SchedulingGated"
 
     @property
     def is_on_standby(self) -> bool:
@@ -174,6 +181,8 @@ class ActionFailure:
     at_ms: int
     count: int = 1
     """Consecutive refusals."""
+    place: int = 0
+    """Of a start that waits: its place in the queue. 0 for a refusal."""
     generation: int = 0
     """The generation of the resource at the refusal. For another generation the action is tried at once."""
 

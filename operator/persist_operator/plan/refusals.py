@@ -25,7 +25,7 @@ from persist_operator.plan.actions import (
     StartMaintenance,
     action_key,
 )
-from persist_operator.plan.observed import ACTION_REFUSED, ActionFailure, Run
+from persist_operator.plan.observed import ACTION_REFUSED, QUEUED, ActionFailure, Run
 
 _FIRST_S, _MAX_S, _PERMANENT_S = 5, 120, 300
 
@@ -34,8 +34,15 @@ def wait_s(failure: ActionFailure, *, generation: int, now_ms: int) -> float:
     """Seconds until the refused action is tried again; 0 when it is tried now. A clock that was set back does not prolong the wait."""
     if failure.generation != generation:
         return 0.0
+    if failure.place:
+        return max(0.0, queue_wait_s(failure.place) - abs(now_ms - failure.at_ms) / 1000)
     whole_s = _PERMANENT_S if failure.permanent else min(_MAX_S, _FIRST_S * 2 ** min(failure.count - 1, 10))
     return max(0.0, whole_s - abs(now_ms - failure.at_ms) / 1000)
+
+
+def queue_wait_s(place: int) -> float:
+    """How long a start in the queue waits until it asks again. The first ones ask often, so that a free place is soon taken."""
+    return float(min(_MAX_S, _FIRST_S * place))
 
 
 def with_refusals(
@@ -55,7 +62,12 @@ def with_refusals(
     """
     mine = [one for one in wanted if not isinstance(one, InitialiseShard | AdvanceSince)]
     standing = {action_key(one): failures[action_key(one)] for one in mine if action_key(one) in failures}
-    shown = {key: one for key, one in standing.items() if key != STANDBY_KEY}
+    # A shard whose maintenance waits for a place can be read and written: its own conditions show the wait.
+    shown = {
+        key: one
+        for key, one in standing.items()
+        if key != STANDBY_KEY and not (one.place and key.startswith("Start") and key != StartDriver.__name__)
+    }
     waits = {
         key: left_s
         for key, one in standing.items()
@@ -80,7 +92,7 @@ def with_refusals(
     )
     was = conditions.find(before, "Ready") or {}
     first = found[0]
-    news = () if was.get("reason") == first.reason else (Note("Warning", first.reason, first.message),)
+    news = () if first.reason in {was.get("reason"), QUEUED} else (Note("Warning", first.reason, first.message),)
     least_s = min((plan.requeue_after_s or 0.0, *waits.values())) if waits else plan.requeue_after_s
     return replace(
         plan,

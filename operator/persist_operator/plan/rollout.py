@@ -24,7 +24,7 @@ from persist_operator.api.sink_status import (
 from persist_operator.plan import failures
 from persist_operator.plan.actions import STANDBY_KEY, Note, PromoteDriver
 from persist_operator.plan.failures import Failure
-from persist_operator.plan.observed import Phase, Run
+from persist_operator.plan.observed import QUEUED, Phase, Run
 from persist_operator.plan.sink_draft import Draft, attempt_that_ended, last_failure
 
 PROMOTE = "promote"
@@ -32,6 +32,7 @@ _RESTART = "restart"
 #: How long a driver has to take over, whatever is left of the rollout's time. The kubelet shows it the order within some 90 s.
 _TAKE_OVER_MS = 300_000
 _MESSAGE_MAX = 1024
+_STARTING, _QUEUED = "the driver on standby is starting", "the driver on standby waits in the queue of its scheduler"
 
 
 def keeps(draft: Draft) -> bool:
@@ -138,7 +139,7 @@ def _opened(draft: Draft, *, start: str) -> RolloutState:
         start_time=start,
         run_number=number,
         run_id=names.run_id(draft.sink.meta.uid, order),
-        message="the driver on standby is starting",
+        message=_STARTING,
     )
 
 
@@ -266,14 +267,21 @@ def _watched_start(draft: Draft, green: Run | None) -> Draft:
     limit_ms, refusal = intended_ms + 1000 * seconds, draft.observed.failures.get(STANDBY_KEY)
     if refusal is not None:
         draft = draft.having_rollout(message=clip(f"{refusal.reason}: {refusal.message}", _MESSAGE_MAX))
+    if green.is_queued if green is not None else refusal is not None and bool(refusal.place):
+        half_ms = limit_ms - 500 * seconds
+        if green is not None:
+            draft = draft.having_rollout(message=_QUEUED)
+        return draft.waking(half_ms) if draft.now_ms < half_ms else draft.having_green(start_time=draft.now)
+    if green is not None and (state.message or "").startswith((_QUEUED, f"{QUEUED}: ")):
+        draft = draft.having_rollout(message=_STARTING)
     if draft.now_ms < limit_ms:
         return draft.waking(limit_ms)
     name = str(state.driver.pod_name)
     if green is not None:
-        failure = failures.not_started(green, seconds)
+        failure = failures.not_started(green, seconds, secret=draft.sink.spec.options_secret)
     elif refusal is not None:
         failure = failures.not_created(name, seconds, refusal)
-    else:  # its creation was never tried: no operator ran, or the local runner had no free place
+    else:  # its creation was never tried: no operator ran, or there was no free place
         return draft.having_green(start_time=draft.now)
     return _failed(draft.stopping(name, failure.reason), failure, phase="Failed")
 

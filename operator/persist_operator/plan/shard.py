@@ -21,7 +21,6 @@ from persist_operator.api.pod_template import PodRefused
 from persist_operator.api.shard import InlineLocation, Shard, ShardSchema, StorageRefused, StoreLocation
 from persist_operator.api.shard_status import Ddl, ShardStatus, Upkeep
 from persist_operator.plan import (
-    deadline,
     inspecting,
     maintenance,
     ownership,
@@ -49,6 +48,7 @@ from persist_operator.plan.observed import (
     ShardObserved,
     StoreFailure,
 )
+from persist_operator.plan.waiting import deadline
 from persist_operator.settings import OperatorSettings
 
 _RETRY_PERMANENT_S, _RETRY_S = 300, 30
@@ -321,7 +321,9 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
             blocks,
             case.observed,
             refused={
-                kind: one for kind in {each.kind for each in started} if (one := _refusal(case, kind)) is not None
+                kind: one
+                for kind in {each.kind for each in started}
+                if (one := case.observed.failures.get(maintenance_key(kind))) is not None
             },
             critical_id=names.critical_id_of(_id(case.base)),
             now_ms=now_ms,
@@ -416,13 +418,13 @@ def _start_due(
     if inspecting.is_behind(case.observed, blocks):
         return (), blocks, {}
     shard, spec = case.shard, case.shard.spec
-    started, intended, handled = [], dict(blocks), {}
+    started, intended, handled, owed_ms = [], dict(blocks), {}, inspection.owed_from_ms
     for due in maintenance.due(shard, inspection, blocks, case.observed.runs, case.now_ms):
         seqno, block = int(inspection.seqno), blocks.get(due.kind, Upkeep())
         retry = maintenance.retry_number(block, seqno)
         name = names.maintenance_name(shard.meta.name, due.kind, seqno, retry=retry)
-        refusal = _refusal(case, due.kind)
-        is_refused, workload = refusal is not None, case.settings.workload
+        refusal = case.observed.failures.get(maintenance_key(due.kind))
+        is_refused, workload = refusal is not None and not refusal.place, case.settings.workload
         runner = maintenance.runner_of(due.kind, shard, inspection, block, is_refused=is_refused, workload=workload)
         if refusal is None or refusals.wait_s(refusal, generation=shard.meta.generation, now_ms=case.now_ms) <= 0:
             intended[due.kind] = replace(
@@ -449,6 +451,8 @@ def _start_due(
                 full=due.full,
                 runner=runner,
                 spark_executors=spec.spark_executors,
+                due_ms=None if owed_ms is None else deadline.deadline_ms(shard, owed_ms),
+                debt_bytes=inspection.compaction_bytes if due.kind == "compaction" else 0,
                 ended_driver=block.settled_job if block.runner == "Spark" else None,
                 ttl_seconds=spec.ttl_seconds_after_finished,
                 priority_class_name=spec.priority_class_name,
@@ -457,10 +461,6 @@ def _start_due(
             )
         )
     return tuple(started), intended, handled
-
-
-def _refusal(case: _Case, kind: MaintenanceKind) -> ActionFailure | None:
-    return case.observed.failures.get(maintenance_key(kind))
 
 
 def _since_condition(case: _Case, inspection: Inspection, target: int | None) -> Condition:

@@ -19,8 +19,9 @@ from persist_operator.api.names import MaintenanceKind
 from persist_operator.api.redact import clip, redact
 from persist_operator.api.shard import Shard, StoreLocation
 from persist_operator.api.shard_status import Debt, Frontiers, Holder, Holds, ShardStatus, Storage, Stores, Upkeep
-from persist_operator.plan import deadline, maintenance, shard_log
+from persist_operator.plan import maintenance, shard_log
 from persist_operator.plan.observed import ACTION_REFUSED, ActionFailure, Run, ShardObserved
+from persist_operator.plan.waiting import deadline
 
 _BLOCKING_MAX = 5
 _MESSAGE_MAX = 1024

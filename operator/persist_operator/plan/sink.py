@@ -21,7 +21,7 @@ from persist_operator.api.sink_status import (
     Progress,
     RunState,
 )
-from persist_operator.plan import failures, refusals, rollout, schedule, sink_status
+from persist_operator.plan import failures, freshness, refusals, rollout, schedule, sink_status
 from persist_operator.plan.actions import Note, Plan, StopRun
 from persist_operator.plan.failures import Failure
 from persist_operator.plan.hints import Words, cluster_words
@@ -43,7 +43,7 @@ def plan_sink(
         return Plan(status=sink.status)
     draft = Draft(sink, observed, now_ms, replace(sink.known, active_revision=sink.spec.revision))
     problem: InvalidUsage | None = None
-    draft = _follow(rollout.taken_over(rollout.adopted(_adopt(draft))))
+    draft = _follow(rollout.taken_over(rollout.adopted(_adopt(freshness.of_this_shard(draft)))))
     draft = _handle_requests(_force_out(rollout.follow(draft)))
     try:
         sink_pods.check(sink.spec, settings.workload)
@@ -58,6 +58,7 @@ def plan_sink(
     if running.errors and not draft.status.progress.running.errors:
         draft = draft.noting(sink_status.errors_note(str(draft.status.driver.pod_name), running.errors))
     draft = draft.having(progress=replace(draft.status.progress, running=running)).waking(*shown_ms)
+    draft = freshness.followed(draft)
     status = sink_status.finished(draft.status, sink, observed, problem=problem, now_ms=now_ms, words=words)
     requeue_s = min(((at - now_ms) / 1000 for at in draft.wake_ms), default=settings.loop.resync_seconds)
     plan = Plan(
@@ -148,11 +149,13 @@ def _with_start_limit(draft: Draft) -> tuple[Draft, int]:
 
 
 def _watch_creation(draft: Draft) -> Draft:
-    """End an attempt whose creation is refused for too long. When the creation was never tried (no operator ran, or the local runner had
-    no free place), the time starts again, because this time-out is for refusals only.
+    """End an attempt whose creation is refused for too long. When the creation was never tried (no operator ran, or there was no free
+    place), the time starts again, because this time-out is for refusals only.
     """
     draft, limit_ms = _with_start_limit(draft)
     refusal = draft.observed.failures.get("StartDriver")
+    if refusal is not None and refusal.place:
+        return _queued(draft)
     if draft.now_ms < limit_ms:
         return draft.waking(limit_ms)
     if refusal is None:
@@ -165,9 +168,11 @@ def _watch_creation(draft: Draft) -> Draft:
 def _watch_limits(draft: Draft, child: Run) -> Draft:
     spec = draft.sink.spec
     draft = draft.having_driver(phase=child.phase.value)
+    if child.is_queued:
+        return _queued(draft)
     if child.phase is Phase.PENDING:
         draft, limit_ms = _with_start_limit(draft)
-        failure = failures.not_started(child, spec.driver_start_seconds)
+        failure = failures.not_started(child, spec.driver_start_seconds, secret=spec.options_secret)
     elif spec.active_deadline_seconds is not None:
         limit_ms = (child.started_ms or child.created_ms) + 1000 * spec.active_deadline_seconds
         failure = failures.too_long(child, spec.active_deadline_seconds)
@@ -179,6 +184,15 @@ def _watch_limits(draft: Draft, child: Run) -> Draft:
     return _fail(draft, failure, phase="Failed", end_ms=draft.now_ms)
 
 
+def _queued(draft: Draft) -> Draft:
+    """The time in a queue does not count towards the start. The time to start begins anew before half of it is over, so that a driver has
+    at least half of it after its admission.
+    """
+    draft, limit_ms = _with_start_limit(draft)
+    half_ms = limit_ms - 500 * draft.sink.spec.driver_start_seconds
+    return draft.waking(half_ms) if draft.now_ms < half_ms else draft.having_driver(start_time=draft.now)
+
+
 def _stop(draft: Draft, child: Run, why: str) -> Draft:
     grace = draft.sink.spec.termination_grace_seconds
     draft = draft.stopping(child.name, why, grace_seconds=grace, event="DriverStopped")
@@ -187,11 +201,11 @@ def _stop(draft: Draft, child: Run, why: str) -> Draft:
 
 
 def _well_run(draft: Draft, child: Run) -> Draft:
-    """The driver of a stream that has run for as long as the longest backoff has nothing to do with the failures before it."""
+    """The driver of a stream that has run for restart.resetAfterSeconds has nothing to do with the failures before it."""
     spec, status = draft.sink.spec, draft.status
     if spec.mode != "Streaming" or child.started_ms is None or status.run.first_attempt == status.attempt:
         return draft
-    well_ms = child.started_ms + 1000 * spec.max_backoff_seconds
+    well_ms = child.started_ms + 1000 * spec.reset_after_seconds
     if (child.finished_ms or draft.now_ms) >= well_ms:
         return draft.having(consecutive_failures=0).having_run(first_attempt=status.attempt)
     return draft if child.phase.finished else draft.waking(well_ms)
@@ -222,7 +236,8 @@ def _succeed(draft: Draft, child: Run) -> Draft:
     # A stream ends by itself when its source has nothing new. It looks again after a pause.
     again_ms = draft.now_ms + 1000 * spec.backoff_seconds
     again = times.to_text(again_ms) if is_stream else None
-    draft = _with_progress(draft, child).having(consecutive_failures=0, next_attempt_time=again)
+    draft = freshness.succeeded(_with_progress(draft, child), child)
+    draft = draft.having(consecutive_failures=0, next_attempt_time=again)
     draft = draft.waking(again_ms) if is_stream else draft
     draft = draft.having_run(state="Succeeded").having_driver(phase="Succeeded", end_time=end)
     if spec.mode == "Scheduled":

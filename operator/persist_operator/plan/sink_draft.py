@@ -117,7 +117,16 @@ class Draft:
             spec=self.sink.spec,
             source=self.observed.source,
             stands_by=stands_by,
+            due_ms=stale_ms(status, self.sink),
         )
+
+
+def stale_ms(status: SinkStatus, sink: Sink) -> int | None:
+    """When the rows become too old. Without a known time, a new sink has as long to become fresh. None without spec.freshness."""
+    target_s, known_ms = sink.spec.fresh_seconds, times.to_ms(status.freshness.time)
+    if target_s is None:
+        return None
+    return (sink.meta.created_ms if known_ms is None else known_ms) + 1000 * target_s
 
 
 def attempt_that_ended(

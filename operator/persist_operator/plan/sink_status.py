@@ -19,9 +19,10 @@ from persist_operator.api.sink_status import (
     RunState,
     SinkStatus,
 )
+from persist_operator.plan import failures, freshness
 from persist_operator.plan.actions import Note
 from persist_operator.plan.hints import Request, Restart, Words
-from persist_operator.plan.observed import Executors, Phase, Run, SinkObserved
+from persist_operator.plan.observed import QUEUED, Executors, Phase, Run, SinkObserved
 
 #: How often the numbers of a running driver change its status, and how often its stage does. Each change is a request to the API server.
 _NUMBERS_MS, _STAGE_MS = 30_000, 2_000
@@ -64,9 +65,12 @@ def finished(
         failed=counts.failed,
         selector=f"{names.LABEL_SINK}={sink.meta.name},{names.LABEL_ROLE}=executor",
     )
-    found = [*_ready(status, sink, observed, problem, words), *_resolved(observed), _running(status, observed)]
+    found = [*_ready(status, sink, observed, problem, words), *_resolved(observed)]
+    found.append(_running(status, observed, sink.spec.options_secret))
     if sink.spec.write_mode == "ReadOnly":
-        found.append(_converged(status.progress))
+        found.append(_converged(status, sink))
+    if sink.spec.fresh_seconds is not None:
+        found.append(freshness.condition(status, sink, now_ms=now_ms))
     if sink.spec.rollout is not None:
         found.append(_rolled_out(status, sink))
     if sink.spec.suspend:
@@ -87,9 +91,20 @@ def _resolved(observed: SinkObserved) -> list[Condition]:
     return found
 
 
-def _converged(progress: Progress) -> Condition:
-    """Whether the shard was what a run would make of it, when it was last compared."""
+def _converged(status: SinkStatus, sink: Sink) -> Condition:
+    """Whether the shard was what a run would make of it, when it was last compared. Unknown when a later comparison failed, and when the
+    spec has changed since: what was found then says nothing of now.
+    """
+    progress, run, last = status.progress, status.run, status.last_failure
     missing, extra = progress.missing, progress.extra
+    found = f"the last comparison, at upper {progress.upper}, found rows missing: {missing}, too many: {extra}"
+    compared_ms, failed_ms = times.to_ms(progress.last_commit_time), times.to_ms(last.time)
+    if compared_ms is None or missing is None or extra is None:
+        found = "no comparison has succeeded"
+    if failed_ms is not None and failed_ms > (compared_ms or 0):
+        return Condition("Converged", "Unknown", "ComparisonFailed", f"{last.reason} at {last.time}; {found}")
+    if compared_ms is not None and run.state == "Succeeded" and run.revision != sink.spec.revision:
+        return Condition("Converged", "Unknown", "SpecChanged", f"the spec has changed since; {found}")
     if missing is None or extra is None:
         return Condition("Converged", "Unknown", "NotCompared", "no run has compared the shard with the input")
     if missing or extra:
@@ -108,13 +123,15 @@ def _rolled_out(status: SinkStatus, sink: Sink) -> Condition:
     return Condition("RolledOut", "False", str(rollout.state), text)
 
 
-def _running(status: SinkStatus, observed: SinkObserved) -> Condition:
+def _running(status: SinkStatus, observed: SinkObserved, secret: str | None) -> Condition:
     driver = status.driver
     if driver.phase == "Running":
         return Condition("Running", "True", "DriverRunning", f"{driver.pod_name} runs")
     if driver.phase in {"Creating", "Pending"}:
         child = next((one for one in observed.runs if one.name == driver.pod_name), None)
         why = redact(f": {child.reason} {child.message}".rstrip()) if child is not None and child.reason else ""
+        if child is not None and child.phase is Phase.PENDING and failures.waits_for(child, secret):
+            why = f"{why}; {failures.waits_for(child, secret)}"
         return Condition("Running", "False", "DriverPending", f"{driver.pod_name} is starting{why}")
     return Condition("Running", "False", "NoDriver", "")
 
@@ -176,7 +193,10 @@ def _under_way(status: SinkStatus, observed: SinkObserved, *, lasting: bool, was
     is_going = status.is_under_way
     obstacle = observed.obstacle
     held_up = obstacle is not None and (not is_going or (phase == "Creating" and not observed.runs))
-    if is_going and not held_up:
+    queued = next((one for one in observed.runs if one.is_queued and one.name == status.driver.pod_name), None)
+    if is_going and queued is not None:
+        reason, text = QUEUED, f"run {run.number}: {queued.name} waits in the queue of its scheduler"
+    elif is_going and not held_up:
         reason, text = "Running", f"run {run.number}, attempt {status.attempt}"
     elif status.next_attempt_time is not None:
         reason, text = (

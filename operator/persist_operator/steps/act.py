@@ -25,8 +25,10 @@ from persist_operator.plan.actions import (
     StartMaintenance,
     StopRun,
 )
+from persist_operator.plan.waiting.places import Place, PlaceKind
 from persist_operator.settings import OperatorSettings
 from persist_operator.steps.metrics import OperatorMetrics
+from persist_operator.steps.places import Places
 
 _RPC_SECRET_BYTES = 32
 _FORBIDDEN = 403
@@ -41,11 +43,14 @@ class Actor:
         self, cluster: Cluster, bridge: Bridge, settings: OperatorSettings, env: Env, metrics: OperatorMetrics
     ) -> None:
         self._cluster, self._bridge, self._settings, self._env, self._metrics = cluster, bridge, settings, env, metrics
+        self._places = Places(cluster, settings, env)
 
     def act(self, action: Action, meta: Meta) -> bool:
         """Carry out an action for the resource `meta`. True when a run was started or stopped now; False when it was before, and for
-        actions that start or stop no run.
+        actions that start or stop no run. Queued while the limits of the installation leave no place for a start.
         """
+        if isinstance(action, StartMaintenance | StartInspection | StartDriver):
+            self._places.enter(_place(action, meta))
         match action:
             case InitialiseShard():
                 self._bridge.initialise(action)
@@ -142,6 +147,18 @@ class Actor:
         self._cluster.delete(SECRET, meta.namespace, names.rpc_secret_name(action.name, meta.uid))
         self._cluster.delete(CONFIG_MAP, meta.namespace, action.name)
         return stopped
+
+
+def _place(action: StartMaintenance | StartInspection | StartDriver, meta: Meta) -> Place:
+    kind: PlaceKind = "inspection" if isinstance(action, StartInspection) else "maintenance"
+    return Place(
+        namespace=meta.namespace,
+        name=action.name,
+        kind="driver" if isinstance(action, StartDriver) else kind,
+        store=names.store_label(action.location.consensus),
+        due_ms=None if isinstance(action, StartInspection) else action.due_ms,
+        debt_bytes=action.debt_bytes if isinstance(action, StartMaintenance) else 0,
+    )
 
 
 def _job_reference(head: Resource) -> dict[str, Any]:

@@ -35,6 +35,8 @@ _OF_SINK = {
     "rollout_missing": "Updates that the driver on standby would have written and the running driver did not.",
     "rollout_extra": "Updates that the running driver wrote and the driver on standby would not have.",
     "lag_seconds": "Seconds from the choice of the newest batch of a stream to its commit.",
+    "fresh": "1 while Fresh is True, 0 while it is not. Only of sinks with spec.freshness.",
+    "fresh_timestamp_seconds": "The shard has everything that the input had at this time. Only of sinks with spec.freshness.",
 }
 
 
@@ -145,6 +147,8 @@ class OperatorMetrics:
             "rollout_missing": known.rollout.missing,
             "rollout_extra": known.rollout.extra,
             "lag_seconds": known.progress.running.lag_seconds,
+            "fresh": None if (fresh := conditions.find(status, "Fresh")) is None else int(fresh["status"] == "True"),
+            "fresh_timestamp_seconds": None if (at := times.to_ms(known.freshness.time)) is None else at / 1000,
         }
         _set(self._sink, namespace, name, values)
 

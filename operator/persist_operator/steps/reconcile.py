@@ -207,6 +207,9 @@ class Reconciler:
             failure = refused.as_failure(error, before, generation=meta.generation, now_ms=now_ms)
             with self._lock:
                 self._failures.setdefault(key, {})[what] = failure
+            if failure.place:
+                _LOG.info("action waits", extra={"key": str(key), "action": what, "why": failure.message})
+                return True
             self._metrics.refusals.labels(what=type(action).__name__).inc()
             unexpected = error if not isinstance(error, PersistError) else None
             _LOG.warning(

@@ -12,6 +12,7 @@ from persist_operator.api.redact import clip, redact
 from persist_operator.bridge import BridgeFailure
 from persist_operator.cluster.port import ApiError
 from persist_operator.plan.observed import ACTION_REFUSED, ActionFailure
+from persist_operator.steps.places import Queued
 
 _MESSAGE_MAX = 2048
 _WHAT_TO_DO = {
@@ -35,7 +36,9 @@ def is_passing(error: Exception) -> bool:
 
 def as_failure(error: Exception, before: ActionFailure | None, *, generation: int, now_ms: int) -> ActionFailure:
     """The failure of an action that raised, for the next plan. `before` is the refusal of the try before, if any."""
-    if isinstance(error, ApiError):
+    if isinstance(error, Queued):
+        reason, permanent = error.reason, False
+    elif isinstance(error, ApiError):
         reason, permanent = ACTION_REFUSED, error.status in _PERMANENT
     elif isinstance(error, PersistError):
         reason, permanent = error.kind.value, isinstance(error, InvalidUsage)
@@ -48,6 +51,7 @@ def as_failure(error: Exception, before: ActionFailure | None, *, generation: in
         permanent=permanent,
         at_ms=now_ms,
         count=before.count + 1 if before is not None and again else 1,
+        place=error.place if isinstance(error, Queued) else 0,
         generation=generation,
     )
 
@@ -65,7 +69,7 @@ def outcome(error: Exception) -> list[Condition]:
 def _words(error: Exception) -> str:
     if isinstance(error, ApiError):
         text = f"{error}; {_WHAT_TO_DO.get(error.status, 'tried again by itself')}"
-    elif isinstance(error, BridgeFailure | InvalidUsage):
+    elif isinstance(error, BridgeFailure | InvalidUsage | Queued):
         text = str(error)
     else:
         text = f"{type(error).__name__}: {error}; see the operator's log"

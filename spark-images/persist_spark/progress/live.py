@@ -53,6 +53,8 @@ class Live:
                     self._add(batches=1, rows_read=fields["rows"], updates_written=fields["updates"])
                     self._add(errors=fields["errors"])
                     self._set(upper=fields["upper"], input_upper=fields["input_upper"], lag_ms=fields["lag_ms"])
+                case "fresh":
+                    self._set(fresh_ms=fields["fresh_ms"])
                 case "standing_by":
                     self._stage = Stage(fields["stage"])
                 case "followed":

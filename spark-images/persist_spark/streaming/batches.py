@@ -57,6 +57,8 @@ class Batches:
     """Wakes the main thread."""
     failure: BaseException | None = None
     """Why the query must end."""
+    planned_ms: int | None = None
+    """When Spark chose the newest batch that this driver has committed."""
     report: SinkReport = field(init=False)
     _pending: Position | None = None
     _pending_s: float = 0.0
@@ -145,6 +147,7 @@ class Batches:
             executors=executor_count(self.staging.spark),
             batches=(total.batches or 0) + 1,
         )
+        self.planned_ms = self.checkpoint.planned_ms(batch)
         self.log.event(
             "batch",
             batch=batch,
@@ -153,7 +156,7 @@ class Batches:
             updates=done.updates_written,
             upper=self.report.upper,
             input_upper=self.report.input_upper,
-            lag_ms=self.env.now_ms() - self.checkpoint.planned_ms(batch),
+            lag_ms=self.env.now_ms() - self.planned_ms,
         )
 
     def _on_executors(self, frame: DataFrame, token: bytes) -> SinkReport:

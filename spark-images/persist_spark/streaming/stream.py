@@ -7,7 +7,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from persist_engine import Location, PersistClient, SourceProgress
 from persist_engine.base.env import Env
@@ -24,6 +24,7 @@ from persist_spark.streaming.batches import Batches
 from persist_spark.streaming.checkpoint import configure, temporary_checkpoint
 from persist_spark.streaming.driver_upserts import DriverUpserts
 from persist_spark.streaming.file_log import file_age_ms
+from persist_spark.streaming.freshness import Freshness
 from persist_spark.streaming.position import NO_BATCH, Position, decode_position
 from persist_spark.streaming.query import reads_files, source_of, streaming_input
 from persist_spark.streaming.standby import Standby, take_over
@@ -90,7 +91,7 @@ def run_stream(
                 position, progress = take_over(writer, spec, client, lambda found: _start(spec, found, env), log)
             log.event("position", batch=position.batch)
             checkpoint.write(position)
-            size = part_bytes_of(spark, spec, log)
+            size, fresh = part_bytes_of(spark, spec, log), Freshness.of(stream, spec.input, env=env, log=log)
             batches = Batches(
                 spec=spec,
                 client=client,
@@ -105,7 +106,7 @@ def run_stream(
                 on_failure=stop.set,
             )
             with _explaining_losses():
-                return _Driver(stream, frame, batches, stop, log).until_stopped(spark)
+                return _Driver(stream, frame, batches, stop, log, fresh).until_stopped(spark)
 
 
 def _client(spec: SinkSpec, env: Env) -> PersistClient:
@@ -153,11 +154,16 @@ def _explained(lost: str) -> str:
     )
 
 
+@dataclass(frozen=True)
 class _Driver:
     """The query and its end."""
 
-    def __init__(self, stream: Stream, frame: DataFrame, batches: Batches, stop: threading.Event, log: Log) -> None:
-        self.stream, self.frame, self.batches, self.stop, self.log = stream, frame, batches, stop, log
+    stream: Stream
+    frame: DataFrame
+    batches: Batches
+    stop: threading.Event
+    log: Log
+    freshness: Freshness | None
 
     def until_stopped(self, spark: SparkSession) -> SinkReport:
         """Runs the query. Afterwards the batch in flight is committed, or `stop_s` is over."""
@@ -165,6 +171,8 @@ class _Driver:
         try:
             while query.isActive and not self.stop.wait(POLL_S):
                 self.batches.commit_idle()
+                if self.freshness is not None:
+                    self.freshness.look(query, self.batches.planned_ms)
             error = query.exception()
             is_committed = self.batches.end(self.stream.stop_s)
             if not is_committed:

@@ -1,8 +1,8 @@
 """Stands in for `persist_spark.main` in the runner's tests: appends one row, once per run id, by the engine's own sink protocol.
 
 Files in the folder `control` of the test control it: `crash` (it ends by SIGKILL before it appends, once), `hold` (after
-the append it waits until the file is gone), `refuse` (it fails as under a wrong configuration). Each attempt leaves `attempt-PID`, and that
-of a stream `stream`, with how it is to run.
+the append it waits until the file is gone), `refuse` (it fails as under a wrong configuration). Each attempt leaves `attempt-PID`, that of a
+stream `stream`, with how it is to run, and one with options from a Secret `options`, with its password backwards.
 """
 
 import json
@@ -47,6 +47,8 @@ def main():
     control = Path(__file__).parents[2] / "control"  # see House
     (control / f"attempt-{os.getpid()}").touch()
     print("the driver speaks", flush=True)
+    if "--options" in argv:
+        (control / "options").write_text((Path(argv[argv.index("--options") + 1]) / "password").read_text()[::-1])
     if "stream" in spec:
         (control / "stream").write_text(json.dumps(spec["stream"]))
     input_upper = None

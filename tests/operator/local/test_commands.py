@@ -69,6 +69,18 @@ def test_up_with_stores_that_ask_for_a_password(house):
 
 
 @pytest.mark.slow
+def test_the_options_of_an_input_come_from_a_folder_with_the_name_of_their_secret(house):
+    (house.folder / "keys" / "orders-db").mkdir(parents=True)
+    (house.folder / "keys" / "orders-db" / "password").write_text("hunter2-local")
+    options = {"path": str(house.control)}
+    source = {"type": "Format", "format": {"name": "parquet", "options": options, "optionsSecretName": "orders-db"}}
+    result = house.local("up", "-f", house.write(house.shard(), house.sink(input=source)), "--credentials", "keys")
+    assert (house.control / "options").read_text() == "lacol-2retnuh"
+    kept = [path.read_text(errors="replace") for path in house.state.rglob("*") if path.is_file()]
+    assert not [text for text in (result.stdout + result.stderr, *kept) if "hunter2" in text]
+
+
+@pytest.mark.slow
 def test_up_that_fails_names_the_resource_and_its_log(house):
     (house.control / "refuse").touch()
     result = house.local("up", "-f", house.write(house.shard(), house.sink()), code=1)

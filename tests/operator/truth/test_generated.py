@@ -19,7 +19,13 @@ from persist_operator.api import conditions, names, times
 from persist_operator.api.schema_check import load_schemas
 from persist_operator.bridge import Bridge
 from persist_operator.cluster.port import BY_KIND, POD, ApiError
-from persist_operator.settings import AllowedNamespaces, OperatorSettings, StorageProfile
+from persist_operator.settings import (
+    AllowedNamespaces,
+    OperatorSettings,
+    StorageProfile,
+    WorkloadAllow,
+    WorkloadSettings,
+)
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.reconcile import Key, Reconciler
 from prometheus_client import CollectorRegistry
@@ -176,6 +182,29 @@ class Draws:
                 raise AssertionError(f"no way to draw {code}")
 
 
+def agree(source, spec):
+    """Makes the fields of a sink agree that rarely do by chance."""
+    if spec.get("mode", "Once") == "Once" or spec.get("writeMode") == "ReadOnly":
+        spec.pop("freshness", None)
+    elif "freshness" in spec:
+        spec["freshness"]["targetSeconds"] += spec.get("commitIntervalSeconds", 0)
+    for block in {"format", "shard"} - {spec["input"]["type"].lower()}:
+        spec["input"].pop(block, None)
+    if spec["envelope"]["type"] != "Diff":
+        spec["envelope"].pop("diffColumn", None)
+    dynamic, scheduler = (spec.get("spark", {}).get(one) for one in ("dynamicAllocation", "scheduler"))
+    if dynamic is not None:
+        limits = sorted(source.random.sample(range(1, 100), 2))
+        names_of = ("minExecutors", "maxExecutors")
+        dynamic.update(dict(zip(names_of, limits, strict=True)) if dynamic["enabled"] else {})
+        for one in names_of if not dynamic["enabled"] else ():
+            dynamic.pop(one, None)
+    if scheduler is not None and scheduler["name"] == "Default":
+        scheduler.pop("queue", None)
+    elif scheduler is not None:
+        scheduler["queue"] = "team"
+
+
 def drawn(source, kind, number):
     """A resource that the API server would accept."""
     schemas = load_schemas()
@@ -198,6 +227,8 @@ def drawn(source, kind, number):
             else:
                 spec.pop("commitIntervalSeconds", None)
                 spec.pop("rollout", None)
+                spec.get("restart", {}).pop("resetAfterSeconds", None)
+            agree(source, spec)
         name = f"{source.random.choice('abc')}-{number}"
         if kind == "PersistShard" and number % 20 < len(SHARDS) * 2:
             name = SHARDS[number % 20 // 2]
@@ -215,7 +246,9 @@ class World:
         self.cluster = FakeCluster(now_ms=self.env.now_ms)
         location = Location(blob=f"mem:generated{seed}", consensus=f"mem:generated{seed}")
         profile = StorageProfile(allowed_namespaces=ANY_NAMESPACE, blob=location.blob, consensus=location.consensus)
-        self.settings = OperatorSettings(storage_profiles={"default": profile})
+        self.settings = OperatorSettings(
+            storage_profiles={"default": profile}, workload=WorkloadSettings(allow=WorkloadAllow(secrets=("*",)))
+        )
         # All stores that resources name are this one.
         self.bridge = Bridge(self.settings, env=self.env, open_client=lambda _: PersistClient.open(location))
         self.reconciler = Reconciler(

@@ -1,0 +1,1 @@
+"""Starts that wait for a place."""

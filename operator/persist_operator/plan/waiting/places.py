@@ -1,0 +1,82 @@
+"""Which of the waiting starts may begin, within the limits of the installation on what runs at once. Pure.
+
+The order: the earliest due time first, then the greatest debt, then drivers before maintenance, then the longest wait. A start that a limit
+on its own store or namespace holds back does not hold back the others. Inspections have a limit and a queue of their own, so a sink never
+waits behind them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from persist_operator.settings import LimitSettings
+
+PlaceKind = Literal["driver", "maintenance", "inspection"]
+_RANK: dict[PlaceKind, int] = {"driver": 0, "maintenance": 1, "inspection": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A pod that runs, or one that waits for its start. `name` is that of its pod or Job, and unique in its namespace."""
+
+    namespace: str
+    name: str
+    kind: PlaceKind
+    store: str
+    due_ms: int | None = None
+    """When the work should be done; None when nothing says so."""
+    debt_bytes: int = 0
+    """The bytes that wait for the work."""
+    asked_ms: int = 0
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Identifies it."""
+        return self.namespace, self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Why a start waits: its place among those that wait for the same limits, from 1, and the limit that is reached."""
+
+    place: int
+    limit: str
+
+
+def wait_of(start: Place, others: Iterable[Place], running: Iterable[Place], limits: LimitSettings) -> Wait | None:
+    """None when `start` may begin now, beside `running`, and beside those of the waiting `others` that go before it."""
+    counts = Counter(bound for one in running for bound in _bounds(one, limits))
+    ahead = 1
+    for one in sorted({*others, start}, key=_order):
+        full = [bound for bound in _bounds(one, limits) if counts[bound] >= bound[1]]
+        if one == start:
+            return Wait(ahead, full[0][0]) if full else None
+        if not full:
+            counts.update(_bounds(one, limits))
+        elif set(_bounds(one, limits)) & set(_bounds(start, limits)):
+            ahead += 1
+    raise AssertionError("start is among those that were sorted")
+
+
+def _order(one: Place) -> tuple[float, int, int, int, tuple[str, str]]:
+    due = float("inf") if one.due_ms is None else one.due_ms
+    return due, -one.debt_bytes, _RANK[one.kind], one.asked_ms, one.key
+
+
+def _bounds(one: Place, limits: LimitSettings) -> list[tuple[str, int]]:
+    """The limits that count `one`, each with its name and its number."""
+    if one.kind == "inspection":
+        own = {"limits.inspections": limits.inspections}
+    else:
+        own = {
+            "limits.total": limits.total,
+            f"limits.{one.kind}{'s' if one.kind == 'driver' else ''}": getattr(
+                limits, "drivers" if one.kind == "driver" else "maintenance"
+            ),
+            f"limits.perNamespace, of namespace {one.namespace}": limits.per_namespace,
+            **({f"limits.perStore, of store {one.store}": limits.per_store} if one.store else {}),
+        }
+    return [(name, number) for name, number in own.items() if number is not None]

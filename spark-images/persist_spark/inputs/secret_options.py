@@ -1,0 +1,49 @@
+"""Options of an input from a mounted Secret: a folder with one file for each option. Must not know: Spark, the other options' meaning.
+
+Every refusal is InvalidUsage and names the Secret, the key and what to do. None shows a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from persist_engine.base.errors import InvalidUsage
+
+_FIELD = "input.format.optionsSecretName"
+
+
+def secret_options(name: str, folder: Path | None, given: Mapping[str, str]) -> dict[str, str]:
+    """The options in the Secret `name`, which is mounted at `folder`. One line end at the end of a value is not part of it: editors and
+    `echo` write it. Refuses a Secret without keys, and a key that is also among the options `given`, since Spark ignores case in names.
+    """
+    if folder is None or not folder.is_dir():
+        where = f" at {folder}" if folder else ""
+        raise InvalidUsage(
+            f"{_FIELD}: Secret {name} is not mounted{where}; outside a cluster, make a folder {name} with a file for each option, and name "
+            "its parent with --credentials"
+        )
+    taken = {one.lower() for one in given}
+    found: dict[str, str] = {}
+    # Kubernetes keeps the files in hidden folders, and links them.
+    for file in sorted(one for one in folder.iterdir() if not one.name.startswith(".") and one.is_file()):
+        if file.name.lower() in taken:
+            raise InvalidUsage(
+                f"{_FIELD}: Secret {name} has the key {file.name}, which is also an option of the input; remove the one or the other"
+            )
+        taken.add(file.name.lower())
+        found[file.name] = _value(file, name)
+    if not found:
+        raise InvalidUsage(f"{_FIELD}: Secret {name} has no keys; add a key for each option, such as password")
+    return found
+
+
+def _value(file: Path, secret: str) -> str:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        # Without the cause: it holds the value.
+        raise InvalidUsage(f"{_FIELD}: key {file.name} of Secret {secret} is not text in UTF-8") from None
+    except OSError as error:
+        raise InvalidUsage(f"{_FIELD}: key {file.name} of Secret {secret} cannot be read: {error.strerror}") from error
+    return text.removesuffix("\n").removesuffix("\r")
