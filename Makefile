@@ -13,8 +13,8 @@ ARGS ?=
 ##@ Setup
 help: ## this list
 	@awk 'BEGIN{FS=":.*## "} /^##@/{printf "\n%s\n",substr($$0,5)} /^[a-z0-9-]+:.*## /{printf "  \033[1m%-14s\033[0m %s\n",$$1,$$2}' $(MAKEFILE_LIST)
-setup: ## install what demo and tests need: uv, Python packages, a JDK 17, redis-server, versitygw, the histories' checker, kstatus, a Kafka broker and Spark's connector, helm; names what it could not get
-	@bash .ci/tools.sh uv java javac redis versitygw checker kstatus connector broker helm
+setup: ## install what demo and tests need: uv, Python packages, a JDK 17, redis-server, versitygw, Prometheus with promtool, the histories' checker, kstatus, a Kafka broker and Spark's connector, helm; names what it could not get
+	@bash .ci/tools.sh uv java javac redis versitygw prometheus checker kstatus connector broker helm
 	@uv sync --frozen --quiet
 	@$(RUN) python spark-images/catalog/build_catalog.py
 	@$(RUN) python tests/spark/class_archive.py build/spark.jsa
