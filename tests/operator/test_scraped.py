@@ -134,7 +134,13 @@ def scraped(tmp_path, now, shard_resource, sink_resource, refused):
         metrics.resources.written(resource, status)
     metrics.set_shard("team", "busy", BUSY_SHARD, now_ms=now)
     metrics.set_sink("team", "busy", BUSY_SINK)
-    metrics.resources.deleting(sink_resource(name="gone", deletionTimestamp=AT))
+    cluster.create(SPARK_SINK, sink_resource(name="gone", uid="uid-gone"))
+    reconciler.reconcile(Key("SparkSink", "team", "gone"))
+    cluster.edit(SPARK_SINK, "team", "gone", lambda one: one["metadata"].update(deletionTimestamp=AT))
+    reconciler.reconcile(Key("SparkSink", "team", "gone"))
+    cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["spec"]["gc"].update(intervalSeconds=700))
+    assert cluster.get(PERSIST_SHARD, "team", "flights")["metadata"]["generation"] == 2
+    reconciler.reconcile(Key("PersistShard", "team", "flights"))
     metrics.leader.set(1)
     metrics.api_requests.labels(verb="GET", code="429").inc()
     metrics.refusals.labels(what="plan").inc()
@@ -212,6 +218,11 @@ def test_every_query_and_rule_runs_on_what_the_operator_exports(scraped):
 
     ready = prometheus.query('persist_shard_ready{name="flights"}')
     assert [one["value"][1] for one in ready] == ["1"], "the operator has reconciled it"
+    reachable = prometheus.query('persist_shard_storage_reachable{name="flights"}')
+    assert [one["value"][1] for one in reachable] == ["1"]
+    behind = prometheus.query('persist_resource_generations_behind{name="flights"}')
+    assert [one["value"][1] for one in behind] == ["0"], "and has stored its status"
+    assert prometheus.query('{name="gone",__name__!="persist_resource_deletion_timestamp_seconds"}') == []
     cluster.delete(PERSIST_SHARD, "team", "flights")
     reconcile()
     assert empty_after_wait(prometheus, {"gone": 'absent(persist_shard_ready{name="flights"})'}) == {}
