@@ -195,10 +195,12 @@ def as_markdown():
     collectors = {id(one): one for one in registry._collector_to_names}  # noqa: SLF001
     rows = []
     for collector in collectors.values():
-        (family,) = collector.describe()
-        name = f"{family.name}_total" if family.type == "counter" else family.name
-        labels = ", ".join(f"`{label}`" for label in collector._labelnames)  # noqa: SLF001
-        rows.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |")
+        # A collector of many families describes itself by them.
+        for family in collector.describe() if hasattr(collector, "_labelnames") else collector.collect():
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            names = collector._labelnames if hasattr(collector, "_labelnames") else family._labelnames
+            labels = ", ".join(f"`{label}`" for label in names)
+            rows.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |")
     return "\n".join([*lines, *sorted(rows)]) + "\n"
 
 
