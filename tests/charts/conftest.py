@@ -30,6 +30,15 @@ def helm() -> str:
 
 
 @pytest.fixture(scope="session")
+def promtool() -> str:
+    """Path of promtool, which checks and runs rules."""
+    found = shutil.which("promtool")
+    if found is None:
+        pytest.fail("promtool is not installed: run `bash .ci/tools.sh prometheus`")
+    return found
+
+
+@pytest.fixture(scope="session")
 def run_helm(helm: str) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Call helm. A non-zero exit does not raise, so that tests can check refusals."""
 

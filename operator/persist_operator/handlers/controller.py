@@ -214,6 +214,7 @@ class Controller:
             try:
                 self.resync()
                 self._waits_for = None
+                self._metrics.last_resync.set(self._env.now_ms() / 1000)
             except ApiError as error:
                 if self._waits_for is not None:
                     self._waits_for = f"the first list of all resources: {error}"

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from persist_operator.api import conditions, times
 from persist_operator.api.shard_status import Debt, Frontiers, ShardStatus
 from persist_operator.api.sink_status import SinkStatus
+from persist_operator.steps.resource_metrics import ResourceMetrics
 from persist_operator.steps.shard_series import ShardSeries, TaskRuns
 
 _OF_RESOURCE = ("namespace", "name")
@@ -67,6 +68,12 @@ class OperatorMetrics:
         self.watch_restarts = Counter(
             "persist_operator_watch_restarts", "Restarts of the watches after they ended.", registry=registry
         )
+        self.last_resync = Gauge(
+            "persist_operator_last_resync_timestamp_seconds",
+            "Time of the last complete list of all resources.",
+            registry=registry,
+        )
+        self.resources = ResourceMetrics(registry)
         self.jobs_started = Counter(
             "persist_operator_jobs_started", "Pods and Jobs started by type.", ["type"], registry=registry
         )
@@ -154,6 +161,7 @@ class OperatorMetrics:
 
     def forget(self, kind: str, namespace: str, name: str) -> None:
         """Drop every series of a resource that is gone. Idempotent."""
+        self.resources.forget(kind, namespace, name)
         if kind == "PersistShard":
             self._shards.forget((namespace, name))
             return

@@ -134,6 +134,8 @@ class Reconciler:
         with self._lock:
             self._blind.pop(key, None)
         if meta.deleting:
+            self._metrics.forget(key.kind, key.namespace, key.name)
+            self._metrics.resources.deleting(resource)
             return None, False
         try:
             if self._write_status(key, resource, plan.status, planned.inspection) is None:
@@ -305,6 +307,7 @@ class Reconciler:
             )
         else:
             self._metrics.set_sink(key.namespace, key.name, status)
+        self._metrics.resources.show(resource, status, now_ms=self._env.now_ms())
         if (resource.get("status") or {}) == status:
             return resource
         version = resource["metadata"]["resourceVersion"]
@@ -317,6 +320,7 @@ class Reconciler:
             raise
         if stored is not None:
             self._informed.note(stored)
+            self._metrics.resources.written(resource, status)
         return stored
 
     def _forget(self, key: Key) -> None:

@@ -1,0 +1,196 @@
+"""Series of resources that alerts and dashboards compare with others: conditions, targets from the spec, times, and what ended runs did.
+
+Owns the series `persist_resource_*`, `persist_maintenance_*` and those of _SHARD and _SINK. An unknown value has no series. The series of a
+resource end with the resource; `persist_maintenance_*` are counters of this process and have no names of resources.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from persist_operator.api import conditions, times
+from persist_operator.api.shard_status import ShardStatus, UpkeepRun
+from persist_operator.api.sink_status import SinkStatus
+
+_OF_RESOURCE = ("namespace", "name")
+_SHARD = {
+    "stalled": "1 while Stalled is True: the operator waits for a change by a person.",
+    "suspended": "1 while the resource is suspended.",
+    "storage_reachable": "1 while StorageReachable is True, 0 while it is False.",
+    "compaction_current": "1 while CompactionCurrent is True, 0 while it is False.",
+    "garbage_collected": "1 while GarbageCollected is True, 0 while it is False.",
+    "reader_hold_seconds": "Seconds for which readers have kept since from its target; 0 without such a reader.",
+    "since_lag_target_seconds": "spec.retention.sinceLagSeconds.",
+    "rollup_every_seqnos": "spec.rollup.everySeqnos.",
+}
+_SINK = {
+    "stalled": "1 while Stalled is True: the operator waits for a change by a person.",
+    "suspended": "1 while the resource is suspended.",
+    "running": "1 while Running is True: a driver runs.",
+    "driver_pending": "1 while the pod of the driver is created or pending.",
+    "executors_wanted": "Executors that the spec asks for, while a driver runs.",
+    "next_run_timestamp_seconds": "Time of the next run of a Scheduled sink that is not suspended.",
+}
+
+
+class ResourceMetrics:
+    """The series on one registry. Thread-safe."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauges(prefix: str, texts: Mapping[str, str]) -> dict[str, Gauge]:
+            return {
+                name: Gauge(f"{prefix}_{name}", text, _OF_RESOURCE, registry=registry) for name, text in texts.items()
+            }
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"persist_maintenance_{name}", text, ["type", *labels], registry=registry)
+
+        self._gauges = {"PersistShard": gauges("persist_shard", _SHARD), "SparkSink": gauges("spark_sink", _SINK)}
+        self._failure = Gauge(
+            "spark_sink_last_failure_timestamp_seconds",
+            "End of the last attempt that failed, by its class.",
+            [*_OF_RESOURCE, "class"],
+            registry=registry,
+        )
+        self._lock = threading.Lock()
+        self._classes: dict[tuple[str, str], str] = {}
+        self._behind = Gauge(
+            "persist_resource_generations_behind",
+            "Generations of the spec that the stored status does not cover.",
+            ["kind", *_OF_RESOURCE],
+            registry=registry,
+        )
+        self._deletion = Gauge(
+            "persist_resource_deletion_timestamp_seconds",
+            "Time at which the deletion of a resource was asked for that is still there.",
+            ["kind", *_OF_RESOURCE],
+            registry=registry,
+        )
+        self._runs = counter("runs", "Maintenance runs that ended.", "runner", "outcome")
+        self._seconds = counter("run_seconds", "Duration of maintenance runs that ended.", "runner")
+        self._read = counter("read_bytes", "Bytes that maintenance runs read, as they reported.")
+        self._written = counter("written_bytes", "Bytes that maintenance runs wrote, as they reported.")
+        self._deleted = counter("deleted_blobs", "Blobs that maintenance runs deleted, as they reported.")
+
+    def show(self, resource: Mapping[str, Any], status: Mapping[str, Any], *, now_ms: int) -> None:
+        """Export what `status`, which is to be written on `resource`, says. The resource shows its stored generation until `written`."""
+        kind, namespace, name = _key(resource)
+        spec = resource.get("spec") or {}
+        values = _of_shard(spec, status, now_ms) if kind == "PersistShard" else _of_sink(spec, status)
+        for series, value in values.items():
+            gauge = self._gauges[kind][series]
+            if value is None:
+                gauge.remove(namespace, name)
+            else:
+                gauge.labels(namespace, name).set(value)
+        if kind == "SparkSink":
+            last = SinkStatus.of(status).last_failure
+            failed_ms = times.to_ms(last.time)
+            self._show_failure(
+                namespace, name, None if failed_ms is None else last.failure_class or "Unknown", failed_ms
+            )
+        self._behind.labels(kind, namespace, name).set(_behind(resource, resource.get("status") or {}))
+
+    def written(self, resource: Mapping[str, Any], status: Mapping[str, Any]) -> None:
+        """Count what is new in `status` beside the status of `resource`, which it has replaced."""
+        self._behind.labels(*_key(resource)).set(_behind(resource, status))
+        if resource.get("kind") != "PersistShard":
+            return
+        known = {one.id for one in ShardStatus.of(resource.get("status") or {}).history or ()}
+        for run in ShardStatus.of(status).history or ():
+            if run.id not in known:
+                self._count(run)
+
+    def deleting(self, resource: Mapping[str, Any]) -> None:
+        """Replace the series of a resource that is being deleted by the time of that request: its status is no longer kept up to date."""
+        kind, namespace, name = _key(resource)
+        self.forget(kind, namespace, name)
+        asked_ms = times.to_ms(resource["metadata"].get("deletionTimestamp"))
+        if asked_ms is not None:
+            self._deletion.labels(kind, namespace, name).set(asked_ms / 1000)
+
+    def forget(self, kind: str, namespace: str, name: str) -> None:
+        """Drop every series of a resource that is gone. Idempotent."""
+        for gauge in self._gauges[kind].values():
+            gauge.remove(namespace, name)
+        self._show_failure(namespace, name, None, None)
+        for gauge in (self._behind, self._deletion):
+            gauge.remove(kind, namespace, name)
+
+    def _show_failure(self, namespace: str, name: str, failure_class: str | None, failed_ms: int | None) -> None:
+        """One series a sink: that of the class of its last failure."""
+        with self._lock:
+            before = self._classes.pop((namespace, name), None)
+            if before not in {None, failure_class}:
+                self._failure.remove(namespace, name, before)
+            if failure_class is not None and failed_ms is not None:
+                self._classes[namespace, name] = failure_class
+                self._failure.labels(namespace, name, failure_class).set(failed_ms / 1000)
+
+    def _count(self, run: UpkeepRun) -> None:
+        kind, runner = run.type or "Unknown", run.runner or "Pod"
+        self._runs.labels(kind, runner, run.outcome or "Unknown").inc()
+        start_ms, end_ms = times.to_ms(run.start_time), times.to_ms(run.end_time)
+        if start_ms is not None and end_ms is not None:
+            self._seconds.labels(kind, runner).inc(max(0, end_ms - start_ms) / 1000)
+        for counter, amount in (
+            (self._read, run.bytes_read),
+            (self._written, run.bytes_written),
+            (self._deleted, run.blobs_deleted),
+        ):
+            counter.labels(kind).inc(max(0, amount or 0))
+
+
+def _key(resource: Mapping[str, Any]) -> tuple[str, str, str]:
+    return resource["kind"], resource["metadata"]["namespace"], resource["metadata"]["name"]
+
+
+def _behind(resource: Mapping[str, Any], status: Mapping[str, Any]) -> int:
+    return max(0, int(resource["metadata"].get("generation", 1)) - int(status.get("observedGeneration") or 0))
+
+
+def _truth(status: Mapping[str, Any], condition: str) -> int | None:
+    """1 for True, 0 for False, None for Unknown and for a condition that the status does not have."""
+    found = conditions.find(status, condition)
+    return None if found is None else {"True": 1, "False": 0}.get(found.get("status", ""))
+
+
+def _hold_s(status: Mapping[str, Any], now_ms: int) -> float | None:
+    found = conditions.find(status, "SinceAdvancing")
+    if found is None:
+        return None
+    since_ms = times.to_ms(found.get("lastTransitionTime"))
+    held = found.get("status") == "False" and found.get("reason") == "HeldByReader"
+    return max(0, now_ms - since_ms) / 1000 if held and since_ms is not None else 0
+
+
+def _of_shard(spec: Mapping[str, Any], status: Mapping[str, Any], now_ms: int) -> dict[str, float | None]:
+    return {
+        "stalled": _truth(status, "Stalled") or 0,
+        "suspended": _truth(status, "Suspended") or 0,
+        "storage_reachable": _truth(status, "StorageReachable"),
+        "compaction_current": _truth(status, "CompactionCurrent"),
+        "garbage_collected": _truth(status, "GarbageCollected"),
+        "reader_hold_seconds": _hold_s(status, now_ms),
+        "since_lag_target_seconds": (spec.get("retention") or {}).get("sinceLagSeconds"),
+        "rollup_every_seqnos": (spec.get("rollup") or {}).get("everySeqnos"),
+    }
+
+
+def _of_sink(spec: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, float | None]:
+    known = SinkStatus.of(status)
+    suspended = bool(spec.get("suspend"))
+    executor = (spec.get("spark") or {}).get("executor") or {}
+    next_ms = times.to_ms(known.schedule.next_time)
+    return {
+        "stalled": _truth(status, "Stalled") or 0,
+        "suspended": int(suspended),
+        "running": _truth(status, "Running"),
+        "driver_pending": int(known.driver.phase in {"Creating", "Pending"}),
+        "executors_wanted": executor.get("instances") if known.driver.phase == "Running" else None,
+        "next_run_timestamp_seconds": None if next_ms is None or suspended else next_ms / 1000,
+    }

@@ -1,0 +1,157 @@
+"""Each alert has a page, and each command and field on it exists."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from persist_engine.cli.main import app
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNBOOKS = ROOT / "docs" / "runbooks"
+ALERTS = ROOT / "charts/persist-operator/files/monitoring/alerts.yaml"
+PAGES = sorted(RUNBOOKS.glob("*.md"))
+SECTIONS = [
+    "## What it means",
+    "## What users notice",
+    "## First look",
+    "## Causes, and what to do",
+    "## When it is over",
+    "## When to call for help",
+]
+CRDS = [yaml.safe_load(path.read_text())["spec"] for path in sorted((ROOT / "crds").glob("*.yaml"))]
+OUR_NAMES = {name for crd in CRDS for name in (crd["names"]["plural"], *crd["names"]["shortNames"], "persist")}
+KINDS = {"pods", "job", "jobs", "deployment", "lease", "events", "crd", "flowschemas", *OUR_NAMES}
+VERBS = {"get", "describe", "logs", "annotate", "top", "wait"}
+LABELS = {
+    "persistshard.io/sink",
+    "persistshard.io/shard",
+    "persistshard.io/role",
+    "app.kubernetes.io/component",
+    "app.kubernetes.io/name",
+}
+REQUESTS = {"compact", "rollup", "gc", "restart", "promote"}
+
+
+def alerts() -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+
+
+def commands(page: Path) -> list[str]:
+    text = page.read_text()
+    blocks = "\n".join(re.findall(r"^```\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)).splitlines()
+    inline = re.findall(r"`((?:kubectl|persist) [^`]+)`", text)
+    plain = re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL).splitlines()
+    assert not [
+        line for line in plain if re.search(r"\b(kubectl|persist) (get|annotate|describe|admin|inspect)\b", line)
+    ]
+    return [*blocks, *inline]
+
+
+def has_field(path: str) -> bool:
+    """Whether a resource of one of the kinds has `spec.a.b` or `status.a.b`."""
+    for crd in CRDS:
+        schema: Any = crd["versions"][0]["schema"]["openAPIV3Schema"]
+        for name in path.split("."):
+            inner = schema.get("items", schema)
+            schema = inner.get("properties", {}).get(name) or inner.get("additionalProperties")
+            if not isinstance(schema, dict):
+                break
+        else:
+            return True
+    return False
+
+
+def check_kubectl(words: list[str]) -> None:
+    verb, *rest = words
+    assert verb in VERBS, verb
+    if "--raw" in rest:
+        return
+    plain, options, waiting = [], [], None
+    for word in rest:
+        if waiting:
+            options.append((waiting, word))
+            waiting = None
+        elif word in {"-n", "-l", "-o", "--field-selector"}:
+            waiting = word
+        elif word.startswith("-"):
+            name, _, value = word.partition("=")
+            options.append((name, value))
+            if name in {"--field-selector", "--sort-by", "--for", "--tail", "--cascade"}:
+                assert value, word
+        else:
+            plain.append(word)
+    assert waiting is None
+    if verb not in {"logs"}:
+        assert plain[0].partition("/")[0] in KINDS, plain
+    for name, value in options:
+        if name == "-l":
+            assert {one.partition("=")[0] for one in value.split(",")} <= LABELS
+        if name == "-o" and value.startswith("jsonpath="):
+            path = value.removeprefix("jsonpath={.").removesuffix("}")
+            assert path.startswith("metadata.") or has_field(path), path
+    if verb == "annotate":
+        (asked,) = [word for word in plain if "=" in word]
+        request = re.fullmatch(r"persistshard\.io/request-([a-z]+)=now", asked)
+        assert request, asked
+        assert request[1] in REQUESTS
+        assert (plain[0] == "ssink") == (request[1] in {"restart", "promote"})
+
+
+def check_persist(words: list[str]) -> None:
+    """The parser takes it. The command itself does not run."""
+    command: Any = typer.main.get_command(app)
+    context = typer.Context(command, info_name="persist")
+    while hasattr(command, "get_command"):
+        name, *words = words
+        found = command.get_command(context, name)
+        assert found is not None, name
+        command, context = found, typer.Context(found, info_name=name, parent=context)
+    command.make_parser(context).parse_args([word.replace("SHARD", "s0") for word in words])
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known
+
+
+def test_each_alert_has_a_page_and_each_page_an_alert() -> None:
+    wanted = {rule.get("runbook", rule["alert"]) for rule in alerts()}
+    assert wanted == {page.stem for page in PAGES} - {"index"}
+    index = (RUNBOOKS / "index.md").read_text()
+    listed = re.findall(r"^\| \[(\w+)\]\((\w+)\.md\) \| (\w+) \|", index, flags=re.MULTILINE)
+    assert listed == [(rule["alert"], rule.get("runbook", rule["alert"]), rule["severity"]) for rule in alerts()]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem != "index"], ids=lambda page: page.stem)
+def test_a_page_can_be_followed(page: Path) -> None:
+    text = page.read_text()
+    assert re.findall(r"^## .*$", text, flags=re.MULTILINE) == SECTIONS
+    found = commands(page)
+    assert found
+    for command in found:
+        program, *words = shlex.split(command)
+        assert program in {"kubectl", "persist"}, command
+        (check_kubectl if program == "kubectl" else check_persist)(words)
+    for path in re.findall(r"\b((?:spec|status)(?:\.[a-zA-Z]+)+)", text):
+        assert has_field(path), path
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "kubectl frobnicate pshard NAME",
+        "kubectl get shards NAME",
+        "kubectl get pshard NAME -o jsonpath='{.status.nothing}'",
+        "kubectl annotate pshard NAME persistshard.io/request-restart=now",
+        "kubectl get pods -l persistshard.io/sinks=NAME",
+        "persist admin forget SHARD",
+        "persist admin holds SHARD --loud",
+    ],
+)
+def test_a_command_that_does_not_exist_is_found(command: str) -> None:
+    program, *words = shlex.split(command)
+    with pytest.raises(Exception, match=r"\w"):
+        (check_kubectl if program == "kubectl" else check_persist)(words)
