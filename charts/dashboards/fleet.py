@@ -111,7 +111,12 @@ _ROWS = [
 def made() -> models.Dashboard:
     """The dashboard."""
     variables = [
-        variable("namespace", "Namespace", "label_values(persist_resource_generations_behind, namespace)", multi=True)
+        variable(
+            "namespace",
+            "Namespace",
+            'label_values({__name__=~"persist_shards|spark_sink_ready"}, namespace)',
+            multi=True,
+        )
     ]
     return board(
         "persist-fleet",

@@ -67,7 +67,10 @@ _ROWS = [
                 "Statuses behind",
                 "Resources whose stored status does not cover their spec.",
                 "short",
-                ("sum(max without (instance, pod) (persist_resource_generations_behind) > bool 0)", "resources"),
+                (
+                    "count(max without (instance, pod) (persist_resource_generations_behind)) or 0 * max(persist_operator_leader)",
+                    "resources",
+                ),
             ),
         ),
     ),

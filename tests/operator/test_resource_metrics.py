@@ -20,17 +20,25 @@ def registry():
 
 
 @pytest.fixture
-def metrics(registry):
-    return OperatorMetrics(registry).resources
+def whole(registry):
+    return OperatorMetrics(registry)
+
+
+@pytest.fixture
+def metrics(whole):
+    return whole.resources
 
 
 def condition(kind, status, reason="Any", at=LONG_AGO):
     return {"type": kind, "status": status, "reason": reason, "lastTransitionTime": at}
 
 
-def shown(metrics, registry, resource, status):
-    metrics.show(resource, status, now_ms=NOW)
-    prefix, labels = ("persist_shard", SHARD) if resource["kind"] == "PersistShard" else ("spark_sink", SINK)
+def shown(whole, registry, resource, status):
+    prefix, labels = ("spark_sink", SINK)
+    if resource["kind"] == "PersistShard":
+        whole.set_shard("team", "flights", status, spec=resource["spec"], now_ms=NOW)
+        prefix, labels = ("persist_shard", SHARD)
+    whole.resources.show(resource, status)
     return lambda name: registry.get_sample_value(f"{prefix}_{name}", labels)
 
 
@@ -55,8 +63,8 @@ def shown(metrics, registry, resource, status):
         ([], "rollup_every_seqnos", 128),
     ],
 )
-def test_a_shard_shows_what_its_status_says(metrics, registry, shard_resource, found, name, value):
-    assert shown(metrics, registry, shard_resource(), {"conditions": found})(name) == value
+def test_a_shard_shows_what_its_status_says(whole, registry, shard_resource, found, name, value):
+    assert shown(whole, registry, shard_resource(), {"conditions": found})(name) == value
 
 
 @pytest.mark.parametrize(
@@ -73,14 +81,14 @@ def test_a_shard_shows_what_its_status_says(metrics, registry, shard_resource, f
         ({}, {}, "next_run_timestamp_seconds", None),
     ],
 )
-def test_a_sink_shows_what_its_status_says(metrics, registry, sink_resource, spec, status, name, value):
-    assert shown(metrics, registry, sink_resource(spec), status)(name) == value
+def test_a_sink_shows_what_its_status_says(whole, registry, sink_resource, spec, status, name, value):
+    assert shown(whole, registry, sink_resource(spec), status)(name) == value
 
 
-def test_a_value_that_becomes_unknown_has_no_series_any_more(metrics, registry, shard_resource):
+def test_a_value_that_becomes_unknown_has_no_series_any_more(whole, registry, shard_resource):
     known = {"conditions": [condition("StorageReachable", "True")]}
-    assert shown(metrics, registry, shard_resource(), known)("storage_reachable") == 1
-    assert shown(metrics, registry, shard_resource(), {"conditions": []})("storage_reachable") is None
+    assert shown(whole, registry, shard_resource(), known)("storage_reachable") == 1
+    assert shown(whole, registry, shard_resource(), {"conditions": []})("storage_reachable") is None
 
 
 def failures(registry):
@@ -95,9 +103,9 @@ def failures(registry):
 
 def test_a_sink_has_one_series_of_its_last_failure(metrics, registry, sink_resource):
     for failure_class, at in (("Fenced", LONG_AGO), ("Storage", "2026-09-21T14:13:20Z")):
-        metrics.show(sink_resource(), {"lastFailure": {"class": failure_class, "time": at}}, now_ms=NOW)
+        metrics.show(sink_resource(), {"lastFailure": {"class": failure_class, "time": at}})
     assert failures(registry) == {"Storage": NOW / 1000}
-    metrics.show(sink_resource(), {}, now_ms=NOW)
+    metrics.show(sink_resource(), {})
     assert failures(registry) == {}
 
 
@@ -108,10 +116,10 @@ def test_generations_that_the_stored_status_does_not_cover(metrics, registry, sh
         )
 
     resource = shard_resource(status={"observedGeneration": 2}, generation=5)
-    metrics.show(resource, {"observedGeneration": 5}, now_ms=NOW)
+    metrics.show(resource, {"observedGeneration": 5})
     assert behind() == 3, "the new status is not stored yet"
     metrics.written(resource, {"observedGeneration": 5})
-    assert behind() == 0
+    assert behind() is None
 
 
 def run(number, **fields):
@@ -158,11 +166,10 @@ def of_resources(registry):
     }
 
 
-def test_series_end_with_the_resource(registry, shard_resource, sink_resource):
-    whole = OperatorMetrics(registry)
+def test_series_end_with_the_resource(whole, registry, shard_resource, sink_resource):
     for resource in (shard_resource(), sink_resource()):
         status = {"lastFailure": {"class": "Fenced", "time": LONG_AGO}} if resource["kind"] == "SparkSink" else {}
-        whole.resources.show(resource, status, now_ms=NOW)
+        shown(whole, registry, resource, status)
         assert of_resources(registry)
         whole.forget(resource["kind"], "team", resource["metadata"]["name"])
         assert of_resources(registry) == set()
@@ -170,7 +177,7 @@ def test_series_end_with_the_resource(registry, shard_resource, sink_resource):
 
 def test_a_resource_that_is_being_deleted_shows_only_since_when(metrics, registry, shard_resource):
     resource = shard_resource(deletionTimestamp=LONG_AGO)
-    metrics.show(resource, {}, now_ms=NOW)
+    metrics.show(resource, {})
     metrics.deleting(resource)
     assert of_resources(registry) == {"persist_resource_deletion_timestamp_seconds"}
     metrics.forget("PersistShard", "team", "flights")

@@ -81,6 +81,7 @@ BUSY_SINK = {
     "driver": {"podName": "busy-4", "phase": "Running"},
     "executors": {"running": 1, "pending": 0, "failed": 0},
     "schedule": {"nextTime": AT},
+    "freshness": {"time": AT},
     "lastFailure": {"class": "Fenced", "reason": "Fenced", "time": AT},
     "progress": {
         "rowsRead": 10,
@@ -100,7 +101,7 @@ BUSY_SINK = {
             "lastTransitionTime": AT,
             "observedGeneration": 1,
         }
-        for kind in ("Ready", "Running")
+        for kind in ("Ready", "Running", "Fresh")
     ],
 }
 
@@ -130,9 +131,9 @@ def scraped(tmp_path, now, shard_resource, sink_resource, refused):
     busy = [(shard_resource(name="busy"), BUSY_SHARD), (sink_resource(name="busy"), BUSY_SINK)]
     for resource, status in busy:
         assert not refused(resource, status)
-        metrics.resources.show(resource, status, now_ms=now)
+        metrics.resources.show(resource, status)
         metrics.resources.written(resource, status)
-    metrics.set_shard("team", "busy", BUSY_SHARD, now_ms=now)
+    metrics.set_shard("team", "busy", BUSY_SHARD, spec=shard_resource(name="busy")["spec"], now_ms=now)
     metrics.set_sink("team", "busy", BUSY_SINK)
     cluster.create(SPARK_SINK, sink_resource(name="gone", uid="uid-gone"))
     reconciler.reconcile(Key("SparkSink", "team", "gone"))

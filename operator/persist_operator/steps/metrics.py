@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from persist_operator.api import conditions, times
 from persist_operator.api.shard_status import Debt, Frontiers, ShardStatus
 from persist_operator.api.sink_status import SinkStatus
+from persist_operator.steps import resource_metrics
 from persist_operator.steps.resource_metrics import ResourceMetrics
 from persist_operator.steps.shard_series import ShardSeries, TaskRuns
 
@@ -94,13 +95,14 @@ class OperatorMetrics:
         name: str,
         status: Mapping[str, Any],
         *,
+        spec: Mapping[str, Any],
         now_ms: int,
-        deadline_seconds: int | None,
         inspection: Inspection | None = None,
     ) -> None:
         """Export a PersistShard's status. The numbers of `inspection` are newer than those of the status, which wait for each other."""
         known = ShardStatus.of(status)
         frontiers, storage, debt = known.frontiers, known.storage, known.debt
+        deadline_seconds = (spec.get("compaction") or {}).get("deadlineSeconds")
         values: dict[str, float | None] = {
             "ready": 1 if conditions.is_true(status, "Ready") else 0,
             "upper_lag_seconds": _upper_lag_s(frontiers, now_ms, inspection),
@@ -114,6 +116,7 @@ class OperatorMetrics:
             "last_rollup_seqno": storage.latest_rollup_seqno,
             "seqno": frontiers.seqno,
             "readers": known.holds.readers,
+            **resource_metrics.of_shard(spec, status, now_ms=now_ms),
         }
         if inspection is not None and frontiers.seqno is not None:
             values |= {

@@ -302,12 +302,12 @@ class Reconciler:
                 key.name,
                 status,
                 now_ms=self._env.now_ms(),
-                deadline_seconds=(resource["spec"].get("compaction") or {}).get("deadlineSeconds"),
+                spec=resource.get("spec") or {},
                 inspection=inspection,
             )
         else:
             self._metrics.set_sink(key.namespace, key.name, status)
-        self._metrics.resources.show(resource, status, now_ms=self._env.now_ms())
+        self._metrics.resources.show(resource, status)
         if (resource.get("status") or {}) == status:
             return resource
         version = resource["metadata"]["resourceVersion"]

@@ -1,7 +1,8 @@
 """Series of resources that alerts and dashboards compare with others: conditions, targets from the spec, times, and what ended runs did.
 
-Owns the series `persist_resource_*`, `persist_maintenance_*` and those of _SHARD and _SINK. An unknown value has no series. The series of a
-resource end with the resource; `persist_maintenance_*` are counters of this process and have no names of resources.
+Owns the series `persist_resource_*`, `persist_maintenance_*` and those of _SINK, and the values of OF_SHARD, whose series are in
+`shard_series`. An unknown value has no series. The series of a resource end with the resource; `persist_maintenance_*` are counters of this
+process and have no names of resources.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from persist_operator.api.shard_status import ShardStatus, UpkeepRun
 from persist_operator.api.sink_status import SinkStatus
 
 _OF_RESOURCE = ("namespace", "name")
-_SHARD = {
+#: Series of a shard, with their descriptions.
+OF_SHARD = {
     "stalled": "1 while Stalled is True: the operator waits for a change by a person.",
     "suspended": "1 while the resource is suspended.",
     "storage_reachable": "1 while StorageReachable is True, 0 while it is False.",
@@ -41,15 +43,12 @@ class ResourceMetrics:
     """The series on one registry. Thread-safe."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def gauges(prefix: str, texts: Mapping[str, str]) -> dict[str, Gauge]:
-            return {
-                name: Gauge(f"{prefix}_{name}", text, _OF_RESOURCE, registry=registry) for name, text in texts.items()
-            }
-
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"persist_maintenance_{name}", text, ["type", *labels], registry=registry)
 
-        self._gauges = {"PersistShard": gauges("persist_shard", _SHARD), "SparkSink": gauges("spark_sink", _SINK)}
+        self._sink = {
+            name: Gauge(f"spark_sink_{name}", text, _OF_RESOURCE, registry=registry) for name, text in _SINK.items()
+        }
         self._failure = Gauge(
             "spark_sink_last_failure_timestamp_seconds",
             "End of the last attempt that failed, by its class.",
@@ -60,7 +59,7 @@ class ResourceMetrics:
         self._classes: dict[tuple[str, str], str] = {}
         self._behind = Gauge(
             "persist_resource_generations_behind",
-            "Generations of the spec that the stored status does not cover.",
+            "Generations of the spec that the stored status does not cover, where there are some.",
             ["kind", *_OF_RESOURCE],
             registry=registry,
         )
@@ -76,28 +75,25 @@ class ResourceMetrics:
         self._written = counter("written_bytes", "Bytes that maintenance runs wrote, as they reported.")
         self._deleted = counter("deleted_blobs", "Blobs that maintenance runs deleted, as they reported.")
 
-    def show(self, resource: Mapping[str, Any], status: Mapping[str, Any], *, now_ms: int) -> None:
+    def show(self, resource: Mapping[str, Any], status: Mapping[str, Any]) -> None:
         """Export what `status`, which is to be written on `resource`, says. The resource shows its stored generation until `written`."""
         kind, namespace, name = _key(resource)
-        spec = resource.get("spec") or {}
-        values = _of_shard(spec, status, now_ms) if kind == "PersistShard" else _of_sink(spec, status)
-        for series, value in values.items():
-            gauge = self._gauges[kind][series]
-            if value is None:
-                gauge.remove(namespace, name)
-            else:
-                gauge.labels(namespace, name).set(value)
         if kind == "SparkSink":
+            for series, value in _of_sink(resource.get("spec") or {}, status).items():
+                if value is None:
+                    self._sink[series].remove(namespace, name)
+                else:
+                    self._sink[series].labels(namespace, name).set(value)
             last = SinkStatus.of(status).last_failure
             failed_ms = times.to_ms(last.time)
             self._show_failure(
                 namespace, name, None if failed_ms is None else last.failure_class or "Unknown", failed_ms
             )
-        self._behind.labels(kind, namespace, name).set(_behind(resource, resource.get("status") or {}))
+        self._show_behind(resource, resource.get("status") or {})
 
     def written(self, resource: Mapping[str, Any], status: Mapping[str, Any]) -> None:
         """Count what is new in `status` beside the status of `resource`, which it has replaced."""
-        self._behind.labels(*_key(resource)).set(_behind(resource, status))
+        self._show_behind(resource, status)
         if resource.get("kind") != "PersistShard":
             return
         known = {one.id for one in ShardStatus.of(resource.get("status") or {}).history or ()}
@@ -115,11 +111,19 @@ class ResourceMetrics:
 
     def forget(self, kind: str, namespace: str, name: str) -> None:
         """Drop every series of a resource that is gone. Idempotent."""
-        for gauge in self._gauges[kind].values():
+        for gauge in self._sink.values() if kind == "SparkSink" else ():
             gauge.remove(namespace, name)
         self._show_failure(namespace, name, None, None)
         for gauge in (self._behind, self._deletion):
             gauge.remove(kind, namespace, name)
+
+    def _show_behind(self, resource: Mapping[str, Any], status: Mapping[str, Any]) -> None:
+        """Only of a resource that is behind, because most of many are not."""
+        behind = max(0, int(resource["metadata"].get("generation", 1)) - int(status.get("observedGeneration") or 0))
+        if behind:
+            self._behind.labels(*_key(resource)).set(behind)
+        else:
+            self._behind.remove(*_key(resource))
 
     def _show_failure(self, namespace: str, name: str, failure_class: str | None, failed_ms: int | None) -> None:
         """One series a sink: that of the class of its last failure."""
@@ -149,10 +153,6 @@ def _key(resource: Mapping[str, Any]) -> tuple[str, str, str]:
     return resource["kind"], resource["metadata"]["namespace"], resource["metadata"]["name"]
 
 
-def _behind(resource: Mapping[str, Any], status: Mapping[str, Any]) -> int:
-    return max(0, int(resource["metadata"].get("generation", 1)) - int(status.get("observedGeneration") or 0))
-
-
 def _truth(status: Mapping[str, Any], condition: str) -> int | None:
     """1 for True, 0 for False, None for Unknown and for a condition that the status does not have."""
     found = conditions.find(status, condition)
@@ -168,7 +168,8 @@ def _hold_s(status: Mapping[str, Any], now_ms: int) -> float | None:
     return max(0, now_ms - since_ms) / 1000 if held and since_ms is not None else 0
 
 
-def _of_shard(spec: Mapping[str, Any], status: Mapping[str, Any], now_ms: int) -> dict[str, float | None]:
+def of_shard(spec: Mapping[str, Any], status: Mapping[str, Any], *, now_ms: int) -> dict[str, float | None]:
+    """The values of OF_SHARD; None where nothing is known."""
     return {
         "stalled": _truth(status, "Stalled") or 0,
         "suspended": _truth(status, "Suspended") or 0,

@@ -21,6 +21,7 @@ from persist_engine.codec.state_diff import decode_state_diff
 from persist_engine.model.batch import NOTHING_WAITS
 from persist_engine.model.diff.field_diff import Delete
 from persist_engine.model.diff.state_diff import StateDiff, named_batches, removes_content
+from persist_engine.model.frontier import MINIMUM
 from persist_engine.model.ids import ShardId
 from persist_engine.model.spine.owed import waits_from_ms
 from persist_engine.model.state import ShardState
@@ -63,6 +64,8 @@ class Uncollected:
         then nothing bounds what it names.
         """
         state, known = machine.state, self._summaries.get(machine.shard_id)
+        if state.trace.upper == MINIMUM:
+            return None  # nothing was ever appended, so nothing is read for it
         if known is None or known.birth != state.birth or known.earliest != earliest or known.seqno > state.seqno:
             found = _walked(machine)
         else:
