@@ -120,6 +120,20 @@ def test_one_process_wins_each_seqno(tmp_path, consensus):
     assert sorted(answers) == [(int(row.seqno), row.data) for row in consensus.scan("s1", SeqNo(0), SCAN_ALL)]
 
 
+def test_a_file_that_cannot_be_written_is_refused_at_once(tmp_path, monkeypatch):
+    """SQLite's own error for it looks like one that passes."""
+    connect = sqlite3.connect
+
+    def read_only(*args, **more):
+        connection = connect(*args, **more)
+        connection.execute("PRAGMA query_only=ON")
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", read_only)
+    with pytest.raises(StoreRefused, match=r"log\.db: attempt to write a readonly database: every process"):
+        SqliteConsensus(tmp_path / "log.db")
+
+
 def test_commits_survive_kill_9(tmp_path):
     writer = python(ENDLESS_APPENDER, tmp_path / "consensus.db")
     last = kill_after(writer, 30) or 30

@@ -76,13 +76,17 @@ class Kafka:
         self.admin.deleteTopics(self.jvm.java.util.Collections.singleton(topic)).all().get()
 
     def send(self, topic, *records):
-        """Sends (key, record) in order. A key has one partition; a record that is None is a tombstone, and a text is sent as it is."""
+        """Sends (key, record) in order. A key has one partition; a record that is None is a tombstone, and a text is sent as it is. Kafka's
+        error for a record that the broker did not take: without a look at the answers it would only be missing.
+        """
+        answers = []
         for key, record in records:
             text = record if record is None or isinstance(record, str) else json.dumps(record)
-            self.producer.send(
-                self.jvm.org.apache.kafka.clients.producer.ProducerRecord(topic, key % PARTITIONS, str(key), text)
-            )
+            sent = self.jvm.org.apache.kafka.clients.producer.ProducerRecord(topic, key % PARTITIONS, str(key), text)
+            answers.append(self.producer.send(sent))
         self.producer.flush()
+        for answer in answers:
+            answer.get()
 
     def forget(self, topic, offset):
         """Deletes the records before `offset` from each partition, as retention does."""

@@ -12,6 +12,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
@@ -52,6 +53,8 @@ def batches_of(
                     rows += table.num_rows
                     on_rows(rows)
                     yield table
+        except InvalidUsage as error:
+            raise InvalidUsage(f"{_shown(name)} {error}") from error
         except (pa.ArrowException, UnicodeDecodeError) as error:
             text = str(error).splitlines()[0]
             raise InvalidUsage(f"{_shown(name)} is no {kind.value} that the table takes: {text}") from error
@@ -73,26 +76,25 @@ def _shown(name: str) -> str:
 
 
 def _csv(source: IO[bytes], wanted: pa.Schema) -> Iterator[pa.Table]:
-    """The first line names the columns. An empty cell is null, and empty text in quotes is empty text, as `persist read` writes both."""
-    kinds = {field.name: field.type for field in wanted if not pa.types.is_nested(field.type)}
+    """The first line names the columns. An empty cell is null, and empty text in quotes is empty text, as `persist read` writes both.
+
+    A file without that line is refused: what wrote it has failed, and an overwrite with it would remove all rows.
+    """
+    if isinstance(source, io.BufferedReader) and not source.peek(1):
+        raise InvalidUsage("is empty: the first line of a CSV file names the columns, also where no row follows")
+    kinds = {field.name: _written(field.type) for field in wanted if not pa.types.is_nested(field.type)}
     options = pyarrow.csv.ConvertOptions(
         column_types=kinds, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
     )
-    try:
-        reader = pyarrow.csv.open_csv(source, convert_options=options)
-    except pa.ArrowInvalid as error:
-        if "Empty CSV file" in str(error):
-            return
-        raise
-    with closing(reader):
-        yield reader.schema.empty_table()
+    with closing(pyarrow.csv.open_csv(source, convert_options=options)) as reader:
+        yield _read(reader.schema.empty_table(), wanted)
         for batch in reader:
-            yield pa.Table.from_batches([batch])
+            yield _read(pa.Table.from_batches([batch]), wanted)
 
 
 def _jsonl(source: IO[bytes], wanted: pa.Schema) -> Iterator[pa.Table]:
     """One object a line. Decimals are numbers or text, the same in all lines."""
-    fields = [field for field in wanted if not pa.types.is_decimal(field.type)]
+    fields = [field.with_type(_written(field.type)) for field in wanted if not pa.types.is_decimal(field.type)]
     data = source.read()
     if not data.strip():
         return
@@ -108,7 +110,46 @@ def _jsonl(source: IO[bytes], wanted: pa.Schema) -> Iterator[pa.Table]:
             table = table.remove_column(index)
         elif pa.types.is_decimal(kind) and pa.types.is_string(table.column(name).type):
             table = table.set_column(index, name, pc.cast(table.column(name), kind))
-    yield table
+    yield _read(table, wanted)
+
+
+def _written(kind: pa.DataType) -> pa.DataType:
+    """The type in which a value stands in a text file, where Arrow's readers take it for another: bytes are hexadecimal digits, as
+    `persist read` writes them, and dates in JSON are text, not numbers of days.
+    """
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_written(field.type)) for field in kind])
+    return pa.string() if pa.types.is_date(kind) or pa.types.is_binary(kind) else kind
+
+
+def _read(table: pa.Table, wanted: pa.Schema) -> pa.Table:
+    """A table with columns as `_written` says, as columns of `wanted`."""
+    for index, name in enumerate(table.column_names):
+        kind = wanted.field(name).type if name in wanted.names else None
+        if kind is not None and _written(kind) != kind and table.column(name).type == _written(kind):
+            parts = [_value(part, kind) for part in table.column(name).chunks]
+            table = table.set_column(index, name, pa.chunked_array(parts, kind))
+    return table
+
+
+def _value(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_struct(kind):
+        parts = [_value(values.field(index), field.type) for index, field in enumerate(kind)]
+        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=values.is_null())
+    if pa.types.is_binary(kind):
+        return _bytes(values)
+    return values.cast(kind)
+
+
+def _bytes(digits: pa.Array) -> pa.Array:
+    """Bytes from hexadecimal digits, all values in one conversion."""
+    if pc.all(pc.match_substring_regex(digits, "^([0-9a-fA-F]{2})*$")).as_py() is False:
+        raise pa.ArrowInvalid("bytes are pairs of hexadecimal digits, as in 00ff")
+    lengths = pc.fill_null(pc.binary_length(digits), 0).to_numpy()
+    ends = pa.py_buffer(np.concatenate([[0], np.cumsum(lengths // 2)]).astype(np.int32))
+    data = pa.py_buffer(bytes.fromhex("".join(digits.drop_null().to_pylist())))
+    whole = pa.Array.from_buffers(pa.binary(), len(digits), [None, ends, data])
+    return pc.if_else(digits.is_valid(), whole, None)
 
 
 def _missing(data: bytes, names: Sequence[str]) -> set[str]:

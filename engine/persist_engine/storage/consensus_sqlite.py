@@ -30,6 +30,7 @@ from persist_engine.base.errors import (
     InvalidUsage,
     PersistError,
     StorageError,
+    StoreRefused,
     UnsafeStore,
 )
 from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
@@ -66,6 +67,8 @@ _SCAN = (
 )
 _TRUNCATE = "DELETE FROM consensus WHERE shard = ? AND sequence_number < ?"
 _KEYS = "SELECT DISTINCT shard FROM consensus"
+#: Of a file or a folder that the process may not write. A file that was moved away has another code.
+_READ_ONLY = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_READONLY_DIRECTORY)
 
 
 #: Identifies a file regardless of its name: device and inode.
@@ -312,6 +315,10 @@ class SqliteConsensus:
             return CorruptData(text, key=key or str(self._path))
         if "no such table" in str(error):  # the table exists since open, so another file is here now
             return self._lost(verb, key, "the file was replaced by an empty one")
+        if verb == "open" and getattr(error, "sqlite_errorcode", 0) in _READ_ONLY:
+            return StoreRefused(
+                f"{text}: every process, also one that only reads, writes its lease into the file and files beside it"
+            )
         return kind(text, key=key)
 
 

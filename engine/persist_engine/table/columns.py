@@ -20,6 +20,9 @@ from persist_engine.rows.ddl import print_type
 from persist_engine.rows.schema import Schema
 
 _SIDES = ("key", "val")
+#: Holds every whole number of 64 bits.
+_WHOLE = pa.decimal128(20, 0)
+_PLAIN = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
 
 
 @dataclass(frozen=True)
@@ -162,14 +165,30 @@ def converted(values: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
     if given == wanted or pa.types.is_struct(wanted):
         return values  # the writer compares structs field by field
     if pa.types.is_dictionary(given):
-        return converted(values.cast(given.value_type), wanted)
+        return converted(decoded(values), wanted)
+    if pa.types.is_float16(given):
+        return converted(values.cast(pa.float32()), wanted)
+    if pa.types.is_decimal(wanted) and pa.types.is_integer(given):
+        # Arrow casts a whole number to a decimal only if all numbers of its type would fit.
+        return converted(values.cast(_WHOLE), wanted)
+    if pa.types.is_decimal(wanted) and pa.types.is_decimal(given):
+        return _rescaled(values, wanted)
     if pa.types.is_null(given) or _is_same_kind(given, wanted):
         return values.cast(wanted)
     if pa.types.is_floating(given) and (pa.types.is_decimal(wanted) or pa.types.is_floating(wanted)):
         return _reads_back(values, wanted)
     if pa.types.is_timestamp(given) and pa.types.is_timestamp(wanted):
         raise TypeError(_zone_hint(given))
+    if pa.types.is_timestamp(given) and pa.types.is_date(wanted):
+        raise TypeError("take the dates of its times, as in df['at'].dt.date")
     raise TypeError("convert it first")
+
+
+def decoded(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The values of dictionaries. Arrow itself decodes no dictionary of views, which polars makes of categories."""
+    kind = values.type.value_type
+    plain = _PLAIN.get(kind, kind)
+    return pa.chunked_array([chunk.dictionary.cast(plain).take(chunk.indices) for chunk in values.chunks], plain)
 
 
 def _is_same_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
@@ -179,8 +198,6 @@ def _is_same_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
         return bool(is_number or pa.types.is_floating(given))
     if pa.types.is_floating(wanted):
         return bool(pa.types.is_integer(given))
-    if pa.types.is_decimal(wanted):
-        return bool(is_number)
     if pa.types.is_timestamp(wanted):
         return bool(pa.types.is_timestamp(given)) and (given.tz is None) == (wanted.tz is None)
     if pa.types.is_string(wanted):
@@ -199,6 +216,18 @@ def _reads_back(values: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray
     if pc.all(same, skip_nulls=True).as_py() is False:
         first = values.filter(pc.invert(pc.fill_null(same, True)))[0].as_py()  # noqa: FBT003 - Arrow's own signature
         raise pa.ArrowInvalid(f"{first!r} would change")
+    return out
+
+
+def _rescaled(values: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
+    """SUBTLE: where digits overflow 128 bits, Arrow's cast wraps around without an error. What reads back as the same is right."""
+    out = values.cast(wanted)
+    try:
+        is_same = pc.all(pc.equal(out.cast(values.type), values), skip_nulls=True).as_py()
+    except pa.ArrowInvalid:
+        is_same = False
+    if is_same is False:
+        raise pa.ArrowInvalid(f"some have more digits than {print_type(wanted)} holds")
     return out
 
 

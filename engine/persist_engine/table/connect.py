@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from persist_engine.base.env import Env
-from persist_engine.base.errors import InvalidUsage
-from persist_engine.base.metrics import Metrics
+from persist_engine.base.env import Env, SystemEnv
+from persist_engine.base.errors import InvalidUsage, StorageError
+from persist_engine.base.metrics import Metrics, NoMetrics
+from persist_engine.base.retry import OnWait, Retry
 from persist_engine.base.secrets import shown_url
 from persist_engine.base.settings import Settings, with_environ
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
 from persist_engine.table.database import Database
 
+_log = logging.getLogger(__name__)
+#: A store that does not answer for so long has another address. Once connected, calls wait for a store without end.
+CONNECT_S = 30.0
+#: A call that waits for a store says so this often.
+_SAY_S = 5.0
 #: The variables that the command line reads too.
 BLOB_VARIABLE, CONSENSUS_VARIABLE = "PERSIST_BLOB", "PERSIST_CONSENSUS"
 
@@ -37,8 +44,8 @@ def connect(
     `storage.open`.
 
     With `maintain`, threads compact and collect behind the writes to tables that SQL and Python created. Without it, `Table.optimize`
-    and `Table.vacuum` do that. Without `create`, a folder that is missing is InvalidUsage. Other errors are those of
-    `PersistClient.open`.
+    and `Table.vacuum` do that. Without `create`, a folder that is missing is InvalidUsage. Unavailable names a store that did not answer
+    within CONNECT_S; later calls wait for stores, and log warnings meanwhile. Other errors are those of `PersistClient.open`.
 
     >>> db = connect("mem:")
     >>> orders = db.create("orders", key="id BIGINT", value="name STRING")
@@ -50,8 +57,29 @@ def connect(
     """
     location = location_of(url, consensus, os.environ)
     given = with_environ(settings or Settings(), os.environ)
-    client = PersistClient.open(location, settings=given, env=env, metrics=metrics, create=create)
+    env, metrics = env or SystemEnv(), metrics or NoMetrics()
+    with Retry(env, given.retry, metrics).until(CONNECT_S):
+        client = PersistClient.open(
+            location, settings=given, env=env, metrics=metrics, create=create, on_wait=_saying(env)
+        )
     return Database(client, location, maintain=maintain, owns_client=True)
+
+
+def _saying(env: Env) -> OnWait:
+    """Warns of stores that do not answer, at most every _SAY_S, and not before one has failed for that long."""
+    failing: dict[str, tuple[float, float]] = {}
+
+    def say(what: str, error: StorageError) -> None:
+        now_s = env.monotonic_s()
+        since_s, last_s = failing.get(what, (now_s, now_s))
+        if now_s - last_s > 4 * _SAY_S:  # it had answered
+            since_s = last_s = now_s
+        if now_s - last_s >= _SAY_S:
+            _log.warning("%s: no answer for %.0f s, waiting: %s", what, now_s - since_s, error)
+            last_s = now_s
+        failing[what] = (since_s, last_s)
+
+    return say
 
 
 def location_of(url: str | Path | None, consensus: str | None, environ: Mapping[str, str]) -> Location:

@@ -1,23 +1,121 @@
-"""Desired minus persisted, for rows that are in memory. Vectorised over the rows.
+"""Desired minus persisted: the updates of a correction, and the correction as it is staged and follows other writers.
 
-`Snapshot.corrections` gives the same updates for rows that were staged.
+Vectorised over the rows. `Snapshot.corrections` gives the same updates for rows that were staged. This module knows no frames and no times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_engine.client.read.snapshot import BATCH_ROWS, READ_MEMORY_BYTES, Snapshot
+from persist_engine.client.read.handle import ReadHandle
+from persist_engine.client.read.snapshot import BATCH_ROWS, READ_MEMORY_BYTES, SinceAhead, Snapshot
+from persist_engine.client.write.batch import Batch
+from persist_engine.client.write.handle import WriteHandle
+from persist_engine.model.frontier import Antichain
 from persist_engine.parts.consolidate import merge_runs
 from persist_engine.rows.columns import flatten_columns
+from persist_engine.rows.predicate import Predicate
 from persist_engine.rows.updates import consolidate
 
 _ROW = ("key", "val", "diff")
+#: A correction up to this size stays in memory too, and is staged anew with what others wrote: then it says exactly what it changes.
+RESTAGED_BYTES_MAX = 256 << 10
+#: What others wrote meanwhile, in memory. With more of it, the correction begins anew.
+FOLLOWED_BYTES_MAX = 64 << 20
+
+#: Of rows of the table, those that a correction retracts.
+Touched = Callable[[pa.RecordBatch], pa.Table]
+
+
+class Correction:
+    """The updates that make the contents before an upper what they should be, staged. For one thread.
+
+    A correction is what should be there, minus the rows that it touches. So when others wrote meanwhile, the rows that it touches of their
+    updates are retracted too, and nothing else is read or staged again: the staged batch only moves to a later time. A correction that
+    began anew after each lost race would lose to any writer whose commits are closer together than one read.
+
+    It ends with `appended`, or with `discard`. After an error of unknown outcome neither is called, and the blobs stay.
+    """
+
+    def __init__(self, writer: WriteHandle, *, upper: Antichain, time: int, plan: Iterable[pa.Table]) -> None:
+        """Stages the tables of `plan`, whose updates are at `time` and correct the contents before `upper`."""
+        self._writer = writer
+        self.upper, self.time = upper, time
+        self._inserted = self._deleted = 0
+        self._rest: pa.Table | None = None  # in memory, of which `_batches` ends with the staged form
+        kept: list[pa.Table] | None = [writer.schema.updates_schema.empty_table()]
+        with writer.builder(upper) as builder:
+            for table in plan:
+                self._count(table)
+                if kept is not None and table.num_rows:
+                    kept = [*kept, table] if sum(each.nbytes for each in kept) <= RESTAGED_BYTES_MAX else None
+                if table.num_rows:
+                    builder.add(table)
+            self._batches = [builder.finish(Antichain.of(time + 1))]
+        self._fixed = (self._inserted, self._deleted) if kept is None else None
+        if kept is not None:
+            self._rest = pa.concat_tables(kept)
+
+    @property
+    def batches(self) -> list[Batch]:
+        """All batches, to be appended together at `upper`."""
+        return self._batches
+
+    @property
+    def sums(self) -> tuple[int, int]:
+        """How many rows it adds, and how many it removes. Of a large correction that followed other writers, rows may count as both."""
+        return self._inserted, self._deleted
+
+    def follow(
+        self, reader: ReadHandle, upper: Antichain, time: int, *, where: Predicate | None, touched: Touched
+    ) -> bool:
+        """Makes it correct the contents before the later `upper`, at `time`. False, and it must begin anew, when what was written meanwhile
+        can no longer be read one by one, or is too much. `where` is fulfilled by every row that `touched` picks.
+        """
+        answer = reader.changes(self.upper.newest_complete, upper.newest_complete, where=where)
+        if isinstance(answer, SinceAhead):
+            return False
+        found: list[pa.Table] = []
+        with answer:
+            for batch in answer.to_batches():
+                found.append(retracted(touched(batch), time))
+                if sum(each.nbytes for each in found) > FOLLOWED_BYTES_MAX:
+                    return False
+        self._restage(found, upper, time)
+        return True
+
+    def discard(self) -> None:
+        """Deletes what was staged and was certainly not appended."""
+        for batch in self._batches:
+            self._writer.discard(batch)
+
+    def _restage(self, found: list[pa.Table], upper: Antichain, time: int) -> None:
+        rest = [_at(each, time) for each in ([] if self._rest is None else [self._rest])]
+        self._rest = consolidate(pa.concat_tables([self._writer.schema.updates_schema.empty_table(), *rest, *found]))
+        kept, replaced = (self._batches[:1], self._batches[1:]) if self._fixed is not None else ([], self._batches)
+        for batch in replaced:
+            self._writer.discard(batch)
+        self._batches = kept
+        self._inserted, self._deleted = (0, 0) if self._fixed is None else self._fixed
+        self._count(self._rest)
+        self._batches = [
+            *kept,
+            self._writer.batch(self._rest, lower=upper, upper=Antichain.of(time + 1)),
+        ]
+        # SUBTLE: of the batches of one append, all or none must be marked as having rewritten times.
+        for batch in self._batches:
+            batch.rewrite_times(Antichain.of(time), Antichain.of(time + 1))
+        self.upper, self.time = upper, time
+
+    def _count(self, updates: pa.Table) -> None:
+        diffs = updates.column("diff").to_numpy()
+        self._inserted += int(diffs[diffs > 0].sum())
+        self._deleted -= int(diffs[diffs < 0].sum())
 
 
 def retracted(rows: pa.Table, time: int) -> pa.Table:

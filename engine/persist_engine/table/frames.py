@@ -7,7 +7,10 @@ what its objects offer. Which columns a table takes is decided in columns.py.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
 from itertools import chain
+from math import isfinite
 from typing import Any
 
 import pyarrow as pa
@@ -145,16 +148,35 @@ def _array(values: Any, kind: pa.DataType | None) -> pa.Array | pa.ChunkedArray:
         return values
     if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
         raise TypeError(f"it is a {type(values).__name__}, not a list of values")
-    if kind is not None and (pa.types.is_decimal(kind) or pa.types.is_struct(kind)) and not _has_floats(values):
+    objects = set(map(type, values)) - {type(None)} if isinstance(values, Sequence) else set()
+    if kind is not None and pa.types.is_decimal(kind) and objects:
+        has_floats = any(issubclass(each, float) for each in objects)
+        if has_floats and len(objects) > 1:
+            values, has_floats = [_exact(value) for value in values], False
+        if not has_floats:
+            return pa.array(values, kind)
+    if kind is not None and pa.types.is_struct(kind):
         return pa.array(values, kind)
     found = pa.array(values)
     if pa.types.is_date32(found.type) and kind is not None and pa.types.is_timestamp(kind):
         raise TypeError("dates are no times of day")
+    if pa.types.is_timestamp(found.type) and objects:
+        _check_instants(values)
     return found
 
 
-def _has_floats(values: Any) -> bool:
-    return pa.types.is_floating(getattr(pa.array(values[:1]), "type", pa.null())) if len(values) else False
+def _exact(value: Any) -> Any:
+    """A float as the shortest decimal that reads back as the same float; anything else as it is."""
+    return Decimal(float.__repr__(value)) if isinstance(value, float) and isfinite(value) else value
+
+
+def _check_instants(values: Sequence[Any]) -> None:
+    """TypeError for what Arrow takes for something else: times without a zone beside others, as UTC; nanoseconds, as none."""
+    times = [value for value in values if isinstance(value, datetime)]
+    if len({value.tzinfo is None for value in times}) > 1:
+        raise TypeError("some of its times have a zone, and some have none: give all of them one")
+    if any(getattr(value, "nanosecond", 0) for value in times):
+        raise TypeError("some of its times have nanoseconds that are no whole microseconds")
 
 
 def _first_line(error: Exception) -> str:

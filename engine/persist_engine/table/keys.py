@@ -20,6 +20,7 @@ from persist_engine.rows.predicate import And, Compare, In, Predicate
 from persist_engine.rows.schema import Schema
 from persist_engine.rows.sorting import order_and_equal
 from persist_engine.rows.words import RowCodec
+from persist_engine.table.columns import decoded
 
 #: An error names at most this many keys, and a condition lists at most this many values.
 _KEYS_SHOWN, _VALUES_MAX = 3, 256
@@ -27,7 +28,7 @@ _KEYS_SHOWN, _VALUES_MAX = 3, 256
 
 def one_per_key(structs: pa.Table, order: pa.ChunkedArray | None, *, order_by: str | None) -> pa.Table:
     """The rows in the order of their keys, one of each key: the one with the greatest `order`, of several such the last. A null order is
-    less than all.
+    less than all, and NaN, as in Spark, greater than all numbers.
 
     Without `order` no key may come twice: InvalidUsage names some that do, and how many there are.
     """
@@ -37,17 +38,30 @@ def one_per_key(structs: pa.Table, order: pa.ChunkedArray | None, *, order_by: s
         return structs if (sorting[1:] > sorting[:-1]).all() else structs.take(pa.array(sorting))
     if order is None:
         raise _twice(structs, sorting, equal)
-    try:
-        ranked = pc.array_sort_indices(order.combine_chunks(), null_placement="at_start").to_numpy()
-    except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
-        raise InvalidUsage(f"order_by: {order_by} is {order.type}, which has no order") from error
     rank = np.empty(rows, np.int64)
-    rank[ranked] = np.arange(rows)
+    rank[_ranked(order, order_by)] = np.arange(rows)
     groups = np.empty(rows, np.int64)
     groups[sorting] = np.concatenate([[0], np.cumsum(~equal)])
     by_rank = np.lexsort((rank, groups))  # groups are numbered in the order of their keys
     is_last = np.append(groups[by_rank][1:] != groups[by_rank][:-1], True)
     return structs.take(pa.array(by_rank[is_last]))
+
+
+def _ranked(order: pa.ChunkedArray, order_by: str | None) -> npt.NDArray[np.int64]:
+    """The places of the values, ascending; equal ones as they stand."""
+    if pa.types.is_floating(order.type):
+        numbers = order.cast(pa.float64()).to_numpy()
+        is_nan = np.isnan(numbers)
+        return np.lexsort((np.where(is_nan, 0.0, numbers), is_nan, order.is_valid().to_numpy()))
+    try:
+        plain = decoded(order) if pa.types.is_dictionary(order.type) else order
+        plain = plain.cast(pa.string()) if plain.type == pa.string_view() else plain
+        ranked: npt.NDArray[np.int64] = pc.array_sort_indices(
+            plain.combine_chunks(), null_placement="at_start"
+        ).to_numpy()
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
+        raise InvalidUsage(f"order_by: {order_by} is {order.type}, which has no order") from error
+    return ranked
 
 
 class KeySet:

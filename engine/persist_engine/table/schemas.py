@@ -19,6 +19,8 @@ from persist_engine.table.frames import Frame, table_of
 Fields: TypeAlias = str | pa.Schema
 """Columns with their types: DDL such as `id BIGINT, name STRING`, or a pyarrow schema."""
 
+#: Of a decimal of a table.
+DIGITS_MAX = 38
 #: The type of a table for each type of frames that no table holds. Every value stays the same.
 _STORED = {
     pa.large_string(): pa.string(),
@@ -105,6 +107,8 @@ def _stored(field: pa.Field) -> pa.DataType:
         raise InvalidUsage(
             f"column {field.name} holds only nulls, so its type is not known: create the table with key= and value="
         )
+    if pa.types.is_decimal(kind) and kind.precision <= DIGITS_MAX and kind.scale >= 0:
+        return pa.decimal128(kind.precision, kind.scale)
     if pa.types.is_fixed_size_binary(kind):
         return pa.binary()
     if pa.types.is_struct(kind):

@@ -1,14 +1,14 @@
 """The writes of one table: which updates a frame becomes, at which time, and again when another writer was faster.
 
 Appends stage their rows once and move them to a later time after a lost race. Every other write is a correction: it reads the newest
-contents, stages what must change, and commits if nothing was written since; else it begins anew. This module knows no names and no forms of
-frames beyond tables_of.
+contents, stages what must change, and commits if nothing was written since; else it follows what was written (corrections.py). This module
+knows no names and no forms of frames beyond tables_of.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -32,7 +32,7 @@ from persist_engine.model.maintenance import Maintenance
 from persist_engine.rows.predicate import Predicate
 from persist_engine.rows.updates import consolidate
 from persist_engine.table.columns import Columns
-from persist_engine.table.corrections import correction, corrections, retracted
+from persist_engine.table.corrections import Correction, correction, corrections, retracted
 from persist_engine.table.filters import Condition
 from persist_engine.table.frames import Frame, streamed, table_of, tables_of
 from persist_engine.table.keys import KeySet, one_per_key
@@ -69,8 +69,16 @@ class Written:
         return f"Written({at}, inserted={self.inserted}, deleted={self.deleted})"
 
 
-#: The updates at a time that correct a snapshot.
-Plan = Callable[[Snapshot, Columns, int], Iterable[pa.Table]]
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How to correct the contents."""
+
+    updates: Callable[[Snapshot, Columns, int], Iterable[pa.Table]]
+    """The updates at a time that correct a snapshot."""
+    touched: Callable[[pa.RecordBatch, Columns], pa.Table]
+    """Of rows of the table, those that the correction retracts."""
+    where: Predicate | None = None
+    """What the rows that it touches fulfil."""
 
 
 class _Basis(NamedTuple):
@@ -123,7 +131,7 @@ class TableWriter:
         if not rows and ticket is None:
             writer.discard(batch)
             return Written(None)
-        with self._turn, _discarded_when_refused(writer, batch):
+        with self._turn, _discarded_when_refused(lambda: writer.discard(batch)):
             return self._landed(writer, batch, Written(time, inserted=rows), ticket)
 
     def upsert(self, frame: Frame, *, order_by: str | None, txn: Txn | None) -> Written:
@@ -141,7 +149,7 @@ class TableWriter:
         structs = columns.structs(columns.fitted(table, besides=() if order_by is None else (order_by,)))
         rows = one_per_key(structs, order, order_by=order_by)
         if not rows.num_rows:
-            return self._corrected(None, lambda *_: (), txn=txn, columns=columns)
+            return self._corrected(_Plan(lambda *_: (), _none), txn=txn, columns=columns)
         with self._turn:
             done = self._upserted(rows, columns, txn)
             return self._replaced(rows, columns, txn) if done is None else done
@@ -149,15 +157,17 @@ class TableWriter:
     def delete(self, condition: Condition, *, txn: Txn | None) -> Written:
         """Removes the rows that fulfil a condition."""
 
-        def plan(snapshot: Snapshot, at: Columns, time: int) -> Iterator[pa.Table]:
-            for batch in snapshot.to_batches():
-                rows = pa.Table.from_batches([batch])
-                if condition.expression is not None:
-                    rows = rows.filter(condition.mask(pa.Table.from_batches([at.side_by_side(batch)])))
-                if rows.num_rows:
-                    yield retracted(rows, time)
+        def touched(batch: pa.RecordBatch, at: Columns) -> pa.Table:
+            rows = pa.Table.from_batches([batch])
+            if condition.expression is None:
+                return rows
+            return rows.filter(condition.mask(pa.Table.from_batches([at.side_by_side(batch)])))
 
-        return self._corrected(condition.predicate, plan, txn=txn)
+        def updates(snapshot: Snapshot, at: Columns, time: int) -> Iterator[pa.Table]:
+            for batch in snapshot.to_batches():
+                yield retracted(touched(batch, at), time)
+
+        return self._corrected(_Plan(updates, touched, condition.predicate), txn=txn)
 
     def overwrite(self, frame: Frame, *, txn: Txn | None, expected: int | None) -> Written:
         """Makes the rows of a frame the contents: writes the difference."""
@@ -178,11 +188,13 @@ class TableWriter:
                     builder.add(columns.updates(structs, time=staged_at))
             desired = builder.finish(Antichain.of(staged_at + 1))
 
-        def plan(snapshot: Snapshot, _at: Columns, time: int) -> Iterator[pa.Table]:
+        def updates(snapshot: Snapshot, _at: Columns, time: int) -> Iterator[pa.Table]:
             return snapshot.corrections([desired.hollow], time=time)
 
         try:
-            return self._corrected(None, plan, txn=txn, expected=expected, columns=columns, not_before=staged_at)
+            return self._corrected(
+                _Plan(updates, _all), txn=txn, expected=expected, columns=columns, not_before=staged_at
+            )
         finally:
             writer.discard(desired)
 
@@ -202,12 +214,12 @@ class TableWriter:
         """Overwrites with rows in memory."""
         desired = consolidate(columns.updates(rows, time=0))
 
-        def plan(snapshot: Snapshot, _at: Columns, time: int) -> Iterable[pa.Table]:
+        def updates(snapshot: Snapshot, _at: Columns, time: int) -> Iterable[pa.Table]:
             if snapshot.bytes_estimate > COMPARED_BYTES_MAX // 4:  # Parquet is smaller than rows in memory
                 return corrections(snapshot, desired, time=time)
             return [correction(snapshot.to_table(), desired, time=time)]
 
-        return self._corrected(None, plan, txn=txn, expected=expected, columns=columns)
+        return self._corrected(_Plan(updates, _all), txn=txn, expected=expected, columns=columns)
 
     # -- upserts ------------------------------------------------------------------------------------------------------
 
@@ -247,12 +259,15 @@ class TableWriter:
         """Upserts by reading the rows with the same keys."""
         keys = KeySet(rows, columns.schema, np.frombuffer(self._env.random_bytes(32), np.uint64))
 
-        def plan(snapshot: Snapshot, at: Columns, time: int) -> Iterator[pa.Table]:
+        def updates(snapshot: Snapshot, at: Columns, time: int) -> Iterator[pa.Table]:
             found = [keys.candidates(pa.Table.from_batches([batch])) for batch in snapshot.to_batches()]
             old = keys.among(pa.concat_tables([at.schema.updates_schema.empty_table(), *found]))
             yield consolidate(pa.concat_tables([retracted(old, time), at.updates(rows, time=time)]))
 
-        return self._corrected(keys.predicate, plan, txn=txn, columns=columns)
+        def touched(batch: pa.RecordBatch, _at: Columns) -> pa.Table:
+            return keys.among(keys.candidates(pa.Table.from_batches([batch])))
+
+        return self._corrected(_Plan(updates, touched, keys.predicate), txn=txn, columns=columns)
 
     # -- committing ---------------------------------------------------------------------------------------------------
 
@@ -264,7 +279,7 @@ class TableWriter:
             if not upper.less_equal(time):
                 time = self._time_at(upper)
                 batch.rewrite_times(Antichain.of(time), Antichain.of(time + 1))
-            outcome = _committed(writer, batch, upper, time, ticket)
+            outcome = _committed(writer, [batch], upper, time, ticket)
             match outcome:
                 case Appended(maintenance=maintenance):
                     self._on_maintenance(writer, maintenance)
@@ -282,16 +297,15 @@ class TableWriter:
 
     def _corrected(
         self,
-        where: Predicate | None,
-        plan: Plan,
+        plan: _Plan,
         *,
         txn: Txn | None,
         columns: Columns | None = None,
         expected: int | None = None,
         not_before: int = 0,
     ) -> Written:
-        """Commits the corrections that `plan` makes of the newest contents, and anew after a lost race. `columns`: those that the
-        rows of the caller were fitted to; a schema that evolved since is SchemaMismatch.
+        """Commits the corrections that `plan` makes of the newest contents. `columns`: those that the rows of the caller were fitted to; a
+        schema that evolved since is SchemaMismatch.
         """
         with self._turn:
             for _ in range(ATTEMPTS_MAX):
@@ -312,20 +326,20 @@ class TableWriter:
                     if reader.schema != now.schema:
                         continue
                     basis = _Basis(writer, reader, upper, max(not_before, self._time_at(upper)), now)
-                    written = self._correct_once(basis, where, plan, ticket)
+                    written = self._correct(basis, plan, ticket, follows=expected is None)
                 if written is not None:
                     return written
         raise _lost()
 
-    def _correct_once(
-        self, basis: _Basis, where: Predicate | None, plan: Plan, ticket: Ticket | None
-    ) -> Written | None:
-        """One attempt. None: another writer was faster, or the contents had to be made readable first."""
+    def _correct(self, basis: _Basis, plan: _Plan, ticket: Ticket | None, *, follows: bool) -> Written | None:
+        """Stages one correction and commits it. After a lost race it `follows` the other writers. None: it must begin anew, as the contents
+        had to be made readable first, or it cannot follow.
+        """
         writer, reader, upper, time, columns = basis
         if upper.time == 0:
             self._raise_upper(writer, upper, 1)
             return None
-        snapshot = reader.snapshot(upper.newest_complete, where=where)
+        snapshot = reader.snapshot(upper.newest_complete, where=plan.where)
         if isinstance(snapshot, SinceAhead):
             # SUBTLE: since may be at or past upper, where no time is readable. An append without rows moves upper past it.
             since = snapshot.since.time
@@ -333,24 +347,33 @@ class TableWriter:
                 raise InvalidUsage("the contents can no longer be read, so they cannot be corrected")
             self._raise_upper(writer, upper, since + 1)
             return None
-        inserted = deleted = 0
-        with snapshot, writer.builder(upper) as builder:
-            for table in plan(snapshot, columns, time):
-                more, fewer = _sums(table)
-                inserted, deleted = inserted + more, deleted + fewer
-                if table.num_rows:
-                    builder.add(table)
-            batch = builder.finish(Antichain.of(time + 1))
-        if not inserted and not deleted and ticket is None:
-            writer.discard(batch)
-            return Written(None)
-        with _discarded_when_refused(writer, batch):
-            writer.check_newest_schema()
-            outcome = _committed(writer, batch, upper, time, ticket)
-        if isinstance(outcome, Appended):
-            self._on_maintenance(writer, outcome.maintenance)
-            return Written(time if inserted or deleted else None, inserted, deleted)
-        writer.discard(batch)
+        with snapshot:
+            correction = Correction(writer, upper=upper, time=time, plan=plan.updates(snapshot, columns, time))
+        for _ in range(ATTEMPTS_MAX):
+            if not any(correction.sums) and ticket is None:
+                correction.discard()
+                return Written(None)
+            with _discarded_when_refused(correction.discard):
+                writer.check_newest_schema()
+                outcome = _committed(writer, correction.batches, correction.upper, correction.time, ticket)
+            match outcome:
+                case Appended(maintenance=maintenance):
+                    self._on_maintenance(writer, maintenance)
+                    inserted, deleted = correction.sums
+                    return Written(correction.time if inserted or deleted else None, inserted, deleted)
+                case UpperMismatch(current=current) if follows and self._machine.schema == reader.schema:
+                    with _discarded_when_refused(correction.discard):
+                        later = max(correction.time, self._time_at(current))
+                        if correction.follow(
+                            reader,
+                            current,
+                            later,
+                            where=plan.where,
+                            touched=lambda rows: plan.touched(rows, columns),
+                        ):
+                            continue
+            break
+        correction.discard()
         return None
 
     def _raise_upper(self, writer: WriteHandle, upper: Antichain, to: int) -> None:
@@ -385,10 +408,12 @@ class TableWriter:
         return None if txn is None else ticket_of(txn, lambda name: self._client.progress(self._shard_id, name))
 
 
-def _committed(writer: WriteHandle, batch: Batch, upper: Antichain, time: int, ticket: Ticket | None) -> AppendOutcome:
-    """One attempt to append the batch, which has the time `time`, with the number of the transaction."""
+def _committed(
+    writer: WriteHandle, batches: Sequence[Batch], upper: Antichain, time: int, ticket: Ticket | None
+) -> AppendOutcome:
+    """One attempt to append the batches, which have the time `time`, with the number of the transaction."""
     return writer.compare_and_append_batch(
-        [batch],
+        batches,
         expected_upper=upper,
         new_upper=Antichain.of(time + 1),
         progress=None if ticket is None else ticket.progress,
@@ -397,12 +422,12 @@ def _committed(writer: WriteHandle, batch: Batch, upper: Antichain, time: int, t
 
 
 @contextmanager
-def _discarded_when_refused(writer: WriteHandle, batch: Batch) -> Iterator[None]:
+def _discarded_when_refused(discard: Callable[[], None]) -> Iterator[None]:
     """After InvalidUsage nothing was committed. After other errors the outcome may be unknown, and the blobs must stay."""
     try:
         yield
     except InvalidUsage:
-        writer.discard(batch)
+        discard()
         raise
 
 
@@ -412,7 +437,9 @@ def _lost() -> Conflict:
     )
 
 
-def _sums(updates: pa.Table) -> tuple[int, int]:
-    """How many rows are added, and how many removed."""
-    diffs = updates.column("diff").to_numpy()
-    return int(diffs[diffs > 0].sum()), -int(diffs[diffs < 0].sum())
+def _all(batch: pa.RecordBatch, _: Columns) -> pa.Table:
+    return pa.Table.from_batches([batch])
+
+
+def _none(batch: pa.RecordBatch, _: Columns) -> pa.Table:
+    return pa.Table.from_batches([batch.slice(0, 0)])

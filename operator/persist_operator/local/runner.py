@@ -21,7 +21,7 @@ from persist_engine.model.inspection import Inspection
 from persist_operator.api import conditions
 from persist_operator.api.names import MAINTENANCE_KINDS, MaintenanceKind
 from persist_operator.api.schema_check import ResourceSchemas
-from persist_operator.api.shard import Shard
+from persist_operator.api.shard import Shard, ShardSchema
 from persist_operator.api.shard_status import ShardStatus, Upkeep
 from persist_operator.api.sink import Sink
 from persist_operator.bridge import Bridge
@@ -43,7 +43,7 @@ from persist_operator.plan.observed import (
     SinkObserved,
     StoreFailure,
 )
-from persist_operator.plan.shard import is_to_be_asked, plan_shard
+from persist_operator.plan.shard import is_to_be_asked, plan_shard, schema_problem
 from persist_operator.plan.sink import plan_sink
 from persist_operator.settings import OperatorSettings
 
@@ -98,8 +98,8 @@ class Refused(InvalidUsage):
 def checked(
     documents: Sequence[Mapping[str, Any]], schemas: ResourceSchemas, objects: Objects, *, watch: bool = False
 ) -> list[Document]:
-    """The documents with defaults, shards before sinks. Refused lists all errors, also those that would end a Spark run: in schedules,
-    and in inputs that are files. With `watch` the input of a Scheduled sink may come later.
+    """The documents with defaults, shards before sinks. Refused lists all errors, also those in types of schemas, and those that would end
+    a Spark run: in schedules, and in inputs that are files. With `watch` the input of a Scheduled sink may come later.
     """
     out: dict[tuple[str, str], Document] = {}
     problems = []
@@ -116,6 +116,10 @@ def checked(
             shard_name = document["spec"]["shardRef"]["name"]
             shard = out.get(("PersistShard", shard_name)) or objects.get("PersistShard", shard_name)
             problems += [f"{kind}/{name}: {one}" for one in inputs.problems(document, shard, waits=watch)]
+        elif (schema := document["spec"].get("schema")) is not None:
+            # A schema cannot be changed once it is applied, so a mistake in its types could not be corrected.
+            problem = schema_problem(ShardSchema(key=schema["key"], value=schema.get("value") or ""), None)
+            problems += [] if problem is None else [f"{kind}/{name}: {problem}"]
     if problems:
         raise Refused(problems)
     return sorted(out.values(), key=lambda one: str(one["kind"]))

@@ -231,7 +231,7 @@ def _missing(case: _Case) -> Plan:
             "add spec.schema to create it, or correct spec.shardId"
         )
         return _stalled(shard, base, "ShardNotFound", message, now_ms, reachable=True)
-    problem = _schema_problem(shard.spec.schema, None)
+    problem = schema_problem(shard.spec.schema, None)
     if problem is not None:
         return _stalled(shard, base, "InvalidSchema", problem, now_ms, reachable=True)
     action = InitialiseShard(
@@ -267,17 +267,17 @@ def _problem(shard: Shard, inspection: Inspection, words: Words) -> tuple[str, s
         return "ShardLost", lost
     if shard.spec.schema is not None:
         actual = ShardSchema(key=inspection.key_schema, value=inspection.val_schema)
-        problem = _schema_problem(shard.spec.schema, actual)
+        problem = schema_problem(shard.spec.schema, actual)
         if problem is not None:
             return (
                 ("SchemaMismatch", problem)
-                if _schema_problem(shard.spec.schema, None) is None
+                if schema_problem(shard.spec.schema, None) is None
                 else ("InvalidSchema", problem)
             )
     return None
 
 
-def _schema_problem(wanted: ShardSchema, actual: ShardSchema | None) -> str | None:
+def schema_problem(wanted: ShardSchema, actual: ShardSchema | None) -> str | None:
     """Why the wanted schema is invalid, or how it differs from the actual one (if there is one); None when it is right."""
     try:
         schema = Schema.from_ddl(wanted.key, wanted.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from datetime import date
 from decimal import Decimal
 from types import SimpleNamespace
 
@@ -88,6 +89,45 @@ def test_what_read_writes_can_be_written_again(store, kind):
     path = store.folder / f"out.{kind}"
     store("read", "orders", "--output", path)
     assert json.loads(store("overwrite", "orders", path, "--json"))["time"] is None, "nothing differs"
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_dates_and_bytes_that_read_writes_can_be_written_again(store, kind):
+    value = "d DATE, b BINARY" + (", s STRUCT<d: DATE, b: BINARY>" if kind == "jsonl" else "")
+    store("create", "days", "--key", "id BIGINT", "--value", value)
+    rows = [(1, date(2024, 2, 29), b"\x00\xff"), (2, None, b""), (3, date(1, 1, 1), None), (4, None, None)]
+    with connect(store.folder / "shop", maintain=False) as db:
+        db["days"].append([
+            {"id": id_, "d": d, "b": b} | ({"s": {"d": d, "b": b} if id_ < 4 else None} if kind == "jsonl" else {})
+            for id_, d, b in rows
+        ])  # fmt: skip
+        before = db["days"].to_pylist()
+    (store.folder / f"days.{kind}").write_text(store("read", "days", "--format", kind))
+    assert "nothing" not in store("overwrite", "days", str(store.folder / f"days.{kind}"))
+    store("append", "days", str(store.folder / f"days.{kind}"))
+    with connect(store.folder / "shop", maintain=False) as db:
+        assert db["days"].to_pylist() == [row for row in before for _ in range(2)]
+        assert len(db["days"].history()) == 2, "the overwrite found nothing to write"
+
+
+def test_a_file_of_nothing_removes_nothing(store):
+    """What a broken export left. Beside it, a first line without rows empties the table."""
+    file = store.folder / "rows.csv"
+    store("append", "orders", str(written_as(file, "csv")))
+    file.write_text("")
+    refusal = store("overwrite", "orders", str(file), code=64)
+    assert "rows.csv is empty: the first line of a CSV file names the columns" in refusal
+    assert len(rows_of(store)) == 3
+    file.write_text("id,name,price,at\n")
+    store("overwrite", "orders", str(file))
+    assert rows_of(store) == []
+
+
+def test_bytes_that_are_no_digits(store):
+    store("create", "bytes", "--key", "id BIGINT", "--value", "b BINARY")
+    file = store.folder / "rows.csv"
+    file.write_text("id,b\n1,abc\n")
+    assert "bytes are pairs of hexadecimal digits" in store("append", "bytes", str(file), code=64)
 
 
 def test_several_files_are_one_commit(store):

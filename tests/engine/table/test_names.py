@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from persist_engine import Location, PersistClient, Schema, ShardId, connect
-from persist_engine.base.errors import FinalizationError, InvalidUsage, SchemaMismatch, ShardNotFound
+from persist_engine import Location, PersistClient, Schema, SeededEnv, ShardId, connect
+from persist_engine.base.errors import (
+    FinalizationError,
+    Indeterminate,
+    InvalidUsage,
+    SchemaMismatch,
+    ShardNotFound,
+    Unavailable,
+)
 from persist_engine.model.ownership import Adopted, Owner
-from persist_engine.table.connect import location_of
+from persist_engine.table.connect import CONNECT_S, _saying, location_of
+from persist_kit.servers import free_port
 
 
 def test_one_url_is_a_whole_store(tmp_path):
@@ -236,3 +244,25 @@ def test_a_client_of_its_own_finds_the_shard(db, orders, tmp_path):
     location = Location(blob=f"file://{tmp_path}/shop/blobs", consensus=f"sqlite://{tmp_path}/shop/consensus.db")
     with PersistClient.open(location) as client:
         assert client.shard_named("orders") == orders.id
+
+
+def test_a_store_that_does_not_answer_is_named(tmp_path, caplog):
+    """A port that was mistyped: an error within half a minute, and not a wait without end."""
+    env = SeededEnv()
+    start_s = env.monotonic_s()
+    with pytest.raises(Unavailable, match=r"open consensus gave up .* redis://127.0.0.1:\d+/0: .*refused") as caught:
+        connect(f"file://{tmp_path}", f"redis://:pass-word@127.0.0.1:{free_port()}/0", env=env)
+    assert env.monotonic_s() - start_s == pytest.approx(CONNECT_S, abs=3)
+    assert "no answer for" in caplog.text
+    assert "pass-word" not in caplog.text + str(caught.value)
+
+
+def test_calls_that_wait_say_so(caplog):
+    env = SeededEnv()
+    say = _saying(env)
+    for pause_s in (0, 1, 3, 3, 4, 4, 60, 3, 16):
+        env.sleep(pause_s)
+        say("append of s1", Indeterminate("no route"))
+    assert [record.message for record in caplog.records] == [
+        f"append of s1: no answer for {seconds} s, waiting: no route" for seconds in (7, 15, 19)
+    ]

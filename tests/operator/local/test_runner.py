@@ -252,6 +252,13 @@ def test_refusals_name_the_resource_the_field_and_what_to_change(house):
     )
 
 
+def test_a_mistyped_schema_is_refused_before_it_can_no_longer_be_changed(house):
+    wrong = house.shard(schema={"key": "id BIGNIT", "value": "name STRING"})
+    (text,) = refusal(house, wrong)
+    assert "PersistShard/things: spec.schema: key schema at position 4, field 'id': type 'BIGNIT' is not one of" in text
+    house.apply(house.shard(schema={"key": "id BIGINT"}))
+
+
 def test_one_refusal_names_every_problem(house):
     problems = refusal(
         house, house.shard(name="A"), house.sink(nonsense=1), {"kind": "Pod"}, "text", house.shard(), house.shard()

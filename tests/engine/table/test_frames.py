@@ -1,0 +1,95 @@
+"""What frames of everyday hold, and what a table makes of it: the same values, or an error that names the column."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from decimal import Decimal
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from persist_engine.base.errors import SchemaMismatch
+
+NAN = math.nan
+D = Decimal
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "stored"),
+    [
+        ("DECIMAL(10,2)", [None, 1.5], [None, D("1.50")]),
+        ("DECIMAL(10,2)", [D(1), 1.5, 2, 0.1], [D(1), D("1.5"), D(2), D("0.1")]),
+        ("DECIMAL(10,2)", (1, np.float64(2.25)), [D(1), D("2.25")]),
+        ("DECIMAL(10,2)", pd.Series([1, -99_999_999]), [D(1), D(-99_999_999)]),
+        ("DECIMAL(10,2)", np.array([7], np.uint64), [D(7)]),
+        ("DECIMAL(20,0)", np.array([2**64 - 1], np.uint64), [D(2**64 - 1)]),
+        ("DECIMAL(38,10)", pl.Series([12], dtype=pl.Decimal(38, 0)), [D(12)]),
+        ("FLOAT", np.array([1.5], np.float16), [1.5]),
+        ("DOUBLE", np.array([1.5], np.float16), [1.5]),
+        ("STRING", pl.Series(["x", None, "y"], dtype=pl.Categorical), ["x", None, "y"]),
+        ("STRING", pl.Series(["y", None, "x"], dtype=pl.Enum(["x", "y"])), ["y", None, "x"]),
+        ("STRING", pd.Series(["x", None]).astype("category"), ["x", None]),
+    ],
+)
+@pytest.mark.parametrize("call", ["append", "upsert", "overwrite"])
+def test_values_stay_the_same(db, call, kind, values, stored):
+    table = db.create("t", key="id BIGINT", value=f"v {kind}")
+    ids = list(range(len(stored)))
+    frame = {"id": ids, "v": values}
+    if isinstance(values, pl.Series):
+        frame = pl.DataFrame(frame)
+    getattr(table, call)(frame)
+    assert table.to_arrow().column("v").to_pylist() == stored
+    assert table.overwrite(frame).time is None, "it is there already"
+
+
+ZONED, PLAIN = dt.datetime(2020, 1, 1, tzinfo=dt.UTC), dt.datetime(2020, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "text"),
+    [
+        ("DECIMAL(10,2)", [D(1), 0.125], "v: Rescaling Decimal value would cause data loss"),
+        ("DECIMAL(10,2)", [1, NAN], "v: "),
+        ("DECIMAL(10,2)", pd.Series([10**8]), r"v is DECIMAL\(20,0\)|v is BIGINT"),
+        ("DECIMAL(38,30)", pd.Series([2**63 - 1]), r"v is BIGINT.*some have more digits than DECIMAL\(38,30\) holds"),
+        ("DECIMAL(38,30)", pa.array([D(2**63)], pa.decimal128(38, 0)), r"v is .*: some have more digits"),
+        ("TIMESTAMP", [ZONED, PLAIN], "v: some of its times have a zone, and some have none"),
+        ("TIMESTAMP_NTZ", [PLAIN, ZONED], "v: some of its times have a zone, and some have none"),
+        ("TIMESTAMP", [pd.Timestamp(1, tz="UTC")], "v: some of its times have nanoseconds"),
+        ("DATE", pd.Series([pd.Timestamp("2020-01-01")]), r"v is .*: take the dates of its times, as in df\['at'\].dt.date"),
+    ],
+)  # fmt: skip
+def test_values_that_would_change_are_refused(db, kind, values, text):
+    table = db.create("t", key="id BIGINT", value=f"v {kind}")
+    with pytest.raises(SchemaMismatch, match=f"table t: {text}"):
+        table.append({"id": list(range(len(values))), "v": values})
+    assert table.count() == 0
+
+
+def test_a_table_like_a_frame_holds_its_decimals(db):
+    frame = pa.table(
+        {"id": [1], "v": pa.array([D("1.50")], pa.decimal32(5, 2)), "w": pa.array([D(3)], pa.decimal256(20, 0))}
+    )
+    table = db.create("t", "id", like=frame)
+    table.append(frame)
+    assert table.to_pylist() == [{"id": 1, "v": D("1.50"), "w": D(3)}]
+
+
+@pytest.mark.parametrize(
+    ("orders", "wins"),
+    [
+        ([5.0, NAN, 7.0], 1),
+        ([None, -math.inf, None], 1),
+        (pl.Series(["a", "c", "b"], dtype=pl.Categorical), 1),
+        (pa.array(["a", "c", "c"], pa.string_view()), 2),
+    ],
+)
+def test_the_greatest_order_wins(db, orders, wins):
+    table = db.create("t", key="id BIGINT", value="v BIGINT")
+    column = orders.to_arrow() if isinstance(orders, pl.Series) else pa.array(orders)
+    table.upsert(pa.table({"id": [1, 1, 1], "v": [0, 1, 2], "at": column}), order_by="at")
+    assert table.to_pylist() == [{"id": 1, "v": wins}]

@@ -1,0 +1,135 @@
+"""Corrections beside writers that are faster: they read the table once, follow what others wrote, and end as if they had come last."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from persist_engine import connect
+
+CALLS = {
+    "upsert": lambda table: table.upsert([row(key, "mine") for key in (2, 3, 50)]),
+    "delete": lambda table: table.delete("name >= 'd' AND id < 6"),
+    "delete by an expression": lambda table: table.delete(pc.field("id") % 2 == 0)
+    if hasattr(pc.Expression, "__mod__")
+    else table.delete(pc.bit_wise_and(pc.field("id"), 1) == 0),
+    "overwrite": lambda table: table.overwrite([row(key, "all") for key in (1, 1, 4, 60)]),
+    "overwrite with a stream": lambda table: table.overwrite(iter([pa.Table.from_pylist([row(4, "all"), row(60, "all")])])),
+}  # fmt: skip
+
+
+def row(key, name):
+    return {"id": key, "name": name}
+
+
+def after(call, rows):
+    """What the call makes of the rows of a table."""
+    left = Counter(rows)
+    match call:
+        case "upsert":
+            left = Counter({each: count for each, count in left.items() if each[0] not in {2, 3, 50}})
+            return left + Counter({(key, "mine"): 1 for key in (2, 3, 50)})
+        case "delete":
+            return Counter({each: count for each, count in left.items() if not (each[1] >= "d" and each[0] < 6)})
+        case "delete by an expression":
+            return Counter({each: count for each, count in left.items() if each[0] % 2})
+        case "overwrite":
+            return Counter({(1, "all"): 2, (4, "all"): 1, (60, "all"): 1})
+        case "overwrite with a stream":
+            return Counter({(4, "all"): 1, (60, "all"): 1})
+    raise AssertionError(call)
+
+
+def contents(table):
+    return Counter((each["id"], each["name"]) for each in table.to_pylist())
+
+
+@pytest.mark.parametrize("memory_bytes", [1 << 18, 0])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_correction_follows_faster_writers(db, monkeypatch, call, memory_bytes):
+    """Before each of its first commits others append, delete and upsert. The table is read once, and the call counts exactly what it
+    changed, if it is small.
+    """
+    monkeypatch.setattr("persist_engine.table.corrections.RESTAGED_BYTES_MAX", memory_bytes - 1)
+    table, rng = db.create("t", key="id BIGINT", value="name STRING"), random.Random(f"{call}{memory_bytes}")
+    table.append([row(key, rng.choice("abcdef")) for key in [*range(12), *range(4)]])
+    writer, reads = table._writer._current()[0], []
+    swap, left = writer.compare_and_append_batch, iter(range(4))
+    with connect(db.location.blob.removesuffix("/blobs"), maintain=False) as others:
+        theirs = others["t"]
+        steps = [
+            lambda: theirs.append([row(rng.randrange(12), rng.choice(["d", "mine", "all"])) for _ in range(9)]),
+            lambda: theirs.delete(f"id = {rng.randrange(12)} OR name = 'mine'"),
+            lambda: theirs.upsert([row(3, "e"), row(4, "all"), row(60, "b")]),
+            lambda: theirs.append([row(2, "mine"), row(50, "mine"), row(1, "all")]),
+        ]
+        before = []
+
+        def raced(*args, **more):
+            step = next(left, None)
+            if step is not None:
+                steps[step]()
+            before[:] = [contents(theirs)]
+            return swap(*args, **more)
+
+        monkeypatch.setattr(writer, "compare_and_append_batch", raced)
+        with table._reader.lent() as reader:
+            read = type(reader).snapshot
+            monkeypatch.setattr(
+                type(reader), "snapshot", lambda self, *a, **k: (reads.append(self), read(self, *a, **k))[1]
+            )
+            done = CALLS[call](table)
+            mine = [each for each in reads if each is reader]
+    assert len(mine) == 1, "the table is read once"
+    wanted = after(call, before[0])
+    assert contents(table) == wanted
+    added, removed = wanted - before[0], before[0] - wanted
+    assert done.inserted - done.deleted == added.total() - removed.total()
+    if memory_bytes:
+        assert (done.inserted, done.deleted) == (added.total(), removed.total())
+    assert contents(table.at(done.time)) == wanted
+    assert table.verify().findings == []
+
+
+def test_a_correction_that_others_made_already_writes_nothing(db, monkeypatch):
+    table = db.create("t", key="id BIGINT", value="name STRING")
+    table.append([row(1, "a"), row(2, "b")])
+    writer = table._writer._current()[0]
+    swap = writer.compare_and_append_batch
+
+    def raced(*args, **more):
+        monkeypatch.undo()
+        with connect(db.location.blob.removesuffix("/blobs"), maintain=False) as others:
+            others["t"].delete("id = 1")
+        return swap(*args, **more)
+
+    monkeypatch.setattr(writer, "compare_and_append_batch", raced)
+    done = table.delete("name = 'a'")
+    assert (done.time, done.inserted, done.deleted) == (None, 0, 0)
+    assert contents(table) == Counter({(2, "b"): 1})
+
+
+def test_a_correction_begins_anew_when_it_cannot_follow(db, monkeypatch):
+    """Others wrote more than it keeps in memory, and evolved the schema."""
+    monkeypatch.setattr("persist_engine.table.corrections.FOLLOWED_BYTES_MAX", 0)
+    table = db.create("t", key="id BIGINT", value="name STRING")
+    table.append([row(1, "a"), row(2, "b")])
+    writer = table._writer._current()[0]
+    swap, left = writer.compare_and_append_batch, iter(range(2))
+
+    def raced(*args, **more):
+        step = next(left, None)
+        if step is not None:
+            with connect(db.location.blob.removesuffix("/blobs"), maintain=False) as others:
+                if step:
+                    others["t"].alter(add="note STRING")
+                others["t"].append([row(3 + step, "a") | ({"note": "new"} if step else {})])
+        return swap(*args, **more)
+
+    monkeypatch.setattr(writer, "compare_and_append_batch", raced)
+    assert table.delete("name = 'a'").deleted == 3
+    assert contents(table) == Counter({(2, "b"): 1})
+    assert table.verify().findings == []
