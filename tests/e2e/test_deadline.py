@@ -1,4 +1,4 @@
-"""A deadline for physical deletion, with proof: a row that was retracted is gone from S3 and Redis in time, on a shard that nobody writes."""
+"""A deadline for physical deletion, with proof: a row that was retracted is gone from S3 and Redis in time, on a shard without writers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900), pytest.mark.usefixtures("operator_is_there")]
 
 DEADLINE_S = 300
-MARK = "a-person-who-asked-to-be-forgotten"
+MARK = "a-person-to-be-forgotten"
 
 
 def test_what_was_retracted_is_gone_before_its_deadline_and_the_proof_says_so(
