@@ -276,6 +276,8 @@ class PersistClient:
         """Lets `listener` hear of commits to the shard, of any process, for as long as another reference to it exists: see storage.notify.
         The shard need not exist. Costs no state and no read. Idempotent.
         """
+        if not callable(getattr(listener, "hear", None)):
+            raise unexpected(listener, "listener", "a Listener, with a method `hear`")
         self._push.subscribe(expect_shard(shard_id), listener)
 
     def hears_commits(self, shard_id: ShardId) -> bool:
@@ -291,6 +293,8 @@ class PersistClient:
 
     def is_newest(self, shard_id: ShardId, *, seqno: int, tag: str) -> bool:
         """Whether this version, with this tag in hex, is the newest of the shard's log. Linearized. One small read, none of blob."""
+        expect_count(seqno, "seqno", least=0)
+        expect(tag, str, "tag", "a text of hexadecimal digits")
         head = self._versions.retry.external("head", lambda: self._consensus.head(expect_shard(shard_id)))
         return head is not None and (int(head.seqno), head.tip.tag.hex()) == (seqno, tag)
 

@@ -107,6 +107,8 @@ def test_maintenance_reports_and_keeps_the_contents(persist, shop, tmp_path):
         code, out, _ = persist("maintain", work, "--shard", shop.shard_id, "--report", file, "--json", *shop.args)
         assert code == 0
         reports[work] = json.loads(out)
+        deleted = reports[work].pop("deleted", [])  # not in the file, which a pod's termination message must hold
+        assert len({each["key"] for each in deleted}) == reports[work]["blobs_deleted"]
         assert json.loads(file.read_text()) == reports[work]
     keys = {
         "type", "outcome", "message", "shard_id", "seqno", "duration_ms", "bytes_read", "bytes_written", "blobs_deleted",

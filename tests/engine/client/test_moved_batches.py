@@ -63,6 +63,23 @@ class Uploads(MemBlob):
         super().set(key, value)
 
 
+@pytest.mark.parametrize("rows", [1, ROWS])
+def test_a_moved_batch_owes_no_deletion(rows: int) -> None:
+    """Its bounds are narrower than staged, but hide no rows. It was taken for one with hidden rows, retracted since 1970."""
+    world, writer = opened()
+    client, shard_id = world.process(), writer.shard_id
+    rival = client.open_writer(shard_id, SCHEMA, purpose="rival")
+    batch = writer.batch([row(key, "x", 2) for key in range(rows)], lower=A(0), upper=A(5))
+    raced(writer, rival, [batch], times=2)
+    assert client.inspect(shard_id).owed_from_ms is None
+    # A batch that is really cut hides rows.
+    upper = writer.fetch_recent_upper()
+    wide = writer.batch([row(1, "x", upper.time)], lower=upper, upper=A(99))
+    answer = writer.compare_and_append_batch([wide], expected_upper=upper, new_upper=A(95))
+    assert isinstance(answer, Appended)
+    assert client.inspect(shard_id).owed_from_ms is not None
+
+
 def noted(**batch: Any) -> tuple[World, WriteHandle, Uploads]:
     """A new world whose uploads are noted, and the writer of a new shard with the batch settings `batch`."""
     world, uploads = World(settings=Settings(batch=BatchSettings(**batch))), Uploads()

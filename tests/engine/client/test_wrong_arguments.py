@@ -79,6 +79,10 @@ WRONG: dict[type, dict[str, dict[str, list[Any]]]] = {
         "shard_named": {"name": [*all_but(str), "", "\ud800", "no/such name"]},
         "evolve_schema": {"shard_id": SHARD, "schema": SCHEMAS},
         "recent_upper": {"shard_id": SHARD},
+        "has_log": {"shard_id": SHARD},
+        "hears_commits": {"shard_id": SHARD},
+        "is_newest": {"shard_id": SHARD, "seqno": [*all_but(int), -1], "tag": all_but(str)},
+        "on_commit": {"shard_id": SHARD, "listener": ANYTHING},
         "set_retention": {"shard_id": SHARD, "retain_ms": [*all_but(int, None), -5, 2**64]},
         "progress": {"shard_id": SHARD, "sink_id": TEXT},
         "inspect": {"shard_id": SHARD, "known_seqno": [*all_but(int, None), -1]},
@@ -125,7 +129,7 @@ WRONG: dict[type, dict[str, dict[str, list[Any]]]] = {
         "maybe_compare_and_downgrade_since": {"expected_opaque": BYTES, "new": [*ANYTHING, (b"x", "7"), (7, 7)]},
     },
     UpsertHandle: {
-        "upsert": {"commands": COMMANDS, "progress": PROGRESS, "expected_progress": all_but(bytes, None)},
+        "upsert": {"commands": COMMANDS, "keeps_greater": all_but(str, None), "progress": PROGRESS, "expected_progress": all_but(bytes, None)},
         "upsert_at": {"commands": COMMANDS, "upper": TIME, "progress": PROGRESS, "expected_progress": all_but(bytes, None)},
         "upsert_stream": {"commands": [7, 9.99, True, None, "text", object(), [7]]},
     },
@@ -205,6 +209,7 @@ def place():
 COMMAND = pa.table({"key": pa.array([{"id": 1}]), "val": pa.array([{"name": "b"}])})
 #: Correct arguments. The wrong one replaces its own.
 RIGHT: dict[str, Any] = {
+    "seqno": 1, "tag": "00", "listener": SimpleNamespace(hear=print),
     "table": "batches",
     "owner": Owner("operator", "team", "flights"), "old": Owner("operator", "team", "flights"), "wanted": None, "proposed": ShardId.from_bytes(bytes(16)), "schema": SCHEMA, "purpose": "test", "critical_id": CriticalReaderId.from_bytes(bytes(16)), "opaque": b"o", "sink_id": "s",
     "frontier": 12, "lower": 10, "upper": 20, "updates": [row(1, "a", 11)], "expected_upper": 10, "new_upper": 20, "as_of": 3,

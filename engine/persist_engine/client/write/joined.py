@@ -28,7 +28,7 @@ def joined(batches: Sequence[HollowBatch], desc: Description) -> HollowBatch:
     splits: list[int] = []
     metas: list[RunMeta] = []
     for batch in batches:
-        cut = (batch.desc.lower, batch.desc.upper) != (desc.lower, desc.upper)
+        cut = (batch.desc.lower, batch.desc.upper) != (desc.lower, desc.upper) and not _is_moved_into(batch, desc)
         for meta, run in batch.runs():
             if parts:
                 splits.append(len(parts))
@@ -36,6 +36,13 @@ def joined(batches: Sequence[HollowBatch], desc: Description) -> HollowBatch:
             metas.append(replace(meta, truncated=True) if cut else meta)
     rows = sum(batch.rows for batch in batches)
     return HollowBatch(desc=desc, rows=rows, parts=tuple(parts), run_splits=tuple(splits), run_metas=tuple(metas))
+
+
+def _is_moved_into(batch: HollowBatch, desc: Description) -> bool:
+    """Whether all rows of the batch were moved to times within `desc`, so that its bounds hide none of them."""
+    if batch.desc.upper != desc.upper:
+        return False
+    return all(part.ts_rewrite is not None and desc.lower <= part.ts_rewrite for part in batch.parts)
 
 
 def combined_inline_parts(

@@ -26,7 +26,7 @@ from persist_engine.base.errors import (
     PersistError,
     UpdateBeyondUpper,
 )
-from persist_engine.client.arguments import expect, expect_progress
+from persist_engine.client.arguments import expect, expect_progress, unexpected
 from persist_engine.client.expiring import Expiring
 from persist_engine.client.read.handle import ReadHandle
 from persist_engine.client.write.handle import WriteHandle
@@ -133,6 +133,8 @@ class UpsertHandle(Expiring):
         """
         expect_progress(progress, expected_progress)
         rows = self._rows.commands(commands, has_time=False)
+        if not isinstance(keeps_greater, str | None):
+            raise unexpected(keeps_greater, "keeps_greater", "the name of a field, or None")
         rank = None if keeps_greater is None else self._rows.rank_field(keeps_greater)
         with self._turn():
             return self._write(rows, None, progress, expected_progress, rank)
