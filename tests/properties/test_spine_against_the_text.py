@@ -80,7 +80,9 @@ class Text:
         self.asked = []
         before = copy.deepcopy(self.layers)
         self.tidy()
-        if fuel == 0 or sum(len(old.pieces) for layer in self.layers for old in layer.batches) < 2:
+        every = [old for layer in self.layers for old in layer.batches]
+        is_behind = any(old.rows and old.since != self.since for old in every)
+        if fuel == 0 or (sum(len(old.pieces) for old in every) < 2 and not is_behind):
             self.layers = before
             return False, []
         if any(layer.merge for layer in self.layers):
