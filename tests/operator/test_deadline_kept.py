@@ -159,7 +159,8 @@ def test_a_bucket_that_keeps_old_versions_proves_nothing_until_they_are_gone(kee
     with s3_server(versioned=True) as s3:
         for name, value in s3.environment.items():
             monkeypatch.setenv(name, value)
-        store = boto3.client("s3", endpoint_url=f"http://{s3.address}", region_name=s3.region)
+        # A session of its own: the default one keeps the credentials of an earlier test's server.
+        store = boto3.session.Session().client("s3", endpoint_url=f"http://{s3.address}", region_name=s3.region)
         store.put_bucket_versioning(Bucket=s3.bucket, VersioningConfiguration={"Status": "Enabled"})
         kept = keep(s3.location("data"), f"sqlite:///{tmp_path}/log.db")
         kept.write(*OTHERS, (99, MARK, 1))
