@@ -10,7 +10,7 @@ from persist_engine.base.env import SystemEnv
 from persist_spark.report import Log
 from persist_spark.spec import Envelope, EnvelopeType, Input, SinkSpec, Stream, Write
 from persist_spark.streaming import freshness
-from persist_spark.streaming.freshness import Freshness, is_idle
+from persist_spark.streaming.freshness import Freshness, is_waiting
 from persist_spark.streaming.stream import run_stream
 
 IDLE = {"isTriggerActive": False, "isDataAvailable": False, "message": "Waiting for data to arrive"}
@@ -48,24 +48,41 @@ def reporting():
     return make
 
 
-def test_a_look_that_finds_nothing_counts_from_the_interval_before(reporting):
+def test_two_waits_an_interval_apart_show_that_nothing_was_new_at_the_first(reporting):
     fresh, env, reported = reporting(60)
-    fresh.look(Query, None)
-    assert reported() == [NOW_MS - 10_000]
-    env.now += 4_000
-    fresh.look(Query, None)
-    assert len(reported()) == 1, "Spark is not asked twice within LOOK_S"
-    env.now += 1_000
-    fresh.look(Query, None)
-    assert reported()[1:] == [NOW_MS - 5_000]
+    for _ in range(11):
+        fresh.look(Query, None)
+        env.now += 1_000
+    assert reported() == [], "Spark may not have looked in between"
+    for _ in range(10):
+        fresh.look(Query, None)
+        env.now += 1_000
+    # Looks at 0, 5, 10, 15, 20 s: at 15 s the first is more than an interval past, at 20 s the second.
+    assert reported() == [NOW_MS, NOW_MS + 5_000]
+
+
+@pytest.mark.parametrize("kind", ["a batch", "a look of Spark under way"])
+def test_a_wait_does_not_count_across(reporting, kind):
+    fresh, env, reported = reporting(60, maxFilesPerTrigger="1")
+    busy = type("Busy", (), {"status": {**IDLE, "isTriggerActive": True}})
+    fresh.look(Query, 1)
+    env.now += 9_000
+    fresh.look(*((Query, 2) if kind == "a batch" else (busy, 1)))
+    env.now += 9_000
+    fresh.look(Query, 2 if kind == "a batch" else 1)
+    assert reported() == []
+    env.now += 11_000
+    fresh.look(Query, 2 if kind == "a batch" else 1)
+    assert reported() == [NOW_MS + 18_000]
 
 
 @pytest.mark.parametrize(
     "changes", [{"isTriggerActive": True}, {"isDataAvailable": True}, {"message": "Initializing sources"}]
 )
-def test_a_query_that_works_or_starts_is_not_idle(changes):
-    assert is_idle(IDLE)
-    assert not is_idle({**IDLE, **changes})
+def test_a_query_that_works_or_starts_does_not_wait(changes):
+    assert is_waiting(IDLE)
+    assert is_waiting({**IDLE, "message": "Waiting for next trigger"})
+    assert not is_waiting({**IDLE, **changes})
 
 
 @pytest.mark.parametrize(("option", "reports"), [({}, True), ({"maxFilesPerTrigger": "1"}, False)])
@@ -82,7 +99,7 @@ def test_a_long_target_is_reported_in_few_steps(reporting):
         fresh.look(Query, None)
         env.now += 6_000
     assert len(reported()) == 600 // 100
-    assert all(later - earlier >= 100_000 for earlier, later in zip(reported(), reported()[1:], strict=False))
+    assert all(later - earlier >= 97_500 for earlier, later in zip(reported(), reported()[1:], strict=False))
 
 
 def test_a_stream_without_a_target_reports_nothing():

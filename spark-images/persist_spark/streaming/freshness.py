@@ -1,13 +1,15 @@
 """Since when a stream has everything of its source, for the condition Fresh. Must not know: the operator, its conditions.
 
 A batch has everything that the source had when Spark chose its rows, unless an option limits batches. When Spark has looked for rows and
-found none, nothing is missing either.
+found none, nothing is missing either. Spark looks once in every interval and does not say what it found, so two looks of ours tell it: when
+the query waited at both, at least one interval apart, and no batch was committed in between, Spark looked in between and found nothing.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from persist_engine.base.env import Env
 from pyspark.sql.streaming.query import StreamingQuery
@@ -17,10 +19,13 @@ from persist_spark.spec import Input, Stream
 
 #: How often Spark is asked whether its source is idle.
 LOOK_S = 5.0
-#: From this age on, times are reported in steps of a quarter of it: each report is a request to the API server.
+#: From this target on, times are reported in steps of a quarter of what it leaves after the interval: each report costs the API server a
+#: request.
 _STEPS_FROM_S = 120
-#: What Spark says of a query whose last look found nothing new.
-_IDLE = "Waiting for data to arrive"
+#: What Spark says of a query between two looks. Which of the two it says depends on the moment, not on what it found.
+_WAITING = {"Waiting for data to arrive", "Waiting for next trigger"}
+#: By how much a look of Spark may be later than its interval.
+LATE_MS = 1000
 
 
 @dataclass(kw_only=True)
@@ -35,14 +40,19 @@ class Freshness:
     log: Log
     reported_ms: int = 0
     _looked_s: float = 0.0
+    _waited_ms: deque[int] = field(default_factory=deque)
+    """When the query waited, since the batch of `_planned_ms`, oldest first."""
+    _planned_ms: int | None = None
 
     @classmethod
     def of(cls, stream: Stream, source: Input, *, env: Env, log: Log) -> Freshness | None:
         """None when the stream does not report how old its rows are."""
         if stream.fresh_s is None:
             return None
+        # An idle source is known to be fresh one interval ago, and the steps must fit into what the target leaves.
+        spare_s = stream.fresh_s - stream.commit_interval_s
         return cls(
-            step_ms=1000 * stream.fresh_s // 4 if stream.fresh_s >= _STEPS_FROM_S else 1,
+            step_ms=max(1, 250 * spare_s) if stream.fresh_s >= _STEPS_FROM_S else 1,
             interval_ms=1000 * stream.commit_interval_s,
             is_limited=any("pertrigger" in name.lower() for name in source.options),
             env=env,
@@ -56,10 +66,21 @@ class Freshness:
         now_s = self.env.monotonic_s()
         if now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s
-            now_ms = self.env.now_ms()
-            if is_idle(query.status):
-                # Spark's last look began at most one interval ago.
-                self.at(now_ms - self.interval_ms)
+            self._wait(planned_ms, is_waiting=is_waiting(query.status))
+
+    def _wait(self, planned_ms: int | None, *, is_waiting: bool) -> None:
+        if not is_waiting or planned_ms != self._planned_ms:
+            self._waited_ms.clear()
+        self._planned_ms = planned_ms
+        if not is_waiting:
+            return
+        now_ms = self.env.now_ms()
+        self._waited_ms.append(now_ms)
+        passed_ms = None
+        while self._waited_ms[0] <= now_ms - self.interval_ms - LATE_MS:
+            passed_ms = self._waited_ms.popleft()
+        if passed_ms is not None:
+            self.at(passed_ms)
 
     def at(self, time_ms: int) -> None:
         """Reports a time that is a step later than the last one."""
@@ -68,6 +89,6 @@ class Freshness:
             self.log.event("fresh", fresh_ms=time_ms)
 
 
-def is_idle(status: Mapping[str, object]) -> bool:
-    """Whether the query waits and has found nothing new when it last looked."""
-    return not (status["isTriggerActive"] or status["isDataAvailable"]) and status["message"] == _IDLE
+def is_waiting(status: Mapping[str, object]) -> bool:
+    """Whether the query waits for its next look, and no batch is in flight."""
+    return not (status["isTriggerActive"] or status["isDataAvailable"]) and status["message"] in _WAITING
