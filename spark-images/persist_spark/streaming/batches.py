@@ -130,6 +130,7 @@ class Batches:
         done = self.upserts.commit(frame, token, expected=self.expected)
         if done is None:
             done = self._on_executors(frame, token)
+            self.upserts.executors_did(done.rows_read)
         if done.upper is None:
             self._note(position)
         else:

@@ -74,14 +74,9 @@ class DriverUpserts:
         `UpsertHandle.upsert`.
         """
         if self._is_off or not self._expects_few:
-            self._expects_few = True  # the next batch may be smaller
             return None
         commands = rows_of(frame, self.spec.schema, self.spec.envelope)
-        fields = fields_of(self.spec.schema)
-        texts = TEXT_BYTES_MAX if any(has_texts(f.type) for f in fields) else FAULT_BYTES_MAX
-        rows_max = COMMANDS_BYTES_MAX // (_FIXED_BYTES * (len(fields) + _OTHER_COLUMNS) + texts)
-        found = few_rows(commands, rows_max=rows_max, row_bytes_max=texts)
-        self._expects_few = found is not None
+        found = few_rows(commands, rows_max=self._rows_max, row_bytes_max=self._texts_bytes)
         winners = None if found is None else few_winners(found, self.spec.schema)
         if winners is None:
             return None
@@ -97,6 +92,21 @@ class DriverUpserts:
         if order is not None and not _ranks(winners.commands, self.spec.schema.val.field(order).type):
             return None
         return self._upserted(winners, report, token, expected, order)
+
+    def executors_did(self, rows: int) -> None:
+        """Executors wrote a batch of so many rows. A look at a batch that is too large costs a job, so the driver looks at the next one
+        only if this one had few enough.
+        """
+        self._expects_few = rows <= self._rows_max
+
+    @property
+    def _texts_bytes(self) -> int:
+        return TEXT_BYTES_MAX if any(has_texts(f.type) for f in fields_of(self.spec.schema)) else FAULT_BYTES_MAX
+
+    @property
+    def _rows_max(self) -> int:
+        columns = len(fields_of(self.spec.schema)) + _OTHER_COLUMNS
+        return COMMANDS_BYTES_MAX // (_FIXED_BYTES * columns + self._texts_bytes)
 
     def keep_up(self) -> None:
         """Follows what others wrote, so that the handle does not hold since back while the source is idle. For the thread of `commit`, or
@@ -117,7 +127,7 @@ class DriverUpserts:
             handle = self._current()
             if handle is None:
                 return None
-            lower = handle.hydrate()
+            lower = handle.upper
             self.log.event("decided", rows=report.rows_read, errors=report.errors, keys=winners.commands.num_rows)
             done = handle.upsert(
                 winners.commands if order is not None else winners.commands.drop_columns(["order"]),
@@ -172,6 +182,7 @@ class DriverUpserts:
                 on_hydration=self._check_size,
                 purpose=self.spec.purpose,
             )
+            self._handle.hydrate()
         return self._handle
 
     def _check_size(self, hydration: Hydration) -> None:
