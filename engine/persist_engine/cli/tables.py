@@ -196,6 +196,9 @@ def overwrite(
     expected: Annotated[
         str | None, typer.Option(metavar="TIME", help="Only if nothing was written after this time.")
     ] = None,
+    allow_empty: Annotated[
+        bool, typer.Option("--allow-empty", help="Fine if the files hold no line: all rows are removed.")
+    ] = False,
     txn: TxnOption = None,
     blob: BlobUrl = None,
     consensus: ConsensusUrl = None,
@@ -205,7 +208,12 @@ def overwrite(
     """Make the rows of files the contents; only the difference is written."""
     at = int(expected) if expected is not None and expected.isdecimal() else expected
     with _writing(table, blob, consensus, give_up, as_json=as_json) as done:
-        done(lambda it: it.overwrite(_rows(it, files, format, "overwrite"), expected=at, txn=_txn(txn)))
+
+        def write(it: Table) -> Written:
+            rows = _rows(it, files, format, "overwrite")
+            return it.overwrite(rows if allow_empty else _not_empty(rows, files), expected=at, txn=_txn(txn))
+
+        done(write)
 
 
 def delete(
@@ -348,6 +356,18 @@ def _rows(table: Table, files: list[str], chosen: InputFormat | None, label: str
 
     with progress_bar(label, quiet=False) as bar:
         yield from batches_of(files, chosen, table.schema, lambda rows: bar(0, 1, f"{rows:,} rows"))
+
+
+def _not_empty(rows: Iterator[pa.Table], files: list[str]) -> Iterator[pa.Table]:
+    """The same rows. InvalidUsage if nothing at all is there, as after a program that failed before its first line. A file that names its
+    columns and has no rows is not that.
+    """
+    for first in rows:
+        yield first
+        yield from rows
+        return
+    names = "standard input" if files == ["-"] else ", ".join(files)
+    raise InvalidUsage(f"{names} holds no line, and overwrite would remove all rows: give --allow-empty if that is meant")
 
 
 def _txn(text: str | None) -> tuple[str, int] | None:

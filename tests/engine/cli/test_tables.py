@@ -167,6 +167,22 @@ def test_objects_that_do_not_fit(store):
     assert json.loads(store("append", "orders", path, "--json"))["inserted"] == 0
 
 
+def test_an_overwrite_with_a_file_without_a_line_removes_nothing_unless_it_is_meant(store):
+    """What wrote an empty file has often failed. JSON lines have no header that would say otherwise."""
+    rows, empty = store.folder / "rows.jsonl", store.folder / "empty.jsonl"
+    rows.write_text('{"id": 1, "name": "a", "price": null, "at": null}\n')
+    empty.write_text("\n")
+    store("append", "orders", rows)
+    assert "empty.jsonl holds no line, and overwrite would remove all rows: give --allow-empty" in store(
+        "overwrite", "orders", empty, code=64
+    )
+    assert [row["id"] for row in rows_of(store)] == [1]
+    store("overwrite", "orders", empty, rows)
+    assert [row["id"] for row in rows_of(store)] == [1]
+    store("overwrite", "orders", empty, "--allow-empty")
+    assert rows_of(store) == []
+
+
 def test_keys_orders_and_transactions(store):
     path = store.folder / "rows.csv"
     path.write_text("id,name,price,at,seen\n1,old,,,1\n1,new,,,2\n")
