@@ -7,51 +7,36 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table as Report
 
-from bench import (
-    append,
-    commit,
-    compaction,
-    encode,
-    history,
-    mirror,
-    peers,
-    scale,
-    sink,
-    snapshot,
-    spark,
-    spark_compaction,
-    stream,
-    table,
-    throughput,
-    upsert,
-    write_task,
-)
 from bench.measure import Row
 
-BENCHES: dict[str, Callable[[Path, bool], list[Row]]] = {
-    "commit": commit.run,
-    "throughput": throughput.run,
-    "append": append.run,
-    "encode": encode.run,
-    "snapshot": snapshot.run,
-    "compaction": compaction.run,
-    "history": history.run,
-    "mirror": mirror.run,
-    "sink": sink.run,
-    "spark": spark.run,
-    "spark_compaction": spark_compaction.run,
-    "stream": stream.run,
-    "write_task": write_task.run,
-    "upsert": upsert.run,
-    "peers": peers.run,
-    "scale": scale.run,
-    "table": table.run,
-}
+Run = Callable[[Path, bool], list[Row]]
+
+#: Each is a module here with a function `run`, imported when it runs: `peers` and `table` need packages that the others do not.
+BENCHES = (
+    "commit",
+    "throughput",
+    "append",
+    "encode",
+    "snapshot",
+    "compaction",
+    "history",
+    "mirror",
+    "sink",
+    "spark",
+    "spark_compaction",
+    "stream",
+    "write_task",
+    "upsert",
+    "peers",
+    "scale",
+    "table",
+)
 
 
 def main() -> None:
@@ -72,7 +57,8 @@ def main() -> None:
     ]:  # two need packages of a dependency group of their own, and scale takes many minutes
         print(f"bench {name} ...", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="persist-bench-") as folder:
-            found = BENCHES[name](Path(folder), options.quick)
+            run: Run = import_module(f"bench.{name}").run
+            found = run(Path(folder), options.quick)
         for row in found:
             print(
                 f"  {row.what}: {row.ours} against {row.baseline}, ratio {row.ratio:.2f}", file=sys.stderr, flush=True
