@@ -12,6 +12,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -101,6 +102,17 @@ class Cluster:
     def kill(self, pod: str, namespace: str = NAMESPACE) -> None:
         """Deletes without a grace period, as the loss of a node does."""
         self.kubectl("delete", "pod", pod, "--grace-period=0", "--force", "--wait=false", namespace=namespace)
+
+    @contextmanager
+    def cut_off(self, service: str) -> Iterator[None]:
+        """A Service of the stores has no endpoints for the duration of the block."""
+        app = service.removesuffix("-cut")
+        patch = '{{"spec": {{"selector": {{"app": "{}"}}}}}}'
+        self.kubectl("patch", "service", service, "--patch", patch.format("absent"), namespace=STORES)
+        try:
+            yield
+        finally:
+            self.kubectl("patch", "service", service, "--patch", patch.format(app), namespace=STORES)
 
     def status(self, kind: str, name: str, namespace: str = NAMESPACE) -> Manifest:
         found = self.get(kind, name, namespace)

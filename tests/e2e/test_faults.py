@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -77,18 +76,6 @@ def assert_holds_the_flights(programs: Any, content: Any, source: Callable[[str]
         assert (read["rows"], read["hash"]) == (336_776, content.content_hash(source("flights")))
 
     return check
-
-
-@contextmanager
-def cut_off(cluster: Any, service: str) -> Iterator[None]:
-    """`service` has no endpoints for the duration of the block."""
-    app = service.removesuffix("-cut")
-    patch = '{{"spec": {{"selector": {{"app": "{}"}}}}}}'
-    cluster.kubectl("patch", "service", service, "--patch", patch.format("absent"), namespace=STORES)
-    try:
-        yield
-    finally:
-        cluster.kubectl("patch", "service", service, "--patch", patch.format(app), namespace=STORES)
 
 
 def test_a_driver_killed_while_writing_is_retried_and_contents_are_exact(
@@ -233,7 +220,7 @@ def test_an_unreachable_redis_shows_and_recovers_and_loses_nothing(
         return int(json.loads(lines[-1])["acknowledged"]) if lines else 0
 
     cluster.wait("the writer to be at work", lambda: acknowledged() > 5, timeout_s=60, every_s=0.3)
-    with cut_off(cluster, "redis-cut"):
+    with cluster.cut_off("redis-cut"):
         # Open connections survive a Service without endpoints. A restart ends them, and also tests the log on disk.
         cluster.kubectl(
             "exec",
@@ -262,7 +249,7 @@ def test_an_unreachable_s3_shows_and_recovers(
     shard, shard_id = new_shard("outage-s3", storageProfile="cut")
     programs.result("write_batches", shard_id, "4", "5000", profile="cut")
     before = programs.result("content", shard_id, profile="cut")
-    with cut_off(cluster, "s3-cut"):
+    with cluster.cut_off("s3-cut"):
         # The running operator may have the location open. A new one has to open it again.
         cluster.kill(cluster.operator_pod()["metadata"]["name"], namespace="persist-system")
         found = cluster.wait_condition("persistshard", shard, "StorageReachable", "False", timeout_s=180)

@@ -152,30 +152,32 @@ def test_a_compaction_on_spark_survives_the_loss_of_its_driver_and_changes_no_co
 def test_a_killed_maintenance_pod_is_repeated(
     cluster: Any, programs: Any, new_shard: Callable[..., tuple[str, str]]
 ) -> None:
-    shard, shard_id = new_shard("killed", **IDLE)
-    # Enough data that the compaction takes far longer than the pod needs to die.
-    programs.result("write_batches", shard_id, "12", "400000", timeout_s=300)
-    contents = programs.result("content", shard_id)
-    patch(cluster, shard, {"compaction": EAGER["compaction"]})
+    shard, shard_id = new_shard("killed", storageProfile="cut", **IDLE)
+    programs.result("write_batches", shard_id, "12", "5000", profile="cut")
+    contents = programs.result("content", shard_id, profile="cut")
 
-    def running() -> str | None:
+    def compacting(*phases: str) -> str | None:
         for pod in cluster.items("pods", f"persistshard.io/shard={shard}"):
-            if pod["status"].get("phase") == "Running" and "-compact-" in pod["metadata"]["name"]:
+            if "-compact-" in pod["metadata"]["name"] and pod["status"].get("phase") in phases:
                 return str(pod["metadata"]["name"])
         return None
 
-    pod = cluster.wait("a compaction pod", running, timeout_s=120, every_s=0.1)
-    cluster.kill(pod)
-    left = programs.result("stored", shard_id)["inspection"]
+    def outcomes() -> list[str]:
+        history = cluster.status("persistshard", shard).get("history", [])
+        return [run["outcome"] for run in history if run["type"] == "Compaction"]
+
+    patch(cluster, shard, {"compaction": EAGER["compaction"]})
+    cluster.wait("a compaction pod", lambda: compacting("Pending", "Running"), timeout_s=120, every_s=0.05)
+    with cluster.cut_off("s3-cut"):  # so that no pod is fast enough to be done before it dies
+        pod = cluster.wait("the pod to run", lambda: compacting("Running"), timeout_s=120, every_s=0.1)
+        cluster.kill(pod)
+        cluster.wait("the failed run", lambda: "Failed" in outcomes(), timeout_s=120)
+    left = programs.result("stored", shard_id, profile="cut")["inspection"]
     assert left["uncompacted_batches"] >= 2, "the pod was done before it was killed: nothing was tested"
     cluster.wait(
         "a compaction that succeeds after the killed one",
         lambda: "Compaction" in succeeded(cluster, shard),
         timeout_s=300,
     )
-    outcomes = [
-        run["outcome"] for run in cluster.status("persistshard", shard)["history"] if run["type"] == "Compaction"
-    ]
-    assert "Failed" in outcomes
-    read = programs.result("content", shard_id)
+    read = programs.result("content", shard_id, profile="cut")
     assert (read["rows"], read["hash"]) == (contents["rows"], contents["hash"])

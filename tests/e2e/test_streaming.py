@@ -331,3 +331,43 @@ def test_a_new_revision_takes_over_under_load_without_a_gap(
     cluster.wait(
         "the last values", lambda: programs.result("content", shard_id)["hash"] == expected, timeout_s=300, every_s=3
     )
+
+
+def test_executors_follow_kubectl_scale_and_then_the_load(
+    cluster: Any, named: Callable[[str], str], new_shard: Callable[..., tuple[str, str]]
+) -> None:
+    """By the scale subresource a stream gets a driver with as many executors. With dynamic allocation Spark lets idle ones go."""
+    shard, _ = new_shard("scale", schema={"key": "id BIGINT", "value": "number BIGINT"})
+    name = named("scale")
+    stream = Stream(cluster, name)
+    sql = "select value as id, value as number from input"
+    declared = {"name": "rate", "options": {"rowsPerSecond": "5"}, "sql": sql}
+    manifest = {
+        "apiVersion": "persistshard.io/v1alpha1",
+        "kind": "SparkSink",
+        "metadata": {"name": name},
+        "spec": {
+            "shardRef": {"name": shard},
+            "mode": "Streaming",
+            "commitIntervalSeconds": 1,
+            "input": {"type": "Format", "format": declared},
+            "envelope": {"type": "Append"},
+            "spark": {"executor": {"instances": 1}, "conf": {"spark.dynamicAllocation.executorIdleTimeout": "5s"}},
+        },
+    }
+    cluster.apply(manifest)
+    first = stream.driver()
+    cluster.wait("one executor", lambda: len(stream.executors(first)) == 1, timeout_s=300)
+    cluster.kubectl("scale", "sparksink", name, "--replicas=2")
+    second = stream.driver(after=first)
+    cluster.wait("two executors", lambda: len(stream.executors(second)) == 2, timeout_s=300)
+    cluster.wait("their count", lambda: cluster.status("sparksink", name)["executors"]["running"] == 2, timeout_s=60)
+    stream.commits(second, 2)
+
+    allocation = {"spark": {"dynamicAllocation": {"enabled": True, "minExecutors": 1, "maxExecutors": 2}}}
+    cluster.kubectl("patch", "sparksink", name, "--type=merge", "--patch", json.dumps({"spec": allocation}))
+    third = stream.driver(after=second)
+    cluster.wait("two executors again", lambda: len(stream.executors(third)) == 2, timeout_s=300, every_s=0.5)
+    cluster.wait("one idle executor to go", lambda: len(stream.executors(third)) == 1, timeout_s=120)
+    stream.commits(third, 2)
+    cluster.wait_condition("sparksink", name, "Ready", timeout_s=60)

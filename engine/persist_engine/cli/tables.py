@@ -367,7 +367,9 @@ def _not_empty(rows: Iterator[pa.Table], files: list[str]) -> Iterator[pa.Table]
         yield from rows
         return
     names = "standard input" if files == ["-"] else ", ".join(files)
-    raise InvalidUsage(f"{names} holds no line, and overwrite would remove all rows: give --allow-empty if that is meant")
+    raise InvalidUsage(
+        f"{names} holds no line, and overwrite would remove all rows: give --allow-empty if that is meant"
+    )
 
 
 def _txn(text: str | None) -> tuple[str, int] | None:
