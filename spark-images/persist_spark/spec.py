@@ -24,6 +24,8 @@ from persist_engine.rows.schema import Schema
 
 from persist_spark.inputs.secret_options import secret_options
 
+#: The options of a stream of a shard for input.shard.refresh: everySeconds, alignedTo, at.
+REFRESH_OPTIONS = ("refreshEvery", "refreshAlignedTo", "refreshAt")
 #: Limit on write tasks. With more, a task has less input than its start is worth.
 PARALLELISM_MAX = 4096
 #: The default in the resource definition.
@@ -322,7 +324,10 @@ def _parse_shard_input(fields: Fields, run: SinkRun) -> Input:
         "where": shard.optional_text("where"),
         "columns": ",".join(columns) or None,
         "rows": None if run.stream is None else "updates",
+        **_refresh_options(shard.group("refresh", required=False)),
     }
+    if run.stream is None and any(options.get(name) for name in REFRESH_OPTIONS):
+        raise ConfigurationError("input.shard.refresh: it only has a meaning for a stream; remove it")
     if run.stream is not None and options["as_of"] is not None:
         raise ConfigurationError("input.shard.asOf: it has no meaning for a stream; remove it")
     parsed = Input(
@@ -335,6 +340,14 @@ def _parse_shard_input(fields: Fields, run: SinkRun) -> Input:
     shard.finish()
     fields.finish()
     return parsed
+
+
+def _refresh_options(refresh: Fields) -> dict[str, str | None]:
+    """The options of the stream for the times at which it shows the shard."""
+    every, at = refresh.take("everySeconds", int), ",".join(refresh.texts("at"))
+    options = (None if every is None else f"{every}s", refresh.optional_text("alignedTo"), at or None)
+    refresh.finish()
+    return dict(zip(REFRESH_OPTIONS, options, strict=True))
 
 
 def _parse_envelope(fields: Fields) -> Envelope:

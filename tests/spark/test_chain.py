@@ -163,6 +163,26 @@ def test_a_chain_of_streams_is_right_at_every_time_although_a_driver_was_killed(
     assert again.input_upper == chain.client.recent_upper(chain.ids[1]).time
 
 
+def test_a_stream_with_refreshes_shows_its_input_as_it_was_at_each_of_them(chain):
+    times = [25, 45, 46, 72, 900]
+    refresh = {"at": [f"1970-01-01T00:00:00.{time:03}Z" for time in times]}
+    chain.write(4)
+    assert chain.run(0, 1, sql=SQL, refresh=refresh).input_upper == 26
+    chain.write(2)
+    chain.run(0, 1, sql=SQL, refresh=refresh)
+    chain.write(4)
+    assert chain.run(0, 1, sql=SQL, refresh=refresh).input_upper == 73
+    history = {
+        time: next(chain.history[at] for at in sorted(chain.history, reverse=True) if at <= time)
+        for time in range(25, 73)
+    }
+    shown = {25: 25, 44: 25, 45: 45, 46: 46, 71: 46, 72: 72}
+    assert {time: chain.contents(1, time) for time in shown} == {
+        time: halves(history[at]) for time, at in shown.items()
+    }
+    assert chain.client.recent_upper(chain.ids[1]).time == 73
+
+
 def test_a_mirror_of_an_aggregate_is_that_of_one_time_which_the_report_names(chain):
     sums = {
         "envelope": {"type": "Mirror"},

@@ -255,7 +255,7 @@ def test_the_sinks_of_this_file_have_every_field_of_the_resource_definition():
     spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
     widest = DECLARED["every field"]
     assert properties(spec, "input") == {*widest["input"], "shard"}
-    assert properties(spec, "input", "shard") == set(SHARD)
+    assert properties(spec, "input", "shard") == {*SHARD, "refresh"}
     # test_secret_options.py has the other one.
     assert properties(spec, "input", "format") == {*widest["input"]["format"], "optionsSecretName"}
     assert properties(spec, "envelope") == {name for blocks in DECLARED.values() for name in blocks["envelope"]}
@@ -268,6 +268,16 @@ def test_a_shard_is_named_by_a_document_without_its_source_and_as_a_stream_shows
     assert SinkSpec.parse(document).input.options == given
     document["envelope"] = {"type": "Diff", "diffColumn": "_diff"}
     assert SinkSpec.parse({**document, "stream": {}}).input.options == {**given, "rows": "updates"}
+    document["input"]["shard"]["refresh"] = {"everySeconds": 60, "alignedTo": "2026-01-01T00:00:30Z"}
+    times = {"refreshEvery": "60s", "refreshAlignedTo": "2026-01-01T00:00:30Z"}
+    assert SinkSpec.parse({**document, "stream": {}}).input.options == {**given, "rows": "updates", **times}
+    with pytest.raises(ConfigurationError, match=r"input.shard.refresh: .*only has a meaning for a stream"):
+        SinkSpec.parse(document)
+    document["input"]["shard"]["refresh"] = {"at": ["2026-01-01T00:00:30Z", "2026-01-01T00:01:30Z"]}
+    assert (
+        SinkSpec.parse({**document, "stream": {}}).input.options["refreshAt"]
+        == "2026-01-01T00:00:30Z,2026-01-01T00:01:30Z"
+    )
     document["input"]["shard"]["asOf"] = "5"
     with pytest.raises(ConfigurationError, match="input.shard.asOf: it has no meaning for a stream"):
         SinkSpec.parse({**document, "stream": {}})

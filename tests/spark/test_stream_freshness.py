@@ -93,6 +93,12 @@ def test_a_batch_has_everything_unless_batches_are_limited(reporting, option, re
     assert reported() == ([NOW_MS - 3] if reports else [])
 
 
+def test_what_waits_for_the_next_refresh_is_not_there(reporting):
+    fresh, _, reported = reporting(60, refreshEvery="20s")
+    fresh.look(Query, NOW_MS)
+    assert reported() == [NOW_MS - 20_000]
+
+
 def test_a_long_target_is_reported_in_few_steps(reporting):
     fresh, env, reported = reporting(400)
     for _ in range(100):

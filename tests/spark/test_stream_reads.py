@@ -88,6 +88,13 @@ def shard(tmp_path):
         ({"as_of": "3"}, "option as_of: not known to a stream of format persist"),
         ({"maxBytesPerTrigger": "0"}, "option maxbytespertrigger: '0' is not a whole number"),
         ({"maxTimePerTrigger": "soon"}, "option maxTimePerTrigger: 'soon' is not a length of time"),
+        ({"refreshEvery": "none"}, "option refreshEvery: 'none' is not a length of time"),
+        ({"refreshEvery": "99999999999999d"}, "option refreshEvery: '99999999999999d' is not a length of time"),
+        ({"refreshAlignedTo": "5"}, "option refreshAlignedTo: goes with option refreshEvery"),
+        ({"refreshEvery": "1h", "refreshAlignedTo": "-1h"}, "option refreshAlignedTo: '-1h' is another time"),
+        ({"refreshAt": "soon"}, "option refreshAt"),
+        ({"refreshAt": "99999999999999999999"}, "refresh at 99999999999999999999: expected a time"),
+        ({"refreshEvery": "1h", "rows": "changes"}, "option refreshEvery: goes with rows updates"),
     ],
 )
 def test_an_option_that_does_not_fit_is_refused(given, message):
@@ -140,6 +147,46 @@ def test_batches_are_as_large_as_the_options_say(spark, shard, tmp_path):
     timed = stream(spark, shard, tmp_path / "times", maxTimePerTrigger="20ms", **begin)
     assert [sum(batch.values()) for batch in timed] == [2, 2, 2]
     assert len(stream(spark, shard, tmp_path / "whole", maxBytesPerTrigger=str(1 << 30), **begin)) == 1
+
+
+def test_a_stream_with_refreshes_shows_the_shard_at_those_times_only(spark, shard, tmp_path):
+    """The refreshes are 3, 13, 23, ... One is shown when upper has passed it, with all of its updates at its time."""
+    every = {"refreshEvery": "10ms", "refreshAlignedTo": "23"}
+    shard.write((1, 10, 1), upper=3)
+    checkpoint = tmp_path / "checkpoint"
+    assert stream(spark, shard, checkpoint, **every) == [], "a write at time 3 may follow"
+    shard.write((2, 20, 1), upper=9)
+    assert stream(spark, shard, checkpoint, **every) == [updates((1, 10, 3, 1))]
+    shard.write((2, 20, -1), (2, 21, 1), upper=10)
+    shard.write((4, 40, 1), upper=14)
+    assert stream(spark, shard, checkpoint, **every) == [
+        updates((2, 20, 13, 1), (2, 20, 13, -1), (2, 21, 13, 1), (4, 40, 13, 1))
+    ]
+    shard.write((5, 50, 1), upper=20)
+    shard.write((6, 60, 1), upper=40)
+    limits = {"maxBytesPerTrigger": "1", "maxTimePerTrigger": "2ms"}
+    assert stream(spark, shard, checkpoint, **every, **limits) == [updates((5, 50, 23, 1))], (
+        "the update at 39 waits for 43"
+    )
+    assert stream(spark, shard, checkpoint) == [updates((6, 60, 39, 1))], "without refreshes all the rest"
+
+
+def test_after_the_last_refresh_nothing_is_shown(shard):
+    reader = ShardStreamReader(shard.options(refreshAt="8, 1970-01-01T00:00:00.004Z"), T.StructType([]))
+    shard.write((1, 10, 1), upper=30)
+    assert reader.latestOffset({"upper": -1}, ReadAllAvailable()) == {"upper": 9}
+    assert reader.latestOffset({"upper": 9}, ReadAllAvailable()) == {"upper": 9}
+    reader.stop()
+
+
+def test_a_stream_does_not_begin_at_a_refresh_that_is_no_longer_readable(shard):
+    shard.write((1, 10, 1), upper=18)
+    shard.forgets(15)
+    reader = ShardStreamReader(shard.options(refreshEvery="10ms"), T.StructType([]))
+    assert reader.latestOffset({"upper": -1}, ReadAllAvailable()) == {"upper": -1}
+    shard.write((2, 20, 1), upper=21)
+    assert reader.latestOffset({"upper": -1}, ReadAllAvailable()) == {"upper": 21}
+    reader.stop()
 
 
 def test_a_batch_that_spark_repeats_is_the_same(spark, shard, tmp_path):

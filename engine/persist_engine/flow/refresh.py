@@ -50,6 +50,14 @@ class Refresh:
         rounded = min(candidates, default=None)
         return None if rounded is None or rounded > DATA_TIME_MAX else rounded
 
+    def last_before(self, time: int) -> int | None:
+        """Return the last refresh before `time`; None if there is none."""
+        candidates = [at for at in self.at if at < time]
+        if self.every is not None and time > 0:
+            candidates.append(time - 1 - (time - 1 - self.aligned_to) % self.every)
+        found = max(candidates, default=-1)
+        return found if found >= 0 else None
+
     def frontier(self, frontier: Antichain) -> Antichain:
         """Return a bound for rounded times: if no time is before `frontier`, no rounded time is before the result."""
         rounded = None if frontier.time is None else self.round_up(frontier.time)

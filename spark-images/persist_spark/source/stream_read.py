@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import pyarrow as pa
-from persist_engine import Changes, ChangesSplit, Location, PersistClient, ReadHandle, SinceAhead
+from persist_engine import Changes, ChangesSplit, Location, PersistClient, ReadHandle, Refresh, SinceAhead
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.wording import dated
@@ -37,6 +37,7 @@ from persist_spark.options import SPLITS_MAX, STORE, Ago, check_names, instant, 
 from persist_spark.partitions import blob_at, reading_retry, sink_settings
 from persist_spark.row_shape import arrow_schema, changes_row_type, check_columns, condition
 from persist_spark.source.loaded import STARTING
+from persist_spark.source.refresh import NAMES, batch_end, refresh_in
 from persist_spark.spec import TARGET_PART_BYTES
 
 #: The name under which a stream shows among the shard's holds.
@@ -64,18 +65,33 @@ class StreamOptions:
     """The size of a batch, about. A batch holds at least one append."""
     span_ms: int | None
     """The times that one batch covers at most."""
+    refresh: Refresh | None
+    """The only times at which the stream shows the shard."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> StreamOptions:
         """InvalidUsage names an invalid, missing or unknown option."""
         given = {name.lower(): value for name, value in options.items()}
-        known = {*STORE, "rows", STARTING, "where", "columns", "splits", "maxbytespertrigger", "maxtimepertrigger"}
+        known = {
+            *STORE,
+            "rows",
+            STARTING,
+            "where",
+            "columns",
+            "splits",
+            "maxbytespertrigger",
+            "maxtimepertrigger",
+            *NAMES,
+        }
         check_names(given, known, "a stream of format persist")
         rows = given.get("rows", "").lower()
         if rows not in ("updates", "changes"):
             raise InvalidUsage(
                 f"option rows: {given.get('rows', '')[:64]!r} is not updates or changes; a stream needs it, as it shows changes"
             )
+        refresh = refresh_in(given)
+        if refresh is not None and rows == "changes":
+            raise InvalidUsage("option refreshEvery: goes with rows updates; a change of a row has its own time")
         return cls(
             shard=ShardId(given["shard"]),
             location=Location(blob=given["blob"], consensus=given["consensus"]),
@@ -86,6 +102,7 @@ class StreamOptions:
             splits=number_in(given, "splits", 1, SPLITS_MAX),
             bytes_max=number_in(given, "maxbytespertrigger", 1, _BYTES_MAX),
             span_ms=_span(given.get("maxtimepertrigger")),
+            refresh=refresh,
         )
 
 
@@ -198,15 +215,19 @@ class ShardStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         """The end of the next batch: `start` when there is nothing to read. The contents at the beginning are one batch."""
-        self._following()  # from here on what the query has not read stays readable
+        since = self._following().reader.since  # from here on what the query has not read stays readable
         begin, written = start["upper"], self._written() if self._target is None else self._target
         if written <= max(0, begin):
             return start
-        if begin < 0:
-            return {"upper": written}
-        end = written if self.options.span_ms is None else min(written, begin + self.options.span_ms)
-        if isinstance(limit, ReadMaxBytes):
+        end = written
+        if begin >= 0 and self.options.span_ms is not None:
+            end = min(written, begin + self.options.span_ms)
+        if begin >= 0 and isinstance(limit, ReadMaxBytes):
             end = min(end, self._fitting(begin, limit.max_bytes))
+        if self.options.refresh is not None:
+            end = batch_end(self.options.refresh, max(0, begin), end, written)
+            if begin < 0 and (end == 0 or not since.less_equal(end - 1)):
+                return start  # the contents at the last refresh are no longer readable: wait for the next one
         return {"upper": end}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[ChangesPartition]:
@@ -230,11 +251,17 @@ class ShardStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             return  # when a plan has no partition, Spark creates one of its own class
         blob = blob_at(self.options.location.blob)
         for changes in ChangesSplit.from_bytes(partition.split).to_batches(blob, retry=reading_retry()):
-            yield from self.rows(changes)
+            for shown in self.refreshed(changes):
+                yield from self.rows(shown)
 
     def shown(self, schema: Schema) -> T.StructType:
         """The columns of the stream while the shard has `schema`."""
         return changes_row_type(schema, shape=self.options.shape, columns=self.options.columns)
+
+    def refreshed(self, changes: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        """The changes at the refreshes that show them."""
+        refresh = self.options.refresh
+        return [changes] if refresh is None else refresh.apply(pa.Table.from_batches([changes])).to_batches()
 
     def rows(self, changes: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The rows that show `changes`, which are in the shape of the options."""

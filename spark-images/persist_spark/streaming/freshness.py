@@ -3,6 +3,8 @@
 A batch has everything that the source had when Spark chose its rows, unless an option limits batches. When Spark has looked for rows and
 found none, nothing is missing either. Spark looks once in every interval and does not say what it found, so two looks of ours tell it: when
 the query waited at both, at least one interval apart, and no batch was committed in between, Spark looked in between and found nothing.
+
+A stream with refreshes leaves what came after the last one, which is at most one period ago.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from persist_engine.base.env import Env
+from persist_engine.model.retention import retention_of
 from pyspark.sql.streaming.query import StreamingQuery
 
 from persist_spark.report import Log
-from persist_spark.spec import Input, Stream
+from persist_spark.spec import REFRESH_OPTIONS, Input, Stream
 
 #: How often Spark is asked whether its source is idle.
 LOOK_S = 5.0
@@ -34,6 +37,8 @@ class Freshness:
 
     step_ms: int
     interval_ms: int
+    behind_ms: int
+    """How much of the newest rows a batch leaves to the next refresh."""
     is_limited: bool
     """Whether a batch may leave rows to the next one."""
     env: Env
@@ -50,10 +55,12 @@ class Freshness:
         if stream.fresh_s is None:
             return None
         # An idle source is known to be fresh one interval ago, and the steps must fit into what the target leaves.
-        spare_s = stream.fresh_s - stream.commit_interval_s
+        behind_ms = retention_of(source.options.get(REFRESH_OPTIONS[0], "none")) or 0
+        spare_s = max(0, stream.fresh_s - stream.commit_interval_s - behind_ms // 1000)
         return cls(
             step_ms=max(1, 250 * spare_s) if stream.fresh_s >= _STEPS_FROM_S else 1,
             interval_ms=1000 * stream.commit_interval_s,
+            behind_ms=behind_ms,
             is_limited=any("pertrigger" in name.lower() for name in source.options),
             env=env,
             log=log,
@@ -83,7 +90,8 @@ class Freshness:
             self.at(passed_ms)
 
     def at(self, time_ms: int) -> None:
-        """Reports a time that is a step later than the last one."""
+        """Reports the time, less what refreshes leave, if that is a step later than the last one reported."""
+        time_ms -= self.behind_ms
         if time_ms >= self.reported_ms + self.step_ms:
             self.reported_ms = time_ms
             self.log.event("fresh", fresh_ms=time_ms)

@@ -46,3 +46,13 @@ def test_a_rounded_frontier_bounds_rounded_times(refresh, frontier, time):
 def test_a_column_is_rounded_as_its_times_are(refresh, some):
     table = refresh.apply(pa.table({"time": pa.array(some, pa.int64())}))
     assert table["time"].to_pylist() == [up for time in some if (up := refresh.round_up(time)) is not None]
+
+
+@given(schedules(), times)
+def test_no_refresh_is_between_the_last_one_before_a_time_and_the_time(refresh, time):
+    last = refresh.last_before(time)
+    if last is not None:
+        assert last < time
+        assert refresh.round_up(last) == last
+    after = refresh.round_up(0 if last is None else last + 1)
+    assert after is None or after >= time
