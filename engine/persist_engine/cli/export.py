@@ -161,14 +161,18 @@ def _hexadecimal(column: pa.Array) -> pa.Array:
 
 
 def _write_lines(file: IO[bytes], batch: pa.RecordBatch) -> None:
-    """JSON has no Arrow writer: this text for people and small tools goes row by row. Times as ISO 8601, NaN as
-    null.
+    file.write(json_lines(batch).encode())
+
+
+def json_lines(batch: pa.RecordBatch) -> str:
+    """The rows as JSON objects, one a line. JSON has no Arrow writer: this text for people and small tools goes row by row. Times as ISO
+    8601, NaN as null.
     """
     plain = [_json_ready(column) for column in batch.columns]
     names = batch.schema.names
     rows = zip(*(_values(column) for column in plain), strict=True)
     lines = (json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False, default=_json_value) for row in rows)
-    file.write("".join(f"{line}\n" for line in lines).encode())
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _json_ready(column: pa.Array) -> pa.Array:

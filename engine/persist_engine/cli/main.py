@@ -17,7 +17,7 @@ import typer
 
 from persist_engine import __version__
 from persist_engine.base.errors import PersistError
-from persist_engine.cli import maintain, read, tables
+from persist_engine.cli import changes, maintain, read, tables
 from persist_engine.cli.admin import group as admin
 from persist_engine.cli.exit_codes import EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USAGE, exit_code
 from persist_engine.cli.inspect import commands as inspect
@@ -72,6 +72,7 @@ app.add_typer(maintain.app, name="maintain")
 app.add_typer(admin.app, name="admin")
 app.command(name="read", epilog=read.EPILOG)(read.read)
 tables.register(app)
+changes.register(app)
 
 
 def _show_version(value: bool) -> None:  # noqa: FBT001 - how the parser calls it

@@ -110,6 +110,15 @@ class ChangeFeed:
 
     def __iter__(self) -> Iterator[Change]:
         """The changes, one by one. A loop that is left in the middle lets go of everything."""
+        for batch in self.to_batches():
+            columns = (batch.column(name).to_pylist() for name in ("_change", "_time", "_before", "_after"))
+            for kind, time, before, after in zip(*columns, strict=True):
+                if self._closed.is_set():
+                    return
+                yield Change(kind, time, before, after)
+
+    def to_batches(self) -> Iterator[pa.RecordBatch]:
+        """The changes as record batches with the columns of `schema`, ordered by time. A feed that follows goes on, as in a loop."""
         with of_table(self._name), self._open() as reader:
             since = self.since
             if since is not None and reader.since.less_equal(since):
@@ -118,7 +127,7 @@ class ChangeFeed:
                 upper = self._machine.fetch_recent_upper()
                 newest = upper.newest_complete if self.upto is None else self.upto
                 if newest >= 0 and (since is None or newest > since):
-                    yield from self._objects(self._ordered(reader, since, newest))
+                    yield from self._ordered(reader, since, newest).to_batches(max_chunksize=1024)
                     since = newest
                     reader.maybe_downgrade_since(Antichain.of(newest))
                 if not self._follow or upper.is_empty():
@@ -134,14 +143,6 @@ class ChangeFeed:
         at = Antichain.of(0 if since is None else since + 1)
         while not self._closed.is_set() and not self._machine.wait_for_upper_past(at, POLL_S):
             pass
-
-    def _objects(self, table: pa.Table) -> Iterator[Change]:
-        for batch in table.to_batches(max_chunksize=1024):
-            columns = (batch.column(name).to_pylist() for name in ("_change", "_time", "_before", "_after"))
-            for kind, time, before, after in zip(*columns, strict=True):
-                if self._closed.is_set():
-                    return
-                yield Change(kind, time, before, after)
 
     def _ordered(self, reader: ReadHandle, since: int | None, upto: int | None) -> pa.Table:
         table = pa.Table.from_batches(self._read(reader, since, upto), schema=self.schema)

@@ -1,0 +1,117 @@
+"""`persist changes TABLE`: what happened to a table, in the order of time; with --follow also what happens from now on."""
+
+from __future__ import annotations
+
+import enum
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from persist_engine.base.wording import dated
+from persist_engine.cli.options import GIVE_UP_S, AsJson, BlobUrl, ConsensusUrl, GiveUp, connected
+from persist_engine.cli.tables import PANEL, TableArgument
+from persist_engine.cli.times import TIME_HELP
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+EPILOG = """Examples:
+
+persist changes orders --since -1h
+
+persist changes orders --since latest --follow --json | jq ._after
+
+A line of JSON has _change (insert, update, delete), _time, the key, and the row _before and _after."""
+_START, _LATEST = "start", "latest"
+
+
+class _Form(enum.StrEnum):
+    TEXT = "text"
+    JSONL = "jsonl"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to `persist`."""
+    app.command(rich_help_panel=PANEL, epilog=EPILOG)(changes)
+
+
+def changes(
+    table: TableArgument,
+    *,
+    since: Annotated[
+        str, typer.Option(metavar="TIME", help=f"What happened after it: {TIME_HELP}. `start`: all that is readable.")
+    ] = _START,
+    upto: Annotated[
+        str | None, typer.Option("--to", metavar="TIME", help="Up to and at this time; by itself up to now.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what is written from now on, until interrupted.")
+    ] = False,
+    where: Annotated[
+        str | None,
+        typer.Option(help="Only changes of rows of which this holds, before or after: a condition as in SQL."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=0, help="Stop after this many changes.")] = None,
+    form: Annotated[_Form, typer.Option("--format", help="text is for people, jsonl for programs.")] = _Form.TEXT,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """Show what happened to a table: each insert, update and delete, with the row before and after."""
+    with connected(blob, consensus, give_up) as client:
+        from persist_engine.cli.export import json_lines
+        from persist_engine.table.database import Database
+
+        is_text = form is _Form.TEXT and not as_json
+        with Database(client, maintain=False) as db:
+            it = db.table(table)
+            key = it.key
+            begin: Any = int(since) if since.isdecimal() else since
+            if since == _LATEST:
+                newest = client.recent_upper(it.id).newest_complete
+                begin = newest if newest >= 0 else _START
+            end: Any = (
+                None
+                if upto is None or (upto == _LATEST and not follow)
+                else int(upto)
+                if upto is not None and upto.isdecimal()
+                else upto
+            )
+            with it.changes(begin, upto=end, follow=follow, where=where) as feed:
+                for batch in feed.to_batches():
+                    shown = batch if limit is None else batch.slice(0, limit)
+                    sys.stdout.write(_text(shown, key) if is_text else json_lines(shown))
+                    sys.stdout.flush()
+                    limit = None if limit is None else limit - shown.num_rows
+                    if limit == 0:
+                        return
+
+
+def _text(changes: pa.RecordBatch, key: tuple[str, ...]) -> str:
+    """One line a change: when, what, the key, and the row or what of it is new."""
+    columns = (changes.column(name).to_pylist() for name in ("_time", "_change", "_before", "_after"))
+    return "".join(_line(*row, key=key) for row in zip(*columns, strict=True))
+
+
+def _line(
+    time: int, kind: str, before: dict[str, Any] | None, after: dict[str, Any] | None, *, key: tuple[str, ...]
+) -> str:
+    row = after or before or {}
+    named = [f"{name}={_json(row[name])}" for name in key]
+    if before is None or after is None:
+        fields = [f"{name}={_json(value)}" for name, value in row.items() if name not in key]
+    else:
+        fields = [
+            f"{name}: {_json(before[name])} -> {_json(new)}" for name, new in after.items() if before[name] != new
+        ]
+    return "  ".join((dated(time), f"{kind:6}", *named, *fields)) + "\n"
+
+
+def _json(value: Any) -> str:
+    """A value on one line, whatever characters are in it."""
+    return json.dumps(
+        value, ensure_ascii=False, default=lambda other: other.hex() if isinstance(other, bytes) else str(other)
+    )

@@ -1,0 +1,72 @@
+"""`persist changes`: what happened to a table, for people and for programs, once or as it goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from persist_engine import connect
+
+
+@pytest.fixture
+def shop(tmp_path):
+    with connect(f"file://{tmp_path}/shop") as db:
+        made = db.create("prices", key="id BIGINT", value="name STRING, price BIGINT")
+        made.append([{"id": 1, "name": "apple", "price": 120}, {"id": 2, "name": "a\n\x1b[31mb", "price": None}])
+        made.upsert([{"id": 1, "name": "apple", "price": 110}])
+        made.delete("id = 2")
+        yield made
+
+
+@pytest.fixture
+def stores(tmp_path):
+    return ["--blob", f"file://{tmp_path}/shop/blobs", "--consensus", f"sqlite://{tmp_path}/shop/consensus.db"]
+
+
+def test_each_change_is_a_line(shop, stores, persist):
+    code, out, _ = persist("changes", "prices", *stores)
+    times = [change.time for change in shop.changes("start")]
+    assert code == 0
+    lines = [line.split("  ", 1) for line in out.splitlines()]
+    assert [line[0].split()[0] for line in lines] == list(map(str, times))
+    assert [line[1] for line in lines] == [
+        'insert  id=1  name="apple"  price=120',
+        'insert  id=2  name="a\\n\\u001b[31mb"  price=null',
+        "update  id=1  price: 120 -> 110",
+        'delete  id=2  name="a\\n\\u001b[31mb"  price=null',
+    ]
+
+
+def test_programs_get_objects_with_the_row_before_and_after(shop, stores, persist):
+    times = [change.time for change in shop.changes("start")]
+    _, out, _ = persist("changes", "prices", "--since", times[0], "--json", "--limit", "1", *stores)
+    (found,) = map(json.loads, out.splitlines())
+    rows = [{"id": 1, "name": "apple", "price": price} for price in (120, 110)]
+    assert found == {"_change": "update", "_time": times[2], "id": 1, "_before": rows[0], "_after": rows[1]}
+    _, out, _ = persist("changes", "prices", "--to", times[2], "--where", "price > 115", "--format", "jsonl", *stores)
+    assert [json.loads(line)["_change"] for line in out.splitlines()] == ["insert", "delete"]
+    assert persist("changes", "prices", "--since", "latest", *stores) == (0, "", "")
+
+
+def test_what_does_not_fit_is_refused(shop, stores, persist):
+    code, _, err = persist("changes", "prices", "--since", "soon", *stores)
+    assert (code, "since must be a whole number" in err) == (64, True)
+    code, _, err = persist("changes", "prices", "--follow", "--to", "latest", *stores)
+    assert (code, "a feed that follows has no upto" in err) == (64, True)
+
+
+def test_it_follows_until_it_is_interrupted(shop, stores):
+    command = [sys.executable, "-m", "persist_engine.cli", "changes", "prices", "--follow", "--json", *stores]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ}) as process:
+        try:
+            assert process.stdout is not None
+            seen = [json.loads(process.stdout.readline())["_change"] for _ in range(4)]
+            assert seen == ["insert", "insert", "update", "delete"]
+            shop.upsert([{"id": 3, "name": "plum", "price": 90}])
+            assert json.loads(process.stdout.readline())["_after"] == {"id": 3, "name": "plum", "price": 90}
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+        finally:
+            process.kill()
