@@ -1,4 +1,4 @@
-"""The README's program runs as it stands, in a fresh folder, and what it says of itself is so."""
+"""The programs of the README and of the page on handles run as they stand, in a fresh folder, and what they say of themselves is so."""
 
 import re
 import subprocess
@@ -7,17 +7,28 @@ from pathlib import Path
 
 import pytest
 
-README = (Path(__file__).resolve().parents[1] / "README.md").read_text()
+ROOT = Path(__file__).resolve().parents[1]
+README, HANDLES = (ROOT / page for page in ("README.md", "docs/howto/write-from-python.md"))
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=240)
 
 
-def program(folder: Path) -> str:
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert "/tmp/shop/" in code
-    return code.replace("/tmp/shop/", f"{folder}/")
+def program(folder: Path, page: Path = HANDLES) -> str:
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert "/tmp/shop" in code
+    return code.replace("/tmp/shop", f"{folder}/shop")
+
+
+@pytest.mark.slow
+def test_the_tables_of_the_readme_are_as_its_comments_say(tmp_path):
+    ended = run(program(tmp_path, README))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    lines = ended.stdout.splitlines()
+    assert [line.split() for line in lines[:2]] == [["id", "price"], ["0", "2", "10.00"]]
+    assert [line.split()[1:] for line in lines[3:5]] == [["1", "ada", "1.50"], ["2", "lin", "12.00"]]
+    assert sorted(line.split(" ", 1)[0] for line in lines[5:]) == ["delete", "insert", "update"]
 
 
 @pytest.mark.slow
