@@ -86,7 +86,7 @@ def consolidate_pieces(table: pa.Table, pieces: int) -> pa.Table:
     """
     if (few := consolidate_small(table)) is not None:
         return few
-    order, equal = order_and_equal(flatten_columns(table), table.num_rows)
+    order, equal = order_and_equal(flatten_columns(table), table.num_rows, is_in_runs=True)
     ends = np.flatnonzero(order[1:] != order[:-1] + 1) + 1
     if len(ends) < pieces and not equal.any():
         stretches = itertools.pairwise([0, *ends.tolist(), table.num_rows])
