@@ -14,6 +14,7 @@ string, time) in random order: 0.02 s; Arrow's sort by three keys takes 0.7 s.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,8 +31,6 @@ _WORD_BYTES = 8
 _BLOCK = 1024
 #: Groups of fewer rows on average are nearly sorted, whatever the order within each.
 _GROUP_ROWS_FEW = 8
-#: Larger columns are not joined into one array: text of 2 GiB has no room in one.
-_JOINED_BYTES_MAX = 1 << 30
 _SIGN = np.uint64(1 << 63)
 
 
@@ -40,22 +39,26 @@ def order_indices(columns: list[pa.ChunkedArray], rows: int) -> Indices:
     return order_and_equal(columns, rows)[0]
 
 
-def order_and_equal(columns: list[pa.ChunkedArray], rows: int, *, is_in_runs: bool = False) -> tuple[Indices, Bools]:
+def order_and_equal(
+    columns: Iterable[pa.ChunkedArray], rows: int, *, is_in_runs: bool = False
+) -> tuple[Indices, Bools]:
     """Row indices in order; and for each row of that order but the first, whether it equals the row before.
 
-    `columns` has the form that `flatten_columns` returns. Equal rows come in any order. `is_in_runs`: the rows are a few sorted runs, one
-    after the other. That is only a hint, which makes the sort of such rows many times faster.
+    `columns` has the form that `flatten_columns` returns; none is asked for that is not needed. Equal rows come in any order. `is_in_runs`:
+    the rows are a few sorted runs, one after the other. That is only a hint, which makes the sort of such rows many times faster.
     """
+    if rows < 2:
+        return np.arange(rows), np.zeros(0, dtype=np.bool_)
     sorting = _Sorting(
         np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(rows, dtype=np.int64), is_in_runs=is_in_runs
     )
     for column in columns:
+        _sort_by(sorting, column)
         if len(sorting.groups) < 2:
             break
-        _sort_by(sorting, column)
     if not sorting.is_begun:
-        return np.arange(rows), np.ones(max(rows - 1, 0), dtype=np.bool_)
-    equal = np.zeros(max(rows - 1, 0), dtype=np.bool_)
+        return np.arange(rows), np.ones(rows - 1, dtype=np.bool_)
+    equal = np.zeros(rows - 1, dtype=np.bool_)
     same = sorting.groups[1:] == sorting.groups[:-1]
     equal[sorting.tied[:-1][same]] = True
     return sorting.order, equal
@@ -77,11 +80,7 @@ class _Sorting:
     def values_of(self, column: pa.ChunkedArray) -> pa.Array:
         """The column's values at `tied`."""
         if self.is_begun:
-            if column.num_chunks > 1 and column.nbytes <= _JOINED_BYTES_MAX:
-                column = column.combine_chunks()  # taking from many chunks is several times slower
             column = column.take(pa.array(self.order[self.tied]))
-        if isinstance(column, pa.Array):
-            return column
         if column.num_chunks == 1:
             return column.chunk(0)
         return pa.concat_arrays(column.chunks or [pa.array([], column.type)])
