@@ -26,6 +26,7 @@ BENCHES = (
     "snapshot",
     "compaction",
     "history",
+    "maintained",
     "mirror",
     "sink",
     "spark",

@@ -53,12 +53,12 @@ def tables(draw: st.DrawFn) -> pa.Table:
 
 
 @pytest.mark.slow
-@given(tables())
+@given(tables(), st.booleans())
 @settings(max_examples=draws(120), deadline=None)
-def test_order_and_equality_are_those_of_rows(table: pa.Table) -> None:
+def test_order_and_equality_are_those_of_rows(table: pa.Table, is_in_runs: bool) -> None:
     columns = flatten_columns(table)
     keys = [row_key(columns, index) for index in range(table.num_rows)]
-    order, equal = order_and_equal(columns, table.num_rows)
+    order, equal = order_and_equal(columns, table.num_rows, is_in_runs=is_in_runs)
     assert sorted(order.tolist()) == list(range(table.num_rows))
     ordered = [keys[index] for index in order]
     assert ordered == sorted(keys)
@@ -78,6 +78,26 @@ def test_words_of_any_width_are_sorted(greatest: int) -> None:
     ties = np.random.default_rng(2).integers(0, greatest, 5000)
     order, _ = order_and_equal([pa.chunked_array([values]), pa.chunked_array([ties])], 5000)
     assert np.array_equal(order, np.lexsort((ties, values)))
+
+
+@pytest.mark.parametrize("rows_of_group", [3, 40])
+@pytest.mark.parametrize("bit", [0, 3, 62], ids=["lowest bit", "a low bit", "highest bit"])
+def test_words_that_do_not_fit_beside_their_group_are_sorted_by_every_bit(bit: int, rows_of_group: int) -> None:
+    rng = np.random.default_rng(bit)
+    groups = np.repeat(np.arange(2000), rows_of_group)
+    words = rng.integers(0, 1 << 63, 2000)[groups] ^ (rng.integers(0, 2, len(groups)) << bit)
+    mixed = rng.permutation(len(groups))
+    columns = [pa.chunked_array([each[mixed]]) for each in (groups, words)]
+    order, equal = order_and_equal(columns, len(groups))
+    ordered = np.stack([column.to_numpy()[order] for column in columns])
+    assert np.array_equal(ordered, np.stack([groups, words])[:, np.lexsort((words, groups))])
+    assert np.array_equal(equal, (ordered[:, 1:] == ordered[:, :-1]).all(axis=0))
+
+
+def test_no_column_is_asked_for_once_all_rows_differ() -> None:
+    columns = iter([pa.chunked_array([[1, 2, 1]]), pa.chunked_array([[0, 0, 1]]), pa.chunked_array([[0, 0, 0]])])
+    assert order_and_equal(columns, 3)[0].tolist() == [0, 2, 1]
+    assert next(columns).to_pylist() == [0, 0, 0]
 
 
 def test_decimals_that_need_all_their_bits() -> None:

@@ -70,13 +70,27 @@ def _flatten_into(out: list[pa.ChunkedArray], column: pa.ChunkedArray) -> None:
 
 
 def canonical_floats(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column with 0.0 for -0.0 and one bit pattern for all NaN. A column without floats is returned unchanged."""
+    """The column with 0.0 for -0.0 and one bit pattern for all NaN. The column itself when it holds nothing else."""
     if pa.types.is_floating(column.type):
+        if all(map(_is_canonical, column.chunks if isinstance(column, pa.ChunkedArray) else [column])):
+            return column
         plus_zero = pc.add(column, pa.scalar(0.0, column.type))
         return pc.if_else(pc.is_nan(plus_zero), pa.scalar(float("nan"), column.type), plus_zero)
     if not _holds_floats(column.type):
         return column
-    return pa.chunked_array([_canonical_struct(chunk) for chunk in column.chunks], column.type)
+    chunks = [_canonical_struct(chunk) for chunk in column.chunks]
+    is_same = all(ours is theirs for ours, theirs in zip(chunks, column.chunks, strict=True))
+    return column if is_same else pa.chunked_array(chunks, column.type)
+
+
+def _is_canonical(floats: pa.Array) -> bool:
+    """Whether the values are known to be canonical already. Two passes without a copy, where most columns end."""
+    if floats.null_count:
+        return False
+    values = floats.to_numpy()
+    bits = values.view(f"u{values.itemsize}")
+    sign = bits.dtype.type(1 << (8 * values.itemsize - 1))
+    return not (bits == sign).any() and not np.isnan(values).any()
 
 
 def _holds_floats(data_type: pa.DataType) -> bool:
@@ -86,7 +100,10 @@ def _holds_floats(data_type: pa.DataType) -> bool:
 
 
 def _canonical_struct(array: pa.StructArray) -> pa.StructArray:
-    children = [canonical_floats(pa.chunked_array([array.field(index)])) for index in range(array.type.num_fields)]
+    fields = [pa.chunked_array([array.field(index)]) for index in range(array.type.num_fields)]
+    children = [canonical_floats(field) for field in fields]
+    if all(ours is theirs for ours, theirs in zip(children, fields, strict=True)):
+        return array
     merged = [child.combine_chunks() for child in children]
     return pa.StructArray.from_arrays(
         merged, fields=list(array.type), mask=array.is_null() if array.null_count else None

@@ -14,7 +14,9 @@ string, time) in random order: 0.02 s; Arrow's sort by three keys takes 0.7 s.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +29,8 @@ Words = npt.NDArray[np.uint64]
 
 _WORD_BYTES = 8
 _BLOCK = 1024
+#: Groups of fewer rows on average are nearly sorted, whatever the order within each.
+_GROUP_ROWS_FEW = 8
 _SIGN = np.uint64(1 << 63)
 
 
@@ -35,19 +39,26 @@ def order_indices(columns: list[pa.ChunkedArray], rows: int) -> Indices:
     return order_and_equal(columns, rows)[0]
 
 
-def order_and_equal(columns: list[pa.ChunkedArray], rows: int) -> tuple[Indices, Bools]:
+def order_and_equal(
+    columns: Iterable[pa.ChunkedArray], rows: int, *, is_in_runs: bool = False
+) -> tuple[Indices, Bools]:
     """Row indices in order; and for each row of that order but the first, whether it equals the row before.
 
-    `columns` has the form that `flatten_columns` returns. Equal rows come in any order.
+    `columns` has the form that `flatten_columns` returns; none is asked for that is not needed. Equal rows come in any order. `is_in_runs`:
+    the rows are a few sorted runs, one after the other. That is only a hint, which makes the sort of such rows many times faster.
     """
-    sorting = _Sorting(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(rows, dtype=np.int64))
+    if rows < 2:
+        return np.arange(rows), np.zeros(0, dtype=np.bool_)
+    sorting = _Sorting(
+        np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(rows, dtype=np.int64), is_in_runs=is_in_runs
+    )
     for column in columns:
+        _sort_by(sorting, column)
         if len(sorting.groups) < 2:
             break
-        _sort_by(sorting, column)
     if not sorting.is_begun:
-        return np.arange(rows), np.ones(max(rows - 1, 0), dtype=np.bool_)
-    equal = np.zeros(max(rows - 1, 0), dtype=np.bool_)
+        return np.arange(rows), np.ones(rows - 1, dtype=np.bool_)
+    equal = np.zeros(rows - 1, dtype=np.bool_)
     same = sorting.groups[1:] == sorting.groups[:-1]
     equal[sorting.tied[:-1][same]] = True
     return sorting.order, equal
@@ -64,6 +75,7 @@ class _Sorting:
     tied: Indices
     groups: Indices
     is_begun: bool = False
+    is_in_runs: bool = False
 
     def values_of(self, column: pa.ChunkedArray) -> pa.Array:
         """The column's values at `tied`."""
@@ -74,22 +86,54 @@ class _Sorting:
         return pa.concat_arrays(column.chunks or [pa.array([], column.type)])
 
     def refine(self, words: Words) -> None:
-        """Sorts the rows of each group by `words` (one for each of `tied`) and splits groups where words differ."""
-        if not len(words) or words.min() == words.max():
+        """Sorts the rows of each group by `words` (one for each of `tied`) and splits groups where words differ. Overwrites `words`."""
+        if not len(words) or (words.min() == words.max()):
             return
-        by, same = _order_within(self.groups, words)
+        if not self.is_begun:
+            self._sort(words)
+            return
+        if _agree(self.groups, words):
+            return
+        packed = np.subtract(words, words.min(), out=words if words.flags.writeable else None)
+        cut_bits = int(packed.max()).bit_length() + self._group_bits - 64
+        if cut_bits <= 0:
+            self._sort(packed)
+            return
+        # Group and word do not fit one word. The upper bits of the word nearly always decide.
+        low = packed & np.uint64((1 << cut_bits) - 1)
+        by, keep = self._sort(packed >> np.uint64(cut_bits))
+        low = low[by][keep]
+        if len(low) and not _agree(self.groups, low):
+            self._sort(low)
+
+    @property
+    def _group_bits(self) -> int:
+        return int(self.groups[-1] - self.groups[0]).bit_length()
+
+    def _sort(self, words: Words) -> tuple[Indices, Bools]:
+        """As `refine`, for words that fit beside the number of a group and are not all equal. Returns how it reordered the rows of `tied`,
+        and which of them, in the new order, still tie.
+        """
+        is_nearly_sorted = self.is_in_runs
+        if self.is_begun:
+            is_nearly_sorted = len(self.groups) < _GROUP_ROWS_FEW * int(self.groups[-1] - self.groups[0] + 1)
+        by, same = _order_within(self.groups, words, is_nearly_sorted=is_nearly_sorted)
         if self.is_begun:
             self.order[self.tied] = self.order[self.tied][by]
         else:
             self.order = by
-        if not same.any():
-            self.is_begun = True
-            self.groups = self.tied = np.zeros(0, dtype=np.int64)
-            return
-        keep = np.append(same, False) | np.insert(same, 0, False)
+        keep: Bools = np.append(same, False) | np.insert(same, 0, False)
         self.groups = np.cumsum(np.insert(~same, 0, False), dtype=np.int64)[keep]
         self.tied = self.tied[keep] if self.is_begun else np.flatnonzero(keep)
         self.is_begun = True
+        return by, keep
+
+
+def _agree(groups: Indices, words: Words) -> bool:
+    """Whether all words of each group are equal."""
+    differ = words[1:] != words[:-1]
+    differ &= groups[1:] == groups[:-1]
+    return not differ.any()
 
 
 def _sort_by(sorting: _Sorting, column: pa.ChunkedArray) -> None:
@@ -116,9 +160,11 @@ def _sort_by(sorting: _Sorting, column: pa.ChunkedArray) -> None:
         sorting.refine(_dense_ranks(values))
 
 
-def _order_within(groups: Indices, words: Words) -> tuple[Indices, Bools]:
+def _order_within(groups: Indices, words: Words, *, is_nearly_sorted: bool) -> tuple[Indices, Bools]:
     """Positions sorted by (group, word); and for each but the first, whether group and word equal those before. Groups
-    already ascend, and the words are not all equal. Overwrites `words`.
+    already ascend, the words are not all equal, and both fit one word. Overwrites `words`.
+
+    `is_nearly_sorted`: a sort that finds sorted stretches pays. On rows in random order it takes a fifth longer.
 
     SUBTLE: arrays are reused for speed, not to save memory. The allocator takes arrays of a megabyte from the system
     and returns them. Touching their pages for the first time takes longer than sorting them.
@@ -127,22 +173,20 @@ def _order_within(groups: Indices, words: Words) -> tuple[Indices, Bools]:
     word_bits = int(packed.max()).bit_length()
     group_bits = int(groups[-1] - groups[0]).bit_length()
     if group_bits:
-        if word_bits + group_bits > 64:
-            packed = _ranks(packed)  # there are fewer groups and ranks than rows, so they fit
-            word_bits = int(packed.max()).bit_length()
         packed |= (groups - groups[0]).astype(np.uint64) << np.uint64(word_bits)
     at_bits = (len(words) - 1).bit_length()
+    kind: Literal["stable", "quick"] = "stable" if is_nearly_sorted else "quick"
     by: Indices
     if word_bits + group_bits + at_bits <= 64:
         # With the position in the same word, the numbers are sorted in place. That is several times faster than
         # argsort.
         packed <<= np.uint64(at_bits)
         _add_positions(packed)
-        packed.sort()
+        packed.sort(kind=kind)
         by = (packed & np.uint64((1 << at_bits) - 1)).view(np.int64)
         packed >>= np.uint64(at_bits)
     else:
-        by = np.argsort(packed)
+        by = np.argsort(packed, kind=kind)
         packed = packed[by]
     return by, packed[1:] == packed[:-1]
 
@@ -153,14 +197,6 @@ def _add_positions(packed: Words) -> None:
     blocks |= np.arange(_BLOCK, dtype=np.uint64)
     blocks |= np.arange(0, blocks.size, _BLOCK, dtype=np.uint64)[:, np.newaxis]
     packed[blocks.size :] |= np.arange(blocks.size, len(packed), dtype=np.uint64)
-
-
-def _ranks(words: Words) -> Words:
-    at = np.argsort(words)
-    ordered = words[at]
-    ranks: Words = np.empty(len(words), dtype=np.uint64)
-    ranks[at] = np.cumsum(np.insert(ordered[1:] != ordered[:-1], 0, False), dtype=np.uint64)
-    return ranks
 
 
 def _exact_words(values: pa.Array) -> Words | None:

@@ -11,6 +11,7 @@ Everything is vectorised; no loop here runs over more than ROWS_MAX rows.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,14 @@ def consolidate_pieces(table: pa.Table, pieces: int) -> pa.Table:
     """
     if (few := consolidate_small(table)) is not None:
         return few
-    order, equal = order_and_equal(flatten_columns(table), table.num_rows)
+
+    def columns() -> Iterator[pa.ChunkedArray]:
+        nonlocal table
+        yield from flatten_columns(table, ("key",))
+        table = table.combine_chunks()  # taking from many chunks is several times slower
+        yield from flatten_columns(table, ("val", "time"))
+
+    order, equal = order_and_equal(columns(), table.num_rows, is_in_runs=True)
     ends = np.flatnonzero(order[1:] != order[:-1] + 1) + 1
     if len(ends) < pieces and not equal.any():
         stretches = itertools.pairwise([0, *ends.tolist(), table.num_rows])
