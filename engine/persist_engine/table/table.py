@@ -5,6 +5,7 @@ A thin layer over the handles of `client`: whatever it does, they can do. It own
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,34 +15,32 @@ import pyarrow as pa
 from persist_engine.base.errors import InvalidUsage, SchemaMismatch
 from persist_engine.base.wording import dated, is_instant
 from persist_engine.client.client import PersistClient
-from persist_engine.client.read.handle import ReadHandle
-from persist_engine.client.write.handle import WriteHandle
 from persist_engine.model.ids import ShardId
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.ownership import Owner
 from persist_engine.model.retention import in_words
 from persist_engine.shard.schemas import SchemaIncompatible
 from persist_engine.table.columns import Columns
-from persist_engine.table.feed import ChangeFeed
 from persist_engine.table.filters import Condition, Where
 from persist_engine.table.frames import Frame
-from persist_engine.table.history import history_of
 from persist_engine.table.names import Named, of_table
-from persist_engine.table.readers import SharedReader
-from persist_engine.table.reprs import pairs_html
+from persist_engine.table.readers import PURPOSE, SharedReader
 from persist_engine.table.scan import Scan
 from persist_engine.table.schemas import Fields, altered
 from persist_engine.table.times import Span, Time, moment, readable, span_ms
 from persist_engine.table.transactions import Txn
-from persist_engine.table.writing import PURPOSE, TableWriter, Written
-from persist_engine.work.audit.finding import Verification
-from persist_engine.work.audit.verify import verify_shard
-from persist_engine.work.outcome import Outcome
-from persist_engine.work.repair.force import force_compaction, force_gc
 
+# What writes, walks the log or repairs loads with its first use: a process that reads loads neither. Only types are needed here.
 if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
+
+    from persist_engine.client.read.handle import ReadHandle
+    from persist_engine.client.write.handle import WriteHandle
+    from persist_engine.table.feed import ChangeFeed
+    from persist_engine.table.writing import TableWriter, Written
+    from persist_engine.work.audit.finding import Verification
+    from persist_engine.work.outcome import Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +64,8 @@ class TableInfo:
     holds: int
 
     def _repr_html_(self) -> str:
+        from persist_engine.table.reprs import pairs_html
+
         return pairs_html(f"table {self.name}", asdict(self))
 
 
@@ -83,9 +84,9 @@ class Table:
         self._machine = client.machine(named.shard_id)
         self._env = client.versions.env
         self._reader = SharedReader(self._open_reader, self._machine)
-        self._writer = TableWriter(
-            client, named.shard_id, self._reader, lambda writer, due: on_maintenance(named.shard_id, writer, due)
-        )
+        self._on_maintenance = on_maintenance
+        self._opening = threading.Lock()
+        self._opened_writer: TableWriter | None = None
 
     @property
     def name(self) -> str:
@@ -218,6 +219,8 @@ class Table:
 
         `where` keeps changes of rows that fulfil it: an update that moves a row out of it is a delete. It is no expression of pyarrow.
         """
+        from persist_engine.table.feed import ChangeFeed
+
         with of_table(self.name):
             if follow and upto is not None:
                 raise InvalidUsage("changes: a feed that follows has no upto")
@@ -279,20 +282,29 @@ class Table:
         """The versions that changed rows, schema or retention, newest first: see history.py. As far back as the log goes."""
         if limit is not None and (type(limit) is not int or limit < 1):
             raise InvalidUsage(f"table {self.name}: limit must be a whole number from 1 on, or None, not {limit!r}")
+        from persist_engine.table.history import history_of
+
         return history_of(self._machine, limit)
 
     def optimize(self) -> list[Outcome]:
         """Merges small parts until one batch is left. Rows stay the same at every readable time. Safe beside writers and readers."""
+        from persist_engine.work.repair.force import force_compaction
+
         return force_compaction(self._machine, full=True)
 
     def vacuum(self) -> list[Outcome]:
         """Deletes what no reader can reach any more: replaced parts and old versions. Never what a readable time needs."""
+        from persist_engine.work.repair.force import force_gc
+
         self._reader.let_go()  # unused, it would hold versions back
-        self._writer.let_go()
+        if self._opened_writer is not None:
+            self._opened_writer.let_go()
         return force_gc(self._machine)
 
     def verify(self) -> Verification:
         """Checks every version, part and row. `is_corrupt` says whether anything is wrong, `findings` what."""
+        from persist_engine.work.audit.verify import verify_shard
+
         return verify_shard(self._machine)
 
     def holds(self) -> pa.Table:
@@ -325,13 +337,26 @@ class Table:
     def close(self) -> None:
         """Lets go of its reader and its writer; calls under way fail. It may be used again. Idempotent."""
         self._reader.close()
-        self._writer.close()
+        if self._opened_writer is not None:
+            self._opened_writer.close()
 
     def __repr__(self) -> str:
         return f"Table({self.name}: key {', '.join(self.key)}; {', '.join(self.schema.names)})"
 
     def _repr_html_(self) -> str:
         return self.scan()._repr_html_()
+
+    @property
+    def _writer(self) -> TableWriter:
+        from persist_engine.table.writing import TableWriter
+
+        with self._opening:
+            if self._opened_writer is None:
+                shard_id, offer = self.id, self._on_maintenance
+                self._opened_writer = TableWriter(
+                    self._client, shard_id, self._reader, lambda writer, due: offer(shard_id, writer, due)
+                )
+            return self._opened_writer
 
     @property
     def _columns(self) -> Columns:

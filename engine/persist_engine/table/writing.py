@@ -36,10 +36,9 @@ from persist_engine.table.corrections import Correction, correction, corrections
 from persist_engine.table.filters import Condition
 from persist_engine.table.frames import Frame, streamed, table_of, tables_of
 from persist_engine.table.keys import KeySet, one_per_key
-from persist_engine.table.readers import Shared, SharedReader
+from persist_engine.table.readers import PURPOSE, Shared, SharedReader
 from persist_engine.table.transactions import Ticket, Txn, ticket_of
 
-PURPOSE = "table"
 #: A writer that loses this many races in a row will not win the next one: the table has too many writers for its corrections.
 ATTEMPTS_MAX = 200
 #: So many upserts read the rows that they replace. Later ones keep the value of every key in memory until the table is idle: that takes
