@@ -24,11 +24,12 @@ from persist_engine.table.columns import Columns
 from persist_engine.table.filters import Condition, Where
 from persist_engine.table.frames import Frame
 from persist_engine.table.names import Named, of_table
+from persist_engine.table.notes.commit_info import CommitInfo, noted
+from persist_engine.table.notes.transactions import Txn
 from persist_engine.table.readers import PURPOSE, SharedReader
 from persist_engine.table.scan import Scan
 from persist_engine.table.schemas import Fields, altered
 from persist_engine.table.times import Span, Time, moment, readable, span_ms
-from persist_engine.table.transactions import Txn
 
 # What writes, walks the log or repairs loads with its first use: a process that reads loads neither. Only types are needed here.
 if TYPE_CHECKING:
@@ -121,32 +122,44 @@ class Table:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def append(self, rows: Frame, *, txn: Txn | None = None) -> Written:
+    def append(self, rows: Frame, *, txn: Txn | None = None, commit_info: CommitInfo | None = None) -> Written:
         """Adds rows, however often they come. A stream is staged batch by batch, and becomes visible at once. Lost races are retried.
 
         Columns are matched by name. Values become the table's types where nothing is lost: numbers that fit, instants of any unit, text of
-        any layout. In pandas' columns NaN is null. With `txn` the write happens once: see transactions.py.
+        any layout. In pandas' columns NaN is null. With `txn` the write happens once: see notes/transactions.py.
+
+        `commit_info`, here and in the other writes, says why: names with texts or numbers, up to 4 KiB as JSON, that `history` shows.
+        A call that writes nothing leaves none.
         """
         with of_table(self.name):
-            return self._writer.append(rows, txn=txn)
+            return self._writer.append(rows, notes=noted(txn, commit_info))
 
-    def upsert(self, rows: Frame, *, order_by: str | None = None, txn: Txn | None = None) -> Written:
+    def upsert(
+        self, rows: Frame, *, order_by: str | None = None, txn: Txn | None = None, commit_info: CommitInfo | None = None
+    ) -> Written:
         """Makes each row the only row of its key. Other keys stay; rows that are there already cost no update. Lost races are retried.
 
         No key may come twice, unless `order_by` names the column that decides, of the table or beside its columns: the greatest wins, of
         equal ones the last row. All rows are in memory.
         """
         with of_table(self.name):
-            return self._writer.upsert(rows, order_by=order_by, txn=txn)
+            return self._writer.upsert(rows, order_by=order_by, notes=noted(txn, commit_info))
 
-    def delete(self, where: Where, *, txn: Txn | None = None) -> Written:
+    def delete(self, where: Where, *, txn: Txn | None = None, commit_info: CommitInfo | None = None) -> Written:
         """Removes the rows that fulfil a condition (see filters.py). Lost races are retried. To remove all rows, overwrite with none."""
         if where is None:
             raise InvalidUsage(f"table {self.name}: delete needs a condition; to remove all rows, overwrite([])")
         with of_table(self.name):
-            return self._writer.delete(Condition.of(where, self._columns), txn=txn)
+            return self._writer.delete(Condition.of(where, self._columns), notes=noted(txn, commit_info))
 
-    def overwrite(self, rows: Frame, *, expected: Time | None = None, txn: Txn | None = None) -> Written:
+    def overwrite(
+        self,
+        rows: Frame,
+        *,
+        expected: Time | None = None,
+        txn: Txn | None = None,
+        commit_info: CommitInfo | None = None,
+    ) -> Written:
         """Makes `rows` the contents, and writes the difference only: rows that stay cost nothing. Memory is bounded, for a stream too.
 
         With `expected`, the time of the contents that the caller saw (`last_time`, `Scan.time`), Conflict when the table was written since.
@@ -154,7 +167,7 @@ class Table:
         """
         with of_table(self.name):
             time = None if expected is None else moment(expected, now_ms=self._env.now_ms(), name="expected")
-            return self._writer.overwrite(rows, txn=txn, expected=time)
+            return self._writer.overwrite(rows, notes=noted(txn, commit_info), expected=time)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
