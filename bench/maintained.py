@@ -1,7 +1,7 @@
 """Small commits with background maintenance in the writing process, beside the same commits without it.
 
-Each side is a process of its own with a shard of its own, on one Redis. They commit in turns, block by block, so that both run under the same
-load of the machine, and neither takes the other's processor.
+Each side is a process of its own with a shard of its own, on one Redis. They commit in turns, block by block, so that both run under the
+same load of the machine, and neither takes the other's processor.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
@@ -28,6 +28,7 @@ from persist_engine.cli.exit_codes import exit_code
 from persist_engine.cli.waiting import Waiting, opening
 
 if TYPE_CHECKING:
+    from persist_engine.base.metrics import Metrics
     from persist_engine.base.retry import Retry
     from persist_engine.client.client import PersistClient
     from persist_engine.model.ids import ShardId
@@ -202,9 +203,6 @@ def connected(
     """
     from dataclasses import replace
 
-    from prometheus_client import CollectorRegistry, write_to_textfile
-
-    from persist_engine.base.metrics import NoMetrics, PrometheusMetrics
     from persist_engine.base.secrets import shown_url
     from persist_engine.base.settings import RetrySettings, Settings, with_environ, within_memory
     from persist_engine.client.client import PersistClient
@@ -219,15 +217,13 @@ def connected(
         give_back_what_is_freed()
     if claim_ms is not None:
         settings = replace(settings, compaction=replace(settings.compaction, claim_ms=claim_ms))
-    path, registry = METRICS_FILE.get(), CollectorRegistry()
-    check_can_write(path, "--metrics")
-    counting = NoMetrics() if path is None else PrometheusMetrics(registry)
+    metrics, write_metrics = _counting(METRICS_FILE.get())
     location = Location(blob=blob, consensus=consensus)
     waiting = Waiting(f"{shown_url(blob)} and {shown_url(consensus)}", give_up_s)
     on_wait = waiting.failed if sys.stderr.isatty() else None
     with opening(waiting) if on_wait else nullcontext():
         try:
-            client = PersistClient.open(location, settings=settings, metrics=counting, create=create, on_wait=on_wait)
+            client = PersistClient.open(location, settings=settings, metrics=metrics, create=create, on_wait=on_wait)
         except StoreRefused:
             raise
         except Unavailable as error:
@@ -238,9 +234,7 @@ def connected(
         except ShardNotFound as error:
             raise ShardNotFound(f"{error}; `persist inspect shards` lists what there is", **error.detail) from error
         finally:
-            # Before the client closes: with it the shards' own series go.
-            if path is not None:
-                write_to_textfile(str(path), registry)
+            write_metrics()  # before the client closes: with it the shards' own series go
 
 
 @contextmanager
@@ -277,6 +271,20 @@ def log_of(consensus: str | None, retry: Retry) -> Iterator[Consensus]:
         yield opened
     finally:
         opened.close()
+
+
+def _counting(path: Path | None) -> tuple[Metrics, Callable[[], None]]:
+    """What counts, and what writes the counts to `path`. Without a path, the library that counts is not loaded."""
+    from persist_engine.base.metrics import NoMetrics, PrometheusMetrics
+
+    if path is None:
+        return NoMetrics(), lambda: None
+    check_can_write(path, "--metrics")
+
+    from prometheus_client import CollectorRegistry, write_to_textfile
+
+    registry = CollectorRegistry()
+    return PrometheusMetrics(registry), lambda: write_to_textfile(str(path), registry)
 
 
 def _given(url: str | None, name: str, variable: str) -> str:

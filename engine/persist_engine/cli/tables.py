@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -77,6 +78,12 @@ Where = Annotated[str, typer.Option(help="The rows of which this holds: a condit
 TxnOption = Annotated[
     str | None,
     typer.Option("--txn", metavar="APP:NUMBER", help="Write once: a number that was committed before writes nothing."),
+]
+CommitInfoOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--commit-info", metavar="NAME=TEXT", help="Say of the write what `persist history` shows; repeatable."
+    ),
 ]
 #: The panel of the help that lists these commands.
 PANEL = "Tables"
@@ -159,6 +166,7 @@ def append(
     *,
     format: InputFormatOption = None,  # noqa: A002 - the option's name
     txn: TxnOption = None,
+    commit_info: CommitInfoOption = None,
     blob: BlobUrl = None,
     consensus: ConsensusUrl = None,
     give_up: GiveUp = GIVE_UP_S,
@@ -166,7 +174,7 @@ def append(
 ) -> None:
     """Add the rows of files, all in one commit."""
     with _writing(table, blob, consensus, give_up, as_json=as_json) as done:
-        done(lambda it: it.append(_rows(it, files, format, "append"), txn=_txn(txn)))
+        done(lambda it: it.append(_rows(it, files, format, "append"), txn=_txn(txn), commit_info=_info(commit_info)))
 
 
 def upsert(
@@ -178,6 +186,7 @@ def upsert(
         str | None, typer.Option(help="The column that decides among several rows of a key: the greatest wins.")
     ] = None,
     txn: TxnOption = None,
+    commit_info: CommitInfoOption = None,
     blob: BlobUrl = None,
     consensus: ConsensusUrl = None,
     give_up: GiveUp = GIVE_UP_S,
@@ -185,7 +194,14 @@ def upsert(
 ) -> None:
     """Make each row of files the only row of its key, all in one commit."""
     with _writing(table, blob, consensus, give_up, as_json=as_json) as done:
-        done(lambda it: it.upsert(_rows(it, files, format, "upsert"), order_by=order_by, txn=_txn(txn)))
+        done(
+            lambda it: it.upsert(
+                _rows(it, files, format, "upsert"),
+                order_by=order_by,
+                txn=_txn(txn),
+                commit_info=_info(commit_info),
+            )
+        )
 
 
 def overwrite(
@@ -200,6 +216,7 @@ def overwrite(
         bool, typer.Option("--allow-empty", help="Fine if the files hold no line: all rows are removed.")
     ] = False,
     txn: TxnOption = None,
+    commit_info: CommitInfoOption = None,
     blob: BlobUrl = None,
     consensus: ConsensusUrl = None,
     give_up: GiveUp = GIVE_UP_S,
@@ -211,7 +228,8 @@ def overwrite(
 
         def write(it: Table) -> Written:
             rows = _rows(it, files, format, "overwrite")
-            return it.overwrite(rows if allow_empty else _not_empty(rows, files), expected=at, txn=_txn(txn))
+            sure = rows if allow_empty else _not_empty(rows, files)
+            return it.overwrite(sure, expected=at, txn=_txn(txn), commit_info=_info(commit_info))
 
         done(write)
 
@@ -221,6 +239,7 @@ def delete(
     *,
     where: Where,
     txn: TxnOption = None,
+    commit_info: CommitInfoOption = None,
     blob: BlobUrl = None,
     consensus: ConsensusUrl = None,
     give_up: GiveUp = GIVE_UP_S,
@@ -228,7 +247,7 @@ def delete(
 ) -> None:
     """Remove rows. They stay readable in the past, as long as the table's retention says."""
     with _writing(table, blob, consensus, give_up, as_json=as_json) as done:
-        done(lambda it: it.delete(where, txn=_txn(txn)))
+        done(lambda it: it.delete(where, txn=_txn(txn), commit_info=_info(commit_info)))
 
 
 def describe(
@@ -260,7 +279,7 @@ def history(
     for row in rows:
         row["committed"] = row["committed"].isoformat().replace("+00:00", "Z")
     if as_json:
-        print_json(rows)
+        print_json([{**row, "commit_info": json.loads(row["commit_info"] or "null")} for row in rows])
     else:
         print_rows(found.column_names, [tuple(row.values()) for row in rows], times=lambda column: column == "time")
 
@@ -370,6 +389,15 @@ def _not_empty(rows: Iterator[pa.Table], files: list[str]) -> Iterator[pa.Table]
     raise InvalidUsage(
         f"{names} holds no line, and overwrite would remove all rows: give --allow-empty if that is meant"
     )
+
+
+def _info(given: list[str] | None) -> dict[str, str] | None:
+    if not given:
+        return None
+    bad = next((each for each in given if not each.partition("=")[1] or each.startswith("=")), None)
+    if bad is not None:
+        raise InvalidUsage(f"--commit-info is NAME=TEXT, as in job=nightly, not {bad[:40]!r}")
+    return {name: text for name, _, text in (each.partition("=") for each in given)}
 
 
 def _txn(text: str | None) -> tuple[str, int] | None:

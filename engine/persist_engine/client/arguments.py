@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.ids import ShardId
+from persist_engine.model.state import COMMIT_INFO, COMMIT_INFO_BYTES_MAX
 
 if TYPE_CHECKING:
     from persist_engine.rows.schema import Schema
@@ -90,7 +91,18 @@ def expect_progress(progress: Any, expected_progress: Any) -> None:
             given = ", ".join(type(each).__name__ for each in progress[:3])
             raise InvalidUsage(f"progress must be {wanted}, not ({given}{', ...' if len(progress) > 3 else ''})")
         expect_text(progress[0], "the sink's id in progress")
+        if progress[0] == COMMIT_INFO:
+            raise InvalidUsage(f"progress: the id {COMMIT_INFO} is that of commit_info; name the sink otherwise")
     if expected_progress is not None:
         expect(expected_progress, bytes, "expected_progress", "bytes, or None where none was stored")
         if progress is None:
             raise InvalidUsage("expected_progress is given without progress, so nothing would be compared")
+
+
+def expect_commit_info(commit_info: Any) -> None:
+    """Checks the metadata that stand in the log beside an append."""
+    if commit_info is None:
+        return
+    expect(commit_info, bytes, "commit_info", "bytes, or None")
+    if len(commit_info) > COMMIT_INFO_BYTES_MAX:
+        raise InvalidUsage(f"commit_info has {len(commit_info)} bytes; it may have {COMMIT_INFO_BYTES_MAX}")

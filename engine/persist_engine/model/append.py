@@ -24,7 +24,7 @@ from persist_engine.model.frontier import EMPTY
 from persist_engine.model.ids import ShardId, staged_ms
 from persist_engine.model.queries import held_since, is_tombstone
 from persist_engine.model.spine.trace import MergeReq, Trace
-from persist_engine.model.state import ShardState, Writer
+from persist_engine.model.state import COMMIT_INFO, ShardState, SourceProgress, Writer
 
 
 def compare_and_append(state: ShardState, cmd: CompareAndAppend, now_ms: int) -> Applied | Refused:
@@ -52,6 +52,8 @@ def compare_and_append(state: ShardState, cmd: CompareAndAppend, now_ms: int) ->
         most_recent_write_upper=desc.upper,
     )
     progress = state.progress if cmd.progress is None else state.progress.set(*cmd.progress)
+    if cmd.commit_info is not None:
+        progress = progress.set(COMMIT_INFO, SourceProgress(cmd.commit_info, desc.upper))
     writers = state.writers.set(cmd.writer_id, writer)
     after = replace(state, writers=writers, progress=progress, trace=trace)
     if after.retain_ms is not None:

@@ -23,7 +23,7 @@ class CompareAndAppend:
     `progress` (sink id, how far its source was read) commits with the data iff the stored token equals `expected_progress`
     (None: no progress is stored). `claim_ms`: a claim on a compaction lapses at this age. `claim_percent` / 100: how many
     unclaimed compactions the append takes over if it creates no merge work itself. `claim_min_version`: it also takes over
-    compact batches whose parts older code wrote.
+    compact batches whose parts older code wrote. `commit_info`: opaque bytes that stand in the log beside the batch.
     """
 
     batch: HollowBatch
@@ -33,6 +33,7 @@ class CompareAndAppend:
     lease_ms: int
     progress: tuple[str, SourceProgress] | None = None
     expected_progress: bytes | None = None
+    commit_info: bytes | None = None
     inline_total_bytes_max: int
     claim_ms: int
     claim_percent: int = 100

@@ -15,7 +15,7 @@ from persist_engine.model.maintenance import collectable_versions
 from persist_engine.model.queries import is_tombstone, latest_rollup, retained_since, rollup_at_or_below, seqno_since
 from persist_engine.model.rebirth import is_recovered_from
 from persist_engine.model.spine.owed import waits_after_merge_ms, waits_from_ms
-from persist_engine.model.state import ShardState
+from persist_engine.model.state import COMMIT_INFO, ShardState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +164,9 @@ def inspection_of(
         uncollected_from_ms=uncollected_from_ms,
         readers=_readers(state, now_ms),
         writers=_writers(state, now_ms),
-        progress={sink_id: progress.upper.time for sink_id, progress in state.progress.items()},
+        progress={
+            sink_id: progress.upper.time for sink_id, progress in state.progress.items() if sink_id != COMMIT_INFO
+        },
         is_tombstone=is_tombstone(state),
         birth=state.birth.hex(),
         tag=state.tag.hex(),

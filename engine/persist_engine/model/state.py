@@ -78,6 +78,13 @@ class Claim:
     start_ms: int
 
 
+#: Spec 17.13: the entry of `progress` with the user's metadata of the last append that had any. An append replaces it together with its
+#: upper, so that each state diff shows the metadata of its own append and of no other.
+COMMIT_INFO = "persist:commit_info"
+#: Every state, and so every rollup, holds one of them.
+COMMIT_INFO_BYTES_MAX = 4096
+
+
 @dataclass(frozen=True, slots=True)
 class SourceProgress:
     """How far a sink has read its source, committed with its data. The token is opaque; it is only compared for equality."""

@@ -115,6 +115,7 @@ class Machine:
         purpose: str,
         progress: tuple[str, SourceProgress] | None = None,
         expected_progress: bytes | None = None,
+        commit_info: bytes | None = None,
     ) -> tuple[AppendAnswer, Maintenance]:
         """Appends `batch` iff the shard's upper equals its lower (and the stored progress is the expected one).
 
@@ -130,6 +131,7 @@ class Machine:
             lease_ms=self.settings.lease.writer_lease_ms,
             progress=progress,
             expected_progress=expected_progress,
+            commit_info=commit_info,
             inline_total_bytes_max=self.settings.batch.inline_total_bytes_max,
             claim_ms=self.settings.compaction.claim_ms,
             claim_percent=self.settings.compaction.claim_percent,
@@ -170,10 +172,7 @@ class Machine:
                 case commands.UpperMismatch() | commands.ProgressMismatch():
                     if backoff is not None:
                         self._check_surely_refused(command, earliest_ms, held_ms)
-                    # The refusal may come from a stale state: return only one that a fresh state confirms.
-                    self.refresh()
-                    mismatch = self._mismatch(command)
-                    if mismatch is not None:
+                    if (mismatch := self._mismatch(command)) is not None:
                         return mismatch, NO_MAINTENANCE
                 case _:
                     raise InvariantViolated(f"compare_and_append of {self.shard_id} answered {answer}")
@@ -181,8 +180,8 @@ class Machine:
     def _mismatch(
         self, command: commands.CompareAndAppend
     ) -> commands.UpperMismatch | commands.ProgressMismatch | None:
-        """Why the newest known state refuses `command`; None when it does not."""
-        state = self.state
+        """Why a fresh state refuses `command`, after a refusal that may come from a stale one; None when it does not."""
+        state = self.refresh()
         if command.progress is not None:
             stored = state.progress.get(command.progress[0])
             if command.expected_progress != (None if stored is None else stored.token):

@@ -6,16 +6,16 @@ Each adapter classifies the answers of its own server.
 from __future__ import annotations
 
 import socket
-import ssl
 from collections.abc import Iterator
-
-#: TLS errors of a broken connection, which say nothing about the peer.
-_BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 def is_untrusted(error: BaseException | None) -> bool:
     """Whether TLS failed because no known authority signed the certificate, or because the peer speaks another protocol."""
-    return any(isinstance(cause, ssl.SSLError) and not isinstance(cause, _BROKEN) for cause in _chain(error))
+    import ssl  # stores of this machine do without
+
+    # These say that the connection broke, and nothing about the peer.
+    broken = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+    return any(isinstance(cause, ssl.SSLError) and not isinstance(cause, broken) for cause in _chain(error))
 
 
 def is_unknown_host(error: BaseException | None) -> bool:

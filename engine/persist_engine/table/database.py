@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
 from persist_engine.base.errors import InvalidUsage, SchemaMismatch, ShardNotFound
 from persist_engine.client.client import PersistClient
-from persist_engine.client.closing import close_shard, finalize_shard
 from persist_engine.client.location import Location
-from persist_engine.client.write.handle import WriteHandle
 from persist_engine.model.ids import ShardId
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.ownership import Adopted
@@ -25,7 +23,10 @@ from persist_engine.table.names import Named, listed, new_owner, of_table, resol
 from persist_engine.table.schemas import Fields, declared, inferred
 from persist_engine.table.table import Table
 from persist_engine.table.times import Span, span_ms
-from persist_engine.work.background import Upkeep
+
+if TYPE_CHECKING:
+    from persist_engine.client.write.handle import WriteHandle
+    from persist_engine.work.background import Upkeep
 
 #: How long a new table keeps its times readable.
 RETAIN = "7 days"
@@ -138,6 +139,8 @@ class Database:
             named = self._ours(name)
             self._table(named).close()  # its own reader would hold it
             if purge and _exists(client, named.shard_id):
+                from persist_engine.client.closing import close_shard, finalize_shard
+
                 if not client.is_finalized(named.shard_id):
                     close_shard(client, named.shard_id)
                 finalize_shard(client, named.shard_id)

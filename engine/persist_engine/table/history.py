@@ -13,8 +13,10 @@ from persist_engine.model.batch import HollowBatch
 from persist_engine.model.diff.field_diff import Delete
 from persist_engine.model.diff.state_diff import StateDiff
 from persist_engine.model.frontier import Antichain
+from persist_engine.model.state import COMMIT_INFO
 from persist_engine.shard.machine import Machine
-from persist_engine.table.transactions import SINK_PREFIX, version_of
+from persist_engine.table.notes.commit_info import shown
+from persist_engine.table.notes.transactions import SINK_PREFIX, version_of
 from persist_engine.work.audit.walk import VersionWalk, WalkEnd
 
 SCHEMA = pa.schema(
@@ -26,17 +28,19 @@ SCHEMA = pa.schema(
         ("updates", pa.int64()),
         ("bytes", pa.int64()),
         ("txn", pa.string()),
+        ("commit_info", pa.string()),
     ]
 )
 #: Maintenance overtakes a walk when it truncates the log; each attempt begins at a later version.
 _ATTEMPTS_MAX = 8
 
-_Row = tuple[int, int, str, int | None, int | None, int | None, str | None]
+_Row = tuple[int, int, str, int | None, int | None, int | None, str | None, str | None]
 
 
 def history_of(machine: Machine, limit: int | None) -> pa.Table:
     """At most `limit` versions, newest first, with the columns of SCHEMA. `operation` is write, compaction, schema or retention. A
-    write has its time, the updates that it added (an update of a row counts two) and their bytes, and its transaction. Walks all live
+    write has its time, the updates that it added (an update of a row counts two) and their bytes, its transaction, and its
+    `commit_info` as JSON. Walks all live
     versions.
     """
     for _ in range(_ATTEMPTS_MAX):
@@ -68,13 +72,13 @@ def _row(diff: StateDiff, before: Antichain, upper: Antichain) -> _Row | None:
         new = [batch for batch in _batches(diff) if before <= batch.desc.lower]
         updates, size = sum(batch.rows for batch in new), sum(batch.size_bytes + batch.inline_bytes for batch in new)
         time = None if upper.is_empty() else upper.newest_complete
-        return (*head, "write", time, updates, size, _transaction(diff))
+        return (*head, "write", time, updates, size, _transaction(diff), _commit_info(diff))
     if diff.schemas:
-        return (*head, "schema", None, None, None, None)
+        return (*head, "schema", None, None, None, None, None)
     if diff.retain_ms:
-        return (*head, "retention", None, None, None, None)
+        return (*head, "retention", None, None, None, None, None)
     if diff.hollow_batches or diff.legacy_batches:
-        return (*head, "compaction", None, None, None, None)
+        return (*head, "compaction", None, None, None, None, None)
     return None
 
 
@@ -88,3 +92,10 @@ def _transaction(diff: StateDiff) -> str | None:
         if not isinstance(change, Delete) and change.key.startswith(SINK_PREFIX):
             return f"{change.key.removeprefix(SINK_PREFIX)} {version_of(change.key, change.to.token)}"
     return None
+
+
+def _commit_info(diff: StateDiff) -> str | None:
+    found = (
+        change.to.token for change in diff.progress if not isinstance(change, Delete) and change.key == COMMIT_INFO
+    )
+    return next(map(shown, found), None)

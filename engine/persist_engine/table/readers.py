@@ -10,17 +10,21 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from persist_engine.base.errors import PersistError
 from persist_engine.client.expiring import Expiring
-from persist_engine.client.read.handle import ReadHandle
 from persist_engine.model.leases import expires_after_ms
 from persist_engine.model.queries import retained_since
 from persist_engine.shard.machine import Machine
 
+if TYPE_CHECKING:
+    from persist_engine.client.read.handle import ReadHandle
+
 _log = logging.getLogger(__name__)
 
+#: What the handles of tables say they are for.
+PURPOSE = "table"
 #: An unused handle expires after this: long enough for a notebook's next cell, short enough that no retention feels it.
 IDLE_S = 20.0
 
@@ -122,7 +126,7 @@ class Shared(Generic[H]):
             _log.warning("could not expire %s: %s", handle, error, extra={"shard": self._machine.shard_id})
 
 
-class SharedReader(Shared[ReadHandle]):
+class SharedReader(Shared["ReadHandle"]):
     """Lends a leased reader with the shard's newest schema.
 
     While reads go on for longer than the shard's retention, the reader lets go of the times that the retention has passed.

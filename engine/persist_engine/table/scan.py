@@ -7,27 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.wording import dated, iso_text
-from persist_engine.client.read.handle import ReadHandle
-from persist_engine.client.read.snapshot import SinceAhead, Snapshot
 from persist_engine.table.columns import Columns
 from persist_engine.table.filters import Condition, Where
 from persist_engine.table.names import of_table
-from persist_engine.table.reprs import preview_html
 
 if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
+    from persist_engine.client.read.handle import ReadHandle
+    from persist_engine.client.read.snapshot import SinceAhead, Snapshot
+
 #: Rows that a notebook shows.
 PREVIEW_ROWS = 10
 
-Lend = Callable[[], AbstractContextManager[ReadHandle]]
+Lend: TypeAlias = "Callable[[], AbstractContextManager[ReadHandle]]"
 
 
 class Scan:
@@ -121,6 +121,8 @@ class Scan:
         return f"Scan({self._name} at {'no time' if self.time is None else dated(self.time)}{what}: {', '.join(self.schema.names)})"
 
     def _repr_html_(self) -> str:
+        from persist_engine.table.reprs import preview_html
+
         rows = self._head(PREVIEW_ROWS + 1)
         at = "nothing was written yet" if self.time is None else f"at {iso_text(self.time) or self.time}"
         return preview_html(f"{self._name} {at}", rows, rows_max=PREVIEW_ROWS)
@@ -151,6 +153,8 @@ class Scan:
         return pa.RecordBatch.from_arrays(rows.columns, schema=self.schema)
 
     def _snapshot(self, reader: ReadHandle) -> Snapshot:
+        from persist_engine.client.read.snapshot import SinceAhead
+
         assert self.time is not None
         # An expression does not say which columns it needs.
         needed = None if self._shown is None or self._condition.expression is not None else self._shown

@@ -5,6 +5,7 @@ A thin layer over the handles of `client`: whatever it does, they can do. It own
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,34 +15,33 @@ import pyarrow as pa
 from persist_engine.base.errors import InvalidUsage, SchemaMismatch
 from persist_engine.base.wording import dated, is_instant
 from persist_engine.client.client import PersistClient
-from persist_engine.client.read.handle import ReadHandle
-from persist_engine.client.write.handle import WriteHandle
 from persist_engine.model.ids import ShardId
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.ownership import Owner
 from persist_engine.model.retention import in_words
 from persist_engine.shard.schemas import SchemaIncompatible
 from persist_engine.table.columns import Columns
-from persist_engine.table.feed import ChangeFeed
 from persist_engine.table.filters import Condition, Where
 from persist_engine.table.frames import Frame
-from persist_engine.table.history import history_of
 from persist_engine.table.names import Named, of_table
-from persist_engine.table.readers import SharedReader
-from persist_engine.table.reprs import pairs_html
+from persist_engine.table.notes.commit_info import CommitInfo, noted
+from persist_engine.table.notes.transactions import Txn
+from persist_engine.table.readers import PURPOSE, SharedReader
 from persist_engine.table.scan import Scan
 from persist_engine.table.schemas import Fields, altered
 from persist_engine.table.times import Span, Time, moment, readable, span_ms
-from persist_engine.table.transactions import Txn
-from persist_engine.table.writing import PURPOSE, TableWriter, Written
-from persist_engine.work.audit.finding import Verification
-from persist_engine.work.audit.verify import verify_shard
-from persist_engine.work.outcome import Outcome
-from persist_engine.work.repair.force import force_compaction, force_gc
 
+# What writes, walks the log or repairs loads with its first use: a process that reads loads neither. Only types are needed here.
 if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
+
+    from persist_engine.client.read.handle import ReadHandle
+    from persist_engine.client.write.handle import WriteHandle
+    from persist_engine.table.feed import ChangeFeed
+    from persist_engine.table.writing import TableWriter, Written
+    from persist_engine.work.audit.finding import Verification
+    from persist_engine.work.outcome import Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +65,8 @@ class TableInfo:
     holds: int
 
     def _repr_html_(self) -> str:
+        from persist_engine.table.reprs import pairs_html
+
         return pairs_html(f"table {self.name}", asdict(self))
 
 
@@ -83,9 +85,9 @@ class Table:
         self._machine = client.machine(named.shard_id)
         self._env = client.versions.env
         self._reader = SharedReader(self._open_reader, self._machine)
-        self._writer = TableWriter(
-            client, named.shard_id, self._reader, lambda writer, due: on_maintenance(named.shard_id, writer, due)
-        )
+        self._on_maintenance = on_maintenance
+        self._opening = threading.Lock()
+        self._opened_writer: TableWriter | None = None
 
     @property
     def name(self) -> str:
@@ -120,32 +122,44 @@ class Table:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def append(self, rows: Frame, *, txn: Txn | None = None) -> Written:
+    def append(self, rows: Frame, *, txn: Txn | None = None, commit_info: CommitInfo | None = None) -> Written:
         """Adds rows, however often they come. A stream is staged batch by batch, and becomes visible at once. Lost races are retried.
 
         Columns are matched by name. Values become the table's types where nothing is lost: numbers that fit, instants of any unit, text of
-        any layout. In pandas' columns NaN is null. With `txn` the write happens once: see transactions.py.
+        any layout. In pandas' columns NaN is null. With `txn` the write happens once: see notes/transactions.py.
+
+        `commit_info`, here and in the other writes, says why: names with texts or numbers, up to 4 KiB as JSON, that `history` shows.
+        A call that writes nothing leaves none.
         """
         with of_table(self.name):
-            return self._writer.append(rows, txn=txn)
+            return self._writer.append(rows, notes=noted(txn, commit_info))
 
-    def upsert(self, rows: Frame, *, order_by: str | None = None, txn: Txn | None = None) -> Written:
+    def upsert(
+        self, rows: Frame, *, order_by: str | None = None, txn: Txn | None = None, commit_info: CommitInfo | None = None
+    ) -> Written:
         """Makes each row the only row of its key. Other keys stay; rows that are there already cost no update. Lost races are retried.
 
         No key may come twice, unless `order_by` names the column that decides, of the table or beside its columns: the greatest wins, of
         equal ones the last row. All rows are in memory.
         """
         with of_table(self.name):
-            return self._writer.upsert(rows, order_by=order_by, txn=txn)
+            return self._writer.upsert(rows, order_by=order_by, notes=noted(txn, commit_info))
 
-    def delete(self, where: Where, *, txn: Txn | None = None) -> Written:
+    def delete(self, where: Where, *, txn: Txn | None = None, commit_info: CommitInfo | None = None) -> Written:
         """Removes the rows that fulfil a condition (see filters.py). Lost races are retried. To remove all rows, overwrite with none."""
         if where is None:
             raise InvalidUsage(f"table {self.name}: delete needs a condition; to remove all rows, overwrite([])")
         with of_table(self.name):
-            return self._writer.delete(Condition.of(where, self._columns), txn=txn)
+            return self._writer.delete(Condition.of(where, self._columns), notes=noted(txn, commit_info))
 
-    def overwrite(self, rows: Frame, *, expected: Time | None = None, txn: Txn | None = None) -> Written:
+    def overwrite(
+        self,
+        rows: Frame,
+        *,
+        expected: Time | None = None,
+        txn: Txn | None = None,
+        commit_info: CommitInfo | None = None,
+    ) -> Written:
         """Makes `rows` the contents, and writes the difference only: rows that stay cost nothing. Memory is bounded, for a stream too.
 
         With `expected`, the time of the contents that the caller saw (`last_time`, `Scan.time`), Conflict when the table was written since.
@@ -153,7 +167,7 @@ class Table:
         """
         with of_table(self.name):
             time = None if expected is None else moment(expected, now_ms=self._env.now_ms(), name="expected")
-            return self._writer.overwrite(rows, txn=txn, expected=time)
+            return self._writer.overwrite(rows, notes=noted(txn, commit_info), expected=time)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -218,6 +232,8 @@ class Table:
 
         `where` keeps changes of rows that fulfil it: an update that moves a row out of it is a delete. It is no expression of pyarrow.
         """
+        from persist_engine.table.feed import ChangeFeed
+
         with of_table(self.name):
             if follow and upto is not None:
                 raise InvalidUsage("changes: a feed that follows has no upto")
@@ -279,20 +295,29 @@ class Table:
         """The versions that changed rows, schema or retention, newest first: see history.py. As far back as the log goes."""
         if limit is not None and (type(limit) is not int or limit < 1):
             raise InvalidUsage(f"table {self.name}: limit must be a whole number from 1 on, or None, not {limit!r}")
+        from persist_engine.table.history import history_of
+
         return history_of(self._machine, limit)
 
     def optimize(self) -> list[Outcome]:
         """Merges small parts until one batch is left. Rows stay the same at every readable time. Safe beside writers and readers."""
+        from persist_engine.work.repair.force import force_compaction
+
         return force_compaction(self._machine, full=True)
 
     def vacuum(self) -> list[Outcome]:
         """Deletes what no reader can reach any more: replaced parts and old versions. Never what a readable time needs."""
+        from persist_engine.work.repair.force import force_gc
+
         self._reader.let_go()  # unused, it would hold versions back
-        self._writer.let_go()
+        if self._opened_writer is not None:
+            self._opened_writer.let_go()
         return force_gc(self._machine)
 
     def verify(self) -> Verification:
         """Checks every version, part and row. `is_corrupt` says whether anything is wrong, `findings` what."""
+        from persist_engine.work.audit.verify import verify_shard
+
         return verify_shard(self._machine)
 
     def holds(self) -> pa.Table:
@@ -325,13 +350,26 @@ class Table:
     def close(self) -> None:
         """Lets go of its reader and its writer; calls under way fail. It may be used again. Idempotent."""
         self._reader.close()
-        self._writer.close()
+        if self._opened_writer is not None:
+            self._opened_writer.close()
 
     def __repr__(self) -> str:
         return f"Table({self.name}: key {', '.join(self.key)}; {', '.join(self.schema.names)})"
 
     def _repr_html_(self) -> str:
         return self.scan()._repr_html_()
+
+    @property
+    def _writer(self) -> TableWriter:
+        from persist_engine.table.writing import TableWriter
+
+        with self._opening:
+            if self._opened_writer is None:
+                shard_id, offer = self.id, self._on_maintenance
+                self._opened_writer = TableWriter(
+                    self._client, shard_id, self._reader, lambda writer, due: offer(shard_id, writer, due)
+                )
+            return self._opened_writer
 
     @property
     def _columns(self) -> Columns:

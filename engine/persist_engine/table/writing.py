@@ -36,10 +36,10 @@ from persist_engine.table.corrections import Correction, correction, corrections
 from persist_engine.table.filters import Condition
 from persist_engine.table.frames import Frame, streamed, table_of, tables_of
 from persist_engine.table.keys import KeySet, one_per_key
-from persist_engine.table.readers import Shared, SharedReader
-from persist_engine.table.transactions import Ticket, Txn, ticket_of
+from persist_engine.table.notes.commit_info import Notes
+from persist_engine.table.notes.transactions import Ticket, Txn, ticket_of
+from persist_engine.table.readers import PURPOSE, Shared, SharedReader
 
-PURPOSE = "table"
 #: A writer that loses this many races in a row will not win the next one: the table has too many writers for its corrections.
 ATTEMPTS_MAX = 200
 #: So many upserts read the rows that they replace. Later ones keep the value of every key in memory until the table is idle: that takes
@@ -113,9 +113,9 @@ class TableWriter:
         )
         self._upserts, self._has_several = 0, False
 
-    def append(self, frame: Frame, *, txn: Txn | None) -> Written:
+    def append(self, frame: Frame, *, notes: Notes) -> Written:
         """Adds the rows of a frame."""
-        ticket = self._ticket(txn)
+        ticket = self._ticket(notes.txn)
         if ticket is not None and ticket.is_repeat:
             return Written(None, is_repeat=True)
         writer, columns = self._current()
@@ -132,9 +132,9 @@ class TableWriter:
             writer.discard(batch)
             return Written(None)
         with self._turn, _discarded_when_refused(lambda: writer.discard(batch)):
-            return self._landed(writer, batch, Written(time, inserted=rows), ticket)
+            return self._landed(writer, batch, Written(time, inserted=rows), ticket, notes.info)
 
-    def upsert(self, frame: Frame, *, order_by: str | None, txn: Txn | None) -> Written:
+    def upsert(self, frame: Frame, *, order_by: str | None, notes: Notes) -> Written:
         """Makes each row of a frame the only row of its key."""
         self._machine.fetch_recent_upper()  # with it comes the newest schema, which a correction needs
         columns = self._current()[1]
@@ -149,12 +149,12 @@ class TableWriter:
         structs = columns.structs(columns.fitted(table, besides=() if order_by is None else (order_by,)))
         rows = one_per_key(structs, order, order_by=order_by)
         if not rows.num_rows:
-            return self._corrected(_Plan(lambda *_: (), _none), txn=txn, columns=columns)
+            return self._corrected(_Plan(lambda *_: (), _none), notes=notes, columns=columns)
         with self._turn:
-            done = self._upserted(rows, columns, txn)
-            return self._replaced(rows, columns, txn) if done is None else done
+            done = self._upserted(rows, columns, notes)
+            return self._replaced(rows, columns, notes) if done is None else done
 
-    def delete(self, condition: Condition, *, txn: Txn | None) -> Written:
+    def delete(self, condition: Condition, *, notes: Notes) -> Written:
         """Removes the rows that fulfil a condition."""
 
         def touched(batch: pa.RecordBatch, at: Columns) -> pa.Table:
@@ -167,18 +167,18 @@ class TableWriter:
             for batch in snapshot.to_batches():
                 yield retracted(touched(batch, at), time)
 
-        return self._corrected(_Plan(updates, touched, condition.predicate), txn=txn)
+        return self._corrected(_Plan(updates, touched, condition.predicate), notes=notes)
 
-    def overwrite(self, frame: Frame, *, txn: Txn | None, expected: int | None) -> Written:
+    def overwrite(self, frame: Frame, *, notes: Notes, expected: int | None) -> Written:
         """Makes the rows of a frame the contents: writes the difference."""
-        if (ticket := self._ticket(txn)) is not None and ticket.is_repeat:
+        if (ticket := self._ticket(notes.txn)) is not None and ticket.is_repeat:
             return Written(None, is_repeat=True)
         self._machine.fetch_recent_upper()  # as in `upsert`
         writer, columns = self._current()
         stream = streamed(frame)
         frame = table_of(frame, columns.arrow) if stream is None else stream
         if stream is None and frame.nbytes <= COMPARED_BYTES_MAX:
-            return self._overwritten(columns.structs(columns.fitted(frame)), columns, txn, expected)
+            return self._overwritten(columns.structs(columns.fitted(frame)), columns, notes, expected)
         lower = writer.shared_upper()
         staged_at = self._time_at(lower)
         with writer.builder(lower) as builder:
@@ -193,7 +193,7 @@ class TableWriter:
 
         try:
             return self._corrected(
-                _Plan(updates, _all), txn=txn, expected=expected, columns=columns, not_before=staged_at
+                _Plan(updates, _all), notes=notes, expected=expected, columns=columns, not_before=staged_at
             )
         finally:
             writer.discard(desired)
@@ -210,7 +210,7 @@ class TableWriter:
         if writer is not None:
             writer.expire()
 
-    def _overwritten(self, rows: pa.Table, columns: Columns, txn: Txn | None, expected: int | None) -> Written:
+    def _overwritten(self, rows: pa.Table, columns: Columns, notes: Notes, expected: int | None) -> Written:
         """Overwrites with rows in memory."""
         desired = consolidate(columns.updates(rows, time=0))
 
@@ -219,11 +219,11 @@ class TableWriter:
                 return corrections(snapshot, desired, time=time)
             return [correction(snapshot.to_table(), desired, time=time)]
 
-        return self._corrected(_Plan(updates, _all), txn=txn, expected=expected, columns=columns)
+        return self._corrected(_Plan(updates, _all), notes=notes, expected=expected, columns=columns)
 
     # -- upserts ------------------------------------------------------------------------------------------------------
 
-    def _upserted(self, rows: pa.Table, columns: Columns, txn: Txn | None) -> Written | None:
+    def _upserted(self, rows: pa.Table, columns: Columns, notes: Notes) -> Written | None:
         """Upserts through a handle that knows the value of every key, so that nothing is read. None, and nothing was done, when that
         does not pay, or when some key has several rows, which such a handle cannot know.
         """
@@ -234,7 +234,7 @@ class TableWriter:
         try:
             with self._upsert.lent() as handle:
                 while True:
-                    ticket = self._ticket(txn)
+                    ticket = self._ticket(notes.txn)
                     if ticket is not None and ticket.is_repeat:
                         return Written(None, is_repeat=True)
                     if columns.schema != self._machine.schema:
@@ -243,6 +243,7 @@ class TableWriter:
                         rows,
                         progress=None if ticket is None else ticket.progress,
                         expected_progress=None if ticket is None else ticket.expected,
+                        commit_info=notes.info,
                     )
                     if isinstance(done, Upserted):
                         self._on_maintenance(self._current()[0], done.maintenance)
@@ -255,7 +256,7 @@ class TableWriter:
             self._upsert.close()
             return None
 
-    def _replaced(self, rows: pa.Table, columns: Columns, txn: Txn | None) -> Written:
+    def _replaced(self, rows: pa.Table, columns: Columns, notes: Notes) -> Written:
         """Upserts by reading the rows with the same keys."""
         keys = KeySet(rows, columns.schema, np.frombuffer(self._env.random_bytes(32), np.uint64))
 
@@ -267,11 +268,13 @@ class TableWriter:
         def touched(batch: pa.RecordBatch, _at: Columns) -> pa.Table:
             return keys.among(keys.candidates(pa.Table.from_batches([batch])))
 
-        return self._corrected(_Plan(updates, touched, keys.predicate), txn=txn, columns=columns)
+        return self._corrected(_Plan(updates, touched, keys.predicate), notes=notes, columns=columns)
 
     # -- committing ---------------------------------------------------------------------------------------------------
 
-    def _landed(self, writer: WriteHandle, batch: Batch, written: Written, ticket: Ticket | None) -> Written:
+    def _landed(
+        self, writer: WriteHandle, batch: Batch, written: Written, ticket: Ticket | None, info: bytes | None
+    ) -> Written:
         """Commits the batch of an append, at a later time if other writers come first."""
         upper, time = writer.shared_upper(), written.time
         assert time is not None
@@ -279,7 +282,7 @@ class TableWriter:
             if not upper.less_equal(time):
                 time = self._time_at(upper)
                 batch.rewrite_times(Antichain.of(time), Antichain.of(time + 1))
-            outcome = _committed(writer, [batch], upper, time, ticket)
+            outcome = _committed(writer, [batch], upper, time, ticket=ticket, info=info)
             match outcome:
                 case Appended(maintenance=maintenance):
                     self._on_maintenance(writer, maintenance)
@@ -299,7 +302,7 @@ class TableWriter:
         self,
         plan: _Plan,
         *,
-        txn: Txn | None,
+        notes: Notes,
         columns: Columns | None = None,
         expected: int | None = None,
         not_before: int = 0,
@@ -309,7 +312,7 @@ class TableWriter:
         """
         with self._turn:
             for _ in range(ATTEMPTS_MAX):
-                ticket = self._ticket(txn)
+                ticket = self._ticket(notes.txn)
                 if ticket is not None and ticket.is_repeat:
                     return Written(None, is_repeat=True)
                 writer, now = self._current()
@@ -326,12 +329,14 @@ class TableWriter:
                     if reader.schema != now.schema:
                         continue
                     basis = _Basis(writer, reader, upper, max(not_before, self._time_at(upper)), now)
-                    written = self._correct(basis, plan, ticket, follows=expected is None)
+                    written = self._correct(basis, plan, ticket, notes.info, follows=expected is None)
                 if written is not None:
                     return written
         raise _lost()
 
-    def _correct(self, basis: _Basis, plan: _Plan, ticket: Ticket | None, *, follows: bool) -> Written | None:
+    def _correct(
+        self, basis: _Basis, plan: _Plan, ticket: Ticket | None, info: bytes | None, *, follows: bool
+    ) -> Written | None:
         """Stages one correction and commits it. After a lost race it `follows` the other writers. None: it must begin anew, as the contents
         had to be made readable first, or it cannot follow.
         """
@@ -355,7 +360,9 @@ class TableWriter:
                 return Written(None)
             with _discarded_when_refused(correction.discard):
                 writer.check_newest_schema()
-                outcome = _committed(writer, correction.batches, correction.upper, correction.time, ticket)
+                outcome = _committed(
+                    writer, correction.batches, correction.upper, correction.time, ticket=ticket, info=info
+                )
             match outcome:
                 case Appended(maintenance=maintenance):
                     self._on_maintenance(writer, maintenance)
@@ -409,15 +416,22 @@ class TableWriter:
 
 
 def _committed(
-    writer: WriteHandle, batches: Sequence[Batch], upper: Antichain, time: int, ticket: Ticket | None
+    writer: WriteHandle,
+    batches: Sequence[Batch],
+    upper: Antichain,
+    time: int,
+    *,
+    ticket: Ticket | None,
+    info: bytes | None,
 ) -> AppendOutcome:
-    """One attempt to append the batches, which have the time `time`, with the number of the transaction."""
+    """One attempt to append the batches, which have the time `time`, with the number of the transaction and the metadata."""
     return writer.compare_and_append_batch(
         batches,
         expected_upper=upper,
         new_upper=Antichain.of(time + 1),
         progress=None if ticket is None else ticket.progress,
         expected_progress=None if ticket is None else ticket.expected,
+        commit_info=info,
     )
 
 

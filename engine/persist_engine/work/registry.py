@@ -8,7 +8,6 @@ that was interrupted between two steps is completed by repeating it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from difflib import get_close_matches
 
 from persist_engine.base.errors import InvalidUsage, ShardNotFound, Unavailable
 from persist_engine.base.retry import Retry
@@ -68,6 +67,8 @@ class Registry:
             text = ", ".join(sorted(map(str, found)))
             raise InvalidUsage(f"{len(found)} shards are named {name[:_SHOWN_CHARS]}: choose one of {text}")
         known = sorted({form for owner in owned for form in _forms(owner)[:2]})
+        from difflib import get_close_matches
+
         near = get_close_matches(name, known, n=_NEAR_MAX)
         shown = near or known[:_NEAR_MAX]
         hint = (

@@ -208,6 +208,10 @@ def test_looking_after_a_table(store):
     assert json.loads(store("describe", "orders", "--json"))["updates"] == 3
     assert json.loads(store("history", "orders", "--json"))[0]["operation"] == "write"
     assert "committed" in store("history", "orders", "--limit", "1")
+    more = ("--commit-info", "job=a=b", "--commit-info", "by=")
+    store("delete", "orders", "--where", "id = 1", *more)
+    assert json.loads(store("history", "orders", "--json"))[0]["commit_info"] == {"job": "a=b", "by": ""}
+    assert "is NAME=TEXT" in store("delete", "orders", "--where", "id = 2", "--commit-info", "job", code=64)
     for command in ("optimize", "vacuum"):
         store(command, "orders")
         assert isinstance(json.loads(store(command, "orders", "--json")), list)
@@ -216,7 +220,7 @@ def test_looking_after_a_table(store):
     assert json.loads(store("drop", "less", "--purge", "--confirm", "less", "--json"))["rows"] == "deleted"
     kept = json.loads(store("drop", "orders", "--json"))["id"]
     assert store("ls").splitlines() == ["name\tid"]
-    assert store("read", kept, "--count").split() == ["rows", "3"]
+    assert store("read", kept, "--count").split() == ["rows", "2"]
     assert "there is no table orders" in store("read", "orders", code=64)
 
 

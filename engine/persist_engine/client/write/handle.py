@@ -19,7 +19,7 @@ from persist_engine.base.errors import (
     SchemaMismatch,
 )
 from persist_engine.base.version import check_readable
-from persist_engine.client.arguments import expect, expect_all, expect_progress, expect_seconds
+from persist_engine.client.arguments import expect, expect_all, expect_commit_info, expect_progress, expect_seconds
 from persist_engine.client.expiring import Expiring
 from persist_engine.client.write.batch import Batch, BatchBuilder, flush_inline_parts, without_inline_parts
 from persist_engine.client.write.copies import named_keys, restaged, stale_copies
@@ -197,15 +197,18 @@ class WriteHandle(Expiring):
         new_upper: TimeLike,
         progress: tuple[str, bytes] | None = None,
         expected_progress: bytes | None = None,
+        commit_info: bytes | None = None,
     ) -> AppendOutcome:
         """Append `updates` with times in [expected_upper, new_upper) iff the shard's upper is `expected_upper`.
         Exactly once or not at all; parts that were staged and not appended are deleted.
 
         UpperMismatch is a value, and says that nothing was appended: check what this returns. `progress` (sink id, token)
-        is stored with the data, iff the stored token is `expected_progress`; else ProgressMismatch.
+        is stored with the data, iff the stored token is `expected_progress`; else ProgressMismatch. `commit_info`, up to
+        COMMIT_INFO_BYTES_MAX bytes, stands in the log beside the append as long as the log goes back to it.
         """
         expected_upper, new_upper = _bounds(expected_upper, new_upper, "expected_upper", "new_upper")
         expect_progress(progress, expected_progress)
+        expect_commit_info(commit_info)
         batch = self.batch(updates, lower=expected_upper, upper=new_upper)
         try:
             outcome = self.compare_and_append_batch(
@@ -214,6 +217,7 @@ class WriteHandle(Expiring):
                 new_upper=new_upper,
                 progress=progress,
                 expected_progress=expected_progress,
+                commit_info=commit_info,
             )
         except InvalidUsage:
             self.discard(batch)
@@ -261,11 +265,13 @@ class WriteHandle(Expiring):
         new_upper: TimeLike,
         progress: tuple[str, bytes] | None = None,
         expected_progress: bytes | None = None,
+        commit_info: bytes | None = None,
     ) -> AppendOutcome:
         """Append all of `batches`, staged by any process, in one step iff the shard's upper is `expected_upper`.
 
         Every batch must cover [expected_upper, new_upper); its updates outside are left out. On Appended the batches
-        are spent, otherwise they stay as they are and belong to the caller. `progress` as in `compare_and_append`.
+        are spent, otherwise they stay as they are and belong to the caller. `progress` and `commit_info` as in
+        `compare_and_append`.
 
         The append links the blobs of a batch as they are, with one exception: a batch that may have been appended before,
         from a copy of its bytes (see `batch_from_transmittable`) or by a call of unknown outcome, while `expected_upper`
@@ -276,6 +282,7 @@ class WriteHandle(Expiring):
         self._check_open()
         expected_upper, new_upper = _bounds(expected_upper, new_upper, "expected_upper", "new_upper")
         expect_progress(progress, expected_progress)
+        expect_commit_info(commit_info)
         expect_all(batches, Batch, "batches", "batches")
         self._check_batches(batches, expected_upper, new_upper)
         desc = Description(expected_upper, new_upper, MINIMUM)
@@ -289,7 +296,9 @@ class WriteHandle(Expiring):
             linked = [*(batch for batch in batches if batch not in stale), *own]
             combined = self._combined(linked, desc)
             own += [] if combined is None else [combined]
-            answer, maintenance = self._append_all(linked, combined, desc, progress, expected_progress)
+            answer, maintenance = self._append_all(
+                linked, combined, desc, progress, expected_progress, commit_info=commit_info
+            )
             is_appended = isinstance(answer, commands.Appended)
             # At once: a clean-up after a later failure must not delete what is linked.
             for batch in (*linked, *own) if is_appended else ():
@@ -344,6 +353,8 @@ class WriteHandle(Expiring):
         desc: Description,
         progress: tuple[str, bytes] | None,
         expected_progress: bytes | None,
+        *,
+        commit_info: bytes | None,
     ) -> tuple[commands.Answer, Maintenance]:
         """Swap in the parts of all batches, with `combined` in place of their inline parts. When the shard takes no more
         inline data, flush all inline parts and try once more.
@@ -352,7 +363,9 @@ class WriteHandle(Expiring):
             hollows = [batch.hollow for batch in batches]
             if combined is not None:
                 hollows = [*map(without_inline_parts, hollows), combined.hollow]
-            answer, maintenance = self._swap_in(joined(hollows, desc), desc.upper, progress, expected_progress)
+            answer, maintenance = self._swap_in(
+                joined(hollows, desc), desc.upper, progress, expected_progress, commit_info=commit_info
+            )
             if not isinstance(answer, commands.InlineBackpressure):
                 return answer, maintenance
             if last_try:
@@ -367,6 +380,8 @@ class WriteHandle(Expiring):
         new_upper: Antichain,
         progress: tuple[str, bytes] | None,
         expected_progress: bytes | None,
+        *,
+        commit_info: bytes | None,
     ) -> tuple[commands.Answer, Maintenance]:
         """One compare-and-append of this writer, after those of its other threads: see Machine.compare_and_append."""
         with self._append_lock:
@@ -378,6 +393,7 @@ class WriteHandle(Expiring):
                 purpose=self._purpose,
                 progress=None if progress is None else (progress[0], SourceProgress(progress[1], new_upper)),
                 expected_progress=expected_progress,
+                commit_info=commit_info,
             )
 
     def _noted(self, outcome: AppendOutcome) -> AppendOutcome:

@@ -26,7 +26,7 @@ from persist_engine.base.errors import (
     PersistError,
     UpdateBeyondUpper,
 )
-from persist_engine.client.arguments import expect, expect_progress, unexpected
+from persist_engine.client.arguments import expect, expect_commit_info, expect_progress, unexpected
 from persist_engine.client.expiring import Expiring
 from persist_engine.client.read.handle import ReadHandle
 from persist_engine.client.write.handle import WriteHandle
@@ -120,6 +120,7 @@ class UpsertHandle(Expiring):
         keeps_greater: str | None = None,
         progress: tuple[str, bytes] | None = None,
         expected_progress: bytes | None = None,
+        commit_info: bytes | None = None,
     ) -> Upserted | ProgressMismatch:
         """Sets each key to its value, or deletes it where `val` is null, all at one time that the handle chooses: the clock's, unless the
         shard's upper is later. After a lost race the commands are decided anew at a later time, so they always take effect.
@@ -128,16 +129,17 @@ class UpsertHandle(Expiring):
         `keeps_greater`: a field of the value, of integers, dates or instants. A key keeps a value that is greater in it than the command's
         `order`, which then is of the same kind. InvalidUsage for another field.
 
-        Linearized: the shard's contents after Upserted are those before with exactly these commands applied. `progress` as in
-        `WriteHandle.compare_and_append`; ProgressMismatch: nothing was written.
+        Linearized: the shard's contents after Upserted are those before with exactly these commands applied. `progress` and
+        `commit_info` as in `WriteHandle.compare_and_append`; ProgressMismatch: nothing was written.
         """
         expect_progress(progress, expected_progress)
+        expect_commit_info(commit_info)
         rows = self._rows.commands(commands, has_time=False)
         if not isinstance(keeps_greater, str | None):
             raise unexpected(keeps_greater, "keeps_greater", "the name of a field, or None")
         rank = None if keeps_greater is None else self._rows.rank_field(keeps_greater)
         with self._turn():
-            return self._write(rows, None, progress, expected_progress, rank)
+            return self._write(rows, None, progress, expected_progress, rank=rank, commit_info=commit_info)
 
     def upsert_at(
         self,
@@ -206,7 +208,9 @@ class UpsertHandle(Expiring):
         upper: Antichain | None,
         progress: tuple[str, bytes] | None,
         expected_progress: bytes | None,
+        *,
         rank: int | None = None,
+        commit_info: bytes | None = None,
     ) -> Upserted | ProgressMismatch:
         shared = self._writer.shared_upper()
         while True:
@@ -225,7 +229,7 @@ class UpsertHandle(Expiring):
             if emission is None:
                 outcome = self._store_progress(machine.persisted_frontier, progress, expected_progress)
             else:
-                outcome = self._append(emission, progress, expected_progress)
+                outcome = self._append(emission, progress, expected_progress, commit_info)
             match outcome:
                 case Appended(reached, maintenance):
                     retracted = 0 if emission is None else _retractions(emission.updates)
@@ -238,7 +242,11 @@ class UpsertHandle(Expiring):
                     return outcome
 
     def _append(
-        self, emission: Emission, progress: tuple[str, bytes] | None = None, expected_progress: bytes | None = None
+        self,
+        emission: Emission,
+        progress: tuple[str, bytes] | None = None,
+        expected_progress: bytes | None = None,
+        commit_info: bytes | None = None,
     ) -> AppendOutcome:
         """Appends at exactly the emission's lower. The acknowledged updates are known, so they are not read back."""
         outcome = self._writer.compare_and_append(
@@ -247,6 +255,7 @@ class UpsertHandle(Expiring):
             new_upper=emission.upper,
             progress=progress,
             expected_progress=expected_progress,
+            commit_info=commit_info,
         )
         if isinstance(outcome, Appended):
             try:

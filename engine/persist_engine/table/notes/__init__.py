@@ -1,0 +1,1 @@
+"""What is committed beside the rows of a write."""
