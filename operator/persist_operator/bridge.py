@@ -230,7 +230,7 @@ class Bridge:
                 ShardId(action.shard_id),
                 CriticalReaderId(action.critical_id),
                 token=str(action.owner).encode(),
-                purpose=names.CRITICAL_PURPOSE,
+                purpose=names.critical_purpose(action.owner.namespace, action.owner.name),
                 since_ms=action.since_ms,
             )
 

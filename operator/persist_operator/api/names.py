@@ -53,7 +53,7 @@ MAINTENANCE_KINDS: tuple[MaintenanceKind, ...] = ("rollup", "compaction", "gc")
 VERB: Mapping[MaintenanceKind, str] = {"compaction": "compact", "rollup": "rollup", "gc": "gc"}
 
 RPC_SECRET_PREFIX = "persist-rpc-"  # noqa: S105 - a prefix of its name
-CRITICAL_PURPOSE = "operator retention"
+_CRITICAL_PURPOSE = "operator retention"
 _SEQNO_DIGITS = 10
 
 
@@ -70,6 +70,11 @@ def shard_id_of(uid: str) -> str:
 def critical_id_of(shard_id: str) -> str:
     """The critical reader through which operators hold since of this shard. A new owner finds the same reader and takes it over."""
     return f"c{_derived_uuid('critical', shard_id)}"
+
+
+def critical_purpose(namespace: str, name: str) -> str:
+    """The purpose that the reader of `critical_id_of` gives; at most 126 characters."""
+    return f"{_CRITICAL_PURPOSE} of {namespace}/{name}"
 
 
 def maintenance_name(shard: str, kind: MaintenanceKind, seqno: int, *, retry: int) -> str:

@@ -74,13 +74,15 @@ class Storage(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder(Block):
-    """A reader that keeps since from moving on."""
+    """A reader that keeps since from moving on. `held_from`: when the operator first saw it hold this since."""
 
     id: str | None = None
     purpose: str | None = None
     kind: str | None = None
-    hostname: str | None = None
+    host: str | None = None
     since: str | None = None
+    held_from: str | None = None
+    held_seconds: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,7 @@ from persist_operator.plan.actions import (
     maintenance_key,
 )
 from persist_operator.plan.hints import Recover, Words, cluster_words
+from persist_operator.plan.keeping import holding
 from persist_operator.plan.observed import (
     ActionFailure,
     Awaited,
@@ -301,10 +302,12 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
     recoveries = (
         (Note("Warning", "LogRecovered", f"the log was begun anew at v{inspection.seqno}"),) if recovered else ()
     )
+    critical_id, known = names.critical_id_of(_id(case.base)), shard.known.holds
+    held = holding.holders(known, inspection, critical_id=critical_id, now_ms=_seen_ms(case))
+    is_new_hold = holding.is_held_back(inspection, target, held) and holding.has_news(known, held)
+    forced = bool(folded.notes or recoveries or accepted or is_new_hold)
     status = replace(
-        _with_numbers(
-            case, inspection, forced=bool(folded.notes or recoveries or accepted), advanced=advance is not None
-        ),
+        _with_numbers(case, inspection, held, forced=forced, advanced=advance is not None),
         engine_version=shard_status.engine_version(inspection),
         schema=Ddl(key=inspection.key_schema, value=inspection.val_schema),
         maintenance=blocks,
@@ -325,10 +328,17 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
                 for kind in {each.kind for each in started}
                 if (one := case.observed.failures.get(maintenance_key(kind))) is not None
             },
-            critical_id=names.critical_id_of(_id(case.base)),
+            held=held,
             now_ms=now_ms,
         ),
-        _since_condition(case, inspection, target),
+        holding.since_condition(
+            inspection,
+            held,
+            target=target,
+            own_since=shard_status.own_since_ms(inspection, critical_id),
+            failure=case.observed.failures.get("AdvanceSince"),
+            words=case.words,
+        ),
     ]
     plan = _conditioned(
         shard,
@@ -350,7 +360,9 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
     )
 
 
-def _with_numbers(case: _Case, inspection: Inspection, *, forced: bool, advanced: bool) -> ShardStatus:
+def _with_numbers(
+    case: _Case, inspection: Inspection, held: tuple[holding.Held, ...], *, forced: bool, advanced: bool
+) -> ShardStatus:
     """The status so far with new numbers, or with the known ones while they are young or the shard has not changed.
 
     So the status of a busy shard is written every `numbers_seconds`, and that of an idle one not at all.
@@ -371,9 +383,9 @@ def _with_numbers(case: _Case, inspection: Inspection, *, forced: bool, advanced
     return shard_status.with_numbers(
         case.base,
         inspection,
-        now_ms=case.observed.inspected_ms or case.now_ms,
+        now_ms=_seen_ms(case),
+        held=held,
         left_out=(case.observed.readers_left_out, case.observed.writers_left_out),
-        critical_id=names.critical_id_of(_id(case.base)),
         since_advanced=times.to_text(case.now_ms) if advanced else frontiers.since_advanced_time,
         deadline_seconds=case.shard.spec.deadline_seconds,
     )
@@ -463,13 +475,6 @@ def _start_due(
     return tuple(started), intended, handled
 
 
-def _since_condition(case: _Case, inspection: Inspection, target: int | None) -> Condition:
-    critical_id = names.critical_id_of(_id(case.base))
-    own, failure = shard_status.own_since_ms(inspection, critical_id), case.observed.failures.get("AdvanceSince")
-    if failure is not None and target is not None and (own is None or own < target):
-        return Condition("SinceAdvancing", "False", failure.reason, failure.message)
-    held = shard_status.blocking_readers(inspection, critical_id)
-    if target is not None and inspection.since is not None and inspection.since < target and held:
-        by = ", ".join(f"{one.kind} reader {one.id} ({one.purpose or 'no purpose'}, {one.hostname})" for one in held)
-        return Condition("SinceAdvancing", "False", "HeldByReader", f"since is held at {inspection.since} by {by}")
-    return Condition("SinceAdvancing", "True", "Advancing", "")
+def _seen_ms(case: _Case) -> int:
+    """The time of the numbers: of an answer by a pod, a time before its reads."""
+    return case.observed.inspected_ms or case.now_ms
