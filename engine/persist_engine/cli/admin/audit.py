@@ -9,7 +9,6 @@ import typer
 
 from persist_engine.base.errors import (
     CorruptData,
-    ForkedLog,
     Incompatible,
     InvariantViolated,
     PersistError,
@@ -254,16 +253,13 @@ def verify(
 
 
 def _verified(client: PersistClient, shard_id: ShardId, sample: float, *, quiet: bool) -> Verification:
-    from persist_engine.work.audit.finding import FindingKind, Verification
+    from persist_engine.work.audit.runs import unreadable
     from persist_engine.work.audit.verify import verify_shard
 
     try:
         machine = client.machine(shard_id)
     except (CorruptData, InvariantViolated) as error:
-        unreadable = Verification(shard_id)
-        kind = FindingKind.LOG_FORKED if isinstance(error, ForkedLog) else FindingKind.CORRUPT
-        unreadable.error(kind, str(error.detail.get("key", shard_id)), str(error))
-        return unreadable
+        return unreadable(shard_id, error)
     with progress_bar(f"verify {shard_id}", quiet=quiet) as bar:
         return verify_shard(
             machine, sample=sample, on_checked=lambda done, total, read: bar(done, total, f"{sized(read)} read")
