@@ -47,10 +47,21 @@ REQUEST_PREFIX = f"{GROUP}/request-"
 
 #: Of pods that inspect a shard on inline storage: the value of LABEL_KIND, and the word in their names.
 INSPECTION, _INSPECT = "inspection", "inspect"
-MaintenanceKind = Literal["compaction", "rollup", "gc"]
-MAINTENANCE_KINDS: tuple[MaintenanceKind, ...] = ("rollup", "compaction", "gc")
-#: The verb in the command line, in names of children and in request annotations.
-VERB: Mapping[MaintenanceKind, str] = {"compaction": "compact", "rollup": "rollup", "gc": "gc"}
+MaintenanceKind = Literal["compaction", "rollup", "gc", "verify", "orphanScan"]
+#: Kinds that look at what is stored. They are due by time, and have no debt.
+AuditKind = Literal["verify", "orphanScan"]
+AUDIT_KINDS: tuple[AuditKind, ...] = ("verify", "orphanScan")
+MAINTENANCE_KINDS: tuple[MaintenanceKind, ...] = ("rollup", "compaction", "gc", *AUDIT_KINDS)
+#: The verb in the command line and in names of children; at most seven letters, as their length is limited.
+VERB: Mapping[MaintenanceKind, str] = {
+    "compaction": "compact",
+    "rollup": "rollup",
+    "gc": "gc",
+    "verify": "verify",
+    "orphanScan": "orphans",
+}
+#: The verb in request annotations.
+REQUEST: Mapping[MaintenanceKind, str] = {**VERB, "orphanScan": "orphan-scan"}
 
 RPC_SECRET_PREFIX = "persist-rpc-"  # noqa: S105 - a prefix of its name
 _CRITICAL_PURPOSE = "operator retention"

@@ -163,9 +163,7 @@ class LocalActor:
             command = [sys.executable, "-m", "persist_spark.main", *arguments]
         else:
             blob, consensus = location.urls(credentials)
-            arguments = maintenance.arguments(
-                action.kind, action.shard_id, blob, consensus, memory=action.memory, full=action.full
-            )
+            arguments = maintenance.arguments(action, blob, consensus, memory=action.memory)
             arguments = [report if one == maintenance.TERMINATION_LOG else one for one in arguments]
             command = [sys.executable, "-m", "persist_engine.cli", *arguments]
         return self._processes.start(action.name, command, owner=owner, labels=labels, environ=self._environ)

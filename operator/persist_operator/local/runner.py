@@ -19,7 +19,7 @@ from persist_engine.base.errors import InvalidUsage, PersistError
 from persist_engine.model.inspection import Inspection
 
 from persist_operator.api import conditions
-from persist_operator.api.names import MAINTENANCE_KINDS, MaintenanceKind
+from persist_operator.api.names import MaintenanceKind
 from persist_operator.api.schema_check import ResourceSchemas
 from persist_operator.api.shard import Shard, ShardSchema
 from persist_operator.api.shard_status import ShardStatus, Upkeep
@@ -366,14 +366,9 @@ class LocalRunner:
         """Whether maintenance of the shard is due within the time that `up` waits."""
         if not isinstance(inspected, Inspection) or shard.spec.suspend:
             return False
-        automatic = {
-            "rollup": True,
-            "gc": shard.spec.gc_enabled,
-            "compaction": shard.spec.compaction_mode == "Automatic",
-        }
         until_ms = self._env.now_ms() + _PATIENCE_MS
         blocks = _upkeep(plan)
-        kinds = [kind for kind in MAINTENANCE_KINDS if automatic[kind]]
+        kinds = maintenance.automatic_kinds(shard)
         soon = [kind for kind in kinds if maintenance.not_before_ms(blocks.get(kind, Upkeep())) <= until_ms]
         return any(maintenance.debt_reason(shard, inspected, blocks, kind) for kind in soon)
 

@@ -32,6 +32,13 @@ class Recover:
 
 
 @dataclass(frozen=True, slots=True)
+class Restore:
+    """Bring back deleted blobs that a versioned bucket kept."""
+
+    shard_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class TakeOver:
     """Make `owner`, which is this resource, the owner of the shard. `by_annotation`: the storage profile allows the annotation."""
 
@@ -54,7 +61,7 @@ class Expire:
         return f"--expire {self.reader_id}{' --force' if self.is_critical else ''} --commit"
 
 
-Hint = Restart | Request | Recover | TakeOver | Expire
+Hint = Restart | Request | Recover | TakeOver | Expire | Restore
 Words = Callable[[Hint], str]
 
 
@@ -67,6 +74,8 @@ def cluster_words(hint: Hint) -> str:
             return f"annotate the resource with {names.REQUEST_PREFIX}{verb}=<any new value>"
         case Recover(shard_id):
             return f"`persist admin recover {shard_id}`"
+        case Restore(shard_id):
+            return f"bring back what the bucket kept with `persist admin restore {shard_id} --commit`"
         case Expire(shard_id):
             return f"`persist admin holds {shard_id} {hint.options}`"
         case TakeOver(shard_id, owner, by_annotation):

@@ -31,7 +31,7 @@ _OF_INPUTS = {
     "ShardNotReady": "InputNotReady",
     "StorageUnreachable": "InputUnreachable",
 }
-RunKind = Literal["compaction", "rollup", "gc", "driver", "inspection"]
+RunKind = Literal["compaction", "rollup", "gc", "verify", "orphanScan", "driver", "inspection"]
 
 
 class Phase(enum.StrEnum):

@@ -39,7 +39,7 @@ from persist_operator.plan.actions import (
     maintenance_key,
 )
 from persist_operator.plan.hints import Recover, Words, cluster_words
-from persist_operator.plan.keeping import holding
+from persist_operator.plan.keeping import auditing, holding
 from persist_operator.plan.observed import (
     ActionFailure,
     Awaited,
@@ -314,6 +314,7 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
         last_handled_requests={**(shard.known.last_handled_requests or {}), **handled},
         history=folded.history,
     )
+    status = auditing.with_findings(status, shard.known, folded.maintenance, case.observed.runs)
     ready = "Suspended" if shard.spec.suspend else "Healthy"
     found = [
         Condition("Ready", "True", ready, f"shard {case.base.shard_id} is initialised and its stores answer"),
@@ -339,6 +340,7 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
             failure=case.observed.failures.get("AdvanceSince"),
             words=case.words,
         ),
+        *auditing.condition(shard, status, blocks, case.words),
     ]
     plan = _conditioned(
         shard,
@@ -450,7 +452,7 @@ def _start_due(
                 retry=retry,
             )
             if due.request_token is not None:
-                handled[names.VERB[due.kind]] = due.request_token
+                handled[names.REQUEST[due.kind]] = due.request_token
         started.append(
             StartMaintenance(
                 kind=due.kind,
@@ -459,11 +461,14 @@ def _start_due(
                 location=case.location,
                 seqno=seqno,
                 reason=due.reason,
-                memory=spec.memory_limit if due.kind == "compaction" else None,
+                memory=spec.memory_limit if due.kind in {"compaction", "verify"} else None,
                 full=due.full,
+                audit=auditing.audit_of(shard, due.kind),
                 runner=runner,
                 spark_executors=spec.spark_executors,
-                due_ms=None if owed_ms is None else deadline.deadline_ms(shard, owed_ms),
+                due_ms=None
+                if owed_ms is None or due.kind in names.AUDIT_KINDS
+                else deadline.deadline_ms(shard, owed_ms),
                 debt_bytes=inspection.compaction_bytes if due.kind == "compaction" else 0,
                 ended_driver=block.settled_job if block.runner == "Spark" else None,
                 ttl_seconds=spec.ttl_seconds_after_finished,
