@@ -28,6 +28,7 @@ from persist_operator.manifests import maintenance, sink_files, sink_memory, spa
 from persist_operator.plan.actions import (
     Action,
     AdvanceSince,
+    EvolveSchema,
     InitialiseShard,
     PromoteDriver,
     StartDriver,
@@ -108,6 +109,8 @@ class LocalActor:
         match action:
             case InitialiseShard():
                 self._bridge.initialise(action)
+            case EvolveSchema():
+                self._bridge.evolve(action)
             case AdvanceSince():
                 self._bridge.advance_since(action)
             case StartMaintenance():

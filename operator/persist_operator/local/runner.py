@@ -33,6 +33,7 @@ from persist_operator.local.observe import runs_of
 from persist_operator.local.processes import Child, Processes
 from persist_operator.plan import maintenance
 from persist_operator.plan.actions import Note, Plan, StartMaintenance, action_key, done_note
+from persist_operator.plan.keeping.evolving import schema_problem
 from persist_operator.plan.observed import (
     ActionFailure,
     Inspected,
@@ -43,7 +44,7 @@ from persist_operator.plan.observed import (
     SinkObserved,
     StoreFailure,
 )
-from persist_operator.plan.shard import is_to_be_asked, plan_shard, schema_problem
+from persist_operator.plan.shard import is_to_be_asked, plan_shard
 from persist_operator.plan.sink import plan_sink
 from persist_operator.settings import OperatorSettings
 

@@ -32,6 +32,16 @@ class InitialiseShard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvolveSchema:
+    """Make this schema the shard's newest. No effect when it is."""
+
+    owner: Owner
+    shard_id: str
+    location: StoreLocation
+    schema: ShardSchema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdvanceSince:
     """Register the operators' critical reader unless it is registered, give it to `owner`, and move its since to `since_ms`, never back."""
 
@@ -132,7 +142,9 @@ class StopRun:
     event: StopEvent = ""
 
 
-Action = InitialiseShard | AdvanceSince | StartMaintenance | StartInspection | StartDriver | PromoteDriver | StopRun
+#: Actions on the shard itself, by calls of the engine.
+ShardAction = InitialiseShard | EvolveSchema | AdvanceSince
+Action = ShardAction | StartMaintenance | StartInspection | StartDriver | PromoteDriver | StopRun
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,10 @@ A shard that existed and is gone, or whose state went back, is never created aga
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.inspection import Inspection
-from persist_engine.rows.schema import Schema
 
 from persist_operator.api import conditions, names, sink_pods, times
 from persist_operator.api.conditions import Condition
@@ -32,6 +30,7 @@ from persist_operator.plan import (
 from persist_operator.plan.actions import (
     Action,
     AdvanceSince,
+    EvolveSchema,
     InitialiseShard,
     Note,
     Plan,
@@ -39,7 +38,7 @@ from persist_operator.plan.actions import (
     maintenance_key,
 )
 from persist_operator.plan.hints import Recover, Words, cluster_words
-from persist_operator.plan.keeping import auditing, holding
+from persist_operator.plan.keeping import auditing, evolving, holding
 from persist_operator.plan.observed import (
     ActionFailure,
     Awaited,
@@ -119,7 +118,7 @@ def _planned(
             return _missing(_Case(*_owning(shard, base, observed), location, observed, now_ms, settings, words))
         case Inspection() as inspection:
             case = _Case(*_owning(shard, base, observed), location, observed, now_ms, settings, words)
-            problem = _problem(case.shard, inspection, words)
+            problem = _problem(case, inspection)
             if problem is not None:
                 return _stalled(case.shard, case.base, *problem, now_ms, reachable=True)
             return _healthy(case, inspection)
@@ -232,7 +231,7 @@ def _missing(case: _Case) -> Plan:
             "add spec.schema to create it, or correct spec.shardId"
         )
         return _stalled(shard, base, "ShardNotFound", message, now_ms, reachable=True)
-    problem = schema_problem(shard.spec.schema, None)
+    problem = evolving.schema_problem(shard.spec.schema, None)
     if problem is not None:
         return _stalled(shard, base, "InvalidSchema", problem, now_ms, reachable=True)
     action = InitialiseShard(
@@ -261,33 +260,26 @@ def _initialise_failed(
     return _conditioned(shard, base, found, now_ms, requeue_after_s=max(1.0, wait_s), actions=actions)
 
 
-def _problem(shard: Shard, inspection: Inspection, words: Words) -> tuple[str, str] | None:
+def _problem(case: _Case, inspection: Inspection) -> tuple[str, str] | None:
     """The problem that a person must solve before the operator changes this shard, as (reason, message); None when there is none."""
-    lost = shard_log.loss(shard, inspection, words)
+    lost = shard_log.loss(case.shard, inspection, case.words)
     if lost is not None:
         return "ShardLost", lost
-    if shard.spec.schema is not None:
-        actual = ShardSchema(key=inspection.key_schema, value=inspection.val_schema)
-        problem = schema_problem(shard.spec.schema, actual)
-        if problem is not None:
-            return (
-                ("SchemaMismatch", problem)
-                if schema_problem(shard.spec.schema, None) is None
-                else ("InvalidSchema", problem)
-            )
-    return None
+    schema = _schema_standing(case, inspection)
+    return (schema.reason, schema.message) if isinstance(schema, evolving.Stopped) else None
 
 
-def schema_problem(wanted: ShardSchema, actual: ShardSchema | None) -> str | None:
-    """Why the wanted schema is invalid, or how it differs from the actual one (if there is one); None when it is right."""
-    try:
-        schema = Schema.from_ddl(wanted.key, wanted.value)
-    except InvalidUsage as error:
-        return f"spec.schema: {error}"
-    if actual is None:
-        return None
-    difference = schema.difference(Schema.from_ddl(actual.key, actual.value))
-    return None if difference is None else f"spec.schema differs from the shard's: {difference}"
+def _schema_standing(case: _Case, inspection: Inspection) -> evolving.Standing:
+    actual = ShardSchema(key=inspection.key_schema, value=inspection.val_schema)
+    failure, is_inline = case.observed.failures.get("EvolveSchema"), isinstance(case.location, InlineLocation)
+    return evolving.standing(case.shard, actual, failure, is_inline=is_inline, now_ms=case.now_ms)
+
+
+def _evolve(case: _Case, found: evolving.Standing) -> tuple[EvolveSchema, ...]:
+    if not isinstance(found, evolving.Evolves) or not found.is_due:
+        return ()
+    owner = ownership.owner_of(case.shard, case.settings)
+    return (EvolveSchema(owner=owner, shard_id=_id(case.base), location=case.location, schema=found.schema),)
 
 
 def _healthy(case: _Case, inspection: Inspection) -> Plan:
@@ -316,19 +308,17 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
     )
     status = auditing.with_findings(status, shard.known, folded.maintenance, case.observed.runs)
     ready = "Suspended" if shard.spec.suspend else "Healthy"
+    healthy = Condition("Ready", "True", ready, f"shard {case.base.shard_id} is initialised and its stores answer")
+    schema = _schema_standing(case, inspection)
     found = [
-        Condition("Ready", "True", ready, f"shard {case.base.shard_id} is initialised and its stores answer"),
+        *evolving.conditions(schema, healthy),
         _reachable(case.base),
         *shard_status.upkeep_conditions(
             shard,
             inspection,
             blocks,
             case.observed,
-            refused={
-                kind: one
-                for kind in {each.kind for each in started}
-                if (one := case.observed.failures.get(maintenance_key(kind))) is not None
-            },
+            refused=_refused_runs(case, started),
             held=held,
             now_ms=now_ms,
         ),
@@ -348,7 +338,7 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
         found,
         now_ms,
         requeue_after_s=case.settings.loop.inspect_seconds,
-        actions=(*((advance,) if advance else ()), *started),
+        actions=(*_evolve(case, schema), *((advance,) if advance else ()), *started),
         notes=(*folded.notes, *recoveries),
     )
     return refusals.with_refusals(
@@ -360,6 +350,11 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
         now_ms=now_ms,
         runs=[one for one in case.observed.runs if not one.phase.finished],
     )
+
+
+def _refused_runs(case: _Case, started: Iterable[StartMaintenance]) -> Mapping[MaintenanceKind, ActionFailure]:
+    failures, kinds = case.observed.failures, {each.kind for each in started}
+    return {kind: one for kind in kinds if (one := failures.get(maintenance_key(kind))) is not None}
 
 
 def _with_numbers(
