@@ -9,6 +9,7 @@ import typer
 
 from persist_engine.base.wording import counted
 from persist_engine.cli import maintain_audits
+from persist_engine.cli.maintain_reclaim import reclaim
 from persist_engine.cli.maintain_run import run_work
 from persist_engine.cli.options import (
     GIVE_UP_S,
@@ -47,6 +48,7 @@ app = typer.Typer(
 app.command()(tend)
 app.command()(maintain_audits.verify)
 app.command()(maintain_audits.orphans)
+app.command()(reclaim)
 
 
 @app.command()

@@ -159,6 +159,21 @@ class OrphanOutcome(Outcome):
         }
 
 
+#: How far the reclaiming of a shard came. Held: readers hold it, and nothing was deleted. Incomplete: another run goes on.
+Reclaimed = Literal["Reclaimed", "NotOwned", "NoShard", "Held", "Incomplete"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReclaimOutcome(Outcome):
+    """How far the reclaiming of a shard came."""
+
+    type: ClassVar[str] = "Reclaim"
+    verdict: Reclaimed
+
+    def _own(self) -> dict[str, Any]:
+        return {"verdict": self.verdict}
+
+
 def summary(kind: str, shard_id: ShardId, seqno: SeqNo, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """One report for a run with the results `outcomes`, all of `kind`. Adds the numbers. The run succeeded if any of
     them did.
