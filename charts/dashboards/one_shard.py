@@ -106,6 +106,23 @@ _ROWS = [
         ),
     ),
     Row(
+        "Integrity",
+        (
+            lines(
+                "Missing blobs",
+                "Blobs that live versions name and that the last verification did not find. Reads of them fail.",
+                "short",
+                (_shard("missing_blobs"), "missing"),
+            ),
+            lines(
+                "Orphans",
+                "Blobs that no version will ever name, as the last scan left them. They cost storage only.",
+                "bytes",
+                (_shard("orphan_bytes"), "orphans"),
+            ),
+        ),
+    ),
+    Row(
         "State",
         (
             lines(

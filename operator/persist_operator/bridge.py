@@ -15,7 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
-from persist_engine import Location, PersistClient, hold_since
+from persist_engine import Location, PersistClient, SchemaIncompatible, hold_since
 from persist_engine.base.env import Env, SystemEnv
 from persist_engine.base.errors import (
     CorruptData,
@@ -42,7 +42,7 @@ from persist_operator.api import names
 from persist_operator.api.redact import redact
 from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR, InlineLocation, Shard, StoreLocation
 from persist_operator.plan import ownership
-from persist_operator.plan.actions import AdvanceSince, InitialiseShard
+from persist_operator.plan.actions import AdvanceSince, EvolveSchema, InitialiseShard, ShardAction
 from persist_operator.plan.observed import Claim, NotOwned, Seen, ShardMissing, StoreFailure
 from persist_operator.settings import OperatorSettings
 
@@ -215,6 +215,20 @@ class Bridge:
                 raise InvalidUsage(error.failure.message, kind=ErrorKind.SHARD_LOST) from error
             raise
 
+    def evolve(self, action: EvolveSchema) -> None:
+        """Make the schema of the action the shard's newest. Idempotent. InvalidUsage when it cannot succeed the shard's, or when the shard
+        has another owner. BridgeFailure for failures of the store.
+        """
+        wanted = Schema.from_ddl(action.schema.key, action.schema.value)
+
+        def evolve(client: PersistClient) -> None:
+            _check_owner(client, action)
+            answer = client.evolve_schema(ShardId(action.shard_id), wanted)
+            if isinstance(answer, SchemaIncompatible):
+                raise InvalidUsage(f"spec.schema cannot succeed the shard's: {'; '.join(answer.reasons)}")
+
+        self._call(action.location, evolve)
+
     def advance_since(self, action: AdvanceSince) -> int | None:
         """Hold since at `since_ms` or later through the operators' critical reader. Returns the since that it holds now. From then on this
         hold is the retention of the shard; a retention that the shard was created with ends.
@@ -230,7 +244,7 @@ class Bridge:
                 ShardId(action.shard_id),
                 CriticalReaderId(action.critical_id),
                 token=str(action.owner).encode(),
-                purpose=names.CRITICAL_PURPOSE,
+                purpose=names.critical_purpose(action.owner.namespace, action.owner.name),
                 since_ms=action.since_ms,
             )
 
@@ -377,7 +391,7 @@ def _claimed(client: PersistClient, claim: Claim, ear: Ear | None, known: Seen |
                 return Seen(inspected=ShardMissing(), shard_id=shard_id)
 
 
-def _check_owner(client: PersistClient, action: InitialiseShard | AdvanceSince) -> None:
+def _check_owner(client: PersistClient, action: ShardAction) -> None:
     """InvalidUsage unless the owner of the action still owns the shard, as it did when the action was planned."""
     owner = client.owner_of(ShardId(action.shard_id))
     if owner != action.owner:

@@ -35,7 +35,7 @@ LABELS = {
     "app.kubernetes.io/component",
     "app.kubernetes.io/name",
 }
-REQUESTS = {"compact", "rollup", "gc", "restart", "promote"}
+REQUESTS = {"compact", "rollup", "gc", "verify", "orphan-scan", "restart", "promote"}
 
 
 def alerts() -> list[dict[str, Any]]:

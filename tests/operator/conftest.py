@@ -164,7 +164,7 @@ def own_reader(since, uid="uid-shard"):
         kind="critical",
         since=since,
         seqno=None,
-        purpose=names.CRITICAL_PURPOSE,
+        purpose=names.critical_purpose("default", "flights"),
         hostname="operator",
         last_heartbeat_ms=None,
     )

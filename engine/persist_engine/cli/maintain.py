@@ -1,17 +1,16 @@
-"""`persist maintain`: rollup, garbage collection and compaction of one shard, each with a report."""
+"""`persist maintain`: rollup, garbage collection, compaction, verification and orphan scan of one shard, each with a report."""
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from persist_engine.base.errors import PersistError
 from persist_engine.base.wording import counted
+from persist_engine.cli import maintain_audits
+from persist_engine.cli.maintain_reclaim import reclaim
+from persist_engine.cli.maintain_run import run_work
 from persist_engine.cli.options import (
     GIVE_UP_S,
     MEMORY_MIB,
@@ -24,15 +23,12 @@ from persist_engine.cli.options import (
     ReportFile,
     ShardArgument,
     ShardOption,
-    check_can_write,
-    connected,
     one_shard,
 )
-from persist_engine.cli.output import Bar, print_json, print_rows, progress_bar, reading
+from persist_engine.cli.output import Bar, reading
 from persist_engine.cli.tend import tend
 
 if TYPE_CHECKING:
-    from persist_engine.model.ids import ShardId
     from persist_engine.shard.machine import Machine
     from persist_engine.work.outcome import Outcome
 
@@ -45,13 +41,14 @@ persist maintain compact --shard SHARD --report report.json --json
 Safe to repeat, to run beside writers and readers, and to kill at any point."""
 
 app = typer.Typer(
-    help="Do the work that appends leave behind: rollup, gc, compact, or auto for all of it.",
+    help="Do the work that appends leave behind: rollup, gc, compact, or auto for all of it. Check what is stored: verify, orphans.",
     epilog=EPILOG,
     no_args_is_help=True,
 )
 app.command()(tend)
-
-Work = Callable[["Machine", Bar], "list[Outcome]"]
+app.command()(maintain_audits.verify)
+app.command()(maintain_audits.orphans)
+app.command()(reclaim)
 
 
 @app.command()
@@ -73,7 +70,7 @@ def rollup(
         return [write_rollup(machine)]
 
     shard_id = one_shard(shard_argument, shard)
-    _run("Rollup", shard_id, work, blob=blob, consensus=consensus, give_up=give_up, report=report, as_json=as_json)
+    run_work("Rollup", shard_id, work, blob=blob, consensus=consensus, give_up=give_up, report=report, as_json=as_json)
 
 
 @app.command()
@@ -101,7 +98,7 @@ def gc(
         return [gc_and_truncate(machine, on_progress=_collecting(bar))]
 
     shard_id = one_shard(shard_argument, shard)
-    _run("GC", shard_id, work, blob=blob, consensus=consensus, give_up=give_up, report=report, as_json=as_json)
+    run_work("GC", shard_id, work, blob=blob, consensus=consensus, give_up=give_up, report=report, as_json=as_json)
 
 
 @app.command()
@@ -136,7 +133,7 @@ def compact(
 
     shard_id = one_shard(shard_argument, shard)
     claim_ms = round(claim_age * 1000)
-    _run(
+    run_work(
         "Compaction",
         shard_id,
         work,
@@ -170,7 +167,7 @@ def auto(
         return perform_due(machine, on_read=reading(bar), on_progress=_collecting(bar))
 
     shard_id = one_shard(shard_argument, shard)
-    _run(
+    run_work(
         "Auto",
         shard_id,
         work,
@@ -184,56 +181,6 @@ def auto(
     )
 
 
-def _run(
-    kind: str,
-    shard_id: ShardId,
-    work: Work,
-    *,
-    blob: str | None,
-    consensus: str | None,
-    give_up: float,
-    report: Path | None,
-    as_json: bool,
-    claim_ms: int | None = None,
-    memory_mib: int | None = None,
-) -> None:
-    """Do it, report it. A failure is reported too, then raised."""
-    check_can_write(report, "--report")
-    started_s = time.monotonic()
-    try:
-        with connected(blob, consensus, give_up, claim_ms=claim_ms, memory_mib=memory_mib) as client:
-            machine = client.machine(shard_id)
-            with progress_bar(kind, quiet=as_json) as bar:
-                outcomes = work(machine, bar)
-            seqno = machine.state.seqno
-    except PersistError as error:
-        from persist_engine.work.outcome import failure_report
-
-        duration_ms = round((time.monotonic() - started_s) * 1000)
-        failed = failure_report(kind, shard_id, f"{error.kind.value}: {error}", duration_ms=duration_ms)
-        _write_report(report, failed)
-        raise
-    from persist_engine.work.outcome import summary
-
-    total = [outcome.to_json() for outcome in outcomes] if kind == "Auto" else summary(kind, shard_id, seqno, outcomes)
-    _write_report(report, total)
-    if as_json:
-        print_json(_with_deleted(total, outcomes))
-        return
-    rows = [(o.type, o.ending.value, o.message, o.duration_ms) for o in outcomes]
-    print_rows(("work", "outcome", "what", "ms"), rows or [(kind, "Skipped", "nothing was due", 0)])
-
-
-def _with_deleted(total: Any, outcomes: list[Outcome]) -> Any:
-    """The report of a collection with the blobs that it deleted and when: the record of the run, in the log of its pod."""
-    from persist_engine.work.outcome import GcOutcome
-
-    deleted = [each for outcome in outcomes if isinstance(outcome, GcOutcome) for each in outcome.deleted]
-    if not deleted or not isinstance(total, dict):
-        return total
-    return total | {"deleted": [{"key": key, "gone_ms": gone_ms} for key, gone_ms in deleted]}
-
-
 def _collecting(bar: Bar) -> Callable[[int, int, int], None]:
     """Shows the progress of a collection."""
 
@@ -241,8 +188,3 @@ def _collecting(bar: Bar) -> Callable[[int, int, int], None]:
         bar(done, total, f"{counted(deleted, 'blob')} deleted")
 
     return show
-
-
-def _write_report(report: Path | None, value: Any) -> None:
-    if report is not None:
-        report.write_text(json.dumps(value, ensure_ascii=False) + "\n")

@@ -1,7 +1,7 @@
 """The holders of a shard: every reader and writer, and the retention; what each holds, since when, and what it blocks.
 
-Readers whose own since equals the shard's block `since`. Readers with the least held version block collection. A critical reader's hold has
-no lease: when its holder is gone for good, an administrator must end it.
+Readers whose own since equals the shard's block `since`. Readers with the least held version block collection. A leased reader
+whose process is gone holds until its lease ends, and a critical reader for ever: an administrator can end the hold of either.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.diff.field_diff import Delete, Insert, Update
 from persist_engine.model.diff.state_diff import StateDiff
-from persist_engine.model.ids import CriticalReaderId
+from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, WriterId
 from persist_engine.model.leases import expires_after_ms
 from persist_engine.model.queries import retained_since, seqno_since
 from persist_engine.model.state import CriticalReader, LeasedReader, ShardState, Writer
@@ -106,20 +106,64 @@ def holds_of(machine: Machine) -> Holds:
     )
 
 
-def release_holds(machine: Machine, reader_ids: Iterable[str], *, commit: bool) -> list[str]:
-    """Ends the holds of these critical readers for ever; without `commit`, only checks that they exist. Returns their ids.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedHold:
+    """A reader whose hold was ended, or would be."""
 
-    InvalidUsage, before any hold is ended, unless each of them is registered. Leases end by themselves. The shard's since stays where it
-    is. May be repeated until it returns; after that, a repetition is InvalidUsage.
+    id: str
+    kind: Literal["leased", "critical"]
+    purpose: str
+    hostname: str
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object with the names of the fields as keys."""
+        return asdict(self)
+
+
+def expire_holds(machine: Machine, reader_ids: Iterable[str], *, force: bool, commit: bool) -> list[EndedHold]:
+    """Ends the holds of these readers by removing them, one command for each; without `commit`, only says which they are.
+
+    InvalidUsage, before any hold is ended, unless each of them is a registered reader, and `force` is given for critical ones: the owner
+    of a critical reader counts on its hold while no process runs, and loses its place for good. A process that still uses the reader gets
+    Fenced at its next call. Nothing else changes: the shard's since stays until a command moves it. May be repeated until it returns;
+    after that, a repetition is InvalidUsage.
     """
-    wanted = [CriticalReaderId(text) for text in reader_ids]
     state = machine.refresh()
-    for critical_id in wanted:
-        if critical_id not in state.critical_readers:
-            raise InvalidUsage(f"shard {machine.shard_id} has no critical reader {critical_id}")
-    for critical_id in wanted if commit else ():
-        machine.expire_critical_reader(critical_id)
-    return [str(critical_id) for critical_id in wanted]
+    wanted = [_reader_to_end(state, text, force=force) for text in dict.fromkeys(reader_ids)]
+    for one in wanted if commit else ():
+        if one.kind == "critical":
+            machine.expire_critical_reader(CriticalReaderId(one.id))
+        else:
+            machine.expire_leased_reader(LeasedReaderId(one.id))
+    return wanted
+
+
+def _reader_to_end(state: ShardState, text: str, *, force: bool) -> EndedHold:
+    if text == RETENTION:
+        raise InvalidUsage("the retention is no reader: end it with `persist admin retention`")
+    if text[:1] == WriterId.letters:
+        raise InvalidUsage(
+            f"{WriterId(text)} is a writer, which holds nothing back: `persist admin holds` lists the readers"
+        )
+    reader: LeasedReader | CriticalReader | None
+    if text[:1] == CriticalReaderId.letters:
+        reader, kind = state.critical_readers.get(CriticalReaderId(text)), "critical"
+    else:
+        reader, kind = state.leased_readers.get(LeasedReaderId(text)), "leased"
+    if reader is None:
+        raise InvalidUsage(f"shard {state.shard_id} has no {kind} reader {text}")
+    purpose = reader.debug.purpose or "no purpose"
+    if isinstance(reader, CriticalReader) and not force:
+        raise InvalidUsage(
+            f"{text} ({purpose}) is a critical reader: its owner counts on the hold while no process runs, and loses its place for good. "
+            "Make sure that the owner is gone, then add --force"
+        )
+    return EndedHold(
+        id=text,
+        kind="critical" if isinstance(reader, CriticalReader) else "leased",
+        purpose=reader.debug.purpose,
+        hostname=reader.debug.hostname,
+    )
 
 
 def _holders(state: ShardState) -> list[tuple[str, Holder]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from persist_engine.base.versioned import SeqNo
 from persist_engine.model.ids import ShardId
@@ -115,6 +115,63 @@ class CompactOutcome(Outcome):
             "rows_before": self.rows_before,
             "rows_after": self.rows_after,
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyOutcome(Outcome):
+    """What a verification found. The run succeeded when it could check, whatever it found; `verdict` says what that was."""
+
+    type: ClassVar[str] = "Verify"
+    verdict: Literal["Verified", "MissingBlobs", "Corrupt"]
+    mode: Literal["Metadata", "Full"]
+    blobs: int = 0
+    missing_blobs: int = 0
+    errors: int = 0
+    warnings: int = 0
+
+    def _own(self) -> dict[str, Any]:
+        return {
+            "verdict": self.verdict,
+            "mode": self.mode,
+            "blobs": self.blobs,
+            "missing_blobs": self.missing_blobs,
+            "errors": self.errors,
+            "warnings": self.warnings,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrphanOutcome(Outcome):
+    """The orphans that are left: blobs that no version will ever name. `is_complete`: no limit of deletes ended the scan; otherwise
+    at least these are left.
+    """
+
+    type: ClassVar[str] = "OrphanScan"
+    orphan_blobs: int
+    orphan_bytes: int
+    is_complete: bool
+
+    def _own(self) -> dict[str, Any]:
+        return {
+            "orphan_blobs": self.orphan_blobs,
+            "orphan_bytes": self.orphan_bytes,
+            "complete": self.is_complete,
+        }
+
+
+#: How far the reclaiming of a shard came. Held: readers hold it, and nothing was deleted. Incomplete: another run goes on.
+Reclaimed = Literal["Reclaimed", "NotOwned", "NoShard", "Held", "Incomplete"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReclaimOutcome(Outcome):
+    """How far the reclaiming of a shard came."""
+
+    type: ClassVar[str] = "Reclaim"
+    verdict: Reclaimed
+
+    def _own(self) -> dict[str, Any]:
+        return {"verdict": self.verdict}
 
 
 def summary(kind: str, shard_id: ShardId, seqno: SeqNo, outcomes: Sequence[Outcome]) -> dict[str, Any]:

@@ -47,13 +47,24 @@ REQUEST_PREFIX = f"{GROUP}/request-"
 
 #: Of pods that inspect a shard on inline storage: the value of LABEL_KIND, and the word in their names.
 INSPECTION, _INSPECT = "inspection", "inspect"
-MaintenanceKind = Literal["compaction", "rollup", "gc"]
-MAINTENANCE_KINDS: tuple[MaintenanceKind, ...] = ("rollup", "compaction", "gc")
-#: The verb in the command line, in names of children and in request annotations.
-VERB: Mapping[MaintenanceKind, str] = {"compaction": "compact", "rollup": "rollup", "gc": "gc"}
+MaintenanceKind = Literal["compaction", "rollup", "gc", "verify", "orphanScan"]
+#: Kinds that look at what is stored. They are due by time, and have no debt.
+AuditKind = Literal["verify", "orphanScan"]
+AUDIT_KINDS: tuple[AuditKind, ...] = ("verify", "orphanScan")
+MAINTENANCE_KINDS: tuple[MaintenanceKind, ...] = ("rollup", "compaction", "gc", *AUDIT_KINDS)
+#: The verb in the command line and in names of children; at most seven letters, as their length is limited.
+VERB: Mapping[MaintenanceKind, str] = {
+    "compaction": "compact",
+    "rollup": "rollup",
+    "gc": "gc",
+    "verify": "verify",
+    "orphanScan": "orphans",
+}
+#: The verb in request annotations.
+REQUEST: Mapping[MaintenanceKind, str] = {**VERB, "orphanScan": "orphan-scan"}
 
 RPC_SECRET_PREFIX = "persist-rpc-"  # noqa: S105 - a prefix of its name
-CRITICAL_PURPOSE = "operator retention"
+_CRITICAL_PURPOSE = "operator retention"
 _SEQNO_DIGITS = 10
 
 
@@ -70,6 +81,11 @@ def shard_id_of(uid: str) -> str:
 def critical_id_of(shard_id: str) -> str:
     """The critical reader through which operators hold since of this shard. A new owner finds the same reader and takes it over."""
     return f"c{_derived_uuid('critical', shard_id)}"
+
+
+def critical_purpose(namespace: str, name: str) -> str:
+    """The purpose that the reader of `critical_id_of` gives; at most 126 characters."""
+    return f"{_CRITICAL_PURPOSE} of {namespace}/{name}"
 
 
 def maintenance_name(shard: str, kind: MaintenanceKind, seqno: int, *, retry: int) -> str:

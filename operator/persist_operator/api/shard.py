@@ -84,6 +84,12 @@ class ShardSpec:
     rollup_every_seqnos: int
     gc_enabled: bool
     gc_interval_seconds: int
+    gc_deletes_max: int
+    orphans_mode: Literal["Off", "Report", "Delete"]
+    orphans_min_age_seconds: int
+    orphans_interval_seconds: int
+    verify_mode: Literal["Off", "Metadata", "Full"]
+    verify_interval_seconds: int
     priority_class_name: str | None
     service_account_name: str | None
     maintenance_template: Mapping[str, Any]
@@ -111,6 +117,12 @@ class ShardSpec:
             rollup_every_seqnos=spec["rollup"]["everySeqnos"],
             gc_enabled=spec["gc"]["enabled"],
             gc_interval_seconds=spec["gc"]["intervalSeconds"],
+            gc_deletes_max=spec["gc"]["maxDeletesPerRun"],
+            orphans_mode=spec["gc"]["orphans"]["mode"],
+            orphans_min_age_seconds=spec["gc"]["orphans"]["minAgeSeconds"],
+            orphans_interval_seconds=spec["gc"]["orphans"]["intervalSeconds"],
+            verify_mode=spec["verify"]["mode"],
+            verify_interval_seconds=spec["verify"]["intervalSeconds"],
             priority_class_name=maintenance.get("priorityClassName"),
             service_account_name=maintenance.get("serviceAccountName"),
             maintenance_template=maintenance.get("template") or {},

@@ -12,9 +12,12 @@ from typing import Any, Literal
 from persist_operator.api.blocks import Block
 from persist_operator.api.names import MaintenanceKind
 
+RunType = Literal["Compaction", "Rollup", "GC", "Verify", "OrphanScan"]
 Outcome = Literal["Succeeded", "Failed", "Skipped", "Conflict"]
 #: Where a compaction runs.
 Runner = Literal["Pod", "Spark"]
+#: What a verification found.
+Verdict = Literal["Verified", "MissingBlobs", "Corrupt"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,17 +73,22 @@ class Storage(Block):
     rollups: int | None = None
     latest_rollup_seqno: int | None = None
     live_diffs: int | None = None
+    missing_blobs: int | None = None
+    orphan_blobs: int | None = None
+    orphan_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder(Block):
-    """A reader that keeps since from moving on."""
+    """A reader that keeps since from moving on. `held_from`: when the operator first saw it hold this since."""
 
     id: str | None = None
     purpose: str | None = None
     kind: str | None = None
-    hostname: str | None = None
+    host: str | None = None
     since: str | None = None
+    held_from: str | None = None
+    held_seconds: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +130,17 @@ class Upkeep(Block):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Verification(Block):
+    """What the last verification that could look has found."""
+
+    verdict: Verdict | None = None
+    mode: Literal["Metadata", "Full"] | None = None
+    time: str | None = None
+    errors: int | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Looks(Block):
     """Inspections of a shard on inline storage. `job_name` is the newest one, `settled_job` the newest one that ended."""
 
@@ -137,7 +156,7 @@ class UpkeepRun(Block):
     """One maintenance run that ended."""
 
     id: str | None = None
-    type: Literal["Compaction", "Rollup", "GC"] | None = None
+    type: RunType | None = None
     runner: Runner | None = None
     reason: str | None = None
     start_time: str | None = None
@@ -164,6 +183,7 @@ class ShardStatus(Block):
     storage: Storage = Storage()
     holds: Holds = Holds()
     debt: Debt = Debt()
+    verification: Verification = Verification()
     maintenance: Mapping[MaintenanceKind, Upkeep] | None = None
     inspection: Looks | None = None
     last_handled_requests: Mapping[str, str] | None = None

@@ -28,6 +28,7 @@ from persist_operator.manifests import maintenance, sink_files, sink_memory, spa
 from persist_operator.plan.actions import (
     Action,
     AdvanceSince,
+    EvolveSchema,
     InitialiseShard,
     PromoteDriver,
     StartDriver,
@@ -108,6 +109,8 @@ class LocalActor:
         match action:
             case InitialiseShard():
                 self._bridge.initialise(action)
+            case EvolveSchema():
+                self._bridge.evolve(action)
             case AdvanceSince():
                 self._bridge.advance_since(action)
             case StartMaintenance():
@@ -163,9 +166,7 @@ class LocalActor:
             command = [sys.executable, "-m", "persist_spark.main", *arguments]
         else:
             blob, consensus = location.urls(credentials)
-            arguments = maintenance.arguments(
-                action.kind, action.shard_id, blob, consensus, memory=action.memory, full=action.full
-            )
+            arguments = maintenance.arguments(action, blob, consensus, memory=action.memory)
             arguments = [report if one == maintenance.TERMINATION_LOG else one for one in arguments]
             command = [sys.executable, "-m", "persist_engine.cli", *arguments]
         return self._processes.start(action.name, command, owner=owner, labels=labels, environ=self._environ)

@@ -46,7 +46,7 @@ for _name, _command in engine_commands.COMMANDS.items():
     app.command(_name, context_settings=engine_commands.PASSED_ON)(_command)
 KINDS = {"PersistShard": ("pshard", "persistshard", "persistshards"), "SparkSink": ("ssink", "sparksink", "sparksinks")}
 REQUESTS = {
-    **dict.fromkeys(("rollup", "compact", "gc", "accept-log"), "PersistShard"),
+    **dict.fromkeys(("rollup", "compact", "gc", "verify", "orphan-scan", "accept-log"), "PersistShard"),
     "restart": "SparkSink",
     "promote": "SparkSink",
 }

@@ -5,7 +5,7 @@ Pure.
 from __future__ import annotations
 
 from persist_operator.api import names
-from persist_operator.plan.hints import Hint, Recover, Request, Restart, TakeOver, Words
+from persist_operator.plan.hints import Expire, Hint, Recover, Request, Restart, Restore, TakeOver, Words
 
 
 def local_words(name: str) -> Words:
@@ -19,6 +19,10 @@ def local_words(name: str) -> Words:
                 return f"run `persist local request {verb} {name}`"
             case Recover():
                 return f"`persist local admin recover {name}`"
+            case Restore():
+                return f"bring back what the bucket kept with `persist local admin restore {name} --commit`"
+            case Expire():
+                return f"`persist local admin holds {name} {hint.options}`"
             case TakeOver(shard_id):
                 annotation = f"{names.ANNOTATION_TAKE_OVER}: {shard_id}"
                 return f"add the annotation {annotation} to this resource, and run `persist local up -f FILE`"

@@ -19,7 +19,7 @@ from persist_engine.base.errors import InvalidUsage, PersistError
 from persist_engine.model.inspection import Inspection
 
 from persist_operator.api import conditions
-from persist_operator.api.names import MAINTENANCE_KINDS, MaintenanceKind
+from persist_operator.api.names import MaintenanceKind
 from persist_operator.api.schema_check import ResourceSchemas
 from persist_operator.api.shard import Shard, ShardSchema
 from persist_operator.api.shard_status import ShardStatus, Upkeep
@@ -33,6 +33,7 @@ from persist_operator.local.observe import runs_of
 from persist_operator.local.processes import Child, Processes
 from persist_operator.plan import maintenance
 from persist_operator.plan.actions import Note, Plan, StartMaintenance, action_key, done_note
+from persist_operator.plan.keeping.evolving import schema_problem
 from persist_operator.plan.observed import (
     ActionFailure,
     Inspected,
@@ -43,7 +44,7 @@ from persist_operator.plan.observed import (
     SinkObserved,
     StoreFailure,
 )
-from persist_operator.plan.shard import is_to_be_asked, plan_shard, schema_problem
+from persist_operator.plan.shard import is_to_be_asked, plan_shard
 from persist_operator.plan.sink import plan_sink
 from persist_operator.settings import OperatorSettings
 
@@ -366,14 +367,9 @@ class LocalRunner:
         """Whether maintenance of the shard is due within the time that `up` waits."""
         if not isinstance(inspected, Inspection) or shard.spec.suspend:
             return False
-        automatic = {
-            "rollup": True,
-            "gc": shard.spec.gc_enabled,
-            "compaction": shard.spec.compaction_mode == "Automatic",
-        }
         until_ms = self._env.now_ms() + _PATIENCE_MS
         blocks = _upkeep(plan)
-        kinds = [kind for kind in MAINTENANCE_KINDS if automatic[kind]]
+        kinds = maintenance.automatic_kinds(shard)
         soon = [kind for kind in kinds if maintenance.not_before_ms(blocks.get(kind, Upkeep())) <= until_ms]
         return any(maintenance.debt_reason(shard, inspected, blocks, kind) for kind in soon)
 

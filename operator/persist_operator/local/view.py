@@ -112,7 +112,9 @@ def runs_table(
     for child in children:
         if child.running:
             labels = child.labels
-            kind = {"driver": "Sink", "gc": "GC"}.get(labels["kind"], labels["kind"].capitalize())
+            kind = {"driver": "Sink", "gc": "GC", "orphanScan": "OrphanScan"}.get(
+                labels["kind"], labels["kind"].capitalize()
+            )
             took, why = age(child.started_ms, now_ms), labels.get("reason", "")
             going = [child.name, kind, "Running", took, "", "", "", "", *([why] if wide else []), ""]
             found.append((child.started_ms, 1, going))

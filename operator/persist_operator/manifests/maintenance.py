@@ -15,6 +15,7 @@ from persist_operator.api.shard import CREDENTIALS_DIR, StoreLocation
 from persist_operator.api.sink_pods import MAINTENANCE_TEMPLATE
 from persist_operator.manifests import pods
 from persist_operator.plan.actions import StartInspection, StartMaintenance
+from persist_operator.plan.keeping.auditing import Audit
 from persist_operator.settings import OperatorSettings
 
 COMPONENT = "maintenance"
@@ -84,9 +85,7 @@ def _maintenance(action: StartMaintenance, settings: OperatorSettings) -> _Work:
             **({names.LABEL_RUNNER: action.runner} if action.runner else {}),
         },
         annotations={names.ANNOTATION_REASON: action.reason},
-        arguments=arguments(
-            action.kind, action.shard_id, *action.location.urls(CREDENTIALS_DIR), memory=memory, full=action.full
-        ),
+        arguments=arguments(action, *action.location.urls(CREDENTIALS_DIR), memory=memory),
         cpu=settings.workload.maintenance_cpu,
         memory=memory,
         deadline_seconds=settings.workload.maintenance_deadline_seconds,
@@ -139,20 +138,24 @@ def _container(work: _Work, location: StoreLocation, settings: OperatorSettings)
     }
 
 
-def arguments(
-    kind: names.MaintenanceKind, shard_id: str, blob: str, consensus: str, *, memory: str | None, full: bool = False
-) -> list[str]:
-    """The engine's command line for one run. `memory` is the memory limit of a compaction; None for the engine's default. `full`: see
-    StartMaintenance.
-    """
-    bound = memory if kind == "compaction" else None
+def arguments(action: StartMaintenance, blob: str, consensus: str, *, memory: str | None) -> list[str]:
+    """The engine's command line for one run. `memory` is the memory limit of a compaction; None for the engine's default."""
+    bound = memory if action.kind == "compaction" else None
     return [
-        "maintain", names.VERB[kind],
-        "--shard", shard_id,
+        "maintain", names.VERB[action.kind],
+        "--shard", action.shard_id,
         "--blob", blob,
         "--consensus", consensus,
         "--report", TERMINATION_LOG,
         "--json",
-        *(("--full",) if full else ()),
+        *(("--full",) if action.full else ()),
         *(() if bound is None else ("--memory-mib", str(quantity.to_mebibytes(bound)))),
+        *(() if action.audit is None else _audit_options(action.audit)),
     ]  # fmt: skip
+
+
+def _audit_options(audit: Audit) -> tuple[str, ...]:
+    if audit.mode:
+        return ("--mode", audit.mode)
+    limit = () if audit.deletes_max is None else ("--max-deletes", str(audit.deletes_max))
+    return ("--older-than-seconds", str(audit.min_age_seconds), *limit)

@@ -15,6 +15,7 @@ from persist_operator.api.names import MaintenanceKind
 from persist_operator.api.shard import InlineLocation, ShardSchema, StoreLocation
 from persist_operator.api.shard_status import Runner
 from persist_operator.api.sink import SinkSpec
+from persist_operator.plan.keeping.auditing import Audit
 from persist_operator.plan.observed import DriverSource, RunKind
 
 StopEvent = Literal["", "DriverStopped", "DriverForcedOut"]
@@ -23,6 +24,16 @@ StopEvent = Literal["", "DriverStopped", "DriverForcedOut"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialiseShard:
     """Create the shard with this schema. No effect when the shard exists with the same schema."""
+
+    owner: Owner
+    shard_id: str
+    location: StoreLocation
+    schema: ShardSchema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvolveSchema:
+    """Make this schema the shard's newest. No effect when it is."""
 
     owner: Owner
     shard_id: str
@@ -71,6 +82,8 @@ class StartMaintenance(StartJob):
     """The bytes that wait for this run. Of the starts that wait for a place, a greater debt goes first."""
     due_ms: int | None = None
     """When the run should be done; None when nothing says so. An earlier time goes first."""
+    audit: Audit | None = None
+    """Of a verification or an orphan scan: what it does."""
     ended_driver: str | None = None
     """The last compaction, if it ran on Spark: it has ended, and its Secret is removed."""
 
@@ -129,7 +142,9 @@ class StopRun:
     event: StopEvent = ""
 
 
-Action = InitialiseShard | AdvanceSince | StartMaintenance | StartInspection | StartDriver | PromoteDriver | StopRun
+#: Actions on the shard itself, by calls of the engine.
+ShardAction = InitialiseShard | EvolveSchema | AdvanceSince
+Action = ShardAction | StartMaintenance | StartInspection | StartDriver | PromoteDriver | StopRun
 
 
 @dataclass(frozen=True, slots=True)

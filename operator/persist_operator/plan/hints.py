@@ -32,6 +32,13 @@ class Recover:
 
 
 @dataclass(frozen=True, slots=True)
+class Restore:
+    """Bring back deleted blobs that a versioned bucket kept."""
+
+    shard_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class TakeOver:
     """Make `owner`, which is this resource, the owner of the shard. `by_annotation`: the storage profile allows the annotation."""
 
@@ -40,7 +47,21 @@ class TakeOver:
     by_annotation: bool
 
 
-Hint = Restart | Request | Recover | TakeOver
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """End the hold of one reader of the shard."""
+
+    shard_id: str
+    reader_id: str
+    is_critical: bool
+
+    @property
+    def options(self) -> str:
+        """The options of `persist admin holds`. A critical reader needs a word more: its owner counts on the hold."""
+        return f"--expire {self.reader_id}{' --force' if self.is_critical else ''} --commit"
+
+
+Hint = Restart | Request | Recover | TakeOver | Expire | Restore
 Words = Callable[[Hint], str]
 
 
@@ -53,6 +74,10 @@ def cluster_words(hint: Hint) -> str:
             return f"annotate the resource with {names.REQUEST_PREFIX}{verb}=<any new value>"
         case Recover(shard_id):
             return f"`persist admin recover {shard_id}`"
+        case Restore(shard_id):
+            return f"bring back what the bucket kept with `persist admin restore {shard_id} --commit`"
+        case Expire(shard_id):
+            return f"`persist admin holds {shard_id} {hint.options}`"
         case TakeOver(shard_id, owner, by_annotation):
             annotation = f"annotate this resource {names.ANNOTATION_TAKE_OVER}={shard_id}, or " if by_annotation else ""
             return f"{annotation}run `persist admin owner {shard_id} --take-over {owner} --commit`"

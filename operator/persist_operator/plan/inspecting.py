@@ -343,7 +343,7 @@ def _wish(shard: Shard, settings: OperatorSettings, *, take_over: OwnedElsewhere
         hold = WantedHold(
             shard_id=ShardId(shard_id),
             critical_id=critical_id,
-            purpose=names.CRITICAL_PURPOSE,
+            purpose=names.critical_purpose(shard.meta.namespace, shard.meta.name),
             since_lag_ms=shard.spec.since_lag_seconds * 1000,
             since_min=since_min,
         )

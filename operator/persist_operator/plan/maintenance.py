@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from persist_engine.model.inspection import Inspection
 from persist_engine.model.maintenance import is_collection_due, is_compaction_due, is_rollup_due
@@ -16,8 +16,9 @@ from persist_operator.api import names, times
 from persist_operator.api.names import MAINTENANCE_KINDS, MaintenanceKind
 from persist_operator.api.redact import clip, redact
 from persist_operator.api.shard import Shard
-from persist_operator.api.shard_status import Outcome, Runner, Upkeep, UpkeepRun
+from persist_operator.api.shard_status import Outcome, Runner, RunType, Upkeep, UpkeepRun
 from persist_operator.plan.actions import Note
+from persist_operator.plan.keeping import auditing
 from persist_operator.plan.observed import Phase, Run
 from persist_operator.plan.waiting import deadline
 from persist_operator.settings import WorkloadSettings
@@ -26,10 +27,12 @@ _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 10, 600
 _AFTER_CONFLICT_S, _AFTER_SKIPPED_S = 5, 60
 #: The API server refuses a status with a greater number. A report may contain any number, because users can write reports.
 _COUNT_MAX = (1 << 63) - 1
-_TYPE: Mapping[MaintenanceKind, Literal["Compaction", "Rollup", "GC"]] = {
+_TYPE: Mapping[MaintenanceKind, RunType] = {
     "compaction": "Compaction",
     "rollup": "Rollup",
     "gc": "GC",
+    "verify": "Verify",
+    "orphanScan": "OrphanScan",
 }
 #: Failures in a row from which a condition shows them.
 FAILURES_SHOWN_MIN = 3
@@ -58,7 +61,7 @@ class Folded:
 
 def request_token(shard: Shard, kind: MaintenanceKind) -> str | None:
     """The token of the request annotation for this kind; None when there is none, or when it was handled."""
-    verb = names.VERB[kind]
+    verb = names.REQUEST[kind]
     token = shard.meta.annotations.get(f"{names.REQUEST_PREFIX}{verb}", "")[:64]
     return token if token and token != shard.known.handled(verb) else None
 
@@ -81,6 +84,8 @@ def debt_reason(
     if kind == "gc":
         is_due = is_collection_due(inspection.gc_seqnos, at_least=1)
         return f"{inspection.gc_seqnos} versions can be truncated" if is_due else None
+    if kind in names.AUDIT_KINDS:
+        return None
     if is_compaction_due(inspection.uncompacted_batches, at_least=spec.max_uncompacted_batches):
         return f"{inspection.uncompacted_batches} uncompacted batches"
     return None
@@ -146,7 +151,7 @@ def due(
     """The runs to start now. None while the shard is suspended. None of a kind of which a run is under way, or whose wait is not over."""
     if shard.spec.suspend or inspection.is_tombstone:
         return []
-    automatic = {"rollup": True, "gc": shard.spec.gc_enabled, "compaction": shard.spec.compaction_mode == "Automatic"}
+    automatic = automatic_kinds(shard)
     going = {run.kind for run in runs if not run.phase.finished}
     found = []
     for kind in MAINTENANCE_KINDS:
@@ -156,11 +161,14 @@ def due(
         token = request_token(shard, kind)
         # A time beyond any wait comes from a clock that was set back since. The limit is twice the longest wait, because ends of runs
         # come from other clocks.
-        farthest_ms = now_ms + 2000 * max(_BACKOFF_MAX_S, shard.spec.gc_interval_seconds)
+        interval_s = auditing.interval_s(shard, kind) or shard.spec.gc_interval_seconds
+        farthest_ms = now_ms + 2000 * max(_BACKOFF_MAX_S, interval_s)
         if now_ms < not_before_ms(block, requested=token is not None) <= farthest_ms:
             continue
-        owed = deadline_reason(shard, inspection, maintenance, kind, now_ms) if automatic[kind] else None
-        reason = owed or (debt_reason(shard, inspection, maintenance, kind) if automatic[kind] else None)
+        is_automatic = kind in automatic
+        owed = deadline_reason(shard, inspection, maintenance, kind, now_ms) if is_automatic else None
+        reason = owed or (debt_reason(shard, inspection, maintenance, kind) if is_automatic else None)
+        reason = reason or auditing.due_reason(shard, block, kind, now_ms)
         if _is_unfinished(block):
             # The run was intended, or its Job was removed from outside. There is no Job now, so it is started again.
             reason = block.last_reason or ""
@@ -169,6 +177,16 @@ def due(
         elif reason is not None:
             found.append(Due(kind, reason, None, full=owed is not None))
     return found
+
+
+def automatic_kinds(shard: Shard) -> frozenset[MaintenanceKind]:
+    """The kinds that are due by their debt, not only by request or by time."""
+    spec, found = shard.spec, {"rollup"}
+    if spec.gc_enabled:
+        found.add("gc")
+    if spec.compaction_mode == "Automatic":
+        found.add("compaction")
+    return frozenset(kind for kind in MAINTENANCE_KINDS if kind in found)
 
 
 def _is_unfinished(block: Upkeep) -> bool:
@@ -206,14 +224,16 @@ def retry_number(block: Upkeep, seqno: int) -> int:
 
 
 def fold(shard: Shard, runs: Sequence[Run], now_ms: int) -> Folded:
-    """Record every run in status.maintenance, and every finished run in status.history. Idempotent: a run is recorded once."""
+    """Record every run in status.maintenance, and every finished run in status.history, and say when audits come next. Idempotent: a run is
+    recorded once.
+    """
     known = shard.known
     folded = Folded(known.maintenance or {}, known.history or (), ())
     for run in sorted(runs, key=lambda one: one.created_ms):
         kind = next((one for one in MAINTENANCE_KINDS if one == run.kind), None)
         if kind is not None:
             folded = _entered(folded, shard, run, kind, now_ms)
-    blocks = {kind: block for kind, block in folded.maintenance.items() if block != Upkeep()}
+    blocks = auditing.scheduled(shard, folded.maintenance, now_ms)
     return Folded(blocks, folded.history[: max(shard.spec.history_limit, 0)], folded.notes)
 
 
@@ -251,7 +271,11 @@ def _history_item(run: Run, kind: MaintenanceKind, now_ms: int) -> UpkeepRun:
     if not report and run.exit_code:
         message = f"{message or 'no report'} (exit code {run.exit_code})"
     if run.reason == "OOMKilled":
-        raised = "compaction.memoryLimit" if run.kind == "compaction" else "the operator's workload.maintenanceMemory"
+        raised = (
+            "compaction.memoryLimit"
+            if run.kind in {"compaction", "verify"}
+            else "the operator's workload.maintenanceMemory"
+        )
         # The driver holds no rows, and its size is fixed.
         advice = "compact with compaction.runner: Pod" if run.runner == "Spark" else f"raise {raised}"
         message = f"the pod ran out of memory: {advice}. {message}"
@@ -285,6 +309,8 @@ def _settled(block: Upkeep, shard: Shard, run: Run, item: UpkeepRun, now_ms: int
         next_ms = now_ms + 1000 * min(_BACKOFF_MAX_S, _BACKOFF_FIRST_S * 2 ** min(failures - 1, 10))
     elif outcome == "Conflict":
         next_ms = now_ms + 1000 * _AFTER_CONFLICT_S
+    elif run.kind in names.AUDIT_KINDS:
+        next_ms = auditing.next_ms(shard, run, end_ms)
     elif run.kind == "gc":
         next_ms = end_ms + 1000 * shard.spec.gc_interval_seconds
     elif outcome == "Skipped":

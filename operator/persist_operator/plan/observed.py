@@ -20,6 +20,8 @@ from persist_operator.settings import OperatorSettings
 
 #: Reason of a condition: the API server refused a request of the operator. The condition's message contains the API server's.
 ACTION_REFUSED = "ActionRefused"
+#: Reason of a condition: the spec's schema cannot succeed that of the shard, which keeps it.
+SCHEMA_REFUSED = "SchemaRefused"
 #: Reason of a condition: a start waits for a place (plan.waiting), or its pod for the queue of its scheduler.
 QUEUED = "Queued"
 #: Reason of a condition: everything that a driver needs of the shard is known.
@@ -31,7 +33,7 @@ _OF_INPUTS = {
     "ShardNotReady": "InputNotReady",
     "StorageUnreachable": "InputUnreachable",
 }
-RunKind = Literal["compaction", "rollup", "gc", "driver", "inspection"]
+RunKind = Literal["compaction", "rollup", "gc", "verify", "orphanScan", "driver", "inspection"]
 
 
 class Phase(enum.StrEnum):
@@ -237,8 +239,9 @@ class ShardView:
                 found=False, reason="ShardNotFound", message=f"there is no PersistShard {name} in this namespace"
             )
         stalled = conditions.find(shard.status, "Stalled")
-        # A refusal of maintenance does not keep sinks from writing the shard.
-        if stalled is not None and stalled.get("status") == "True" and stalled.get("reason") != ACTION_REFUSED:
+        # A refusal of maintenance, or of a schema, does not keep sinks from writing the shard.
+        harmless = stalled is None or stalled.get("reason") in {ACTION_REFUSED, SCHEMA_REFUSED}
+        if stalled is not None and stalled.get("status") == "True" and not harmless:
             return cls(
                 found=True,
                 reason="ShardStalled",

@@ -16,10 +16,9 @@ from persist_operator.api.resource import Meta
 from persist_operator.plan.actions import (
     STANDBY_KEY,
     Action,
-    AdvanceSince,
-    InitialiseShard,
     Note,
     Plan,
+    ShardAction,
     StartDriver,
     StartInspection,
     StartMaintenance,
@@ -58,9 +57,9 @@ def with_refusals(
     """`plan` without the actions whose next try is not due, and with the refusals of all `wanted` actions in its conditions.
 
     `before` is the stored status. A refusal that it shows stands until the action is taken, also in a new process that has not met the
-    refusal itself. Refusals of InitialiseShard and AdvanceSince are shown by plan/shard.py. `runs` are those whose pods may be refused.
+    refusal itself. Refusals of a ShardAction are shown by plan/shard.py. `runs` are those whose pods may be refused.
     """
-    mine = [one for one in wanted if not isinstance(one, InitialiseShard | AdvanceSince)]
+    mine = [one for one in wanted if not isinstance(one, ShardAction)]
     standing = {action_key(one): failures[action_key(one)] for one in mine if action_key(one) in failures}
     # A shard whose maintenance waits for a place can be read and written: its own conditions show the wait.
     shown = {

@@ -7,12 +7,10 @@ A shard that existed and is gone, or whose state went back, is never created aga
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.inspection import Inspection
-from persist_engine.rows.schema import Schema
 
 from persist_operator.api import conditions, names, sink_pods, times
 from persist_operator.api.conditions import Condition
@@ -32,6 +30,7 @@ from persist_operator.plan import (
 from persist_operator.plan.actions import (
     Action,
     AdvanceSince,
+    EvolveSchema,
     InitialiseShard,
     Note,
     Plan,
@@ -39,6 +38,7 @@ from persist_operator.plan.actions import (
     maintenance_key,
 )
 from persist_operator.plan.hints import Recover, Words, cluster_words
+from persist_operator.plan.keeping import auditing, evolving, holding
 from persist_operator.plan.observed import (
     ActionFailure,
     Awaited,
@@ -118,7 +118,7 @@ def _planned(
             return _missing(_Case(*_owning(shard, base, observed), location, observed, now_ms, settings, words))
         case Inspection() as inspection:
             case = _Case(*_owning(shard, base, observed), location, observed, now_ms, settings, words)
-            problem = _problem(case.shard, inspection, words)
+            problem = _problem(case, inspection)
             if problem is not None:
                 return _stalled(case.shard, case.base, *problem, now_ms, reachable=True)
             return _healthy(case, inspection)
@@ -231,7 +231,7 @@ def _missing(case: _Case) -> Plan:
             "add spec.schema to create it, or correct spec.shardId"
         )
         return _stalled(shard, base, "ShardNotFound", message, now_ms, reachable=True)
-    problem = schema_problem(shard.spec.schema, None)
+    problem = evolving.schema_problem(shard.spec.schema, None)
     if problem is not None:
         return _stalled(shard, base, "InvalidSchema", problem, now_ms, reachable=True)
     action = InitialiseShard(
@@ -260,33 +260,26 @@ def _initialise_failed(
     return _conditioned(shard, base, found, now_ms, requeue_after_s=max(1.0, wait_s), actions=actions)
 
 
-def _problem(shard: Shard, inspection: Inspection, words: Words) -> tuple[str, str] | None:
+def _problem(case: _Case, inspection: Inspection) -> tuple[str, str] | None:
     """The problem that a person must solve before the operator changes this shard, as (reason, message); None when there is none."""
-    lost = shard_log.loss(shard, inspection, words)
+    lost = shard_log.loss(case.shard, inspection, case.words)
     if lost is not None:
         return "ShardLost", lost
-    if shard.spec.schema is not None:
-        actual = ShardSchema(key=inspection.key_schema, value=inspection.val_schema)
-        problem = schema_problem(shard.spec.schema, actual)
-        if problem is not None:
-            return (
-                ("SchemaMismatch", problem)
-                if schema_problem(shard.spec.schema, None) is None
-                else ("InvalidSchema", problem)
-            )
-    return None
+    schema = _schema_standing(case, inspection)
+    return (schema.reason, schema.message) if isinstance(schema, evolving.Stopped) else None
 
 
-def schema_problem(wanted: ShardSchema, actual: ShardSchema | None) -> str | None:
-    """Why the wanted schema is invalid, or how it differs from the actual one (if there is one); None when it is right."""
-    try:
-        schema = Schema.from_ddl(wanted.key, wanted.value)
-    except InvalidUsage as error:
-        return f"spec.schema: {error}"
-    if actual is None:
-        return None
-    difference = schema.difference(Schema.from_ddl(actual.key, actual.value))
-    return None if difference is None else f"spec.schema differs from the shard's: {difference}"
+def _schema_standing(case: _Case, inspection: Inspection) -> evolving.Standing:
+    actual = ShardSchema(key=inspection.key_schema, value=inspection.val_schema)
+    failure, is_inline = case.observed.failures.get("EvolveSchema"), isinstance(case.location, InlineLocation)
+    return evolving.standing(case.shard, actual, failure, is_inline=is_inline, now_ms=case.now_ms)
+
+
+def _evolve(case: _Case, found: evolving.Standing) -> tuple[EvolveSchema, ...]:
+    if not isinstance(found, evolving.Evolves) or not found.is_due:
+        return ()
+    owner = ownership.owner_of(case.shard, case.settings)
+    return (EvolveSchema(owner=owner, shard_id=_id(case.base), location=case.location, schema=found.schema),)
 
 
 def _healthy(case: _Case, inspection: Inspection) -> Plan:
@@ -301,34 +294,43 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
     recoveries = (
         (Note("Warning", "LogRecovered", f"the log was begun anew at v{inspection.seqno}"),) if recovered else ()
     )
+    critical_id, known = names.critical_id_of(_id(case.base)), shard.known.holds
+    held = holding.holders(known, inspection, critical_id=critical_id, now_ms=_seen_ms(case))
+    is_new_hold = holding.is_held_back(inspection, target, held) and holding.has_news(known, held)
+    forced = bool(folded.notes or recoveries or accepted or is_new_hold)
     status = replace(
-        _with_numbers(
-            case, inspection, forced=bool(folded.notes or recoveries or accepted), advanced=advance is not None
-        ),
+        _with_numbers(case, inspection, held, forced=forced, advanced=advance is not None),
         engine_version=shard_status.engine_version(inspection),
         schema=Ddl(key=inspection.key_schema, value=inspection.val_schema),
         maintenance=blocks,
         last_handled_requests={**(shard.known.last_handled_requests or {}), **handled},
         history=folded.history,
     )
+    status = auditing.with_findings(status, shard.known, folded.maintenance, case.observed.runs)
     ready = "Suspended" if shard.spec.suspend else "Healthy"
+    healthy = Condition("Ready", "True", ready, f"shard {case.base.shard_id} is initialised and its stores answer")
+    schema = _schema_standing(case, inspection)
     found = [
-        Condition("Ready", "True", ready, f"shard {case.base.shard_id} is initialised and its stores answer"),
+        *evolving.conditions(schema, healthy),
         _reachable(case.base),
         *shard_status.upkeep_conditions(
             shard,
             inspection,
             blocks,
             case.observed,
-            refused={
-                kind: one
-                for kind in {each.kind for each in started}
-                if (one := case.observed.failures.get(maintenance_key(kind))) is not None
-            },
-            critical_id=names.critical_id_of(_id(case.base)),
+            refused=_refused_runs(case, started),
+            held=held,
             now_ms=now_ms,
         ),
-        _since_condition(case, inspection, target),
+        holding.since_condition(
+            inspection,
+            held,
+            target=target,
+            own_since=shard_status.own_since_ms(inspection, critical_id),
+            failure=case.observed.failures.get("AdvanceSince"),
+            words=case.words,
+        ),
+        *auditing.condition(shard, status, blocks, case.words),
     ]
     plan = _conditioned(
         shard,
@@ -336,7 +338,7 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
         found,
         now_ms,
         requeue_after_s=case.settings.loop.inspect_seconds,
-        actions=(*((advance,) if advance else ()), *started),
+        actions=(*_evolve(case, schema), *((advance,) if advance else ()), *started),
         notes=(*folded.notes, *recoveries),
     )
     return refusals.with_refusals(
@@ -350,7 +352,14 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
     )
 
 
-def _with_numbers(case: _Case, inspection: Inspection, *, forced: bool, advanced: bool) -> ShardStatus:
+def _refused_runs(case: _Case, started: Iterable[StartMaintenance]) -> Mapping[MaintenanceKind, ActionFailure]:
+    failures, kinds = case.observed.failures, {each.kind for each in started}
+    return {kind: one for kind in kinds if (one := failures.get(maintenance_key(kind))) is not None}
+
+
+def _with_numbers(
+    case: _Case, inspection: Inspection, held: tuple[holding.Held, ...], *, forced: bool, advanced: bool
+) -> ShardStatus:
     """The status so far with new numbers, or with the known ones while they are young or the shard has not changed.
 
     So the status of a busy shard is written every `numbers_seconds`, and that of an idle one not at all.
@@ -371,9 +380,9 @@ def _with_numbers(case: _Case, inspection: Inspection, *, forced: bool, advanced
     return shard_status.with_numbers(
         case.base,
         inspection,
-        now_ms=case.observed.inspected_ms or case.now_ms,
+        now_ms=_seen_ms(case),
+        held=held,
         left_out=(case.observed.readers_left_out, case.observed.writers_left_out),
-        critical_id=names.critical_id_of(_id(case.base)),
         since_advanced=times.to_text(case.now_ms) if advanced else frontiers.since_advanced_time,
         deadline_seconds=case.shard.spec.deadline_seconds,
     )
@@ -438,7 +447,7 @@ def _start_due(
                 retry=retry,
             )
             if due.request_token is not None:
-                handled[names.VERB[due.kind]] = due.request_token
+                handled[names.REQUEST[due.kind]] = due.request_token
         started.append(
             StartMaintenance(
                 kind=due.kind,
@@ -447,11 +456,14 @@ def _start_due(
                 location=case.location,
                 seqno=seqno,
                 reason=due.reason,
-                memory=spec.memory_limit if due.kind == "compaction" else None,
+                memory=spec.memory_limit if due.kind in {"compaction", "verify"} else None,
                 full=due.full,
+                audit=auditing.audit_of(shard, due.kind),
                 runner=runner,
                 spark_executors=spec.spark_executors,
-                due_ms=None if owed_ms is None else deadline.deadline_ms(shard, owed_ms),
+                due_ms=None
+                if owed_ms is None or due.kind in names.AUDIT_KINDS
+                else deadline.deadline_ms(shard, owed_ms),
                 debt_bytes=inspection.compaction_bytes if due.kind == "compaction" else 0,
                 ended_driver=block.settled_job if block.runner == "Spark" else None,
                 ttl_seconds=spec.ttl_seconds_after_finished,
@@ -463,13 +475,6 @@ def _start_due(
     return tuple(started), intended, handled
 
 
-def _since_condition(case: _Case, inspection: Inspection, target: int | None) -> Condition:
-    critical_id = names.critical_id_of(_id(case.base))
-    own, failure = shard_status.own_since_ms(inspection, critical_id), case.observed.failures.get("AdvanceSince")
-    if failure is not None and target is not None and (own is None or own < target):
-        return Condition("SinceAdvancing", "False", failure.reason, failure.message)
-    held = shard_status.blocking_readers(inspection, critical_id)
-    if target is not None and inspection.since is not None and inspection.since < target and held:
-        by = ", ".join(f"{one.kind} reader {one.id} ({one.purpose or 'no purpose'}, {one.hostname})" for one in held)
-        return Condition("SinceAdvancing", "False", "HeldByReader", f"since is held at {inspection.since} by {by}")
-    return Condition("SinceAdvancing", "True", "Advancing", "")
+def _seen_ms(case: _Case) -> int:
+    """The time of the numbers: of an answer by a pod, a time before its reads."""
+    return case.observed.inspected_ms or case.now_ms

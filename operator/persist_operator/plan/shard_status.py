@@ -18,12 +18,12 @@ from persist_operator.api.conditions import Condition
 from persist_operator.api.names import MaintenanceKind
 from persist_operator.api.redact import clip, redact
 from persist_operator.api.shard import Shard, StoreLocation
-from persist_operator.api.shard_status import Debt, Frontiers, Holder, Holds, ShardStatus, Storage, Stores, Upkeep
+from persist_operator.api.shard_status import Debt, Frontiers, Holds, ShardStatus, Storage, Stores, Upkeep
 from persist_operator.plan import maintenance, shard_log
+from persist_operator.plan.keeping import holding
 from persist_operator.plan.observed import ACTION_REFUSED, ActionFailure, Run, ShardObserved
 from persist_operator.plan.waiting import deadline
 
-_BLOCKING_MAX = 5
 _MESSAGE_MAX = 1024
 _UPKEEP: tuple[tuple[str, MaintenanceKind], ...] = (("CompactionCurrent", "compaction"), ("GarbageCollected", "gc"))
 
@@ -38,13 +38,13 @@ def with_numbers(
     inspection: Inspection,
     *,
     now_ms: int,
-    critical_id: str,
     since_advanced: str | None,
     deadline_seconds: int,
+    held: tuple[holding.Held, ...],
     left_out: tuple[int, int] = (0, 0),
 ) -> ShardStatus:
-    """`status` with frontiers, storage, holds, debt and log of `inspection`. `left_out` are the numbers of readers and writers that the
-    inspection does not list.
+    """`status` with frontiers, storage, holds, debt and log of `inspection`. `held` are the readers that keep since where it is. `left_out`
+    are the numbers of readers and writers that the inspection does not list.
     """
     oldest_ms = inspection.owed_from_ms
     seen_ms = upper_seen_ms(status, inspection)
@@ -66,7 +66,7 @@ def with_numbers(
         holds=Holds(
             readers=len(inspection.readers) + left_out[0],
             writers=len(inspection.writers) + left_out[1],
-            blocking=tuple(_holder(one) for one in blocking_readers(inspection, critical_id)) or None,
+            blocking=tuple(one.block(now_ms) for one in held) or None,
         ),
         debt=Debt(
             compaction_bytes=inspection.compaction_bytes,
@@ -82,16 +82,6 @@ def upper_seen_ms(known: ShardStatus, inspection: Inspection) -> int | None:
     """When the present upper was first on the status: no earlier than the append that moved it there. None while it is not on it."""
     frontiers = known.frontiers
     return times.to_ms(frontiers.upper_time) if frontiers.upper == frontier_text(inspection.upper) else None
-
-
-def blocking_readers(inspection: Inspection, critical_id: str) -> list[ReaderInfo]:
-    """Readers beside the operator's own that hold since exactly where it is, at most five."""
-    held = [
-        one
-        for one in inspection.readers
-        if one.id != critical_id and one.since is not None and one.since == inspection.since
-    ]
-    return held[:_BLOCKING_MAX]
 
 
 def is_since_behind(inspection: Inspection) -> bool:
@@ -125,16 +115,6 @@ def _frontiers(inspection: Inspection, now_ms: int, since_advanced: str | None, 
     )
 
 
-def _holder(reader: ReaderInfo) -> Holder:
-    return Holder(
-        id=reader.id,
-        purpose=redact(reader.purpose)[:256],
-        kind=reader.kind,
-        hostname=reader.hostname[:253],
-        since=frontier_text(reader.since),
-    )
-
-
 def engine_version(inspection: Inspection) -> str:
     """The version of the engine that wrote the newest state."""
     return inspection.applier_version[:64]
@@ -150,11 +130,11 @@ def upkeep_conditions(
     observed: ShardObserved,
     *,
     refused: Mapping[MaintenanceKind, ActionFailure],
-    critical_id: str,
+    held: tuple[holding.Held, ...],
     now_ms: int,
 ) -> list[Condition]:
-    """Both conditions. `refused`: the refusals of runs that are wanted now. `critical_id`: the operator's own hold, which is no blocker."""
-    case = _Case(shard, inspection, blocks, critical_id, now_ms)
+    """Both conditions. `refused`: the refusals of runs that are wanted now. `held`: the readers that keep since where it is."""
+    case = _Case(shard, inspection, blocks, held, now_ms)
     out = []
     for name, kind in _UPKEEP:
         run = next((one for one in observed.runs if one.name == blocks.get(kind, Upkeep()).job_name), None)
@@ -170,7 +150,7 @@ class _Case:
     shard: Shard
     inspection: Inspection
     blocks: Mapping[MaintenanceKind, Upkeep]
-    critical_id: str
+    held: tuple[holding.Held, ...]
     now_ms: int
 
     def owed_from_ms(self, kind: MaintenanceKind) -> int | None:
@@ -240,9 +220,8 @@ def _held_up(case: _Case, kind: MaintenanceKind) -> str:
     if kind == "gc":
         return "the next collection deletes it"
     since, lag_s = case.inspection.since, case.shard.spec.since_lag_seconds
-    readers = blocking_readers(case.inspection, case.critical_id)
-    if readers:
-        return f"since is held at {since} by {_named(readers)}"
+    if case.held:
+        return f"since is held at {since} by {_named([one.reader for one in case.held])}"
     return f"since is {since}, and retention.sinceLagSeconds ({lag_s}) keeps it there while the shard is written"
 
 
@@ -257,6 +236,4 @@ def _stopped(shard: Shard, kind: MaintenanceKind) -> str:
 
 
 def _named(readers: list[ReaderInfo]) -> str:
-    return ", ".join(
-        f"{one.kind} reader {one.id} ({redact(one.purpose) or 'no purpose'}, {one.hostname})" for one in readers[:5]
-    )
+    return ", ".join(holding.named(one) for one in readers[: holding.BLOCKING_MAX])

@@ -18,6 +18,7 @@ from persist_operator.manifests.spark_compaction import compaction_job, compacti
 from persist_operator.plan.actions import (
     Action,
     AdvanceSince,
+    EvolveSchema,
     InitialiseShard,
     PromoteDriver,
     StartDriver,
@@ -54,6 +55,8 @@ class Actor:
         match action:
             case InitialiseShard():
                 self._bridge.initialise(action)
+            case EvolveSchema():
+                self._bridge.evolve(action)
             case AdvanceSince():
                 self._bridge.advance_since(action)
             case StartMaintenance() | StartInspection():

@@ -27,7 +27,17 @@ from persist_operator.api.sink import Sink
 from persist_operator.bridge import Bridge, StoreBusy
 from persist_operator.cluster.informed import Informed
 from persist_operator.cluster.port import BY_KIND, EVENT, PERSIST_SHARD, ApiError, Cluster, Resource
-from persist_operator.plan.actions import Action, AdvanceSince, InitialiseShard, Note, Plan, action_key, done_note
+from persist_operator.plan.actions import (
+    Action,
+    AdvanceSince,
+    EvolveSchema,
+    InitialiseShard,
+    Note,
+    Plan,
+    ShardAction,
+    action_key,
+    done_note,
+)
 from persist_operator.plan.observed import ActionFailure
 from persist_operator.plan.shard import plan_shard
 from persist_operator.plan.sink import plan_sink
@@ -44,7 +54,7 @@ _INVALID = 422
 #: A failure that passes by itself is shown from this one in a row.
 _PASSING_SHOWN_MIN = 2
 #: Actions whose refusals plan/shard.py shows in its own way, with their retries.
-_SHOWN_BY_THE_SHARD = {InitialiseShard.__name__, AdvanceSince.__name__}
+_SHOWN_BY_THE_SHARD = {InitialiseShard.__name__, EvolveSchema.__name__, AdvanceSince.__name__}
 _ACCEPTED = (
     Condition("Ready", "Unknown", "Accepted", "not reconciled yet"),
     Condition("Reconciling", "True", "Accepted", "not reconciled yet"),
@@ -226,7 +236,7 @@ class Reconciler:
         note = done_note(action) if done else None
         if note is not None:
             self._post(key, meta, note)
-        return before is not None or isinstance(action, InitialiseShard)
+        return before is not None or isinstance(action, InitialiseShard | EvolveSchema)
 
     def _keep_only(self, key: Key, standing: frozenset[str]) -> None:
         with self._lock:
@@ -375,7 +385,7 @@ def _defaulted(resource: Resource) -> Resource:
 
 
 def _is_about_a_child(action: Action) -> bool:
-    return not isinstance(action, InitialiseShard | AdvanceSince)
+    return not isinstance(action, ShardAction)
 
 
 def _needed(plan: Plan, resource: Resource) -> Sight:

@@ -26,6 +26,10 @@ OF_SHARD = {
     "compaction_current": "1 while CompactionCurrent is True, 0 while it is False.",
     "garbage_collected": "1 while GarbageCollected is True, 0 while it is False.",
     "reader_hold_seconds": "Seconds for which readers have kept since from its target; 0 without such a reader.",
+    "verified": "1 while the last verification found nothing missing or wrong, 0 while it did.",
+    "missing_blobs": "Blobs that live versions name and that the last verification did not find.",
+    "orphan_blobs": "Blobs that no version will ever name, as the last scan left them.",
+    "orphan_bytes": "Bytes of these blobs.",
     "since_lag_target_seconds": "spec.retention.sinceLagSeconds.",
     "rollup_every_seqnos": "spec.rollup.everySeqnos.",
 }
@@ -177,8 +181,20 @@ def of_shard(spec: Mapping[str, Any], status: Mapping[str, Any], *, now_ms: int)
         "compaction_current": _truth(status, "CompactionCurrent"),
         "garbage_collected": _truth(status, "GarbageCollected"),
         "reader_hold_seconds": _hold_s(status, now_ms),
+        **_of_audits(status),
         "since_lag_target_seconds": (spec.get("retention") or {}).get("sinceLagSeconds"),
         "rollup_every_seqnos": (spec.get("rollup") or {}).get("everySeqnos"),
+    }
+
+
+def _of_audits(status: Mapping[str, Any]) -> dict[str, float | None]:
+    known = ShardStatus.of(status)
+    verdict, storage = known.verification.verdict, known.storage
+    return {
+        "verified": None if verdict is None else int(verdict == "Verified"),
+        "missing_blobs": storage.missing_blobs,
+        "orphan_blobs": storage.orphan_blobs,
+        "orphan_bytes": storage.orphan_bytes,
     }
 
 

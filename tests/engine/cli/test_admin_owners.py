@@ -3,8 +3,9 @@
 import json
 
 import pytest
+from persist_engine.base.errors import Fenced
 from persist_engine.model.frontier import Antichain
-from persist_engine.model.ids import CriticalReaderId, ShardId
+from persist_engine.model.ids import CriticalReaderId, ShardId, WriterId
 from persist_engine.model.ownership import Owner
 from persist_kit.disk import Disk, write
 from persist_kit.world import SCHEMA
@@ -114,22 +115,52 @@ def test_a_critical_hold_is_released_only_with_commit(admin, disk):
     with disk.client() as client:
         for critical_id in (held, other):
             client.open_critical_since(disk.shard_id, critical_id, opaque=b"t", purpose="operator retention")
-    report = ok(admin("holds", disk.shard_id, "--release", held, "--json"))
-    assert report == {"shard_id": disk.shard_id, "released": [held], "committed": False}
+    code, _, err = admin("holds", disk.shard_id, "--expire", held, "--commit")
+    assert (code, "operator retention" in err, "--force" in err) == (64, True, True)
+    report = ok(admin("holds", disk.shard_id, "--expire", held, "--force", "--json"))
+    assert [one["id"] for one in report["expired"]] == [held]
+    assert report["committed"] is False
     assert {hold["id"] for hold in ok(admin("holds", disk.shard_id, "--json"))["holds"]} == {held, other}
-    _, out, err = admin("holds", disk.shard_id, "--release", held)
+    _, out, err = admin("holds", disk.shard_id, "--expire", held, "--force")
     assert held in out
     assert "nothing was changed" in err
     # Both or none: a mistyped one ends nothing.
-    code, _, err = admin("holds", disk.shard_id, "--release", held, "--release", CriticalReaderId.new(), "--commit")
+    code, _, err = admin(
+        "holds", disk.shard_id, *("--expire", held, "--expire", CriticalReaderId.new()), "--force", "--commit"
+    )
     assert (code, "has no critical reader" in err) == (64, True)
-    assert ok(admin("holds", disk.shard_id, "--release", held, "--commit", "--json"))["committed"] is True
+    assert ok(admin("holds", disk.shard_id, "--expire", held, "--force", "--commit", "--json"))["committed"] is True
     assert {hold["id"] for hold in ok(admin("holds", disk.shard_id, "--json"))["holds"]} == {other}
 
 
-def test_a_lease_cannot_be_released_from_outside(admin, disk):
-    with disk.client() as client, client.open_leased_reader(disk.shard_id, SCHEMA, purpose="test") as reader:
-        (hold,) = [one for one in ok(admin("holds", disk.shard_id, "--json"))["holds"] if one["kind"] == "leased"]
-        code, _, err = admin("holds", disk.shard_id, "--release", hold["id"], "--commit")
-        assert (code, "not a critical reader id" in err) == (64, True)
-        assert reader.since == Antichain(0)
+def test_a_leased_reader_is_expired_alone_and_is_fenced(admin, disk):
+    with disk.client() as client:
+        gone = client.open_leased_reader(disk.shard_id, SCHEMA, purpose="notebook")
+        kept = client.open_leased_reader(disk.shard_id, SCHEMA, purpose="report")
+        before = client.machine(disk.shard_id).refresh()
+        report = ok(admin("holds", disk.shard_id, "--expire", gone.reader_id, "--json"))
+        assert report["expired"] == [
+            {
+                "id": gone.reader_id,
+                "kind": "leased",
+                "purpose": "notebook",
+                "hostname": report["expired"][0]["hostname"],
+            }
+        ]
+        assert client.machine(disk.shard_id).refresh() == before, "a dry run commits nothing"
+        ok(admin("holds", disk.shard_id, "--expire", gone.reader_id, "--commit", "--json"))
+        after = client.machine(disk.shard_id).refresh()
+        assert set(after.leased_readers) == {kept.reader_id}
+        assert (after.trace.since, after.trace.upper) == (before.trace.since, before.trace.upper)
+        with pytest.raises(Fenced, match=gone.reader_id):
+            gone.downgrade_since(Antichain(3))
+        assert kept.downgrade_since(Antichain(0)) == Antichain(0)
+        code, _, err = admin("holds", disk.shard_id, "--expire", gone.reader_id, "--commit")
+        assert (code, "has no leased reader" in err) == (64, True)
+        kept.expire()
+
+
+@pytest.mark.parametrize(("what", "words"), [("retention", "no reader"), (WriterId.new(), "a writer"), ("r1", "not a")])
+def test_what_is_no_reader_cannot_be_expired(admin, disk, what, words):
+    code, _, err = admin("holds", disk.shard_id, "--expire", what, "--force", "--commit")
+    assert (code, words in err) == (64, True)

@@ -116,7 +116,10 @@ def test_up_without_java_names_java_home(house):
         (["describe", "pshard", "none"], "no PersistShard called 'none'; there are: none"),
         (["logs", "none"], "no run and no sink with runs called 'none'"),
         (["request", "gc", "none"], "no PersistShard called 'none'"),
-        (["request", "dance", "none"], "unknown request 'dance'; use rollup, compact, gc, accept-log, restart"),
+        (
+            ["request", "dance", "none"],
+            "unknown request 'dance'; use rollup, compact, gc, verify, orphan-scan, accept-log, restart",
+        ),
         (["down"], "no state folder"),
     ],
 )

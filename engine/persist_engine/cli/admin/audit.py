@@ -9,7 +9,6 @@ import typer
 
 from persist_engine.base.errors import (
     CorruptData,
-    ForkedLog,
     Incompatible,
     InvariantViolated,
     PersistError,
@@ -42,8 +41,9 @@ if TYPE_CHECKING:
     from persist_engine.model.ids import ShardId
     from persist_engine.shard.machine import Machine
     from persist_engine.work.audit.finding import Verification
+    from persist_engine.work.holds import EndedHold
 
-HOLDS_EPILOG = "Examples: persist admin holds SHARD --json; persist admin holds SHARD --release c... --commit"
+HOLDS_EPILOG = "Examples: persist admin holds SHARD --json; persist admin holds SHARD --expire r... --commit"
 USAGE_EPILOG = "Examples: persist admin usage (all shards); persist admin usage SHARD --referenced"
 VERIFY_EPILOG = "Examples: persist admin verify (all shards); persist admin verify SHARD --sample 10"
 EXPORT_EPILOG = "Examples: persist admin export SHARD --to backup; persist admin export SHARD --to all --history"
@@ -55,25 +55,29 @@ def holds(
     shard: ShardOption = None,
     blob: BlobUrl = None,
     consensus: ConsensusUrl = None,
-    release: Annotated[
+    expire: Annotated[
         list[str] | None,
-        typer.Option("--release", help="Critical reader whose hold ends with this, for ever. May be repeated."),
+        typer.Option("--expire", help="Reader whose hold ends with this; its process gets Fenced. May be repeated."),
     ] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="With --expire: also a critical reader, whose owner loses its place for good."),
+    ] = False,
     commit: Commit = False,
     give_up: GiveUp = GIVE_UP_S,
     as_json: AsJson = False,
 ) -> None:
     """Every reader and writer and the retention, oldest hold first: what each holds, since when, what blocks since or collection."""
-    from persist_engine.work.holds import holds_of, release_holds
+    from persist_engine.work.holds import expire_holds, holds_of
 
     shard_id = one_shard(shard_argument, shard)
     with connected(blob, consensus, give_up) as client:
         machine = client.machine(shard_id)
-        released = release_holds(machine, release or (), commit=commit)
+        ended = expire_holds(machine, expire or (), force=force, commit=commit)
+        if ended:
+            _show_ended(shard_id, ended, committed=commit, as_json=as_json)
+            return
         found = holds_of(machine)
-    if released:
-        _told_released(shard_id, released, committed=commit, as_json=as_json)
-        return
     if as_json:
         print_json(found.to_json())
         return
@@ -95,11 +99,12 @@ def holds(
     print_rows(("kind", "purpose", "host", "holds", "for", "blocks", "lease", "id"), rows)
 
 
-def _told_released(shard_id: ShardId, released: list[str], *, committed: bool, as_json: bool) -> None:
+def _show_ended(shard_id: ShardId, ended: list[EndedHold], *, committed: bool, as_json: bool) -> None:
     if as_json:
-        print_json({"shard_id": shard_id, "released": released, "committed": committed})
+        print_json({"shard_id": shard_id, "expired": [each.to_json() for each in ended], "committed": committed})
         return
-    print_rows(("released" if committed else "would release",), [(critical_id,) for critical_id in released])
+    rows = [(each.kind, each.purpose, each.hostname, each.id) for each in ended]
+    print_rows(("expired" if committed else "would expire", "purpose", "host", "id"), rows)
     if not committed:
         say_unchanged()
 
@@ -248,16 +253,13 @@ def verify(
 
 
 def _verified(client: PersistClient, shard_id: ShardId, sample: float, *, quiet: bool) -> Verification:
-    from persist_engine.work.audit.finding import FindingKind, Verification
+    from persist_engine.work.audit.runs import unreadable
     from persist_engine.work.audit.verify import verify_shard
 
     try:
         machine = client.machine(shard_id)
     except (CorruptData, InvariantViolated) as error:
-        unreadable = Verification(shard_id)
-        kind = FindingKind.LOG_FORKED if isinstance(error, ForkedLog) else FindingKind.CORRUPT
-        unreadable.error(kind, str(error.detail.get("key", shard_id)), str(error))
-        return unreadable
+        return unreadable(shard_id, error)
     with progress_bar(f"verify {shard_id}", quiet=quiet) as bar:
         return verify_shard(
             machine, sample=sample, on_checked=lambda done, total, read: bar(done, total, f"{sized(read)} read")

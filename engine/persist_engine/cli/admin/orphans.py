@@ -9,6 +9,7 @@ import typer
 
 from persist_engine.base.errors import InvalidUsage, PersistError
 from persist_engine.base.wording import counted, sized
+from persist_engine.cli.maintain_audits import OLDER_THAN_S_MIN
 from persist_engine.cli.options import (
     GIVE_UP_S,
     UNREADABLE,
@@ -39,8 +40,6 @@ persist admin orphans SHARD --older-than 3d --commit
 persist admin orphans --max-deletes 10000 --commit       (all shards; go on with --resume-after)"""
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-#: No writer appends a batch an hour after it staged it, except on purpose. A shorter age would refuse writers that are merely slow.
-OLDER_THAN_S_MIN = 3600
 
 
 def seconds_of(text: str) -> int:

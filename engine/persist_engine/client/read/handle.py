@@ -290,6 +290,7 @@ class ReadHandle(Expiring):
             since = reduce(Antichain.meet, (listener.needs for listener in self._listeners), since)
             self._since = self._since.join(since)
         held = self._downgrade(since)
+        self.check_open()
         with self._lock:
             self._since = self._since.join(held)
             self._downgraded_s = self._machine.env.monotonic_s()
@@ -320,14 +321,21 @@ class ReadHandle(Expiring):
         self._heartbeat.stop()
 
     def check_open(self) -> None:
-        """InvalidUsage when this handle was expired, Fenced when its lease lapsed: its empty `since` is then not the shard's."""
+        """InvalidUsage when this handle was expired, Fenced when its lease lapsed or its hold was ended from outside, as far as this
+        process knows: its empty `since` is then not the shard's.
+        """
         if self._expired:
             raise InvalidUsage(f"reader {self.reader_id} of shard {self._machine.shard_id} was expired by its owner")
-        if self._heartbeat.is_lost:
+        if self._heartbeat.is_lost or self._is_gone():
             self._machine.metrics.count("lease_timeout_read")
             raise Fenced(
-                f"the lease of reader {self.reader_id} on shard {self._machine.shard_id} ran out: open a new reader"
+                f"the lease of reader {self.reader_id} on shard {self._machine.shard_id} ran out, or its hold was ended: open a new reader"
             )
+
+    def _is_gone(self) -> bool:
+        """Whether the newest known state lacks the reader. A closed shard lacks all readers, and says so by its own since."""
+        state = self._machine.state
+        return self.reader_id not in state.leased_readers and not state.trace.since.is_empty()
 
     def pin(self) -> Pin:
         """Holds the blobs of the current version."""

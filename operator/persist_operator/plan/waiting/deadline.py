@@ -17,7 +17,7 @@ from persist_engine.model.inspection import Inspection, ReaderInfo
 from persist_engine.model.tending import since_target_ms
 
 from persist_operator.api import times
-from persist_operator.api.names import MaintenanceKind
+from persist_operator.api.names import AUDIT_KINDS, MaintenanceKind
 from persist_operator.api.shard import Shard
 from persist_operator.api.shard_status import Upkeep
 
@@ -32,7 +32,7 @@ _GAIN_S_MIN = 60
 def lead_ms(shard: Shard, blocks: Mapping[MaintenanceKind, Upkeep]) -> int:
     """How long before a deadline its work begins. At most what the deadline leaves after `retention.sinceLagSeconds`."""
     spec = shard.spec
-    runs_s = sum(block.last_duration_seconds or 0 for block in blocks.values())
+    runs_s = sum(block.last_duration_seconds or 0 for kind, block in blocks.items() if kind not in AUDIT_KINDS)
     wanted_s = max(spec.deadline_seconds // _LEAD_SHARE, _REPEATS * runs_s + spec.gc_interval_seconds + _FAILURES_S)
     return 1000 * min(wanted_s, spec.deadline_seconds - spec.since_lag_seconds)
 

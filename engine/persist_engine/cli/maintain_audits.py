@@ -1,0 +1,115 @@
+"""`persist maintain verify|orphans`: the checks of what is stored, as runs with a report. `persist admin` has them for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from persist_engine.base.errors import CorruptData, InvalidUsage, InvariantViolated
+from persist_engine.base.versioned import SeqNo
+from persist_engine.base.wording import counted, sized
+from persist_engine.cli.maintain_run import run_work
+from persist_engine.cli.options import (
+    GIVE_UP_S,
+    AsJson,
+    BlobUrl,
+    ConsensusUrl,
+    GiveUp,
+    ReportFile,
+    ShardArgument,
+    ShardOption,
+    one_shard,
+)
+from persist_engine.cli.output import Bar
+
+if TYPE_CHECKING:
+    from persist_engine.shard.machine import Machine
+    from persist_engine.work.outcome import Outcome
+
+#: No writer appends a batch an hour after it staged it, except on purpose. A shorter age would refuse writers that are merely slow.
+OLDER_THAN_S_MIN = 3600
+
+
+def verify(
+    shard_argument: ShardArgument = None,
+    *,
+    shard: ShardOption = None,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    mode: Annotated[
+        Literal["Metadata", "Full"],
+        typer.Option(help="Metadata: what exists, and in which size. Full: also read every part."),
+    ] = "Metadata",
+    report: ReportFile = None,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """Check that everything live versions name is there. The report says what was found; the exit code says whether it could be checked."""
+    shard_id = one_shard(shard_argument, shard)
+
+    def work(machine: Machine, bar: Bar) -> list[Outcome]:
+        from persist_engine.work.audit.runs import verify_run
+
+        return [verify_run(machine, mode, on_checked=lambda done, total, read: bar(done, total, f"{sized(read)} read"))]
+
+    def unreadable(error: CorruptData | InvariantViolated) -> Outcome:
+        from persist_engine.work.audit import runs
+
+        return runs.outcome_of(runs.unreadable(shard_id, error), mode, seqno=SeqNo(0))
+
+    run_work(
+        "Verify",
+        shard_id,
+        work,
+        blob=blob,
+        consensus=consensus,
+        give_up=give_up,
+        report=report,
+        as_json=as_json,
+        unreadable=unreadable,
+    )
+
+
+def orphans(
+    shard_argument: ShardArgument = None,
+    *,
+    shard: ShardOption = None,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    older_than_seconds: Annotated[
+        int,
+        typer.Option(
+            help="Only what was staged longer ago; batches staged before are refused once something is deleted."
+        ),
+    ] = 604_800,
+    max_deletes: Annotated[
+        int | None, typer.Option(min=1, help="Delete, and stop after this many deletes. Without it, only count.")
+    ] = None,
+    report: ReportFile = None,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """Count blobs that no version names and none ever will; with --max-deletes, delete them. A repetition goes on where a run stopped."""
+    if older_than_seconds < OLDER_THAN_S_MIN:
+        raise InvalidUsage(f"--older-than-seconds must be at least {OLDER_THAN_S_MIN}: slow writers need that time")
+    shard_id = one_shard(shard_argument, shard)
+
+    def work(machine: Machine, bar: Bar) -> list[Outcome]:
+        from persist_engine.work.audit.runs import orphan_run
+
+        def show(listed: int, deleted: int) -> None:
+            bar(listed, listed, f"{counted(listed, 'blob')}, {counted(deleted, 'delete')}")
+
+        return [orphan_run(machine, older_than_ms=1000 * older_than_seconds, max_deletes=max_deletes, on_listed=show)]
+
+    run_work(
+        "OrphanScan",
+        shard_id,
+        work,
+        blob=blob,
+        consensus=consensus,
+        give_up=give_up,
+        report=report,
+        as_json=as_json,
+    )

@@ -1,0 +1,68 @@
+"""`persist maintain reclaim`: what an operator runs when a resource is deleted with its shard. `persist admin finalize` is for people."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated
+
+import typer
+
+from persist_engine.base.errors import PersistError
+from persist_engine.cli.options import (
+    GIVE_UP_S,
+    AsJson,
+    BlobUrl,
+    ConsensusUrl,
+    GiveUp,
+    ReportFile,
+    ShardArgument,
+    ShardOption,
+    check_can_write,
+    connected,
+    one_shard,
+)
+from persist_engine.cli.output import print_json, print_rows
+
+
+def reclaim(
+    shard_argument: ShardArgument = None,
+    *,
+    owner: Annotated[str, typer.Option(help="OPERATOR/NAMESPACE/NAME: only a shard of this owner is reclaimed.")],
+    own_hold: Annotated[str, typer.Option(help="The owner's critical reader, which gives way. Others never do.")],
+    shard: ShardOption = None,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    purge: Annotated[
+        bool, typer.Option("--purge", help="Also delete what was never linked, and free the name.")
+    ] = False,
+    max_deletes: Annotated[int, typer.Option(min=1, help="Delete at most so many of these in one run.")] = 10_000,
+    report: ReportFile = None,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """End a shard for good and delete its data, unless a reader holds it. For operators; safe to repeat. The report has the verdict."""
+    from persist_engine.client.reclaiming import reclaim as carry_out
+    from persist_engine.model.ids import CriticalReaderId
+    from persist_engine.model.ownership import Owner
+    from persist_engine.work.outcome import failure_report
+
+    check_can_write(report, "--report")
+    shard_id, started_s = one_shard(shard_argument, shard), time.monotonic()
+    mine, hold = Owner.parse(owner), CriticalReaderId(own_hold)
+    try:
+        with connected(blob, consensus, give_up) as client:
+            outcome = carry_out(client, shard_id, mine, own_hold=hold, purge=purge, max_deletes=max_deletes)
+    except PersistError as error:
+        if report is not None:
+            took_ms = round((time.monotonic() - started_s) * 1000)
+            failed = failure_report("Reclaim", shard_id, f"{error.kind.value}: {error}", duration_ms=took_ms)
+            report.write_text(json.dumps(failed) + "\n")
+        raise
+    document = outcome.to_json()
+    if report is not None:
+        report.write_text(json.dumps(document, ensure_ascii=False) + "\n")
+    if as_json:
+        print_json(document)
+    else:
+        print_rows(("verdict", "what"), [(outcome.verdict, outcome.message)])

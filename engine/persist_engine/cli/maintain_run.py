@@ -1,0 +1,85 @@
+"""Runs the work of one `persist maintain` command and reports it: on stdout, and as JSON in the file that a pod's report is read from."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from persist_engine.base.errors import CorruptData, InvariantViolated, PersistError
+from persist_engine.base.versioned import SeqNo
+from persist_engine.cli.options import check_can_write, connected
+from persist_engine.cli.output import Bar, print_json, print_rows, progress_bar
+
+if TYPE_CHECKING:
+    from persist_engine.model.ids import ShardId
+    from persist_engine.shard.machine import Machine
+    from persist_engine.work.outcome import Outcome
+
+Work = Callable[["Machine", Bar], "list[Outcome]"]
+
+
+def run_work(
+    kind: str,
+    shard_id: ShardId,
+    work: Work,
+    *,
+    blob: str | None,
+    consensus: str | None,
+    give_up: float,
+    report: Path | None,
+    as_json: bool,
+    claim_ms: int | None = None,
+    memory_mib: int | None = None,
+    unreadable: Callable[[CorruptData | InvariantViolated], Outcome] | None = None,
+) -> None:
+    """Do it, report it. A failure is reported too, then raised. `unreadable`: the outcome for a shard whose state cannot be read, for work
+    that has one.
+    """
+    check_can_write(report, "--report")
+    started_s = time.monotonic()
+    try:
+        with connected(blob, consensus, give_up, claim_ms=claim_ms, memory_mib=memory_mib) as client:
+            try:
+                machine = client.machine(shard_id)
+            except (CorruptData, InvariantViolated) as error:
+                if unreadable is None:
+                    raise
+                outcomes, seqno = [unreadable(error)], SeqNo(0)
+            else:
+                with progress_bar(kind, quiet=as_json) as bar:
+                    outcomes = work(machine, bar)
+                seqno = machine.state.seqno
+    except PersistError as error:
+        from persist_engine.work.outcome import failure_report
+
+        duration_ms = round((time.monotonic() - started_s) * 1000)
+        failed = failure_report(kind, shard_id, f"{error.kind.value}: {error}", duration_ms=duration_ms)
+        _write_report(report, failed)
+        raise
+    from persist_engine.work.outcome import summary
+
+    total = [outcome.to_json() for outcome in outcomes] if kind == "Auto" else summary(kind, shard_id, seqno, outcomes)
+    _write_report(report, total)
+    if as_json:
+        print_json(_with_deleted(total, outcomes))
+        return
+    rows = [(o.type, o.ending.value, o.message, o.duration_ms) for o in outcomes]
+    print_rows(("work", "outcome", "what", "ms"), rows or [(kind, "Skipped", "nothing was due", 0)])
+
+
+def _with_deleted(total: Any, outcomes: list[Outcome]) -> Any:
+    """The report of a collection with the blobs that it deleted and when: the record of the run, in the log of its pod."""
+    from persist_engine.work.outcome import GcOutcome
+
+    deleted = [each for outcome in outcomes if isinstance(outcome, GcOutcome) for each in outcome.deleted]
+    if not deleted or not isinstance(total, dict):
+        return total
+    return total | {"deleted": [{"key": key, "gone_ms": gone_ms} for key, gone_ms in deleted]}
+
+
+def _write_report(report: Path | None, value: Any) -> None:
+    if report is not None:
+        report.write_text(json.dumps(value, ensure_ascii=False) + "\n")

@@ -1,0 +1,81 @@
+"""Reclaims the space of a shard that its owner gives up for good: closes it, makes it a tombstone, and with `purge` removes what else lies
+in its name.
+
+A tombstone keeps two versions and two rollups without data, and the mark of its log: they prove that the shard existed, so that no writer
+that comes late can begin it anew. Nothing is deleted while a reader other than the owner's own holds the shard.
+"""
+
+from __future__ import annotations
+
+from persist_engine.base.errors import FinalizationError, ShardNotFound
+from persist_engine.base.versioned import SeqNo
+from persist_engine.base.wording import counted
+from persist_engine.client.client import PersistClient
+from persist_engine.client.closing import close_shard, finalize_shard
+from persist_engine.model.ids import CriticalReaderId, ShardId
+from persist_engine.model.ownership import Owner
+from persist_engine.model.queries import is_tombstone
+from persist_engine.work.audit.orphans import scan_orphans
+from persist_engine.work.outcome import Ending, Reclaimed, ReclaimOutcome
+
+_UNKNOWN = SeqNo(0)
+
+
+def reclaim(
+    client: PersistClient,
+    shard_id: ShardId,
+    owner: Owner,
+    *,
+    own_hold: CriticalReaderId,
+    purge: bool,
+    max_deletes: int,
+) -> ReclaimOutcome:
+    """Reclaims the shard if it belongs to `owner`, whose own critical reader `own_hold` gives way. With `purge`, also deletes at most
+    `max_deletes` blobs that were staged and never linked, and, once none is left, removes the owner and its name.
+
+    Idempotent; a repetition completes an interrupted or incomplete call. A shard of another owner, or of none, is left alone.
+    """
+    if client.owner_of(shard_id) != owner:
+        return _outcome(shard_id, "NotOwned", f"shard {shard_id} does not belong to {owner}: nothing was deleted")
+    try:
+        machine = client.machine(shard_id)
+    except ShardNotFound:
+        if purge:
+            client.disown(shard_id)
+        return _outcome(shard_id, "NoShard", f"there is no shard {shard_id}")
+    state, deleted = machine.refresh(), 0
+    if not is_tombstone(state):
+        give_up = [own_hold] if own_hold in state.critical_readers else []
+        try:
+            close_shard(client, shard_id, give_up=give_up)
+        except FinalizationError as error:
+            return _outcome(shard_id, "Held", str(error), seqno=state.seqno)
+    outcomes = finalize_shard(client, shard_id)
+    deleted += sum(one.blobs_deleted for one in outcomes)
+    failed = [one.message for one in outcomes if one.ending is Ending.FAILED]
+    if failed:
+        return _outcome(shard_id, "Incomplete", failed[0], seqno=machine.state.seqno, deleted=deleted)
+    if not purge:
+        text = f"the shard is a tombstone: {counted(deleted, 'blob')} deleted"
+        return _outcome(shard_id, "Reclaimed", text, seqno=machine.state.seqno, deleted=deleted)
+    found = scan_orphans(machine, older_than_ms=0, commit=True, max_deletes=max_deletes)
+    deleted += found.deleted
+    if not found.is_complete:
+        text = f"{counted(deleted, 'blob')} deleted; stopped at the limit of deletes"
+        return _outcome(shard_id, "Incomplete", text, seqno=machine.state.seqno, deleted=deleted)
+    client.disown(shard_id)
+    text = f"the shard is purged, and its name is free: {counted(deleted, 'blob')} deleted"
+    return _outcome(shard_id, "Reclaimed", text, seqno=machine.state.seqno, deleted=deleted)
+
+
+def _outcome(
+    shard_id: ShardId, verdict: Reclaimed, message: str, *, seqno: SeqNo = _UNKNOWN, deleted: int = 0
+) -> ReclaimOutcome:
+    return ReclaimOutcome(
+        shard_id=shard_id,
+        seqno=seqno,
+        ending=Ending.SUCCEEDED,
+        message=message,
+        blobs_deleted=deleted,
+        verdict=verdict,
+    )

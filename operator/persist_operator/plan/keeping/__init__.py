@@ -1,0 +1,1 @@
+"""Decisions about what a shard keeps."""

@@ -1,0 +1,108 @@
+"""How the schema of the spec stands to that of the stored shard: the same, a successor that the engine may register, or refused. Pure.
+
+A schema only grows (persist_engine.rows.evolution). A shard that was served before goes on with its own schema while the spec asks for one
+that cannot be: it is maintained, and its sinks write it. A shard that this resource did not serve yet is not changed at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.rows.evolution import incompatibilities
+from persist_engine.rows.schema import Schema
+
+from persist_operator.api.conditions import Condition
+from persist_operator.api.redact import clip
+from persist_operator.api.shard import Shard, ShardSchema
+from persist_operator.api.shard_status import Ddl
+from persist_operator.plan.observed import SCHEMA_REFUSED, ActionFailure
+
+_RETRY_MS = 30_000
+_MESSAGE_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The resource never served this shard, and the spec's schema is another or invalid."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The shard keeps its schema, because the spec's cannot succeed it."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evolves:
+    """The shard is to get this schema. `is_due`: the try is now; otherwise it waits after `failure`."""
+
+    schema: ShardSchema
+    is_due: bool = True
+    failure: ActionFailure | None = None
+
+
+Standing = Stopped | Refused | Evolves | None
+
+
+def schema_problem(wanted: ShardSchema, actual: ShardSchema | None) -> str | None:
+    """Why the wanted schema is invalid, or how it differs from the actual one (if there is one); None when it is right."""
+    try:
+        schema = Schema.from_ddl(wanted.key, wanted.value)
+    except InvalidUsage as error:
+        return f"spec.schema: {error}"
+    if actual is None:
+        return None
+    difference = schema.difference(Schema.from_ddl(actual.key, actual.value))
+    return None if difference is None else f"spec.schema differs from the shard's: {difference}"
+
+
+def standing(
+    shard: Shard, actual: ShardSchema, failure: ActionFailure | None, *, is_inline: bool, now_ms: int
+) -> Standing:
+    """How the spec's schema stands to the stored one; None when nothing is to be done. `failure` is that of the last try to evolve."""
+    wanted, is_served = shard.spec.schema, shard.known.schema != Ddl()
+    problem = None if wanted is None else schema_problem(wanted, actual)
+    if wanted is None or problem is None:
+        return None
+    is_invalid = schema_problem(wanted, None) is not None
+    if not is_served:
+        return Stopped("InvalidSchema" if is_invalid else "SchemaMismatch", problem)
+    if is_invalid:
+        return Refused(problem)
+    reasons = incompatibilities(Schema.from_ddl(actual.key, actual.value), Schema.from_ddl(wanted.key, wanted.value))
+    if reasons:
+        return Refused(f"spec.schema cannot succeed the shard's: {'; '.join(reasons)}")
+    if is_inline:
+        return Refused(
+            f"{problem}. The operator does not connect to stores that a resource names: evolve the shard with "
+            "PersistClient.evolve_schema"
+        )
+    if failure is None or failure.generation != shard.meta.generation:
+        return Evolves(wanted)
+    if failure.permanent:
+        return Refused(failure.message)
+    return Evolves(wanted, is_due=abs(now_ms - failure.at_ms) >= _RETRY_MS, failure=failure)
+
+
+def conditions(found: Standing, ready: Condition) -> list[Condition]:
+    """`ready`, or what stands in its place."""
+    match found:
+        case Refused(message):
+            text = clip(
+                f"{message}. Nothing was changed: maintenance goes on, and sinks write the old schema", _MESSAGE_MAX
+            )
+            return [
+                Condition("Ready", "False", SCHEMA_REFUSED, text),
+                Condition("Stalled", "True", SCHEMA_REFUSED, text),
+            ]
+        case Evolves(failure=failure):
+            reason = "EvolvingSchema" if failure is None else failure.reason
+            text = "the shard gets the schema of the spec" if failure is None else failure.message
+            return [Condition("Ready", "False", reason, text), Condition("Reconciling", "True", reason, text)]
+        case _:
+            return [ready]
