@@ -17,12 +17,14 @@ import typer
 
 from persist_engine import __version__
 from persist_engine.base.errors import PersistError
-from persist_engine.cli import changes, maintain, read, tables
+from persist_engine.cli import maintain, read
 from persist_engine.cli.admin import group as admin
 from persist_engine.cli.exit_codes import EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USAGE, exit_code
 from persist_engine.cli.inspect import commands as inspect
 from persist_engine.cli.options import ENVIRON, METRICS_FILE
 from persist_engine.cli.plugins import PluginGroup
+from persist_engine.cli.tables import changes
+from persist_engine.cli.tables import commands as tables
 
 #: What the parser of arguments ends with.
 _PARSER_EXIT_USAGE = 2

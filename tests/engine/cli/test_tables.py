@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from persist_engine import connect
 from persist_engine.cli.options import complete_named
-from persist_engine.cli.tables import complete_table
+from persist_engine.cli.tables.commands import complete_table
 
 ROWS = [
     {"id": 1, "name": "ada", "price": Decimal("1.50"), "at": None},

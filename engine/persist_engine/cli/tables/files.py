@@ -20,7 +20,7 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.cli.tables import InputFormat
+from persist_engine.cli.tables.commands import InputFormat
 
 STDIN = "-"
 

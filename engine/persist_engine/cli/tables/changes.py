@@ -11,7 +11,7 @@ import typer
 
 from persist_engine.base.wording import dated
 from persist_engine.cli.options import GIVE_UP_S, AsJson, BlobUrl, ConsensusUrl, GiveUp, connected
-from persist_engine.cli.tables import PANEL, TableArgument
+from persist_engine.cli.tables.commands import PANEL, TableArgument
 from persist_engine.cli.times import TIME_HELP
 
 if TYPE_CHECKING:

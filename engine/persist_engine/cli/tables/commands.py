@@ -46,7 +46,7 @@ Columns are matched by name; every misfit is named, and nothing is written then.
 
 
 class InputFormat(enum.StrEnum):
-    """How rows are read: see table_files.py, which loads Arrow."""
+    """How rows are read: see files.py, which loads Arrow."""
 
     CSV = "csv"
     JSONL = "jsonl"
@@ -371,7 +371,7 @@ def _writing(
 
 def _rows(table: Table, files: list[str], chosen: InputFormat | None, label: str) -> Iterator[pa.Table]:
     """The rows of files, with their progress."""
-    from persist_engine.cli.table_files import batches_of
+    from persist_engine.cli.tables.files import batches_of
 
     with progress_bar(label, quiet=False) as bar:
         yield from batches_of(files, chosen, table.schema, lambda rows: bar(0, 1, f"{rows:,} rows"))
