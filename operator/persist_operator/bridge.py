@@ -9,11 +9,11 @@ plan, with the address of the store, or the reason of an ActionFailure.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from persist_engine import Location, PersistClient, SchemaIncompatible, hold_since
 from persist_engine.base.env import Env, SystemEnv
@@ -114,6 +114,14 @@ class _Places:
             self._changed.notify()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metadata:
+    """A shard as its stores have it: the newest state, and the rows of the engine's metadata tables by name, oldest first."""
+
+    inspection: Inspection
+    tables: Mapping[str, tuple[Mapping[str, Any], ...]]
+
+
 @dataclass(slots=True)
 class _Store:
     """One location: its client, its threads, and the state of its circuit breaker."""
@@ -139,8 +147,11 @@ class Bridge:
         metrics: Metrics | None = None,
         open_client: Callable[[Location], PersistClient] | None = None,
         credentials_dir: str = OPERATOR_CREDENTIALS_DIR,
+        only_reads: bool = False,
     ) -> None:
-        """`credentials_dir` has a folder for each profile with a Secret. The keys of the Secret are files in it."""
+        """`credentials_dir` has a folder for each profile with a Secret. The keys of the Secret are files in it. With `only_reads` no
+        missing directory, file or store identity is created.
+        """
         self._credentials_dir = credentials_dir
         workers = settings.loop.workers
         self._calls_max = max(1, min(_CALLS_MAX, workers - max(1, workers // 4)))
@@ -151,7 +162,9 @@ class Bridge:
         # Shards of the operator get their retention from the operator's own hold: see advance_since.
         engine = Settings(retry=RetrySettings(give_up_ms=self._deadline_s * 1000 * 0.8), retain_ms=None)
         self._open_client = open_client or (
-            lambda location: PersistClient.open(location, settings=engine, metrics=metrics or NoMetrics())
+            lambda location: PersistClient.open(
+                location, settings=engine, metrics=metrics or NoMetrics(), create=not only_reads
+            )
         )
         self._stores: dict[StoreLocation, _Store] = {}
         self._lock = threading.Lock()
@@ -170,6 +183,30 @@ class Bridge:
             return Seen(inspected=error.failure)
         except InvalidUsage as error:
             return Seen(inspected=StoreFailure(reason="InvalidStorage", message=_text(error, location), permanent=True))
+
+    def metadata(
+        self, location: StoreLocation, shard_id: str, *, log_max: int
+    ) -> Metadata | ShardMissing | StoreFailure:
+        """The shard's metadata: `batches`, and if its log has at most `log_max` live versions `versions` and `holds`, which read the log.
+
+        Claims and registers nothing, and commits nothing. Linearized. InvalidUsage for an id that is none, and for inline storage.
+        StoreBusy.
+        """
+        found = ShardId(shard_id)
+
+        def read(client: PersistClient) -> Metadata | ShardMissing:
+            try:
+                inspection = client.inspect(found)
+                names_read = ("batches", "versions", "holds") if inspection.live_diffs <= log_max else ("batches",)
+                tables = {name: tuple(client.metadata(found, name).to_pylist()) for name in names_read}
+            except ShardNotFound:
+                return ShardMissing()
+            return Metadata(inspection=inspection, tables=tables)
+
+        try:
+            return self._call(location, read)
+        except BridgeFailure as error:
+            return error.failure
 
     def hears(self, location: StoreLocation, shard_id: str) -> bool:
         """Whether an ear of this shard hears of every commit now, as far as is known. Asks no store."""

@@ -34,6 +34,7 @@ from persist_operator.local.engine_commands import STATE, State, runner_settings
 from persist_operator.local.objects import Document, Objects
 from persist_operator.local.processes import Processes
 from persist_operator.local.runner import Busy, LocalRunner, Refused, checked, read_documents, runner_lock
+from persist_operator.local.ui import ui
 from persist_operator.plan.actions import Note
 from persist_operator.settings import OperatorSettings
 
@@ -44,6 +45,7 @@ app = typer.Typer(
 )
 for _name, _command in engine_commands.COMMANDS.items():
     app.command(_name, context_settings=engine_commands.PASSED_ON)(_command)
+app.command()(ui)
 KINDS = {"PersistShard": ("pshard", "persistshard", "persistshards"), "SparkSink": ("ssink", "sparksink", "sparksinks")}
 REQUESTS = {
     **dict.fromkeys(("rollup", "compact", "gc", "verify", "orphan-scan", "accept-log"), "PersistShard"),

@@ -1,0 +1,1 @@
+"""The console: shards and sinks in a browser."""
