@@ -152,6 +152,19 @@ class KubeCluster:
         status, body = self._request("GET", _path(POD, namespace, pod) + "/log", query=query, accept=(400,))
         return "" if status in {400, 404} else body.decode("utf-8", "replace")
 
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Resource | None = None,
+        content_type: str = "application/json",
+        accept: tuple[int, ...] = (),
+    ) -> tuple[int, bytes]:
+        """(code, body) of a success, of 404 and of the codes in `accept`. ApiError otherwise. For the other modules of this room."""
+        return self._request(method, path, query=query, body=body, content_type=content_type, accept=accept)
+
     def _request(
         self,
         method: str,
@@ -187,6 +200,11 @@ class KubeCluster:
             status=response.status,
             retry_after_s=_retry_after_s(response.headers.get("Retry-After")),
         )
+
+
+def resource_path(kind: Kind, namespace: str | None, name: str | None = None) -> str:
+    """The path of a resource, of a namespace's resources, or of all of a kind. For the other modules of this room."""
+    return _path(kind, namespace, name)
 
 
 def _path(kind: Kind, namespace: str | None, name: str | None = None) -> str:

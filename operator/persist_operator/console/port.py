@@ -52,12 +52,15 @@ class PlanChanged(InvalidUsage):
     """The plan to approve is not the plan of the shard now."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Viewer:
     """The user at the browser. Without a name it is the user of this process."""
 
     name: str = ""
+    uid: str = ""
     groups: tuple[str, ...] = ()
+    extra: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """What an authenticator adds to a user, for authorizers that ask for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,10 @@ from persist_operator.console.guard import Hosts
 from persist_operator.console.port import Source
 from persist_operator.console.web import Entrance, console
 
+#: Without an entrance nothing distinguishes users of other machines, and a pod's console has no right to change anything.
+ONLY_READS = (
+    "This console only reads, because other machines can reach it. Approve from `persist ui` on your own machine."
+)
 #: Requests under way get this long at the end.
 _GRACE_S = 2
 _BACKLOG = 64
@@ -37,7 +41,8 @@ def serve(
         taken = listener.getsockname()[1]
         shown = f"[{address}]" if ":" in address else address
         announce(f"http://{shown}:{taken}/")
-        app = console(source, env=env, hosts=Hosts.of([*host_names, address]), entrance=entrance)
+        only_reads = "" if is_loopback(address) and entrance is None else ONLY_READS
+        app = console(source, env=env, hosts=Hosts.of([*host_names, address]), entrance=entrance, only_reads=only_reads)
         # The server header and the access log would say more of the machine than a page needs.
         config = uvicorn.Config(
             app,

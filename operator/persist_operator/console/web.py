@@ -66,8 +66,8 @@ class Open:
 class Pages:
     """The handlers. Thread-safe."""
 
-    def __init__(self, source: Source, *, env: Env, entrance: Entrance) -> None:
-        self._source, self._env, self._entrance = source, env, entrance
+    def __init__(self, source: Source, *, env: Env, entrance: Entrance, only_reads: str) -> None:
+        self._source, self._env, self._entrance, self._only_reads = source, env, entrance, only_reads
         self._forms = Forms(env.random_bytes(32))
         self._templates = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
@@ -99,7 +99,7 @@ class Pages:
             self._source.events(shard, viewer),
             sinks=sinks,
             running=self._source.running(shard),
-            why_not=self._source.may_approve(shard, viewer),
+            why_not=self._only_reads or self._source.may_approve(shard, viewer),
             now_ms=self._env.now_ms(),
         )
         return self._page(request, "shard.html", page=page, versions_shown=VERSIONS_SHOWN)
@@ -131,8 +131,8 @@ class Pages:
         # The guard bounds the body. Forms of the pages are url-encoded, so no parser of other forms is needed.
         form = {name: values[0] for name, values in parse_qs((await request.body()).decode("latin-1")).items()}
         problem = self._forms.problem(request.headers, request.cookies.get(COOKIE), form.get(FIELD, ""))
-        if problem:
-            raise HTTPException(403, problem)
+        if problem or self._only_reads:
+            raise HTTPException(403, problem or self._only_reads)
         plan_id = form.get("plan", "")
         if not 0 < len(plan_id) <= PLAN_ID_MAX:
             raise HTTPException(400, "the form names no plan")
@@ -195,9 +195,13 @@ class Pages:
         return response
 
 
-def console(source: Source, *, env: Env, hosts: Hosts, entrance: Entrance | None = None) -> Starlette:
-    """The ASGI application over a source. `entrance` None: each request is the user's of this process."""
-    pages = Pages(source, env=env, entrance=entrance or Open())
+def console(
+    source: Source, *, env: Env, hosts: Hosts, entrance: Entrance | None = None, only_reads: str = ""
+) -> Starlette:
+    """The ASGI application over a source. `entrance` None: each request is the user's of this process. `only_reads`: why no page offers
+    an approval, and none is accepted.
+    """
+    pages = Pages(source, env=env, entrance=entrance or Open(), only_reads=only_reads)
     handler = cast("Callable[[Request, Exception], Response]", pages.failed)
     failures: Mapping[Any, Any] = dict.fromkeys(
         (Forbidden, NotSignedIn, PlanChanged, Unavailable, HTTPException), handler

@@ -1,0 +1,65 @@
+"""The API server's calls of the console: events, merge patches, and the reviews that say what a user is and may do.
+
+A review is created and never stored; its answer comes back at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import kubernetes
+from persist_engine.base.errors import InvalidUsage
+
+from persist_operator.cluster.kube import KubeCluster, resource_path
+from persist_operator.cluster.port import EVENT, Kind, Resource
+
+SELF_REVIEW = Kind("authorization.k8s.io/v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews")
+ACCESS_REVIEW = Kind("authorization.k8s.io/v1", "SubjectAccessReview", "subjectaccessreviews")
+TOKEN_REVIEW = Kind("authentication.k8s.io/v1", "TokenReview", "tokenreviews")
+#: Field manager of what a user changes on a page.
+CONSOLE_MANAGER = "persist-console"
+
+
+def context_client(context: str | None) -> tuple[kubernetes.client.ApiClient, str]:
+    """The client of a context of the kubeconfig ($KUBECONFIG, or ~/.kube/config), and the name of the context; None: the current one.
+    InvalidUsage when there is none.
+    """
+    configuration = kubernetes.client.Configuration()
+    try:
+        _, active = kubernetes.config.list_kube_config_contexts()
+        kubernetes.config.load_kube_config(context=context, client_configuration=configuration, persist_config=False)
+    except (kubernetes.config.ConfigException, OSError) as error:
+        raise InvalidUsage(f"no access to a cluster: {error}; set KUBECONFIG, or name another --context") from error
+    configuration.connection_pool_maxsize = 32
+    configuration.retries = False
+    return kubernetes.client.ApiClient(configuration), context or str(active["name"])
+
+
+class ViewedCluster(KubeCluster):
+    """The Cluster of a real API server, with what pages need besides. Thread-safe. Calls raise ApiError."""
+
+    def events(self, namespace: str, uid: str, *, limit: int) -> list[Resource]:
+        """At most `limit` Events about the object with this uid, in no order."""
+        query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": str(limit)}
+        status, body = self.call("GET", resource_path(EVENT, namespace), query=query)
+        return [] if status == 404 else list(json.loads(body).get("items") or ())
+
+    def review(self, kind: Kind, spec: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The status of a review with this spec."""
+        document = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {}, "spec": dict(spec)}
+        _, body = self.call("POST", resource_path(kind, None), body=document)
+        status: Mapping[str, Any] = json.loads(body).get("status") or {}
+        return status
+
+    def annotate(self, kind: Kind, namespace: str, name: str, annotation: str, value: str) -> bool:
+        """Set one annotation by a merge patch. Idempotent. False when there is no such resource."""
+        status, _ = self.call(
+            "PATCH",
+            resource_path(kind, namespace, name),
+            query={"fieldManager": CONSOLE_MANAGER},
+            body={"metadata": {"annotations": {annotation: value}}},
+            content_type="application/merge-patch+json",
+        )
+        return status != 404

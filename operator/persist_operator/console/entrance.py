@@ -1,0 +1,122 @@
+"""Finds out the user of a request to a console that many users reach: by a token that the API server reviews, or by the headers of a proxy.
+
+Headers of a proxy count only when the connection comes from an address that the configuration names. Anything else could write them too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from persist_engine.base.env import Env
+from persist_engine.base.errors import InvalidUsage
+from starlette.requests import HTTPConnection
+
+from persist_operator.cluster.port import ApiError
+from persist_operator.cluster.viewing import TOKEN_REVIEW, ViewedCluster
+from persist_operator.console.port import Unavailable, Viewer
+from persist_operator.console.web import NotSignedIn
+
+#: An answer about a token serves this long.
+_REMEMBERED_S = 10.0
+_REMEMBERED_MAX = 1024
+#: Tokens of Kubernetes are shorter.
+_TOKEN_MAX = 8192
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrustedProxy:
+    """A proxy that signs users in: where it connects from, and in which headers it says the user and the groups, with commas."""
+
+    networks: tuple[Network, ...]
+    user_header: str
+    groups_header: str = ""
+
+    @classmethod
+    def of(cls, networks: list[str], user_header: str, groups_header: str) -> TrustedProxy | None:
+        """None without a network and a header. InvalidUsage for one without the other, and for a network that is none."""
+        if not networks and not user_header:
+            return None
+        if not networks or not user_header:
+            raise InvalidUsage(
+                "--trust-proxy and --trust-user-header go together: which proxy, and which header it sets"
+            )
+        try:
+            parsed = tuple(ipaddress.ip_network(one) for one in networks)
+        except ValueError as error:
+            raise InvalidUsage(f"--trust-proxy: {error}; give an address or a network such as 10.0.0.0/8") from error
+        return cls(networks=parsed, user_header=user_header, groups_header=groups_header)
+
+    def viewer(self, request: HTTPConnection) -> Viewer | None:
+        """The user that the proxy says; None when the connection is not the proxy's, or it says none."""
+        name = request.headers.get(self.user_header, "")
+        if not name or not self._sent_by_proxy(request):
+            return None
+        groups = request.headers.get(self.groups_header, "") if self.groups_header else ""
+        listed = tuple(one.strip() for one in groups.split(",") if one.strip())
+        return Viewer(name=name, groups=(*listed, "system:authenticated"))
+
+    def _sent_by_proxy(self, request: HTTPConnection) -> bool:
+        try:
+            peer = ipaddress.ip_address(request.client.host if request.client else "")
+        except ValueError:
+            return False
+        return any(peer in network for network in self.networks)
+
+
+class ReviewedEntrance:
+    """The entrance of the console in a cluster."""
+
+    def __init__(self, cluster: ViewedCluster, env: Env, proxy: TrustedProxy | None = None) -> None:
+        self._cluster, self._env, self._proxy = cluster, env, proxy
+        self._lock = threading.Lock()
+        self._known: dict[bytes, tuple[float, Viewer | None]] = {}
+
+    def viewer(self, request: HTTPConnection) -> Viewer:
+        """The user. NotSignedIn; Unavailable when the API server does not answer."""
+        named = None if self._proxy is None else self._proxy.viewer(request)
+        if named is not None:
+            return named
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not 0 < len(token) <= _TOKEN_MAX:
+            raise NotSignedIn("Send a token of the cluster in the header Authorization: Bearer.")
+        viewer = self._reviewed(token.strip())
+        if viewer is None:
+            raise NotSignedIn("The cluster does not accept this token.")
+        return viewer
+
+    def _reviewed(self, token: str) -> Viewer | None:
+        """The user of a token; None when the API server accepts none. Tokens are remembered as digests only."""
+        now_s, key = self._env.monotonic_s(), hashlib.sha256(token.encode()).digest()
+        with self._lock:
+            until_s, known = self._known.get(key, (0.0, None))
+        if now_s < until_s:
+            return known
+        try:
+            status = self._cluster.review(TOKEN_REVIEW, {"token": token})
+        except ApiError as error:
+            raise Unavailable(f"The API server did not review the token (code {error.status}).") from error
+        viewer = _viewer(status.get("user") or {}) if status.get("authenticated") is True else None
+        with self._lock:
+            if len(self._known) >= _REMEMBERED_MAX:
+                self._known.clear()
+            self._known[key] = (now_s + _REMEMBERED_S, viewer)
+        return viewer
+
+
+def _viewer(user: Mapping[str, Any]) -> Viewer | None:
+    if not user.get("username"):
+        return None
+    extra = user.get("extra") or {}
+    return Viewer(
+        name=str(user["username"]),
+        uid=str(user.get("uid") or ""),
+        groups=tuple(str(one) for one in user.get("groups") or ()),
+        extra=tuple((str(name), tuple(map(str, values))) for name, values in sorted(extra.items())),
+    )
