@@ -15,7 +15,7 @@ SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null || echo 315532800)
 export SOURCE_DATE_EPOCH
 
 # Distribution -> the extras that its image installs.
-declare -A EXTRAS=([engine]="--extra s3 --extra redis --extra rocksdb --extra cli" [operator]="" [spark]="--extra spark")
+declare -A EXTRAS=([engine]="--extra s3 --extra redis --extra rocksdb --extra cli" [operator]="--extra ui" [spark]="--extra spark")
 
 wheels() {
   local name

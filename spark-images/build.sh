@@ -40,6 +40,7 @@ stage_python() {
     extra=()
     case $package in
       engine) extra=(--extra s3 --extra redis --extra cli) ;;
+      operator) extra=(--extra ui) ;; # the console's Deployment runs this image
       spark) extra=(--extra spark) ;;
     esac
     (cd "$ROOT" && uv export --frozen --quiet --no-dev --no-emit-workspace --no-header --no-annotate --package "persist-$package" "${extra[@]}") \

@@ -23,6 +23,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: operator
 {{- end -}}
 
+{{- define "persist.consoleLabels" -}}
+{{ include "persist.ownLabels" . }}
+app.kubernetes.io/component: console
+{{- end -}}
+
 {{- define "persist.labels" -}}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 }}
 {{ include "persist.ownLabels" . }}

@@ -212,11 +212,7 @@ def test_stores_of_the_process_are_read_and_stores_of_a_resource_never(filled, m
         page = client.get("/shards/team/stored").text
         assert "spine batch" in page
         assert "weekly report" in page
-        assert (
-            "have no shard" in client.get("/shards/other/quiet").text
-            or "has no shard yet" in client.get("/shards/other/quiet").text
-        )
-        assert isinstance(bridge, object)
+        assert "has no shard yet" in client.get("/shards/other/quiet").text
 
 
 def test_a_shared_console_knows_nobody_without_a_token(filled, shared):
