@@ -13,8 +13,8 @@ ARGS ?=
 ##@ Setup
 help: ## this list
 	@awk 'BEGIN{FS=":.*## "} /^##@/{printf "\n%s\n",substr($$0,5)} /^[a-z0-9-]+:.*## /{printf "  \033[1m%-14s\033[0m %s\n",$$1,$$2}' $(MAKEFILE_LIST)
-setup: ## install what demo and tests need: uv, Python packages, a JDK 17, redis-server, versitygw, Prometheus with promtool, the histories' checker, kstatus, a Kafka broker and Spark's connector, helm; names what it could not get
-	@bash .ci/tools.sh uv java javac redis versitygw prometheus checker kstatus connector broker helm
+setup: ## install what demo and tests need: uv, Python packages, a JDK 17, redis-server, versitygw, Prometheus with promtool, Chromium, the histories' checker, kstatus, a Kafka broker and Spark's connector, helm; names what it could not get
+	@bash .ci/tools.sh uv java javac redis versitygw prometheus chromium checker kstatus connector broker helm
 	@uv sync --frozen --quiet
 	@$(RUN) python spark-images/catalog/build_catalog.py
 	@$(RUN) python tests/spark/class_archive.py build/spark.jsa
@@ -55,6 +55,9 @@ crds: ## copy crds/ into the chart
 crds-check: ## fail if the chart's CRDs differ from crds/
 	@$(RUN) python charts/sync_crds.py --check
 
+console-figure: ## the picture of the console in the README, from the shards of `make demo`
+	@bash .ci/tools.sh uv chromium && $(RUN) python examples/flights/console_figure.py
+
 dashboards: ## write the Grafana dashboards into the chart
 	@$(RUN) python charts/dashboards/build.py
 dashboards-check: ## fail if the chart's dashboards are not what their program makes
@@ -94,4 +97,4 @@ cluster-down: ## remove the kind cluster
 
 ##@ Gates
 check: setup lint types rooms tidy proto-check crds-check dashboards-check ## all static checks
-.PHONY: help setup setup-demo catalog clean demo fmt lint types rooms tidy docs proto proto-check crds crds-check dashboards dashboards-check test test-fast generated sim linearizability kills fuzz e2e bench images release cluster-up cluster-down check
+.PHONY: help setup setup-demo catalog clean demo fmt lint types rooms tidy docs proto proto-check crds crds-check console-figure dashboards dashboards-check test test-fast generated sim linearizability kills fuzz e2e bench images release cluster-up cluster-down check

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs missing tools: tools.sh NAME... of uv java javac redis versitygw prometheus checker kstatus connector broker kind helm (all of them if none is named).
+# Installs missing tools: tools.sh NAME... of uv java javac redis versitygw prometheus chromium checker kstatus connector broker kind helm (all of them if none is named).
 # Each step is idempotent and prints what it did or could not get; the exit code is 1 if a requested tool is missing.
 # Programs go to ~/.cache/persist-operator/bin, which make puts on PATH, jars to ~/.cache/persist-operator/jars; packages come from Debian's apt.
 set -uo pipefail
@@ -73,6 +73,11 @@ get_prometheus() { # promtool checks the alert rules, and a test scrapes the ope
   have prometheus && have promtool || lacks prometheus "Tests of alerts and dashboards run it: apt-get install prometheus."
 }
 
+get_chromium() { # optional: the console's browser test is skipped without one
+  have chromium || have chromium-browser || have google-chrome || apt chromium fonts-dejavu-core && return
+  say "no Chromium: the tests of the console in a browser are skipped. Install one: apt-get install chromium."
+}
+
 get_versitygw() {
   have versitygw && return
   go_install versitygw "github.com/versity/versitygw/cmd/versitygw@v$VERSITYGW_VERSION"
@@ -128,11 +133,11 @@ get_helm() {
   have helm || lacks helm "Install Go 1.26 or newer, then run this again (or see https://helm.sh)."
 }
 
-(($#)) || set -- uv java javac redis versitygw prometheus checker kstatus connector broker kind helm
+(($#)) || set -- uv java javac redis versitygw prometheus chromium checker kstatus connector broker kind helm
 for tool in "$@"; do
   case $tool in
-    uv | java | javac | redis | versitygw | prometheus | checker | kstatus | connector | broker | kind | helm) "get_$tool" ;;
-    *) die "tools.sh knows uv java javac redis versitygw prometheus checker kstatus connector broker kind helm, not $tool" ;;
+    uv | java | javac | redis | versitygw | prometheus | chromium | checker | kstatus | connector | broker | kind | helm) "get_$tool" ;;
+    *) die "tools.sh knows uv java javac redis versitygw prometheus chromium checker kstatus connector broker kind helm, not $tool" ;;
   esac
 done
 ((${#missing[@]} == 0)) || { printf 'could not get: %s\n' "$(IFS=,; echo "${missing[*]}")" >&2; exit 1; }

@@ -292,7 +292,8 @@ def documents() -> list[Path]:
     """Documents, and the files that people read around the code. READMEs of rooms are held by `PLAIN_ROOMS`."""
     patterns = ("*.md", "docs/*", ".ci/*", ".github/*", "Makefile", "mkdocs.yml", "tests/e2e/*")
     found, held = {path for pattern in patterns for path in tracked(pattern)}, set(rooms())
-    return sorted(path for path in found if path.parent not in held and "fixtures" not in path.parts)
+    texts = {path for path in found if path.suffix != ".png"}
+    return sorted(path for path in texts if path.parent not in held and "fixtures" not in path.parts)
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda p: str(p.relative_to(ROOT)))

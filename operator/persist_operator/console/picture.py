@@ -19,6 +19,8 @@ _LANE, _BAR, _LEVEL, _BATCH = 22.0, 14.0, 34.0, 24.0
 #: Space above the lanes, and below them for the axis.
 _TOP, _FOOT = 8.0, 30.0
 _LABEL_MAX = 19
+#: The height of the mark between two hollow batches, below the label.
+_SEAM = 6.0
 #: More holds than this are in the table only.
 HOLDS_MAX = 10
 #: About the width of a character of a label.
@@ -135,7 +137,7 @@ def frontiers_picture(
     for index, (label, held) in enumerate(holds[:HOLDS_MAX]):
         y = _TOP + _LANE * (index + 1)
         at = RIGHT if held is None else scale.x(held)
-        bar = _bar((at, max(at, end)), y, "hold", label=label, title=f"{label} holds {instant(held)}")
+        bar = _bar((at, max(at, end)), y, "hold", label=f"from {instant(held)}", title=f"{label} holds {instant(held)}")
         lanes.append(Lane(y=y, label=_short(label, _LABEL_MAX), boxes=(bar,)))
     marks = [(round(start, 1), "since"), (round(end, 1), "upper")]
     held_by = f"; {counted(len(holds), 'hold')}" if holds else ""
@@ -150,7 +152,7 @@ def frontiers_picture(
 
 
 def spine_picture(scale: Scale, spine: Sequence[SpineBatch]) -> Picture:
-    """The batches by level and time; the largest level on top. Hollow batches of one spine batch lie side by side in its frame."""
+    """The batches by level and time; the largest level on top. Marks divide a spine batch into its hollow batches."""
     levels = sorted({one.level for one in spine}, reverse=True)
     lanes = []
     for index, level in enumerate(levels):
@@ -173,7 +175,7 @@ def spine_picture(scale: Scale, spine: Sequence[SpineBatch]) -> Picture:
 
 
 def _batch_boxes(scale: Scale, one: SpineBatch, y: float) -> list[Box]:
-    """The frame of a spine batch, and its hollow batches when there are several."""
+    """The frame of a spine batch, and the marks between its hollow batches."""
     left, right = _ends(scale, one.lower, one.upper)
     size_text = f"{counted(one.rows, 'row')}, {size(one.bytes)}"
     merge = {"next": "; merged next", "due": "; due for a merge"}.get(one.merge, "")
@@ -181,10 +183,12 @@ def _batch_boxes(scale: Scale, one: SpineBatch, y: float) -> list[Box]:
     tone = {"next": "next", "due": "due"}.get(one.merge, "compact" if one.rows else "empty")
     label = _fitting(right - left, f"{grouped(one.rows)} rows · {size(one.bytes)}", f"{grouped(one.rows)}")
     boxes = [Box(x=left, y=y, width=max(right - left - 1, _NARROW), height=_BATCH, tone=tone, label=label, title=title)]
-    if len(one.hollow) > 1:
-        for row in one.hollow[1:]:
-            at = round(scale.x(number(row["lower"]) or 0), 1)
-            boxes.append(Box(x=at, y=y, width=1, height=_BATCH, tone="seam", label="", title=text(row["batch"])))
+    for row in one.hollow[1:]:
+        at = round(scale.x(number(row["lower"]) or 0), 1)
+        seam = f"seam {tone}"
+        boxes.append(
+            Box(x=at, y=y + _BATCH - _SEAM, width=1.5, height=_SEAM, tone=seam, label="", title=text(row["batch"]))
+        )
     return boxes
 
 

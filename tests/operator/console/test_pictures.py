@@ -81,7 +81,7 @@ def test_the_spine_is_drawn_with_its_largest_level_on_top_and_closed_ends_at_the
     assert [lane.label for lane in picture.lanes] == ["level 2", "level 0"]
     big, seam = picture.lanes[0].boxes
     (last,) = picture.lanes[1].boxes
-    assert (big.tone, seam.tone, last.tone) == ("next", "seam", "compact")
+    assert (big.tone, seam.tone, last.tone) == ("next", "seam next", "compact")
     assert big.x == LEFT
     assert big.x < seam.x < big.x + big.width
     assert "closed" in last.title

@@ -5,7 +5,7 @@ import re
 import pytest
 from persist_kit.command_line import persist
 from persist_operator.console.guard import Hosts, host_name
-from persist_operator.console.port import EngineView, Forbidden, Right, Unseen, Viewer
+from persist_operator.console.port import EngineView, Forbidden, Right, Unseen
 
 PAGES = ["/", "/holds", "/shards/local/orders", "/sinks/local/load"]
 HOME = "http://127.0.0.1:8787"
@@ -30,7 +30,7 @@ def test_every_answer_has_the_headers(pages, path):
     assert "frame-ancestors 'none'" in policy
     assert "unsafe" not in policy
     assert answer.headers["x-content-type-options"] == "nosniff"
-    assert answer.headers["referrer-policy"] == "no-referrer"
+    assert answer.headers["referrer-policy"] == "same-origin"
     assert answer.headers["cache-control"] == "no-store"
 
 
@@ -253,7 +253,3 @@ def test_a_page_that_is_not_allowed_says_which_right_is_missing(browser):
         "list persistshards.persistshard.io in all namespaces": "no",
         "list sparksinks.persistshard.io in namespace team": "yes",
     }
-
-
-def test_a_viewer_without_a_name_is_the_user_of_the_process():
-    assert Viewer() == Viewer("", ())
