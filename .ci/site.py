@@ -15,6 +15,7 @@ import typer.main
 import yaml
 from mkdocs.structure.files import File, Files
 from persist_engine.cli.main import app as persist_app
+from persist_operator.kubectl.main import app as kubectl_app
 from persist_operator.local.commands import app as local_app
 from typer.cli import get_docs_for_click
 
@@ -146,7 +147,7 @@ def text_of(schema: dict[str, Any]) -> str:
 def command_line() -> str:
     """The help of every command."""
     texts = []
-    for app, name in ((persist_app, "persist"), (local_app, "persist local")):
+    for app, name in ((persist_app, "persist"), (local_app, "persist local"), (kubectl_app, "kubectl persist")):
         command = typer.main.get_command(app)
         context = typer.Context(command, info_name=name)
         texts.append(get_docs_for_click(obj=command, ctx=context, name=name, indent=1))

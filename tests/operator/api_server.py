@@ -23,6 +23,8 @@ class ApiServer:
         self.stopping = threading.Event()
         self.headers = {}
         """Headers of every answer but those of watches."""
+        self.refuse_next = []
+        """Answers of the next merge patches, one by one, before they do anything."""
         server = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -58,6 +60,8 @@ class ApiServer:
                 known, kind, namespace, _ = {}, *server.parse(path)
                 while not server.stopping.wait(0.02) and kind.plural not in server.cluster.unserved:
                     for one in server.cluster.find(kind, namespace, labels_of(query)):
+                        if not has_fields(one, query):
+                            continue
                         version, uid = one["metadata"]["resourceVersion"], one["metadata"]["uid"]
                         if known.get(uid) != version:
                             known[uid] = version
@@ -75,7 +79,7 @@ class ApiServer:
         self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
-        self.thread = threading.Thread(target=self.http.serve_forever)
+        self.thread = threading.Thread(target=self.http.serve_forever, args=(0.02,))
         self.thread.start()
 
     def stop(self):
@@ -118,11 +122,16 @@ class ApiServer:
                 return 200, self.page(kind, namespace, query)
             except ApiError as error:
                 return error.status, {"message": str(error)}
-        found = self.cluster.get(kind, namespace, rest[0])
+        try:
+            found = self.cluster.get(kind, namespace, rest[0])
+        except ApiError as error:
+            return error.status, {"message": str(error)}
         if found is None:
             return 404, {"message": "not found"}
         if rest[1:] == ["log"]:
-            return 200, b"one\ntwo\n"
+            return 200, self.cluster.log_texts.get(f"{namespace}/{rest[0]}", "one\ntwo\n").encode()
+        if method == "PATCH" and rest[1:] != ["status"]:
+            return self.merge(kind, namespace, rest[0], body)
         if method == "PATCH":
             try:
                 self.cluster.apply_status(
@@ -136,6 +145,16 @@ class ApiServer:
             self.cluster.delete(kind, namespace, rest[0])
         return 200, self.cluster.get(kind, namespace, rest[0]) or {}
 
+    def merge(self, kind, namespace, name, change):
+        """A JSON merge patch (RFC 7386), which tests may deny as the verb patch."""
+        refusal = self.cluster.deny.get(("patch", kind.kind))
+        if self.refuse_next:
+            refusal = self.refuse_next.pop(0)
+        if refusal is not None:
+            return refusal.status, {"message": str(refusal)}
+        self.cluster.edit(kind, namespace, name, lambda one: merged(one, change))
+        return 200, self.cluster.get(kind, namespace, name)
+
     def page(self, kind, namespace, query):
         found = [one for one in self.cluster.find(kind, namespace, labels_of(query)) if has_fields(one, query)]
         start, limit = int(query.get("continue", 0)), int(query.get("limit", 1000))
@@ -143,6 +162,16 @@ class ApiServer:
         if start + limit < len(found):
             metadata["continue"] = str(start + limit)
         return {"kind": f"{kind.kind}List", "metadata": metadata, "items": found[start : start + limit]}
+
+
+def merged(one, change):
+    for key, value in change.items():
+        if value is None:
+            one.pop(key, None)
+        elif isinstance(value, dict):
+            merged(one.setdefault(key, {}), value)
+        else:
+            one[key] = value
 
 
 def labels_of(query):

@@ -9,10 +9,18 @@ from persist_engine.base.secrets import without_secrets
 #: All but line ends and tabs. A terminal that shows a status would obey them.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
+#: Marks that reorder the text around them, so that a name would look like another.
+_REORDERING = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """`text` with a blank for each control character, and without marks that change the order of letters."""
+    return _REORDERING.sub("", _CONTROL.sub(" ", text))
+
 
 def redact(text: str) -> str:
-    """`text` without secrets, by the same rules as in the engine and in Spark jobs, and with a blank for each control character."""
-    return _CONTROL.sub(" ", without_secrets(text))
+    """`text` without secrets, by the same rules as in the engine and in Spark jobs, and `printable`."""
+    return printable(without_secrets(text))
 
 
 def clip(text: str, characters: int) -> str:

@@ -42,6 +42,16 @@ def crd_dir() -> Path:
     return _CRDS
 
 
+def printer_columns(kind: str) -> list[Mapping[str, Json]]:
+    """The columns of `kubectl get` for this kind; none for a kind that no CRD file defines."""
+    for path in crd_dir().glob("*.yaml"):
+        crd = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if crd["spec"]["names"]["kind"] == kind:
+            columns: list[Mapping[str, Json]] = _stored_version(crd).get("additionalPrinterColumns", [])
+            return columns
+    return []
+
+
 class ResourceSchemas:
     """The schemas of the kinds in the CRD files. Immutable after construction."""
 

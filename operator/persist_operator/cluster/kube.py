@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -21,6 +21,7 @@ from persist_operator.cluster.port import EVENT, POD, ApiError, Kind, Resource
 
 _TIMEOUT_S = (5.0, 20.0)
 _PAGE = 500
+_CHUNK_BYTES = 1 << 16
 _GONE = 410
 #: How often an expired list begins again. Its version lives for minutes, so a second expiry means that the API server is in trouble.
 _LISTS_MAX = 3
@@ -43,6 +44,11 @@ def load_client() -> kubernetes.client.ApiClient:
         kubernetes.config.load_incluster_config(client_configuration=configuration)
     else:
         kubernetes.config.load_kube_config(client_configuration=configuration)
+    return client_of(configuration)
+
+
+def client_of(configuration: kubernetes.client.Configuration) -> kubernetes.client.ApiClient:
+    """A client that repeats nothing by itself."""
     configuration.connection_pool_maxsize = 32
     configuration.retries = False
     return kubernetes.client.ApiClient(configuration)
@@ -152,6 +158,25 @@ class KubeCluster:
         status, body = self._request("GET", _path(POD, namespace, pod) + "/log", query=query, accept=(400,))
         return "" if status in {400, 404} else body.decode("utf-8", "replace")
 
+    def stream(self, path: str, query: Mapping[str, str], *, idle_s: float) -> Generator[bytes, None, None]:
+        """The lines of an answer that goes on, such as a watch or a log, as they come, until the server ends it or nothing came for
+        `idle_s` seconds. ApiError as for every request, before the first line. For the other modules of this room.
+        """
+        response = self._send("GET", path, query=query, read_s=idle_s, preload=False)
+        try:
+            if response.status >= 300:
+                raise _refusal("GET", path, response)
+            held = b""
+            while chunk := response.read1(_CHUNK_BYTES):
+                *lines, held = (held + chunk).split(b"\n")
+                yield from lines
+            if held:
+                yield held
+        except urllib3.exceptions.HTTPError:
+            return  # idle for too long, or the connection broke: the caller begins again
+        finally:
+            response.close()
+
     def call(
         self,
         method: str,
@@ -176,30 +201,50 @@ class KubeCluster:
         accept: tuple[int, ...] = (),
     ) -> tuple[int, bytes]:
         """(code, body) of a success, of 404 and of the codes in `accept`. ApiError for every other answer."""
+        response = self._send(method, path, query=query, body=body, content_type=content_type)
+        if response.status < 300 or response.status == 404 or response.status in accept:
+            return response.status, response.data
+        raise _refusal(method, path, response)
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Resource | None = None,
+        content_type: str = "application/json",
+        read_s: float = _TIMEOUT_S[1],
+        preload: bool = True,
+    ) -> urllib3.BaseHTTPResponse:
+        """The answer, whatever its code. ApiError with status 0 when there is none."""
         headers = {"Accept": "application/json, */*", "Content-Type": content_type, "User-Agent": names.MANAGER}
         self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
         url = f"{self._client.configuration.host}{path}" + (f"?{urlencode(query)}" if query else "")
         started = time.monotonic()
         try:
-            response = self._client.rest_client.pool_manager.request(
+            response: urllib3.BaseHTTPResponse = self._client.rest_client.pool_manager.request(
                 method,
                 url,
                 body=None if body is None else json.dumps(body).encode(),
                 headers=headers,
-                timeout=urllib3.Timeout(connect=_TIMEOUT_S[0], read=_TIMEOUT_S[1]),
+                timeout=urllib3.Timeout(connect=_TIMEOUT_S[0], read=read_s),
                 retries=False,
+                preload_content=preload,
             )
         except urllib3.exceptions.HTTPError as error:
             self._on_request(method, 0, time.monotonic() - started)
             raise ApiError(f"{method} {path}: {error}", status=0) from error
         self._on_request(method, response.status, time.monotonic() - started)
-        if response.status < 300 or response.status == 404 or response.status in accept:
-            return response.status, response.data
-        raise ApiError(
-            f"{method} {path}: {response.status} {_reason(response.data)}",
-            status=response.status,
-            retry_after_s=_retry_after_s(response.headers.get("Retry-After")),
-        )
+        return response
+
+
+def _refusal(method: str, path: str, response: urllib3.BaseHTTPResponse) -> ApiError:
+    return ApiError(
+        f"{method} {path}: {response.status} {_reason(response.data)}",
+        status=response.status,
+        retry_after_s=_retry_after_s(response.headers.get("Retry-After")),
+    )
 
 
 def resource_path(kind: Kind, namespace: str | None, name: str | None = None) -> str:

@@ -10,12 +10,11 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
-import yaml
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.wording import counted
@@ -24,12 +23,11 @@ from rich.live import Live
 from rich.text import Text
 
 from persist_operator.api import names
-from persist_operator.api.schema_check import crd_dir, load_schemas
+from persist_operator.api.schema_check import load_schemas, printer_columns
 from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR
 from persist_operator.bridge import Bridge
 from persist_operator.local import due, engine_commands, inputs, view
 from persist_operator.local.act import LocalActor, Room, child_environ, java_problem, stop_everything
-from persist_operator.local.describe import description
 from persist_operator.local.engine_commands import STATE, State, runner_settings
 from persist_operator.local.objects import Document, Objects
 from persist_operator.local.processes import Processes
@@ -37,6 +35,8 @@ from persist_operator.local.runner import Busy, LocalRunner, Refused, checked, r
 from persist_operator.local.ui import ui
 from persist_operator.plan.actions import Note
 from persist_operator.settings import OperatorSettings
+from persist_operator.views import tables
+from persist_operator.views.describe import description
 
 app = typer.Typer(
     help="Run PersistShards and SparkSinks on this machine: same YAML, same planner, no cluster.",
@@ -286,9 +286,9 @@ def get(
         owners = {f"{one['kind']}/{one['metadata']['name']}" for one in documents}
         children = [child for child in Processes(state, env).every() if child.owner in owners]
         if as_json:
-            typer.echo(json.dumps({"kind": "List", "items": view.runs(documents, children)}, indent=1))
+            typer.echo(json.dumps({"kind": "List", "items": tables.runs(documents, children)}, indent=1))
         else:
-            _print(view.runs_table(documents, children, wide=wide, now_ms=env.now_ms(), width=_width(wide=wide)))
+            _print(tables.runs_table(documents, children, wide=wide, now_ms=env.now_ms(), width=_width(wide=wide)))
     elif as_json:
         typer.echo(json.dumps({"kind": "List", "items": documents}, indent=1))
     else:
@@ -299,17 +299,10 @@ def get(
 def _print_resources(documents: list[Document], kind: str, *, wide: bool) -> None:
     if documents:
         now_ms = SystemEnv().now_ms()
-        _print(view.resources_table(documents, _columns(kind), wide=wide, now_ms=now_ms, width=_width(wide=wide)))
+        _print(
+            tables.resources_table(documents, printer_columns(kind), wide=wide, now_ms=now_ms, width=_width(wide=wide))
+        )
         typer.echo()
-
-
-def _columns(kind: str) -> list[Mapping[str, Any]]:
-    for path in crd_dir().glob("*.yaml"):
-        crd = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if crd["spec"]["names"]["kind"] == kind:
-            columns: list[Mapping[str, Any]] = crd["spec"]["versions"][0].get("additionalPrinterColumns", [])
-            return columns
-    return []
 
 
 def _width(*, wide: bool) -> int | None:

@@ -3,11 +3,12 @@
 import json
 
 import pytest
+from persist_operator.api.schema_check import printer_columns
 from persist_operator.api.times import to_text
 from persist_operator.local import view
-from persist_operator.local.commands import _columns
-from persist_operator.local.describe import description
 from persist_operator.local.processes import Child
+from persist_operator.views import tables
+from persist_operator.views.describe import description
 
 NOW = 1_790_000_000_000
 
@@ -83,8 +84,8 @@ def healthy():
         (".metadata.name.deeper", None),
     ],
 )
-def test_lookup_follows_the_json_paths_of_printer_columns(json_path, found):
-    assert view.lookup(shard(healthy()), json_path) == found
+def test_lookup_follows_the_json_paths_of_printerprinter_columns(json_path, found):
+    assert tables.lookup(shard(healthy()), json_path) == found
 
 
 @pytest.mark.parametrize(
@@ -100,11 +101,11 @@ def test_lookup_follows_the_json_paths_of_printer_columns(json_path, found):
     ],
 )
 def test_an_age_is_shortened_as_in_kubectl(ago_ms, text):
-    assert view.age(NOW - ago_ms, NOW) == text
+    assert tables.age(NOW - ago_ms, NOW) == text
 
 
 def test_the_age_of_no_time_is_empty():
-    assert view.age(None, NOW) == ""
+    assert tables.age(None, NOW) == ""
 
 
 @pytest.mark.parametrize(
@@ -118,24 +119,28 @@ def test_the_age_of_no_time_is_empty():
     ],
 )
 def test_an_instant_is_shown_in_iso_beside_its_number(time, text):
-    assert view.instant(time, with_number=False) == text
-    assert view.instant(time) == (str(time) if text == str(time) else f"{time} ({text})")
+    assert tables.instant(time, with_number=False) == text
+    assert tables.instant(time) == (str(time) if text == str(time) else f"{time} ({text})")
 
 
 def test_a_table_leaves_out_empty_columns_and_is_cut_to_the_width():
     rows = [["a", "", "a long\nmessage"], ["bbb", "", ""]]
-    assert view.text_table(["X", "Y", "Z"], rows, width=None) == ["X     Z", "a     a long message", "bbb"]
-    assert view.text_table(["X", "Y", "Z"], rows, width=12)[1] == "a     a lon…"
+    assert tables.text_table(["X", "Y", "Z"], rows, width=None) == ["X     Z", "a     a long message", "bbb"]
+    assert tables.text_table(["X", "Y", "Z"], rows, width=12)[1] == "a     a lon…"
 
 
 @pytest.mark.slow
 def test_the_columns_of_a_shard_are_those_of_its_definition():
-    lines = view.resources_table([shard(healthy())], _columns("PersistShard"), wide=False, now_ms=NOW, width=None)
+    lines = tables.resources_table(
+        [shard(healthy())], printer_columns("PersistShard"), wide=False, now_ms=NOW, width=None
+    )
     assert lines[0].split() == ["NAME", "READY", "STATUS", "UPPER", "BATCHES", "BYTES", "AGE"]
     assert lines[1].split()[:4] == ["flights", "True", "Healthy", "2014-01-01T04:00:00.001Z"]
     assert "4.2 MB" in lines[1]
     assert lines[1].endswith("3m")
-    wide = view.resources_table([shard(healthy())], _columns("PersistShard"), wide=True, now_ms=NOW, width=None)
+    wide = tables.resources_table(
+        [shard(healthy())], printer_columns("PersistShard"), wide=True, now_ms=NOW, width=None
+    )
     assert {"SINCE", "SEQNO", "SHARD", "MESSAGE"} <= set(wide[0].split())
     assert "SINCE" not in lines[0]
     assert wide[1].endswith("all is well")
@@ -143,15 +148,15 @@ def test_the_columns_of_a_shard_are_those_of_its_definition():
 
 def test_a_resource_that_is_not_ready_shows_its_message():
     ready = condition(type="Ready", status="False", reason="StorageUnreachable", message="file:///b: no\nspace left")
-    lines = view.resources_table(
-        [shard({"conditions": [ready]})], _columns("PersistShard"), wide=False, now_ms=NOW, width=None
+    lines = tables.resources_table(
+        [shard({"conditions": [ready]})], printer_columns("PersistShard"), wide=False, now_ms=NOW, width=None
     )
     assert lines[1].endswith("file:///b: no space left")
 
 
 def test_a_sink_shows_its_rows_and_updates():
     status = {"progress": {"rowsRead": 336776, "updatesWritten": 336770}, "attempt": 1, "executors": {"running": 0}}
-    lines = view.resources_table([sink(status)], _columns("SparkSink"), wide=False, now_ms=NOW, width=None)
+    lines = tables.resources_table([sink(status)], printer_columns("SparkSink"), wide=False, now_ms=NOW, width=None)
     assert {"ROWS", "WRITTEN"} <= set(lines[0].split())
     assert "EXECUTORS" not in lines[0]
     assert {"336,776", "336,770"} <= set(lines[1].split())
@@ -182,15 +187,15 @@ def test_runs_are_shown_in_the_order_they_began_with_running_ones_last(tmp_path)
     }
     documents = [shard(healthy()), sink({"history": [attempt]})]
     children = [child(tmp_path), child(tmp_path, exit_code=0, name="ended")]
-    lines = view.runs_table(documents, children, wide=True, now_ms=NOW, width=None)
+    lines = tables.runs_table(documents, children, wide=True, now_ms=NOW, width=None)
     assert [line.split()[0] for line in lines] == ["NAME", "load-01234567-2", "flights-gc-8", "load-abc-1"]
     assert lines[2].split()[1:6] == ["GC", "Succeeded", "4s", "2.0", "kB"]
     assert "6 versions can be truncated" in lines[2]
     assert lines[3].split()[1:4] == ["Sink", "Running", "7s"]
-    narrow = view.runs_table(documents, children, wide=False, now_ms=NOW, width=None)
+    narrow = tables.runs_table(documents, children, wide=False, now_ms=NOW, width=None)
     assert "WHY" not in narrow[0]
     assert "WRITTEN" not in narrow[0]
-    found = view.runs(documents, children)
+    found = tables.runs(documents, children)
     assert [(one["name"], one["outcome"]) for one in found] == [
         ("flights-gc-8", "Succeeded"),
         ("load-01234567-2", "Failed"),

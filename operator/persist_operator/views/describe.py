@@ -1,4 +1,4 @@
-"""The text of `persist local describe`: a resource's readiness, contents or progress, conditions, runs and spec. Pure."""
+"""A described resource: its readiness, contents or progress, conditions, runs and spec. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import yaml
 from persist_engine.base.wording import counted, sized
 
 from persist_operator.api import conditions, times
-from persist_operator.local import view
+from persist_operator.views import tables
 
 _INDENT = "  "
 
@@ -23,7 +23,7 @@ def description(document: Mapping[str, Any], *, now_ms: int, width: int | None) 
         "message": "not reconciled yet",
     }
     state = {"True": "ready", "False": "not ready"}.get(ready["status"], "not known yet")
-    old = view.age(times.to_ms(metadata.get("creationTimestamp")), now_ms)
+    old = tables.age(times.to_ms(metadata.get("creationTimestamp")), now_ms)
     lines = [f"{document['kind']}/{metadata['name']} is {state}: {ready['reason']}"]
     lines += [_INDENT + line for line in str(ready.get("message", "")).splitlines()]
     facts = [("Created", f"{old} ago, generation {metadata['generation']}")]
@@ -31,7 +31,7 @@ def description(document: Mapping[str, Any], *, now_ms: int, width: int | None) 
     lines += ["", *_two_columns(facts)]
     within = None if width is None else width - len(_INDENT)
     lines += _section("Conditions", _conditions(status, now_ms, within))
-    runs = view.runs_table([document], (), wide=False, now_ms=now_ms, width=within)
+    runs = tables.runs_table([document], (), wide=False, now_ms=now_ms, width=within)
     lines += _section("Runs", runs if status.get("history") else ["none yet"])
     spec = yaml.safe_dump(document["spec"], sort_keys=False, width=100, default_flow_style=False)
     return lines + _section("Spec", spec.splitlines())
@@ -52,12 +52,14 @@ def _conditions(status: Mapping[str, Any], now_ms: int, width: int | None) -> li
             one["type"],
             one["status"],
             one["reason"],
-            view.age(times.to_ms(one["lastTransitionTime"]), now_ms),
+            tables.age(times.to_ms(one["lastTransitionTime"]), now_ms),
             one["message"],
         ]
         for one in status.get("conditions", ())
     ]
-    return view.text_table(["TYPE", "STATUS", "REASON", "FOR", "MESSAGE"], rows, width=width) if rows else ["none yet"]
+    return (
+        tables.text_table(["TYPE", "STATUS", "REASON", "FOR", "MESSAGE"], rows, width=width) if rows else ["none yet"]
+    )
 
 
 def _shard_facts(status: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -76,8 +78,8 @@ def _shard_facts(status: Mapping[str, Any]) -> list[tuple[str, str]]:
         log = f"{counted(stored['liveDiffs'], 'version')} in the log, newest rollup at v{stored['latestRollupSeqno']}"
         facts.append(("State", f"v{frontiers.get('seqno')}, {log}"))
     if frontiers:
-        readable = view.instant(frontiers["since"]) if "since" in frontiers else "none: closed"
-        written = view.instant(frontiers["upper"]) if "upper" in frontiers else "closed"
+        readable = tables.instant(frontiers["since"]) if "since" in frontiers else "none: closed"
+        written = tables.instant(frontiers["upper"]) if "upper" in frontiers else "closed"
         facts += [("Readable from", readable), ("Written up to", written)]
     if holds:
         facts.append(("Used by", f"{counted(holds['readers'], 'reader')}, {counted(holds['writers'], 'writer')}"))
@@ -99,9 +101,9 @@ def _sink_facts(spec: Mapping[str, Any], status: Mapping[str, Any]) -> list[tupl
     progress, schedule, failure = status.get("progress", {}), status.get("schedule", {}), status.get("lastFailure", {})
     if progress:
         rows, updates = progress.get("rowsRead", 0), progress.get("updatesWritten", 0)
-        upper = f", up to {view.instant(progress['upper'])}" if "upper" in progress else ""
+        upper = f", up to {tables.instant(progress['upper'])}" if "upper" in progress else ""
         if "inputUpper" in progress:
-            facts.append(("Has read", f"all before {view.instant(progress['inputUpper'])}"))
+            facts.append(("Has read", f"all before {tables.instant(progress['inputUpper'])}"))
         errors = f" ({counted(progress['errors'], 'error')})" if progress.get("errors") else ""
         did = f"{counted(updates, 'update')} written{upper}"
         if "missing" in progress:

@@ -1,0 +1,224 @@
+"""The calls of a person's command line: what the port offers, with the person's kubeconfig and a merge patch, a watch of one resource and
+a log that goes on.
+
+Other than the port, a call repeats what a server or a connection refused in passing, because a person would do no more than that.
+A refusal for want of a right becomes `Forbidden`, which names the right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import kubernetes
+import yaml
+from persist_engine.base.env import Env
+from persist_engine.base.errors import InvalidUsage, PersistError
+
+from persist_operator.cluster.kube import KubeCluster, client_of, resource_path
+from persist_operator.cluster.port import POD, ApiError, Kind, Resource
+
+#: Field manager of what a person changes through the command line.
+USER_MANAGER = "kubectl-persist"
+_IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_DEFAULT_NAMESPACE = "default"
+#: Codes that say nothing about the next try. 409: another writer came first, and a patch states no version.
+_PASSING = {0, 409, 429, 500, 502, 503, 504}
+_TRIES = 4
+_PAUSE_S = (0.5, 4.0)
+#: A watch without an event ends after this, and begins again with a read.
+_WATCH_S = 30.0
+#: A log without a line.
+_LOG_IDLE_S = 3600.0
+_T = TypeVar("_T")
+
+
+class Forbidden(PersistError):
+    """The API server refused a request for want of a right, which the message names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Where the person's requests go: a client, and the namespace of the context."""
+
+    client: kubernetes.client.ApiClient
+    namespace: str
+
+
+def load_access(kubeconfig: str | None, context: str | None) -> Access:
+    """The access that kubectl would use: the file, or $KUBECONFIG, or ~/.kube/config; in a pod without any of them, its service account.
+    InvalidUsage when there is none, and for an unknown context.
+    """
+    configuration = kubernetes.client.Configuration()
+    try:
+        contexts, active = kubernetes.config.list_kube_config_contexts(kubeconfig)
+    except (kubernetes.config.ConfigException, OSError, yaml.YAMLError, TypeError) as error:
+        if kubeconfig is None and context is None and (_IN_CLUSTER / "token").exists():
+            kubernetes.config.load_incluster_config(client_configuration=configuration)
+            return Access(client_of(configuration), (_IN_CLUSTER / "namespace").read_text().strip())
+        raise InvalidUsage(f"no access to a cluster: {error}; name a file with --kubeconfig or $KUBECONFIG") from error
+    known = {one["name"]: one for one in contexts}
+    if context is not None and context not in known:
+        raise InvalidUsage(f"no context {context!r} in the kubeconfig; there are: {', '.join(sorted(known))}")
+    chosen = known[context] if context is not None else active
+    try:
+        kubernetes.config.load_kube_config(kubeconfig, context, configuration, persist_config=False)
+    except kubernetes.config.ConfigException as error:
+        raise InvalidUsage(f"the kubeconfig cannot be used: {error}") from error
+    return Access(client_of(configuration), str(chosen["context"].get("namespace") or _DEFAULT_NAMESPACE))
+
+
+class UserCluster:
+    """The API server with a person's rights. Thread-safe."""
+
+    def __init__(self, client: kubernetes.client.ApiClient, env: Env) -> None:
+        self._kube, self._env = KubeCluster(client), env
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Resource | None:
+        """The resource; None when there is none."""
+        found = self._asked("get", kind, namespace, lambda: self._kube.get(kind, namespace, name))
+        return None if found is None else {"apiVersion": kind.api_version, "kind": kind.kind, **found}
+
+    def find(self, kind: Kind, namespace: str | None, labels: Mapping[str, str] | None = None) -> list[Resource]:
+        """All resources with `labels` in the namespace; in every namespace when it is None."""
+        return self._asked("list", kind, namespace, lambda: self._kube.find(kind, namespace, labels or {}))
+
+    def create(self, kind: Kind, manifest: Resource) -> bool:
+        """Create the resource. False when one of this name exists."""
+        namespace = manifest["metadata"]["namespace"]
+        return self._asked("create", kind, namespace, lambda: self._kube.create(kind, manifest))
+
+    def try_create(self, kind: Kind, manifest: Resource) -> None:
+        """Let the API server check a creation without creating anything."""
+        namespace = manifest["metadata"]["namespace"]
+        self._asked("create", kind, namespace, lambda: self._kube.try_create(kind, manifest))
+
+    def delete(self, kind: Kind, namespace: str, name: str) -> bool:
+        """Delete the resource. False when there was none."""
+        return self._asked("delete", kind, namespace, lambda: self._kube.delete(kind, namespace, name))
+
+    def patch(self, kind: Kind, namespace: str, name: str, change: Mapping[str, Any]) -> Resource | None:
+        """Merge `change` into the resource. Returns the resource then; None when there is none. A repetition has no further effect."""
+
+        def send() -> Resource | None:
+            code, body = self._kube.call(
+                "PATCH",
+                resource_path(kind, namespace, name),
+                query={"fieldManager": USER_MANAGER},
+                body=dict(change),
+                content_type="application/merge-patch+json",
+            )
+            return None if code == 404 else json.loads(body)
+
+        return self._asked("patch", kind, namespace, send)
+
+    def follow(
+        self, kind: Kind, namespace: str, name: str, *, until_s: float | None
+    ) -> Generator[Resource | None, None, None]:
+        """The resource now, and after each change, until `until_s` of the monotonic clock; None once it is gone. A broken watch begins
+        again with a read, so no last state is missed.
+        """
+        while True:
+            found = self.get(kind, namespace, name)
+            yield found
+            left_s = None if until_s is None else until_s - self._env.monotonic_s()
+            if found is None or (left_s is not None and left_s <= 0):
+                return
+            yield from self._changes(kind, found, _WATCH_S if left_s is None else min(_WATCH_S, left_s))
+
+    def _changes(self, kind: Kind, known: Resource, seconds: float) -> Generator[Resource, None, None]:
+        """What a watch from the version of `known` on shows of it, for about `seconds`, without its deletion."""
+        metadata = known["metadata"]
+        query = {
+            "watch": "true",
+            "fieldSelector": f"metadata.name={metadata['name']}",
+            "resourceVersion": metadata.get("resourceVersion", ""),
+            "timeoutSeconds": str(max(1, round(seconds))),
+        }
+        namespace = metadata["namespace"]
+        began_s = self._env.monotonic_s()
+        lines = self._kube.stream(resource_path(kind, namespace), query, idle_s=max(0.05, seconds))
+        with contextlib.closing(lines), self._explained("watch", kind, namespace):
+            for line in lines:
+                event = _event(line)
+                if event is None or event.get("type") in {"DELETED", "ERROR"}:
+                    break
+                shown = event.get("object") or {}
+                if shown.get("metadata", {}).get("name") == metadata["name"]:
+                    yield {"apiVersion": kind.api_version, "kind": kind.kind, **shown}
+                if self._env.monotonic_s() - began_s >= seconds:
+                    return
+        if self._env.monotonic_s() - began_s < _PAUSE_S[0]:
+            self._env.sleep(_PAUSE_S[0])  # a server that ends every watch at once is not asked in a tight loop
+
+    def log_lines(
+        self,
+        namespace: str,
+        pod: str,
+        *,
+        container: str | None,
+        lines: int | None,
+        follow: bool,
+        previous: bool = False,
+    ) -> Generator[str, None, None]:
+        """The last `lines` lines of the pod's log (all when None), and with `follow` those that come, until the container ends."""
+        query = {
+            **({"container": container} if container else {}),
+            **({} if lines is None else {"tailLines": str(lines)}),
+            **({"follow": "true"} if follow else {}),
+            **({"previous": "true"} if previous else {}),
+        }
+        path = resource_path(POD, namespace, pod) + "/log"
+        with self._explained("get", Kind("v1", "Pod", "pods/log"), namespace):
+            for line in self._kube.stream(path, query, idle_s=_LOG_IDLE_S):
+                yield line.decode("utf-8", "replace")
+
+    def _asked(self, verb: str, kind: Kind, namespace: str | None, send: Callable[[], _T]) -> _T:
+        """What `send` returns, tried again after an answer that says nothing about the next try."""
+        pause_s = _PAUSE_S[0]
+        with self._explained(verb, kind, namespace):
+            for _ in range(_TRIES - 1):
+                try:
+                    return send()
+                except ApiError as error:
+                    if error.status not in _PASSING:
+                        raise
+                    self._env.sleep(max(pause_s, min(error.retry_after_s, _PAUSE_S[1])))
+                    pause_s = min(2 * pause_s, _PAUSE_S[1])
+            return send()
+
+    @contextlib.contextmanager
+    def _explained(self, verb: str, kind: Kind, namespace: str | None) -> Iterator[None]:
+        try:
+            yield
+        except ApiError as error:
+            if error.status == 403:
+                raise Forbidden(_missing(verb, kind, namespace, str(error))) from error
+            if error.status == 401:
+                raise Forbidden(
+                    "the API server does not know this user: log in again, or name another --context"
+                ) from error
+            raise
+
+
+def _missing(verb: str, kind: Kind, namespace: str | None, text: str) -> str:
+    """The words for a refusal. Quotas and admission answer 403 too: their own message says why."""
+    if "cannot" not in text:
+        return text
+    group = kind.api_version.partition("/")[0] if "/" in kind.api_version else ""
+    where = f"namespace {namespace}" if namespace else "all namespaces"
+    resource = f"{kind.plural}.{group}" if group else kind.plural
+    rule = f'apiGroups: ["{group}"], resources: ["{kind.plural}"], verbs: ["{verb}"]'
+    return f"the right to {verb} {resource} in {where} is missing; a rule of a Role gives it: {rule}"
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None  # the end of a connection that broke within a line
+    return event if isinstance(event, dict) else None

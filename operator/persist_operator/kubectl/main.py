@@ -1,0 +1,117 @@
+"""The program `kubectl-persist`, which kubectl finds as `kubectl persist`: its commands, how errors look, and its exit codes.
+
+Exit codes: 0 done; 1 any error, and a run that failed; 2 of --wait, the time ran out; 64 usage. `read` and `holds --expire` end as the
+engine does, `uninstall-check` has codes of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+from persist_engine.base.errors import InvalidUsage, PersistError
+from persist_engine.base.version import APPLIER_VERSION
+
+from persist_operator.api.redact import redact
+from persist_operator.kubectl import ask, logs, reading, report, show, uninstall
+from persist_operator.kubectl.options import Ended
+
+_EXIT_USAGE, _EXIT_INTERRUPTED, _EXIT_PIPE = 64, 130, 141
+_PARSER_EXIT_USAGE = 2
+EPILOG = """Examples:
+
+kubectl persist status flights
+
+kubectl persist compact flights --wait --timeout 900
+
+kubectl persist top -A
+
+kubectl persist report -n team
+
+Exit codes: 0 done, 1 any error and a run that failed, 2 --wait took too long, 64 usage. `read` and `holds --expire`: as of `persist`."""
+
+app = typer.Typer(
+    name="kubectl persist",
+    help="Look at PersistShards and SparkSinks in a cluster, and ask the operator for runs. Uses your kubeconfig and your rights.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+for _name, _command in {
+    "status": show.status,
+    "plan": show.plan,
+    "approve": ask.approve,
+    "compact": ask.compact,
+    "gc": ask.gc,
+    "rollup": ask.rollup,
+    "verify": ask.verify,
+    "orphans": ask.orphans,
+    "accept-log": ask.accept_log,
+    "restart": ask.restart,
+    "promote": ask.promote,
+    "suspend": ask.suspend,
+    "resume": ask.resume,
+    "adopt": ask.adopt,
+    "holds": show.holds,
+    "history": show.history,
+    "top": show.top,
+    "logs": logs.logs,
+    "report": report.report,
+    "uninstall-check": uninstall.uninstall_check,
+}.items():
+    app.command(_name)(_command)
+app.command("read", context_settings=reading.PASSED_ON)(reading.read)
+
+
+def _show_version(value: bool) -> None:  # noqa: FBT001 - how the parser calls it
+    if value:
+        typer.echo(f"kubectl persist {APPLIER_VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def persist(
+    ctx: typer.Context,
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Look at PersistShards and SparkSinks in a cluster, and ask the operator for runs. Uses your kubeconfig and your rights."""
+    del version
+    if os.environ.get("NO_COLOR"):
+        ctx.color = False
+
+
+def main() -> NoReturn:
+    """Run the command line of this process and exit."""
+    try:
+        app(prog_name="kubectl persist")
+    except InvalidUsage as error:
+        _end(str(error), _EXIT_USAGE)
+    except PersistError as error:
+        _end(str(error), 1)
+    except Ended as ended:
+        sys.exit(ended.code)
+    except SystemExit as ended:
+        # What the parser refuses (unknown commands and options) is usage, whatever its own code is.
+        sys.exit(_EXIT_USAGE if ended.code == _PARSER_EXIT_USAGE else ended.code)
+    except KeyboardInterrupt:
+        sys.exit(_EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of the output left: say nothing, and keep Python from flushing into the closed pipe at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(_EXIT_PIPE)
+    sys.exit(0)
+
+
+def _end(text: str, code: int) -> NoReturn:
+    """One line on stderr, without secrets, and the exit code."""
+    sys.stderr.write(f"error: {' '.join(redact(text).split())}\n")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""The calls of a person: the access that kubectl would have, a watch that breaks, repetition."""
+
+import pytest
+import yaml
+from persist_engine.base.env import SystemEnv
+from persist_engine.base.errors import InvalidUsage
+from persist_operator.cluster.port import PERSIST_SHARD, ApiError
+from persist_operator.cluster.user import UserCluster, load_access
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def user(kubeconfig):
+    return UserCluster(load_access(None, None).client, SystemEnv())
+
+
+def test_the_context_and_its_namespace(kubeconfig):
+    document = yaml.safe_load(kubeconfig.read_text())
+    document["contexts"].append({"name": "d", "context": {"cluster": "c", "user": "u", "namespace": "team"}})
+    kubeconfig.write_text(yaml.safe_dump(document))
+    assert load_access(None, None).namespace == "default"
+    assert load_access(str(kubeconfig), "d").namespace == "team"
+    with pytest.raises(InvalidUsage, match="no context 'e' in the kubeconfig; there are: c, d"):
+        load_access(None, "e")
+    kubeconfig.write_text("not: [a kubeconfig")
+    with pytest.raises(InvalidUsage, match="no access to a cluster"):
+        load_access(None, None)
+
+
+def test_a_watch_shows_each_change_of_one_resource_and_its_end(user, server, shard_resource):
+    server.cluster.create(PERSIST_SHARD, shard_resource())
+    server.cluster.create(PERSIST_SHARD, shard_resource(name="other", uid="uid-other"))
+    env, found = SystemEnv(), []
+    for state in user.follow(PERSIST_SHARD, "team", "flights", until_s=env.monotonic_s() + 30):
+        found.append(state and state["metadata"].get("labels", {}).get("n"))
+        if state is None:
+            break
+        if found[-1] == "2":
+            server.cluster.delete(PERSIST_SHARD, "team", "flights")
+            server.stopping.set()  # the watch breaks
+            server.stopping.clear()
+        else:
+            following = str(int(found[-1] or 0) + 1)
+            server.cluster.edit(
+                PERSIST_SHARD, "team", "flights", lambda one, n=following: one["metadata"].update(labels={"n": n})
+            )
+    assert found[0] is None
+    assert found[-1] is None
+    assert [one for one in found if one] == sorted(one for one in found if one)
+    assert "2" in found
+
+
+def test_a_watch_ends_in_time(user, server, shard_resource):
+    server.cluster.create(PERSIST_SHARD, shard_resource())
+    env = SystemEnv()
+    began_s = env.monotonic_s()
+    assert all(user.follow(PERSIST_SHARD, "team", "flights", until_s=began_s + 0.3))
+    assert 0.3 <= env.monotonic_s() - began_s < 10
+
+
+def test_what_was_refused_for_good_is_not_repeated(user, server, shard_resource):
+    server.cluster.create(PERSIST_SHARD, shard_resource())
+    server.refuse_next = [ApiError("no such field", status=422), ApiError("again", status=422)]
+    with pytest.raises(ApiError, match="no such field"):
+        user.patch(PERSIST_SHARD, "team", "flights", {})
+    assert len(server.refuse_next) == 1
+    assert user.patch(PERSIST_SHARD, "team", "none", {}) is None
