@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Builds all parts of a release into dist/: wheels and source distributions, the chart, bills of materials (CycloneDX), images as OCI
+# Builds all parts of a release into dist/: wheels and source distributions, the chart, the kubectl plugin, bills of materials (CycloneDX), images as OCI
 # archives if there is a container engine, and checksums.
 #   REGISTRY=host/path   also pushes images and chart there; without it, nothing leaves the machine
 #   IMAGES=no            omits the images
+#   RELEASE_URL=url      where dist/ will be served: the manifest for krew names the plugin's archive there
 #   OUT=folder           writes into this new folder instead of dist/
 . "$(dirname "$(readlink -f "$0")")/../tests/e2e/cluster/settings.sh"
 
@@ -42,6 +43,20 @@ chart() {
   say "charts: persist-operator-$VERSION.tgz"
 }
 
+plugin() { # the kubectl plugin: its launcher under both names, and the wheels that it runs
+  local folder name=kubectl-persist-$VERSION.tar.gz
+  folder=$(mktemp -d)
+  mkdir -p "$DIST/krew"
+  cp operator/krew/kubectl-persist "$folder/kubectl-persist"
+  cp operator/krew/kubectl-persist "$folder/kubectl_complete-persist"
+  cp "$DIST/python/persist_operator-$VERSION-py3-none-any.whl" "$DIST/python/persist_engine-$VERSION-py3-none-any.whl" LICENSE "$folder"
+  tar --create --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --directory "$folder" . | gzip -n >"$DIST/krew/$name"
+  rm -rf "$folder"
+  sed -e "s|VERSION, URI and SHA256|the version|" -e "s|VERSION|$VERSION|" -e "s|: URI$|: ${RELEASE_URL:+$RELEASE_URL/krew/}$name|" \
+    -e "s|SHA256|$(sha256sum "$DIST/krew/$name" | cut -d' ' -f1)|" operator/krew/persist.yaml >"$DIST/krew/persist.yaml"
+  say "krew: $name"
+}
+
 images() {
   local name
   if [ "${IMAGES:-}" = no ]; then return 0; fi
@@ -61,6 +76,7 @@ if [ -z "${OUT:-}" ]; then rm -rf "$DIST"; elif [ -e "$DIST" ]; then die "$DIST 
 wheels
 bills_of_materials
 chart
+plugin
 images
 (cd "$DIST" && find . -type f ! -name SHA256SUMS -printf '%P\n' | LC_ALL=C sort | xargs sha256sum > SHA256SUMS)
 say "version $VERSION in $DIST$([ -n "$REGISTRY" ] && echo ", pushed to $REGISTRY" || true)"

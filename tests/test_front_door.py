@@ -130,6 +130,7 @@ def test_a_release_without_images(tmp_path):
     stems = [f"persist_{name}-{version}" for name in ("engine", "operator", "spark")]
     expected = {f"python/{stem}{end}" for stem in stems for end in ("-py3-none-any.whl", ".tar.gz")}
     expected |= {f"sbom/persist-{name}-{version}.cdx.json" for name in ("engine", "operator", "spark")}
+    expected |= {f"krew/kubectl-persist-{version}.tar.gz", "krew/persist.yaml"}
     assert names == expected | {f"charts/persist-operator-{version}.tgz", "SHA256SUMS"}
     sums = dict(reversed(line.split()) for line in (out / "SHA256SUMS").read_text().splitlines())
     assert sums == {name: hashlib.sha256((out / name).read_bytes()).hexdigest() for name in names - {"SHA256SUMS"}}
@@ -138,3 +139,26 @@ def test_a_release_without_images(tmp_path):
     assert {"kopf", "boto3", "redis", "pyarrow"} <= {part["name"] for part in bill["components"]}
     with tarfile.open(out / f"charts/persist-operator-{version}.tgz") as chart:
         assert yaml.safe_load(chart.extractfile("persist-operator/Chart.yaml"))["appVersion"] == version
+    (platform,) = yaml.safe_load((out / "krew/persist.yaml").read_text())["spec"]["platforms"]
+    archive = out / f"krew/{platform['uri']}"
+    assert platform["sha256"] == sums[f"krew/{platform['uri']}"]
+    with tarfile.open(archive) as plugin:
+        plugin.extractall(tmp_path / "plugin", filter="data")
+    assert run_plugin(tmp_path / "plugin" / platform["bin"], tmp_path) == [
+        *("tool", "run", "--quiet"),
+        *("--from", str(tmp_path / f"plugin/persist_operator-{version}-py3-none-any.whl")),
+        *("--with", str(tmp_path / f"plugin/persist_engine-{version}-py3-none-any.whl")),
+        *("kubectl-persist", "status", "a b"),
+    ]
+
+
+def run_plugin(program, folder):
+    """The arguments with which the plugin's launcher, called through a link as krew makes one, runs uv."""
+    (folder / "bin").mkdir()
+    (folder / "bin/uv").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (folder / "bin/uv").chmod(0o755)
+    (folder / "bin/kubectl-persist").symlink_to(program)
+    env = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+    command = [str(folder / "bin/kubectl-persist"), "status", "a b"]
+    done = subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=60)
+    return done.stdout.splitlines()

@@ -114,7 +114,7 @@ def approve(
     before = frozenset(str(one.get("id")) for one in status.get("history") or ())
     request = waiting.Request(verb="approve", token=waits, kind=str(plan.get("type") or "run"), before=before)
     if plan.get("approved"):
-        typer.echo(f"persistshard/{name} plan {waits} is approved already")
+        typer.echo(f"persistshard/{name} plan {waits} needs no approval, or has one")
         _wait(session, PERSIST_SHARD, document, request, timeout if wait else None)
         return
     _request(session, PERSIST_SHARD, document, "approve", wait_s=timeout if wait else None, request=request)

@@ -149,7 +149,7 @@ def plan_line(found: Json) -> str:
         else ""
     )
     on = f" on {found['runner']}" if found.get("runner") else ""
-    state = {True: ", approved", False: ", waits for approval"}.get(found.get("approved"), "")  # type: ignore[arg-type]
+    state = ", waits for approval" if found.get("approved") is False else ""
     why = f": {found['reason']}" if found.get("reason") else ""
     return f"{found.get('id', '?')} {found.get('type', 'run')}{on}{size}{long}{state}{why}"
 
@@ -162,6 +162,12 @@ def next_runs(document: Json) -> dict[str, str]:
         return {"run": str(at)} if at else {}
     blocks = status.get("maintenance") or {}
     return {kind: str(one["nextRunTime"]) for kind, one in sorted(blocks.items()) if (one or {}).get("nextRunTime")}
+
+
+def waits(document: Json) -> dict[str, str]:
+    """By kind of maintenance: what holds back a run that is wanted, such as WindowClosed."""
+    blocks = status_of(document).get("maintenance") or {}
+    return {kind: str(one["waitReason"]) for kind, one in sorted(blocks.items()) if (one or {}).get("waitReason")}
 
 
 def going(document: Json) -> list[str]:

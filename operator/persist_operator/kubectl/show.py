@@ -82,7 +82,7 @@ def plan(session: Session, name: OptionalShard = None, *, output: Output = Forma
         if not one:
             continue
         found.append({**_named(shard), **one})
-        waits = {True: "yes", False: "waits"}.get(one.get("approved"), "")  # type: ignore[arg-type]
+        waits = "waits" if one.get("approved") is False else ""
         size = sized(one["estimatedBytes"]) if isinstance(one.get("estimatedBytes"), int) else ""
         long = tables.duration(1000 * one["estimatedSeconds"]) if isinstance(one.get("estimatedSeconds"), int) else ""
         kind, runner = str(one.get("type", "")), str(one.get("runner", ""))
@@ -98,7 +98,7 @@ def plan(session: Session, name: OptionalShard = None, *, output: Output = Forma
                 str(one.get("reason", "")),
             ]
         )
-    _listed(session, ["ID", "TYPE", "RUNNER", "BYTES", "TIME", "APPROVED", "WHY"], rows, found, output, wide=wide)
+    _listed(session, ["ID", "TYPE", "RUNNER", "BYTES", "TIME", "APPROVAL", "WHY"], rows, found, output, wide=wide)
 
 
 @clustered

@@ -42,6 +42,7 @@ def shard_node(shard: Json, sinks: Iterable[Json], pods: Sequence[Json], *, now_
         "holds": [{**one, "text": figures.hold_line(one, now_ms)} for one in figures.holds(shard)],
         "plan": {**figures.plan(shard)},
         "nextRuns": figures.next_runs(shard),
+        "waits": figures.waits(shard),
         "running": figures.going(shard),
         "problems": figures.problems(shard),
         "pods": [figures.pod_facts(one) for one in figures.pods_of(near, names.LABEL_SHARD, name)],
@@ -103,11 +104,10 @@ def _shard_facts(node: Json) -> list[str]:
 
 
 def _next(node: Json) -> list[str]:
-    return (
-        [f"next {', '.join(f'{kind} not before {at}' for kind, at in node['nextRuns'].items())}"]
-        if node["nextRuns"]
-        else []
-    )
+    waits: Mapping[str, str] = node.get("waits") or {}
+    times = {**dict.fromkeys(waits, ""), **{kind: f" not before {at}" for kind, at in node["nextRuns"].items()}}
+    runs = [f"{kind}{at}{f' ({waits[kind]})' if kind in waits else ''}" for kind, at in times.items()]
+    return [f"next {', '.join(runs)}"] if runs else []
 
 
 def _problems(node: Json) -> list[str]:

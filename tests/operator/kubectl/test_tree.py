@@ -71,7 +71,7 @@ def busy():
         },
         "maintenance": {
             "gc": {"jobName": "flights-gc-110", "settledJob": "flights-gc-110", "nextRunTime": to_text(NOW + 60_000)},
-            "compaction": {"jobName": "flights-compact-120"},
+            "compaction": {"jobName": "flights-compact-120", "waitReason": "AwaitingApproval"},
         },
     }
 
@@ -98,7 +98,7 @@ def test_a_tree_shows_what_a_person_asks_first():
         "│  since is held back by r1 `report` on laptop for 2h (leased)",
         "│  plan 4f2c Compaction on Spark, about 9.0 MB, about 3m, waits for approval: 64 batches",
         "│  runs flights-compact-120",
-        "│  next gc not before 2026-09-21T14:14:20Z",
+        "│  next compaction (AwaitingApproval), gc not before 2026-09-21T14:14:20Z",
         "│  CompactionCurrent is False: ActionRefused: quota small is exceeded",
         "├─ SparkSink/load is not ready: DriverFailed",
         "│  │  boom",
