@@ -13,8 +13,8 @@ ARGS ?=
 ##@ Setup
 help: ## this list
 	@awk 'BEGIN{FS=":.*## "} /^##@/{printf "\n%s\n",substr($$0,5)} /^[a-z0-9-]+:.*## /{printf "  \033[1m%-14s\033[0m %s\n",$$1,$$2}' $(MAKEFILE_LIST)
-setup: ## install what demo and tests need: uv, Python packages, a JDK 17, redis-server, versitygw, Prometheus with promtool, Chromium, the histories' checker, kstatus, a Kafka broker and Spark's connector, helm; names what it could not get
-	@bash .ci/tools.sh uv java javac redis versitygw prometheus chromium checker kstatus connector broker helm
+setup: ## install what demo and tests need: uv, Python packages, a JDK 17, redis-server, versitygw, Prometheus with promtool, Chromium, the histories' checker, kstatus, a runner of Lua, a Kafka broker and Spark's connector, helm; names what it could not get
+	@bash .ci/tools.sh uv java javac redis versitygw prometheus chromium checker kstatus lua connector broker helm
 	@uv sync --frozen --quiet
 	@$(RUN) python spark-images/catalog/build_catalog.py
 	@$(RUN) python tests/spark/class_archive.py build/spark.jsa
@@ -80,6 +80,9 @@ kills: setup ## drivers and executors of two Streaming sinks, killed at random p
 fuzz: setup ## every decoder under atheris: RUNS=10000 executions each, or one TARGET=state_diff
 	@for target in $(or $(TARGET),$$($(RUN) python -m persist_kit.fuzz.targets)); do echo "== $$target"; \
 	  $(RUN) --group fuzz python -m persist_kit.fuzz.main $$target --corpus tests/fuzz/corpus --runs $(or $(RUNS),10000) $(if $(GROWN),--grown $(GROWN)) || exit 1; done
+argo: setup ## the Lua for Argo CD with Argo CD's own code, which takes minutes to build
+	@bash .ci/tools.sh argo
+	@$(PYTEST) -q tests/operator/truth/test_kstatus.py -k argo $(ARGS)
 e2e: setup ## on a real kind cluster: create it, install, apply, inject faults, check, remove it (KEEP=1 keeps it)
 	@bash .ci/tools.sh kind helm && bash tests/e2e/run.sh
 bench: setup ## hot paths as ratios against a baseline of the same run
@@ -97,4 +100,4 @@ cluster-down: ## remove the kind cluster
 
 ##@ Gates
 check: setup lint types rooms tidy proto-check crds-check dashboards-check ## all static checks
-.PHONY: help setup setup-demo catalog clean demo fmt lint types rooms tidy docs proto proto-check crds crds-check console-figure dashboards dashboards-check test test-fast generated sim linearizability kills fuzz e2e bench images release cluster-up cluster-down check
+.PHONY: help setup setup-demo catalog clean demo fmt lint types rooms tidy docs proto proto-check crds crds-check console-figure dashboards dashboards-check test test-fast generated sim linearizability kills fuzz argo e2e bench images release cluster-up cluster-down check

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs missing tools: tools.sh NAME... of uv java javac redis versitygw prometheus chromium checker kstatus connector broker kind helm (all of them if none is named).
+# Installs missing tools: tools.sh NAME... of uv java javac redis versitygw prometheus chromium checker kstatus lua connector broker kind helm (all of them if none is named).
 # Each step is idempotent and prints what it did or could not get; the exit code is 1 if a requested tool is missing.
 # Programs go to ~/.cache/persist-operator/bin, which make puts on PATH, jars to ~/.cache/persist-operator/jars; packages come from Debian's apt.
 set -uo pipefail
@@ -93,6 +93,8 @@ go_build() { # NAME FOLDER-OF-TESTS WHAT-FOR: a program of ours; built anew when
 
 get_checker() { go_build persist-linearizability-checker linearizability/checker "Tests of linearizability check histories with it"; }
 get_kstatus() { go_build persist-kstatus operator/truth/kstatus "Tests of statuses read them with it as GitOps tools do"; }
+get_lua() { go_build persist-lua operator/truth/lua "Tests of the Lua for Argo CD run it"; }
+get_argo() { go_build persist-argo operator/truth/argo "The same tests run with Argo CD's own code"; } # minutes; only on request
 
 jars() { # NAME FOLDER-WITH-POM WHAT-FOR: what the pom names, with the checksums beside it, into $JARS/NAME
   local source target=$JARS/$1; source=$(dirname "$(readlink -f "$0")")/../$2
@@ -133,11 +135,11 @@ get_helm() {
   have helm || lacks helm "Install Go 1.26 or newer, then run this again (or see https://helm.sh)."
 }
 
-(($#)) || set -- uv java javac redis versitygw prometheus chromium checker kstatus connector broker kind helm
+(($#)) || set -- uv java javac redis versitygw prometheus chromium checker kstatus lua connector broker kind helm
 for tool in "$@"; do
   case $tool in
-    uv | java | javac | redis | versitygw | prometheus | chromium | checker | kstatus | connector | broker | kind | helm) "get_$tool" ;;
-    *) die "tools.sh knows uv java javac redis versitygw prometheus chromium checker kstatus connector broker kind helm, not $tool" ;;
+    uv | java | javac | redis | versitygw | prometheus | chromium | checker | kstatus | lua | argo | connector | broker | kind | helm) "get_$tool" ;;
+    *) die "tools.sh knows uv java javac redis versitygw prometheus chromium checker kstatus lua argo connector broker kind helm, not $tool" ;;
   esac
 done
 ((${#missing[@]} == 0)) || { printf 'could not get: %s\n' "$(IFS=,; echo "${missing[*]}")" >&2; exit 1; }

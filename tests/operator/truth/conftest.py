@@ -132,16 +132,38 @@ def kstatus_twin():
     return twin
 
 
+def program(name):
+    folders = [os.environ.get("PERSIST_TOOLS"), str(Path.home() / ".cache/persist-operator/bin")]
+    return next((found for path in (None, *folders) if (found := shutil.which(name, path=path))), None)
+
+
+def answers(arguments, resources):
+    """What the program writes, a line for each resource."""
+    text = "\n".join(json.dumps(one) for one in resources)
+    run = subprocess.run(arguments, input=text, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
 @pytest.fixture(scope="session")
 def kstatus():
     """Computes the status of resources with kstatus itself, in one run of the program that `make setup` builds from kstatus/."""
-    folders = [os.environ.get("PERSIST_TOOLS"), str(Path.home() / ".cache/persist-operator/bin")]
-    program = next((found for path in (None, *folders) if (found := shutil.which("persist-kstatus", path=path))), None)
-    assert program, "no persist-kstatus on PATH or in ~/.cache/persist-operator/bin: run `make setup`"
+    found = program("persist-kstatus")
+    assert found, "no persist-kstatus on PATH or in ~/.cache/persist-operator/bin: run `make setup`"
+    return lambda resources: [one["status"] for one in answers([found], resources)]
 
-    def compute(resources):
-        text = "\n".join(json.dumps(one) for one in resources)
-        run = subprocess.run([program], input=text, capture_output=True, text=True, check=True)
-        return [json.loads(line)["status"] for line in run.stdout.splitlines()]
 
-    return compute
+@pytest.fixture(scope="session", params=["persist-lua", "persist-argo"])
+def argo(request):
+    """Runs a script of Argo CD's kind over resources: with the runner of lua/, and with Argo CD's own code where `make argo` built it."""
+    found = program(request.param)
+    if found is None and request.param == "persist-argo":
+        pytest.skip("Argo CD's own code is not built: make argo")
+    assert found, "no persist-lua on PATH or in ~/.cache/persist-operator/bin: run `make setup`"
+
+    def run(mode, script, resources, folder):
+        file = folder / "script.lua"
+        file.write_text(script)
+        return answers([found, mode, str(file)], resources)
+
+    return run

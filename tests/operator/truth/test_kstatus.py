@@ -1,12 +1,16 @@
-"""Every phase of both kinds, evaluated by kstatus itself: a wait (Flux, `kubectl wait`, Argo's rules) lasts exactly as long as the
-resource is in progress.
+"""Every phase of both kinds, evaluated by kstatus itself, and by the Lua for Argo CD: a wait (Flux, `kubectl wait`, Argo CD) lasts exactly as
+long as the resource is in progress.
 """
 
 import dataclasses
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import cel
 import pytest
+import yaml
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.inspection import ReaderInfo
 from persist_engine.model.ownership import Owner
@@ -372,6 +376,78 @@ def test_kstatus_computes_the_expected_status_in_every_phase(shards, sinks, brok
     assert {what: errors for what, one in fitting.items() if (errors := refused(one, one["status"]))} == {}
 
 
+def customizations():
+    """The Lua of the ConfigMap that users merge into Argo CD's: (health or actions, kind) -> script, or discovery and actions."""
+    text = (Path(__file__).parents[3] / "examples/gitops/argocd/argocd-cm.yaml").read_text()
+    data = {tuple(key.split(".", 2)[2].split(".", 1)): value for key, value in yaml.safe_load(text)["data"].items()}
+    return {(part, kind.partition("_")[2]): value for (part, kind), value in data.items()}
+
+
+#: What Argo CD shows of what kstatus computes. Suspended comes first: it is an order, not a fault.
+HEALTH = {CURRENT: "Healthy", IN_PROGRESS: "Progressing", FAILED: "Degraded", "Terminating": "Progressing"}
+
+
+@pytest.mark.slow
+def test_argo_shows_what_kstatus_computes_in_every_phase(shards, sinks, broken, argo, kstatus, tmp_path):
+    kinds = {"PersistShard": shards, "SparkSink": sinks}
+    for kind, resources in kinds.items():
+        every = [*resources.values(), *(one for (_, _), one in broken.items() if one["kind"] == kind)]
+        script = customizations()["health", kind]
+        shown = argo("health", script, every, tmp_path)
+        for resource, health, computed in zip(every, shown, kstatus(every), strict=True):
+            is_suspended = computed != IN_PROGRESS and conditions.is_true(resource["status"], "Suspended")
+            assert health["status"] == ("Suspended" if is_suspended else HEALTH[computed]), (resource, health)
+            assert health["message"]
+        assert argo("health", script, [{**every[0], "status": {}}], tmp_path)[0]["status"] == "Progressing"
+        without = {key: value for key, value in every[0].items() if key != "status"}
+        assert argo("health", script, [without], tmp_path)[0]["status"] == "Progressing"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "spec", "status", "enabled"),
+    [
+        ("PersistShard", {}, {}, {"compact", "gc", "rollup", "verify", "orphan-scan"}),
+        ("PersistShard", {"suspend": True}, {}, set()),
+        (
+            "PersistShard",
+            {"suspend": True},
+            {"plan": {"id": "4f2c", "approved": False}},
+            {"approve"},
+        ),
+        ("SparkSink", {}, {}, {"restart"}),
+        ("SparkSink", {}, {"rollout": {"state": "ReadyToPromote"}}, {"restart", "promote"}),
+        ("SparkSink", {}, {"rollout": {"state": "RolledBack"}}, {"restart"}),
+        ("SparkSink", {"suspend": True}, {"rollout": {"state": "ReadyToPromote"}}, set()),
+    ],
+)
+def test_argo_offers_the_requests_that_can_have_an_effect(kind, spec, status, enabled, argo, tmp_path):
+    resource = {
+        "apiVersion": names.API_VERSION,
+        "kind": kind,
+        "metadata": {"name": "x"},
+        "spec": spec,
+        "status": status,
+    }
+    actions = yaml.safe_load(customizations()["actions", kind])
+    (offered,) = argo("discovery", actions["discovery.lua"], [resource], tmp_path)
+    assert {name for name, one in offered.items() if not one["disabled"]} == enabled
+    scripts = {one["name"]: one["action.lua"] for one in actions["definitions"]}
+    assert scripts.keys() == offered.keys()
+    for name in enabled:
+        (changed,) = argo("action", scripts[name], [resource], tmp_path)
+        (annotation,) = changed["metadata"].pop("annotations").items()
+        assert annotation[0] == f"{names.REQUEST_PREFIX}{name}"
+        is_time = re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", annotation[1])
+        assert annotation[1] == "4f2c" if name == "approve" else is_time
+        assert {**changed, "spec": spec, "status": status} == resource, "nothing else is changed"
+
+
+def test_argo_reads_what_the_lua_says():
+    command = [sys.executable, Path(__file__).parents[3] / "examples/gitops/argocd/build.py", "--check"]
+    assert subprocess.run(command, check=False).returncode == 0
+
+
 def outside(resource):
     """The true outcome conditions, if they are not exactly one of Ready, Reconciling and Stalled. kstatus would have to guess then."""
     status = resource["status"]
@@ -398,3 +474,25 @@ def test_every_reason_of_ready_is_documented():
     known = set(re.findall(r"\b[A-Z][A-Za-z]+\b", text))
     # The reason of a failed end is derived from the class of the failure.
     assert {one for one in reasons if one not in known} == set()
+
+
+def expressions():
+    """The health checks of the Kustomization that users copy, by kind."""
+    text = (Path(__file__).parents[3] / "examples/gitops/flux/shards.yaml").read_text()
+    return {one["kind"]: one for one in yaml.safe_load(text)["spec"]["healthCheckExprs"]}
+
+
+def by_expressions(resource):
+    """As Flux evaluates them (fluxcd/pkg/runtime/cel): the first that is true, in this order; otherwise in progress."""
+    context = {"status": resource["status"], "metadata": resource["metadata"]}
+    checks = expressions()[resource["kind"]]
+    order = {"inProgress": IN_PROGRESS, "failed": FAILED, "current": CURRENT}
+    return next((status for name, status in order.items() if cel.evaluate(checks[name], context)), IN_PROGRESS)
+
+
+def test_the_expressions_for_flux_agree_with_kstatus_in_every_phase(shards, sinks, broken, kstatus_twin):
+    for resource in (*shards.values(), *sinks.values(), *broken.values()):
+        if not resource["metadata"].get("deletionTimestamp"):
+            assert by_expressions(resource) == kstatus_twin(resource), resource["status"]["conditions"]
+    for resource in (shards["healthy"], sinks["completed"]):
+        assert by_expressions({**resource, "status": {}}) == IN_PROGRESS
