@@ -1,0 +1,97 @@
+"""`kubectl persist` on the live cluster: what it shows, what it asks for, what a bundle holds, with the rights of the kubeconfig."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytestmark = [pytest.mark.kind, pytest.mark.timeout(900), pytest.mark.usefixtures("operator_is_there")]
+
+NAMESPACE = "persist-e2e"
+PROGRAM = str(Path(sys.executable).parent / "kubectl-persist")
+
+
+@pytest.fixture
+def plugin(cluster: Any) -> Callable[..., Any]:
+    """Runs `kubectl persist WORDS -n NAMESPACE`; standard output, or the whole process where another exit code is expected."""
+
+    def run(*words: str, code: int = 0, timeout_s: float = 300) -> Any:
+        done = cluster.run(PROGRAM, *words, "-n", NAMESPACE, timeout_s=timeout_s, check=False)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout if code == 0 else done
+
+    return run
+
+
+def test_the_plugin_shows_asks_waits_and_reads(
+    cluster: Any, programs: Any, plugin: Callable[..., Any], new_shard: Callable[..., tuple[str, str]]
+) -> None:
+    quiet = {"compaction": {"mode": "Manual"}, "gc": {"enabled": False}, "rollup": {"everySeqnos": 1000}}
+    shard, shard_id = new_shard("plugin", **quiet)
+    programs.result("write_batches", shard_id, "12", "50")
+    before = programs.result("content", shard_id)
+
+    tree = plugin("status", shard)
+    assert shard in tree
+    assert "Ready" in tree
+    assert any(one["name"] == shard for one in json.loads(plugin("status", "-o", "json")))
+    for verb in ("rollup", "compact", "gc", "verify", "orphans"):
+        assert "Succeeded" in plugin(verb, shard, "--wait", "--timeout", "200"), verb
+    kinds = {run["type"] for run in cluster.status("persistshard", shard)["history"] if run["outcome"] == "Succeeded"}
+    assert kinds >= {"Rollup", "Compaction", "GC", "Verify", "OrphanScan"}
+    history = plugin("history", shard)
+    assert all(kind in history for kind in ("Compaction", "Verify"))
+    assert cluster.condition("persistshard", shard, "Verified")["status"] == "True"
+    assert "Succeeded" in plugin("logs", shard)
+    assert shard in plugin("top")
+    plugin("plan", shard)
+    plugin("holds", shard)
+
+    rows = plugin("read", shard, "--pod", "--count", "--json")
+    assert json.loads(rows.strip().splitlines()[-1]) == {"rows": before["rows"]}
+    left = [pod["metadata"]["name"] for pod in cluster.items("pods") if "-kubectl-" in pod["metadata"]["name"]]
+    assert not left, "the pod of a read is deleted"
+
+    plugin("suspend", shard)
+    cluster.wait_condition("persistshard", shard, "Suspended", timeout_s=60)
+    late = plugin("rollup", shard, "--wait", "--timeout", "3", code=2)
+    assert "suspended" in late.stderr
+    plugin("resume", shard)
+    cluster.wait_condition("persistshard", shard, "Ready", timeout_s=60)
+    assert "absent" in plugin("status", "absent", code=1).stderr
+    assert programs.result("content", shard_id)["hash"] == before["hash"]
+
+
+def test_a_support_bundle_of_the_live_cluster_holds_no_secret(
+    cluster: Any, plugin: Callable[..., Any], new_shard: Callable[..., tuple[str, str]], tmp_path: Path
+) -> None:
+    shard, _ = new_shard("bundle")
+    plugin("report", "--file", str(tmp_path / "report.zip"))
+    with zipfile.ZipFile(tmp_path / "report.zip") as bundle:
+        texts = {name: bundle.read(name).decode() for name in bundle.namelist()}
+    assert shard in texts["status.txt"]
+    assert any(name.startswith("operator/") and name.endswith(".log") for name in texts)
+    held = cluster.get("secret", "persist-store", namespace=NAMESPACE)["data"]
+    for name in ("redis-password", "secret-key"):
+        secret = base64.b64decode(held[name]).decode()
+        for path, text in texts.items():
+            assert secret not in text, path
+            assert held[name] not in text, path
+
+
+def test_the_plugin_says_which_right_is_missing(cluster: Any, plugin: Callable[..., Any], tmp_path: Path) -> None:
+    cluster.kubectl("create", "serviceaccount", "looker", check=False)
+    config = yaml.safe_load(cluster.kubectl("config", "view", "--raw", "--minify"))
+    config["users"][0]["user"] = {"token": cluster.kubectl("create", "token", "looker").strip()}
+    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    refused = plugin("status", "--kubeconfig", str(tmp_path / "config"), code=1)
+    assert "list" in refused.stderr
+    assert "persistshards" in refused.stderr
