@@ -290,10 +290,12 @@ def required(house):
 def test_a_plan_waits_for_its_approval_and_only_its_own(house):
     required(house)
     assert house.started is None
+    assert [one.reason for one in house.plan.notes] == ["AwaitingApproval"]
     assert house.current[:2] == ("False", "AwaitingApproval")
     assert house.next["approved"] is False
     plan_id = house.next["id"]
     assert f"{APPROVE}={plan_id}" in house.current[2]
+    assert house.step(NOON + 50_000).plan.notes == (), "said once"
     house.annotations = {APPROVE: "compact-000000000000"}
     house.step(NOON + 60_000)
     assert house.started is None

@@ -350,7 +350,7 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
         now_ms,
         requeue_after_s=case.settings.loop.inspect_seconds,
         actions=(*_evolve(case, schema), *((advance,) if advance else ()), *started),
-        notes=(*folded.notes, *recoveries, *answers),
+        notes=(*folded.notes, *recoveries, *answers, *next_run.announcement(shard, ahead)),
     )
     return refusals.with_refusals(
         plan,

@@ -67,7 +67,8 @@ def outlook(
     """What is next for the shard. A kind of which a run is under way is not. `is_refused`: see maintenance.runner_of. `is_renewed`: whether
     a plan that is on the status already gets new estimates.
     """
-    ahead = Outlook(horizon_ms=windows.horizon_ms(shard.spec.windows, now_ms))
+    owes = inspection.waits_from_ms is not None
+    ahead = Outlook(horizon_ms=windows.horizon_ms(shard.spec.windows, now_ms) if owes else now_ms)
     if inspection.is_tombstone:
         return ahead
     going = {run.kind for run in runs if not run.phase.finished}
@@ -99,6 +100,14 @@ def outlook(
         )
         return replace(ahead, plan=plan, gate=found)
     return ahead
+
+
+def announcement(shard: Shard, ahead: Outlook) -> tuple[Note, ...]:
+    """The Event of a plan that begins to wait for an approval."""
+    hold, known = ahead.hold, shard.known.plan
+    if hold is None or hold.reason != "AwaitingApproval" or (known.id == ahead.plan.id and known.approved is False):
+        return ()
+    return (Note("Normal", hold.reason, hold.message),)
 
 
 def answer_to_approval(shard: Shard, plan: PlannedRun) -> tuple[str | None, tuple[Note, ...]]:
