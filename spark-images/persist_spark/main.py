@@ -59,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     compact.add_argument("--blob", required=True, help="the address of its blob store")
     compact.add_argument("--consensus", required=True, help="the address of its consensus store")
     compact.add_argument("--full", action="store_true", help="merge all batches into one, not only those that are due")
+    compact.add_argument("--max-bytes", type=int, help="leave out merges that would read more than this together")
     compact.add_argument("--pod", help="the name of the pod that this process runs in, which then owns its executors")
     compact.add_argument("--host", help="the address of this pod, at which its executors reach it")
     for command in (driver, compact):
@@ -98,9 +99,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.properties:
         use_properties(arguments.properties, os.environ, {name: value for name, value in own.items() if value})
     if compacts:
-        return run_compact(
-            CompactionSpec(arguments.shard, arguments.blob, arguments.consensus, full=arguments.full), arguments.report
+        compaction = CompactionSpec(
+            arguments.shard,
+            arguments.blob,
+            arguments.consensus,
+            full=arguments.full,
+            max_bytes=arguments.max_bytes,
         )
+        return run_compact(compaction, arguments.report)
     return run_driver(
         arguments.spec,
         arguments.report,

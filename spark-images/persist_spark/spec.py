@@ -193,6 +193,8 @@ class CompactionSpec:
     consensus: str
     full: bool = False
     """Whether all batches are merged into one."""
+    max_bytes: int | None = None
+    """What the merges may read together, unless `full`; None without a bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ LABELS = {
     "app.kubernetes.io/component",
     "app.kubernetes.io/name",
 }
-REQUESTS = {"compact", "rollup", "gc", "verify", "orphan-scan", "restart", "promote"}
+REQUESTS = {"compact", "rollup", "gc", "verify", "orphan-scan", "restart", "promote", "approve"}
 
 
 def alerts() -> list[dict[str, Any]]:
@@ -97,10 +97,11 @@ def check_kubectl(words: list[str]) -> None:
             assert path.startswith("metadata.") or has_field(path), path
     if verb == "annotate":
         (asked,) = [word for word in plain if "=" in word]
-        request = re.fullmatch(r"persistshard\.io/request-([a-z]+)=now", asked)
+        request = re.fullmatch(r"persistshard\.io/request-(?:([a-z]+)=now|(approve)=ID)", asked)
         assert request, asked
-        assert request[1] in REQUESTS
-        assert (plain[0] == "ssink") == (request[1] in {"restart", "promote"})
+        asked = request[1] or request[2]
+        assert asked in REQUESTS
+        assert (plain[0] == "ssink") == (asked in {"restart", "promote"})
 
 
 def check_persist(words: list[str]) -> None:

@@ -13,6 +13,8 @@ from persist_engine.codec.keys import blob_key
 from persist_engine.parts.listings import new_part_key
 from persist_engine.work.audit.orphans import scan_orphans
 from persist_kit.servers import redis_server, s3_server
+from persist_operator.api.shard import Window
+from persist_operator.plan.waiting import windows
 from typer.testing import CliRunner
 
 SPEC = {"retention": {"sinceLagSeconds": 3600}, "compaction": {"deadlineSeconds": 6 * 3600}}
@@ -74,6 +76,23 @@ def test_nothing_is_left_on_an_idle_shard_over_files(on_files, inline_bytes):
     before = len(kept.full)
     kept.pass_ms(24 * HOUR_MS, step_ms=HOUR_MS)
     assert len(kept.full) == before, "a shard that owes nothing is left alone"
+
+
+def test_windows_are_kept_while_the_deadline_is(on_files):
+    """The merge is due outside the windows. It takes place in the one before, also on an idle shard, whose since would not have moved."""
+    schedule = {"schedule": "0 */3 * * *", "durationSeconds": 3600, "timeZone": "Etc/UTC"}
+    kept = on_files(spec={**SPEC, "maintenance": {"windows": [schedule]}})
+    window, merged = [Window.of(schedule)], []
+
+    def note(action):
+        if action.kind == "compaction":
+            merged.append(kept.env.now_ms())
+        return False
+
+    kept.fails = note
+    forget(kept)
+    assert len(merged) == 1
+    assert windows.is_open(window, merged[0])
 
 
 @pytest.mark.redis

@@ -113,6 +113,9 @@ def compact(
     full: Annotated[
         bool, typer.Option("--full", help="Merge all batches into one, so that everything retracted before since goes.")
     ] = False,
+    max_bytes: Annotated[
+        int | None, typer.Option(min=0, help="Leave out merges that would read more than this many bytes together.")
+    ] = None,
     claim_age: ClaimAge = 0.0,
     memory: MemoryMib = MEMORY_MIB,
     give_up: GiveUp = GIVE_UP_S,
@@ -129,8 +132,10 @@ def compact(
         if full:
             return force_compaction(machine, full=True, on_read=reading(bar))
 
-        return [*compact_due(machine, max_requests, on_read=reading(bar))]
+        return [*compact_due(machine, max_requests, max_bytes=max_bytes, on_read=reading(bar))]
 
+    if full and max_bytes is not None:
+        raise typer.BadParameter("--full is one merge of everything: leave out --max-bytes")
     shard_id = one_shard(shard_argument, shard)
     claim_ms = round(claim_age * 1000)
     run_work(

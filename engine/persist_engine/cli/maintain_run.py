@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,7 @@ def run_work(
     """
     check_can_write(report, "--report")
     started_s = time.monotonic()
+    done = _Done()
     try:
         with connected(blob, consensus, give_up, claim_ms=claim_ms, memory_mib=memory_mib) as client:
             try:
@@ -50,24 +52,50 @@ def run_work(
                 outcomes, seqno = [unreadable(error)], SeqNo(0)
             else:
                 with progress_bar(kind, quiet=as_json) as bar:
-                    outcomes = work(machine, bar)
+                    outcomes = work(machine, done.counted(bar))
                 seqno = machine.state.seqno
     except PersistError as error:
         from persist_engine.work.outcome import failure_report
 
         duration_ms = round((time.monotonic() - started_s) * 1000)
         failed = failure_report(kind, shard_id, f"{error.kind.value}: {error}", duration_ms=duration_ms)
-        _write_report(report, failed)
+        # The bar of a compaction counts the bytes that were read. They were read in vain, and they cost the same.
+        read = {"bytes_read": done.count} if kind == "Compaction" else {}
+        _write_report(report, failed | read | {"cpu_ms": _cpu_ms()})
         raise
     from persist_engine.work.outcome import summary
 
-    total = [outcome.to_json() for outcome in outcomes] if kind == "Auto" else summary(kind, shard_id, seqno, outcomes)
+    total: Any = [outcome.to_json() for outcome in outcomes]
+    if kind != "Auto":
+        total = summary(kind, shard_id, seqno, outcomes) | {"cpu_ms": _cpu_ms()}
     _write_report(report, total)
     if as_json:
         print_json(_with_deleted(total, outcomes))
         return
     rows = [(o.type, o.ending.value, o.message, o.duration_ms) for o in outcomes]
     print_rows(("work", "outcome", "what", "ms"), rows or [(kind, "Skipped", "nothing was due", 0)])
+
+
+class _Done:
+    """How far the work has come, as its bar shows it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def counted(self, bar: Bar) -> Bar:
+        """`bar`, which also counts here."""
+
+        def show(done: float, total: float, text: str = "") -> None:
+            self.count = round(done)
+            bar(done, total, text)
+
+        return show
+
+
+def _cpu_ms() -> int:
+    """The CPU time of this process so far, in user and system mode."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return round((used.ru_utime + used.ru_stime) * 1000)
 
 
 def _with_deleted(total: Any, outcomes: list[Outcome]) -> Any:

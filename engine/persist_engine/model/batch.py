@@ -269,6 +269,11 @@ class HollowBatch:
         return sum(part.hollow_bytes + part.inline_bytes for part in self.parts)
 
     @property
+    def net_updates(self) -> int:
+        """The sum of the diffs of all updates. A part whose sum is not known, or wraps, counts its updates."""
+        return sum(part.rows if part.diffs_sum is None or part.sum_wraps else part.diffs_sum for part in self.parts)
+
+    @property
     def inline_bytes(self) -> int:
         """Bytes in state."""
         return sum(part.inline_bytes for part in self.parts)

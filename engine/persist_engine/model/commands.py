@@ -323,12 +323,13 @@ class Exerted:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimCompactions:
     """Take over up to `max_requests` compactions, oldest first, that have no claim younger than `claim_ms`.
-    `claim_min_version`: see CompareAndAppend.
+    `claim_min_version`: see CompareAndAppend. With `max_bytes`, one is left out whose inputs do not fit beside those taken before it.
     """
 
     max_requests: int
     claim_ms: int
     claim_min_version: str | None = None
+    max_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

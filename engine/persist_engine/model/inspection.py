@@ -17,6 +17,9 @@ from persist_engine.model.rebirth import is_recovered_from
 from persist_engine.model.spine.owed import waits_after_merge_ms, waits_from_ms
 from persist_engine.model.state import COMMIT_INFO, ShardState
 
+#: What a report can say.
+_COUNT_MAX = (1 << 63) - 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderInfo:
@@ -47,11 +50,12 @@ class Inspection:
     """One shard at one version. Frontiers are times, None when closed; seqnos are plain numbers.
 
     `batches` counts hollow batches, `spine_batches` the logical batches that they form. Compaction debt: `compaction_requests` counts the
-    spine batches that are not compact; they hold `uncompacted_batches` hollow batches and `compaction_bytes` bytes. Deletion debt
-    (model.spine.owed): `waits_from_ms` is since when the oldest retraction in the newest version waits, and `waits_after_merge_ms` what
-    a merge of everything would leave; `uncollected_from_ms` is since when one waits in what older versions name; None: none does.
-    `gc_seqnos` versions can be truncated now. `retain_ms` is the retention (None: none); it holds since at `retained_since`. The client
-    fills in `key_schema` and `val_schema` as DDL.
+    spine batches that are not compact; they hold `uncompacted_batches` hollow batches and `compaction_bytes` bytes, the smallest of them
+    `smallest_request_bytes` (None: there is none). `net_updates` is the sum of all diffs, or 0 if it is negative, and `merged_updates`
+    counts the updates of the largest spine batch that is compact. Deletion debt (model.spine.owed): `waits_from_ms` is since when the
+    oldest retraction in the newest version waits, and `waits_after_merge_ms` what a merge of everything would leave;
+    `uncollected_from_ms` is since when one waits in what older versions name; None: none does. `gc_seqnos` versions can be truncated now.
+    `retain_ms` is the retention (None: none); it holds since at `retained_since`. The client fills in `key_schema` and `val_schema` as DDL.
     """
 
     shard_id: str
@@ -81,6 +85,9 @@ class Inspection:
     gc_seqnos: int
     compaction_requests: int
     compaction_bytes: int
+    smallest_request_bytes: int | None = None
+    net_updates: int = 0
+    merged_updates: int = 0
     waits_from_ms: int | None = None
     waits_after_merge_ms: int | None = None
     uncollected_from_ms: int | None = None
@@ -94,6 +101,15 @@ class Inspection:
     """Tag of the log's newest entry, in hex."""
     known_tag: str | None = None
     """Tag of the entry at the requested seqno; None if that entry is not live or no seqno was requested."""
+
+    @property
+    def amplification_percent(self) -> int | None:
+        """The updates in percent of those that a merge of everything leaves at best: one for each row that is not retracted. None when it
+        can leave nothing of them.
+        """
+        if not self.updates:
+            return 100
+        return 100 * self.updates // self.net_updates if self.net_updates else None
 
     @property
     def owed_from_ms(self) -> int | None:
@@ -131,6 +147,7 @@ def inspection_of(
     rollup_seqno, rollup = latest_rollup(state)
     retained = retained_since(state)
     due = [batch for batch in trace.spine_batches() if not batch.is_compact]
+    sizes_bytes = [batch.sizes.blob_bytes + batch.sizes.inline_bytes for batch in due]
     return Inspection(
         shard_id=str(state.shard_id),
         seqno=int(state.seqno),
@@ -158,7 +175,10 @@ def inspection_of(
         earliest_seqno=earliest_seqno,
         gc_seqnos=collectable_versions(rollup_at_or_below(state, seqno_since(state)), earliest=earliest_seqno),
         compaction_requests=len(due),
-        compaction_bytes=sum(batch.sizes.blob_bytes + batch.sizes.inline_bytes for batch in due),
+        compaction_bytes=sum(sizes_bytes),
+        smallest_request_bytes=min(sizes_bytes, default=None),
+        net_updates=min(max(0, sum(batch.net_updates for batch in trace.spine_batches())), _COUNT_MAX),
+        merged_updates=max((batch.rows for batch in trace.spine_batches() if batch.is_compact), default=0),
         waits_from_ms=waits_from_ms(trace),
         waits_after_merge_ms=waits_after_merge_ms(trace, now_ms=now_ms),
         uncollected_from_ms=uncollected_from_ms,

@@ -30,7 +30,7 @@ from persist_engine.model.queries import (
     rollup_seqnos,
 )
 from persist_engine.model.shared_map import SharedMap
-from persist_engine.model.spine.trace import MergeOutcome, Trace
+from persist_engine.model.spine.trace import MergeOutcome, MergeReq, Trace
 from persist_engine.model.state import CriticalReader, LeasedReader, ShardState
 
 __all__ = ["Applied", "Refused", "transition"]
@@ -263,12 +263,24 @@ def _claim_compactions(state: ShardState, cmd: c.ClaimCompactions, now_ms: int) 
         claimed_until_ms=now_ms + cmd.claim_ms,
         min_version=cmd.claim_min_version,
     )
-    requests = free[: max(cmd.max_requests, 0)]
+    requests = _fitting(free, cmd.max_bytes)[: max(cmd.max_requests, 0)]
     if not requests or is_tombstone(state):
         return Refused(c.CompactionsClaimed())
     for request in requests:
         trace = trace.claim(request.id, now_ms)
     return Applied(replace(state, trace=trace), c.CompactionsClaimed(requests))
+
+
+def _fitting(requests: tuple[MergeReq, ...], max_bytes: int | None) -> tuple[MergeReq, ...]:
+    """The requests, in their order, without those that do not fit beside the ones before. Only a bound looks into the inputs."""
+    if max_bytes is None:
+        return requests
+    left, out = max_bytes, []
+    for request in requests:
+        if request.size_bytes <= left:
+            left -= request.size_bytes
+            out.append(request)
+    return tuple(out)
 
 
 def _raise_staging_floor(state: ShardState, cmd: c.RaiseStagingFloor) -> Applied | Refused:

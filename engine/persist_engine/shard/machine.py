@@ -325,13 +325,18 @@ class Machine:
             self.metrics.count("shard_compactions_applied", shard=self.shard_id)
         return answer.outcome, maintenance
 
-    def claim_compactions(self, *, max_requests: int) -> tuple[commands.CompactionsClaimed, Maintenance]:
-        """Claims up to `max_requests` unclaimed compactions. Requests lost to an unknown outcome are offered again when the claim
-        lapses.
+    def claim_compactions(
+        self, *, max_requests: int, max_bytes: int | None = None
+    ) -> tuple[commands.CompactionsClaimed, Maintenance]:
+        """Claims up to `max_requests` unclaimed compactions, whose inputs have at most `max_bytes` together. Requests lost to an unknown
+        outcome are offered again when the claim lapses.
         """
         due = self.settings.compaction
         command = commands.ClaimCompactions(
-            max_requests=max_requests, claim_ms=due.claim_ms, claim_min_version=due.claim_min_version
+            max_requests=max_requests,
+            claim_ms=due.claim_ms,
+            claim_min_version=due.claim_min_version,
+            max_bytes=max_bytes,
         )
         return self._idempotent(command, commands.CompactionsClaimed)
 

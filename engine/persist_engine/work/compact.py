@@ -51,12 +51,14 @@ def compact_due(
     machine: Machine,
     max_requests: int = REQUESTS_MAX,
     *,
+    max_bytes: int | None = None,
     on_read: OnBytesRead | None = None,
     attempts: Attempts | None = None,
     merger: Merger | None = None,
 ) -> list[CompactOutcome]:
     """Claims up to `max_requests` unclaimed compactions and does them, oldest first. Returns one outcome for each. When one raises, the
-    others are still done; then the errors are raised as by `Attempts.end`, or left to the caller's `attempts`.
+    others are still done; then the errors are raised as by `Attempts.end`, or left to the caller's `attempts`. With `max_bytes`, those are
+    left out whose inputs do not fit beside the older ones. A merge that takes several passes reads more than its inputs.
 
     Claims older than `settings.compaction.claim_ms` count as abandoned. A compaction done twice is harmless: one result is applied, and the
     other is deleted.
@@ -65,12 +67,12 @@ def compact_due(
         _log.warning("compaction of shard %s is disabled", machine.shard_id, extra={"shard": machine.shard_id})
         return []
     machine.refresh()
-    claimed, _ = machine.claim_compactions(max_requests=max_requests)
+    claimed, _ = machine.claim_compactions(max_requests=max_requests, max_bytes=max_bytes)
     outcomes: list[CompactOutcome] = []
     tried = attempts or Attempts(machine.shard_id)
-    others_bytes = sum(_input_bytes(req) for req in claimed.requests)
+    others_bytes = sum(req.size_bytes for req in claimed.requests)
     for req in claimed.requests:
-        others_bytes -= _input_bytes(req)
+        others_bytes -= req.size_bytes
         progress = None if on_read is None else partial(_add_others, on_read, others_bytes)
         with tried.of(f"compaction {req.id} {req.desc}"):
             outcomes.append(compact(machine, req, on_read=progress, merger=merger))
@@ -78,10 +80,6 @@ def compact_due(
     if attempts is None:
         tried.end()
     return outcomes
-
-
-def _input_bytes(req: MergeReq) -> int:
-    return sum(batch.size_bytes for _, batch in req.inputs)
 
 
 def _add_others(on_read: OnBytesRead, others_bytes: int, count: int, own_bytes: int) -> None:

@@ -44,6 +44,8 @@ ANNOTATION_PROGRESS = f"{GROUP}/progress"
 ANNOTATION_TAKE_OVER = f"{GROUP}/take-over"
 #: `request-gc: <token>`; a request is new while its token differs from status.lastHandledRequests.gc.
 REQUEST_PREFIX = f"{GROUP}/request-"
+#: `request-approve: <id of status.plan>`
+APPROVE = "approve"
 
 #: Of pods that inspect a shard on inline storage: the value of LABEL_KIND, and the word in their names.
 INSPECTION, _INSPECT = "inspection", "inspect"

@@ -17,6 +17,7 @@ from persist_operator.api import quantity
 from persist_operator.api.inline_storage import InlineRefused, inline_addresses
 from persist_operator.api.resource import Meta
 from persist_operator.api.shard_status import ShardStatus
+from persist_operator.api.sink import Schedule
 from persist_operator.settings import OperatorSettings
 
 #: Mount path of the profile's Secret in a pod that uses one profile.
@@ -66,6 +67,20 @@ class ShardSchema:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A window of maintenance: it is open from each tick of `schedule` for `duration_seconds` of elapsed time."""
+
+    schedule: Schedule
+    duration_seconds: int
+
+    @classmethod
+    def of(cls, window: Mapping[str, Any]) -> Window:
+        """From one item of `maintenance.windows`."""
+        schedule = Schedule(cron=window["schedule"], time_zone=window["timeZone"], starting_deadline_seconds=None)
+        return cls(schedule=schedule, duration_seconds=window["durationSeconds"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSpec:
     """The spec of a PersistShard. Names of fields carry the unit."""
 
@@ -76,6 +91,7 @@ class ShardSpec:
     since_lag_seconds: int
     compaction_mode: str
     max_uncompacted_batches: int
+    max_amplification_percent: int | None
     deadline_seconds: int
     memory_limit: str
     compaction_runner: Literal["Auto", "Pod", "Spark"]
@@ -90,6 +106,10 @@ class ShardSpec:
     orphans_interval_seconds: int
     verify_mode: Literal["Off", "Metadata", "Full"]
     verify_interval_seconds: int
+    needs_approval: bool
+    windows: tuple[Window, ...]
+    """When compactions may start; at any time when there are none."""
+    max_rewrite_bytes_per_day: int | None
     priority_class_name: str | None
     service_account_name: str | None
     maintenance_template: Mapping[str, Any]
@@ -101,6 +121,7 @@ class ShardSpec:
     def of(cls, spec: Mapping[str, Any]) -> ShardSpec:
         """From a JSON object with defaults filled in."""
         schema, maintenance = spec.get("schema"), spec["maintenance"]
+        budget = maintenance.get("maxRewriteBytesPerDay")
         return cls(
             shard_id=spec.get("shardId"),
             storage_profile=spec.get("storageProfile"),
@@ -109,6 +130,7 @@ class ShardSpec:
             since_lag_seconds=spec["retention"]["sinceLagSeconds"],
             compaction_mode=spec["compaction"]["mode"],
             max_uncompacted_batches=spec["compaction"]["maxUncompactedBatches"],
+            max_amplification_percent=spec["compaction"].get("maxSpaceAmplificationPercent"),
             deadline_seconds=spec["compaction"]["deadlineSeconds"],
             memory_limit=str(spec["compaction"]["memoryLimit"]),
             compaction_runner=spec["compaction"]["runner"],
@@ -123,6 +145,9 @@ class ShardSpec:
             orphans_interval_seconds=spec["gc"]["orphans"]["intervalSeconds"],
             verify_mode=spec["verify"]["mode"],
             verify_interval_seconds=spec["verify"]["intervalSeconds"],
+            needs_approval=maintenance["approval"] == "Required",
+            windows=tuple(map(Window.of, maintenance.get("windows") or ())),
+            max_rewrite_bytes_per_day=None if budget is None else quantity.to_bytes(budget),
             priority_class_name=maintenance.get("priorityClassName"),
             service_account_name=maintenance.get("serviceAccountName"),
             maintenance_template=maintenance.get("template") or {},

@@ -18,6 +18,10 @@ Outcome = Literal["Succeeded", "Failed", "Skipped", "Conflict"]
 Runner = Literal["Pod", "Spark"]
 #: What a verification found.
 Verdict = Literal["Verified", "MissingBlobs", "Corrupt"]
+#: What holds a compaction back that is wanted.
+WaitReason = Literal["AwaitingApproval", "WindowClosed", "BudgetExhausted"]
+#: The kinds of run that status.plan names.
+WorkType = Literal["Compaction", "Rollup", "GC"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +73,7 @@ class Storage(Block):
     parts: int | None = None
     updates: int | None = None
     live_bytes: int | None = None
+    amplification_percent: int | None = None
     inline_bytes: int | None = None
     rollups: int | None = None
     latest_rollup_seqno: int | None = None
@@ -112,7 +117,9 @@ class Debt(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upkeep(Block):
-    """Maintenance of one kind. `job_name` is the newest run, `settled_job` the newest run that ended."""
+    """Maintenance of one kind. `job_name` is the newest run, `settled_job` the newest run that ended, `planned_bytes` the estimate of the
+    newest compaction. `wait_reason` says what `next_run_time` waits for; without one, it is the wait after the last run.
+    """
 
     last_attempt_time: str | None = None
     last_success_time: str | None = None
@@ -120,11 +127,13 @@ class Upkeep(Block):
     last_reason: str | None = None
     last_duration_seconds: int | None = None
     next_run_time: str | None = None
+    wait_reason: WaitReason | None = None
     consecutive_failures: int | None = None
     last_seqno: int | None = None
     retry: int | None = None
     job_name: str | None = None
     runner: Runner | None = None
+    planned_bytes: int | None = None
     settled_job: str | None = None
     message: str | None = None
 
@@ -152,6 +161,28 @@ class Looks(Block):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRun(Block):
+    """The run that the operator would start next, and why, also while nothing may start. `approved`: no approval is missing."""
+
+    id: str | None = None
+    type: WorkType | None = None
+    reason: str | None = None
+    runner: Runner | None = None
+    estimated_bytes: int | None = None
+    estimated_seconds: int | None = None
+    created_time: str | None = None
+    approved: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewrittenHour(Block):
+    """The bytes that compactions read which ended in the hour that begins at `time`."""
+
+    time: str | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UpkeepRun(Block):
     """One maintenance run that ended."""
 
@@ -166,6 +197,7 @@ class UpkeepRun(Block):
     bytes_written: int | None = None
     blobs_deleted: int | None = None
     diffs_truncated: int | None = None
+    cpu_seconds: int | None = None
     message: str | None = None
 
 
@@ -184,6 +216,8 @@ class ShardStatus(Block):
     holds: Holds = Holds()
     debt: Debt = Debt()
     verification: Verification = Verification()
+    plan: PlannedRun = PlannedRun()
+    rewritten: tuple[RewrittenHour, ...] | None = None
     maintenance: Mapping[MaintenanceKind, Upkeep] | None = None
     inspection: Looks | None = None
     last_handled_requests: Mapping[str, str] | None = None

@@ -48,7 +48,7 @@ for _name, _command in engine_commands.COMMANDS.items():
 app.command()(ui)
 KINDS = {"PersistShard": ("pshard", "persistshard", "persistshards"), "SparkSink": ("ssink", "sparksink", "sparksinks")}
 REQUESTS = {
-    **dict.fromkeys(("rollup", "compact", "gc", "verify", "orphan-scan", "accept-log"), "PersistShard"),
+    **dict.fromkeys(("rollup", "compact", "gc", "verify", "orphan-scan", "accept-log", names.APPROVE), "PersistShard"),
     "restart": "SparkSink",
     "promote": "SparkSink",
 }
@@ -360,12 +360,16 @@ def logs(
 @app.command()
 def request(
     what: Annotated[
-        str, typer.Argument(help="rollup, compact, gc or accept-log of a shard; restart or promote of a sink.")
+        str, typer.Argument(help="rollup, compact, gc, approve or accept-log of a shard; restart or promote of a sink.")
     ],
     name: Annotated[str, typer.Argument(help="Name of the shard or sink.")],
     state: State = STATE,
+    plan: Annotated[
+        str | None,
+        typer.Option(help="With approve: the id of the plan, as `describe` shows it; default: the one that waits."),
+    ] = None,
 ) -> None:
-    """Request one run now, due or not: sets the annotation persistshard.io/request-..., as on a cluster.
+    """Request one run now, due or not, or approve a plan: sets the annotation persistshard.io/request-..., as on a cluster.
 
     The next `up` carries it out, or the `up --watch` that runs.
 
@@ -373,11 +377,25 @@ def request(
     """
     if what not in REQUESTS:
         raise InvalidUsage(f"unknown request {what!r}; use {', '.join(REQUESTS)}")
+    if plan is not None and what != names.APPROVE:
+        raise InvalidUsage(f"--plan is for {names.APPROVE}, not for {what}: leave it out")
     env = SystemEnv()
     objects, kind = Objects(state, env), REQUESTS[what]
-    _one(objects, kind, name)
-    objects.annotate(kind, name, f"{names.REQUEST_PREFIX}{what}", str(env.now_ms()))
+    document = _one(objects, kind, name)
+    token = _plan_to_approve(document, plan) if what == names.APPROVE else str(env.now_ms())
+    objects.annotate(kind, name, f"{names.REQUEST_PREFIX}{what}", token)
     typer.echo(f"{kind.lower()}/{name} {what} requested; `persist local up` carries it out")
+
+
+def _plan_to_approve(document: Document, wanted: str | None) -> str:
+    """The id of the plan that waits for an approval. InvalidUsage when none does, or when another one than `wanted` does."""
+    name, found = document["metadata"]["name"], (document.get("status") or {}).get("plan", {})
+    waits = found.get("id") if found.get("approved") is False else None
+    if waits is None:
+        raise InvalidUsage(f"no plan of {name} waits for an approval; see `persist local describe pshard {name}`")
+    if wanted not in {None, waits}:
+        raise InvalidUsage(f"the plan of {name} that waits is {waits}, not {wanted}: {found.get('reason', '')}")
+    return str(waits)
 
 
 @app.command()

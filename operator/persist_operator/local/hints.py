@@ -5,7 +5,7 @@ Pure.
 from __future__ import annotations
 
 from persist_operator.api import names
-from persist_operator.plan.hints import Expire, Hint, Recover, Request, Restart, Restore, TakeOver, Words
+from persist_operator.plan.hints import Approve, Expire, Hint, Recover, Request, Restart, Restore, TakeOver, Words
 
 
 def local_words(name: str) -> Words:
@@ -17,6 +17,8 @@ def local_words(name: str) -> Words:
                 return f"mend the input, then `persist local run {name}`"
             case Request(verb):
                 return f"run `persist local request {verb} {name}`"
+            case Approve(plan_id):
+                return f"run `persist local request {names.APPROVE} {name} --plan {plan_id}`"
             case Recover():
                 return f"`persist local admin recover {name}`"
             case Restore():

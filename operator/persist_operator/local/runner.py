@@ -370,7 +370,12 @@ class LocalRunner:
         until_ms = self._env.now_ms() + _PATIENCE_MS
         blocks = _upkeep(plan)
         kinds = maintenance.automatic_kinds(shard)
-        soon = [kind for kind in kinds if maintenance.not_before_ms(blocks.get(kind, Upkeep())) <= until_ms]
+        soon = [
+            kind
+            for kind in kinds
+            if blocks.get(kind, Upkeep()).wait_reason is None
+            and maintenance.not_before_ms(blocks.get(kind, Upkeep())) <= until_ms
+        ]
         return any(maintenance.debt_reason(shard, inspected, blocks, kind) for kind in soon)
 
     @staticmethod

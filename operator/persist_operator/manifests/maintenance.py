@@ -148,7 +148,7 @@ def arguments(action: StartMaintenance, blob: str, consensus: str, *, memory: st
         "--consensus", consensus,
         "--report", TERMINATION_LOG,
         "--json",
-        *(("--full",) if action.full else ()),
+        *bounds(full=action.full, max_bytes=action.max_bytes),
         *(() if bound is None else ("--memory-mib", str(quantity.to_mebibytes(bound)))),
         *(() if action.audit is None else _audit_options(action.audit)),
     ]  # fmt: skip
@@ -159,3 +159,10 @@ def _audit_options(audit: Audit) -> tuple[str, ...]:
         return ("--mode", audit.mode)
     limit = () if audit.deletes_max is None else ("--max-deletes", str(audit.deletes_max))
     return ("--older-than-seconds", str(audit.min_age_seconds), *limit)
+
+
+def bounds(*, full: bool, max_bytes: int | None) -> list[str]:
+    """How much of the work a run does, as options of the engine's command and of that of the Spark image."""
+    if full:
+        return ["--full"]
+    return [] if max_bytes is None else ["--max-bytes", str(max_bytes)]

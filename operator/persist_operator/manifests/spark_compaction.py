@@ -87,8 +87,14 @@ def arguments(action: StartMaintenance, *, credentials_dir: str, properties: str
     """The command line of `persist-spark`, without what only a pod needs."""
     blob, consensus = action.location.urls(credentials_dir)
     stores = ["--blob", blob, "--consensus", consensus]
-    whole = ["--full"] if action.full else []
-    return ["compact", "--shard", action.shard_id, *stores, "--properties", properties, "--report", report, *whole]
+    return [
+        "compact",
+        "--shard", action.shard_id,
+        *stores,
+        "--properties", properties,
+        "--report", report,
+        *maintenance.bounds(full=action.full, max_bytes=action.max_bytes),
+    ]  # fmt: skip
 
 
 def _container(action: StartMaintenance, plain: dict[str, Any], settings: OperatorSettings) -> dict[str, Any]:

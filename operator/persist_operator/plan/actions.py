@@ -75,6 +75,8 @@ class StartMaintenance(StartJob):
     memory: str | None
     full: bool = False
     """Whether a compaction merges all batches, and a collection goes on until nothing released is left."""
+    max_bytes: int | None = None
+    """Of a compaction: what its merges may read together; None without a bound. A full one is one merge, and has none."""
     runner: Runner | None = None
     """Of a compaction: where it runs. None for other kinds."""
     spark_executors: int = 0

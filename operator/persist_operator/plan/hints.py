@@ -25,6 +25,13 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Approve:
+    """Approve the plan of this id for this resource."""
+
+    plan_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Recover:
     """Look at what a lost shard left behind, and recover it."""
 
@@ -61,7 +68,7 @@ class Expire:
         return f"--expire {self.reader_id}{' --force' if self.is_critical else ''} --commit"
 
 
-Hint = Restart | Request | Recover | TakeOver | Expire | Restore
+Hint = Restart | Request | Approve | Recover | TakeOver | Expire | Restore
 Words = Callable[[Hint], str]
 
 
@@ -72,6 +79,8 @@ def cluster_words(hint: Hint) -> str:
             return f"set the annotation {names.REQUEST_PREFIX}restart"
         case Request(verb):
             return f"annotate the resource with {names.REQUEST_PREFIX}{verb}=<any new value>"
+        case Approve(plan_id):
+            return f"annotate the resource with {names.REQUEST_PREFIX}{names.APPROVE}={plan_id}"
         case Recover(shard_id):
             return f"`persist admin recover {shard_id}`"
         case Restore(shard_id):

@@ -47,7 +47,7 @@ from persist_operator.plan.observed import (
     ShardObserved,
     StoreFailure,
 )
-from persist_operator.plan.waiting import deadline
+from persist_operator.plan.waiting import deadline, windows
 from persist_operator.settings import InlineStorage, OperatorSettings
 
 _FIRST_S, _MAX_S = 10, 300
@@ -326,7 +326,8 @@ def _since_min(shard: Shard, observed: ShardObserved, now_ms: int) -> int:
     if not isinstance(found, Inspection):
         return 0
     blocks, seen_ms = shard.known.maintenance or {}, shard_status.upper_seen_ms(shard.known, found)
-    target = deadline.since_target(shard, found, blocks, upper_seen_ms=seen_ms, now_ms=now_ms)
+    horizon_ms = windows.horizon_ms(shard.spec.windows, now_ms)
+    target = deadline.since_target(shard, found, blocks, upper_seen_ms=seen_ms, now_ms=now_ms, horizon_ms=horizon_ms)
     plain = since_target_ms(found.upper, shard.spec.since_lag_seconds * 1000)
     return target if target is not None and plain is not None and target > plain else 0
 

@@ -20,7 +20,8 @@ from persist_operator.api.shard_status import Outcome, Runner, RunType, Upkeep, 
 from persist_operator.plan.actions import Note
 from persist_operator.plan.keeping import auditing
 from persist_operator.plan.observed import Phase, Run
-from persist_operator.plan.waiting import deadline
+from persist_operator.plan.waiting import budget, deadline
+from persist_operator.plan.waiting.gate import Hold, Wanted
 from persist_operator.settings import WorkloadSettings
 
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 10, 600
@@ -34,6 +35,8 @@ _TYPE: Mapping[MaintenanceKind, RunType] = {
     "verify": "Verify",
     "orphanScan": "OrphanScan",
 }
+#: The reason of a run that a person asked for begins so.
+_REQUESTED = "requested by annotation: "
 #: Failures in a row from which a condition shows them.
 FAILURES_SHOWN_MIN = 3
 #: A run that is pending for longer counts as stuck: to find a node and pull an image takes less.
@@ -52,11 +55,12 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """The status blocks with every run recorded, and the Events of runs that were recorded now."""
+    """The status blocks with every run recorded, and the Events of runs that were recorded now. `rewritten` is the record of the budget."""
 
     maintenance: Mapping[MaintenanceKind, Upkeep]
     history: tuple[UpkeepRun, ...]
     notes: tuple[Note, ...]
+    rewritten: budget.Rewritten = ()
 
 
 def request_token(shard: Shard, kind: MaintenanceKind) -> str | None:
@@ -91,17 +95,44 @@ def debt_reason(
     return None
 
 
-def deadline_reason(
+def wanted(
     shard: Shard,
     inspection: Inspection,
     maintenance: Mapping[MaintenanceKind, Upkeep],
     kind: MaintenanceKind,
+    *,
     now_ms: int,
-) -> str | None:
-    """Why the deletion deadline needs a full run of this kind now, whether or not it is allowed; None when it does not."""
+    horizon_ms: int,
+) -> Wanted | None:
+    """The work of this kind that is due now, or of a compaction until `horizon_ms` (waiting.windows), whether or not it is allowed; None
+    when there is none. What the deletion deadline needs comes first.
+    """
     if kind == "compaction":
-        return deadline.compaction_reason(shard, inspection, maintenance, now_ms)
-    return deadline.collection_reason(shard, inspection, maintenance, now_ms) if kind == "gc" else None
+        owed = deadline.compaction_reason(shard, inspection, maintenance, horizon_ms)
+        if owed is not None:
+            return Wanted(reason=owed, full=True, owed_from_ms=inspection.waits_from_ms)
+    elif kind == "gc":
+        owed = deadline.collection_reason(shard, inspection, maintenance, now_ms)
+        if owed is not None:
+            return Wanted(reason=owed, full=True, owed_from_ms=inspection.uncollected_from_ms)
+    reason = debt_reason(shard, inspection, maintenance, kind)
+    if reason is not None:
+        return Wanted(reason=reason)
+    amplified = _amplification_reason(shard, inspection) if kind == "compaction" else None
+    return None if amplified is None else Wanted(reason=amplified, full=True)
+
+
+def _amplification_reason(shard: Shard, inspection: Inspection) -> str | None:
+    """Why a merge of everything is due for the space that retracted updates take. It must cancel some of them at the present since, and
+    enough must have come since the last merge: otherwise retractions that since does not let go would be merged for ever.
+    """
+    limit, updates = shard.spec.max_amplification_percent, inspection.updates
+    owed_ms, left_ms = inspection.waits_from_ms, inspection.waits_after_merge_ms
+    if limit is None or owed_ms is None or (left_ms is not None and left_ms <= owed_ms):
+        return None
+    if 100 * updates < limit * max(inspection.net_updates, inspection.merged_updates):
+        return None
+    return f"the stored updates are {limit}% or more of those that a merge would leave"
 
 
 def runner_of(
@@ -147,8 +178,13 @@ def due(
     maintenance: Mapping[MaintenanceKind, Upkeep],
     runs: Sequence[Run],
     now_ms: int,
+    *,
+    horizon_ms: int,
+    hold: Hold | None,
 ) -> list[Due]:
-    """The runs to start now. None while the shard is suspended. None of a kind of which a run is under way, or whose wait is not over."""
+    """The runs to start now. None while the shard is suspended. None of a kind of which a run is under way, or whose wait is not over, and
+    no compaction against `hold` unless a person asked for it.
+    """
     if shard.spec.suspend or inspection.is_tombstone:
         return []
     automatic = automatic_kinds(shard)
@@ -159,23 +195,20 @@ def due(
             continue
         block = maintenance.get(kind, Upkeep())
         token = request_token(shard, kind)
-        # A time beyond any wait comes from a clock that was set back since. The limit is twice the longest wait, because ends of runs
-        # come from other clocks.
-        interval_s = auditing.interval_s(shard, kind) or shard.spec.gc_interval_seconds
-        farthest_ms = now_ms + 2000 * max(_BACKOFF_MAX_S, interval_s)
-        if now_ms < not_before_ms(block, requested=token is not None) <= farthest_ms:
+        if _is_waiting(shard, block, kind, now_ms, requested=token is not None):
             continue
-        is_automatic = kind in automatic
-        owed = deadline_reason(shard, inspection, maintenance, kind, now_ms) if is_automatic else None
-        reason = owed or (debt_reason(shard, inspection, maintenance, kind) if is_automatic else None)
-        reason = reason or auditing.due_reason(shard, block, kind, now_ms)
+        work = None
+        if kind in automatic:
+            work = wanted(shard, inspection, maintenance, kind, now_ms=now_ms, horizon_ms=horizon_ms)
+        full = work is not None and work.full
+        reason = auditing.due_reason(shard, block, kind, now_ms) if work is None else work.reason
         if _is_unfinished(block):
             # The run was intended, or its Job was removed from outside. There is no Job now, so it is started again.
             reason = block.last_reason or ""
         if token is not None:
-            found.append(Due(kind, f"requested by annotation: {token}", token, full=owed is not None))
-        elif reason is not None:
-            found.append(Due(kind, reason, None, full=owed is not None))
+            found.append(Due(kind, f"{_REQUESTED}{token}", token, full=full))
+        elif reason is not None and (kind != "compaction" or hold is None or reason.startswith(_REQUESTED)):
+            found.append(Due(kind, reason, None, full=full))
     return found
 
 
@@ -187,6 +220,23 @@ def automatic_kinds(shard: Shard) -> frozenset[MaintenanceKind]:
     if spec.compaction_mode == "Automatic":
         found.add("compaction")
     return frozenset(kind for kind in MAINTENANCE_KINDS if kind in found)
+
+
+def _is_waiting(shard: Shard, block: Upkeep, kind: MaintenanceKind, now_ms: int, *, requested: bool) -> bool:
+    """Whether the wait after the last run is not over. A time beyond any wait comes from a clock that was set back since. The limit is
+    twice the longest wait, because ends of runs come from other clocks.
+    """
+    interval_s = auditing.interval_s(shard, kind) or shard.spec.gc_interval_seconds
+    farthest_ms = now_ms + 2000 * max(_BACKOFF_MAX_S, interval_s)
+    return now_ms < not_before_ms(block, requested=requested) <= farthest_ms
+
+
+def held(shard: Shard, block: Upkeep, hold: Hold | None, now_ms: int) -> Upkeep:
+    """The block of compactions with what holds the next one back. While the wait after the last run is not over, it shows that wait."""
+    if hold is None or _is_waiting(shard, block, "compaction", now_ms, requested=False):
+        return block
+    until = None if hold.until_ms is None else times.to_text(hold.until_ms)
+    return replace(block, next_run_time=until, wait_reason=hold.reason)
 
 
 def _is_unfinished(block: Upkeep) -> bool:
@@ -228,13 +278,19 @@ def fold(shard: Shard, runs: Sequence[Run], now_ms: int) -> Folded:
     recorded once.
     """
     known = shard.known
-    folded = Folded(known.maintenance or {}, known.history or (), ())
+    blocks = {kind: _unheld(block) for kind, block in (known.maintenance or {}).items()}
+    folded = Folded(blocks, known.history or (), (), known.rewritten or ())
     for run in sorted(runs, key=lambda one: one.created_ms):
         kind = next((one for one in MAINTENANCE_KINDS if one == run.kind), None)
         if kind is not None:
             folded = _entered(folded, shard, run, kind, now_ms)
-    blocks = auditing.scheduled(shard, folded.maintenance, now_ms)
-    return Folded(blocks, folded.history[: max(shard.spec.history_limit, 0)], folded.notes)
+    scheduled = auditing.scheduled(shard, folded.maintenance, now_ms)
+    return replace(folded, maintenance=scheduled, history=folded.history[: max(shard.spec.history_limit, 0)])
+
+
+def _unheld(block: Upkeep) -> Upkeep:
+    """The block without what held the next run back before, which each plan finds anew."""
+    return block if block.wait_reason is None else replace(block, wait_reason=None, next_run_time=None)
 
 
 def _entered(folded: Folded, shard: Shard, run: Run, kind: MaintenanceKind, now_ms: int) -> Folded:
@@ -253,8 +309,19 @@ def _entered(folded: Folded, shard: Shard, run: Run, kind: MaintenanceKind, now_
     if not run.phase.finished or entered or block.settled_job == run.name:
         return replace(folded, maintenance={**folded.maintenance, kind: block})
     item = _history_item(run, kind, now_ms)
+    rewritten = folded.rewritten
+    if kind == "compaction":
+        ended_ms = times.to_ms(item.end_time) or now_ms
+        rewritten = budget.with_run(rewritten, _rewritten_bytes(run, item, block), ended_ms)
     block = _settled(block, shard, run, item, now_ms)
-    return Folded({**folded.maintenance, kind: block}, (item, *folded.history), (*folded.notes, _note(item)))
+    notes = (*folded.notes, _note(item))
+    return Folded({**folded.maintenance, kind: block}, (item, *folded.history), notes, rewritten)
+
+
+def _rewritten_bytes(run: Run, item: UpkeepRun, block: Upkeep) -> int:
+    """What a compaction read. One that failed on Spark, or left no report, may have read all that was planned."""
+    is_unknown = item.outcome == "Failed" and (run.runner == "Spark" or not run.report)
+    return max(item.bytes_read or 0, (block.planned_bytes or 0) if is_unknown and not run.podless else 0)
 
 
 def _is_older(run: Run, block: Upkeep) -> bool:
@@ -292,6 +359,7 @@ def _history_item(run: Run, kind: MaintenanceKind, now_ms: int) -> UpkeepRun:
         bytes_written=_count(report, "bytes_written"),
         blobs_deleted=_count(report, "blobs_deleted"),
         diffs_truncated=_count(report, "diffs_truncated"),
+        cpu_seconds=None if (cpu_ms := _count(report, "cpu_ms")) is None else -(-cpu_ms // 1000),
         message=clip(redact(message), 512),
     )
 

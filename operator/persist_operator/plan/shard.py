@@ -48,7 +48,7 @@ from persist_operator.plan.observed import (
     ShardObserved,
     StoreFailure,
 )
-from persist_operator.plan.waiting import deadline
+from persist_operator.plan.waiting import deadline, next_run, starts, windows
 from persist_operator.settings import OperatorSettings
 
 _RETRY_PERMANENT_S, _RETRY_S = 300, 30
@@ -86,6 +86,9 @@ def plan_shard(
         sink_pods.check_maintenance(shard.spec, settings.workload)
     except PodRefused as error:
         return _stalled(shard, shard.known, error.reason, str(error), now_ms)
+    problem = windows.problem(shard.spec.windows, now_ms)
+    if problem is not None:
+        return _stalled(shard, shard.known, "InvalidWindow", problem, now_ms)
     plan = _planned(shard, location, observed, now_ms, settings, words=words)
     if isinstance(location, InlineLocation) and is_to_be_asked(shard):
         plan = inspecting.with_next(plan, shard, observed, location, now_ms=now_ms, settings=settings)
@@ -285,12 +288,15 @@ def _evolve(case: _Case, found: evolving.Standing) -> tuple[EvolveSchema, ...]:
 def _healthy(case: _Case, inspection: Inspection) -> Plan:
     shard, now_ms = case.shard, case.now_ms
     folded = maintenance.fold(shard, case.observed.runs, now_ms)
-    target = _since_target(case, inspection, folded.maintenance)
+    ahead = _outlook(case, inspection, folded)
+    target = _since_target(case, inspection, folded.maintenance, ahead.horizon_ms)
     advance = _advance_since(case, inspection, target)
-    started, blocks, handled = _start_due(case, inspection, folded.maintenance)
+    begun = _begun(case, inspection, folded.maintenance, ahead)
+    started, blocks = begun.started, begun.blocks
+    approval, answers = next_run.answer_to_approval(shard, ahead.plan)
     accepted, recovered = shard_log.accept_token(shard), shard_log.was_recovered(shard, inspection)
-    if accepted is not None:
-        handled = {**handled, shard_log.ACCEPT: accepted}
+    decided = {names.APPROVE: approval, shard_log.ACCEPT: accepted}
+    handled = {**begun.handled, **{verb: token for verb, token in decided.items() if token is not None}}
     recoveries = (
         (Note("Warning", "LogRecovered", f"the log was begun anew at v{inspection.seqno}"),) if recovered else ()
     )
@@ -302,6 +308,8 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
         _with_numbers(case, inspection, held, forced=forced, advanced=advance is not None),
         engine_version=shard_status.engine_version(inspection),
         schema=Ddl(key=inspection.key_schema, value=inspection.val_schema),
+        plan=ahead.plan,
+        rewritten=folded.rewritten or None,
         maintenance=blocks,
         last_handled_requests={**(shard.known.last_handled_requests or {}), **handled},
         history=folded.history,
@@ -310,17 +318,12 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
     ready = "Suspended" if shard.spec.suspend else "Healthy"
     healthy = Condition("Ready", "True", ready, f"shard {case.base.shard_id} is initialised and its stores answer")
     schema = _schema_standing(case, inspection)
+    refused = _refused_runs(case, started)
     found = [
         *evolving.conditions(schema, healthy),
         _reachable(case.base),
         *shard_status.upkeep_conditions(
-            shard,
-            inspection,
-            blocks,
-            case.observed,
-            refused=_refused_runs(case, started),
-            held=held,
-            now_ms=now_ms,
+            shard, inspection, blocks, case.observed, refused=refused, held=held, ahead=ahead, now_ms=now_ms
         ),
         holding.since_condition(
             inspection,
@@ -339,7 +342,7 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
         now_ms,
         requeue_after_s=case.settings.loop.inspect_seconds,
         actions=(*_evolve(case, schema), *((advance,) if advance else ()), *started),
-        notes=(*folded.notes, *recoveries),
+        notes=(*folded.notes, *recoveries, *answers, *next_run.announcement(shard, ahead)),
     )
     return refusals.with_refusals(
         plan,
@@ -357,6 +360,39 @@ def _refused_runs(case: _Case, started: Iterable[StartMaintenance]) -> Mapping[M
     return {kind: one for kind in kinds if (one := failures.get(maintenance_key(kind))) is not None}
 
 
+def _outlook(case: _Case, inspection: Inspection, folded: maintenance.Folded) -> next_run.Outlook:
+    refusal = case.observed.failures.get(maintenance_key("compaction"))
+    return next_run.outlook(
+        case.shard,
+        inspection,
+        folded,
+        case.observed.runs,
+        is_refused=refusal is not None and not refusal.place,
+        is_renewed=not _is_young(case, inspection),
+        workload=case.settings.workload,
+        words=case.words,
+        now_ms=case.now_ms,
+    )
+
+
+def _begun(
+    case: _Case, inspection: Inspection, blocks: Mapping[MaintenanceKind, Upkeep], ahead: next_run.Outlook
+) -> starts.Begun:
+    if inspecting.is_behind(case.observed, blocks):
+        return starts.Begun((), blocks, {})
+    return starts.begun(
+        case.shard,
+        inspection,
+        blocks,
+        case.observed,
+        ahead=ahead,
+        shard_id=_id(case.base),
+        location=case.location,
+        workload=case.settings.workload,
+        now_ms=case.now_ms,
+    )
+
+
 def _with_numbers(
     case: _Case, inspection: Inspection, held: tuple[holding.Held, ...], *, forced: bool, advanced: bool
 ) -> ShardStatus:
@@ -364,28 +400,32 @@ def _with_numbers(
 
     So the status of a busy shard is written every `numbers_seconds`, and that of an idle one not at all.
     """
-    known = case.shard.known
-    frontiers = known.frontiers
-    observed_ms = times.to_ms(frontiers.observed_time)
-    same_generation = known.observed_generation == case.shard.meta.generation
-    if observed_ms is not None and same_generation and not forced and not advanced:
-        # A time ahead of now comes from a clock that was set back since. It must not delay the update.
-        young_s: float = case.settings.loop.numbers_seconds
-        if frontiers.seqno == inspection.seqno:
-            # Only the age of what is owed has changed; it is shown to a hundredth of the deadline.
-            young_s = max(young_s, case.shard.spec.deadline_seconds / 100)
-        young = 0 <= case.now_ms - observed_ms < young_s * 1000
-        if young or (frontiers.seqno == inspection.seqno and inspection.owed_from_ms is None):
-            return case.base
+    if not forced and not advanced and _is_young(case, inspection):
+        return case.base
     return shard_status.with_numbers(
         case.base,
         inspection,
         now_ms=_seen_ms(case),
         held=held,
         left_out=(case.observed.readers_left_out, case.observed.writers_left_out),
-        since_advanced=times.to_text(case.now_ms) if advanced else frontiers.since_advanced_time,
+        since_advanced=times.to_text(case.now_ms) if advanced else case.shard.known.frontiers.since_advanced_time,
         deadline_seconds=case.shard.spec.deadline_seconds,
     )
+
+
+def _is_young(case: _Case, inspection: Inspection) -> bool:
+    """Whether the numbers on the status need no renewal by their age."""
+    frontiers = case.shard.known.frontiers
+    observed_ms = times.to_ms(frontiers.observed_time)
+    if observed_ms is None or case.shard.known.observed_generation != case.shard.meta.generation:
+        return False
+    # A time ahead of now comes from a clock that was set back since. It must not delay the update.
+    young_s: float = case.settings.loop.numbers_seconds
+    if frontiers.seqno == inspection.seqno:
+        # Only the age of what is owed has changed; it is shown to a hundredth of the deadline.
+        young_s = max(young_s, case.shard.spec.deadline_seconds / 100)
+    young = 0 <= case.now_ms - observed_ms < young_s * 1000
+    return young or (frontiers.seqno == inspection.seqno and inspection.owed_from_ms is None)
 
 
 def _id(status: ShardStatus) -> str:
@@ -393,9 +433,13 @@ def _id(status: ShardStatus) -> str:
     return str(status.shard_id)
 
 
-def _since_target(case: _Case, inspection: Inspection, blocks: Mapping[MaintenanceKind, Upkeep]) -> int | None:
+def _since_target(
+    case: _Case, inspection: Inspection, blocks: Mapping[MaintenanceKind, Upkeep], horizon_ms: int
+) -> int | None:
     seen_ms = shard_status.upper_seen_ms(case.shard.known, inspection)
-    return deadline.since_target(case.shard, inspection, blocks, upper_seen_ms=seen_ms, now_ms=case.now_ms)
+    return deadline.since_target(
+        case.shard, inspection, blocks, upper_seen_ms=seen_ms, now_ms=case.now_ms, horizon_ms=horizon_ms
+    )
 
 
 def _advance_since(case: _Case, inspection: Inspection, target: int | None) -> AdvanceSince | None:
@@ -416,63 +460,6 @@ def _advance_since(case: _Case, inspection: Inspection, target: int | None) -> A
         critical_id=critical_id,
         since_ms=max(target, held or 0),
     )
-
-
-def _start_due(
-    case: _Case, inspection: Inspection, blocks: Mapping[MaintenanceKind, Upkeep]
-) -> tuple[tuple[StartMaintenance, ...], Mapping[MaintenanceKind, Upkeep], Mapping[str, str]]:
-    """The runs that are due, `blocks` with their intent, and the requests that they handle. While a refused run waits for its next try,
-    `blocks` keeps its earlier intent.
-    """
-    if inspecting.is_behind(case.observed, blocks):
-        return (), blocks, {}
-    shard, spec = case.shard, case.shard.spec
-    started, intended, handled, owed_ms = [], dict(blocks), {}, inspection.owed_from_ms
-    for due in maintenance.due(shard, inspection, blocks, case.observed.runs, case.now_ms):
-        seqno, block = int(inspection.seqno), blocks.get(due.kind, Upkeep())
-        retry = maintenance.retry_number(block, seqno)
-        name = names.maintenance_name(shard.meta.name, due.kind, seqno, retry=retry)
-        refusal = case.observed.failures.get(maintenance_key(due.kind))
-        is_refused, workload = refusal is not None and not refusal.place, case.settings.workload
-        runner = maintenance.runner_of(due.kind, shard, inspection, block, is_refused=is_refused, workload=workload)
-        if refusal is None or refusals.wait_s(refusal, generation=shard.meta.generation, now_ms=case.now_ms) <= 0:
-            intended[due.kind] = replace(
-                block,
-                next_run_time=None,
-                job_name=name,
-                runner=runner,
-                last_attempt_time=times.to_text(case.now_ms),
-                last_seqno=seqno,
-                last_reason=due.reason[:256],
-                retry=retry,
-            )
-            if due.request_token is not None:
-                handled[names.REQUEST[due.kind]] = due.request_token
-        started.append(
-            StartMaintenance(
-                kind=due.kind,
-                name=name,
-                shard_id=_id(case.base),
-                location=case.location,
-                seqno=seqno,
-                reason=due.reason,
-                memory=spec.memory_limit if due.kind in {"compaction", "verify"} else None,
-                full=due.full,
-                audit=auditing.audit_of(shard, due.kind),
-                runner=runner,
-                spark_executors=spec.spark_executors,
-                due_ms=None
-                if owed_ms is None or due.kind in names.AUDIT_KINDS
-                else deadline.deadline_ms(shard, owed_ms),
-                debt_bytes=inspection.compaction_bytes if due.kind == "compaction" else 0,
-                ended_driver=block.settled_job if block.runner == "Spark" else None,
-                ttl_seconds=spec.ttl_seconds_after_finished,
-                priority_class_name=spec.priority_class_name,
-                service_account_name=spec.service_account_name,
-                template=spec.maintenance_template,
-            )
-        )
-    return tuple(started), intended, handled
 
 
 def _seen_ms(case: _Case) -> int:

@@ -23,6 +23,8 @@ from persist_operator.plan import maintenance, shard_log
 from persist_operator.plan.keeping import holding
 from persist_operator.plan.observed import ACTION_REFUSED, ActionFailure, Run, ShardObserved
 from persist_operator.plan.waiting import deadline
+from persist_operator.plan.waiting.gate import Wanted
+from persist_operator.plan.waiting.next_run import Outlook
 
 _MESSAGE_MAX = 1024
 _UPKEEP: tuple[tuple[str, MaintenanceKind], ...] = (("CompactionCurrent", "compaction"), ("GarbageCollected", "gc"))
@@ -58,6 +60,7 @@ def with_numbers(
             parts=inspection.parts,
             updates=inspection.updates,
             live_bytes=inspection.live_bytes,
+            amplification_percent=inspection.amplification_percent,
             inline_bytes=inspection.inline_bytes,
             rollups=inspection.rollups,
             latest_rollup_seqno=int(inspection.latest_rollup_seqno),
@@ -131,10 +134,11 @@ def upkeep_conditions(
     *,
     refused: Mapping[MaintenanceKind, ActionFailure],
     held: tuple[holding.Held, ...],
+    ahead: Outlook,
     now_ms: int,
 ) -> list[Condition]:
     """Both conditions. `refused`: the refusals of runs that are wanted now. `held`: the readers that keep since where it is."""
-    case = _Case(shard, inspection, blocks, held, now_ms)
+    case = _Case(shard, inspection, blocks, held, ahead, now_ms)
     out = []
     for name, kind in _UPKEEP:
         run = next((one for one in observed.runs if one.name == blocks.get(kind, Upkeep()).job_name), None)
@@ -151,6 +155,7 @@ class _Case:
     inspection: Inspection
     blocks: Mapping[MaintenanceKind, Upkeep]
     held: tuple[holding.Held, ...]
+    ahead: Outlook
     now_ms: int
 
     def owed_from_ms(self, kind: MaintenanceKind) -> int | None:
@@ -174,20 +179,25 @@ def _plain(
         return Condition(name, "False", "Failing", f"{failures} runs failed in a row: {block.message or ''}")
     if kind == "gc":
         return _collection(case)
-    owed = maintenance.deadline_reason(shard, inspection, blocks, kind, now_ms)
-    if owed is not None or maintenance.debt_reason(shard, inspection, blocks, kind) is not None:
-        return _compaction_debt(shard, run, owed)
+    wanted = maintenance.wanted(shard, inspection, blocks, kind, now_ms=now_ms, horizon_ms=case.ahead.horizon_ms)
+    if wanted is not None:
+        return _compaction_debt(case, run, wanted)
     return Condition(name, "True", "Current", "")
 
 
-def _compaction_debt(shard: Shard, run: Run | None, owed: str | None) -> Condition:
-    name, limit = "CompactionCurrent", shard.spec.max_uncompacted_batches
-    if _stopped(shard, "compaction"):
-        what = owed or f"more than {limit} uncompacted batches"
-        return Condition(name, "False", "DebtExceeded", f"{what}, and {_stopped(shard, 'compaction')}")
+def _compaction_debt(case: _Case, run: Run | None, wanted: Wanted) -> Condition:
+    # The number of batches changes with each write, and the condition must not.
+    name, limit = "CompactionCurrent", case.shard.spec.max_uncompacted_batches
+    stopped = _stopped(case.shard, "compaction")
+    if stopped:
+        what = wanted.reason if wanted.full else f"more than {limit} uncompacted batches"
+        return Condition(name, "False", "DebtExceeded", f"{what}, and {stopped}")
     if run is not None and not run.phase.finished:
         return Condition(name, "True", "Compacting", f"{run.name} is under way")
-    what = owed or f"at least {limit} uncompacted batches wait for the next run"
+    hold = case.ahead.hold
+    if hold is not None:
+        return Condition(name, "False", hold.reason, clip(hold.message, _MESSAGE_MAX))
+    what = wanted.reason if wanted.full else f"at least {limit} uncompacted batches wait for the next run"
     return Condition(name, "False", "DebtExceeded", what)
 
 

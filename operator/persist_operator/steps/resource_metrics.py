@@ -13,9 +13,10 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from persist_operator.api import conditions, times
+from persist_operator.api import conditions, quantity, times
 from persist_operator.api.shard_status import ShardStatus, UpkeepRun
 from persist_operator.api.sink_status import SinkStatus
+from persist_operator.plan.waiting import budget
 
 _OF_RESOURCE = ("namespace", "name")
 #: Series of a shard, with their descriptions.
@@ -32,6 +33,11 @@ OF_SHARD = {
     "orphan_bytes": "Bytes of these blobs.",
     "since_lag_target_seconds": "spec.retention.sinceLagSeconds.",
     "rollup_every_seqnos": "spec.rollup.everySeqnos.",
+    "amplification_ratio": "Stored updates divided by those that a merge of everything would leave at best.",
+    "compaction_held": "1 while a compaction is due that waits for a window, the budget or an approval.",
+    "plan_unapproved_seconds": "Age of the plan that waits for an approval; 0 without one.",
+    "rewritten_bytes": "Bytes that compactions read in 24 hours, as maintenance.maxRewriteBytesPerDay counts them.",
+    "rewrite_budget_bytes": "maintenance.maxRewriteBytesPerDay.",
 }
 _SINK = {
     "stalled": "1 while Stalled is True: the operator waits for a change by a person.",
@@ -184,6 +190,20 @@ def of_shard(spec: Mapping[str, Any], status: Mapping[str, Any], *, now_ms: int)
         **_of_audits(status),
         "since_lag_target_seconds": (spec.get("retention") or {}).get("sinceLagSeconds"),
         "rollup_every_seqnos": (spec.get("rollup") or {}).get("everySeqnos"),
+        **_of_plan(spec, ShardStatus.of(status), now_ms=now_ms),
+    }
+
+
+def _of_plan(spec: Mapping[str, Any], known: ShardStatus, *, now_ms: int) -> dict[str, float | None]:
+    limit, percent = (spec.get("maintenance") or {}).get("maxRewriteBytesPerDay"), known.storage.amplification_percent
+    created_ms = times.to_ms(known.plan.created_time)
+    waits = known.plan.approved is False and created_ms is not None
+    return {
+        "amplification_ratio": None if percent is None else percent / 100,
+        "compaction_held": int(known.upkeep("compaction").wait_reason is not None),
+        "plan_unapproved_seconds": max(0, now_ms - (created_ms or 0)) / 1000 if waits else 0,
+        "rewritten_bytes": budget.used_bytes(known.rewritten or (), now_ms),
+        "rewrite_budget_bytes": None if limit is None else quantity.to_bytes(limit),
     }
 
 

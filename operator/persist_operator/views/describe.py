@@ -81,9 +81,22 @@ def _shard_facts(status: Mapping[str, Any]) -> list[tuple[str, str]]:
         readable = tables.instant(frontiers["since"]) if "since" in frontiers else "none: closed"
         written = tables.instant(frontiers["upper"]) if "upper" in frontiers else "closed"
         facts += [("Readable from", readable), ("Written up to", written)]
+    if "amplificationPercent" in stored and stored["amplificationPercent"] > 100:
+        facts.append(("Amplification", f"{stored['amplificationPercent']}% of the updates that a merge would leave"))
+    facts.append(("Next", _next(status.get("plan", {}))))
     if holds:
         facts.append(("Used by", f"{counted(holds['readers'], 'reader')}, {counted(holds['writers'], 'writer')}"))
     return facts
+
+
+def _next(plan: Mapping[str, Any]) -> str:
+    """The run that the operator would start next; empty when nothing is due."""
+    if not plan:
+        return ""
+    size = f", {sized(plan['estimatedBytes'])}" if "estimatedBytes" in plan else ""
+    took = f", about {tables.duration(1000 * plan['estimatedSeconds'])}" if "estimatedSeconds" in plan else ""
+    waits = "" if plan["approved"] else "; waits for an approval"
+    return f"{plan['type']} {plan['id']}: {plan['reason']}{size}{took}{waits}"
 
 
 def _sink_facts(spec: Mapping[str, Any], status: Mapping[str, Any]) -> list[tuple[str, str]]:

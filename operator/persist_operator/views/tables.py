@@ -133,10 +133,10 @@ def runs_table(
                 labels["kind"], labels["kind"].capitalize()
             )
             took, why = age(child.started_ms, now_ms), labels.get("reason", "")
-            going = [child.name, kind, "Running", took, "", "", "", "", *([why] if wide else []), ""]
+            going = [child.name, kind, "Running", took, "", "", "", "", "", *([why] if wide else []), ""]
             found.append((child.started_ms, 1, going))
     rows = [row for _, _, row in sorted(found, key=lambda one: one[:2])]
-    header = ["NAME", "TYPE", "OUTCOME", "TOOK", "READ", "WRITTEN", "BLOBS DELETED", "VERSIONS CUT"]
+    header = ["NAME", "TYPE", "OUTCOME", "TOOK", "CPU", "READ", "WRITTEN", "BLOBS DELETED", "VERSIONS CUT"]
     header += ["WHY", "MESSAGE"] if wide else ["MESSAGE"]
     return text_table(header, rows, width=width)
 
@@ -174,6 +174,7 @@ def _run_cells(document: Mapping[str, Any], entry: Mapping[str, Any], *, wide: b
         f"{entry.get('type') or 'Sink'}{' (Spark)' if entry.get('runner') == 'Spark' else ''}",
         entry.get("outcome", ""),
         "" if began is None or ended is None else duration(ended - began),
+        number("cpuSeconds", "{:,}s".format),
         number("bytesRead", sized),
         number("bytesWritten", sized),
         number("blobsDeleted", "{:,}".format),

@@ -33,7 +33,9 @@ def run_compaction(spark: SparkSession, spec: CompactionSpec, *, enabled: bool, 
     with PersistClient.open(location, settings=settings, env=env, create=False) as client:
         machine = client.machine(spec.shard_id)
         outcomes = (
-            force_compaction(machine, full=True, merger=merger) if spec.full else compact_due(machine, merger=merger)
+            force_compaction(machine, full=True, merger=merger)
+            if spec.full
+            else compact_due(machine, max_bytes=spec.max_bytes, merger=merger)
         )
         for outcome in outcomes:
             log.event("compacted", outcome=outcome.ending.value, what=outcome.message, duration_ms=outcome.duration_ms)

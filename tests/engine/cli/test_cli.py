@@ -112,8 +112,9 @@ def test_maintenance_reports_and_keeps_the_contents(persist, shop, tmp_path):
         assert json.loads(file.read_text()) == reports[work]
     keys = {
         "type", "outcome", "message", "shard_id", "seqno", "duration_ms", "bytes_read", "bytes_written", "blobs_deleted",
-        "diffs_truncated", "requests", "applied", "rows_before", "rows_after",
+        "diffs_truncated", "requests", "applied", "rows_before", "rows_after", "cpu_ms",
     }  # fmt: skip
+    assert all(report["cpu_ms"] > 0 for report in reports.values())
     assert all(set(report) == keys for report in reports.values())
     assert {report["outcome"] for report in reports.values()} == {"Succeeded"}
     assert [reports[work]["type"] for work in reports] == ["Compaction", "Rollup", "GC"]
@@ -123,6 +124,34 @@ def test_maintenance_reports_and_keeps_the_contents(persist, shop, tmp_path):
     assert persist("read", shop.shard_id, "--json", *shop.args)[1] == before
     code, out, _ = persist("maintain", "auto", shop.shard_id, *shop.args)
     assert (code, out.splitlines()[0].split("\t")[0]) == (0, "work")
+
+
+@pytest.mark.slow
+def test_a_bounded_compaction_does_the_merges_that_fit(persist, shop):
+    code, out, _ = persist("maintain", "compact", shop.shard_id, "--max-bytes", "1", "--json", *shop.args)
+    assert (code, json.loads(out)["outcome"], json.loads(out)["bytes_read"]) == (0, "Skipped", 0)
+    code, out, _ = persist("maintain", "compact", shop.shard_id, "--max-bytes", 1 << 30, "--json", *shop.args)
+    assert (code, json.loads(out)["outcome"]) == (0, "Succeeded")
+    code, _, err = persist("maintain", "compact", shop.shard_id, "--max-bytes", "9", "--full", *shop.args)
+    assert code == 64
+    assert "leave out --max-bytes" in err
+
+
+def test_a_compaction_that_fails_reports_what_it_read(persist, shop, tmp_path):
+    _, out, _ = persist("inspect", "batches", shop.shard_id, "--json", *shop.args)
+    sizes = {}
+    for part in json.loads(out):
+        file = tmp_path / "blobs" / shop.shard_id / part["part"]
+        sizes[file] = file.stat().st_size
+    for file in list(sizes)[4:]:
+        file.write_bytes(file.read_bytes()[:-1] + b"?")
+    report = tmp_path / "report.json"
+    code, _, _ = persist("maintain", "compact", shop.shard_id, "--report", report, *shop.args)
+    assert code != 0
+    failed = json.loads(report.read_text())
+    assert failed["outcome"] == "Failed"
+    assert 0 < failed["bytes_read"] < sum(sizes.values())
+    assert failed["cpu_ms"] > 0
 
 
 @pytest.mark.slow

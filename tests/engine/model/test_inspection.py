@@ -45,6 +45,7 @@ def test_numbers_of_an_inspection_are_those_of_the_state() -> None:
     assert (inspection.rollups, inspection.latest_rollup_seqno, inspection.latest_rollup_bytes) == (2, 5, 1000)
     assert (inspection.live_diffs, inspection.earliest_seqno, inspection.gc_seqnos) == (9, 1, 4)
     assert (inspection.compaction_requests, inspection.uncompacted_batches, inspection.compaction_bytes) == (1, 2, 300)
+    assert (inspection.smallest_request_bytes, inspection.merged_updates) == (300, 8)
     assert (inspection.waits_from_ms, inspection.waits_after_merge_ms, inspection.owed_from_ms) == (None, None, None)
     assert inspection.spine_batches == 3
     assert inspection.progress == {"sink": 7}

@@ -118,7 +118,7 @@ def test_up_without_java_names_java_home(house):
         (["request", "gc", "none"], "no PersistShard called 'none'"),
         (
             ["request", "dance", "none"],
-            "unknown request 'dance'; use rollup, compact, gc, verify, orphan-scan, accept-log, restart",
+            "unknown request 'dance'; use rollup, compact, gc, verify, orphan-scan, accept-log, approve, restart",
         ),
         (["down"], "no state folder"),
     ],

@@ -104,6 +104,11 @@ class MergeReq:
     desc: Description
     inputs: Parts
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the inputs, in blob and inline."""
+        return sum(batch.size_bytes for _, batch in self.inputs)
+
     def covers(self, other: MergeReq) -> bool:
         """Whether doing this request makes `other` superfluous."""
         return self.id.covers(other.id) and self.desc.since == other.desc.since
@@ -155,6 +160,7 @@ class SpineBatch:
     _encoded: EncodedParts | None = field(default=None, init=False, compare=False)
     _oldest_writer: str | None = field(default=None, init=False, compare=False)
     _waits_from_ms: int | None = field(default=None, init=False, compare=False)
+    _net_updates: int | None = field(default=None, init=False, compare=False)
 
     @classmethod
     def single(cls, spine_id: SpineId, batch: HollowBatch, *, level: int = 0) -> SpineBatch:
@@ -189,6 +195,15 @@ class SpineBatch:
             return found
         return self._waits_from_ms
 
+    @property
+    def net_updates(self) -> int:
+        """The sum of the diffs of all updates; computed once in O(its parts). A part whose sum is not known counts its updates."""
+        if self._net_updates is None:
+            found = sum(batch.net_updates for _, batch in self.parts)
+            object.__setattr__(self, "_net_updates", found)
+            return found
+        return self._net_updates
+
     def is_empty(self) -> bool:
         """Whether it has no updates."""
         return self.sizes.rows == 0
@@ -210,6 +225,7 @@ class SpineBatch:
         object.__setattr__(out, "_encoded", self._encoded)  # cached per parts, which are the same
         object.__setattr__(out, "_oldest_writer", self._oldest_writer)
         object.__setattr__(out, "_waits_from_ms", self._waits_from_ms)
+        object.__setattr__(out, "_net_updates", self._net_updates)
         return out
 
     def encoded_parts(self, encode: Callable[[Parts], EncodedParts]) -> EncodedParts:

@@ -31,10 +31,28 @@ _GAIN_S_MIN = 60
 
 def lead_ms(shard: Shard, blocks: Mapping[MaintenanceKind, Upkeep]) -> int:
     """How long before a deadline its work begins. At most what the deadline leaves after `retention.sinceLagSeconds`."""
-    spec = shard.spec
+    share_ms = 1000 * (shard.spec.deadline_seconds // _LEAD_SHARE)
+    return min(max(share_ms, _runs_ms(shard, blocks)), _spare_ms(shard))
+
+
+def cannot_wait(
+    shard: Shard, owed_from_ms: int, blocks: Mapping[MaintenanceKind, Upkeep], until_ms: int | None
+) -> bool:
+    """Whether work for what is owed since `owed_from_ms` that began at `until_ms` only (None: never) would leave no room before the
+    deadline for its runs, and for failures of them.
+    """
+    room_ms = min(_runs_ms(shard, blocks), _spare_ms(shard))
+    return until_ms is None or until_ms + room_ms > deadline_ms(shard, owed_from_ms)
+
+
+def _runs_ms(shard: Shard, blocks: Mapping[MaintenanceKind, Upkeep]) -> int:
     runs_s = sum(block.last_duration_seconds or 0 for kind, block in blocks.items() if kind not in AUDIT_KINDS)
-    wanted_s = max(spec.deadline_seconds // _LEAD_SHARE, _REPEATS * runs_s + spec.gc_interval_seconds + _FAILURES_S)
-    return 1000 * min(wanted_s, spec.deadline_seconds - spec.since_lag_seconds)
+    return 1000 * (_REPEATS * runs_s + shard.spec.gc_interval_seconds + _FAILURES_S)
+
+
+def _spare_ms(shard: Shard) -> int:
+    """What the deadline leaves after the retention."""
+    return 1000 * (shard.spec.deadline_seconds - shard.spec.since_lag_seconds)
 
 
 def deadline_ms(shard: Shard, owed_from_ms: int) -> int:
@@ -53,11 +71,13 @@ def is_missed(shard: Shard, owed_from_ms: int | None, now_ms: int) -> bool:
 
 
 def compaction_reason(
-    shard: Shard, inspection: Inspection, blocks: Mapping[MaintenanceKind, Upkeep], now_ms: int
+    shard: Shard, inspection: Inspection, blocks: Mapping[MaintenanceKind, Upkeep], horizon_ms: int
 ) -> str | None:
-    """Why a merge of all batches is due for the deadline; None when it is not, or would cancel too little at the present since."""
+    """Why a merge of all batches is due for the deadline until `horizon_ms` (waiting.windows); None when it is not, or would cancel too
+    little at the present since.
+    """
     owed_ms, left_ms = inspection.waits_from_ms, inspection.waits_after_merge_ms
-    if owed_ms is None or not is_due(shard, owed_ms, blocks, now_ms):
+    if owed_ms is None or not is_due(shard, owed_ms, blocks, horizon_ms):
         return None
     spare_s = shard.spec.deadline_seconds - shard.spec.since_lag_seconds
     gain_ms = 1000 * max(_GAIN_S_MIN, spare_s // 4)
@@ -92,17 +112,19 @@ def since_target(
     *,
     upper_seen_ms: int | None,
     now_ms: int,
+    horizon_ms: int | None = None,
 ) -> int | None:
     """The target of the operator's hold; None when the upper is closed: `sinceLagSeconds` behind upper.
 
-    While the deadline makes work due, a shard that is not written follows the clock: an upper that stands still since `upper_seen_ms`
-    counts as if it had moved on by the time since then. So the newest retraction, too, is passed once it is `sinceLagSeconds` old.
+    While the deadline makes work due until `horizon_ms` (None: now), a shard that is not written follows the clock: an upper that stands
+    still since `upper_seen_ms` counts as if it had moved on by the time since then. So the newest retraction, too, is passed once it is
+    `sinceLagSeconds` old.
     """
     lag_ms = shard.spec.since_lag_seconds * 1000
     target = since_target_ms(inspection.upper, lag_ms)
     if target is None or inspection.upper is None or upper_seen_ms is None:
         return target
-    if not is_due(shard, inspection.waits_from_ms, blocks, now_ms):
+    if not is_due(shard, inspection.waits_from_ms, blocks, now_ms if horizon_ms is None else horizon_ms):
         return target
     idle_ms = max(0, now_ms - upper_seen_ms)
     return max(target, min(inspection.upper - 1, inspection.upper + idle_ms - lag_ms))

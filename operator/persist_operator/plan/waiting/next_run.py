@@ -1,0 +1,175 @@
+"""The run that the operator would start next, as status.plan shows it, and what holds it back. Pure.
+
+The id of a plan is a hash of what it covers: the kind of work, everything that came since the last compaction that succeeded, all of the
+shard or only what is uncompacted, the power of two that bounds the estimate, and the generation of the spec. So the id of the same work is
+the same for two operators and after a crash, writes go on without a new id, and an approval never covers twice what it was given for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from persist_engine.model.inspection import Inspection
+
+from persist_operator.api import names, times
+from persist_operator.api.names import MaintenanceKind
+from persist_operator.api.redact import clip, redact
+from persist_operator.api.shard import Shard
+from persist_operator.api.shard_status import PlannedRun, Runner, Upkeep, UpkeepRun, WorkType
+from persist_operator.plan import maintenance
+from persist_operator.plan.actions import Note
+from persist_operator.plan.hints import Words
+from persist_operator.plan.observed import Run
+from persist_operator.plan.waiting import gate, windows
+from persist_operator.plan.waiting.gate import Hold, Passed, Wanted
+from persist_operator.settings import WorkloadSettings
+
+#: The kinds that a plan names, in their order. Compactions first: they are what waits. Audits have times, not plans.
+_TYPE: Mapping[MaintenanceKind, WorkType] = {"compaction": "Compaction", "rollup": "Rollup", "gc": "GC"}
+#: Estimates below this have one id: a small shard that grows needs no new approval.
+_LEAST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What is next. `gate` answers for the next compaction, and is open when none is due. `horizon_ms`: see waiting.windows."""
+
+    plan: PlannedRun = PlannedRun()
+    gate: Hold | Passed = Passed()
+    horizon_ms: int
+
+    @property
+    def hold(self) -> Hold | None:
+        """What holds the next compaction back; None when nothing does."""
+        return self.gate if isinstance(self.gate, Hold) else None
+
+    @property
+    def max_bytes(self) -> int | None:
+        """What the next compaction may read; None without a bound."""
+        return self.gate.max_bytes if isinstance(self.gate, Passed) else None
+
+
+def outlook(
+    shard: Shard,
+    inspection: Inspection,
+    folded: maintenance.Folded,
+    runs: Sequence[Run],
+    *,
+    is_refused: bool,
+    is_renewed: bool,
+    workload: WorkloadSettings,
+    words: Words,
+    now_ms: int,
+) -> Outlook:
+    """What is next for the shard. A kind of which a run is under way is not. `is_refused`: see maintenance.runner_of. `is_renewed`: whether
+    a plan that is on the status already gets new estimates.
+    """
+    owes = inspection.waits_from_ms is not None
+    ahead = Outlook(horizon_ms=windows.horizon_ms(shard.spec.windows, now_ms) if owes else now_ms)
+    if inspection.is_tombstone:
+        return ahead
+    going = {run.kind for run in runs if not run.phase.finished}
+    blocks, known, automatic = folded.maintenance, shard.known.plan, maintenance.automatic_kinds(shard)
+    for kind in _TYPE:
+        wanted = maintenance.wanted(shard, inspection, blocks, kind, now_ms=now_ms, horizon_ms=ahead.horizon_ms)
+        if wanted is None or kind in going or kind not in automatic:
+            continue
+        block = blocks.get(kind, Upkeep())
+        runner = maintenance.runner_of(kind, shard, inspection, block, is_refused=is_refused, workload=workload)
+        plan = _planned(shard, kind, wanted, after=block.last_success_time, runner=runner, inspection=inspection)
+        took_s = _estimated_s(folded.history, kind, runner, plan.estimated_bytes)
+        plan = replace(plan, created_time=times.to_text(now_ms), estimated_seconds=took_s)
+        if plan.id == known.id:
+            plan = (
+                replace(plan, created_time=known.created_time) if is_renewed else replace(known, approved=plan.approved)
+            )
+        if kind != "compaction":
+            return replace(ahead, plan=plan)
+        found = gate.passes(
+            shard,
+            wanted,
+            plan,
+            blocks,
+            folded.rewritten,
+            least_bytes=None if wanted.full else inspection.smallest_request_bytes,
+            words=words,
+            now_ms=now_ms,
+        )
+        return replace(ahead, plan=plan, gate=found)
+    return ahead
+
+
+def announcement(shard: Shard, ahead: Outlook) -> tuple[Note, ...]:
+    """The Event of a plan that begins to wait for an approval."""
+    hold, known = ahead.hold, shard.known.plan
+    if hold is None or hold.reason != "AwaitingApproval" or (known.id == ahead.plan.id and known.approved is False):
+        return ()
+    return (Note("Normal", hold.reason, hold.message),)
+
+
+def answer_to_approval(shard: Shard, plan: PlannedRun) -> tuple[str | None, tuple[Note, ...]]:
+    """The token of an approval that was not handled yet, and the Event that refuses it; None and no Event without one."""
+    token = gate.approval_token(shard)
+    if not token or token == shard.known.handled(names.APPROVE):
+        return None, ()
+    if shard.spec.needs_approval and token == plan.id:
+        return token, (Note("Normal", "PlanApproved", f"plan {plan.id}: {plan.reason}"),)
+    waits = f"the plan that waits is {plan.id}" if plan.id and not plan.approved else "no plan waits for an approval"
+    text = f"{names.REQUEST_PREFIX}{names.APPROVE} is {redact(token)}, which names no plan that waits: {waits}"
+    return token, (Note("Warning", "ApprovalRefused", text),)
+
+
+def estimated_bytes(inspection: Inspection, kind: MaintenanceKind, *, full: bool) -> int | None:
+    """What a run would read, or write, of a rollup; None when nothing says so."""
+    if kind == "compaction":
+        return inspection.live_bytes + inspection.inline_bytes if full else inspection.compaction_bytes
+    return inspection.latest_rollup_bytes if kind == "rollup" else None
+
+
+def _planned(
+    shard: Shard,
+    kind: MaintenanceKind,
+    wanted: Wanted,
+    *,
+    after: str | None,
+    runner: Runner | None,
+    inspection: Inspection,
+) -> PlannedRun:
+    """The plan without its times. `after`: the last success of the kind."""
+    size = estimated_bytes(inspection, kind, full=wanted.full)
+    plan_id = _id_of(kind, shard.meta.generation, after, full=wanted.full, size_bytes=size or 0)
+    return PlannedRun(
+        id=plan_id,
+        type=_TYPE[kind],
+        reason=clip(wanted.reason, 256),
+        runner=runner,
+        estimated_bytes=size,
+        approved=kind != "compaction" or gate.is_approved(shard, plan_id),
+    )
+
+
+def _id_of(kind: MaintenanceKind, generation: int, after: str | None, *, full: bool, size_bytes: int) -> str:
+    covers = [kind, generation, after, full, max(size_bytes, _LEAST_BYTES).bit_length()]
+    return f"{names.VERB[kind]}-{hashlib.sha256(json.dumps(covers).encode()).hexdigest()[:12]}"
+
+
+def _estimated_s(
+    history: Sequence[UpkeepRun], kind: MaintenanceKind, runner: Runner | None, size_bytes: int | None
+) -> int | None:
+    """By the bytes per second of the compactions on the same runner, or the mean time of the other runs of the kind; None without one."""
+    took_s = read = count = 0
+    for one in history:
+        began_ms, ended_ms = times.to_ms(one.start_time), times.to_ms(one.end_time)
+        is_like = one.type == _TYPE[kind] and one.runner == runner and one.outcome == "Succeeded"
+        if is_like and began_ms is not None and ended_ms is not None:
+            took_s, read, count = (
+                took_s + max(1, (ended_ms - began_ms) // 1000),
+                read + (one.bytes_read or 0),
+                count + 1,
+            )
+    if kind != "compaction":
+        return -(-took_s // count) if count else None
+    return -(-(size_bytes or 0) * took_s // read) if read else None
