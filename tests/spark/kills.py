@@ -124,7 +124,8 @@ class Campaign:
         """
         while sum(self.kills.values()) < kills:
             self._one_driver(kills)
-            self.check()
+            rows, done = self.check(), sum(self.kills.values())
+            print(f"{self.envelope}: {done} of {kills} kills, {rows} rows are right", file=sys.stderr, flush=True)
         driver = Driver(self.folder, self._spec())
         try:
             self._until(driver, {"batch"}, self.random.randrange(1, 4))
