@@ -66,6 +66,13 @@ _ROWS = [
                 (_shard("debt_bytes"), "debt"),
             ),
             lines(
+                "Rewritten in 24 hours",
+                "Bytes that compactions read, and what they may read (maintenance.maxRewriteBytesPerDay).",
+                "bytes",
+                (_shard("rewritten_bytes"), "read"),
+                (_shard("rewrite_budget_bytes"), "budget"),
+            ),
+            lines(
                 "Oldest data that no compaction merged",
                 "Deleted and replaced rows may be in the bucket for this long.",
                 "s",

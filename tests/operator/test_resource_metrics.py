@@ -43,6 +43,31 @@ def shown(whole, registry, resource, status):
 
 
 @pytest.mark.parametrize(
+    ("status", "name", "value"),
+    [
+        ({}, "plan_unapproved_seconds", 0),
+        ({"plan": {"id": "a", "approved": True, "createdTime": LONG_AGO}}, "plan_unapproved_seconds", 0),
+        ({"plan": {"id": "a", "approved": False, "createdTime": LONG_AGO}}, "plan_unapproved_seconds", 8000),
+        ({}, "compaction_held", 0),
+        ({"maintenance": {"compaction": {"waitReason": "WindowClosed"}}}, "compaction_held", 1),
+        ({"maintenance": {"compaction": {"nextRunTime": LONG_AGO}}}, "compaction_held", 0),
+        ({}, "rewritten_bytes", 0),
+        (
+            {"rewritten": [{"time": LONG_AGO, "bytes": 7}, {"time": "2026-09-20T00:00:00Z", "bytes": 9}]},
+            "rewritten_bytes",
+            7,
+        ),
+        ({}, "rewrite_budget_bytes", 1 << 30),
+        ({}, "amplification_ratio", None),
+        ({"storage": {"amplificationPercent": 250}}, "amplification_ratio", 2.5),
+    ],
+)
+def test_a_shard_shows_what_its_plan_says(whole, registry, shard_resource, status, name, value):
+    resource = shard_resource({"maintenance": {"maxRewriteBytesPerDay": "1Gi"}})
+    assert shown(whole, registry, resource, status)(name) == value
+
+
+@pytest.mark.parametrize(
     ("found", "name", "value"),
     [
         ([condition("StorageReachable", "True")], "storage_reachable", 1),

@@ -293,13 +293,8 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
     advance = _advance_since(case, inspection, target)
     begun = _begun(case, inspection, folded.maintenance, ahead)
     started, blocks = begun.started, begun.blocks
-    approval, answers = next_run.answer_to_approval(shard, ahead.plan)
-    accepted, recovered = shard_log.accept_token(shard), shard_log.was_recovered(shard, inspection)
-    decided = {names.APPROVE: approval, shard_log.ACCEPT: accepted}
-    handled = {**begun.handled, **{verb: token for verb, token in decided.items() if token is not None}}
-    recoveries = (
-        (Note("Warning", "LogRecovered", f"the log was begun anew at v{inspection.seqno}"),) if recovered else ()
-    )
+    approved, answers = next_run.answers(shard, ahead)
+    accepted, recoveries = _log_news(shard, inspection)
     critical_id, known = names.critical_id_of(_id(case.base)), shard.known.holds
     held = holding.holders(known, inspection, critical_id=critical_id, now_ms=_seen_ms(case))
     is_new_hold = holding.is_held_back(inspection, target, held) and holding.has_news(known, held)
@@ -311,7 +306,7 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
         plan=ahead.plan,
         rewritten=folded.rewritten or None,
         maintenance=blocks,
-        last_handled_requests={**(shard.known.last_handled_requests or {}), **handled},
+        last_handled_requests={**(shard.known.last_handled_requests or {}), **begun.handled, **approved, **accepted},
         history=folded.history,
     )
     status = auditing.with_findings(status, shard.known, folded.maintenance, case.observed.runs)
@@ -342,7 +337,7 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
         now_ms,
         requeue_after_s=case.settings.loop.inspect_seconds,
         actions=(*_evolve(case, schema), *((advance,) if advance else ()), *started),
-        notes=(*folded.notes, *recoveries, *answers, *next_run.announcement(shard, ahead)),
+        notes=(*folded.notes, *recoveries, *answers),
     )
     return refusals.with_refusals(
         plan,
@@ -353,6 +348,13 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
         now_ms=now_ms,
         runs=[one for one in case.observed.runs if not one.phase.finished],
     )
+
+
+def _log_news(shard: Shard, inspection: Inspection) -> tuple[Mapping[str, str], tuple[Note, ...]]:
+    """The request to accept the log that this plan handles, and the Event of a log that was begun anew."""
+    accepted, note = shard_log.accept_token(shard), f"the log was begun anew at v{inspection.seqno}"
+    recoveries = (Note("Warning", "LogRecovered", note),) if shard_log.was_recovered(shard, inspection) else ()
+    return {} if accepted is None else {shard_log.ACCEPT: accepted}, recoveries
 
 
 def _refused_runs(case: _Case, started: Iterable[StartMaintenance]) -> Mapping[MaintenanceKind, ActionFailure]:

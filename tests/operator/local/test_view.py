@@ -223,6 +223,23 @@ def test_a_shard_is_described():
     assert "key: id STRING" in text
 
 
+def test_a_shard_shows_what_is_next_and_how_much_a_merge_would_free():
+    status = healthy()
+    plain = "\n".join(description(shard(status), now_ms=NOW, width=None))
+    assert "Amplification" not in plain
+    assert "Next" not in plain
+    status["storage"] |= {"amplificationPercent": 250}
+    status["plan"] = {
+        "id": "compact-1", "type": "Compaction", "reason": "70 uncompacted batches", "runner": "Pod", "approved": False,
+        "estimatedBytes": 4 << 20, "estimatedSeconds": 600,
+    }  # fmt: skip
+    text = "\n".join(description(shard(status), now_ms=NOW, width=None))
+    assert "250% of the updates that a merge would leave" in text
+    assert "Compaction compact-1: 70 uncompacted batches, 4.2 MB, about 10m; waits for an approval" in text
+    wide = view.resources_table([shard(status)], _columns("PersistShard"), wide=True, now_ms=NOW, width=None)
+    assert "AMP%" in wide[0].split()
+
+
 def test_a_failed_sink_is_described_with_its_failure():
     failure = {
         "time": to_text(NOW),

@@ -102,24 +102,21 @@ def outlook(
     return ahead
 
 
-def announcement(shard: Shard, ahead: Outlook) -> tuple[Note, ...]:
-    """The Event of a plan that begins to wait for an approval."""
-    hold, known = ahead.hold, shard.known.plan
-    if hold is None or hold.reason != "AwaitingApproval" or (known.id == ahead.plan.id and known.approved is False):
-        return ()
-    return (Note("Normal", hold.reason, hold.message),)
-
-
-def answer_to_approval(shard: Shard, plan: PlannedRun) -> tuple[str | None, tuple[Note, ...]]:
-    """The token of an approval that was not handled yet, and the Event that refuses it; None and no Event without one."""
-    token = gate.approval_token(shard)
+def answers(shard: Shard, ahead: Outlook) -> tuple[Mapping[str, str], tuple[Note, ...]]:
+    """The approval that this plan handles, as an entry of status.lastHandledRequests, and the Events of a plan that begins to wait for one,
+    has one, or gets a wrong one.
+    """
+    token, plan, hold, known = gate.approval_token(shard), ahead.plan, ahead.hold, shard.known.plan
+    notes: tuple[Note, ...] = ()
+    if hold is not None and hold.reason == "AwaitingApproval" and (known.id != plan.id or known.approved):
+        notes = (Note("Normal", hold.reason, hold.message),)
     if not token or token == shard.known.handled(names.APPROVE):
-        return None, ()
+        return {}, notes
     if shard.spec.needs_approval and token == plan.id:
-        return token, (Note("Normal", "PlanApproved", f"plan {plan.id}: {plan.reason}"),)
+        return {names.APPROVE: token}, (Note("Normal", "PlanApproved", f"plan {plan.id}: {plan.reason}"),)
     waits = f"the plan that waits is {plan.id}" if plan.id and not plan.approved else "no plan waits for an approval"
     text = f"{names.REQUEST_PREFIX}{names.APPROVE} is {redact(token)}, which names no plan that waits: {waits}"
-    return token, (Note("Warning", "ApprovalRefused", text),)
+    return {names.APPROVE: token}, (*notes, Note("Warning", "ApprovalRefused", text))
 
 
 def estimated_bytes(inspection: Inspection, kind: MaintenanceKind, *, full: bool) -> int | None:
