@@ -103,17 +103,18 @@ def _lease(ends_ms: int | None, now_ms: int) -> str:
 
 
 def _reported(row: Resource, namespace: str, shard: str) -> HoldRow:
+    held_s = number(row.get("heldSeconds"))
     return HoldRow(
         namespace=namespace,
         shard=shard,
         id=text(row.get("id")),
         kind=text(row.get("kind")),
         purpose=text(row.get("purpose")),
-        hostname=text(row.get("hostname")),
+        hostname=text(row.get("host")),
         since=instant(row.get("since")),
         since_time=number(row.get("since")),
-        age="",
-        age_ms=0,
+        age="" if held_s is None else f"over {span(held_s * 1000)}",
+        age_ms=(held_s or 0) * 1000,
         heartbeat="",
         lease="",
         blocks="since",

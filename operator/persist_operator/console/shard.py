@@ -20,7 +20,13 @@ VERSIONS_MAX = 50
 VERSIONS_SHOWN = 8
 #: The newest batches that a page lists.
 BATCHES_MAX = 60
-KINDS = {"compaction": "Compaction", "rollup": "Rollup", "gc": "Garbage collection", "verification": "Verification"}
+KINDS = {
+    "compaction": "Compaction",
+    "rollup": "Rollup",
+    "gc": "Garbage collection",
+    "verify": "Verification",
+    "orphanScan": "Orphan scan",
+}
 _CHANGED = {
     "hostname": "",
     "since": "since",
@@ -167,7 +173,7 @@ def shard_page(
         versions_omitted=max(0, len(versions) - VERSIONS_MAX),
         unseen=engine.omitted if isinstance(engine, EngineView) else engine.why,
         holds=tuple(holds),
-        debt=tuple(_debt(status)),
+        debt=tuple(_debt(status, now_ms)),
         deadline=ago(due, now_ms),
         is_late=(to_ms(due) or now_ms + 1) <= now_ms,
         upkeep=tuple(
@@ -279,7 +285,12 @@ def _pictures(
         return None, None
     since = seen.since if seen else number(frontiers["since"])
     upper = seen.upper if seen else number(frontiers["upper"])
-    held = [(one.purpose or one.id, one.since_time) for one in holds if one.holds_since]
+    # The operator's own hold names the shard, whose page this is.
+    held = [
+        ((one.purpose or one.id).removesuffix(f" of {one.namespace}/{one.shard}"), one.since_time)
+        for one in holds
+        if one.holds_since
+    ]
     scale = scale_of(since=since, upper=upper, holds=[at for _, at in held], spine=spine)
     timeline = frontiers_picture(scale, since=since, upper=upper, holds=held)
     return timeline, spine_picture(scale, spine) if spine else None
@@ -307,15 +318,29 @@ def _when_ms(at_ms: Any, now_ms: int) -> str:
     return "" if found is None else f"{span(max(0, now_ms - found))} ago"
 
 
-def _debt(status: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _debt(status: Mapping[str, Any], now_ms: int) -> list[tuple[str, str]]:
     debt, storage = block(status, "debt"), block(status, "storage")
     facts = [
         ("Compaction would read", size(debt.get("compactionBytes"))),
         ("Batches not compact", grouped(storage.get("uncompactedBatches"))),
         ("Versions to truncate", grouped(debt.get("gcSeqnos"))),
         ("Oldest retraction", seconds(debt.get("oldestUncompactedSeconds"))),
+        ("Missing blobs", grouped(storage.get("missingBlobs"))),
+        (
+            "Orphans",
+            f"{grouped(storage['orphanBlobs'])} ({size(storage.get('orphanBytes'))})"
+            if storage.get("orphanBlobs")
+            else "",
+        ),
+        ("Verified", _verdict(block(status, "verification"), now_ms)),
     ]
     return [(name, value) for name, value in facts if value]
+
+
+def _verdict(verification: Mapping[str, Any], now_ms: int) -> str:
+    """`Verified 3h ago`, or what is wrong in words."""
+    found, when = text(verification.get("verdict")), ago(verification.get("time"), now_ms)
+    return ", ".join(filter(None, (f"{found} {when}".strip(), text(verification.get("message")))))
 
 
 def _upkeep(kind: str, upkeep: Mapping[str, Any], now_ms: int) -> UpkeepRow:

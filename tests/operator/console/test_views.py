@@ -115,18 +115,37 @@ def test_a_page_of_a_status_of_another_shape_is_still_a_page(field, broken):
     assert holds_page([(resource, NOTHING)], now_ms=NOW).shards == 1
 
 
+HELD = {"id": "r1", "purpose": "report", "since": "5", "host": "pod-1", "heldSeconds": 130}
+
+
 def test_without_stores_the_page_draws_what_the_status_has_and_says_why_there_is_no_more():
     seen = made(
         shard(
             frontiers={"since": "5", "upper": "9"},
-            holds={"blocking": [{"id": "r1", "purpose": "report", "since": "5"}]},
+            holds={"blocking": [HELD]},
         )
     )
     assert seen.timeline is not None
     assert [lane.label for lane in seen.timeline.lanes] == ["shard", "report"]
     assert (seen.spine, seen.versions, seen.unseen) == (None, (), "not read")
-    assert [row.purpose for row in seen.holds] == ["report"]
+    assert [(row.purpose, row.hostname, row.age) for row in seen.holds] == [("report", "pod-1", "over 2m")]
     assert made(shard()).timeline is None
+
+
+def test_the_page_shows_what_audits_found():
+    seen = made(
+        shard(
+            storage={"missingBlobs": 2, "orphanBlobs": 3, "orphanBytes": 4000},
+            verification={"verdict": "MissingBlobs", "time": "2026-09-21T14:03:20Z", "message": "p1 is not stored"},
+            maintenance={"orphanScan": {"lastResult": "Succeeded"}},
+        )
+    )
+    assert dict(seen.debt) == {
+        "Missing blobs": "2",
+        "Orphans": "3 (4.0 kB)",
+        "Verified": "MissingBlobs 10m ago, p1 is not stored",
+    }
+    assert [(row.kind, row.tone) for row in seen.upkeep] == [("Orphan scan", "good")]
 
 
 @pytest.mark.parametrize(
