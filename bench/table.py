@@ -156,7 +156,8 @@ class _Group:
             self._sides[system] = (process, ours)
 
     def call(self, what: str, arguments: Iterable[Any], *, seconds_max: float = SECONDS_MAX) -> Costs:
-        """Every system makes the call with each argument, in turns. SystemExit when systems have different rows."""
+        """Every system makes the call with each argument, in turns. Says so when they read different numbers of rows."""
+        print(f"  {what} ...", file=sys.stderr, flush=True)
         out: Costs = {name: [] for name in self._sides}
         for argument in arguments:
             found = {}
@@ -211,8 +212,7 @@ class _Steps:
 
     def first(self, keys: int) -> Callable[[], object]:
         frame = rows_of(np.random.default_rng(0).permutation(keys), 0)
-        write = self._system.upsert if type(self._system).__name__ == "Persist" else self._system.append
-        return lambda: write(frame)
+        return lambda: self._system.first(frame)
 
     def upsert(self, argument: tuple[int, int, int]) -> Callable[[], object]:
         few, keys, turn = argument

@@ -32,6 +32,10 @@ class System(ABC):
     @abstractmethod
     def append(self, frame: pa.Table) -> None: ...
 
+    def first(self, frame: pa.Table) -> None:
+        """Writes the first rows, as the system does it fastest such that rows with the same keys may follow."""
+        self.append(frame)
+
     @abstractmethod
     def upsert(self, frame: pa.Table) -> None: ...
 
@@ -91,6 +95,7 @@ class Persist(System):
         super().__init__(folder, name)
         self._open()
         self._table = self._db.create(name, key="id BIGINT", value="name STRING, grp INT, x DOUBLE")
+        self._left: list[Any] = []
 
     def _open(self) -> None:
         from persist_engine import connect
@@ -137,14 +142,19 @@ class Persist(System):
     def history(self) -> int:
         return int(self._table.history().num_rows)
 
+    def first(self, frame: pa.Table) -> None:
+        self._table.upsert(frame)
+
     def reopen(self) -> None:
-        self._db.close()
+        self._left.append(self._db)
         self._open()
         self._table = self._db[self.name]
         assert self._table.last_time is not None
 
     def settle(self) -> None:
         self._db.drain()
+        while self._left:
+            self._left.pop().close()
 
     def close(self) -> None:
         self._db.close()
