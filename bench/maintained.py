@@ -24,7 +24,7 @@ P50_MAX, P99_MAX = 1.3, 3.0
 
 def run(folder: Path, quick: bool) -> list[Row]:
     """Blocks of 10-row commits, in turns. The first block of each side is not counted."""
-    blocks, commits = (4, 500) if quick else (10, 2_000)
+    blocks, commits = (4, 500) if quick else (6, 2_000)
     spawned = multiprocessing.get_context("spawn")
     taken: dict[bool, list[float]] = {True: [], False: []}
     with redis_server(appendonly=True) as redis:

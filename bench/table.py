@@ -1,29 +1,48 @@
-"""Tables of `connect` against tables of deltalake, through their public APIs: same rows, same disk, same run, calls in alternation.
+"""Tables of `connect` beside the same tables of Lance, deltalake and pyiceberg: same rows, same disk, same run.
 
-Needs `uv sync --group bench`. Our writes are durable when they return; the peer does not wait for the disk, so an fsync of its new files is
-added to a second figure of each write. Both keep their past. Maintenance of ours runs behind the writes, as by default.
+Each system is a process of its own, so that its processor time and its peak of memory are its own. The systems make each call in turn, so
+that all run under the same load; while one works, the others wait. Ratios are of processor time, user and system, which load hardly
+changes; elapsed time is shown beside it. `python -m bench.table [--quick]` prints everything as Markdown.
+
+Needs `uv sync --group bench`. Our writes are on disk when they return; those of the peers are not.
 """
 
 from __future__ import annotations
 
-import itertools
+import multiprocessing
+import os
+import resource
+import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from deltalake import DeltaTable, write_deltalake
-from persist_engine import connect
 
-from bench.disk import NewFiles
-from bench.measure import Row, median, ms, timings_s
+from bench.measure import Row, median, memory_bytes, percentile
+from bench.table_systems import SYSTEMS, NotOffered, System
+
+OURS = "persist"
+#: A call that takes longer is not repeated.
+SECONDS_MAX = 20.0
 
 
-def run(folder: Path, quick: bool) -> list[Row]:
-    """500,000 keys, and a tenth of that with `quick`."""
-    return _Pair(folder, keys=50_000 if quick else 500_000, repeat=3 if quick else 7).run()
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one call took. `memory_bytes`: by how much resident memory grew at its peak."""
+
+    cpu_s: float
+    wall_s: float
+    memory_bytes: int
+
+
+Costs = dict[str, list[Cost] | str]
+"""By system, the cost of each call; or why there is none."""
 
 
 def rows_of(ids: np.ndarray, seed: int) -> pa.Table:
@@ -39,116 +58,271 @@ def rows_of(ids: np.ndarray, seed: int) -> pa.Table:
     )
 
 
-class _Pair:
-    """The same table twice."""
+def run(folder: Path, quick: bool) -> list[Row]:
+    """The processor time of each call beside that of the best peer."""
+    out = []
+    for what, costs in compared(folder, quick):
+        medians = _medians(costs)
+        peers = {name: cost for name, cost in medians.items() if name != OURS}
+        if OURS in medians and peers:
+            best = min(peers, key=lambda name: peers[name].cpu_s)
+            ours, theirs = medians[OURS].cpu_s, peers[best].cpu_s
+            out.append(Row(f"{what}, beside {best}", _ms(ours), _ms(theirs), ours / theirs, "lower"))
+    return out
 
-    def __init__(self, folder: Path, *, keys: int, repeat: int) -> None:
-        self._folder, self._keys, self._repeat = folder, keys, repeat
-        self._uri = str(folder / "theirs")
-        self._files = NewFiles(folder / "theirs")
-        self._db = connect(folder / "ours")
-        self._rows: list[Row] = []
 
-    def run(self) -> list[Row]:
-        """All rows of the report."""
-        keys, key_ddl, value_ddl = self._keys, "id BIGINT", "name STRING, grp INT, x DOUBLE"
-        first = rows_of(np.random.default_rng(0).permutation(keys), 0)
-        self._ours = self._db.create("rows", key=key_ddl, value=value_ddl)
-        self._compare(f"first {keys:,} rows, upsert against write", self._ours.upsert, self._append, [first])
-        self._small()
-        self._writes()
-        self._reads("as written")
-        self._one("optimize", self._ours.optimize, DeltaTable(self._uri).optimize.compact)
-        self._reads("optimized")
-        self._db.close()
-        return self._rows
+def markdown(compared_costs: Iterable[tuple[str, Costs]]) -> Iterable[str]:
+    """The lines of the whole table: for each system processor time / elapsed time in ms / peak of memory in MB."""
+    yield f"| processor / elapsed ms / peak MB | {' | '.join(SYSTEMS)} | to the best: processor | elapsed |"
+    yield "|---|" + "---|" * (len(SYSTEMS) + 2)
+    for what, costs in compared_costs:
+        medians = _medians(costs)
+        cells = [_cell(medians.get(name), costs[name]) for name in SYSTEMS]
+        peers = [cost for name, cost in medians.items() if name != OURS]
+        if OURS in medians and peers:
+            ours = medians[OURS]
+            cells.append(f"{ours.cpu_s / min(each.cpu_s for each in peers):.2f}")
+            cells.append(f"{ours.wall_s / min(each.wall_s for each in peers):.2f}")
+        else:
+            cells += ["", ""]
+        yield f"| {what} | {' | '.join(cells)} |"
 
-    def _append(self, frame: pa.Table) -> None:
-        write_deltalake(self._uri, frame, mode="append")
 
-    def _merge(self, frame: pa.Table) -> None:
-        merge = DeltaTable(self._uri).merge(frame, "t.id = s.id", source_alias="s", target_alias="t")
-        merge.when_matched_update_all().when_not_matched_insert_all().execute()
+def compared(folder: Path, quick: bool) -> list[tuple[str, Costs]]:
+    """What was measured, with its costs. The folder is left with the tables."""
+    keys, repeat, versions = (50_000, 3, 200) if quick else (500_000, 5, 1_000)
+    with _Group(folder, "rows") as rows:
+        out = _upserted(rows, keys, repeat)
+    with _Group(folder, "appended") as appended:
+        out += _appended(appended, keys // 10)
+    with _Group(folder, "small") as small:
+        out += _small(small, versions)
+    return out
 
-    def _small(self) -> None:
-        other, uri = self._db.create("small", key="id BIGINT", value="name STRING, grp INT, x DOUBLE"), self._uri
-        self._uri = str(self._folder / "theirs" / "small")
-        frames = [rows_of(np.arange(10) + 10 * turn, turn) for turn in range(self._repeat * 10)]
-        self._compare("append of 10 rows", other.append, self._append, frames)
-        self._uri = uri
 
-    def _writes(self) -> None:
-        keys, repeat = self._keys, self._repeat
-        more = [rows_of(np.arange(keys // 10) + keys + turn * keys // 10, turn) for turn in range(repeat)]
-        self._compare(f"append of {keys // 10:,} rows", self._ours.append, self._append, more)
-        rng = np.random.default_rng(7)
-        some = [rows_of(rng.choice(keys, keys // 25, replace=False), 100 + turn) for turn in range(repeat)]
-        self._compare(f"upsert of {keys // 25:,} of {keys:,} keys", self._ours.upsert, self._merge, some)
-        groups = [f"grp = {turn}" for turn in range(repeat)]
-        self._compare(
-            "delete of 1 % by predicate", self._ours.delete, lambda p: DeltaTable(self._uri).delete(p), groups
-        )
-        whole = self._ours.to_arrow().combine_chunks()
-        changed = [self._changed(whole, turn) for turn in range(repeat)]
-        overwrite = lambda frame: write_deltalake(self._uri, frame, mode="overwrite")  # noqa: E731
-        self._compare("overwrite with 1 % changed", self._ours.overwrite, overwrite, changed)
+def _upserted(group: _Group, keys: int, repeat: int) -> list[tuple[str, Costs]]:
+    few = keys // 25
+    out = [(f"first {keys:,} rows by upsert (peers: append)", group.call("first", [keys]))]
+    out.append((f"upsert of {few:,} of {keys:,} keys", group.call("upsert", [(few, keys, turn) for turn in range(10)])))
+    out += _reads(group, keys, repeat, "after 10 upserts")
+    out.append(("delete of 1 % by a condition", group.call("delete", range(repeat))))
+    out.append(("overwrite with 1 % changed", group.call("overwrite", range(repeat))))
+    out += _reads(group, keys, repeat, "after overwrites")
+    out.append(("optimize", group.call("optimize", [None])))
+    out += _reads(group, keys, repeat, "optimized")
+    out.append(("vacuum", group.call("vacuum", [None])))
+    return out
 
-    @staticmethod
-    def _changed(whole: pa.Table, turn: int) -> pa.Table:
-        x = whole.column("x").to_numpy().copy()
-        x[turn::100] += turn + 1
-        return whole.set_column(3, "x", pa.array(x))
 
-    def _reads(self, state: str) -> None:
-        past = self._ours.last_time
-        assert past is not None
-        version = DeltaTable(self._uri).version() - 2
-        then = self._ours.history(3).column("time").to_pylist()[-1] or past
-        pairs: dict[str, tuple[Callable[[], pa.Table], Callable[[], pa.Table]]] = {
-            "read of all rows": (self._ours.to_arrow, lambda: DeltaTable(self._uri).to_pyarrow_table()),
-            "read of 1 % by a filter on a value": (
-                self._ours.scan("grp = 50").to_arrow,
-                lambda: DeltaTable(self._uri).to_pyarrow_table(filters=pc.field("grp") == 50),
-            ),
-            "read of 1 % by a range of keys": (
-                self._ours.scan(f"id < {self._keys // 100}").to_arrow,
-                lambda: DeltaTable(self._uri).to_pyarrow_table(filters=pc.field("id") < self._keys // 100),
-            ),
-            "read of the past": (
-                lambda: self._ours.at(then).to_arrow(),
-                lambda: DeltaTable(self._uri, version=version).to_pyarrow_table(),
-            ),
-        }
-        for what, (ours, theirs) in pairs.items():
-            if "past" not in what and ours().num_rows != theirs().num_rows:
-                raise SystemExit(f"{what}: ours has {ours().num_rows} rows, theirs {theirs().num_rows}")
-            taken: tuple[list[float], list[float]] = ([], [])
-            for _, (call, seconds) in itertools.product(range(self._repeat), zip((ours, theirs), taken, strict=True)):
-                seconds.extend(timings_s(lambda _, call=call: call(), repeat=1, warm=0))
-            self._add(f"{what}, {state}", *map(median, taken))
+def _reads(group: _Group, keys: int, repeat: int, state: str) -> list[tuple[str, Costs]]:
+    return [
+        (f"read of all rows, {state}", group.call("read", [None] * repeat)),
+        (f"read of 1 % by a value, {state}", group.call("read_group", [99] * repeat)),
+        (f"read of 1 % by keys, {state}", group.call("read_keys_below", [keys // 100] * repeat)),
+        (f"read of the past, {state}", group.call("read_past", [None] * repeat)),
+    ]
 
-    def _compare(
-        self, what: str, ours: Callable[[object], object], theirs: Callable[[object], object], arguments: list
-    ) -> None:
-        """Medians of writes. Of several, the first warms both."""
-        taken: tuple[list[float], list[float], list[float]] = ([], [], [])
+
+def _appended(group: _Group, rows: int) -> list[tuple[str, Costs]]:
+    out = [(f"append of {rows:,} rows", group.call("append", [(rows, turn) for turn in range(20)]))]
+    out.append(("read of 20 appends", group.call("read", [None] * 5)))
+    out.append(("optimize 20 appends", group.call("optimize", [None])))
+    out.append(("read of 20 appends, optimized", group.call("read", [None] * 5)))
+    return out
+
+
+def _small(group: _Group, versions: int) -> list[tuple[str, Costs]]:
+    commits = group.call("append", [(10, turn) for turn in range(versions)], seconds_max=versions)
+    slow = {name: [_at(costs, 0.99)] if isinstance(costs, list) else costs for name, costs in commits.items()}
+    return [
+        ("append of 10 rows, median", commits),
+        ("append of 10 rows, 99th percentile", slow),
+        ("changes of 100 versions", group.call("changes", [100] * 5)),
+        (f"history of {versions:,} versions", group.call("history", [None] * 5)),
+        (f"open a table of {versions:,} versions", group.call("reopen", [None] * 5)),
+    ]
+
+
+class _Group:
+    """One process for each system, with a table of the same name in each."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        spawned = multiprocessing.get_context("spawn")
+        self._sides = {}
+        for system in SYSTEMS:
+            ours, theirs = spawned.Pipe()
+            process = spawned.Process(target=_serve, args=(theirs, system, folder / system, name), daemon=True)
+            process.start()
+            self._sides[system] = (process, ours)
+
+    def call(self, what: str, arguments: Iterable[Any], *, seconds_max: float = SECONDS_MAX) -> Costs:
+        """Every system makes the call with each argument, in turns. Says so when they read different numbers of rows."""
+        print(f"  {what} ...", file=sys.stderr, flush=True)
+        out: Costs = {name: [] for name in self._sides}
         for argument in arguments:
-            taken[0].extend(timings_s(lambda _, a=argument: ours(a), repeat=1, warm=0))
-            taken[1].extend(timings_s(lambda _, a=argument: theirs(a), repeat=1, warm=0))
-            taken[2].append(taken[1][-1] + self._files.sync_s())
-        skip = 2 if len(arguments) > 2 else 0
-        measured = [median(seconds[skip:]) for seconds in taken]
-        self._add(what, measured[0], measured[1])
-        self._add(f"{what}, with an fsync of the peer's files", measured[0], measured[2])
+            found = {}
+            for name, (_, pipe) in self._sides.items():
+                costs = out[name]
+                if isinstance(costs, str) or sum(each.wall_s for each in costs) > seconds_max:
+                    continue
+                pipe.send((what, argument))
+                answer, rows = pipe.recv()
+                if isinstance(answer, str):
+                    out[name] = answer
+                    continue
+                costs.append(answer)
+                found[name] = rows
+            if what.startswith("read") and len(set(found.values())) > 1:
+                print(f"{what}: the systems read different numbers of rows: {found}", file=sys.stderr)
+        return out
 
-    def _one(self, what: str, ours: Callable[[], object], theirs: Callable[[], object]) -> None:
-        self._db.drain()
-        seconds = []
-        for call in (ours, theirs):
-            began = time.perf_counter()
-            call()
-            seconds.append(time.perf_counter() - began)
-        self._add(what, *seconds)
+    def __enter__(self) -> _Group:
+        return self
 
-    def _add(self, what: str, ours: float, theirs: float) -> None:
-        self._rows.append(Row(f"{what}, beside deltalake", ms(ours), ms(theirs), ours / theirs, "lower"))
+    def __exit__(self, *_: object) -> None:
+        for process, pipe in self._sides.values():
+            pipe.send(None)
+            process.join()
+
+
+def _serve(pipe: Connection, kind: str, folder: Path, name: str) -> None:
+    system = SYSTEMS[kind](folder, name)
+    steps = _Steps(system)
+    while (command := pipe.recv()) is not None:
+        what, argument = command
+        try:
+            call = getattr(steps, what)(argument)
+            pipe.send(_measured(call))
+        except NotOffered:
+            pipe.send(("–", None))
+        except Exception as error:  # noqa: BLE001 - a peer's failure is a result
+            pipe.send((f"failed: {type(error).__name__}", None))
+            print(f"{kind}: {what}: {error}", file=sys.stderr)
+        system.settle()
+    system.close()
+
+
+class _Steps:
+    """What is done before each call, unmeasured; each method returns the call."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._versions: list[Any] = []
+        self._whole: pa.Table | None = None
+
+    def first(self, keys: int) -> Callable[[], object]:
+        frame = rows_of(np.random.default_rng(0).permutation(keys), 0)
+        return lambda: self._system.first(frame)
+
+    def upsert(self, argument: tuple[int, int, int]) -> Callable[[], object]:
+        few, keys, turn = argument
+        frame = rows_of(np.random.default_rng(100 + turn).choice(keys, few, replace=False), 100 + turn)
+        return self._written(lambda: self._system.upsert(frame))
+
+    def append(self, argument: tuple[int, int]) -> Callable[[], object]:
+        rows, turn = argument
+        frame = rows_of(np.random.default_rng(turn).permutation(rows) + turn * rows, turn)
+        return lambda: self._system.append(frame)
+
+    def delete(self, grp: int) -> Callable[[], object]:
+        return self._written(lambda: self._system.delete(grp))
+
+    def overwrite(self, turn: int) -> Callable[[], object]:
+        if self._whole is None:
+            self._whole = self._system.read().combine_chunks()
+        x = self._whole.column("x").to_numpy().copy()
+        x[turn::100] += turn + 1
+        frame = self._whole.set_column(3, "x", pa.array(x))
+        return self._written(lambda: self._system.overwrite(frame))
+
+    def read(self, _: None) -> Callable[[], object]:
+        return self._system.read
+
+    def read_group(self, grp: int) -> Callable[[], object]:
+        return lambda: self._system.read_group(grp)
+
+    def read_keys_below(self, key: int) -> Callable[[], object]:
+        return lambda: self._system.read_keys_below(key)
+
+    def read_past(self, _: None) -> Callable[[], object]:
+        version = self._versions[-2]
+        return lambda: self._system.read_version(version)
+
+    def changes(self, versions: int) -> Callable[[], object]:
+        return lambda: self._system.changes(versions)
+
+    def optimize(self, _: None) -> Callable[[], object]:
+        return self._system.optimize
+
+    def vacuum(self, _: None) -> Callable[[], object]:
+        return self._system.vacuum
+
+    def history(self, _: None) -> Callable[[], object]:
+        return self._system.history
+
+    def reopen(self, _: None) -> Callable[[], object]:
+        return self._system.reopen
+
+    def _written(self, write: Callable[[], object]) -> Callable[[], object]:
+        """The write; the version before it is remembered."""
+        self._versions.append(self._system.version())
+        return write
+
+
+def _measured(call: Callable[[], object]) -> tuple[Cost, int | None]:
+    Path("/proc/self/clear_refs").write_text("5")  # the peak of memory begins anew
+    before = memory_bytes()[0]
+    used, began = _cpu_s(), time.perf_counter()
+    found = call()
+    cost = Cost(_cpu_s() - used, time.perf_counter() - began, max(0, memory_bytes()[1] - before))
+    return cost, found.num_rows if isinstance(found, pa.Table) else None
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _medians(costs: Costs) -> dict[str, Cost]:
+    """Of several calls, the first warms the system and is not counted."""
+    out = {}
+    for name, each in costs.items():
+        if isinstance(each, list) and each:
+            out[name] = _at(each[1:] if len(each) > 2 else each, None)
+    return out
+
+
+def _at(costs: list[Cost], share: float | None) -> Cost:
+    """The median of each figure, or its percentile; the greatest peak of memory."""
+    cpu, wall = [each.cpu_s for each in costs], [each.wall_s for each in costs]
+    peak = max(each.memory_bytes for each in costs)
+    return (
+        Cost(median(cpu), median(wall), peak)
+        if share is None
+        else Cost(percentile(cpu, share), percentile(wall, share), peak)
+    )
+
+
+def _cell(cost: Cost | None, costs: list[Cost] | str) -> str:
+    if cost is None:
+        return costs if isinstance(costs, str) else "too slow"
+    return f"{cost.cpu_s * 1000:.3g} / {cost.wall_s * 1000:.3g} / {cost.memory_bytes >> 20}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.3g} ms"
+
+
+def main() -> None:
+    """Prints the whole table, and what the machine did meanwhile."""
+    with tempfile.TemporaryDirectory(prefix="persist-bench-") as folder:
+        for line in markdown(compared(Path(folder), "--quick" in sys.argv)):
+            print(line)
+        for name in SYSTEMS:
+            tables = [path for path in (Path(folder) / name).rglob("*") if path.is_file()]
+            print(f"bytes on disk, {name}: {sum(path.stat().st_size for path in tables) / 1e6:.1f} MB")
+    print(f"load of the machine at the end: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
+
+
+if __name__ == "__main__":
+    main()

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -63,7 +63,7 @@ class Contents:
                 yield self.projection.apply(table)
             return
         tables = read_consolidated(
-            self.source,
+            self._narrow,
             runs_of(self.batches, self.key_range),
             self._row_filter,
             memory_bytes=memory_bytes,
@@ -142,13 +142,18 @@ class Contents:
         try:
             fetched: deque[Future[Fetched]] = deque()
             for desc, part in members:
-                fetched.append(pool.submit(self.source.get, part, desc))
+                fetched.append(pool.submit(self._narrow.get, part, desc))
                 if len(fetched) > 1:
                     yield fetched.popleft().result()
             while fetched:
                 yield fetched.popleft().result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def _narrow(self) -> PartSource:
+        """The source, without the row groups that `where` rules out. An audit reads `source`: it proves that nothing wanted was skipped."""
+        return self.source if self.where is None else replace(self.source, where=self.where)
 
     @property
     def _row_filter(self) -> RowFilter:
@@ -186,11 +191,11 @@ class Contents:
         """The wanted rows of `parts` in order, with only the columns `names`. Fetches the next part while it decodes one."""
         pool = ThreadPoolExecutor(1, thread_name_prefix="persist-columns")
         try:
-            fetched = pool.submit(self.source.get, parts[0], desc)
+            fetched = pool.submit(self._narrow.get, parts[0], desc)
             for index, part in enumerate(parts):
                 data = fetched.result()
                 if index + 1 < len(parts):
-                    fetched = pool.submit(self.source.get, parts[index + 1], desc)
+                    fetched = pool.submit(self._narrow.get, parts[index + 1], desc)
                 if on_fetched is not None:
                     on_fetched(len(data))
                 opened = self.source.open(data, part, desc, columns=names)
@@ -260,7 +265,7 @@ class Contents:
         return isinstance(part, HollowPart) and self.where.must_pass(part)
 
     def _counted(self, desc: Description, part: Part) -> int:
-        opened = self.source.open(self.source.get(part, desc), part, desc, columns=self._needed(()))
+        opened = self.source.open(self._narrow.get(part, desc), part, desc, columns=self._needed(()))
         return sum(diffs_sum(self._row_filter.apply(opened.read_group(group))) for group in range(opened.groups))
 
 

@@ -7,7 +7,7 @@ This module knows nothing of state, leases or handles. The caller holds the leas
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pyarrow as pa
@@ -19,11 +19,13 @@ from persist_engine.codec.inline_part import PartInMemory, decode_inline
 from persist_engine.codec.keys import blob_key
 from persist_engine.codec.part import OpenedPart, as_it_is, open_part
 from persist_engine.codec.row_groups import Footer, Pieces
-from persist_engine.model.batch import Footing, HollowPart, Part
+from persist_engine.model.batch import ColumnStats, Footing, HollowPart, Part, PartStats
 from persist_engine.model.frontier import MINIMUM, Antichain, Description
 from persist_engine.model.ids import ShardId
 from persist_engine.parts.key_range import KeyRange
 from persist_engine.rows import updates
+from persist_engine.rows.filter import Filter
+from persist_engine.rows.part_stats import stats_name
 from persist_engine.rows.schema import Schema
 from persist_engine.storage.blob import Blob
 
@@ -55,6 +57,8 @@ class PartSource:
     """The purpose of the read, as a label in metrics."""
     key_range: KeyRange | None = None
     """The only rows that are wanted. Of a part with other rows, only some row groups are fetched; the reader still has to filter rows."""
+    where: Filter | None = None
+    """The same as a condition: row groups whose first key field rules it out are not fetched."""
 
     def is_newer(self, part: Part) -> bool:
         """Whether `part` was written under a newer schema than the one of this read. Its rows are then in another
@@ -63,27 +67,38 @@ class PartSource:
         return self.schema_id is not None and part.schema_id is not None and part.schema_id > self.schema_id
 
     def get(self, part: Part, desc: Description) -> Fetched:
-        """The part's bytes as stored in blob, or the row groups that may hold rows of `key_range`. Retries storage errors. MissingBlob
+        """The part's bytes as stored in blob, or the row groups that may hold wanted rows. Retries storage errors. MissingBlob
         names the key, and so does CorruptData of a row group or its footer.
         """
         if not isinstance(part, HollowPart):
             return part.data
         key = blob_key(self.shard_id, part.key)
         self.metrics.count("fetched_parts", path=self.path)
-        if is_cut(part, self.key_range):
-            assert self.key_range is not None
+        if is_cut(part, self.key_range) or self._is_narrowed(part):
             assert part.footer is not None
-            return self._pieces(part, part.footer, self.key_range, partial(self._range, key, desc), key)
+            return self._pieces(part, part.footer, partial(self._range, key, desc), key)
         return self._fetched(key, desc, lambda: self.blob.get(key))
 
-    def _pieces(
-        self, part: HollowPart, footing: Footing, wanted: KeyRange, get: Callable[[int, int], bytes], key: str
-    ) -> Pieces:
+    def _is_narrowed(self, part: HollowPart) -> bool:
+        """Whether `where` may rule out some row groups of `part`, and not all that it says is known of the whole part."""
+        if self.where is None or part.footer is None or part.size_bytes <= CUT_BYTES_MIN or not len(self.schema.key):
+            return False
+        return f"key.{self.schema.key.field(0).name}" in self.where.columns and not self.where.must_pass(part)
+
+    def _pieces(self, part: HollowPart, footing: Footing, get: Callable[[int, int], bytes], key: str) -> Pieces:
         at = part.size_bytes - footing.size_bytes
         footer = Footer.read(get(at, footing.size_bytes), key=key, expected_checksum=footing.checksum)
-        is_of = footer.column == wanted.column
-        groups = [at for at, each in enumerate(footer.groups) if not is_of or wanted.may_be_within(each.stats)]
+        groups = [at for at, each in enumerate(footer.groups) if self._may_hold(part, footer.column, each.stats)]
         return footer.fetched(groups, get, size_bytes=part.size_bytes, key=key)
+
+    def _may_hold(self, part: HollowPart, column: str, stats: ColumnStats) -> bool:
+        """Whether a row group with these statistics of a key field may hold wanted rows."""
+        wanted = self.key_range
+        if wanted is not None and wanted.column == column and not wanted.may_be_within(stats):
+            return False
+        if self.where is None:
+            return True
+        return self.where.may_pass(replace(part, stats=PartStats(((stats_name(("key", column)), stats),))))
 
     def _range(self, key: str, desc: Description, start: int, size_bytes: int) -> bytes:
         return self._fetched(key, desc, lambda: self.blob.get_range(key, start, size_bytes))

@@ -1,5 +1,5 @@
-"""Splits fetch row groups of the parts that their key ranges cut. They show the same rows as a whole read, whatever is cut, and no damaged
-byte.
+"""Splits, and reads with a condition on the key, fetch row groups of parts. They show the same rows as a whole read, whatever is cut, and no
+damaged byte.
 """
 
 import math
@@ -7,6 +7,7 @@ from collections import Counter
 from datetime import date
 from decimal import Decimal
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import settings as drawn
@@ -17,6 +18,8 @@ from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.codec import row_groups
 from persist_engine.parts import even_ranges as planning
 from persist_engine.parts import source as parts_source
+from persist_engine.rows.filter import Filter
+from persist_engine.rows.predicate import And, Compare, IsNull, Not, Or
 from persist_engine.storage.blob_mem import MemBlob
 from persist_kit.depth import draws
 
@@ -150,6 +153,50 @@ def test_splits_show_what_was_appended_whatever_they_cut(kind):
         shard.check_changes(as_of - 1 if as_of else None, count)
 
     law()
+
+
+@pytest.mark.parametrize("kind", KEYS)
+@pytest.mark.usefixtures("small")
+def test_a_condition_on_the_key_shows_the_rows_that_fulfil_it(kind):
+    """Of one run alone with one column, of several, as rows, apart and as a count."""
+
+    @given(appends=st.lists(ROWS, min_size=1, max_size=3), at=st.integers(0, 90), other=st.integers(0, 90))
+    @drawn(max_examples=draws(2), deadline=None)
+    def law(appends, at, other):
+        shard = Shard(kind)
+        for number, rows in enumerate(appends):
+            shard.append([(n, number, diff) for n, _, diff in rows], number + 1)
+        value, second = ("k", "<=", shard.key_of(at)), ("k", "=", shard.key_of(other))
+        terms = [Compare(*each) for each in (value, second) if each[2] is not None]
+        for where in (*terms, *map(Not, terms), Or((*terms, Compare("n", ">", 70))), And((*terms, Not(IsNull("x"))))):
+            with shard.open() as reader, reader.snapshot(shard.upper - 1) as all_rows:
+                passing = Filter(where, shard.schema)
+                wanted = shown(passing.apply(pa.Table.from_batches([batch])) for batch in all_rows.to_batches())
+                with reader.snapshot(shard.upper - 1, where=where) as snapshot:
+                    assert shown(snapshot.to_batches()) == wanted
+                    assert snapshot.count() == sum(wanted.values())
+            shard.check_snapshot(shard.upper - 1, 3, where=where)
+            shard.check_snapshot(shard.upper - 1, 3, where=where, columns=["n"])
+
+    law()
+
+
+@pytest.mark.usefixtures("small")
+def test_a_condition_on_the_key_fetches_the_row_groups_that_may_fulfil_it():
+    shard = Shard()
+    shard.append([(n, 0, 1) for n in range(0, 3000, 2)], 1)
+    shard.append([(n, 1, 1) for n in range(0, 3000, 3)], 2)
+    fetched = []
+    for where in ("k = 1480", "k IN (-18, 2500)", "k = 1480 OR n = 20"):
+        with shard.open() as reader, reader.snapshot(1, where=where) as snapshot:
+            (whole,) = snapshot.splits(1)
+        parts = [part for batch in whole.batches for part in batch.parts]
+        shard.blob.fetched_bytes = 0
+        assert list(whole.to_batches(shard.blob))
+        fetched.append((shard.blob.fetched_bytes - sum(part.footer.size_bytes for part in parts)) / len(parts))
+    one, two, every = fetched
+    assert one < every / 4
+    assert two < every / 4
 
 
 @pytest.mark.usefixtures("small")

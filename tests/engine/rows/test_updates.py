@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from persist_engine.base.errors import InvariantViolated
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.rows import updates as laws
-from persist_engine.rows.columns import constant
+from persist_engine.rows.columns import canonical_floats, constant
 from persist_engine.rows.schema import Schema
 from persist_kit.strategies import updates_table
 
@@ -40,6 +41,19 @@ def test_a_collection_knows_one_zero_and_one_nan() -> None:
     assert (
         repr([(row["key"]["x"], row["time"], row["diff"]) for row in out.to_pylist()]) == "[(0.0, 0, 2), (0.0, 1, 1)]"
     )
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])
+@pytest.mark.parametrize("stray", [-0.0, -NAN], ids=["zero", "nan"])
+def test_one_stray_float_is_found_and_a_column_without_one_is_not_copied(stray: float, kind: pa.DataType) -> None:
+    def column(*values: float) -> pa.ChunkedArray:
+        return pa.chunked_array([[1.0], np.array(values, kind.to_pandas_dtype())], kind)
+
+    out = canonical_floats(column(2.0, stray)).combine_chunks()
+    bits = pa.int64() if kind == pa.float64() else pa.int32()
+    assert out.view(bits) == pa.array([1.0, 2.0, abs(stray)], kind).view(bits)
+    plain = column(2.0, 0.0)
+    assert canonical_floats(plain) is plain
 
 
 def test_sorting_keeps_the_sign_of_zero() -> None:
