@@ -134,7 +134,7 @@ class Scan:
         return f"Scan({self._name} at {'no time' if self.time is None else dated(self.time)}{what}: {', '.join(self.schema.names)})"
 
     def _repr_html_(self) -> str:
-        from persist_engine.table.reprs import preview_html
+        from persist_engine.table.pictures.html import preview_html
 
         rows = self._head(PREVIEW_ROWS + 1)
         at = "nothing was written yet" if self.time is None else f"at {iso_text(self.time) or self.time}"

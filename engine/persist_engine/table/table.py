@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from persist_engine.client.read.handle import ReadHandle
     from persist_engine.client.write.handle import WriteHandle
     from persist_engine.table.feed import ChangeFeed
+    from persist_engine.table.pictures.timeline import Timeline
     from persist_engine.table.writing import TableWriter, Written
     from persist_engine.work.audit.finding import Verification
     from persist_engine.work.outcome import Outcome
@@ -67,7 +68,7 @@ class TableInfo:
     holds: int
 
     def _repr_html_(self) -> str:
-        from persist_engine.table.reprs import pairs_html
+        from persist_engine.table.pictures.html import pairs_html
 
         return pairs_html(f"table {self.name}", asdict(self))
 
@@ -314,6 +315,19 @@ class Table:
         from persist_engine.table.history import history_of
 
         return history_of(self._machine, limit)
+
+    def timeline(self) -> Timeline:
+        """A picture for notebooks: the writes that the log still shows, and which times can be read. `timeline().svg` is its text."""
+        from persist_engine.table.history import history_of
+        from persist_engine.table.pictures.timeline import Timeline, Write
+
+        with of_table(self.name):
+            rows = history_of(self._machine, None).select(["time", "updates"]).to_pylist()
+            state = self._machine.state
+            writes = tuple(
+                Write(row["time"], row["updates"]) for row in rows if row["time"] is not None and row["updates"]
+            )
+            return Timeline(self.name, state.trace.since.time or 0, self.last_time, writes)
 
     def optimize(self) -> list[Outcome]:
         """Merges small parts until one batch is left, and the times that `retain` has passed. Rows stay the same at
