@@ -26,7 +26,6 @@ SHORT_MODULES = {
     "engine/persist_engine/cli/__main__.py": "entry point",
     "engine/persist_engine/cli/exit_codes.py": "value",
     "engine/persist_engine/client/expiring.py": "port",
-    "engine/persist_engine/client/location.py": "value",
     "engine/persist_engine/shard/opening.py": "entry point",
     "engine/persist_engine/storage/refusals.py": "value",
     "engine/persist_engine/work/rollup.py": "entry point",

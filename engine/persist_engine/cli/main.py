@@ -21,7 +21,7 @@ from persist_engine.cli import maintain, read
 from persist_engine.cli.admin import group as admin
 from persist_engine.cli.exit_codes import EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USAGE, exit_code
 from persist_engine.cli.inspect import commands as inspect
-from persist_engine.cli.options import ENVIRON, METRICS_FILE
+from persist_engine.cli.options import ENVIRON, METRICS_FILE, PROFILE
 from persist_engine.cli.plugins import PluginGroup
 from persist_engine.cli.tables import changes
 from persist_engine.cli.tables import commands as tables
@@ -94,12 +94,19 @@ def persist(
             help="Write what was counted to this file, in Prometheus' text format.",
         ),
     ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            "--profile", envvar="PERSIST_PROFILE", help="The stores of this name in ~/.config/persist/profiles.toml."
+        ),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Durable, versioned, time-varying collections: look into shards, maintain, administer and read them."""
     METRICS_FILE.set(metrics)
+    PROFILE.set(profile)
     ENVIRON.set(os.environ)
 
 

@@ -20,10 +20,10 @@ from persist_engine.cli.options import (
     ConsensusUrl,
     GiveUp,
     MemoryMib,
+    NamedShardArgument,
     ReportFile,
-    ShardArgument,
     ShardOption,
-    one_shard,
+    asked_shard,
 )
 from persist_engine.cli.output import Bar, reading
 from persist_engine.cli.tend import tend
@@ -53,7 +53,7 @@ app.command()(reclaim)
 
 @app.command()
 def rollup(
-    shard_argument: ShardArgument = None,
+    shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
     blob: BlobUrl = None,
@@ -69,13 +69,13 @@ def rollup(
 
         return [write_rollup(machine)]
 
-    shard_id = one_shard(shard_argument, shard)
-    run_work("Rollup", shard_id, work, blob=blob, consensus=consensus, give_up=give_up, report=report, as_json=as_json)
+    asked = asked_shard(shard_argument, shard)
+    run_work("Rollup", asked, work, blob=blob, consensus=consensus, give_up=give_up, report=report, as_json=as_json)
 
 
 @app.command()
 def gc(
-    shard_argument: ShardArgument = None,
+    shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
     blob: BlobUrl = None,
@@ -97,13 +97,13 @@ def gc(
             return collect_fully(machine, on_progress=_collecting(bar))
         return [gc_and_truncate(machine, on_progress=_collecting(bar))]
 
-    shard_id = one_shard(shard_argument, shard)
-    run_work("GC", shard_id, work, blob=blob, consensus=consensus, give_up=give_up, report=report, as_json=as_json)
+    asked = asked_shard(shard_argument, shard)
+    run_work("GC", asked, work, blob=blob, consensus=consensus, give_up=give_up, report=report, as_json=as_json)
 
 
 @app.command()
 def compact(
-    shard_argument: ShardArgument = None,
+    shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
     blob: BlobUrl = None,
@@ -136,11 +136,11 @@ def compact(
 
     if full and max_bytes is not None:
         raise typer.BadParameter("--full is one merge of everything: leave out --max-bytes")
-    shard_id = one_shard(shard_argument, shard)
+    asked = asked_shard(shard_argument, shard)
     claim_ms = round(claim_age * 1000)
     run_work(
         "Compaction",
-        shard_id,
+        asked,
         work,
         blob=blob,
         consensus=consensus,
@@ -154,7 +154,7 @@ def compact(
 
 @app.command()
 def auto(
-    shard_argument: ShardArgument = None,
+    shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
     blob: BlobUrl = None,
@@ -171,10 +171,10 @@ def auto(
 
         return perform_due(machine, on_read=reading(bar), on_progress=_collecting(bar))
 
-    shard_id = one_shard(shard_argument, shard)
+    asked = asked_shard(shard_argument, shard)
     run_work(
         "Auto",
-        shard_id,
+        asked,
         work,
         blob=blob,
         consensus=consensus,

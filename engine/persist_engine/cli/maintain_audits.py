@@ -16,14 +16,15 @@ from persist_engine.cli.options import (
     BlobUrl,
     ConsensusUrl,
     GiveUp,
+    NamedShardArgument,
     ReportFile,
-    ShardArgument,
     ShardOption,
-    one_shard,
+    asked_shard,
 )
 from persist_engine.cli.output import Bar
 
 if TYPE_CHECKING:
+    from persist_engine.model.ids import ShardId
     from persist_engine.shard.machine import Machine
     from persist_engine.work.outcome import Outcome
 
@@ -32,7 +33,7 @@ OLDER_THAN_S_MIN = 3600
 
 
 def verify(
-    shard_argument: ShardArgument = None,
+    shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
     blob: BlobUrl = None,
@@ -46,21 +47,21 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check that everything live versions name is there. The report says what was found; the exit code says whether it could be checked."""
-    shard_id = one_shard(shard_argument, shard)
+    asked = asked_shard(shard_argument, shard)
 
     def work(machine: Machine, bar: Bar) -> list[Outcome]:
         from persist_engine.work.audit.runs import verify_run
 
         return [verify_run(machine, mode, on_checked=lambda done, total, read: bar(done, total, f"{sized(read)} read"))]
 
-    def unreadable(error: CorruptData | InvariantViolated) -> Outcome:
+    def unreadable(shard_id: ShardId, error: CorruptData | InvariantViolated) -> Outcome:
         from persist_engine.work.audit import runs
 
         return runs.outcome_of(runs.unreadable(shard_id, error), mode, seqno=SeqNo(0))
 
     run_work(
         "Verify",
-        shard_id,
+        asked,
         work,
         blob=blob,
         consensus=consensus,
@@ -72,7 +73,7 @@ def verify(
 
 
 def orphans(
-    shard_argument: ShardArgument = None,
+    shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
     blob: BlobUrl = None,
@@ -93,7 +94,7 @@ def orphans(
     """Count blobs that no version names and none ever will; with --max-deletes, delete them. A repetition goes on where a run stopped."""
     if older_than_seconds < OLDER_THAN_S_MIN:
         raise InvalidUsage(f"--older-than-seconds must be at least {OLDER_THAN_S_MIN}: slow writers need that time")
-    shard_id = one_shard(shard_argument, shard)
+    asked = asked_shard(shard_argument, shard)
 
     def work(machine: Machine, bar: Bar) -> list[Outcome]:
         from persist_engine.work.audit.runs import orphan_run
@@ -105,7 +106,7 @@ def orphans(
 
     run_work(
         "OrphanScan",
-        shard_id,
+        asked,
         work,
         blob=blob,
         consensus=consensus,

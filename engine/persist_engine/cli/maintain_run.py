@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from persist_engine.base.errors import CorruptData, InvariantViolated, PersistError
 from persist_engine.base.versioned import SeqNo
-from persist_engine.cli.options import check_can_write, connected
+from persist_engine.cli.options import check_can_write, connected, shard_called
 from persist_engine.cli.output import Bar, print_json, print_rows, progress_bar
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ Work = Callable[["Machine", Bar], "list[Outcome]"]
 
 def run_work(
     kind: str,
-    shard_id: ShardId,
+    asked: str,
     work: Work,
     *,
     blob: str | None,
@@ -34,22 +34,23 @@ def run_work(
     as_json: bool,
     claim_ms: int | None = None,
     memory_mib: int | None = None,
-    unreadable: Callable[[CorruptData | InvariantViolated], Outcome] | None = None,
+    unreadable: Callable[[ShardId, CorruptData | InvariantViolated], Outcome] | None = None,
 ) -> None:
-    """Do it, report it. A failure is reported too, then raised. `unreadable`: the outcome for a shard whose state cannot be read, for work
-    that has one.
+    """Do it to the shard with this id or name, report it. A failure is reported too, then raised. `unreadable`: the outcome for a shard
+    whose state cannot be read, for work that has one.
     """
     check_can_write(report, "--report")
     started_s = time.monotonic()
     done = _Done()
     try:
         with connected(blob, consensus, give_up, claim_ms=claim_ms, memory_mib=memory_mib) as client:
+            asked = shard_id = shard_called(client, asked)
             try:
                 machine = client.machine(shard_id)
             except (CorruptData, InvariantViolated) as error:
                 if unreadable is None:
                     raise
-                outcomes, seqno = [unreadable(error)], SeqNo(0)
+                outcomes, seqno = [unreadable(shard_id, error)], SeqNo(0)
             else:
                 with progress_bar(kind, quiet=as_json) as bar:
                     outcomes = work(machine, done.counted(bar))
@@ -58,7 +59,7 @@ def run_work(
         from persist_engine.work.outcome import failure_report
 
         duration_ms = round((time.monotonic() - started_s) * 1000)
-        failed = failure_report(kind, shard_id, f"{error.kind.value}: {error}", duration_ms=duration_ms)
+        failed = failure_report(kind, asked, f"{error.kind.value}: {error}", duration_ms=duration_ms)
         # The bar of a compaction counts the bytes that were read. They were read in vain, and they cost the same.
         read = {"bytes_read": done.count} if kind == "Compaction" else {}
         _write_report(report, failed | read | {"cpu_ms": _cpu_ms()})

@@ -104,6 +104,8 @@ Commit = Annotated[
 METRICS_FILE: ContextVar[Path | None] = ContextVar("METRICS_FILE", default=None)
 #: The environment as `persist` was started with it; what it says of the engine goes into the settings of every client.
 ENVIRON: ContextVar[Mapping[str, str]] = ContextVar("ENVIRON", default=MappingProxyType({}))
+#: The profile whose stores the command opens, where no URLs are given.
+PROFILE: ContextVar[str | None] = ContextVar("PROFILE", default=None)
 GIVE_UP_S = 60.0
 #: The memory that `persist` may use unless --memory-mib says otherwise.
 MEMORY_MIB = 1024
@@ -148,23 +150,18 @@ def ended_with(problems: Sequence[PersistError]) -> None:
 
 
 def one_shard(argument: str | None, option: str | None) -> ShardId:
-    """The shard that was meant; InvalidUsage when none, or two, were."""
+    """The shard that was meant, by its id: for commands that cannot look a name up. InvalidUsage as of `asked_shard`, and for no id."""
     from persist_engine.model.ids import ShardId
 
-    if argument is not None and option is not None and argument != option:
-        raise InvalidUsage(f"two shards given: {argument} and --shard {option}")
-    text = argument or option
-    if text is None:
-        raise InvalidUsage("no shard given: name one (`persist inspect shards` lists them)")
+    text = asked_shard(argument, option)
     try:
         return ShardId(text)
     except InvalidUsage as error:
-        by_name = "for the name of a resource on this machine: `persist local inspect NAME`"
-        raise InvalidUsage(f"{error}; `persist inspect shards` lists the ids; {by_name}") from error
+        raise InvalidUsage(f"{error}; `persist ls` and `persist inspect shards` show the ids") from error
 
 
 def asked_shard(argument: str | None, option: str | None) -> str:
-    """The shard that was meant, by its id or by a name (`shard_called`). InvalidUsage as of `one_shard`."""
+    """The shard that was meant, by its id or by a name (`shard_called`). InvalidUsage when none, or two, were."""
     if argument is not None and option is not None and argument != option:
         raise InvalidUsage(f"two shards given: {argument} and --shard {option}")
     text = argument or option
@@ -175,14 +172,19 @@ def asked_shard(argument: str | None, option: str | None) -> str:
 
 def shard_called(client: PersistClient, text: str) -> ShardId:
     """The shard with this id, or the one that has this name in the registry of the stores. ShardNotFound, with near names."""
-    from persist_engine.table.names import resolved
+    from persist_engine.model.ids import ShardId
 
-    return resolved(client, text).shard_id
+    try:
+        return ShardId(text)
+    except InvalidUsage:
+        from persist_engine.table.names import resolved  # loads Arrow
+
+        return resolved(client, text).shard_id
 
 
-def shard_or_all(argument: str | None, option: str | None) -> ShardId | None:
-    """The shard that was meant, or None when no shard was given: then the command is for all shards. InvalidUsage as of `one_shard`."""
-    return None if argument is None and option is None else one_shard(argument, option)
+def asked_or_all(argument: str | None, option: str | None) -> str | None:
+    """The shard that was meant, or None when no shard was given: then the command is for all shards. InvalidUsage as of `asked_shard`."""
+    return None if argument is None and option is None else asked_shard(argument, option)
 
 
 @contextmanager
@@ -208,8 +210,7 @@ def connected(
     from persist_engine.client.client import PersistClient
     from persist_engine.client.location import Location
 
-    blob = _given(blob, "--blob", "PERSIST_BLOB")
-    consensus = _given(consensus, "--consensus", "PERSIST_CONSENSUS")
+    blob, consensus = _stores(blob, consensus)
     # The one command that makes shards makes them for an operator, whose own hold is their retention.
     settings = with_environ(Settings(retry=RetrySettings(give_up_ms=give_up_s * 1000), retain_ms=None), ENVIRON.get())
     if memory_mib is not None:
@@ -232,7 +233,11 @@ def connected(
         try:
             yield client
         except ShardNotFound as error:
-            raise ShardNotFound(f"{error}; `persist inspect shards` lists what there is", **error.detail) from error
+            raise ShardNotFound(
+                f"{error}; `persist ls` and `persist inspect shards` list what there is; for a resource on this machine "
+                "`persist local inspect NAME`",
+                **error.detail,
+            ) from error
         finally:
             write_metrics()  # before the client closes: with it the shards' own series go
 
@@ -247,7 +252,7 @@ def blobs_of(blob: str | None, give_up_s: float) -> Iterator[tuple[Blob, Retry]]
     from persist_engine.shard.opening import open_store
     from persist_engine.storage.open import open_blob
 
-    url = _given(blob, "--blob", "PERSIST_BLOB")
+    url = _stores(blob, None)[0] if PROFILE.get() else _given(blob, "--blob", "PERSIST_BLOB")
     env, metrics = SystemEnv(), NoMetrics()
     retry = Retry(env, RetrySettings(give_up_ms=give_up_s * 1000), metrics)
     opened = open_store(retry, "open blob store", lambda: open_blob(url, env=env, metrics=metrics, create=False))
@@ -264,7 +269,7 @@ def log_of(consensus: str | None, retry: Retry) -> Iterator[Consensus]:
     from persist_engine.base.metrics import NoMetrics
     from persist_engine.storage.open import open_consensus
 
-    url = _given(consensus, "--consensus", "PERSIST_CONSENSUS")
+    url = _stores(None, consensus)[1] if PROFILE.get() else _given(consensus, "--consensus", "PERSIST_CONSENSUS")
     env, metrics = SystemEnv(), NoMetrics()
     opened = retry.external("open consensus", lambda: open_consensus(url, env=env, metrics=metrics, create=False))
     try:
@@ -287,9 +292,25 @@ def _counting(path: Path | None) -> tuple[Metrics, Callable[[], None]]:
     return PrometheusMetrics(registry), lambda: write_to_textfile(str(path), registry)
 
 
+def _stores(blob: str | None, consensus: str | None) -> tuple[str, str]:
+    """The URLs of both stores: those that were given, or those of the profile. InvalidUsage when neither, or both, were given."""
+    profile = PROFILE.get()
+    if not profile:
+        return _given(blob, "--blob", "PERSIST_BLOB"), _given(consensus, "--consensus", "PERSIST_CONSENSUS")
+    if blob or consensus:
+        given = "--blob (PERSIST_BLOB)" if blob else "--consensus (PERSIST_CONSENSUS)"
+        raise InvalidUsage(f"the profile {profile} and {given} both say where the stores are: give one of the two")
+    from persist_engine.client.location import location_of
+
+    location = location_of(f"profile:{profile}", None, ENVIRON.get())
+    return location.blob, location.consensus
+
+
 def _given(url: str | None, name: str, variable: str) -> str:
     if not url:
-        raise InvalidUsage(f"no store given: say {name} URL, or set {variable}")
+        raise InvalidUsage(
+            f"no store given: say {name} URL, or set {variable}, or name a profile: persist --profile NAME"
+        )
     return url
 
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from persist_engine.base.env import Env, SystemEnv
-from persist_engine.base.errors import InvalidUsage, StorageError
+from persist_engine.base.errors import StorageError
 from persist_engine.base.metrics import Metrics, NoMetrics
 from persist_engine.base.retry import OnWait, Retry
-from persist_engine.base.secrets import shown_url
 from persist_engine.base.settings import Settings, with_environ
 from persist_engine.client.client import PersistClient
-from persist_engine.client.location import Location
+from persist_engine.client.location import location_of
 from persist_engine.table.database import Database
 
 _log = logging.getLogger(__name__)
@@ -22,8 +20,6 @@ _log = logging.getLogger(__name__)
 CONNECT_S = 30.0
 #: A call that waits for a store says so this often.
 _SAY_S = 5.0
-#: The variables that the command line reads too.
-BLOB_VARIABLE, CONSENSUS_VARIABLE = "PERSIST_BLOB", "PERSIST_CONSENSUS"
 
 
 def connect(
@@ -40,8 +36,9 @@ def connect(
 
     `url` is `file:///dir` or a Path: blobs and log are in that folder, which is created. Or `s3://bucket/prefix`, or `file:///dir`,
     with the log in `consensus`: `redis://host:port/db` or `sqlite:///file`. Or `mem:`, for tests: nothing outlives the connection.
-    Without arguments the environment says where, in PERSIST_BLOB and PERSIST_CONSENSUS, as for the command line. Parameters of URLs:
-    `storage.open`.
+    Or `profile:NAME`, a pair of stores that the user's file of profiles names (client/profiles.py).
+    Without arguments the environment says where, in PERSIST_BLOB and PERSIST_CONSENSUS, or in PERSIST_PROFILE, as for the command line.
+    Parameters of URLs: `storage.open`.
 
     With `maintain`, threads compact and collect behind the writes to tables that SQL and Python created. Without it, `Table.optimize`
     and `Table.vacuum` do that. Without `create`, a folder that is missing is InvalidUsage. Unavailable names a store that did not answer
@@ -80,32 +77,3 @@ def _saying(env: Env) -> OnWait:
         failing[what] = (since_s, last_s)
 
     return say
-
-
-def location_of(url: str | Path | None, consensus: str | None, environ: Mapping[str, str]) -> Location:
-    """The pair of stores that `connect` means. InvalidUsage says what is missing."""
-    if url is None:
-        url, consensus = environ.get(BLOB_VARIABLE) or None, consensus or environ.get(CONSENSUS_VARIABLE) or None
-        if url is None:
-            raise InvalidUsage(
-                f"no store given: connect('file:///dir'), connect('s3://bucket/prefix', 'redis://host:6379/0'), or set {BLOB_VARIABLE} "
-                f"and {CONSENSUS_VARIABLE}"
-            )
-    if isinstance(url, Path):
-        url = url.expanduser().absolute().as_uri()
-    if not isinstance(url, str) or not (consensus is None or isinstance(consensus, str)):
-        raise InvalidUsage("a store is a URL, a text such as file:///dir, or a pathlib.Path")
-    if consensus is not None:
-        return Location(blob=url, consensus=consensus)
-    if url.startswith("mem:"):
-        return Location(blob=url, consensus=url)
-    if url.startswith("file://"):
-        folder = url.rstrip("/")
-        return Location(blob=f"{folder}/blobs", consensus=f"sqlite{folder.removeprefix('file')}/consensus.db")
-    if "://" not in url:
-        raise InvalidUsage(
-            f"{shown_url(url)[:80]!r} is no URL: write file:///dir, or give a pathlib.Path; there are no named profiles"
-        )
-    raise InvalidUsage(
-        f"{shown_url(url)} has no log: give the second URL, as in connect({shown_url(url)!r}, 'redis://host:6379/0')"
-    )

@@ -18,6 +18,7 @@ from persist_engine.table.filters import Condition, Where
 from persist_engine.table.names import of_table
 
 if TYPE_CHECKING:
+    import duckdb
     import pandas as pd
     import polars as pl
 
@@ -99,6 +100,18 @@ class Scan:
         assert isinstance(frame, pl.DataFrame), "a table becomes a DataFrame"
         return frame
 
+    def to_duckdb(self, connection: duckdb.DuckDBPyConnection | None = None) -> duckdb.DuckDBPyRelation:
+        """The rows as a relation of DuckDB, of its default connection or of `connection`: `scan.to_duckdb().aggregate("sum(price)")`. They
+        are read into memory once, so the relation can be used again and again. InvalidUsage without duckdb.
+
+        To read once and in bounded memory, name the scan in SQL instead: `duckdb.sql("select sum(price) from scan")`.
+        """
+        try:
+            import duckdb
+        except ModuleNotFoundError as error:
+            raise InvalidUsage("to_duckdb needs the package duckdb, which is not installed") from error
+        return (duckdb if connection is None else connection).from_arrow(self.to_arrow())
+
     def to_pylist(self) -> list[dict[str, Any]]:
         """The rows as dicts; for few rows."""
         found: list[dict[str, Any]] = self.to_arrow().to_pylist()
@@ -121,7 +134,7 @@ class Scan:
         return f"Scan({self._name} at {'no time' if self.time is None else dated(self.time)}{what}: {', '.join(self.schema.names)})"
 
     def _repr_html_(self) -> str:
-        from persist_engine.table.reprs import preview_html
+        from persist_engine.table.pictures.html import preview_html
 
         rows = self._head(PREVIEW_ROWS + 1)
         at = "nothing was written yet" if self.time is None else f"at {iso_text(self.time) or self.time}"

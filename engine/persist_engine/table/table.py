@@ -33,12 +33,15 @@ from persist_engine.table.times import Span, Time, moment, readable, span_ms
 
 # What writes, walks the log or repairs loads with its first use: a process that reads loads neither. Only types are needed here.
 if TYPE_CHECKING:
+    import duckdb
     import pandas as pd
     import polars as pl
+    import pyarrow.dataset as ds
 
     from persist_engine.client.read.handle import ReadHandle
     from persist_engine.client.write.handle import WriteHandle
     from persist_engine.table.feed import ChangeFeed
+    from persist_engine.table.pictures.timeline import Timeline
     from persist_engine.table.writing import TableWriter, Written
     from persist_engine.work.audit.finding import Verification
     from persist_engine.work.outcome import Outcome
@@ -65,7 +68,7 @@ class TableInfo:
     holds: int
 
     def _repr_html_(self) -> str:
-        from persist_engine.table.reprs import pairs_html
+        from persist_engine.table.pictures.html import pairs_html
 
         return pairs_html(f"table {self.name}", asdict(self))
 
@@ -213,6 +216,20 @@ class Table:
         """All rows as a polars DataFrame. InvalidUsage without polars."""
         return self.scan().to_polars()
 
+    def to_duckdb(self, connection: duckdb.DuckDBPyConnection | None = None) -> duckdb.DuckDBPyRelation:
+        """All rows as a relation of DuckDB. As `Scan.to_duckdb`."""
+        return self.scan().to_duckdb(connection)
+
+    def to_dataset(self) -> ds.Dataset:
+        """The files of the table as a dataset of pyarrow, for engines that plan over files. It has the columns `key`, `val`, `time` and
+        `diff`: `dataset.to_table(columns={"id": ds.field("key", "id")})`. InvalidUsage while the files hold more than the newest rows:
+        `optimize()` first. See dataset.py for how long the files stay.
+        """
+        from persist_engine.table.dataset import dataset_of
+
+        with of_table(self.name):
+            return dataset_of(self._machine)
+
     def to_pylist(self) -> list[dict[str, Any]]:
         """All rows as dicts; for few rows."""
         return self.scan().to_pylist()
@@ -299,19 +316,34 @@ class Table:
 
         return history_of(self._machine, limit)
 
+    def timeline(self) -> Timeline:
+        """A picture for notebooks: the writes that the log still shows, and which times can be read. `timeline().svg` is its text."""
+        from persist_engine.table.history import history_of
+        from persist_engine.table.pictures.timeline import Timeline, Write
+
+        with of_table(self.name):
+            rows = history_of(self._machine, None).select(["time", "updates"]).to_pylist()
+            state = self._machine.state
+            writes = tuple(
+                Write(row["time"], row["updates"]) for row in rows if row["time"] is not None and row["updates"]
+            )
+            return Timeline(self.name, state.trace.since.time or 0, self.last_time, writes)
+
     def optimize(self) -> list[Outcome]:
-        """Merges small parts until one batch is left. Rows stay the same at every readable time. Safe beside writers and readers."""
+        """Merges small parts until one batch is left, and the times that `retain` has passed. Rows stay the same at
+        every readable time. Safe beside writers and readers.
+        """
         from persist_engine.work.repair.force import force_compaction
 
+        self._let_go()  # unused, it would keep times apart that `retain` has passed
+        self._writer.let_since_follow()
         return force_compaction(self._machine, full=True)
 
     def vacuum(self) -> list[Outcome]:
         """Deletes what no reader can reach any more: replaced parts and old versions. Never what a readable time needs."""
         from persist_engine.work.repair.force import force_gc
 
-        self._reader.let_go()  # unused, it would hold versions back
-        if self._opened_writer is not None:
-            self._opened_writer.let_go()
+        self._let_go()  # unused, it would hold versions back
         return force_gc(self._machine)
 
     def verify(self) -> Verification:
@@ -358,6 +390,12 @@ class Table:
 
     def _repr_html_(self) -> str:
         return self.scan()._repr_html_()
+
+    def _let_go(self) -> None:
+        """Expires what holds times or versions, unless it is in use."""
+        self._reader.let_go()
+        if self._opened_writer is not None:
+            self._opened_writer.let_go()
 
     @property
     def _writer(self) -> TableWriter:

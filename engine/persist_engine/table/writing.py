@@ -29,6 +29,7 @@ from persist_engine.dataflow.upsert.handle import Upserted, UpsertHandle
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.model.ids import ShardId
 from persist_engine.model.maintenance import Maintenance
+from persist_engine.model.queries import retained_since
 from persist_engine.rows.predicate import Predicate
 from persist_engine.rows.updates import consolidate
 from persist_engine.table.columns import Columns
@@ -197,6 +198,13 @@ class TableWriter:
             )
         finally:
             writer.discard(desired)
+
+    def let_since_follow(self) -> None:
+        """Lets since follow the retention: it moves with an append, here with one of no rows. Not when other readers hold it."""
+        state = self._machine.refresh()
+        held, upper = retained_since(state), state.trace.upper
+        if held is not None and state.trace.since < held and upper.time is not None:
+            self._raise_upper(self._current()[0], upper, upper.time)
 
     def let_go(self) -> None:
         """Expires what holds times or versions back, unless it is in use."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from persist_engine.base.versioned import SeqNo
 from persist_engine.model.ids import ShardId
@@ -192,8 +192,8 @@ def summary(kind: str, shard_id: ShardId, seqno: SeqNo, outcomes: Sequence[Outco
 
 
 def failure_report(kind: str, shard_id: str, message: str, *, duration_ms: int) -> dict[str, Any]:
-    """The report of work that raised. Nothing that it left unfinished is visible to readers."""
+    """The report of work that raised. Nothing that it left unfinished is visible to readers. `shard_id` is a name where none was found."""
     common = Outcome(
-        shard_id=ShardId(shard_id), seqno=SeqNo(0), ending=Ending.FAILED, message=message, duration_ms=duration_ms
+        shard_id=cast(ShardId, shard_id), seqno=SeqNo(0), ending=Ending.FAILED, message=message, duration_ms=duration_ms
     )
     return common.to_json() | {"type": kind}

@@ -182,7 +182,7 @@ def test_maintenance_reports_a_failure(persist, shop, tmp_path):
     ("args", "text"),
     [
         (["inspect", "shard"], "no shard given"),
-        (["inspect", "shard", "nonsense"], "not a shard id"),
+        (["inspect", "shard", "nonsense"], "there is no table nonsense"),
         (["inspect", "shard", "s" + "0" * 8 + "-0000-0000-0000-" + "0" * 12], "inspect shards"),
         (["read", "SHARD", "--as-of", "yesterday"], "latest"),
     ],

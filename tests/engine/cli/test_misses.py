@@ -133,14 +133,12 @@ def test_a_store_that_does_not_answer_is_given_up_in_one_sentence(dated_shard):
     assert "check" in errors[0]
 
 
-def test_a_name_is_not_taken_for_a_shard_id_without_a_hint(persist, dated_shard):
+def test_a_name_that_leads_nowhere_says_where_names_are(persist, dated_shard):
     code, _, err = persist("inspect", "shard", "flights", *dated_shard[1])
     assert code == 64
-    assert "not a shard id: 'flights'" in err
-    assert (
-        "`persist inspect shards` lists the ids; for the name of a resource on this machine: `persist local inspect NAME`"
-        in err
-    )
+    assert "there is no table flights" in err
+    assert "`persist ls` and `persist inspect shards` list what there is" in err
+    assert "for a resource on this machine `persist local inspect NAME`" in err
 
 
 def test_the_version_comes_from_one_place(persist):

@@ -200,6 +200,30 @@ def test_keys_orders_and_transactions(store):
     assert "was written at" in store("overwrite", "orders", path, "--expected", seen["time"], code=1)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("inspect", "shard", "orders"),
+        ("inspect", "batches", "default.orders"),
+        ("maintain", "auto", "orders"),
+        ("admin", "holds", "--shard", "orders"),
+        ("admin", "usage", "orders"),
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_commands_for_shards_take_names(store, words):
+    shard_id = json.loads(store("ls", "--json"))[0]["id"]
+    by_id = [shard_id if word.endswith("orders") else word for word in words]
+    store("append", "orders", written_as(store.folder / "rows.csv", "csv"))
+    store("maintain", "auto", "orders")
+    named, by = (json.loads(store(*each, "--json")) for each in (words, by_id))
+    if isinstance(named, dict):
+        named, by = ({key: value for key, value in each.items() if key != "now_ms"} for each in (named, by))
+    assert named == by
+    nowhere = ["order" if word.endswith("orders") else word for word in words]
+    assert "orders" in store(*nowhere, code=64), "a near name"
+
+
 def test_looking_after_a_table(store):
     store("append", "orders", written_as(store.folder / "rows.csv", "csv"))
     store("create", "demo.more", "--key", "id", "--like", written_as(store.folder / "a.parquet", "parquet"))

@@ -1,4 +1,4 @@
-"""The guide to tables runs as printed, and so do the examples of docstrings."""
+"""The pages about tables run as printed, and so do the examples of docstrings."""
 
 from __future__ import annotations
 
@@ -6,22 +6,38 @@ import doctest
 from pathlib import Path
 
 import pytest
+from persist_engine import ChangeFeed, Database, Scan, Table
 from persist_engine.table import connect
 
-GUIDE = Path(__file__).resolve().parents[3] / "docs" / "howto" / "tables.md"
+HOWTO = Path(__file__).resolve().parents[3] / "docs" / "howto"
+PAGES = ("tables.md", "from-deltalake-and-pyiceberg.md")
+#: Called by the database when a table gets another name.
+NOT_FOR_USERS = {"renamed"}
 
 
-def test_the_guide_prints_what_it_shows(tmp_path):
-    text = GUIDE.read_text()
+def examples(page, folder):
+    text = (HOWTO / page).read_text()
     assert "file:///tmp/shop" in text
-    parsed = doctest.DocTestParser().get_doctest(
-        text.replace("file:///tmp/shop", f"file://{tmp_path}"), {}, "tables.md", str(GUIDE), 0
-    )
+    return doctest.DocTestParser().get_doctest(text.replace("file:///tmp/shop", f"file://{folder}"), {}, page, page, 0)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_prints_what_it_shows(tmp_path, page):
+    parsed = examples(page, tmp_path)
     assert len(parsed.examples) > 20
     runner = doctest.DocTestRunner(optionflags=doctest.REPORT_ONLY_FIRST_FAILURE)
     report: list[str] = []
     runner.run(parsed, out=report.append)
     assert runner.summarize(verbose=False).failed == 0, "".join(report)
+
+
+def test_every_public_method_has_an_example_that_runs(tmp_path):
+    run = "".join(example.source for page in PAGES for example in examples(page, tmp_path).examples)
+    for kind in (Database, Table, Scan, ChangeFeed):
+        public = {name for name, value in vars(kind).items() if callable(value) and not name.startswith("_")}
+        assert public
+        missing = sorted(name for name in public - NOT_FOR_USERS if f".{name}(" not in run)
+        assert not missing, f"{kind.__name__}: {missing}"
 
 
 @pytest.mark.parametrize("module", [connect], ids=lambda module: module.__name__)

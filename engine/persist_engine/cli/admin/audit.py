@@ -24,12 +24,13 @@ from persist_engine.cli.options import (
     Commit,
     ConsensusUrl,
     GiveUp,
-    ShardArgument,
+    NamedShardArgument,
     ShardOption,
+    asked_or_all,
+    asked_shard,
     connected,
     ended_with,
-    one_shard,
-    shard_or_all,
+    shard_called,
 )
 from persist_engine.cli.output import ago, print_json, print_rows, progress_bar, say_unchanged
 from persist_engine.cli.times import AsOf, one_time, written_time
@@ -50,7 +51,7 @@ EXPORT_EPILOG = "Examples: persist admin export SHARD --to backup; persist admin
 
 
 def holds(
-    shard_argument: ShardArgument = None,
+    shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
     blob: BlobUrl = None,
@@ -70,8 +71,9 @@ def holds(
     """Every reader and writer and the retention, oldest hold first: what each holds, since when, what blocks since or collection."""
     from persist_engine.work.holds import expire_holds, holds_of
 
-    shard_id = one_shard(shard_argument, shard)
+    asked = asked_shard(shard_argument, shard)
     with connected(blob, consensus, give_up) as client:
+        shard_id = shard_called(client, asked)
         machine = client.machine(shard_id)
         ended = expire_holds(machine, expire or (), force=force, commit=commit)
         if ended:
@@ -110,7 +112,7 @@ def _show_ended(shard_id: ShardId, ended: list[EndedHold], *, committed: bool, a
 
 
 def usage(
-    shard_argument: ShardArgument = None,
+    shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
     blob: BlobUrl = None,
@@ -122,8 +124,9 @@ def usage(
     as_json: AsJson = False,
 ) -> None:
     """What lies in the blob store, by shard: needed, held, on its way, or leaked. Without SHARD: all shards."""
-    shard_id = shard_or_all(shard_argument, shard)
+    asked = asked_or_all(shard_argument, shard)
     with connected(blob, consensus, give_up) as client:
+        shard_id = None if asked is None else shard_called(client, asked)
         if referenced:
             _referenced(client, [shard_id] if shard_id is not None else sorted(client.shards()), as_json=as_json)
             return
@@ -198,7 +201,7 @@ def _machine_of(client: PersistClient) -> Callable[[ShardId], Machine | None]:
 
 
 def verify(
-    shard_argument: ShardArgument = None,
+    shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
     blob: BlobUrl = None,
@@ -215,8 +218,9 @@ def verify(
     """
     from persist_engine.work.audit.verify import lost_shard, shards_without_log
 
-    shard_id = shard_or_all(shard_argument, shard)
+    asked = asked_or_all(shard_argument, shard)
     with connected(blob, consensus, give_up) as client:
+        shard_id = None if asked is None else shard_called(client, asked)
         shard_ids = sorted(client.shards()) if shard_id is None else [shard_id]
         if shard_id is None:
             # Those created since then are found there, too, and have their log when they are looked at.
@@ -267,7 +271,7 @@ def _verified(client: PersistClient, shard_id: ShardId, sample: float, *, quiet:
 
 
 def export(
-    shard_argument: ShardArgument = None,
+    shard_argument: NamedShardArgument = None,
     *,
     to: Annotated[Path, typer.Option("--to", help="Directory to make; must not exist or be empty.")],
     shard: ShardOption = None,
@@ -283,9 +287,10 @@ def export(
     """Write a whole shard as Parquet files and a manifest with their checksums. The directory appears complete."""
     from persist_engine.client.export import MANIFEST, export_shard
 
-    shard_id = one_shard(shard_argument, shard)
+    asked = asked_shard(shard_argument, shard)
     time = one_time(as_of, "--as-of")
     with connected(blob, consensus, give_up) as client, progress_bar("export", quiet=as_json) as bar:
+        shard_id = shard_called(client, asked)
         if time is not None and not history:
             written_time(client, shard_id, as_of, "--as-of")
         manifest = export_shard(

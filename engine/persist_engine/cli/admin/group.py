@@ -27,10 +27,11 @@ from persist_engine.cli.options import (
     ConsensusUrl,
     GiveUp,
     MemoryMib,
-    ShardArgument,
+    NamedShardArgument,
     ShardOption,
+    asked_shard,
     connected,
-    one_shard,
+    shard_called,
 )
 from persist_engine.cli.output import print_json, print_rows, progress_bar, reading, say_unchanged
 
@@ -59,7 +60,7 @@ app = typer.Typer(
 
 @app.command(epilog="Example: persist admin force-compaction SHARD --full --commit")
 def force_compaction(
-    shard_argument: ShardArgument = None,
+    shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
     blob: BlobUrl = None,
@@ -77,8 +78,9 @@ def force_compaction(
     from persist_engine.work.repair.force import force_compaction as force
     from persist_engine.work.repair.force import plan_compaction
 
-    shard_id = one_shard(shard_argument, shard)
+    asked = asked_shard(shard_argument, shard)
     with connected(blob, consensus, give_up, claim_ms=round(claim_age * 1000), memory_mib=memory) as client:
+        shard_id = shard_called(client, asked)
         machine = client.machine(shard_id)
         if not commit:
             _told(plan_compaction(machine.refresh(), full=full), as_json=as_json)
@@ -89,7 +91,7 @@ def force_compaction(
 
 @app.command(epilog="Example: persist admin force-gc SHARD --commit")
 def force_gc(
-    shard_argument: ShardArgument = None,
+    shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
     blob: BlobUrl = None,
@@ -102,8 +104,9 @@ def force_gc(
     from persist_engine.work.repair.force import force_gc as force
     from persist_engine.work.repair.force import plan_gc
 
-    shard_id = one_shard(shard_argument, shard)
+    asked = asked_shard(shard_argument, shard)
     with connected(blob, consensus, give_up) as client:
+        shard_id = shard_called(client, asked)
         machine = client.machine(shard_id)
         if not commit:
             _told(plan_gc(machine), as_json=as_json)
@@ -117,7 +120,7 @@ def force_gc(
 
 @app.command(epilog="Example: persist admin finalize SHARD --close --commit")
 def finalize(
-    shard_argument: ShardArgument = None,
+    shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
     blob: BlobUrl = None,
@@ -144,9 +147,10 @@ def finalize(
     from persist_engine.model.retention import in_words
     from persist_engine.work.repair.force import Planned
 
-    shard_id = one_shard(shard_argument, shard)
+    asked = asked_shard(shard_argument, shard)
     released = [CriticalReaderId(text) for text in release or ()]
     with connected(blob, consensus, give_up) as client:
+        shard_id = shard_called(client, asked)
         if commit:
             with progress_bar("finalize", quiet=as_json):
                 if close:
@@ -176,7 +180,7 @@ def finalize(
 
 @app.command(epilog="Example: persist admin restore SHARD --commit")
 def restore(
-    shard_argument: ShardArgument = None,
+    shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
     blob: BlobUrl = None,
@@ -191,8 +195,9 @@ def restore(
     """
     from persist_engine.work.repair.restore import restore_shard
 
-    shard_id = one_shard(shard_argument, shard)
+    asked = asked_shard(shard_argument, shard)
     with connected(blob, consensus, give_up) as client, progress_bar("look", quiet=as_json) as bar:
+        shard_id = shard_called(client, asked)
         found = restore_shard(client.versions, shard_id, commit=commit, on_looked=bar)
     if as_json:
         print_json({"committed": commit} | found.to_json())

@@ -18,11 +18,12 @@ from persist_engine.cli.options import (
     Commit,
     ConsensusUrl,
     GiveUp,
-    ShardArgument,
+    NamedShardArgument,
     ShardOption,
+    asked_or_all,
     connected,
     ended_with,
-    shard_or_all,
+    shard_called,
 )
 from persist_engine.cli.output import ago, print_json, print_rows, progress_bar, say_unchanged
 
@@ -51,7 +52,7 @@ def seconds_of(text: str) -> int:
 
 
 def orphans(
-    shard_argument: ShardArgument = None,
+    shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
     blob: BlobUrl = None,
@@ -77,12 +78,13 @@ def orphans(
     older_than_s = seconds_of(older_than)
     if older_than_s < OLDER_THAN_S_MIN:
         raise InvalidUsage(f"--older-than must be at least {ago(OLDER_THAN_S_MIN * 1000)}: slow writers need that time")
-    one = shard_or_all(shard_argument, shard)
+    asked = asked_or_all(shard_argument, shard)
     after = None if resume_after is None else ShardId(resume_after)
     found: list[Orphans] = []
     problems: list[PersistError] = []
     done = resume_after
     with connected(blob, consensus, give_up) as client:
+        one = None if asked is None else shard_called(client, asked)
         shard_ids = [one] if one is not None else sorted(client.shards())
         left = max_deletes
         stopped = False

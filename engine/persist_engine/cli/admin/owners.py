@@ -15,10 +15,11 @@ from persist_engine.cli.options import (
     Commit,
     ConsensusUrl,
     GiveUp,
-    ShardArgument,
+    NamedShardArgument,
     ShardOption,
+    asked_shard,
     connected,
-    one_shard,
+    shard_called,
 )
 from persist_engine.cli.output import print_json, print_pairs, print_rows, say_unchanged
 
@@ -33,7 +34,7 @@ NAMES_EPILOG = "Example: persist admin names --json"
 
 
 def owner(
-    shard_argument: ShardArgument = None,
+    shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
     blob: BlobUrl = None,
@@ -61,9 +62,10 @@ def owner(
 
     if release and take_over is not None:
         raise InvalidUsage("--release and --take-over exclude each other")
-    shard_id = one_shard(shard_argument, shard)
+    asked = asked_shard(shard_argument, shard)
     wanted = None if take_over is None else Owner.parse(take_over)
     with connected(blob, consensus, give_up) as client:
+        shard_id = shard_called(client, asked)
         held = client.owner_of(shard_id)
         if client.versions.live_diff_bounds(shard_id) is None and (held is None or wanted is not None):
             raise ShardNotFound(f"shard {shard_id} does not exist in {client.versions.consensus.address()}")

@@ -15,10 +15,11 @@ from persist_engine.cli.options import (
     BlobUrl,
     ConsensusUrl,
     GiveUp,
-    ShardArgument,
+    NamedShardArgument,
     ShardOption,
+    asked_shard,
     connected,
-    one_shard,
+    shard_called,
 )
 from persist_engine.cli.output import print_json, print_rows
 from persist_engine.cli.times import TIME_HELP, one_time
@@ -29,7 +30,7 @@ EPILOG = (
 
 
 def proof(
-    shard_argument: ShardArgument = None,
+    shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
     before: Annotated[
@@ -49,8 +50,9 @@ def proof(
     before_ms = one_time(before, "--before")
     if before_ms is None:
         raise InvalidUsage("--before takes a time of the clock, such as -1h; `latest` is none")
-    shard_id = one_shard(shard_argument, shard)
+    asked = asked_shard(shard_argument, shard)
     with connected(blob, consensus, give_up) as client:
+        shard_id = shard_called(client, asked)
         found = prove(client.machine(shard_id), before_ms=before_ms)
     if as_json:
         print_json(found.to_json())

@@ -13,10 +13,11 @@ from persist_engine.cli.options import (
     Commit,
     ConsensusUrl,
     GiveUp,
-    ShardArgument,
+    NamedShardArgument,
     ShardOption,
+    asked_shard,
     connected,
-    one_shard,
+    shard_called,
 )
 from persist_engine.cli.output import print_json, print_pairs, say_unchanged
 
@@ -24,7 +25,7 @@ EPILOG = "Examples: persist admin retention SHARD; persist admin retention SHARD
 
 
 def retention(
-    shard_argument: ShardArgument = None,
+    shard_argument: NamedShardArgument = None,
     value: Annotated[
         str | None,
         typer.Argument(metavar="[7d|none]", help="What to set: days, hours (h), minutes (m), seconds, ms; or none."),
@@ -46,9 +47,10 @@ def retention(
 
     if shard is not None and value is None and shard_argument is not None and not shard_argument.startswith("s"):
         shard_argument, value = None, shard_argument  # the shard is an option: what stands alone is the value
-    shard_id = one_shard(shard_argument, shard)
+    asked = asked_shard(shard_argument, shard)
     wanted = None if value is None else retention_of(value)
     with connected(blob, consensus, give_up) as client:
+        shard_id = shard_called(client, asked)
         machine = client.machine(shard_id)
         found = before = current(machine.refresh())
         owner = client.owner_of(shard_id)

@@ -20,11 +20,12 @@ from persist_engine.cli.options import (
     BlobUrl,
     ConsensusUrl,
     GiveUp,
-    ShardArgument,
+    NamedShardArgument,
     ShardOption,
+    asked_shard,
     connected,
     ended_with,
-    one_shard,
+    shard_called,
 )
 from persist_engine.cli.output import plain, print_json, print_pairs, print_rows
 
@@ -102,7 +103,7 @@ def _shard_row(client: PersistClient, shard_id: ShardId) -> tuple[object, ...]:
 
 @app.command()
 def shard(
-    shard_argument: ShardArgument = None,
+    shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
     blob: BlobUrl = None,
@@ -113,8 +114,9 @@ def shard(
     """One shard in numbers: frontiers, schema, data, versions, debt, its store, its owner, its holds."""
     from persist_engine.model.retention import remark
 
-    shard_id = one_shard(shard_argument, shard)
+    asked = asked_shard(shard_argument, shard)
     with connected(blob, consensus, give_up) as client:
+        shard_id = shard_called(client, asked)
         seen = client.inspect(shard_id)
         store_id, owner = client.store_id, client.owner_of(shard_id)
     if as_json:
@@ -132,7 +134,7 @@ def shard(
 
 @app.command()
 def state(
-    shard_argument: ShardArgument = None,
+    shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
     blob: BlobUrl = None,
@@ -145,8 +147,9 @@ def state(
 ) -> None:
     """The whole metadata at the newest version, or at an older one, as JSON in any case."""
     del as_json
-    shard_id = one_shard(shard_argument, shard)
+    asked = asked_shard(shard_argument, shard)
     with connected(blob, consensus, give_up) as client:
+        shard_id = shard_called(client, asked)
         machine = client.machine(shard_id)
         seen = machine.refresh() if seqno is None else _state_at(machine, seqno)
     print_json(shown_state(seen))
@@ -166,7 +169,7 @@ def _state_at(machine: Machine, seqno: int) -> ShardState:
 
 @app.command()
 def diffs(
-    shard_argument: ShardArgument = None,
+    shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
     blob: BlobUrl = None,
@@ -175,8 +178,9 @@ def diffs(
     as_json: AsJson = False,
 ) -> None:
     """The live versions in consensus, and what each changed."""
-    shard_id = one_shard(shard_argument, shard)
+    asked = asked_shard(shard_argument, shard)
     with connected(blob, consensus, give_up) as client:
+        shard_id = shard_called(client, asked)
         found = client.metadata(shard_id, "versions")
     rows = [row | {"changed": dict(row["changed"])} for row in found.to_pylist()]
     if as_json:
@@ -192,7 +196,7 @@ def _counts(changed: dict[str, int]) -> str:
 
 @app.command()
 def batches(
-    shard_argument: ShardArgument = None,
+    shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
     blob: BlobUrl = None,
@@ -201,8 +205,9 @@ def batches(
     as_json: AsJson = False,
 ) -> None:
     """The parts of all batches, oldest first: which run, how many rows and bytes, where."""
-    shard_id = one_shard(shard_argument, shard)
+    asked = asked_shard(shard_argument, shard)
     with connected(blob, consensus, give_up) as client:
+        shard_id = shard_called(client, asked)
         found = client.metadata(shard_id, "parts")
     if as_json:
         print_json(found.to_pylist())
@@ -212,7 +217,7 @@ def batches(
 
 @app.command()
 def blobs(
-    shard_argument: ShardArgument = None,
+    shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
     blob: BlobUrl = None,
@@ -225,8 +230,9 @@ def blobs(
     as_json: AsJson = False,
 ) -> None:
     """The shard's blobs as the store lists them, and which of them the live versions name."""
-    shard_id = one_shard(shard_argument, shard)
+    asked = asked_shard(shard_argument, shard)
     with connected(blob, consensus, give_up) as client:
+        shard_id = shard_called(client, asked)
         rows = list(_blob_rows(client, shard_id))
     if unreferenced:
         rows = [row for row in rows if row[3] == "none"]
