@@ -109,7 +109,7 @@ def _reported(row: Resource, namespace: str, shard: str) -> HoldRow:
         id=text(row.get("id")),
         kind=text(row.get("kind")),
         purpose=text(row.get("purpose")),
-        hostname=text(row.get("hostname")),
+        hostname=text(row.get("host")),
         since=instant(row.get("since")),
         since_time=number(row.get("since")),
         age="",

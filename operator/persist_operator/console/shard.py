@@ -20,7 +20,13 @@ VERSIONS_MAX = 50
 VERSIONS_SHOWN = 8
 #: The newest batches that a page lists.
 BATCHES_MAX = 60
-KINDS = {"compaction": "Compaction", "rollup": "Rollup", "gc": "Garbage collection", "verification": "Verification"}
+KINDS = {
+    "compaction": "Compaction",
+    "rollup": "Rollup",
+    "gc": "Garbage collection",
+    "verify": "Verification",
+    "orphanScan": "Orphan scan",
+}
 _CHANGED = {
     "hostname": "",
     "since": "since",

@@ -192,7 +192,7 @@ def test_hostile_values_are_text_on_every_page(laptop, browser, hostile):
     conditions = [{"type": hostile, "status": hostile, "reason": hostile, "message": hostile}]
     conditions += [{"type": "Ready", "status": "False", "reason": hostile, "message": hostile}]
     run = {"id": hostile, "type": hostile, "outcome": hostile, "message": hostile, "reason": hostile}
-    held = [{"id": hostile, "purpose": hostile, "kind": hostile, "hostname": hostile, "since": hostile}]
+    held = [{"id": hostile, "purpose": hostile, "kind": hostile, "host": hostile, "since": hostile}]
     laptop.objects.set_status(
         "PersistShard",
         "orders",
