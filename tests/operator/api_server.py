@@ -130,6 +130,15 @@ class ApiServer:
             return 404, {"message": "not found"}
         if rest[1:] == ["log"]:
             return 200, self.cluster.log_texts.get(f"{namespace}/{rest[0]}", "one\ntwo\n").encode()
+        if method == "PATCH" and "finalizers" in body.get("metadata", {}):
+            head = body["metadata"]
+            try:
+                changed = self.cluster.set_finalizers(
+                    kind, namespace, rest[0], head["finalizers"], version=head["resourceVersion"]
+                )
+            except ApiError as error:
+                return error.status, {"message": str(error)}
+            return 200, changed or {}
         if method == "PATCH" and rest[1:] != ["status"]:
             return self.merge(kind, namespace, rest[0], body)
         if method == "PATCH":

@@ -9,7 +9,7 @@ import functools
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,6 +152,11 @@ class FakeCluster:
     def delete(self, kind: Kind, namespace: str, name: str, *, grace_seconds: int | None = None) -> bool:
         with self._lock:
             self._write("delete", (kind.kind, namespace, name))
+            held = self._stored.get((kind.kind, namespace, name))
+            if held is not None and held["metadata"].get("finalizers"):
+                head = {**held["metadata"], "deletionTimestamp": times.to_text(self._now_ms())}
+                self._put((kind.kind, namespace, name), {**held, "metadata": head}, held)
+                return True
             gone = self._stored.pop((kind.kind, namespace, name), None)
             if gone is not None:
                 self._collect(gone["metadata"]["uid"])
@@ -172,6 +177,25 @@ class FakeCluster:
             # One manager owns all of status: what it does not apply any more goes away.
             self._put(key, {**stored, "status": _copy(dict(status))}, stored)
             return self.stored(*key)
+
+    @_request
+    def set_finalizers(
+        self, kind: Kind, namespace: str, name: str, finalizers: Sequence[str], *, version: str
+    ) -> Resource | None:
+        key = (kind.kind, namespace, name)
+        with self._lock:
+            self._write("finalizers", key)
+            stored = self._stored.get(key)
+            if stored is None:
+                return None
+            if version != stored["metadata"]["resourceVersion"]:
+                raise ApiError(f"{kind.kind} {namespace}/{name}: the object has been modified", status=409)
+            self._put(key, {**stored, "metadata": {**stored["metadata"], "finalizers": list(finalizers)}}, stored)
+            found = self.stored(*key)
+            if not finalizers and "deletionTimestamp" in found["metadata"]:
+                del self._stored[key]
+                self._collect(found["metadata"]["uid"])
+            return found
 
     @_pod_request
     def logs(self, namespace: str, pod: str, *, lines: int) -> str:

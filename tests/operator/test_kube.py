@@ -150,6 +150,21 @@ def test_status_goes_by_server_side_apply_to_the_subresource_alone(kube, server,
     assert server.cluster.get(PERSIST_SHARD, "team", "flights")["status"] == {"shardId": "s"}
 
 
+def test_finalizers_are_patched_alone_and_only_over_the_version_that_was_read(kube, server, shard_resource):
+    server.cluster.create(PERSIST_SHARD, shard_resource())
+    before = server.cluster.get(PERSIST_SHARD, "team", "flights")
+    version = before["metadata"]["resourceVersion"]
+    stored = kube.set_finalizers(PERSIST_SHARD, "team", "flights", ["a/b"], version=version)
+    assert stored["metadata"]["finalizers"] == ["a/b"]
+    assert stored["spec"] == before["spec"]
+    method, path, _, headers = server.requests[-1]
+    assert (method, path.endswith("/persistshards/flights")) == ("PATCH", True)
+    assert headers["Content-Type"] == "application/merge-patch+json"
+    with pytest.raises(ApiError, match="modified"):
+        kube.set_finalizers(PERSIST_SHARD, "team", "flights", [], version=version)
+    assert kube.set_finalizers(PERSIST_SHARD, "team", "gone", [], version=version) is None
+
+
 @pytest.mark.slow
 def test_logs_of_what_is_not_there_are_empty(kube, server):
     assert kube.logs("team", "gone", lines=5) == ""

@@ -49,6 +49,10 @@ APPROVE = "approve"
 
 #: Of pods that inspect a shard on inline storage: the value of LABEL_KIND, and the word in their names.
 INSPECTION, _INSPECT = "inspection", "inspect"
+#: Of the pods that reclaim a deleted shard: the value of LABEL_KIND, and the word in their names.
+RECLAIM = "reclaim"
+#: Keeps a resource whose reclaimPolicy is not Retain until its shard is reclaimed.
+FINALIZER = f"{GROUP}/cleanup"
 MaintenanceKind = Literal["compaction", "rollup", "gc", "verify", "orphanScan"]
 #: Kinds that look at what is stored. They are due by time, and have no debt.
 AuditKind = Literal["verify", "orphanScan"]
@@ -103,6 +107,11 @@ def maintenance_name(shard: str, kind: MaintenanceKind, seqno: int, *, retry: in
 def inspection_name(shard: str, started_s: int) -> str:
     """Name of the Job that inspects a shard, planned at `started_s`; at most 63 characters for shard names of at most 40."""
     return f"{shard}-{_INSPECT}-{str(started_s)[-_SEQNO_DIGITS:]}"
+
+
+def reclaim_name(shard: str, attempt: int) -> str:
+    """Name of the Job that reclaims a deleted shard; at most 59 characters for shard names of at most 40."""
+    return f"{shard}-{RECLAIM}-{attempt % 10**_SEQNO_DIGITS}"
 
 
 def run_id(uid: str, order: int) -> str:

@@ -20,6 +20,7 @@ class Meta:
     created_ms: int
     deleting: bool
     annotations: Mapping[str, str]
+    finalizers: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -38,4 +39,5 @@ class Meta:
             created_ms=times.to_ms(metadata.get("creationTimestamp")) or 0,
             deleting=bool(metadata.get("deletionTimestamp")),
             annotations=dict(metadata.get("annotations") or {}),
+            finalizers=tuple(metadata.get("finalizers") or ()),
         )

@@ -115,6 +115,7 @@ class ShardSpec:
     maintenance_template: Mapping[str, Any]
     ttl_seconds_after_finished: int
     history_limit: int
+    reclaim_policy: Literal["Retain", "Tombstone", "Purge"]
     suspend: bool
 
     @classmethod
@@ -153,6 +154,7 @@ class ShardSpec:
             maintenance_template=maintenance.get("template") or {},
             ttl_seconds_after_finished=maintenance["ttlSecondsAfterFinished"],
             history_limit=maintenance["historyLimit"],
+            reclaim_policy=spec["reclaimPolicy"],
             suspend=spec["suspend"],
         )
 

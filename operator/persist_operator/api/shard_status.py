@@ -150,6 +150,20 @@ class Verification(Block):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Deletion(Block):
+    """How far the deletion of the resource came. `job_name` is the newest run, `settled_job` the newest run that ended."""
+
+    attempt: int | None = None
+    job_name: str | None = None
+    last_attempt_time: str | None = None
+    settled_job: str | None = None
+    next_attempt_time: str | None = None
+    consecutive_failures: int | None = None
+    reason: str | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Looks(Block):
     """Inspections of a shard on inline storage. `job_name` is the newest one, `settled_job` the newest one that ended."""
 
@@ -220,6 +234,7 @@ class ShardStatus(Block):
     rewritten: tuple[RewrittenHour, ...] | None = None
     maintenance: Mapping[MaintenanceKind, Upkeep] | None = None
     inspection: Looks | None = None
+    deletion: Deletion = Deletion()
     last_handled_requests: Mapping[str, str] | None = None
     history: tuple[UpkeepRun, ...] | None = None
     conditions: tuple[Mapping[str, Any], ...] | None = None

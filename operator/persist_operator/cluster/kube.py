@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -150,6 +150,18 @@ class KubeCluster:
             query={"fieldManager": names.MANAGER, "force": "true"},
             body=manifest,
             content_type="application/apply-patch+yaml",
+        )
+        return None if code == 404 else _object(answer)
+
+    def set_finalizers(
+        self, kind: Kind, namespace: str, name: str, finalizers: Sequence[str], *, version: str
+    ) -> Resource | None:
+        code, answer = self._request(
+            "PATCH",
+            _path(kind, namespace, name),
+            query={"fieldManager": names.MANAGER},
+            body={"metadata": {"finalizers": list(finalizers), "resourceVersion": version}},
+            content_type="application/merge-patch+json",
         )
         return None if code == 404 else _object(answer)
 

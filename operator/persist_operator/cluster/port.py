@@ -5,7 +5,7 @@ Reads are strongly consistent. They come from the API server, so an absence is a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -94,6 +94,13 @@ class Cluster(Protocol):
 
         `version` is the resourceVersion from which the status was planned. ApiError 409 when another one is stored: the status of a leader
         that slept, or of a resource that was created again under the same name, must not replace a newer one.
+        """
+
+    def set_finalizers(
+        self, kind: Kind, namespace: str, name: str, finalizers: Sequence[str], *, version: str
+    ) -> Resource | None:
+        """Replace the finalizers of the resource; nothing else of it changes. Returns it as it is stored then; None when it is gone.
+        ApiError 409 when another version than `version` is stored.
         """
 
     def logs(self, namespace: str, pod: str, *, lines: int) -> str:

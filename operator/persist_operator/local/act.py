@@ -30,10 +30,12 @@ from persist_operator.plan.actions import (
     AdvanceSince,
     EvolveSchema,
     InitialiseShard,
+    KeepFinalizer,
     PromoteDriver,
     StartDriver,
     StartInspection,
     StartMaintenance,
+    StartReclaim,
     StopRun,
 )
 
@@ -119,6 +121,10 @@ class LocalActor:
                 return self._start_driver(action, meta, owner)
             case PromoteDriver():
                 (self._processes.folder(action.name) / sink_files.PROMOTION_KEY).touch()
+            case KeepFinalizer() | StartReclaim():
+                raise InvalidUsage(
+                    "a resource of this machine has no finalizer: `persist local down --purge` removes all data"
+                )
             case StartInspection():
                 raise InvalidUsage(
                     f"{action.name}: the local runner starts no pods, so it cannot use stores that a resource names"

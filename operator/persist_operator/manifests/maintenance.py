@@ -14,7 +14,7 @@ from persist_operator.api.resource import Meta
 from persist_operator.api.shard import CREDENTIALS_DIR, StoreLocation
 from persist_operator.api.sink_pods import MAINTENANCE_TEMPLATE
 from persist_operator.manifests import pods
-from persist_operator.plan.actions import StartInspection, StartMaintenance
+from persist_operator.plan.actions import StartInspection, StartMaintenance, StartReclaim
 from persist_operator.plan.keeping.auditing import Audit
 from persist_operator.settings import OperatorSettings
 
@@ -37,7 +37,7 @@ class _Work:
 
 
 def maintenance_job(
-    action: StartMaintenance | StartInspection, meta: Meta, settings: OperatorSettings
+    action: StartMaintenance | StartInspection | StartReclaim, meta: Meta, settings: OperatorSettings
 ) -> dict[str, Any]:
     """The manifest of the Job of `action` for the resource `meta`. PodRefused when the resource asks for a pod that it may not have."""
     check_account(
@@ -45,7 +45,13 @@ def maintenance_job(
         where="spec.maintenance.serviceAccountName",
         known=settings.workload.service_accounts,
     )
-    work = _maintenance(action, settings) if isinstance(action, StartMaintenance) else _inspection(action, settings)
+    match action:
+        case StartMaintenance():
+            work = _maintenance(action, settings)
+        case StartReclaim():
+            work = _reclaim(action, settings)
+        case _:
+            work = _inspection(action, settings)
     store = {names.LABEL_STORE: names.store_label(action.location.consensus)}
     labels = {**pods.base_labels(meta, COMPONENT), names.LABEL_SHARD: meta.name, **store, **work.labels}
     account, priority = action.service_account_name, action.priority_class_name
@@ -90,6 +96,29 @@ def _maintenance(action: StartMaintenance, settings: OperatorSettings) -> _Work:
         memory=memory,
         deadline_seconds=settings.workload.maintenance_deadline_seconds,
     )
+
+
+def _reclaim(action: StartReclaim, settings: OperatorSettings) -> _Work:
+    blob, consensus = action.location.urls(CREDENTIALS_DIR)
+    return _Work(
+        labels={names.LABEL_KIND: names.RECLAIM},
+        annotations={},
+        arguments=[
+            "maintain", "reclaim",
+            "--shard", action.shard_id,
+            "--owner", action.owner,
+            "--own-hold", action.own_hold,
+            "--blob", blob,
+            "--consensus", consensus,
+            "--max-deletes", str(action.deletes_max),
+            "--report", TERMINATION_LOG,
+            "--json",
+            *(("--purge",) if action.purge else ()),
+        ],
+        cpu=settings.workload.maintenance_cpu,
+        memory=settings.workload.maintenance_memory,
+        deadline_seconds=settings.workload.maintenance_deadline_seconds,
+    )  # fmt: skip
 
 
 def _inspection(action: StartInspection, settings: OperatorSettings) -> _Work:

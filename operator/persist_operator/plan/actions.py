@@ -91,6 +91,26 @@ class StartMaintenance(StartJob):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartReclaim(StartJob):
+    """Start one run that reclaims the shard of a resource that is being deleted."""
+
+    shard_id: str
+    owner: str
+    """The owner that the shard must have in the stores."""
+    own_hold: str
+    """The operator's critical reader, which gives way."""
+    purge: bool
+    deletes_max: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepFinalizer:
+    """Set the operator's finalizer on the resource, or remove it. No effect when it is so."""
+
+    present: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StartInspection(StartJob):
     """Start one inspection of a shard on inline storage."""
 
@@ -146,7 +166,16 @@ class StopRun:
 
 #: Actions on the shard itself, by calls of the engine.
 ShardAction = InitialiseShard | EvolveSchema | AdvanceSince
-Action = ShardAction | StartMaintenance | StartInspection | StartDriver | PromoteDriver | StopRun
+Action = (
+    ShardAction
+    | KeepFinalizer
+    | StartMaintenance
+    | StartInspection
+    | StartReclaim
+    | StartDriver
+    | PromoteDriver
+    | StopRun
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +232,10 @@ def done_note(action: Action) -> Note | None:
     match action:
         case StartMaintenance():
             return Note("Normal", "MaintenanceStarted", f"{action.name}: {action.reason}")
+        case StartReclaim():
+            return Note(
+                "Normal", "DeletionStarted", f"{action.name}: {'purge' if action.purge else 'make a tombstone'}"
+            )
         case StartDriver():
             how = ", on standby" if action.stands_by else ""
             text = f"{action.name}: run {action.run_number}, attempt {action.attempt}{how}"

@@ -33,7 +33,7 @@ _OF_INPUTS = {
     "ShardNotReady": "InputNotReady",
     "StorageUnreachable": "InputUnreachable",
 }
-RunKind = Literal["compaction", "rollup", "gc", "verify", "orphanScan", "driver", "inspection"]
+RunKind = Literal["compaction", "rollup", "gc", "verify", "orphanScan", "reclaim", "driver", "inspection"]
 
 
 class Phase(enum.StrEnum):
@@ -205,6 +205,8 @@ class ShardObserved:
     """Whether an inspection pod may take the shard from its owner (plan.ownership)."""
     inspections: tuple[Run, ...] = ()
     runs: tuple[Run, ...] = ()
+    sinks: tuple[str, ...] = ()
+    """Names of the SparkSinks that write or read the shard. Observed only while the resource is being deleted."""
     failures: Mapping[str, ActionFailure] = field(default_factory=dict)
     """By `plan.actions.action_key`."""
     namespace_labels: Mapping[str, str] = field(default_factory=dict)

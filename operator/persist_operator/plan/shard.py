@@ -38,7 +38,7 @@ from persist_operator.plan.actions import (
     maintenance_key,
 )
 from persist_operator.plan.hints import Recover, Words, cluster_words
-from persist_operator.plan.keeping import auditing, evolving, holding
+from persist_operator.plan.keeping import auditing, evolving, holding, reclaiming
 from persist_operator.plan.observed import (
     ActionFailure,
     Awaited,
@@ -77,7 +77,7 @@ def plan_shard(
 ) -> Plan:
     """The next steps for `shard`. Deterministic: the same inputs give the same plan. `words` renders the hints in its messages."""
     if shard.meta.deleting:
-        return Plan(status=shard.status)
+        return reclaiming.plan_deletion(shard, observed, now_ms=now_ms, settings=settings)
     try:
         location = shard.location(settings, observed.namespace_labels)
     except StorageRefused as error:

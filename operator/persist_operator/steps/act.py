@@ -11,7 +11,18 @@ from persist_engine.base.env import Env
 from persist_operator.api import names
 from persist_operator.api.resource import Meta
 from persist_operator.bridge import Bridge
-from persist_operator.cluster.port import BY_KIND, CONFIG_MAP, JOB, POD, SECRET, SERVICE, ApiError, Cluster, Resource
+from persist_operator.cluster.port import (
+    BY_KIND,
+    CONFIG_MAP,
+    JOB,
+    PERSIST_SHARD,
+    POD,
+    SECRET,
+    SERVICE,
+    ApiError,
+    Cluster,
+    Resource,
+)
 from persist_operator.manifests.driver import driver_manifests, promotion_manifest
 from persist_operator.manifests.maintenance import maintenance_job
 from persist_operator.manifests.spark_compaction import compaction_job, compaction_secret
@@ -20,10 +31,12 @@ from persist_operator.plan.actions import (
     AdvanceSince,
     EvolveSchema,
     InitialiseShard,
+    KeepFinalizer,
     PromoteDriver,
     StartDriver,
     StartInspection,
     StartMaintenance,
+    StartReclaim,
     StopRun,
 )
 from persist_operator.plan.waiting.places import Place, PlaceKind
@@ -50,7 +63,7 @@ class Actor:
         """Carry out an action for the resource `meta`. True when a run was started or stopped now; False when it was before, and for
         actions that start or stop no run. Queued while the limits of the installation leave no place for a start.
         """
-        if isinstance(action, StartMaintenance | StartInspection | StartDriver):
+        if isinstance(action, StartMaintenance | StartInspection | StartReclaim | StartDriver):
             self._places.enter(_place(action, meta))
         match action:
             case InitialiseShard():
@@ -59,7 +72,9 @@ class Actor:
                 self._bridge.evolve(action)
             case AdvanceSince():
                 self._bridge.advance_since(action)
-            case StartMaintenance() | StartInspection():
+            case KeepFinalizer():
+                self._keep_finalizer(action, meta)
+            case StartMaintenance() | StartInspection() | StartReclaim():
                 return self._start_job(action, meta)
             case StartDriver():
                 return self._start_driver(action, meta)
@@ -71,7 +86,7 @@ class Actor:
                 assert_never(action)
         return False
 
-    def _start_job(self, action: StartMaintenance | StartInspection, meta: Meta) -> bool:
+    def _start_job(self, action: StartMaintenance | StartInspection | StartReclaim, meta: Meta) -> bool:
         if isinstance(action, StartMaintenance) and action.runner == "Spark":
             # First, because this is what an operator may not do in a namespace in which Spark may not run.
             self._create(compaction_secret(action, meta, self._env.random_bytes(_RPC_SECRET_BYTES)), meta)
@@ -84,9 +99,21 @@ class Actor:
             secret = names.rpc_secret_name(action.ended_driver, meta.uid)
             self._cluster.delete(SECRET, meta.namespace, secret)
         if started:
-            kind = action.kind if isinstance(action, StartMaintenance) else "inspection"
+            other = "reclaim" if isinstance(action, StartReclaim) else "inspection"
+            kind = action.kind if isinstance(action, StartMaintenance) else other
             self._metrics.jobs_started.labels(type=kind).inc()
         return started
+
+    def _keep_finalizer(self, action: KeepFinalizer, meta: Meta) -> None:
+        """Set or remove the finalizer of the stored resource, if it is still this one."""
+        found = self._cluster.get(PERSIST_SHARD, meta.namespace, meta.name)
+        if found is None or found["metadata"].get("uid") != meta.uid:
+            return
+        have = list(found["metadata"].get("finalizers") or ())
+        want = [one for one in have if one != names.FINALIZER] + [names.FINALIZER] * action.present
+        if set(want) != set(have):
+            version = found["metadata"]["resourceVersion"]
+            self._cluster.set_finalizers(PERSIST_SHARD, meta.namespace, meta.name, want, version=version)
 
     def _try_pod(self, job: Resource) -> None:
         """ApiError when the API server would refuse the pod of a Job that does not exist yet. Kubernetes creates the pod later, and only
@@ -152,14 +179,14 @@ class Actor:
         return stopped
 
 
-def _place(action: StartMaintenance | StartInspection | StartDriver, meta: Meta) -> Place:
+def _place(action: StartMaintenance | StartInspection | StartReclaim | StartDriver, meta: Meta) -> Place:
     kind: PlaceKind = "inspection" if isinstance(action, StartInspection) else "maintenance"
     return Place(
         namespace=meta.namespace,
         name=action.name,
         kind="driver" if isinstance(action, StartDriver) else kind,
         store=names.store_label(action.location.consensus),
-        due_ms=None if isinstance(action, StartInspection) else action.due_ms,
+        due_ms=None if isinstance(action, StartInspection | StartReclaim) else action.due_ms,
         debt_bytes=action.debt_bytes if isinstance(action, StartMaintenance) else 0,
     )
 

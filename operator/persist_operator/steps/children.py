@@ -187,9 +187,11 @@ def _report(message: str) -> tuple[Mapping[str, Any] | None, str]:
     return (document, "") if isinstance(document, dict) else (None, message)
 
 
-def _job_kind(text: str) -> MaintenanceKind | Literal["inspection"] | None:
+def _job_kind(text: str) -> MaintenanceKind | Literal["inspection", "reclaim"] | None:
     if text == names.INSPECTION:
         return "inspection"
+    if text == names.RECLAIM:
+        return "reclaim"
     return next((kind for kind in MAINTENANCE_KINDS if kind == text), None)
 
 

@@ -9,6 +9,7 @@ import enum
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from persist_engine.base.env import Env
 from persist_engine.model.inspection import Inspection
@@ -21,10 +22,11 @@ from persist_operator.api.shard_status import ShardStatus
 from persist_operator.api.sink import Sink
 from persist_operator.bridge import Bridge
 from persist_operator.cluster.informed import Informed
-from persist_operator.cluster.port import CONFIG_MAP, JOB, PERSIST_SHARD, POD, ApiError, Cluster
+from persist_operator.cluster.port import CONFIG_MAP, JOB, PERSIST_SHARD, POD, SPARK_SINK, ApiError, Cluster
 from persist_operator.manifests.driver import COMPONENT as SINK_COMPONENT
 from persist_operator.manifests.maintenance import COMPONENT as MAINTENANCE_COMPONENT
 from persist_operator.plan import inspecting, ownership, podless
+from persist_operator.plan.keeping.reclaiming import is_reclaimed
 from persist_operator.plan.observed import (
     ActionFailure,
     Executors,
@@ -92,6 +94,11 @@ class Observer:
 
         Claims the shard for the resource in the stores, unless another owner has it (plan.ownership).
         """
+        if is_reclaimed(shard):
+            runs, _ = self._runs(shard, Sight.LIVE)
+            sinks, labels = self._sinks_of(shard), self._labels.of(shard)
+            seen = ShardObserved(runs=tuple(runs), sinks=sinks, failures=failures, namespace_labels=labels)
+            return Sighted(seen, Sight.LIVE)
         if not is_to_be_asked(shard):
             labels = {} if shard.meta.deleting else self._labels.of(shard)
             return Sighted(ShardObserved(namespace_labels=labels), Sight.LIVE)
@@ -117,6 +124,11 @@ class Observer:
             location, str(answer.inspected.shard_id)
         )
         return Sighted(observed, max(sight, Sight.ASKED) if is_new else sight, is_heard)
+
+    def _sinks_of(self, shard: Shard) -> tuple[str, ...]:
+        """The SparkSinks that write or read the shard, also those that are being deleted: their drivers may still run."""
+        found = self._cluster.find(SPARK_SINK, shard.meta.namespace, {})
+        return tuple(one["metadata"]["name"] for one in found if shard.meta.name in _shards_of(one["spec"]))
 
     def _runs(self, shard: Shard, sight: Sight) -> tuple[list[Run], bool]:
         """The runs of maintenance, and whether they were read now. Copies serve while nothing is under way: Jobs and Pods come by two
@@ -256,6 +268,12 @@ class Observer:
         except ApiError:
             # The log only adds detail, and the kubelet that has it may be gone with the pod.
             return ""
+
+
+def _shards_of(spec: Mapping[str, Any]) -> set[Any]:
+    """The names of the shards that a sink of this spec writes and reads."""
+    read = ((spec.get("input") or {}).get("shard") or {}).get("name")
+    return {(spec.get("shardRef") or {}).get("name"), read}
 
 
 def _is_settled(status: ShardStatus, jobs: Sequence[children.Resource]) -> bool:

@@ -38,6 +38,7 @@ from persist_operator.plan.actions import (
     action_key,
     done_note,
 )
+from persist_operator.plan.keeping import reclaiming
 from persist_operator.plan.observed import ActionFailure
 from persist_operator.plan.shard import plan_shard
 from persist_operator.plan.sink import plan_sink
@@ -146,7 +147,8 @@ class Reconciler:
         if meta.deleting:
             self._metrics.forget(key.kind, key.namespace, key.name)
             self._metrics.resources.deleting(resource)
-            return None, False
+            if not plan.actions and plan.requeue_after_s is None:
+                return None, False
         try:
             if self._write_status(key, resource, plan.status, planned.inspection) is None:
                 self._forget(key)
@@ -295,6 +297,7 @@ class Reconciler:
         shard = Shard.of(_defaulted(resource))
         found = self._observer.shard(shard, failures, sight=sight)
         plan = plan_shard(shard, found.observed, now_ms=self._env.now_ms(), settings=self._settings)
+        plan = reclaiming.with_finalizer(plan, shard)
         answer = found.observed.inspected
         inspection = answer if isinstance(answer, Inspection) else None
         return _Planned(resource, shard.meta, plan, found.is_heard, inspection), found.sight
@@ -306,7 +309,10 @@ class Reconciler:
         resource is gone. ApiError, without a write, when the stored resource is newer than the one that was read: the write would lose the
         intents of another process.
         """
-        if key.kind == "PersistShard":
+        is_deleting = bool(resource["metadata"].get("deletionTimestamp"))
+        if is_deleting:
+            pass  # Series of a resource end with its life; how long its deletion takes has one of its own.
+        elif key.kind == "PersistShard":
             self._metrics.set_shard(
                 key.namespace,
                 key.name,
@@ -317,7 +323,8 @@ class Reconciler:
             )
         else:
             self._metrics.set_sink(key.namespace, key.name, status)
-        self._metrics.resources.show(resource, status)
+        if not is_deleting:
+            self._metrics.resources.show(resource, status)
         if (resource.get("status") or {}) == status:
             return resource
         version = resource["metadata"]["resourceVersion"]
@@ -330,7 +337,8 @@ class Reconciler:
             raise
         if stored is not None:
             self._informed.note(stored)
-            self._metrics.resources.written(resource, status)
+            if not is_deleting:
+                self._metrics.resources.written(resource, status)
         return stored
 
     def _forget(self, key: Key) -> None:
