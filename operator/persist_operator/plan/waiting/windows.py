@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from persist_engine.base.errors import InvalidUsage
 
+from persist_operator.api.redact import redact
 from persist_operator.api.shard import Window
 from persist_operator.api.sink import Schedule
 from persist_operator.plan import schedule
@@ -28,7 +29,7 @@ def problem(windows: Sequence[Window], now_ms: int) -> str | None:
         try:
             _next_tick_ms(one.schedule, now_ms // _MINUTE_MS)
         except InvalidUsage as error:
-            return f"spec.maintenance.windows[{index}]: {str(error).removeprefix('schedule.')}"
+            return redact(f"spec.maintenance.windows[{index}]: {str(error).removeprefix('schedule.')}")
     return None
 
 
