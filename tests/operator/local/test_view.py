@@ -84,7 +84,7 @@ def healthy():
         (".metadata.name.deeper", None),
     ],
 )
-def test_lookup_follows_the_json_paths_of_printerprinter_columns(json_path, found):
+def test_lookup_follows_the_json_paths_of_printer_columns(json_path, found):
     assert tables.lookup(shard(healthy()), json_path) == found
 
 
@@ -236,7 +236,7 @@ def test_a_shard_shows_what_is_next_and_how_much_a_merge_would_free():
     text = "\n".join(description(shard(status), now_ms=NOW, width=None))
     assert "250% of the updates that a merge would leave" in text
     assert "Compaction compact-1: 70 uncompacted batches, 4.2 MB, about 10m; waits for an approval" in text
-    wide = view.resources_table([shard(status)], _columns("PersistShard"), wide=True, now_ms=NOW, width=None)
+    wide = tables.resources_table([shard(status)], printer_columns("PersistShard"), wide=True, now_ms=NOW, width=None)
     assert "AMP%" in wide[0].split()
 
 
