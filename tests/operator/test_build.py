@@ -168,6 +168,16 @@ def test_a_compaction_on_spark_is_the_job_of_a_compaction_with_a_driver_in_it(co
     assert executor["spec"]["automountServiceAccountToken"] is False
 
 
+def test_a_compaction_gets_its_bound_of_bytes_wherever_it_runs(compaction, job):
+    def given(made):
+        return " ".join(made["spec"]["template"]["spec"]["containers"][0]["args"])
+
+    for bounds, options in (({"max_bytes": 700}, "--max-bytes 700"), ({"max_bytes": 700, "full": True}, "--full")):
+        assert options in given(job(kind="compaction", **bounds))
+        assert options in given(compaction(**bounds)[0])
+    assert "--max-bytes" not in given(compaction(full=True)[0]) + given(job(kind="compaction"))
+
+
 def test_pods_of_a_compaction_on_spark_are_restricted_and_share_a_secret_of_the_job(compaction, make_shard, job):
     made, _, executor = compaction(template={"spec": {"nodeSelector": {"pool": "cheap"}}}, priority_class_name="low")
     secret = compaction_secret(job.action(**SPARK), make_shard().meta, RPC_SECRET)

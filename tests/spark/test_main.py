@@ -73,6 +73,8 @@ def test_a_compaction_in_a_pod_tells_spark_the_name_and_the_address_of_the_pod(m
     stores = ["--shard", str(shard), "--blob", "mem://a", "--consensus", "mem://b"]
     assert main(["compact", *stores, "--properties", str(properties), "--pod", "flights-x", "--host", host]) == 0
     assert given == [(CompactionSpec(shard, "mem://a", "mem://b"), None)]
+    assert main(["compact", *stores, "--max-bytes", "700"]) == 0
+    assert given[1:] == [(CompactionSpec(shard, "mem://a", "mem://b", max_bytes=700), None)]
     assert shlex.split(os.environ["PYSPARK_SUBMIT_ARGS"]) == [
         "--properties-file", str(properties), "--conf", "spark.kubernetes.driver.pod.name=flights-x",
         "--conf", f"spark.driver.host={shown}", "pyspark-shell",
