@@ -261,6 +261,21 @@ def test_an_api_server_that_reviews_nothing_lets_nobody_in(filled, shared):
     assert client.get("/", headers=bearer("alices")).status_code == 502
 
 
+def test_a_token_that_is_not_authenticated_has_no_user(filled, shared):
+    filled.review = lambda user, body: {"authenticated": False, "user": {"username": "me"}, "allowed": True}
+    assert shared().get("/", headers=bearer("expired")).status_code == 401
+
+
+def test_a_right_that_is_not_reviewed_is_none(filled, shared):
+    """The token is remembered; the review of the right gets no answer."""
+    client = shared()
+    assert client.get("/", headers=bearer("alices")).status_code == 200
+    filled.is_broken = True
+    answer = client.get("/shards/other/quiet", headers=bearer("alices"))
+    assert answer.status_code == 403
+    assert "get persistshards.persistshard.io in namespace other" in answer.text
+
+
 def test_answers_about_tokens_and_rights_are_remembered_for_a_while(filled, shared):
     client = shared()
     assert client.get(PAGE, headers=bearer("alices")).status_code == 200

@@ -73,6 +73,12 @@ def test_rows_show_what_the_status_has():
     assert dict(page().counts) == {"shards": 3, "sinks": 0, "ready": 1, "not ready": 1, "unknown": 1}
 
 
+@pytest.mark.parametrize(("order", "names"), [("run", "ba"), ("-run", "ba"), ("mode", "ab")])
+def test_a_sink_without_a_value_comes_last_in_both_directions(order, names):
+    sinks = [{"metadata": {"name": "a"}}, {"metadata": {"name": "b"}, "status": {"run": {"state": "Succeeded"}}}]
+    assert "".join(row.name for row in fleet([], sinks, Query.of({"sinks": order}), now_ms=NOW).sinks) == names
+
+
 def test_a_heading_sorts_by_its_column_and_then_the_other_way_and_keeps_the_filter():
     def heading(title, **query):
         return next(one for one in page(**query).shard_headings if one.title == title)

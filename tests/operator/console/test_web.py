@@ -113,7 +113,16 @@ def test_new_stores_under_the_same_folder_are_read_anew(laptop):
     gone = source.engine(shard)
     assert isinstance(gone, Unseen)
     assert not (laptop.state / "store").exists(), "a look creates no store"
+    laptop.fill()
+    assert isinstance(source.engine(shard), EngineView)
     source.close()
+
+
+def test_a_body_without_a_length_is_refused(pages):
+    """A sender that does not say how much comes could go on for ever."""
+    answer = pages.post("/shards/local/orders/approve", content=iter([b"plan=x"]), headers={"Origin": HOME})
+    assert answer.request.headers["transfer-encoding"] == "chunked"
+    assert answer.status_code == 413
 
 
 def approve(client, path, **changes):
