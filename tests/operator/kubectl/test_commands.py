@@ -296,6 +296,7 @@ def test_an_uninstall_check_has_the_worst_as_its_exit_code(plugin, team):
     assert (code, out.count("stays  ")) == (1, 1)
     cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["metadata"].update(finalizers=["persistshard.io/x"]))
     assert plugin("uninstall-check", "-A")[0] == 2
+    cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["metadata"].update(finalizers=[]))
     cluster.delete(PERSIST_SHARD, "team", "flights")
     assert plugin("uninstall-check", "-n", "team")[0] == 0
 
