@@ -50,10 +50,10 @@ proto: ## regenerate engine/persist_engine/pb from proto/
 	@$(RUN) python proto/generate.py
 proto-check: ## fail if the generated code does not match proto/
 	@$(RUN) python proto/generate.py --check
-crds: ## copy crds/ into the chart
-	@$(RUN) python charts/sync_crds.py
-crds-check: ## fail if the chart's CRDs differ from crds/
-	@$(RUN) python charts/sync_crds.py --check
+crds: ## copy crds/ into the charts, and write the chart's table of values
+	@$(RUN) python charts/sync_crds.py && $(RUN) python charts/values_table.py
+crds-check: ## fail if the charts' CRDs differ from crds/, or the table of values from values.yaml
+	@$(RUN) python charts/sync_crds.py --check && $(RUN) python charts/values_table.py --check
 
 console-figure: ## the picture of the console in the README, from the shards of `make demo`
 	@bash .ci/tools.sh uv chromium && $(RUN) python examples/flights/console_figure.py

@@ -38,9 +38,12 @@ bills_of_materials() {
 
 chart() {
   mkdir -p "$DIST/charts"
-  helm package charts/persist-operator --version "$VERSION" --app-version "$VERSION" --destination "$DIST/charts" >/dev/null
-  [ -z "$REGISTRY" ] || helm push "$DIST/charts/persist-operator-$VERSION.tgz" "oci://$REGISTRY/charts"
-  say "charts: persist-operator-$VERSION.tgz"
+  local name
+  for name in persist-operator persist-operator-crds; do
+    helm package "charts/$name" --version "$VERSION" --app-version "$VERSION" --destination "$DIST/charts" >/dev/null
+    [ -z "$REGISTRY" ] || helm push "$DIST/charts/$name-$VERSION.tgz" "oci://$REGISTRY/charts"
+  done
+  say "charts: persist-operator and persist-operator-crds $VERSION"
 }
 
 plugin() { # the kubectl plugin: its launcher under both names, and the wheels that it runs

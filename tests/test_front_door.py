@@ -15,6 +15,8 @@ import typer.core
 import typer.main
 import yaml
 from persist_engine.cli.main import app as persist_app
+from persist_operator.console.commands import app as ui_app
+from persist_operator.kubectl.main import app as kubectl_app
 from persist_operator.local.commands import app as local_app
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,6 +24,8 @@ TARGETS = set(re.findall(r"^([a-z0-9-]+):.*## ", (ROOT / "Makefile").read_text()
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yaml"))
 MANUAL = sorted(f"docs/{path.relative_to(ROOT / 'docs')}" for path in (ROOT / "docs").glob("howto/*.md"))
 MANUAL += ["docs/tutorial.md", "docs/faq.md", "docs/concepts.md", "docs/comparison.md"]
+#: Programs that the engine's own command line does not contain.
+APPS = {("persist", "local"): local_app, ("persist", "ui"): ui_app, ("kubectl", "persist"): kubectl_app}
 PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "CHANGELOG.md", "ARCHITECTURE.md"]
 
 
@@ -82,10 +86,10 @@ def test_targets_named_in_pages_exist(page):
 
 
 def commands(page: str) -> list[list[str]]:
-    """Calls of `persist` in the code blocks of a page, in words; of several in a line the first."""
+    """Calls of `persist` and of `kubectl persist` in the code blocks of a page, in words; of several in a line the first."""
     blocks = re.findall(r"^```[a-z ]*\n(.*?)^```$", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
-    lines = [line for block in blocks for line in block.splitlines() if line.startswith("persist ")]
-    lines += re.findall(r"`(persist [^`]*)`", (ROOT / page).read_text())
+    lines = [line for block in blocks for line in block.splitlines() if re.match("(kubectl )?persist ", line)]
+    lines += re.findall(r"`((?:kubectl )?persist [^`]*)`", (ROOT / page).read_text())
     words = [shlex.split(line, comments=True) for line in lines if "..." not in line]
     return [list(takewhile(lambda word: word not in {";", "|", ">"}, line)) for line in words]
 
@@ -97,8 +101,8 @@ def test_commands_in_pages_exist_with_their_options(page):
     for words in commands(page):
         if words[1].startswith("-") or any("|" in word for word in words[:3]):
             continue
-        command = typer.main.get_command(local_app if words[1] == "local" else persist_app)
-        rest = words[2:] if words[1] == "local" else words[1:]
+        app = APPS.get(tuple(words[:2]), persist_app)
+        command, rest = typer.main.get_command(app), words[1:] if app is persist_app else words[2:]
         while rest and isinstance(command, typer.core.TyperGroup) and rest[0] in command.commands:
             command, rest = command.commands[rest[0]], rest[1:]
         if command.context_settings.get(
@@ -131,7 +135,8 @@ def test_a_release_without_images(tmp_path):
     expected = {f"python/{stem}{end}" for stem in stems for end in ("-py3-none-any.whl", ".tar.gz")}
     expected |= {f"sbom/persist-{name}-{version}.cdx.json" for name in ("engine", "operator", "spark")}
     expected |= {f"krew/kubectl-persist-{version}.tar.gz", "krew/persist.yaml"}
-    assert names == expected | {f"charts/persist-operator-{version}.tgz", "SHA256SUMS"}
+    expected |= {f"charts/{name}-{version}.tgz" for name in ("persist-operator", "persist-operator-crds")}
+    assert names == expected | {"SHA256SUMS"}
     sums = dict(reversed(line.split()) for line in (out / "SHA256SUMS").read_text().splitlines())
     assert sums == {name: hashlib.sha256((out / name).read_bytes()).hexdigest() for name in names - {"SHA256SUMS"}}
     bill = json.loads((out / f"sbom/persist-operator-{version}.cdx.json").read_text())

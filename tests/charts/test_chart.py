@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from persist_engine.base.errors import InvalidUsage
+from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR
 from persist_operator.settings import InlineStorage, OperatorSettings
 
@@ -454,3 +455,101 @@ def test_namespaces_are_read_only_where_a_profile_asks_for_labels(
     found = [rule for rule in rules if "namespaces" in rule["resources"]]
     watched = {"resourceNames": watch["namespaces"]} if "namespaces" in watch else {}
     assert found == ([{"apiGroups": [""], "resources": ["namespaces"], **watched, "verbs": ["get"]}] if labels else [])
+
+
+def test_crds_have_a_chart_of_their_own(run_helm: Callable[..., Any], template: Callable[..., list[Manifest]]) -> None:
+    done = run_helm("template", "crds", str(ROOT / "charts" / "persist-operator-crds"), "--kube-version", "1.34.0")
+    assert done.returncode == 0, done.stderr
+    alone = [one for one in yaml.safe_load_all(done.stdout) if one]
+    assert alone == of_kind(template({}), "CustomResourceDefinition")
+    assert run_helm(
+        "lint", "--strict", str(ROOT / "charts" / "persist-operator-crds"), values={"kept": True}
+    ).returncode
+
+
+def test_labels_of_the_user_are_on_every_object_and_select_nothing(template: Callable[..., list[Manifest]]) -> None:
+    labelled = template({**FULL, "commonLabels": {"cost-center": "12"}})
+    without = [
+        f"{one['kind']}/{one['metadata']['name']}"
+        for one in labelled
+        if one["kind"] != "CustomResourceDefinition" and one["metadata"]["labels"].get("cost-center") != "12"
+    ]
+    assert without == []
+    (deployment,) = of_kind(labelled, "Deployment")
+    assert "cost-center" not in deployment["spec"]["selector"]["matchLabels"]
+
+
+def test_a_registry_is_before_every_image_that_the_chart_names(template: Callable[..., list[Manifest]]) -> None:
+    rendered = template(
+        {**STORES, "image": {"registry": "registry.example.com/team/"}, "images": {"spark": "mine/spark:1"}}
+    )
+    (deployment,) = of_kind(rendered, "Deployment")
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == f"registry.example.com/team/persist-operator:{version}"
+    (config,) = [one for one in of_kind(rendered, "ConfigMap") if "operator.yaml" in one["data"]]
+    images = yaml.safe_load(config["data"]["operator.yaml"])["images"]
+    assert images["engine"] == f"registry.example.com/team/persist-engine:{version}"
+    assert images["spark"] == "mine/spark:1"
+
+
+def test_probes_and_strategy_are_the_users_and_what_is_asked_is_not(template: Callable[..., list[Manifest]]) -> None:
+    values = {
+        "probes": {"liveness": {"periodSeconds": 33}},
+        "strategy": {"type": "Recreate"},
+        "terminationGracePeriodSeconds": 9,
+    }
+    (deployment,) = of_kind(template(values), "Deployment")
+    spec = deployment["spec"]["template"]["spec"]
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+    assert spec["terminationGracePeriodSeconds"] == 9
+    (container,) = spec["containers"]
+    http = {"path": "/healthz", "port": "http"}
+    assert container["livenessProbe"] == {
+        "httpGet": http,
+        "periodSeconds": 33,
+        "timeoutSeconds": 5,
+        "failureThreshold": 6,
+    }
+    assert container["startupProbe"] == {"httpGet": http, "periodSeconds": 2, "failureThreshold": 60}
+
+
+def test_further_objects_are_rendered_with_the_release(template: Callable[..., list[Manifest]]) -> None:
+    as_yaml = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "a", "namespace": "{{ .Release.Namespace }}"},
+    }
+    as_text = 'apiVersion: v1\nkind: ConfigMap\nmetadata: {name: b, namespace: "{{ .Release.Namespace }}"}\n'
+    extra = [one for one in template({"extraObjects": [as_yaml, as_text]}) if one["metadata"]["name"] in {"a", "b"}]
+    assert [one["metadata"]["namespace"] for one in extra] == ["sys", "sys"]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"image": {"registry": "https://x"}}, {"probes": {"liveness": {"httpGet": {}}}}, {"commonLabels": {"a": 1}}],
+)
+def test_such_values_are_refused(run_helm: Callable[..., Any], values: Manifest) -> None:
+    assert run_helm("lint", str(CHART), values=values).returncode
+
+
+def test_the_table_of_values_has_every_value_and_the_examples_are_valid(
+    template: Callable[..., list[Manifest]],
+) -> None:
+    spec = importlib.util.spec_from_file_location("values_table", ROOT / "charts" / "values_table.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.main(["--check"]) == 0
+    text = '# Of a.\na:\n  # Of b.\n  b: 1   # more\n\n  c: "#"\n#  d: 2\ne: {}   # x | <y>\n'
+    assert module.comments(text) == {"a": "Of a.", "a.b": "Of b. more", "e": "x | <y>"}
+    assert module.table(text).splitlines()[6:] == [
+        "| `a` |  | Of a. |",
+        "| `a.b` | `1` | Of b. more |",
+        "| `a.c` | `'#'` |  |",
+        "| `e` | `{}` | x \\| &lt;y> |",
+    ]
+    annotations = yaml.safe_load((CHART / "Chart.yaml").read_text())["annotations"]
+    for example in yaml.safe_load(annotations["artifacthub.io/crdsExamples"]):
+        assert load_schemas().check(example) == []

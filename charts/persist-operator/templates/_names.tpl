@@ -33,17 +33,26 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{ include "persist.ownLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- range $name, $value := .Values.commonLabels }}
+{{ $name }}: {{ $value | quote }}
+{{- end }}
 {{- end -}}
 
 {{- define "persist.serviceAccount" -}}
 {{- default (ternary (include "persist.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name -}}
 {{- end -}}
 
+{{- /* Begins the name of each image that the chart names itself. */ -}}
+{{- define "persist.registry" -}}
+{{- with .Values.image.registry }}{{ trimSuffix "/" . }}/{{ end -}}
+{{- end -}}
+
 {{- define "persist.image" -}}
+{{- $name := printf "%s%s" (include "persist.registry" .) .Values.image.repository -}}
 {{- if .Values.image.digest -}}
-{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{ $name }}@{{ .Values.image.digest }}
 {{- else -}}
-{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
+{{ $name }}:{{ default .Chart.AppVersion .Values.image.tag }}
 {{- end -}}
 {{- end -}}
 

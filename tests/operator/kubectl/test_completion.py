@@ -1,10 +1,11 @@
 """Names for the shell, in the form in which kubectl asks for them."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 from persist_operator.cluster.port import ApiError
-from persist_operator.kubectl.completion import main
+from persist_operator.kubectl.completion import complete_shard, main
 
 pytestmark = pytest.mark.slow
 
@@ -28,3 +29,5 @@ def test_kubectl_completes_commands_and_names(complete, team, shard_resource):
     assert complete("compact", "-n", "other", "") == [":4"]
     cluster.deny["find", "PersistShard"] = ApiError("no", status=403)
     assert complete("compact", "-n", "team", "") == [":4"], "an error is no name"
+    # A shell that asks without kubectl shows what is raised.
+    assert complete_shard(SimpleNamespace(params={"namespace": "team"}), "") == []

@@ -227,3 +227,4 @@ def test_children_without_an_owner_stay():
         ("goes", "sparksink/load"),
     ]
     assert [one.verdict for one in findings([shard()], [of_a_job])] == ["goes", "goes"]
+    assert findings([], [of_a_job]) == [], "what another resource owns is not judged"
