@@ -236,7 +236,7 @@ def test_a_shard_shows_what_is_next_and_how_much_a_merge_would_free():
     text = "\n".join(description(shard(status), now_ms=NOW, width=None))
     assert "250% of the updates that a merge would leave" in text
     assert "Compaction compact-1: 70 uncompacted batches, 4.2 MB, about 10m; waits for an approval" in text
-    wide = view.resources_table([shard(status)], _columns("PersistShard"), wide=True, now_ms=NOW, width=None)
+    wide = tables.resources_table([shard(status)], printer_columns("PersistShard"), wide=True, now_ms=NOW, width=None)
     assert "AMP%" in wide[0].split()
 
 
