@@ -296,6 +296,7 @@ def test_an_uninstall_check_has_the_worst_as_its_exit_code(plugin, team):
     assert (code, out.count("stays  ")) == (1, 1)
     cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["metadata"].update(finalizers=["persistshard.io/x"]))
     assert plugin("uninstall-check", "-A")[0] == 2
+    cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["metadata"].update(finalizers=[]))
     cluster.delete(PERSIST_SHARD, "team", "flights")
     assert plugin("uninstall-check", "-n", "team")[0] == 0
 
@@ -306,3 +307,10 @@ def test_usage(plugin, monkeypatch, tmp_path):
     assert "no context 'x' in the kubeconfig; there are: c" in plugin("status", "--context", "x")[2]
     assert "no access to a cluster" in plugin("status", "--kubeconfig", tmp_path / "none")[2]
     assert plugin("--version")[0] == 0
+
+
+@pytest.mark.parametrize(("name", "namespace"), [("", "team"), ("..", "team"), (".", "team"), ("flights", "..")])
+def test_a_name_of_dots_or_of_nothing_is_refused(plugin, team, name, namespace):
+    team()
+    code, _, err = plugin("read", name, "-n", namespace)
+    assert (code, "can be called" in err) == (64, True)
