@@ -332,6 +332,21 @@ def test_the_id_stays_while_writes_go_on_and_changes_with_what_the_approval_must
     assert len(set(ids)) == len(ids)
 
 
+def test_an_approval_is_of_one_resource(house, make_shard, make_inspection, settings):
+    """A resource that is created again from its manifest, with the annotation, or another one like it, is not approved by it."""
+    house.annotations = {APPROVE: required(house).next["id"]}
+    assert house.step(NOON + 1000).started is not None
+
+    def with_another_uid(*arguments, **options):
+        made = make_shard(*arguments, **options)
+        return dataclasses.replace(made, meta=dataclasses.replace(made.meta, uid="another"))
+
+    other = House(with_another_uid, make_inspection, settings)
+    other.annotations = house.annotations
+    required(other)
+    assert (other.started, other.current[1]) == (None, "AwaitingApproval")
+
+
 def test_an_approval_stands_over_failures_and_ends_with_the_success(house):
     house.annotations = {APPROVE: required(house).next["id"]}
     house.step(NOON + 1000)

@@ -14,25 +14,33 @@ HIDDEN = "***"
 _SCHEME = re.compile(r"(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,31}://", re.IGNORECASE)
 _URL_END = re.compile(r"[\s\"]")
 _NAMED = re.compile(r"(?<![\w.-])(?P<name>[\w.-]++)\\*+[\"']?\s*+[=:]\s*+")
-_SECRET_NAME = re.compile(r"passw(?:or)?d|secret|token|credential|access.?key|api.?key|authorization", re.IGNORECASE)
+#: `sig` and the signature are those of a URL that gives access to whoever has it.
+_SECRET_NAME = re.compile(
+    r"passw(?:or)?d|pass.?phrase|secret|token|credential|(?:access|account|api|encryption|private).?key|authorization|cookie"
+    r"|signature|(?:^|[._-])(?:pw|pwd|sig|auth)$|\.sas\.",
+    re.IGNORECASE,
+)
 #: A quoted value ends at the matching quote (inside text that is itself quoted: at the next quote); a bare one at a delimiter.
+#: Python shows some values with a letter or a class before the quote.
 _VALUE = re.compile(
-    r"(?:\\++[\"'][^\"'\n]*+[\"']?|\"(?:[^\"\\\n]|\\.)*+\"?|'(?:[^'\\\n]|\\.)*+'?"
+    r"(?:\\++[\"'][^\"'\n]*+[\"']?|(?:[A-Za-z]{0,32}+\(?+)(?:\"(?:[^\"\\\n]|\\.)*+\"?|'(?:[^'\\\n]|\\.)*+'?)"
     r"|(?:(?:Bearer|Basic)\s++)?+[^\s&\"',;)}\]]++)",
     re.IGNORECASE,
 )
 _AWS_KEY = re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b")
+_PRIVATE_KEY = re.compile(r"-----BEGIN (?:[A-Z0-9]{1,16} ){0,3}PRIVATE KEY-----")
+_PRIVATE_KEY_END = re.compile(r"-----END (?:[A-Z0-9]{1,16} ){0,3}PRIVATE KEY-----")
 _QUOTES = ("'", '"')
 
 
 def without_secrets(text: str, *, secrets: Iterable[str] = ()) -> str:
     """Return `text` with secrets hidden: the given `secrets`, user and password in URLs, values assigned to a name that
-    sounds secret, and AWS access keys. File names and names of Kubernetes objects stay readable.
+    sounds secret, AWS access keys, and private keys in PEM. File names and names of Kubernetes objects stay readable.
     """
     for secret in sorted(set(secrets), key=len, reverse=True):
         if secret:
             text = text.replace(secret, HIDDEN)
-    return _AWS_KEY.sub(HIDDEN, _without_assigned(_without_userinfo(text)))
+    return _AWS_KEY.sub(HIDDEN, _without_assigned(_without_userinfo(_without_private_keys(text))))
 
 
 def shown_url(url: str) -> str:
@@ -43,6 +51,17 @@ def shown_url(url: str) -> str:
     slashes = "//" if credentials.startswith("//") else ""
     shown = f"{scheme}{colon}{slashes}{HIDDEN}@{location}" if at else url
     return shown.partition("?")[0].partition("#")[0]
+
+
+def _without_private_keys(text: str) -> str:
+    """Hide what stands between the lines that begin and end a key; without an end, all that follows."""
+    kept: list[str] = []
+    done = 0
+    while (begin := _PRIVATE_KEY.search(text, done)) is not None:
+        end = _PRIVATE_KEY_END.search(text, begin.end())
+        kept += [text[done : begin.end()], HIDDEN]
+        done = len(text) if end is None else end.start()
+    return "".join([*kept, text[done:]])
 
 
 def _without_userinfo(text: str) -> str:

@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode
 
 import kubernetes
 import urllib3
+from persist_engine.base.errors import InvalidUsage
 
 from persist_operator.api import names
 from persist_operator.cluster.port import EVENT, POD, ApiError, Kind, Resource
@@ -259,14 +260,21 @@ def _refusal(method: str, path: str, response: urllib3.BaseHTTPResponse) -> ApiE
     )
 
 
+def is_segment(name: str) -> bool:
+    """Whether `name` can be a part of a path. An empty one would ask for all resources, and the dots for what stands above them."""
+    return name not in {"", ".", ".."}
+
+
 def resource_path(kind: Kind, namespace: str | None, name: str | None = None) -> str:
     """The path of a resource, of a namespace's resources, or of all of a kind. For the other modules of this room."""
     return _path(kind, namespace, name)
 
 
 def _path(kind: Kind, namespace: str | None, name: str | None = None) -> str:
+    if not all(is_segment(one) for one in (namespace or "x", "x" if name is None else name)):
+        raise InvalidUsage(f"no resource of the cluster can be called {name!r} in namespace {namespace!r}")
     scope = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
-    return f"{_root(kind.api_version)}{scope}/{kind.plural}" + (f"/{quote(name, safe='')}" if name else "")
+    return f"{_root(kind.api_version)}{scope}/{kind.plural}" + ("" if name is None else f"/{quote(name, safe='')}")
 
 
 def _root(api_version: str) -> str:

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from persist_operator.api.shard import StoreLocation
 from persist_operator.bridge import Bridge
+from persist_operator.cluster.kube import is_segment
 from persist_operator.cluster.port import PERSIST_SHARD, SPARK_SINK, ApiError, Kind
 from persist_operator.cluster.viewing import ViewedCluster
 from persist_operator.console.engine import engine_view
@@ -74,7 +75,7 @@ class ClusterSource:
         return [one for one in found if block(one, "metadata").get("namespace") in shown]
 
     def get(self, kind: KindName, namespace: str, name: str, viewer: Viewer) -> Resource | None:
-        if self._namespaces and namespace not in self._namespaces:
+        if (self._namespaces and namespace not in self._namespaces) or not (is_segment(namespace) and is_segment(name)):
             return None
         needed = reading(kind, "get", namespace)
         if self._rights.precedes and not self._rights.has(viewer, needed):

@@ -24,6 +24,8 @@ from persist_operator.console.web import NotSignedIn
 #: An answer about a token serves this long.
 _REMEMBERED_S = 10.0
 _REMEMBERED_MAX = 1024
+#: Begins the names of the cluster's own users and groups.
+_RESERVED = "system:"
 #: Tokens of Kubernetes are shorter.
 _TOKEN_MAX = 8192
 
@@ -54,13 +56,24 @@ class TrustedProxy:
         return cls(networks=parsed, user_header=user_header, groups_header=groups_header)
 
     def viewer(self, request: HTTPConnection) -> Viewer | None:
-        """The user that the proxy says; None when the connection is not the proxy's, or it says none."""
-        name = request.headers.get(self.user_header, "")
-        if not name or not self._sent_by_proxy(request):
+        """The user that the proxy says; None when the connection is not the proxy's, or it says none. NotSignedIn when a header is there
+        twice, one of them perhaps the user's own, and for a name of the cluster's own users. Groups of the cluster, such as
+        system:masters, are left out: whoever may name a group at the proxy would have them.
+        """
+        users = request.headers.getlist(self.user_header)
+        if not any(users) or not self._sent_by_proxy(request):
             return None
-        groups = request.headers.get(self.groups_header, "") if self.groups_header else ""
-        listed = tuple(one.strip() for one in groups.split(",") if one.strip())
-        return Viewer(name=name, groups=(*listed, "system:authenticated"))
+        groups = request.headers.getlist(self.groups_header) if self.groups_header else []
+        if len(users) > 1 or len(groups) > 1:
+            raise NotSignedIn(
+                "The proxy passed on a header of the request beside its own. It must replace those of the request."
+            )
+        (name,) = users
+        if name.startswith(_RESERVED):
+            raise NotSignedIn(f"A proxy signs in people: names that begin with {_RESERVED} are those of the cluster.")
+        listed = [one.strip() for one in ",".join(groups).split(",")]
+        people = (one for one in listed if one and not one.startswith(_RESERVED))
+        return Viewer(name=name, groups=(*people, "system:authenticated"))
 
     def _sent_by_proxy(self, request: HTTPConnection) -> bool:
         try:

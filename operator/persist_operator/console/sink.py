@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from persist_operator.api.redact import redact
 from persist_operator.console.fleet import Readiness, mode_of
 from persist_operator.console.port import Event, Log, Resource, Unseen
 from persist_operator.console.shard import ConditionRow, condition_rows, outcome_tone, took
@@ -81,7 +82,8 @@ def sink_page(resource: Resource, log: Log, events: Sequence[Event] | Unseen, *,
         conditions=tuple(condition_rows(status, now_ms)),
         events=() if isinstance(events, Unseen) else tuple(events),
         events_unseen=events.why if isinstance(events, Unseen) else "",
-        log=log,
+        # The driver hides secrets in what it writes. Its other containers, and programs that it starts, may not.
+        log=replace(log, text=redact(log.text)),
     )
 
 

@@ -21,6 +21,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from persist_operator.api.redact import printable
 from persist_operator.console.fleet import ROWS_MAX, Query, fleet
 from persist_operator.console.guard import COOKIE, FIELD, Forms, Guard, Hosts
 from persist_operator.console.holds import SHARDS_READ_MAX, holds_page
@@ -63,6 +64,11 @@ class Open:
         return Viewer()
 
 
+def _shown(value: object) -> object:
+    """A value as a page shows it: without marks that change the order of letters, so that no name looks like another."""
+    return printable(value) if type(value) is str else value
+
+
 class Pages:
     """The handlers. Thread-safe."""
 
@@ -73,6 +79,7 @@ class Pages:
             loader=FileSystemLoader(_HERE / "templates"),
             autoescape=True,
             undefined=StrictUndefined,
+            finalize=_shown,
             trim_blocks=True,
             lstrip_blocks=True,
         )

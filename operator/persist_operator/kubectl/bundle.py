@@ -1,7 +1,8 @@
-"""What goes into a support bundle, and what does not: no value that sounds secret, no environment value, no Secret. Pure.
+"""What of a resource goes into a support bundle: what is known to be harmless where users may put anything, and all else without secrets.
+Pure.
 
-Two rules hide a value. A field whose name sounds secret loses its whole value, whatever it holds. And every text goes through the redaction
-that statuses and logs have: credentials in URLs, values assigned to a name that sounds secret, keys of AWS.
+Options, configuration, annotations and command lines hold what users chose: a value there is shown only when its name says that it is
+harmless. A field whose name sounds secret loses its whole value. All other texts are masked (`masking.py`).
 """
 
 from __future__ import annotations
@@ -10,37 +11,41 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from persist_engine.base.secrets import HIDDEN
+from persist_engine.base.secrets import HIDDEN, shown_url
 
-from persist_operator.api.redact import redact
+from persist_operator.api import names
+from persist_operator.kubectl.masking import is_name, is_secret, masked
 
-_SECRET_FIELD = re.compile(
-    r"passw(?:or)?d|secret|token|credential|access.?key|api.?key|private.?key|authorization|jaas", re.IGNORECASE
-)
-#: Fields that name an object or a file. The reader of the bundle needs them.
-_NAMES = re.compile(r"(?:name|names|ref|file|dir|path|version)$", re.IGNORECASE)
 #: Copies of what stands elsewhere.
 _COPIES = {"managedFields", "kubectl.kubernetes.io/last-applied-configuration"}
-#: Mappings from names that users chose to values that may hold anything: each value is hidden unless it is known to be harmless.
-_OPTIONS = {"options", "conf", "hadoopConf"}
+#: Mappings from names that users chose to values that may hold anything.
+_CHOSEN = {"options", "conf", "hadoopConf", "volumeAttributes", "data", "stringData", "binaryData"}
 _COMMANDS = {"args", "command"}
-#: Options with values that say what was read, and no more.
+#: Options that say what was read, and how. Whole names: `http.header.Cookie` is another.
 _HARMLESS = re.compile(
-    r"path|header|inferschema|multiline|format|delimiter|sep|dbtable|topic|subscribe|url|startingoffsets|spark\.",
+    r"header|inferSchema|multiLine|mergeSchema|format|delimiter|sep|encoding|compression|dbtable|topic|subscribe|subscribePattern"
+    r"|startingOffsets|endingOffsets|maxOffsetsPerTrigger|maxFilesPerTrigger|fetchsize|numPartitions|partitionColumn"
+    r"|spark\.sql\.(?!catalog\.|hive\.)[\w.]+|spark\.(?:dynamicAllocation|memory|shuffle|speculation|task|locality|scheduler)\.[\w.]+"
+    r"|spark\.(?:driver|executor)\.(?:cores|instances|memory|memoryOverhead|memoryOverheadFactor)|spark\.default\.parallelism",
     re.IGNORECASE,
 )
+_ADDRESSES = {"path", "url", "kafka.bootstrap.servers"}
+#: A literal of a statement.
+_LITERAL = re.compile(r"'(?:[^'\\]|\\.)*+'?|\"(?:[^\"\\]|\\.)*+\"?", re.DOTALL)
 
 
 def cleaned(value: Any, *, field: str = "", hide: bool = False) -> Any:
     """A copy of a resource without secrets. Below a field whose name sounds secret, and with `hide`, only names of objects and files
     stay.
     """
-    hide = not _NAMES.search(field) and (hide or _SECRET_FIELD.search(field) is not None)
+    hide = not is_name(field) and (hide or is_secret(field))
     if isinstance(value, Mapping):
-        if field in _OPTIONS:
-            return {key: _option(str(key), one) for key, one in value.items()}
+        if field in _CHOSEN:
+            return {masked(str(key)): _chosen(str(key), one) for key, one in value.items()}
+        if field == "annotations":
+            return {masked(str(key)): _annotation(str(key), one) for key, one in value.items() if key not in _COPIES}
         return {
-            redact(str(key)): _environment(value, one) if key == "value" else cleaned(one, field=str(key), hide=hide)
+            masked(str(key)): _environment(value, one) if key == "value" else cleaned(one, field=str(key), hide=hide)
             for key, one in value.items()
             if key not in _COPIES
         }
@@ -48,13 +53,19 @@ def cleaned(value: Any, *, field: str = "", hide: bool = False) -> Any:
         return _arguments(value) if field in _COMMANDS else [cleaned(one, field=field, hide=hide) for one in value]
     if hide and value is not None and not isinstance(value, bool):
         return HIDDEN
-    return redact(value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return masked(_LITERAL.sub(f"'{HIDDEN}'", value) if field == "sql" else value)
 
 
-def _option(name: str, value: Any) -> Any:
-    if _SECRET_FIELD.search(name) or "env." in name.lower() or not _HARMLESS.search(name):
-        return HIDDEN
-    return cleaned(value)
+def _chosen(name: str, value: Any) -> Any:
+    if name.lower() in _ADDRESSES and isinstance(value, str):
+        return masked(shown_url(value))
+    return HIDDEN if is_secret(name) or not _HARMLESS.fullmatch(name) else cleaned(value)
+
+
+def _annotation(name: str, value: Any) -> Any:
+    return cleaned(value, field=name) if name.startswith(f"{names.GROUP}/") else HIDDEN
 
 
 def _environment(entry: Mapping[str, Any], value: Any) -> Any:
@@ -63,14 +74,16 @@ def _environment(entry: Mapping[str, Any], value: Any) -> Any:
 
 
 def _arguments(values: Sequence[Any]) -> list[Any]:
-    """A command line, without what follows an option whose name sounds secret."""
+    """A command line, without scripts, without what follows an option whose name sounds secret, and without the values of options of one
+    letter, which say nothing of what they hold.
+    """
     before = ["", *map(str, values)]
-    return [
-        cleaned(value, field=option.lstrip("-") if option.startswith("-") and "=" not in option else "")
-        for option, value in zip(before, values, strict=False)
-    ]
+    return [_argument(option, str(value)) for option, value in zip(before, values, strict=False)]
 
 
-def cleaned_log(text: str) -> str:
-    """A log without secrets, line by line."""
-    return "\n".join(redact(line) for line in text.split("\n"))
+def _argument(option: str, value: str) -> str:
+    if any(letter.isspace() for letter in value) or re.fullmatch(r"-\w", option):
+        return HIDDEN
+    if re.match(r"-\w.", value):
+        return f"{value[:2]}{HIDDEN}"
+    return str(cleaned(value, field=option.lstrip("-") if option.startswith("--") and "=" not in option else ""))

@@ -22,12 +22,15 @@ from persist_engine.base.version import APPLIER_VERSION
 from persist_operator.api import names, times
 from persist_operator.cluster.port import CONFIG_MAP, EVENT, JOB, PERSIST_SHARD, POD, SPARK_SINK, Kind, Resource
 from persist_operator.kubectl import bundle, tree
+from persist_operator.kubectl.masking import masked
 from persist_operator.kubectl.options import Session, clustered
 
 _OURS = {names.LABEL_MANAGED_BY: names.MANAGER}
 #: Of the operator's own pods, by the chart.
 _OPERATOR = {"app.kubernetes.io/name": "persist-operator"}
 _LINES, _PODS_MAX, _LINE_MAX = 5000, 200, 4000
+#: A line is masked before it is cut: half a URL with a password does not look like one.
+_MASKED_MAX = 16 * _LINE_MAX
 _LISTED: Sequence[Kind] = (PERSIST_SHARD, SPARK_SINK, JOB, POD)
 
 
@@ -56,7 +59,7 @@ class _Bundle:
         try:
             return self.session.cluster.find(kind, namespace, labels)
         except PersistError as error:
-            self.missing.append(f"{kind.plural}: {bundle.cleaned_log(str(error))}")
+            self.missing.append(f"{kind.plural}: {masked(str(error))}")
             return []
 
     def add_logs(self, pod: Resource, path: str) -> None:
@@ -66,8 +69,9 @@ class _Bundle:
         for container in (pod.get("spec") or {}).get("containers") or ():
             name = str(container["name"])
             for previous in (False, True) if name in restarted else (False,):
-                text = "\n".join(self._log(pod, name, previous=previous))
-                self.add(f"{path}.{_safe(name)}{'.previous' if previous else ''}.log", bundle.cleaned_log(text) + "\n")
+                text = masked("\n".join(self._log(pod, name, previous=previous)))
+                shown = "".join(f"{line[:_LINE_MAX]}\n" for line in text.split("\n"))
+                self.add(f"{path}.{_safe(name)}{'.previous' if previous else ''}.log", shown)
 
     def _log(self, pod: Resource, container: str, *, previous: bool) -> Iterator[str]:
         namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
@@ -77,9 +81,9 @@ class _Bundle:
         try:
             with contextlib.closing(found):
                 for line in itertools.islice(found, self.lines):
-                    yield line[:_LINE_MAX]
+                    yield line[:_MASKED_MAX]
         except PersistError as error:
-            self.missing.append(f"log of {namespace}/{name}: {bundle.cleaned_log(str(error))}")
+            self.missing.append(f"log of {namespace}/{name}: {masked(str(error))}")
 
 
 @clustered
@@ -125,7 +129,7 @@ def _collect(out: _Bundle, operator_namespace: str, *, now_ms: int) -> None:
     out.add("resources/configmaps.txt", "".join(listed))
     nodes = [tree.shard_node(one, found["SparkSink"], found["Pod"], now_ms=now_ms) for one in found["PersistShard"]]
     trees = ["\n".join([f"namespace {node['namespace']}", *tree.lines(node)]) for node in nodes]
-    out.add("status.txt", bundle.cleaned_log("\n\n".join(trees)) + "\n")
+    out.add("status.txt", masked("\n\n".join(trees)) + "\n")
     uids = {str(one["metadata"].get("uid")) for each in found.values() for one in each}
     events = [one for one in out.find(EVENT, namespace, {}) if (one.get("involvedObject") or {}).get("uid") in uids]
     out.add_resources("events.yaml", sorted(events, key=_event_time))

@@ -30,6 +30,19 @@ from persist_engine.base.secrets import without_secrets
         ("{'apiKey': 'a&b', 'n': 1}", "{'apiKey': '***', 'n': 1}"),
         ("Authorization: Bearer hunter2 next", "Authorization: *** next"),
         ("X-Token: hunter2", "X-Token: ***"),
+        ("fs.azure.account.key.a.core.windows.net=hunter2==", "fs.azure.account.key.a.core.windows.net=***"),
+        ("fs.azure.sas.c.a=hunter2, EncryptionKey=hunter2;x", "fs.azure.sas.c.a=***, EncryptionKey=***;x"),
+        ("https://a.blob/c?se=1&sig=hunter2&x=1", "https://a.blob/c?se=1&sig=***&x=1"),
+        ("https://b.s3/k?X-Amz-Signature=hunter2", "https://b.s3/k?X-Amz-Signature=***"),
+        ("db.pwd=hunter2 passphrase: hunter2 requirepass design=1", "db.pwd=*** passphrase: *** requirepass design=1"),
+        ("Cookie: session=hunter2; Path=/", "Cookie: ***; Path=/"),
+        ("{'password': b'hunter2', 'n': 1}", "{'password': ***', 'n': 1}"),
+        ("Config(password=SecretStr('hunter2'))", "Config(password=***'))"),
+        (
+            "a -----BEGIN RSA PRIVATE KEY-----\nhunter2\n-----END RSA PRIVATE KEY----- b",
+            "a -----BEGIN RSA PRIVATE KEY-----***-----END RSA PRIVATE KEY----- b",
+        ),
+        ("-----BEGIN PRIVATE KEY-----\nhunter2", "-----BEGIN PRIVATE KEY-----***"),
         ("signed by AKIAABCDEFGHIJKLMNOP today", "signed by *** today"),
         ("connected with tok-123 to host", "connected with *** to host"),
         ("password=", "password="),
@@ -42,7 +55,23 @@ def test_secrets_are_hidden_and_nothing_else(text: str, shown: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "piece", ["k", "token-", "a://", "password", 'password="', "x=", "token ", 'token=\\"', "a:@/", "AKIA", " :", "\\"]
+    "piece",
+    [
+        "k",
+        "token-",
+        "a://",
+        "password",
+        'password="',
+        "x=",
+        "token ",
+        'token=\\"',
+        "a:@/",
+        "AKIA",
+        " :",
+        "\\",
+        "-----BEGIN ",
+        "-----BEGIN PRIVATE KEY-----",
+    ],
 )
 def test_a_long_text_takes_no_longer_than_its_length(piece: str) -> None:
     started_s = time.process_time()

@@ -69,6 +69,11 @@ def test_what_cannot_be_stored_is_refused_by_name_and_nothing_is_written(orders,
     assert orders.history().num_rows == 0
 
 
+def test_a_number_that_python_does_not_print_is_refused(orders):
+    with pytest.raises(InvalidUsage, match="table orders: commit_info.*thousands of digits"):
+        orders.append([ONE], commit_info={"job": 10**5000})
+
+
 def test_the_limit_is_stored_whole(orders):
     text = "x" * (COMMIT_INFO_BYTES_MAX - len('{"a":""}'))
     orders.append([ONE], commit_info={"a": text})
@@ -86,6 +91,11 @@ def test_handles_take_bytes(db, orders):
             writer.compare_and_append([], expected_upper=0, new_upper=upper, progress=(COMMIT_INFO, b""))
         writer.compare_and_append([], expected_upper=0, new_upper=upper, commit_info=b"\xff")
     assert infos(orders) == ["ff"]
+
+
+@pytest.mark.parametrize("stored", [b"[" * COMMIT_INFO_BYTES_MAX, b"NaN", b'{"a":-Infinity}', b"{} {}", b""])
+def test_what_is_no_json_shows_as_bytes(stored):
+    assert json.loads(shown(stored)) == stored.hex()
 
 
 @settings(max_examples=50, deadline=None)

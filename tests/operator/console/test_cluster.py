@@ -291,6 +291,10 @@ def test_answers_about_tokens_and_rights_are_remembered_for_a_while(filled, shar
         ("10.0.0.9", {"X-User": "alice"}, 200),
         ("10.0.0.9", {"X-User": "bob"}, 403),
         ("10.0.0.9", {"X-User": "bob", "X-Groups": "admins, readers"}, 200),
+        ("10.0.0.9", [("X-User", "bob"), ("X-Groups", "system:masters"), ("X-Groups", "")], 401),
+        ("10.0.0.9", {"X-User": "bob", "X-Groups": "system:masters"}, 403),
+        ("10.0.0.9", [("X-User", "alice"), ("X-User", "bob")], 401),
+        ("10.0.0.9", {"X-User": "system:admin"}, 401),
         ("10.0.0.9", {}, 401),
         ("192.168.0.9", {"X-User": "alice"}, 401),
         ("127.0.0.1", {"X-User": "alice"}, 401),
@@ -302,7 +306,7 @@ def test_headers_of_a_proxy_count_only_from_the_proxy(filled, shared, peer, head
     groups = filled.review
 
     def review(user, body):
-        if "readers" in body["spec"].get("groups", ()):
+        if {"readers", "system:masters"} & set(body["spec"].get("groups", ())):
             return {"allowed": True}
         return groups(user, body)
 
@@ -330,6 +334,16 @@ def test_a_shared_console_passes_on_groups_and_extras(filled, kubeconfig):
                 "namespace": "team",
             },
         }
+    ]
+
+
+@pytest.mark.parametrize(
+    "path", ["/shards/team/%2e%2e", "/shards/%2e%2e/flights", "/sinks/team/%2e", "/shards/../flights"]
+)
+def test_a_name_of_dots_leads_to_nothing_else(filled, mine, path):
+    assert mine().get(path).status_code == 404
+    assert not [
+        one for one in filled.sent("GET") if ".." in one or one.rstrip("/").endswith(("/team", "/persistshards", "/."))
     ]
 
 

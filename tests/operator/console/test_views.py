@@ -180,6 +180,12 @@ def test_the_page_of_a_shard_names_the_sinks_that_write_it():
     assert made(shard(), sinks=sinks).sinks == ("x",)
 
 
+def test_a_secret_in_a_log_is_on_no_page():
+    resource = {"metadata": {"namespace": "team", "name": "load"}, "spec": {}, "status": {}}
+    log = Log("load-1", "one\npassword=hunter2\nredis://u:hunter2@h/0\n\ttwo")
+    assert sink_page(resource, log, [], now_ms=NOW).log.text == "one\npassword=***\nredis://***@h/0\n\ttwo"
+
+
 def test_the_page_of_a_sink_shows_progress_failure_and_rollout():
     resource = {
         "metadata": {"namespace": "team", "name": "load"},

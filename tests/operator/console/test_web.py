@@ -239,6 +239,18 @@ def test_hostile_values_are_text_on_every_page(laptop, browser, hostile):
     assert "&lt;script&gt;" in client.get("/shards/local/orders").text
 
 
+def test_marks_that_change_the_order_of_letters_are_on_no_page(laptop, browser):
+    status = laptop.objects.get("PersistShard", "orders")["status"]
+    found = [{"type": "Ready", "status": "False", "reason": "a\u202eb", "message": "\u2066c<b>\u200f"}]
+    laptop.objects.set_status("PersistShard", "orders", {**status, "conditions": found})
+    source = laptop.source()
+    text = browser(source).get("/shards/local/orders").text
+    source.close()
+    assert "ab" in text
+    assert "c&lt;b&gt;" in text
+    assert not {"\u202e", "\u2066", "\u200f"} & set(text)
+
+
 class Refusing:
     """A source whose viewer may read nothing."""
 

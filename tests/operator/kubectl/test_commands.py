@@ -307,3 +307,10 @@ def test_usage(plugin, monkeypatch, tmp_path):
     assert "no context 'x' in the kubeconfig; there are: c" in plugin("status", "--context", "x")[2]
     assert "no access to a cluster" in plugin("status", "--kubeconfig", tmp_path / "none")[2]
     assert plugin("--version")[0] == 0
+
+
+@pytest.mark.parametrize(("name", "namespace"), [("", "team"), ("..", "team"), (".", "team"), ("flights", "..")])
+def test_a_name_of_dots_or_of_nothing_is_refused(plugin, team, name, namespace):
+    team()
+    code, _, err = plugin("read", name, "-n", namespace)
+    assert (code, "can be called" in err) == (64, True)

@@ -47,7 +47,10 @@ def encoded(commit_info: CommitInfo) -> bytes:
             raise InvalidUsage(
                 f"commit_info: {name} must be a text, a finite number, True, False or None, not {value!r:.80}"
             )
-    text = json.dumps(dict(commit_info), ensure_ascii=False, separators=(",", ":"))
+    try:
+        text = json.dumps(dict(commit_info), ensure_ascii=False, separators=(",", ":"))
+    except ValueError as error:  # Python's limit on the digits of a number
+        raise InvalidUsage("commit_info holds a whole number of thousands of digits; give it as a text") from error
     try:
         out = text.encode()
     except UnicodeEncodeError as error:
@@ -61,10 +64,17 @@ def encoded(commit_info: CommitInfo) -> bytes:
 
 
 def shown(stored: bytes) -> str:
-    """The JSON of `stored`. What another program put there and is no text shows as the hexadecimal digits of its bytes, in quotes."""
+    """The JSON of `stored`. What another program put there and is no JSON, or nested too deeply for a reader, shows as the hexadecimal
+    digits of its bytes, in quotes.
+    """
     try:
         text = stored.decode()
-        json.loads(text)
-    except ValueError:
+        json.loads(text, parse_constant=_refused)
+    except (ValueError, RecursionError):
         return json.dumps(stored.hex())
     return text
+
+
+def _refused(constant: str) -> None:
+    """Python reads NaN and Infinity, which are no JSON."""
+    raise ValueError(constant)

@@ -1,8 +1,9 @@
 """The run that the operator would start next, as status.plan shows it, and what holds it back. Pure.
 
-The id of a plan is a hash of what it covers: the kind of work, everything that came since the last compaction that succeeded, all of the
-shard or only what is uncompacted, the power of two that bounds the estimate, and the generation of the spec. So the id of the same work is
-the same for two operators and after a crash, writes go on without a new id, and an approval never covers twice what it was given for.
+The id of a plan is a hash of what it covers: the resource by its uid, so that an approval holds for no other one and for none that is
+created again, the kind of work, everything that came since the last compaction that succeeded, all of the shard or only what is
+uncompacted, the power of two that bounds the estimate, and the generation of the spec. So the id of the same work is the same for two
+operators and after a crash, writes go on without a new id, and an approval never covers twice what it was given for.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def _planned(
 ) -> PlannedRun:
     """The plan without its times. `after`: the last success of the kind."""
     size = estimated_bytes(inspection, kind, full=wanted.full)
-    plan_id = _id_of(kind, shard.meta.generation, after, full=wanted.full, size_bytes=size or 0)
+    plan_id = _id_of(shard, kind, after, full=wanted.full, size_bytes=size or 0)
     return PlannedRun(
         id=plan_id,
         type=_TYPE[kind],
@@ -148,8 +149,8 @@ def _planned(
     )
 
 
-def _id_of(kind: MaintenanceKind, generation: int, after: str | None, *, full: bool, size_bytes: int) -> str:
-    covers = [kind, generation, after, full, max(size_bytes, _LEAST_BYTES).bit_length()]
+def _id_of(shard: Shard, kind: MaintenanceKind, after: str | None, *, full: bool, size_bytes: int) -> str:
+    covers = [shard.meta.uid, kind, shard.meta.generation, after, full, max(size_bytes, _LEAST_BYTES).bit_length()]
     return f"{names.VERB[kind]}-{hashlib.sha256(json.dumps(covers).encode()).hexdigest()[:12]}"
 
 
