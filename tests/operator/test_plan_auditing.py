@@ -153,6 +153,8 @@ def test_missing_blobs_are_on_status_and_condition_until_a_run_finds_them(life):
         ({"outcome": "Failed", "message": "Unavailable: s3"}, Phase.FAILED),
         (None, Phase.FAILED),
         (None, Phase.SUCCEEDED),
+        ({**VERIFIED, "outcome": "Failed"}, Phase.SUCCEEDED),
+        (VERIFIED, Phase.FAILED),
         ({**MISSING, "verdict": "Fine"}, Phase.SUCCEEDED),
         ({**VERIFIED, "missing_blobs": -1}, Phase.SUCCEEDED),
         ({**VERIFIED, "missing_blobs": True}, Phase.SUCCEEDED),
