@@ -14,7 +14,7 @@ HIDDEN = "***"
 _SCHEME = re.compile(r"(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,31}://", re.IGNORECASE)
 _URL_END = re.compile(r"[\s\"]")
 _NAMED = re.compile(r"(?<![\w.-])(?P<name>[\w.-]++)\\*+[\"']?\s*+[=:]\s*+")
-#: `sig` and the signature are those of a URL that gives access to whoever has it.
+#: `sig` and the signature are those of a URL that gives access to its holder.
 _SECRET_NAME = re.compile(
     r"passw(?:or)?d|pass.?phrase|secret|token|credential|(?:access|account|api|encryption|private).?key|authorization|cookie"
     r"|signature|(?:^|[._-])(?:pw|pwd|sig|auth)$|\.sas\.",

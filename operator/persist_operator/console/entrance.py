@@ -58,7 +58,7 @@ class TrustedProxy:
     def viewer(self, request: HTTPConnection) -> Viewer | None:
         """The user that the proxy says; None when the connection is not the proxy's, or it says none. NotSignedIn when a header is there
         twice, one of them perhaps the user's own, and for a name of the cluster's own users. Groups of the cluster, such as
-        system:masters, are left out: whoever may name a group at the proxy would have them.
+        system:masters, are left out, because a user may be able to name a group at the proxy.
         """
         users = request.headers.getlist(self.user_header)
         if not any(users) or not self._sent_by_proxy(request):
