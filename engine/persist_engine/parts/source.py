@@ -59,6 +59,8 @@ class PartSource:
     """The only rows that are wanted. Of a part with other rows, only some row groups are fetched; the reader still has to filter rows."""
     where: Filter | None = None
     """The same as a condition: row groups whose first key field rules it out are not fetched."""
+    on_missing: Callable[[], None] | None = None
+    """Called when a blob is missing. It raises when the caller's lease has ended, so that nothing is lost."""
 
     def is_newer(self, part: Part) -> bool:
         """Whether `part` was written under a newer schema than the one of this read. Its rows are then in another
@@ -107,6 +109,8 @@ class PartSource:
         started_s = self.retry.env.monotonic_s()
         data = self.retry.external("fetch_part", get, shard=self.shard_id)
         if data is None:
+            if self.on_missing is not None:
+                self.on_missing()
             raise MissingBlob(f"blob {key} is missing though a live state names it (batch {desc})", key=key)
         self.metrics.observe_s("fetched", self.retry.env.monotonic_s() - started_s, path=self.path)
         self.metrics.count("fetched_bytes", len(data), path=self.path)

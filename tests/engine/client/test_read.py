@@ -319,6 +319,21 @@ def test_a_lost_lease_is_detected_and_an_expired_handle_refuses():
             reader.downgrade_since(at(3))
 
 
+@pytest.mark.parametrize("is_ended", [True, False])
+def test_a_blob_that_was_deleted_under_a_reader_whose_hold_was_ended_is_no_loss(client, is_ended):
+    shard_id, _ = fill(client, appends=3)
+    machine = client.machine(shard_id)
+    reader = client.open_leased_reader(shard_id, purpose="test")
+    snapshot, changes = reader.snapshot(25), reader.changes(None, 25)
+    if is_ended:
+        machine.expire_leased_reader(reader.reader_id)
+    for key in [key for batch in machine.state.trace.batches() for key in batch.blob_keys()]:
+        machine.blob.delete(f"{shard_id}/{key}")
+    for read in (snapshot.to_table, snapshot.count, changes.to_table):
+        with pytest.raises(Fenced if is_ended else MissingBlob):
+            read()
+
+
 @pytest.mark.slow
 def test_heartbeats_keep_a_short_lease_alive():
     settings = Settings(lease=LeaseSettings(reader_lease_ms=300))

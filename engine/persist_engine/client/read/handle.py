@@ -421,7 +421,16 @@ class ReadHandle(Expiring):
 
     def _source(self, path: str) -> PartSource:
         machine, own_id = self._machine, self._schema_id
-        return PartSource(machine.shard_id, machine.blob, self._schema, machine.retry, machine.metrics, own_id, path)
+        return PartSource(
+            machine.shard_id,
+            machine.blob,
+            self._schema,
+            machine.retry,
+            machine.metrics,
+            own_id,
+            path,
+            on_missing=partial(_check_held, machine, self.reader_id),
+        )
 
     def _time(self, given: TimeLike, name: str = "as_of") -> int:
         self.check_open()
@@ -429,6 +438,17 @@ class ReadHandle(Expiring):
         if not 0 <= time <= DATA_TIME_MAX:
             raise InvalidUsage(f"{name} must be a time in [0, {DATA_TIME_MAX}], not {given}")
         return time
+
+
+def _check_held(machine: Machine, reader_id: LeasedReaderId) -> None:
+    """Fenced when the newest state lacks the reader: collections may then have deleted what it reads, and no data is lost. Knows no handle,
+    because a snapshot must not keep one alive.
+    """
+    state = machine.refresh()
+    if reader_id not in state.leased_readers and not state.trace.since.is_empty():
+        raise Fenced(
+            f"the lease of reader {reader_id} on shard {machine.shard_id} ran out, or its hold was ended: open a new reader"
+        )
 
 
 def _snapshot_then(snapshot: Snapshot, listen: Listen) -> Iterator[Updates | Progress]:
