@@ -11,6 +11,7 @@ from persist_engine.base.env import Env
 from persist_engine.base.errors import InvalidUsage
 
 from persist_operator.console.guard import Hosts
+from persist_operator.console.patience import PatientForAWhile
 from persist_operator.console.port import Source
 from persist_operator.console.web import Entrance, console
 
@@ -46,6 +47,7 @@ def serve(
         # The server header and the access log would say more of the machine than a page needs.
         config = uvicorn.Config(
             app,
+            http=PatientForAWhile,
             log_level="warning",
             access_log=False,
             server_header=False,

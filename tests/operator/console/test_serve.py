@@ -1,8 +1,10 @@
 """Where the console listens, and what it allows there."""
 
 import builtins
+import queue
 import socket
 import sys
+import threading
 
 import pytest
 from persist_engine.base.env import SeededEnv
@@ -10,6 +12,7 @@ from persist_engine.base.errors import InvalidUsage
 from persist_kit.command_line import persist
 from persist_operator.console import commands, serve
 from persist_operator.console.guard import Hosts
+from persist_operator.console.patience import PatientForAWhile
 from persist_operator.console.web import console
 from starlette.testclient import TestClient
 
@@ -62,6 +65,58 @@ def test_a_console_that_other_machines_reach_only_reads(monkeypatch, filled_lapt
     assert ("Approve</button>" in page) == offers
     assert (serve.ONLY_READS.partition(".")[0] in page) != offers
     source.close()
+
+
+@pytest.fixture
+def running(monkeypatch, filled_laptop):
+    """The port of a console that waits a quarter of a second for a request."""
+    servers, urls = [], queue.Queue()
+
+    class Kept(serve.uvicorn.Server):
+        def __init__(self, config):
+            super().__init__(config)
+            servers.append(self)
+
+    monkeypatch.setattr(serve.uvicorn, "Server", Kept)
+    monkeypatch.setattr(PatientForAWhile, "request_s", 0.25)
+    source = filled_laptop.source()
+    options = {"env": SeededEnv(1), "address": "127.0.0.1", "port": 0, "host_names": (), "announce": urls.put}
+    thread = threading.Thread(target=serve.serve, args=(source,), kwargs=options)
+    thread.start()
+    yield int(urls.get(timeout=30).rstrip("/").rpartition(":")[2])
+    servers[0].should_exit = True
+    thread.join(30)
+    source.close()
+
+
+HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.mark.parametrize(
+    "half",
+    [
+        b"",
+        HEAD,
+        b"POST /shards/local/orders/approve HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nplan",
+    ],
+    ids=["nothing", "half a request", "half a form"],
+)
+def test_a_client_that_does_not_finish_its_request_loses_its_connection(running, half):
+    with socket.create_connection(("127.0.0.1", running), timeout=10) as slow:
+        slow.sendall(half)
+        assert slow.recv(4096) == b""
+
+
+def test_a_second_request_must_be_finished_too(running):
+    with socket.create_connection(
+        ("127.0.0.1", running), timeout=4
+    ) as slow:  # an idle connection ends after five seconds
+        slow.sendall(HEAD + b"\r\n")
+        answer = b""
+        while not answer.endswith(b"ok\n"):
+            answer += slow.recv(4096)
+        slow.sendall(HEAD)
+        assert slow.recv(4096) == b""
 
 
 def test_no_form_is_accepted_by_a_console_that_only_reads(filled_laptop):
