@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import typer
 import yaml
 from persist_engine.cli.main import app
+from persist_operator.kubectl.report import report
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNBOOKS = ROOT / "docs" / "runbooks"
@@ -156,3 +158,17 @@ def test_a_command_that_does_not_exist_is_found(command: str) -> None:
     program, *words = shlex.split(command)
     with pytest.raises(Exception, match=r"\w"):
         (check_kubectl if program == "kubectl" else check_persist)(words)
+
+
+def test_pages_install_the_operator_where_runbooks_and_the_plugin_look_for_it():
+    """A command that is pasted from one page finds what a command of another page installed."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "charts/persist-operator/README.md"]
+    commands = [
+        line for page in pages for line in page.read_text().splitlines() if re.match(r"\s*(helm|kubectl) ", line)
+    ]
+    found = [re.search(r"(?:-n|--namespace) (\S*persist\S*)", line) for line in commands]
+    installs = [line for line in commands if line.strip().startswith("helm install persist")]
+    assert len(installs) >= 3
+    assert {match[1] for match in found if match} == {"persist-system"}
+    assert {line.split()[2] for line in installs} == {"persist-operator"}
+    assert inspect.signature(report).parameters["operator_namespace"].default == "persist-system"

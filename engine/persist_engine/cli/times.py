@@ -39,7 +39,8 @@ def one_time(text: str, option: str) -> int | None:
             return max(0, SystemEnv().now_ms() - (retention_of(text[1:]) or 0))
         return time_of(text, "the time")
     except InvalidUsage as error:
-        why = f"{text[:40]!r} is no time ago such as -1h, -30m or -7d" if text.startswith("-") else str(error)
+        ago = f"{text[:40]!r} is no time ago such as -1h, -30m or -7d"
+        why = ago if text.startswith("-") else f"{error}; a time ago begins with a minus, as in -1h"
         raise InvalidUsage(f"{option} takes a time, or `latest`; {why}") from None
 
 

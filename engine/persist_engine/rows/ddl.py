@@ -155,7 +155,7 @@ class _Parser:
 
     def _one_type(self, depth: int) -> pa.DataType:
         if self._kind != "word":
-            raise self._refuse(f"expected a type, found {self._token!r}")
+            raise self._refuse(f"expected a type, as in 'id BIGINT', found {self._token!r}")
         name = _ALIASES.get(self._token.upper(), self._token.upper())
         if name == "STRUCT":
             self._advance()

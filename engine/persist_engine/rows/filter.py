@@ -445,7 +445,13 @@ def column_named(text: str, schema: Schema) -> Column:
         found = [column for side, fields in sides.items() for column in _descend((side,), fields, text)]
     if len(found) == 1:
         return found[0]
-    known = ", ".join(f"{side}.{field.name}" for side, fields in sides.items() for field in fields)
+    both = {field.name for field in schema.key} & {field.name for field in schema.val}
+    has_side = text.startswith(("key.", "val."))
+    known = ", ".join(
+        f"{side}.{field.name}" if has_side or field.name in both else field.name
+        for side, fields in sides.items()
+        for field in fields
+    )
     if found:
         raise InvalidUsage(
             f"column {text} may be any of {', '.join('.'.join(each.path) for each in found)}", column=text

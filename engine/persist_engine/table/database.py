@@ -6,7 +6,7 @@ Owns the names' life (create, rename, drop) and the threads that maintain. What 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
@@ -19,7 +19,7 @@ from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.ownership import Adopted
 from persist_engine.rows.schema import Schema
 from persist_engine.table.frames import Frame
-from persist_engine.table.names import Named, listed, new_owner, of_table, resolved
+from persist_engine.table.names import PYTHON, Hints, Named, listed, new_owner, of_table, resolved
 from persist_engine.table.schemas import Fields, declared, inferred
 from persist_engine.table.table import Table
 from persist_engine.table.times import Span, span_ms
@@ -36,13 +36,20 @@ class Database:
     """The tables of a pair of stores. Thread-safe. A context manager that closes on exit. Made by `connect`."""
 
     def __init__(
-        self, client: PersistClient, location: Location | None = None, *, maintain: bool, owns_client: bool = False
+        self,
+        client: PersistClient,
+        location: Location | None = None,
+        *,
+        maintain: bool,
+        owns_client: bool = False,
+        hints: Hints = PYTHON,
     ) -> None:
         self.client = client
         """The client of the same stores, for the handles below tables."""
         self.location = location
         """Where the stores are, if that is known."""
         self._owns_client = owns_client
+        self._hints = hints
         self._lock = threading.Lock()
         self._tables: dict[ShardId, Table] = {}
         self._background = client.background_maintenance() if maintain else None
@@ -86,7 +93,10 @@ class Database:
         catalog and of operators have names here too. ShardNotFound, with near names.
         """
         client = self._open_client()
-        named = resolved(client, name)
+        try:
+            named = resolved(client, name)
+        except ShardNotFound as error:
+            raise ShardNotFound(f"{error}; {self._hints.create(name)}", **error.detail) from error
         client.machine(named.shard_id)  # ShardNotFound for an id of nothing
         return self._table(named)
 
@@ -99,6 +109,9 @@ class Database:
         except InvalidUsage:
             return False
         return True
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tables())
 
     def tables(self, namespace: str | None = None) -> list[str]:
         """The names of all tables, or of those of a namespace. Lists all keys of the store."""
@@ -200,9 +213,7 @@ class Database:
 
     def _existing(self, named: Named, schema: Schema, *, exist_ok: bool) -> Table:
         if not exist_ok:
-            raise InvalidUsage(
-                f"the name is taken: open it with db.table({named.name!r}), or create it with exist_ok=True"
-            )
+            raise InvalidUsage(f"the name is taken: {self._hints.taken(named.name)}")
         if (difference := self.client.schema(named.shard_id).difference(schema)) is not None:
             raise SchemaMismatch(f"it exists with other columns: {difference}")
         return self._table(named)

@@ -8,7 +8,7 @@ such as the resources of an operator, are found by their names too. Their owners
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -42,6 +42,22 @@ class Named:
         return self.shard_id if self.owner is None else shown(self.owner)
 
 
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What an error says to do next, in Python or as commands."""
+
+    create: Callable[[str], str]
+    """How to create the table of a name that leads to none."""
+    taken: Callable[[str], str]
+    """What to do about a name that leads to a table already."""
+
+
+PYTHON = Hints(
+    create=lambda name: f"create it with `db.create({name!r}, key=..., value=...)`",
+    taken=lambda name: f"open it with db.table({name!r}), or create it with exist_ok=True",
+)
+
+
 def shown(owner: Owner) -> str:
     """See `Named.name`. A name that dots cannot separate is OPERATOR/NAMESPACE/NAME, quoted."""
     fields = (owner.operator_id, owner.namespace, owner.name)
@@ -67,7 +83,7 @@ def resolved(client: PersistClient, name: str) -> Named:
     that a resource of this name owns. ShardNotFound, with near names, and InvalidUsage, with all of them, when several have the name.
     """
     if not isinstance(name, str):
-        raise InvalidUsage(f"the name of a table is a text, not a {type(name).__name__}")
+        raise InvalidUsage(f"the name of a table is a text, not {name!r}")
     if (shard_id := _as_id(name)) is not None:
         return Named(shard_id, client.owner_of(shard_id))
     if "/" not in name:
@@ -80,9 +96,7 @@ def resolved(client: PersistClient, name: str) -> Named:
         found = client.shard_named(name)
     except ShardNotFound as error:
         text = str(error).replace("no shard of this store is named", "there is no table")
-        raise ShardNotFound(
-            f"{text}; create it with `db.create({name!r}, key=..., value=...)`", **error.detail
-        ) from error
+        raise ShardNotFound(text, **error.detail) from error
     return Named(found, client.owner_of(found))
 
 

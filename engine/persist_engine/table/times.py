@@ -58,7 +58,12 @@ def moment(given: Time, *, now_ms: int, name: str) -> int:
         if ago is None:
             raise InvalidUsage(f"{name} must be a time, or a time ago such as '-1h' or '-2 days', not {_shown(given)}")
         return max(0, now_ms - ago)
-    time = time_of(given, name)
+    try:
+        time = time_of(given, name)
+    except InvalidUsage as error:
+        if not isinstance(given, str):
+            raise
+        raise InvalidUsage(f"{error}; a time ago begins with a minus, as in '-1h'", **error.detail) from error
     if not 0 <= time <= DATA_TIME_MAX:
         raise InvalidUsage(f"{name} must be a time in [0, {DATA_TIME_MAX}], not {_shown(given)}")
     return time

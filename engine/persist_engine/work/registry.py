@@ -7,7 +7,8 @@ that was interrupted between two steps is completed by repeating it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 from persist_engine.base.errors import InvalidUsage, ShardNotFound, Unavailable
 from persist_engine.base.retry import Retry
@@ -66,15 +67,13 @@ class Registry:
         if found:
             text = ", ".join(sorted(map(str, found)))
             raise InvalidUsage(f"{len(found)} shards are named {name[:_SHOWN_CHARS]}: choose one of {text}")
-        known = sorted({form for owner in owned for form in _forms(owner)[:2]})
+        known = _shown_forms(owned, name)
         from difflib import get_close_matches
 
         near = get_close_matches(name, known, n=_NEAR_MAX)
         shown = near or known[:_NEAR_MAX]
         hint = (
-            f"; {'near names are' if near else 'there are'} {', '.join(shown)}"
-            if shown
-            else ": it names no shards, use ids"
+            f"; {'near names are' if near else 'there are'} {', '.join(shown)}" if shown else "; there are no names yet"
         )
         raise ShardNotFound(f"no shard of this store is named {name[:_SHOWN_CHARS]}{hint}", shard_id=name)
 
@@ -174,6 +173,14 @@ class Registry:
         if expected is not None:
             self._retry.external("truncate", lambda: self._consensus.truncate(key, new.tip))
         return new.tip
+
+
+def _shown_forms(owners: Iterable[Owner], asked: str) -> list[str]:
+    """One text for each owner, each of which leads to its shard: in the form of what was asked, the shortest where that serves."""
+    forms = [_forms(owner) for owner in owners]
+    shortest = 1 if "/" in asked else 2 if "." in asked else 0
+    counts = Counter(each for some in forms for each in set(some))
+    return sorted(next((each for each in some[shortest:] if counts[each] == 1), some[-1]) for some in forms)
 
 
 def _forms(owner: Owner) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import typer
 from persist_operator.api import names
 from persist_operator.cluster.port import JOB, PERSIST_SHARD, POD, SPARK_SINK, Kind, Resource
 from persist_operator.cluster.user import Forbidden
-from persist_operator.kubectl.options import Ended, Format, Output, Session, clustered, print_table
+from persist_operator.kubectl.options import Ended, Format, Output, Session, Wide, clustered, print_table
 
 Verdict = Literal["hangs", "stays", "goes"]
 EXIT_STAYS, EXIT_HANGS = 1, 2
@@ -82,7 +82,7 @@ def _place(resource: Mapping[str, Any]) -> str:
 
 
 @clustered
-def uninstall_check(session: Session, *, output: Output = Format.TABLE, wide: bool = False) -> None:
+def uninstall_check(session: Session, *, output: Output = Format.TABLE, wide: Wide = False) -> None:
     """Show what an uninstallation would leave behind, and what would hang.
 
     Changes nothing. Exit codes: 0 all goes, 1 something stays (data under Retain), 2 something would hang.

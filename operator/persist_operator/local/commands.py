@@ -277,7 +277,7 @@ def get(
     """
     env = SystemEnv()
     objects = Objects(state, env)
-    kinds = list(KINDS) if kind in {"all", "runs"} else [_kind(kind)]
+    kinds = list(KINDS) if kind in {"all", "runs"} else [_kind(kind, "runs", "all")]
     documents = [one for each in kinds for one in objects.every(each) if name in {None, one["metadata"]["name"]}]
     if not documents:
         what = "nothing" if name is None else f"no {kind} called {name!r}"
@@ -360,7 +360,10 @@ def logs(
 @app.command()
 def request(
     what: Annotated[
-        str, typer.Argument(help="rollup, compact, gc, approve or accept-log of a shard; restart or promote of a sink.")
+        str,
+        typer.Argument(
+            help="rollup, compact, gc, verify, orphan-scan, approve or accept-log of a shard; restart or promote of a sink."
+        ),
     ],
     name: Annotated[str, typer.Argument(help="Name of the shard or sink.")],
     state: State = STATE,
@@ -421,11 +424,13 @@ def down(
             typer.echo(f"deleted the resources, logs and data in {state}")
 
 
-def _kind(text: str) -> str:
-    for kind, words in KINDS.items():
-        if text.lower() in words:
+def _kind(text: str, *also: str) -> str:
+    """The kind of a resource by one of its names. InvalidUsage says them, and what `also` may stand there."""
+    for kind, forms in KINDS.items():
+        if text.lower() in forms:
             return kind
-    raise InvalidUsage(f"unknown kind {text!r}; use pshard, ssink, runs or all")
+    *words, last = (*(forms[0] for forms in KINDS.values()), *also)
+    raise InvalidUsage(f"unknown kind {text!r}; use {', '.join(words)} or {last}")
 
 
 def _one(objects: Objects, kind: str, name: str) -> Document:

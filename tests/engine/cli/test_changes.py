@@ -53,6 +53,7 @@ def test_programs_get_objects_with_the_row_before_and_after(shop, stores, persis
 def test_what_does_not_fit_is_refused(shop, stores, persist):
     code, _, err = persist("changes", "prices", "--since", "soon", *stores)
     assert (code, "since must be a whole number" in err) == (64, True)
+    assert "a time ago begins with a minus, as in '-1h'" in err
     code, _, err = persist("changes", "prices", "--follow", "--to", "latest", *stores)
     assert (code, "a feed that follows has no upto" in err) == (64, True)
 

@@ -130,7 +130,7 @@ def test_rows_are_filtered_cut_and_counted(persist, shop):
     assert (code, json.loads(out)) == (0, {"rows": 2})
     code, _, err = persist("read", shop.shard_id, *shop.args, "--where", "nope = 1")
     assert code == 64
-    assert "no column nope; there are key.id, key.name, val.x" in err
+    assert "no column nope; there are id, name, x" in err
 
 
 @pytest.mark.slow

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import shlex
 import sys
 from datetime import date
 from decimal import Decimal
@@ -14,7 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from persist_engine import connect
 from persist_engine.cli.options import complete_named
-from persist_engine.cli.tables.commands import complete_table
+from persist_engine.cli.tables import files
+from persist_engine.cli.tables.commands import InputFormat, complete_table
 
 ROWS = [
     {"id": 1, "name": "ada", "price": Decimal("1.50"), "at": None},
@@ -262,3 +265,40 @@ def test_a_command_makes_no_stores_but_create(tmp_path, persist):
     args = ["--blob", f"file://{tmp_path}/x/blobs", "--consensus", f"sqlite://{tmp_path}/x/consensus.db"]
     assert persist("ls", *args)[0] == 64
     assert not (tmp_path / "x").exists()
+
+
+def test_hints_are_commands_that_work_when_pasted(store):
+    error = store("append", "ordres", written_as(store.folder / "rows.csv", "csv"), code=64)
+    assert "near names are orders; create it as in `" in error
+    assert "db." not in error
+    pasted = re.findall("`(persist [^`]*)`", error)
+    assert [words.split()[1] for words in pasted] == ["create", "ls", "inspect", "local"]
+    for words in pasted[:3]:
+        store(*shlex.split(words)[1:])
+    assert "there are orders, ordres; `persist ls`" in store("read", "xyz", code=64)
+    error = store("create", "orders", "--key", "id BIGINT", code=64)
+    assert error == "error: InvalidArgument: table orders: the name is taken: write to it, or say --exist-ok\n"
+
+
+def test_the_columns_of_a_file_that_is_no_parquet(store):
+    path = written_as(store.folder / "rows.csv", "csv")
+    assert "rows.csv is no Parquet file" in store("create", "new", "--key", "id", "--like", path, code=64)
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "arrow"])
+def test_arrow_reads_a_file_without_the_interpreter(store, kind, monkeypatch):
+    """A thread of Arrow in a file of Python, when the interpreter ends after a refusal, ends the process with SIGABRT."""
+    seen = []
+    reader = files._READERS[InputFormat(kind)]
+
+    def noting(source, wanted):
+        seen.append(source)
+        return reader(source, wanted)
+
+    monkeypatch.setitem(files._READERS, InputFormat(kind), noting)
+    path = written_as(store.folder / f"rows.{kind}", kind)
+    rows = pa.concat_tables(
+        files.batches_of([str(path)], None, ARROW.schema, lambda _: None), promote_options="default"
+    )
+    assert rows.num_rows == 3
+    assert [type(source) for source in seen] == [pa.OSFile]

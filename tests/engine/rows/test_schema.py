@@ -46,7 +46,7 @@ def test_ddl_is_free_in_case_space_and_synonyms() -> None:
         ("a INT b INT", "position 7: expected ',', found 'b'"),
         ("a ARRAY<INT>", "type 'ARRAY' is not one of"),
         ("`` INT", "must not be empty"),
-        ("a $", "expected a type, found '\\$'"),
+        ("a $", "expected a type, as in 'id BIGINT', found '\\$'"),
         ("a INT, a STRING", "field key.a: declared twice"),
         ("", "key schema has no fields"),
         ("a " + "STRUCT<a " * 40 + "INT" + ">" * 40, "structs nest deeper"),

@@ -115,8 +115,17 @@ def test_a_creation_that_was_interrupted_is_completed(db):
 
 
 def test_a_table_that_is_not_there(db, orders):
-    with pytest.raises(ShardNotFound, match=r"there is no table order.*near names are .*orders.*db\.create"):
+    with pytest.raises(
+        ShardNotFound, match=r"there is no table order.*near names are orders; create it with `db\.create"
+    ):
         db["order"]
+    with pytest.raises(ShardNotFound, match=r"there is no table nothing; there are orders; create"):
+        db["nothing"]
+    with pytest.raises(
+        ShardNotFound, match=r"there is no table default\.order; near names are default\.orders; create"
+    ):
+        db["default.order"]
+    assert list(db) == ["orders"]
     with pytest.raises(ShardNotFound, match="does not exist"):
         db[ShardId.new()]
 

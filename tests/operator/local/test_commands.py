@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from persist_engine.base.errors import InvalidUsage
 from persist_kit.servers import redis_server
-from persist_operator.local.commands import app
+from persist_operator.local.commands import REQUESTS, app
 from typer.testing import CliRunner
 
 
@@ -114,6 +114,7 @@ def test_up_without_java_names_java_home(house):
         (["get"], "start with `persist local up -f FILE`"),
         (["get", "pods"], "unknown kind 'pods'; use pshard, ssink, runs or all"),
         (["describe", "pshard", "none"], "no PersistShard called 'none'; there are: none"),
+        (["describe", "pods", "x"], "unknown kind 'pods'; use pshard or ssink"),
         (["logs", "none"], "no run and no sink with runs called 'none'"),
         (["request", "gc", "none"], "no PersistShard called 'none'"),
         (
@@ -129,6 +130,12 @@ def test_a_wrong_call_names_its_mistake(house, arguments, message, monkeypatch):
     assert isinstance(result.exception, InvalidUsage)
     assert message in str(result.exception)
     assert result.stdout == ""
+
+
+def test_help_names_every_request(house):
+    result = in_process(house, "request", "--help")
+    words = re.sub(r"[\s│]+", " ", result.stdout)
+    assert [verb for verb in REQUESTS if not re.search(rf"\b{verb}\b", words)] == []
 
 
 def test_errors_as_json(house):

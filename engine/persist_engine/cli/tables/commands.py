@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -150,10 +151,13 @@ def create(
     with connected(blob, consensus, give_up, create=True) as client, _database(client) as db:
         schema: Any = None
         if like is not None:
+            import pyarrow as arrow
             import pyarrow.parquet as pq
 
             try:
                 schema = pq.read_schema(like)
+            except arrow.ArrowException as error:
+                raise InvalidUsage(f"{like} is no Parquet file: --like takes one, or say the columns as DDL") from error
             except OSError as error:
                 raise InvalidUsage(f"cannot read {like}: {error.strerror or error}") from error
         made = db.create(name, key, value, like=schema, retain=retain, exist_ok=exist_ok)
@@ -347,8 +351,15 @@ def drop(
 def _database(client: Any, *, maintain: bool = False) -> Iterator[Database]:
     """The tables of a client, which stays open for its owner."""
     from persist_engine.table.database import Database
+    from persist_engine.table.names import Hints
 
-    with Database(client, maintain=maintain) as db:
+    hints = Hints(
+        create=lambda name: (
+            f"create it as in `persist create {shlex.quote(name)} --key 'id BIGINT' --value 'name STRING'`"
+        ),
+        taken=lambda _: "write to it, or say --exist-ok",
+    )
+    with Database(client, maintain=maintain, hints=hints) as db:
         yield db
 
 

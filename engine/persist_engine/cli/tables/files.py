@@ -5,10 +5,9 @@ Owns how text becomes values of a table's columns. Arrow reads all of it, in bat
 
 from __future__ import annotations
 
-import io
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +22,8 @@ from persist_engine.base.errors import InvalidUsage
 from persist_engine.cli.tables.commands import InputFormat
 
 STDIN = "-"
+#: A file of Python, or one of Arrow, which declares no types.
+_Source = Any
 
 
 #: What names of files end in.
@@ -48,8 +49,8 @@ def batches_of(
         kind = chosen or _format(name)
         try:
             with ExitStack() as stack:
-                source: IO[bytes] = sys.stdin.buffer if name == STDIN else stack.enter_context(Path(name).open("rb"))
-                for table in _READERS[kind](source, wanted):
+                opened = sys.stdin.buffer if name == STDIN else stack.enter_context(Path(name).open("rb"))
+                for table in _READERS[kind](stack.enter_context(_without_python(opened)), wanted):
                     rows += table.num_rows
                     on_rows(rows)
                     yield table
@@ -60,6 +61,23 @@ def batches_of(
             raise InvalidUsage(f"{_shown(name)} is no {kind.value} that the table takes: {text}") from error
         except OSError as error:
             raise InvalidUsage(f"cannot read {_shown(name)}: {error.strerror or error}") from error
+
+
+@contextmanager
+def _without_python(opened: IO[bytes]) -> Iterator[_Source]:
+    """The same file, of which nothing was read yet, for Arrow to read without the interpreter. A pipe stays as it is: Arrow's own files
+    want to seek.
+
+    Arrow reads ahead in threads. After a refusal such a thread may still wait for the interpreter when that ends, and the process ends
+    with SIGABRT, or not at all.
+    """
+    try:
+        source: _Source = pa.OSFile(f"/dev/fd/{opened.fileno()}")
+    except OSError:
+        yield opened
+        return
+    with source:
+        yield source
 
 
 def _format(name: str) -> InputFormat:
@@ -75,31 +93,36 @@ def _shown(name: str) -> str:
     return "standard input" if name == STDIN else name
 
 
-def _csv(source: IO[bytes], wanted: pa.Schema) -> Iterator[pa.Table]:
+def _csv(source: _Source, wanted: pa.Schema) -> Iterator[pa.Table]:
     """The first line names the columns. An empty cell is null, and empty text in quotes is empty text, as `persist read` writes both.
 
     A file without that line is refused: what wrote it has failed, and an overwrite with it would remove all rows.
     """
-    if isinstance(source, io.BufferedReader) and not source.peek(1):
-        raise InvalidUsage("is empty: the first line of a CSV file names the columns, also where no row follows")
     kinds = {field.name: _written(field.type) for field in wanted if not pa.types.is_nested(field.type)}
     options = pyarrow.csv.ConvertOptions(
         column_types=kinds, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
     )
-    with closing(pyarrow.csv.open_csv(source, convert_options=options)) as reader:
+    try:
+        opened = pyarrow.csv.open_csv(source, convert_options=options)
+    except pa.ArrowInvalid as error:
+        if "Empty CSV file" not in str(error):
+            raise
+        text = "is empty: the first line of a CSV file names the columns, also where no row follows"
+        raise InvalidUsage(text) from error
+    with closing(opened) as reader:
         yield _read(reader.schema.empty_table(), wanted)
         for batch in reader:
             yield _read(pa.Table.from_batches([batch]), wanted)
 
 
-def _jsonl(source: IO[bytes], wanted: pa.Schema) -> Iterator[pa.Table]:
+def _jsonl(source: _Source, wanted: pa.Schema) -> Iterator[pa.Table]:
     """One object a line. Decimals are numbers or text, the same in all lines."""
     fields = [field.with_type(_written(field.type)) for field in wanted if not pa.types.is_decimal(field.type)]
     data = source.read()
     if not data.strip():
         return
     table = pyarrow.json.read_json(
-        io.BytesIO(data), parse_options=pyarrow.json.ParseOptions(explicit_schema=pa.schema(fields))
+        pa.BufferReader(data), parse_options=pyarrow.json.ParseOptions(explicit_schema=pa.schema(fields))
     )
     given = [name for name in table.column_names if name in wanted.names]
     missing = _missing(data, [name for name in given if table.column(name).null_count == table.num_rows])
@@ -156,26 +179,26 @@ def _missing(data: bytes, names: Sequence[str]) -> set[str]:
     """Those of `names` that no line has: the reader shows every column of its schema."""
     if not names:
         return set()
-    seen = pyarrow.json.read_json(io.BytesIO(data)).column_names
+    seen = pyarrow.json.read_json(pa.BufferReader(data)).column_names
     return {name for name in names if name not in seen}
 
 
-def _parquet(source: IO[bytes], _wanted: pa.Schema) -> Iterator[pa.Table]:
-    seekable: Any = source if source.seekable() else pa.BufferReader(source.read())
+def _parquet(source: _Source, _wanted: pa.Schema) -> Iterator[pa.Table]:
+    seekable = source if source.seekable() else pa.BufferReader(source.read())
     file = pq.ParquetFile(seekable)
     yield file.schema_arrow.empty_table()
     for batch in file.iter_batches():
         yield pa.Table.from_batches([batch])
 
 
-def _arrow(source: IO[bytes], _wanted: pa.Schema) -> Iterator[pa.Table]:
+def _arrow(source: _Source, _wanted: pa.Schema) -> Iterator[pa.Table]:
     with pa.ipc.open_stream(source) as stream:
         yield stream.schema.empty_table()
         for batch in stream:
             yield pa.Table.from_batches([batch])
 
 
-_READERS: dict[InputFormat, Callable[[IO[bytes], pa.Schema], Iterator[pa.Table]]] = {
+_READERS: dict[InputFormat, Callable[[_Source, pa.Schema], Iterator[pa.Table]]] = {
     InputFormat.CSV: _csv,
     InputFormat.JSONL: _jsonl,
     InputFormat.PARQUET: _parquet,
