@@ -5,7 +5,7 @@ import json
 import pytest
 from persist_engine.base.errors import Fenced
 from persist_engine.model.frontier import Antichain
-from persist_engine.model.ids import CriticalReaderId, ShardId, WriterId
+from persist_engine.model.ids import CriticalReaderId, ShardId
 from persist_engine.model.ownership import Owner
 from persist_kit.disk import Disk, write
 from persist_kit.world import SCHEMA
@@ -160,7 +160,10 @@ def test_a_leased_reader_is_expired_alone_and_is_fenced(admin, disk):
         kept.expire()
 
 
-@pytest.mark.parametrize(("what", "words"), [("retention", "no reader"), (WriterId.new(), "a writer"), ("r1", "not a")])
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [("retention", "no reader"), ("w00000000-0000-4000-8000-000000000001", "a writer"), ("r1", "not a")],
+)
 def test_what_is_no_reader_cannot_be_expired(admin, disk, what, words):
     code, _, err = admin("holds", disk.shard_id, "--expire", what, "--force", "--commit")
     assert (code, words in err) == (64, True)
