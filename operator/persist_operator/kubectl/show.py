@@ -125,6 +125,10 @@ def holds(
     commit: Annotated[
         bool, typer.Option("--commit", help="With --expire: do it; without, say what would happen.")
     ] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="With --expire: also a critical reader, whose owner loses its place for good."),
+    ] = False,
     blob: reading.Blob = None,
     consensus: reading.Consensus = None,
     pod: reading.InPod = False,
@@ -140,7 +144,8 @@ def holds(
     if expire is not None:
         if name is None:
             raise typer.BadParameter("--expire needs the name of the shard")
-        arguments = ["admin", "holds", reading.SHARD, "--expire", expire, *(["--commit"] if commit else [])]
+        flags = [flag for flag, is_given in (("--force", force), ("--commit", commit)) if is_given]
+        arguments = ["admin", "holds", reading.SHARD, "--expire", expire, *flags]
         reading.engine(session, session.shard(name), arguments, blob=blob, consensus=consensus, pod=pod)
         return
     rows, found, now_ms = [], [], session.env.now_ms()

@@ -108,13 +108,14 @@ def test_a_pod_reads_as_the_maintenance_pods_do_and_is_gone_afterwards(plugin, s
 def test_a_hold_is_expired_by_the_engine(plugin, shard):
     requested(shard)
     pods = runs(shard.cluster, "expired\n", 0)
-    assert plugin("holds", "flights", "-n", "team", "--expire", "r1", "--commit", "--pod")[1] == "expired\n"
-    assert pods[0]["spec"]["containers"][0]["args"][:6] == [
+    assert plugin("holds", "flights", "-n", "team", "--expire", "c1", "--force", "--commit", "--pod")[1] == "expired\n"
+    assert pods[0]["spec"]["containers"][0]["args"][:7] == [
         "admin",
         "holds",
         shard.status["shardId"],
         "--expire",
-        "r1",
+        "c1",
+        "--force",
         "--commit",
     ]
 
