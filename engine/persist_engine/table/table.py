@@ -331,12 +331,15 @@ class Table:
 
     def optimize(self) -> list[Outcome]:
         """Merges small parts until one batch is left, and the times that `retain` has passed. Rows stay the same at
-        every readable time. Safe beside writers and readers.
+        every readable time. Safe beside writers and readers. Of a table with `retain=None` that SQL or Python created, all times before the
+        last write pass, but for those that readers hold.
         """
         from persist_engine.work.repair.force import force_compaction
 
         self._let_go()  # unused, it would keep times apart that `retain` has passed
         self._writer.let_since_follow()
+        if self._named.is_ours:
+            self._writer.let_unretained_go()
         return force_compaction(self._machine, full=True)
 
     def vacuum(self) -> list[Outcome]:

@@ -206,6 +206,19 @@ class TableWriter:
         if held is not None and state.trace.since < held and upper.time is not None:
             self._raise_upper(self._current()[0], upper, upper.time)
 
+    def let_unretained_go(self) -> None:
+        """Without a retention, moves since to the last write, as far as other readers let it. Nothing else would ever move it."""
+        state = self._machine.refresh()
+        newest = state.trace.upper.newest_complete
+        if (
+            state.retain_ms is None
+            and state.trace.upper.time is not None
+            and 0 < newest
+            and state.trace.since.less_equal(newest - 1)
+        ):
+            with self._client.open_leased_reader(self._shard_id, purpose=PURPOSE) as reader:
+                reader.downgrade_since(Antichain.of(newest))
+
     def let_go(self) -> None:
         """Expires what holds times or versions back, unless it is in use."""
         self._upsert.let_go()

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from persist_engine import Change, SeededEnv, connect
+from persist_engine import Change, Schema, SeededEnv, ShardId, connect
 from persist_engine.base.errors import InvalidUsage, InvariantViolated
 from persist_engine.table import readers
 
@@ -385,3 +385,34 @@ def test_an_iterator_of_arrow_tables(orders):
     assert orders.overwrite(iter([])).deleted == 10
     with pytest.raises(InvalidUsage, match="an iterator of rows gave a dict"):
         orders.append(iter(ROWS))
+
+
+def test_a_table_that_retains_nothing_keeps_only_its_newest_rows(db):
+    """Once optimize has merged its times; what a reader still reads stays until then."""
+    table = db.create("newest", key="id BIGINT", value="n BIGINT", retain=None)
+    times = [table.upsert([{"id": 1, "n": n}]).time for n in range(4)]
+    reading = table.at(times[1]).to_reader()
+    assert reading.read_next_batch().to_pylist() == [{"id": 1, "n": 1}]
+    table.optimize()
+    assert table.at(times[1]).to_pylist() == [{"id": 1, "n": 1}], "it is being read"
+    reading.close()
+    del reading
+    gc.collect()
+    table.optimize()
+    with pytest.raises(InvalidUsage, match="can no longer be read"):
+        table.at(times[2]).to_pylist()
+    assert table.describe().updates == 1
+    assert table.to_pylist() == [{"id": 1, "n": 3}]
+    table.upsert([{"id": 1, "n": 4}])
+    assert table.to_pylist() == [{"id": 1, "n": 4}]
+
+
+def test_a_shard_that_no_table_call_created_keeps_its_times(db):
+    schema = Schema.from_ddl("id BIGINT", "n BIGINT")
+    shard = ShardId.new()
+    db.client.initialise(shard, schema, retain_ms=0)
+    table = db.table(str(shard))
+    first = table.append([{"id": 1, "n": 1}]).time
+    table.append([{"id": 2, "n": 2}])
+    table.optimize()
+    assert table.at(first).count() == 1
