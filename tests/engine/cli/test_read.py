@@ -147,6 +147,7 @@ def test_read_shows_what_changed_between_two_times(persist, shop):
         (["--from", "5", "--as-of", "7"], "does not go with --as-of"),
         (["--from", "5", "--count"], "does not go with --count"),
         (["--from", "now"], "--from takes a time, or `latest`; the time must be a whole number"),
+        (["--from", "1h"], "not str '1h'; a time ago begins with a minus, as in -1h"),
         (["--to", "2013-01-01", "--from", "5"], "no time zone, so its instant is unknown: add one"),
         (["--from", "9", "--to", "8"], "after 9"),
         (["--from", "5", "--to", "99"], "is not written up to 99 yet"),
