@@ -213,7 +213,7 @@ class TableWriter:
         if (
             state.retain_ms is None
             and state.trace.upper.time is not None
-            and 0 < newest
+            and newest > 0
             and state.trace.since.less_equal(newest - 1)
         ):
             with self._client.open_leased_reader(self._shard_id, purpose=PURPOSE) as reader:

@@ -80,7 +80,7 @@ def test_a_table_is_a_multiset_with_a_past(sequence, compacts):
         if compacts:
             table.optimize()
         for time, then in past:
-            if time is not None:
+            if time:  # 0 is the time of a table without writes, which the retention passes with the first one
                 assert contents(table.at(time).to_arrow()) == then
                 assert table.at(time).count() == then.total()
         replayed = Counter()
