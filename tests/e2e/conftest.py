@@ -44,13 +44,13 @@ class Cluster:
     """kubectl and helm with deadlines. A failed wait says what it waited for and shows the cluster."""
 
     def __init__(self, environment: dict[str, str]) -> None:
-        self._environment = environment
+        self.environment = environment
 
     def run(
         self, *command: str, given: str | None = None, timeout_s: float = 60, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            command, input=given, capture_output=True, text=True, timeout=timeout_s, env=self._environment, check=False
+            command, input=given, capture_output=True, text=True, timeout=timeout_s, env=self.environment, check=False
         )
         if check and done.returncode != 0:
             pytest.fail(

@@ -104,12 +104,13 @@ WRONG: dict[type, dict[str, dict[str, list[Any]]]] = {
         "discard": {"batch": ANYTHING},
         "compare_and_append": {
             "updates": ROWS, "expected_upper": TIME, "new_upper": TIME, "progress": PROGRESS, "expected_progress": all_but(bytes, None),
+            "commit_info": all_but(bytes, None),
         },
         "append": {"updates": ROWS, "lower": TIME, "upper": TIME},
         "append_batch": {"batch": ANYTHING, "lower": TIME, "upper": TIME},
         "compare_and_append_batch": {
             "batches": [7, 9.99, True, "text", None, {}, object(), [7]], "expected_upper": TIME, "new_upper": TIME,
-            "progress": PROGRESS, "expected_progress": all_but(bytes, None),
+            "progress": PROGRESS, "expected_progress": all_but(bytes, None), "commit_info": all_but(bytes, None),
         },
     },
     ReadHandle: {
@@ -129,7 +130,7 @@ WRONG: dict[type, dict[str, dict[str, list[Any]]]] = {
         "maybe_compare_and_downgrade_since": {"expected_opaque": BYTES, "new": [*ANYTHING, (b"x", "7"), (7, 7)]},
     },
     UpsertHandle: {
-        "upsert": {"commands": COMMANDS, "keeps_greater": all_but(str, None), "progress": PROGRESS, "expected_progress": all_but(bytes, None)},
+        "upsert": {"commands": COMMANDS, "keeps_greater": all_but(str, None), "progress": PROGRESS, "expected_progress": all_but(bytes, None), "commit_info": all_but(bytes, None)},
         "upsert_at": {"commands": COMMANDS, "upper": TIME, "progress": PROGRESS, "expected_progress": all_but(bytes, None)},
         "upsert_stream": {"commands": [7, 9.99, True, None, "text", object(), [7]]},
     },
