@@ -166,7 +166,7 @@ def test_regression_2_a_handle_that_is_expired_beside_its_append_of_unknown_outc
     assert contents(world.process(), shard_id, 4) == [(1, "a", 1)]
     assert writer.writer_id not in writer.machine.refresh().writers
     with pytest.raises(InvalidUsage, match="has expired"):
-        writer._swap_in(HollowBatch.empty(Description(A(5), A(6), MINIMUM)), A(6), None, None)
+        writer._swap_in(HollowBatch.empty(Description(A(5), A(6), MINIMUM)), A(6), None, None, commit_info=None)
 
 
 def test_regression_2_a_writer_that_was_removed_while_its_outcome_was_unknown_fails_hard():

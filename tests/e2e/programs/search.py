@@ -16,18 +16,18 @@ def main(blob: str, consensus: str, shard: str, mark: str) -> None:
     from persist_engine.base.versioned import SeqNo
     from persist_engine.storage.open import open_blob, open_consensus
 
-    wanted, found, objects = mark.encode(), [], 0
+    wanted, found, keys = mark.encode(), [], []
     store = open_blob(blob, env=SystemEnv(), metrics=NoMetrics())
     for info in store.list_prefix(f"{shard}/"):
         data = store.get(info.key) or b""
-        objects += 1
+        keys.append(info.key)
         decoded = str(pq.read_table(io.BytesIO(data)).to_pylist()).encode() if data[:4] == b"PAR1" else b""
         if wanted in data or wanted in decoded:
             found.append(info.key)
     log = open_consensus(consensus, env=SystemEnv(), metrics=NoMetrics())
     entries = log.scan(shard, SeqNo(0), limit=10_000)
     found += [f"v{entry.seqno}" for entry in entries if wanted in entry.data]
-    print(json.dumps({"found": found, "objects": objects, "entries": len(entries)}))
+    print(json.dumps({"found": found, "objects": len(keys), "keys": keys[:10], "entries": len(entries)}))
 
 
 if __name__ == "__main__":
