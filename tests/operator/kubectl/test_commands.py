@@ -121,7 +121,8 @@ def test_a_request_to_a_real_operator_is_carried_out(plugin, server, operated, r
     assert code == 0, out + err
     assert re.search(r"^persistshard/flights rollup: flights-rollup-\d+ Succeeded", out, re.MULTILINE)
     history = plugin("history", "flights", "-n", "team", "-o", "json")[1]
-    assert [one["outcome"] for one in json.loads(history)["items"]] == ["Succeeded"]
+    # Each round of the kubelet takes minutes of the operator's clock, so checks of a day may run meanwhile.
+    assert [one["outcome"] for one in json.loads(history)["items"] if one["type"] == "Rollup"] == ["Succeeded"]
     assert "is ready: Healthy" in plugin("status", "flights", "-n", "team")[1]
 
 
