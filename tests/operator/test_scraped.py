@@ -137,13 +137,14 @@ def scraped(tmp_path, now, shard_resource, sink_resource, refused):
             reconciler.reconcile(Key(made["kind"], "team", made["metadata"]["name"]))
             metrics.reconciles.labels(kind=made["kind"], result="ok").inc()
             metrics.reconcile_seconds.labels(kind=made["kind"]).observe(0.1)
-    busy = [(shard_resource(name="busy"), BUSY_SHARD), (sink_resource(name="busy"), BUSY_SINK)]
+    shard = shard_resource({"maintenance": {"maxRewriteBytesPerDay": "10Gi"}}, name="busy")
+    busy = [(shard, BUSY_SHARD), (sink_resource(name="busy"), BUSY_SINK)]
     for resource, status in busy:
         assert not refused(resource, status)
         metrics.resources.show(resource, status)
         metrics.resources.written(resource, status)
     metrics.resources.show(shard_resource(name="behind"), {})  # its stored status covers no generation
-    metrics.set_shard("team", "busy", BUSY_SHARD, spec=shard_resource(name="busy")["spec"], now_ms=now)
+    metrics.set_shard("team", "busy", BUSY_SHARD, spec=shard["spec"], now_ms=now)
     metrics.set_sink("team", "busy", BUSY_SINK)
     cluster.create(SPARK_SINK, sink_resource(name="gone", uid="uid-gone"))
     reconciler.reconcile(Key("SparkSink", "team", "gone"))

@@ -106,7 +106,7 @@ def test_a_frame_can_show_an_earlier_time_or_updates(spark, given):
 def test_a_frame_with_a_condition_has_only_the_rows_that_satisfy_it(spark, given):
     frame = spark.read.format("persist").options(**given, where="id BETWEEN 5 AND 8 AND p.x < 4").load()
     assert sorted(row["id"] for row in frame.collect()) == [5, 6]
-    with pytest.raises(Exception, match="no column nope; there are key.id"):
+    with pytest.raises(Exception, match="no column nope; there are id"):
         spark.read.format("persist").options(**given, where="nope = 1").load().count()
 
 
@@ -115,7 +115,7 @@ def test_a_frame_of_some_columns_keeps_rows_that_differ_in_others_apart(spark, g
     frame = spark.read.format("persist").options(**given, columns="p, id", where="name = 'n8'").load()
     assert frame.columns == ["id", "p"]
     assert [(row["id"], row["p"]["x"]) for row in frame.collect()] == [(8, 4.0)] * 3
-    with pytest.raises(Exception, match="no column nope; there are key.id"):
+    with pytest.raises(Exception, match="no column nope; there are id"):
         spark.read.format("persist").options(**given, columns="nope").load()
 
 

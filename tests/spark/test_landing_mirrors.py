@@ -128,7 +128,7 @@ def test_the_first_run_of_a_mirror_continues_once_the_upper_is_past_since(run: R
 def test_a_mirror_whose_new_time_still_fits_is_corrected_at_that_time(run: Run):
     """Its corrections were staged at several lowers. The second of two that keep the time was refused."""
     run.write(many(3, name="before"))
-    land = run.mirror(many(300))
+    land = run.mirror(many(300), lease_ms=10 * FAR_MS)  # the reader outlives the clock's jump
     now = run.minted.time + FAR_MS
 
     def first() -> None:
