@@ -101,8 +101,8 @@ BUGS = (
     bug(
         "3",
         "shard/machine.py",
-        "                    self.refresh()\n                    mismatch = self._mismatch(command)\n",
-        "                    mismatch = self._mismatch(command)\n",
+        "        state = self.refresh()\n        if command.progress is not None:\n",
+        "        state = self.state\n        if command.progress is not None:\n",
         FAULT + "test_regression_3_a_stale_cache_never_refuses_an_append",
     ),
     bug(
