@@ -63,7 +63,7 @@ class KubeCluster:
         self._on_request = on_request or (lambda verb, status, seconds: None)
 
     def get(self, kind: Kind, namespace: str, name: str) -> Resource | None:
-        status, body = self._request("GET", _path(kind, namespace, name))
+        status, body = self.call("GET", _path(kind, namespace, name))
         return None if status == 404 else _object(body)
 
     def find(self, kind: Kind, namespace: str | None, labels: Mapping[str, str]) -> list[Resource]:
@@ -85,7 +85,7 @@ class KubeCluster:
         if labels:
             query["labelSelector"] = ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
         while True:
-            status, body = self._request("GET", _path(kind, namespace), query=query, accept=(_GONE,))
+            status, body = self.call("GET", _path(kind, namespace), query=query, accept=(_GONE,))
             if status == _GONE:
                 raise _Expired
             if status == 404:
@@ -100,38 +100,36 @@ class KubeCluster:
             query["continue"] = token
 
     def served(self, api_version: str) -> frozenset[str]:
-        status, body = self._request("GET", _root(api_version))
+        status, body = self.call("GET", _root(api_version))
         return frozenset() if status == 404 else frozenset(one["name"] for one in _object(body).get("resources", ()))
 
     def create(self, kind: Kind, manifest: Resource) -> bool:
-        status, _ = self._request("POST", _path(kind, manifest["metadata"]["namespace"]), body=manifest, accept=(409,))
+        status, _ = self.call("POST", _path(kind, manifest["metadata"]["namespace"]), body=manifest, accept=(409,))
         if status == 404:
             raise ApiError(f"namespace {manifest['metadata']['namespace']} is gone", status=404)
         return status != 409
 
     def try_create(self, kind: Kind, manifest: Resource) -> None:
         path = _path(kind, manifest["metadata"]["namespace"])
-        status, _ = self._request("POST", path, query={"dryRun": "All"}, body=manifest, accept=(409,))
+        status, _ = self.call("POST", path, query={"dryRun": "All"}, body=manifest, accept=(409,))
         if status == 404:
             raise ApiError(f"namespace {manifest['metadata']['namespace']} is gone", status=404)
 
     def events_about(self, namespace: str, uid: str, *, reason: str, limit: int) -> list[Resource]:
         query = {"fieldSelector": f"involvedObject.uid={uid},reason={reason}", "limit": str(limit)}
-        status, body = self._request("GET", _path(EVENT, namespace), query=query)
+        status, body = self.call("GET", _path(EVENT, namespace), query=query)
         return [] if status == 404 else list(_object(body).get("items") or ())
 
     def replace(self, kind: Kind, manifest: Resource) -> bool:
         metadata = manifest["metadata"]
-        status, _ = self._request(
-            "PUT", _path(kind, metadata["namespace"], metadata["name"]), body=manifest, accept=(409,)
-        )
+        status, _ = self.call("PUT", _path(kind, metadata["namespace"], metadata["name"]), body=manifest, accept=(409,))
         return status not in {404, 409}
 
     def delete(self, kind: Kind, namespace: str, name: str, *, grace_seconds: int | None = None) -> bool:
         options: Resource = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
-        status, _ = self._request("DELETE", _path(kind, namespace, name), body=options)
+        status, _ = self.call("DELETE", _path(kind, namespace, name), body=options)
         return status != 404
 
     def apply_status(
@@ -145,7 +143,7 @@ class KubeCluster:
             "status": dict(status),
         }
         # An apply to the resource would create it again after a deletion. An apply to the status subresource answers 404.
-        code, answer = self._request(
+        code, answer = self.call(
             "PATCH",
             _path(kind, namespace, name) + "/status",
             query={"fieldManager": names.MANAGER, "force": "true"},
@@ -157,7 +155,7 @@ class KubeCluster:
     def set_finalizers(
         self, kind: Kind, namespace: str, name: str, finalizers: Sequence[str], *, version: str
     ) -> Resource | None:
-        code, answer = self._request(
+        code, answer = self.call(
             "PATCH",
             _path(kind, namespace, name),
             query={"fieldManager": names.MANAGER},
@@ -168,7 +166,7 @@ class KubeCluster:
 
     def logs(self, namespace: str, pod: str, *, lines: int) -> str:
         query = {"tailLines": str(lines), "limitBytes": "65536"}
-        status, body = self._request("GET", _path(POD, namespace, pod) + "/log", query=query, accept=(400,))
+        status, body = self.call("GET", _path(POD, namespace, pod) + "/log", query=query, accept=(400,))
         return "" if status in {400, 404} else body.decode("utf-8", "replace")
 
     def stream(self, path: str, query: Mapping[str, str], *, idle_s: float) -> Generator[bytes, None, None]:
@@ -191,19 +189,6 @@ class KubeCluster:
             response.close()
 
     def call(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: Resource | None = None,
-        content_type: str = "application/json",
-        accept: tuple[int, ...] = (),
-    ) -> tuple[int, bytes]:
-        """(code, body) of a success, of 404 and of the codes in `accept`. ApiError otherwise. For the other modules of this room."""
-        return self._request(method, path, query=query, body=body, content_type=content_type, accept=accept)
-
-    def _request(
         self,
         method: str,
         path: str,
