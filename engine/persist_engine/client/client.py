@@ -342,9 +342,11 @@ class PersistClient:
         """The shard's owner; None when it has none. Linearized."""
         return self._registry.owner_of(expect_shard(shard_id))
 
-    def disown(self, shard_id: ShardId) -> Owner | None:
-        """Removes the shard's owner and returns it. The name that led to the shard then leads nowhere. Idempotent."""
-        return self._registry.disown(expect_shard(shard_id))
+    def disown(self, shard_id: ShardId, *, only: Owner | None = None) -> Owner | None:
+        """Removes the shard's owner and returns it. The name that led to the shard then leads nowhere. Idempotent. With `only`, another
+        owner stays, also one that took the shard over a moment ago.
+        """
+        return self._registry.disown(expect_shard(shard_id), only=only)
 
     def rename(self, shard_id: ShardId, *, old: Owner, new: Owner) -> None:
         """Makes `new` the owner of the shard in place of `old`, and its name lead to it: see work.registry."""

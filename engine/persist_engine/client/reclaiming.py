@@ -33,7 +33,8 @@ def reclaim(
     """Reclaims the shard if it belongs to `owner`, whose own critical reader `own_hold` gives way. With `purge`, also deletes at most
     `max_deletes` blobs that were staged and never linked, and, once none is left, removes the owner and its name.
 
-    Idempotent; a repetition completes an interrupted or incomplete call. A shard of another owner, or of none, is left alone.
+    Idempotent; a repetition completes an interrupted or incomplete call. A shard of another owner, or of none, is left alone. An owner that
+    takes the shard over meanwhile gets what is left of it, and keeps its name.
     """
     if client.owner_of(shard_id) != owner:
         return _outcome(shard_id, "NotOwned", f"shard {shard_id} does not belong to {owner}: nothing was deleted")
@@ -41,7 +42,7 @@ def reclaim(
         machine = client.machine(shard_id)
     except ShardNotFound:
         if purge:
-            client.disown(shard_id)
+            client.disown(shard_id, only=owner)
         return _outcome(shard_id, "NoShard", f"there is no shard {shard_id}")
     state, deleted = machine.refresh(), 0
     if not is_tombstone(state):
@@ -63,7 +64,7 @@ def reclaim(
     if not found.is_complete:
         text = f"{counted(deleted, 'blob')} deleted; stopped at the limit of deletes"
         return _outcome(shard_id, "Incomplete", text, seqno=machine.state.seqno, deleted=deleted)
-    client.disown(shard_id)
+    client.disown(shard_id, only=owner)
     text = f"the shard is purged, and its name is free: {counted(deleted, 'blob')} deleted"
     return _outcome(shard_id, "Reclaimed", text, seqno=machine.state.seqno, deleted=deleted)
 

@@ -110,12 +110,14 @@ class Registry:
                 name_read, owner_read = (None, None) if tip is None else ((name_tip, named), (tip, owner))
         raise Unavailable(f"the owner of shard {proposed if wanted is None else wanted} changes all the time")
 
-    def disown(self, shard_id: ShardId) -> Owner | None:
-        """Removes the shard's owner, and the shard from the owner's name. Returns the former owner; None when there was none."""
+    def disown(self, shard_id: ShardId, *, only: Owner | None = None) -> Owner | None:
+        """Removes the shard's owner, and the shard from the owner's name. Returns the former owner; None when there was none. An owner
+        other than `only`, where that is given, stays.
+        """
         was: Owner | None = None
         for _ in range(_STEPS_MAX):
             owner_tip, held = self._owner(shard_id)
-            if held is None:
+            if held is None or only not in {None, held}:
                 return was
             was = held
             name_tip, named = self._named(held)

@@ -8,6 +8,7 @@ from persist_engine.cli.main import app
 from persist_engine.client.reclaiming import reclaim
 from persist_engine.model.ids import CriticalReaderId, PartId, ShardId
 from persist_engine.model.ownership import Owner
+from persist_engine.work.audit.orphans import scan_orphans
 from persist_kit.disk import Disk, write
 from persist_kit.world import SCHEMA
 from typer.testing import CliRunner
@@ -70,6 +71,19 @@ def test_a_purge_removes_what_was_never_linked_in_bounded_runs_and_then_the_name
         assert client.registered(MINE) is None
         assert client.recent_upper(disk.shard_id).is_empty(), "nothing can be appended"
     assert run(disk).verdict == "NotOwned", "and a repetition leaves the tombstone alone"
+
+
+def test_an_owner_that_takes_the_shard_over_meanwhile_keeps_its_name(disk, monkeypatch):
+    def taken_over(machine, **options):
+        with disk.client() as other:
+            other.adopt(OTHER, disk.shard_id, disk.shard_id, take_over=True)
+        return scan_orphans(machine, **options)
+
+    monkeypatch.setattr("persist_engine.client.reclaiming.scan_orphans", taken_over)
+    assert run(disk).verdict == "Reclaimed"
+    with disk.client() as client:
+        assert client.owner_of(disk.shard_id) == OTHER
+        assert client.registered(OTHER) == disk.shard_id
 
 
 def test_nothing_is_deleted_while_a_reader_holds_the_shard(disk):
