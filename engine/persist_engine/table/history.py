@@ -15,7 +15,7 @@ from persist_engine.model.diff.state_diff import StateDiff
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.state import COMMIT_INFO
 from persist_engine.shard.machine import Machine
-from persist_engine.table.notes.commit_info import shown
+from persist_engine.table.notes import commit_info
 from persist_engine.table.notes.transactions import SINK_PREFIX, version_of
 from persist_engine.work.audit.walk import VersionWalk, WalkEnd
 
@@ -38,10 +38,9 @@ _Row = tuple[int, int, str, int | None, int | None, int | None, str | None, str 
 
 
 def history_of(machine: Machine, limit: int | None) -> pa.Table:
-    """At most `limit` versions, newest first, with the columns of SCHEMA. `operation` is write, compaction, schema or retention. A
-    write has its time, the updates that it added (an update of a row counts two) and their bytes, its transaction, and its
-    `commit_info` as JSON. Walks all live
-    versions.
+    """At most `limit` versions, newest first, with the columns of SCHEMA. `operation` is append, upsert, delete or overwrite of a table,
+    write of another program (a sink, a handle), compaction, schema or retention. A write of rows has its time, the updates that it added
+    (an update of a row counts two) and their bytes, its transaction, and its `commit_info` as JSON. Walks all live versions.
     """
     for _ in range(_ATTEMPTS_MAX):
         rows = _walked(machine)
@@ -72,7 +71,8 @@ def _row(diff: StateDiff, before: Antichain, upper: Antichain) -> _Row | None:
         new = [batch for batch in _batches(diff) if before <= batch.desc.lower]
         updates, size = sum(batch.rows for batch in new), sum(batch.size_bytes + batch.inline_bytes for batch in new)
         time = None if upper.is_empty() else upper.newest_complete
-        return (*head, "write", time, updates, size, _transaction(diff), _commit_info(diff))
+        operation, info = _noted(diff)
+        return (*head, operation or "write", time, updates, size, _transaction(diff), info)
     if diff.schemas:
         return (*head, "schema", None, None, None, None, None)
     if diff.retain_ms:
@@ -94,8 +94,8 @@ def _transaction(diff: StateDiff) -> str | None:
     return None
 
 
-def _commit_info(diff: StateDiff) -> str | None:
+def _noted(diff: StateDiff) -> tuple[str | None, str | None]:
     found = (
         change.to.token for change in diff.progress if not isinstance(change, Delete) and change.key == COMMIT_INFO
     )
-    return next(map(shown, found), None)
+    return next(map(commit_info.read, found), (None, None))

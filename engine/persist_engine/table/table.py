@@ -135,7 +135,7 @@ class Table:
         A call that writes nothing leaves none.
         """
         with of_table(self.name):
-            return self._writer.append(rows, notes=noted(txn, commit_info))
+            return self._writer.append(rows, notes=noted("append", txn, commit_info))
 
     def upsert(
         self, rows: Frame, *, order_by: str | None = None, txn: Txn | None = None, commit_info: CommitInfo | None = None
@@ -146,14 +146,14 @@ class Table:
         equal ones the last row. All rows are in memory.
         """
         with of_table(self.name):
-            return self._writer.upsert(rows, order_by=order_by, notes=noted(txn, commit_info))
+            return self._writer.upsert(rows, order_by=order_by, notes=noted("upsert", txn, commit_info))
 
     def delete(self, where: Where, *, txn: Txn | None = None, commit_info: CommitInfo | None = None) -> Written:
         """Removes the rows that fulfil a condition (see filters.py). Lost races are retried. To remove all rows, overwrite with none."""
         if where is None:
             raise InvalidUsage(f"table {self.name}: delete needs a condition; to remove all rows, overwrite([])")
         with of_table(self.name):
-            return self._writer.delete(Condition.of(where, self._columns), notes=noted(txn, commit_info))
+            return self._writer.delete(Condition.of(where, self._columns), notes=noted("delete", txn, commit_info))
 
     def overwrite(
         self,
@@ -170,7 +170,7 @@ class Table:
         """
         with of_table(self.name):
             time = None if expected is None else moment(expected, now_ms=self._env.now_ms(), name="expected")
-            return self._writer.overwrite(rows, notes=noted(txn, commit_info), expected=time)
+            return self._writer.overwrite(rows, notes=noted("overwrite", txn, commit_info), expected=time)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 

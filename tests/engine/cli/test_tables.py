@@ -233,7 +233,7 @@ def test_looking_after_a_table(store):
     assert [each["name"] for each in json.loads(store("ls", "--json"))] == ["demo.more", "orders"]
     assert json.loads(store("ls", "demo", "--long", "--json"))[0]["retain"] == "7d"
     assert json.loads(store("describe", "orders", "--json"))["updates"] == 3
-    assert json.loads(store("history", "orders", "--json"))[0]["operation"] == "write"
+    assert json.loads(store("history", "orders", "--json"))[0]["operation"] == "append"
     assert "committed" in store("history", "orders", "--limit", "1")
     more = ("--commit-info", "job=a=b", "--commit-info", "by=")
     store("delete", "orders", "--where", "id = 1", *more)

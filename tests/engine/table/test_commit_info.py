@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from persist_engine import Antichain, PersistClient
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.state import COMMIT_INFO, COMMIT_INFO_BYTES_MAX
-from persist_engine.table.notes.commit_info import encoded, shown
+from persist_engine.table.notes.commit_info import encoded, noted, read, shown
 
 ONE = {"id": 1, "name": "a", "price": None}
 
@@ -20,7 +20,7 @@ def infos(table):
     return [
         None if row["commit_info"] is None else json.loads(row["commit_info"])
         for row in reversed(table.history().to_pylist())
-        if row["operation"] == "write"
+        if row["time"] is not None
     ]
 
 
@@ -59,7 +59,7 @@ def test_each_write_shows_its_own(db, orders):
         ({"job": [1]}, r"job must be a text, .* not \[1\]"),
         ({"rate": float("nan")}, "rate must be a text, a finite number"),
         ({"job": "\ud800"}, "surrogate"),
-        ({"small": 1, "big": "x" * COMMIT_INFO_BYTES_MAX}, "4116 bytes .* may have 4096; the largest entry is big"),
+        ({"small": 1, "big": "x" * COMMIT_INFO_BYTES_MAX}, "4116 bytes .* may have 4095; the largest entry is big"),
     ],
     ids=lambda value: str(value)[:12],
 )
@@ -75,7 +75,7 @@ def test_a_number_that_python_does_not_print_is_refused(orders):
 
 
 def test_the_limit_is_stored_whole(orders):
-    text = "x" * (COMMIT_INFO_BYTES_MAX - len('{"a":""}'))
+    text = "x" * (COMMIT_INFO_BYTES_MAX - 1 - len('{"a":""}'))
     orders.append([ONE], commit_info={"a": text})
     assert infos(orders) == [{"a": text}]
 
@@ -91,6 +91,27 @@ def test_handles_take_bytes(db, orders):
             writer.compare_and_append([], expected_upper=0, new_upper=upper, progress=(COMMIT_INFO, b""))
         writer.compare_and_append([], expected_upper=0, new_upper=upper, commit_info=b"\xff")
     assert infos(orders) == ["ff"]
+    assert orders.history().column("operation").to_pylist() == ["write"]
+
+
+def test_history_names_the_operation(db, orders):
+    orders.append([ONE])
+    orders.upsert([{**ONE, "name": "b"}])
+    orders.upsert([{**ONE, "name": "c"}], commit_info={"job": "nightly"})
+    orders.overwrite([ONE])
+    orders.delete("id = 1")
+    orders.delete("id = 1")
+    written = ["append", "upsert", "upsert", "overwrite", "delete"]
+    assert list(reversed(orders.history().column("operation").to_pylist())) == written, (
+        "what wrote nothing left nothing"
+    )
+
+
+@pytest.mark.parametrize(("operation", "byte"), [("append", 1), ("upsert", 2), ("delete", 3), ("overwrite", 4)])
+def test_the_stored_form_of_an_operation(operation, byte):
+    assert noted(operation).info == bytes([byte])
+    assert noted(operation, None, {"a": 1}).info == bytes([byte]) + b'{"a":1}'
+    assert read(bytes([byte])) == (operation, None)
 
 
 @pytest.mark.parametrize("stored", [b"[" * COMMIT_INFO_BYTES_MAX, b"NaN", b'{"a":-Infinity}', b"{} {}", b""])
@@ -102,3 +123,5 @@ def test_what_is_no_json_shows_as_bytes(stored):
 @given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(st.characters(exclude_categories=["Cs"]), max_size=20), max_size=5))  # fmt: skip
 def test_what_is_stored_reads_back(info):
     assert json.loads(shown(encoded(info))) == info
+    operation, said = read(noted("upsert", None, info).info)
+    assert (operation, json.loads(said)) == ("upsert", info)

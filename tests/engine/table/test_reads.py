@@ -318,7 +318,7 @@ def test_history(orders):
     orders.optimize()
     found = orders.history().to_pylist()
     assert [row["operation"] for row in found if row["operation"] != "compaction"][:2] == ["retention", "schema"]
-    writes = [(row["updates"], row["txn"]) for row in found if row["operation"] == "write"]
+    writes = [(row["updates"], row["txn"]) for row in found if row["operation"] in {"append", "upsert"}]
     assert writes[:3] == [(2, "load 4"), (0, "load 3"), (10, None)]
     assert [row["version"] for row in found] == sorted((row["version"] for row in found), reverse=True)
     assert orders.history(1).num_rows == 1
