@@ -39,6 +39,8 @@ S3 = st.fixed_dictionaries(
         "ca_file": OPTIONAL,
         "probe": st.booleans(),
         "credentials_dir": OPTIONAL,
+        "encryption": st.sampled_from([None, "SSE-S3", "SSE-KMS", "None", "aws:kms"]),
+        "kms_key_id": OPTIONAL,
     },
 )
 REDIS = st.fixed_dictionaries(
@@ -52,6 +54,9 @@ REDIS = st.fixed_dictionaries(
         "password": OPTIONAL,
         "password_file": OPTIONAL,
         "credentials_dir": OPTIONAL,
+        "ca_file": OPTIONAL,
+        "cert_file": OPTIONAL,
+        "key_file": OPTIONAL,
         "unsafe": st.booleans(),
         "push": st.booleans(),
     },
@@ -87,7 +92,8 @@ def test_a_redis_address_is_read_back_as_it_was(fields: dict[str, Any]) -> None:
         {"region": ""}, {"region": "eu.evil.example/"}, {"endpoint": "http://u:p@h"}, {"endpoint": "http://h?x=1"},
         {"endpoint": "ftp://h"}, {"endpoint": "http://"}, {"endpoint": "http://h#f"}, {"endpoint": "http://h:0"},
         {"endpoint": "http://h:99999"}, {"endpoint": "http://h\\@evil"}, {"endpoint": "http://h\r\nX: y"},
-        {"credentials_dir": ""}, {"ca_file": "\n"},
+        {"credentials_dir": ""}, {"ca_file": "\n"}, {"encryption": "None"}, {"encryption": ""}, {"kms_key_id": "k"},
+        {"encryption": "SSE-S3", "kms_key_id": "k"}, {"encryption": "SSE-KMS", "kms_key_id": "k&unsafe"},
     ],
 )  # fmt: skip
 def test_fields_that_cannot_be_meant_are_refused(wrong: dict[str, str]) -> None:
@@ -102,6 +108,7 @@ def test_fields_that_cannot_be_meant_are_refused(wrong: dict[str, str]) -> None:
         {"host": "[::1]:1"}, {"host": "::1"}, {"host": "h "}, {"port": 0}, {"port": 65536}, {"database": -1},
         {"prefix": "{p}"}, {"prefix": "p\r\nFLUSHALL"}, {"user": ""}, {"user": "\n"}, {"password": ""},
         {"password": "x", "password_file": "/f"}, {"credentials_dir": "/d", "password_file": "/f"}, {"ca_file": "/c"},
+        {"cert_file": "/c", "key_file": "/k"}, {"tls": True, "cert_file": "/c"}, {"tls": True, "key_file": "/k"},
     ],
 )  # fmt: skip
 def test_redis_fields_that_cannot_be_meant_are_refused(wrong: dict[str, Any]) -> None:
@@ -129,6 +136,12 @@ def test_credentials_are_passed_by_reference(url: str, passed: str) -> None:
 def test_a_url_that_says_where_its_credentials_are_gets_no_others(url: str) -> None:
     with pytest.raises(InvalidUsage, match="name a Secret"):
         with_credentials(url, "/run/c")
+
+
+def test_files_of_tls_and_encryption_are_restored() -> None:
+    redis = RedisAddress(host="h", tls=True, ca_file="/a b", cert_file="/c", key_file="/k", credentials_dir="/d")
+    s3 = S3Address(bucket="b", encryption="SSE-KMS", kms_key_id="arn:aws:kms:eu:1:key/2", ca_file="/c")
+    assert (RedisAddress.parse(redis.url), S3Address.parse(s3.url)) == (redis, s3)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from persist_engine.base.errors import Determinate, Indeterminate, InvalidUsage,
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.storage.addresses import S3Address
 from persist_engine.storage.open import open_blob
-from persist_engine.storage.s3.blob import CREDENTIALS_S, S3Blob, _client
+from persist_engine.storage.s3.blob import CREDENTIALS_S, S3Blob
+from persist_engine.storage.s3.connect import s3_client
 
 #: What one request is answered with: status, body, and headers, where None takes away one that would be sent.
 Answer = tuple[int, bytes, dict[str, str | None]]
@@ -100,7 +101,7 @@ class LateEnv(SystemEnv):
 def unprobed(address: str, env: Env | None = None) -> S3Blob:
     at = S3Address.parse(url_at(address))
     return S3Blob(
-        lambda: _client(at),
+        lambda: s3_client(at),
         bucket="bucket",
         prefix="p/",
         address="s3://bucket/p",
@@ -244,12 +245,13 @@ FORKS = """
 import os, sys
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.metrics import NoMetrics
-from persist_engine.storage.s3.blob import S3Blob, _client
+from persist_engine.storage.s3.blob import S3Blob
+from persist_engine.storage.s3.connect import s3_client
 from persist_engine.storage.addresses import S3Address
 
 at = S3Address.parse(sys.argv[1])
 where = {"bucket": "bucket", "prefix": "p/", "address": "s3://bucket/p", "env": SystemEnv(), "metrics": NoMetrics()}
-blob = S3Blob(lambda: _client(at), **where)
+blob = S3Blob(lambda: s3_client(at), **where)
 blob.get("before")
 child = os.fork()
 if not child:

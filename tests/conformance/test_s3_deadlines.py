@@ -13,7 +13,8 @@ from persist_engine.base.errors import Determinate, Indeterminate
 from persist_engine.base.metrics import NoMetrics, PrometheusMetrics
 from persist_engine.storage.addresses import S3Address
 from persist_engine.storage.s3 import blob as blob_s3
-from persist_engine.storage.s3.blob import S3Blob, _client
+from persist_engine.storage.s3.blob import S3Blob
+from persist_engine.storage.s3.connect import s3_client
 from persist_engine.storage.s3.deadlines import CallLimits, Deadlines, LeftBehind, NotBegun
 from persist_kit.fault_proxy import FaultProxy
 from prometheus_client import CollectorRegistry
@@ -33,7 +34,7 @@ def blob_at(port, bucket, *, limits=blob_s3.LIMITS, metrics=None, env=None, conn
     def connect():
         if connects is not None:
             connects.append(port)
-        return _client(at)
+        return s3_client(at)
 
     return S3Blob(
         connect,

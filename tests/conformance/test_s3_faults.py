@@ -14,7 +14,8 @@ from persist_engine.base.errors import CorruptData, Determinate, Indeterminate, 
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.storage.addresses import S3Address
 from persist_engine.storage.open import open_blob
-from persist_engine.storage.s3.blob import S3Blob, _client
+from persist_engine.storage.s3.blob import S3Blob
+from persist_engine.storage.s3.connect import s3_client
 from persist_engine.storage.s3.deadlines import CallLimits
 from persist_kit.servers import s3_server
 
@@ -200,7 +201,7 @@ def impatient(server):
     """A store whose calls end after half a second without an answer."""
     at = S3Address.parse(server.location("p"))
     return S3Blob(
-        lambda: _client(at),
+        lambda: s3_client(at),
         bucket=at.bucket,
         prefix="p/",
         address=f"s3://{at.bucket}/p ({server.address})",

@@ -9,21 +9,32 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast, get_args
 from urllib.parse import quote, urlencode, urlsplit
 
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.storage.urls import StoreUrl, absolute_path, parse_url
 
-S3_PARAMS = frozenset({"region", "endpoint", "path_style", "ca_file", "probe", "credentials_dir"})
-REDIS_PARAMS = frozenset({"prefix", "password_file", "credentials_dir", "ca_file", "unsafe", "ack", "push"})
-#: Files of a `credentials_dir`, named like the keys of the mounted Secret. Each is used if it exists.
-S3_CREDENTIALS_FILE, REDIS_PASSWORD_FILE = "aws-credentials", "redis-password"
+S3_PARAMS = frozenset(
+    {"region", "endpoint", "path_style", "ca_file", "probe", "credentials_dir", "encryption", "kms_key_id"}
+)
+REDIS_PARAMS = frozenset(
+    {"prefix", "password_file", "credentials_dir", "ca_file", "cert_file", "key_file", "unsafe", "ack", "push"}
+)
+#: Files of a `credentials_dir`, named like the keys of the mounted Secret. Each is used if it exists. A CA bundle replaces the CAs of the
+#: system; the certificate and its key identify this client; the names of files in an address come before those of the folder.
+S3_CREDENTIALS_FILE, S3_CA_FILE = "aws-credentials", "s3-ca.crt"
+REDIS_USERNAME_FILE, REDIS_PASSWORD_FILE = "redis-username", "redis-password"
+REDIS_CA_FILE, REDIS_CERT_FILE, REDIS_KEY_FILE = "redis-ca.crt", "redis-tls.crt", "redis-tls.key"
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _REGION = re.compile(r"[A-Za-z0-9-]{1,64}")
+_KMS_KEY = re.compile(r"[A-Za-z0-9:/_.-]{1,2048}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+Encryption = Literal["SSE-S3", "SSE-KMS"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +49,10 @@ class S3Address:
     ca_file: str | None = None
     probe: bool = True
     credentials_dir: str | None = None
+    encryption: Encryption | None = None
+    """How the server is to encrypt each object at rest. None: as the bucket says by itself."""
+    kms_key_id: str | None = None
+    """Of SSE-KMS: the key. None: the account's own key for S3."""
 
     def __post_init__(self) -> None:
         _matches("bucket", self.bucket, _BUCKET)
@@ -50,6 +65,12 @@ class S3Address:
             _check_endpoint(self.endpoint)
         for name, path in (("ca_file", self.ca_file), ("credentials_dir", self.credentials_dir)):
             _check_path(name, path)
+        if self.encryption not in (None, *get_args(Encryption)):
+            raise InvalidUsage(f"s3: encryption {self.encryption!r} is not known; use SSE-S3 or SSE-KMS")
+        if self.kms_key_id is not None:
+            _matches("kms_key_id", self.kms_key_id, _KMS_KEY)
+            if self.encryption != "SSE-KMS":
+                raise InvalidUsage("s3: kms_key_id is for encryption=SSE-KMS")
 
     @property
     def url(self) -> str:
@@ -62,6 +83,8 @@ class S3Address:
             ca_file=self.ca_file,
             probe=None if self.probe else "false",
             credentials_dir=self.credentials_dir,
+            encryption=self.encryption,
+            kms_key_id=self.kms_key_id,
         )
 
     @classmethod
@@ -85,6 +108,8 @@ class S3Address:
             ca_file=url.params.get("ca_file"),
             probe=url.flag("probe", default=True),
             credentials_dir=url.params.get("credentials_dir"),
+            encryption=cast("Encryption | None", url.params.get("encryption")),
+            kms_key_id=url.params.get("kms_key_id"),
         )
 
 
@@ -106,6 +131,9 @@ class RedisAddress:
     password_file: str | None = None
     credentials_dir: str | None = None
     ca_file: str | None = None
+    cert_file: str | None = None
+    """The certificate of this client, with `key_file`, its private key."""
+    key_file: str | None = None
     unsafe: bool = False
     ack: Literal["redis"] | None = None
     push: bool = True
@@ -124,14 +152,18 @@ class RedisAddress:
                 raise InvalidUsage(f"redis: the {name} is empty or has control characters")
         for name, path in (
             ("ca_file", self.ca_file),
+            ("cert_file", self.cert_file),
+            ("key_file", self.key_file),
             ("password_file", self.password_file),
             ("credentials_dir", self.credentials_dir),
         ):
             _check_path(name, path)
         if sum(one is not None for one in (self.password, self.password_file, self.credentials_dir)) > 1:
             raise InvalidUsage("redis: give the password in the URL, in password_file or in credentials_dir, only once")
-        if self.ca_file is not None and not self.tls:
-            raise InvalidUsage("redis: ca_file is for rediss://")
+        if (self.ca_file or self.cert_file or self.key_file) and not self.tls:
+            raise InvalidUsage("redis: ca_file, cert_file and key_file are for rediss://")
+        if (self.cert_file is None) != (self.key_file is None):
+            raise InvalidUsage("redis: cert_file and key_file belong together; give both or none")
 
     @property
     def url(self) -> str:
@@ -144,6 +176,8 @@ class RedisAddress:
             password_file=self.password_file,
             credentials_dir=self.credentials_dir,
             ca_file=self.ca_file,
+            cert_file=self.cert_file,
+            key_file=self.key_file,
             unsafe="true" if self.unsafe else None,
             ack=self.ack,
             push=None if self.push else "off",
@@ -180,6 +214,8 @@ class RedisAddress:
             password_file=url.params.get("password_file"),
             credentials_dir=url.params.get("credentials_dir"),
             ca_file=url.params.get("ca_file"),
+            cert_file=url.params.get("cert_file"),
+            key_file=url.params.get("key_file"),
             unsafe=url.flag("unsafe", default=False),
             ack="redis" if ack else None,
             push=push == "on",

@@ -36,10 +36,11 @@ _FAILING_OVER = ("redis+sentinel:", "rediss+sentinel:", "redis+cluster:", "redis
 
 
 def open_blob(url: str, *, env: Env, metrics: Metrics, create: bool = True) -> Blob:
-    """Open `mem:[name]`, `file:///dir` or `s3://bucket/prefix?region=&endpoint=&path_style=&ca_file=&probe=&credentials_dir=`, metered.
+    """Open `mem:[name]`, `file:///dir` or `s3://bucket/prefix`, metered. Parameters of S3: region, endpoint, path_style, ca_file,
+    encryption (SSE-S3 or SSE-KMS, asked of the server with every put), kms_key_id, probe, credentials_dir.
 
     S3 credentials come from the file `aws-credentials` in credentials_dir if both exist, else from the process's environment or
-    workload identity, as in boto3.
+    workload identity, as in boto3. The CAs are those of ca_file, else of `s3-ca.crt` in credentials_dir, else of boto3.
 
     InvalidUsage for any other URL, or one whose driver is not installed; UnsafeStore if the store lacks a required guarantee,
     Determinate or Indeterminate if it cannot be reached. Errors name the address, never a credential. A missing directory is
@@ -64,8 +65,9 @@ def open_consensus(url: str, *, env: Env, metrics: Metrics, create: bool = True)
     """Open `mem:[name]`, `sqlite:///file` or `redis[s]://[user[:password]@]host[:port][/db]`, metered.
 
     All accept push=off, which disables sending and receiving news of commits (see storage.notify). Redis accepts the parameters
-    prefix, password_file, credentials_dir (the password is in its file `redis-password`, if that exists), ca_file, unsafe (true
-    accepts settings that can lose commits) and ack (redis: a commit is acknowledged when Redis has it). It must be a single
+    prefix, password_file, credentials_dir (its files that exist are used: `redis-username`, `redis-password`, and with TLS
+    `redis-ca.crt`, `redis-tls.crt`, `redis-tls.key`), ca_file, cert_file and key_file (of this client), unsafe (true accepts
+    settings that can lose commits) and ack (redis: a commit is acknowledged when Redis has it). It must be a single
     primary: replicas, cluster nodes and anything that fails over raise UnsafeStore. Errors as of open_blob.
     """
     if url.startswith(_FAILING_OVER):

@@ -119,20 +119,31 @@ class Server:
 
 
 class RedisServer(Server):
-    """A redis-server. `url` opens it as consensus. With `tls` it accepts only TLS, and `ca_file` is the CA of its certificate."""
+    """A redis-server. `url` opens it as consensus. With `tls` it accepts only TLS, and `ca_file` is the CA of its certificate. With
+    `wants_certificate` it accepts only clients with a certificate of the same CA; `cert_file` and `key_file` are one.
+    """
 
-    def __init__(self, folder: Path, *, settings: dict[str, str], password: str | None, tls: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        settings: dict[str, str],
+        password: str | None,
+        tls: bool = False,
+        wants_certificate: bool = False,
+    ) -> None:
         program = shutil.which("redis-server") or shutil.which("valkey-server")
         if program is None:
             raise ServerMissing(
                 "no redis-server or valkey-server on PATH: run `make setup`, or install Debian's redis-server"
             )
         self._password = password
-        self.ca_file = _certificate(folder) if tls else None
+        self.ca_file = certificates(folder) if tls else None
+        self.cert_file, self.key_file = folder / "client.crt", folder / "client.key"
         if tls:
-            names = {"cert-file": "server.pem", "key-file": "server.pem", "ca-cert-file": "ca.pem"}
+            names = {"cert-file": "server.crt", "key-file": "server.key", "ca-cert-file": "ca.pem"}
             files = {f"tls-{name}": str(folder / file) for name, file in names.items()}
-            settings = settings | files | {"tls-auth-clients": "no", "port": "0"}
+            settings = settings | files | {"tls-auth-clients": "yes" if wants_certificate else "no", "port": "0"}
         words = [word for name, value in settings.items() for word in (f"--{name}", value)]
         words += ["--requirepass", password] if password else []
         super().__init__(
@@ -172,7 +183,9 @@ class RedisServer(Server):
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=5)
         if self.ca_file is None:
             return connection
-        return ssl.create_default_context(cafile=self.ca_file).wrap_socket(connection, server_hostname="127.0.0.1")
+        context = ssl.create_default_context(cafile=self.ca_file)
+        context.load_cert_chain(self.cert_file, self.key_file)
+        return context.wrap_socket(connection, server_hostname="127.0.0.1")
 
     def _pong(self, port: int) -> bool:
         self.port = port
@@ -182,12 +195,16 @@ class RedisServer(Server):
 
 
 class S3Server(Server):
-    """A versitygw over a folder. `url` opens the bucket as blob store; the credentials are `access_key` and `secret_key`."""
+    """A versitygw over a folder. `url` opens the bucket as blob store; the credentials are `access_key` and `secret_key`. With `tls` it
+    accepts only TLS, and `ca_file` is the CA of its certificate.
+    """
 
     region = "us-east-1"
 
-    def __init__(self, folder: Path, *, bucket: str, versioned: bool = False) -> None:
+    def __init__(self, folder: Path, *, bucket: str, versioned: bool = False, tls: bool = False) -> None:
         program = _versitygw()
+        self.ca_file = certificates(folder) if tls else None
+        encrypted = ["--cert", str(folder / "server.crt"), "--key", str(folder / "server.key")] if tls else []
         versions = folder / "versions"
         versions.mkdir()
         backend = ["posix", *(["--versioning-dir", str(versions)] if versioned else [])]
@@ -209,10 +226,11 @@ class S3Server(Server):
                     "--health",
                     "/health",
                     "--quiet",
+                    *encrypted,
                 ],
                 *[*backend, str(self._data)],
             ],
-            _is_healthy,
+            lambda port: _is_healthy(port, self.ca_file),
             folder,
         )
 
@@ -223,7 +241,7 @@ class S3Server(Server):
 
     def location(self, prefix: str, *, bucket: str | None = None) -> str:
         """The URL of a prefix in a bucket of this server."""
-        endpoint = quote(f"http://{self.address}", safe="")
+        endpoint = quote(f"http{'s' if self.ca_file else ''}://{self.address}", safe="")
         return f"s3://{bucket or self.bucket}/{prefix}?endpoint={endpoint}&region={self.region}&path_style=true"
 
     @property
@@ -243,13 +261,20 @@ def redis_server(
     password: str | None = None,
     settings: dict[str, str] | None = None,
     tls: bool = False,
+    wants_certificate: bool = False,
 ) -> Iterator[RedisServer]:
     """A Redis with safe durability (AOF, fsync always) unless `appendonly` is false. `settings` go to its command line. `tls`: only TLS,
-    with its own certificate.
+    with its own certificate; `wants_certificate`: and only with one of the client.
     """
     durable = {"appendonly": "yes", "appendfsync": "always"} if appendonly else {"appendonly": "no"}
     with tempfile.TemporaryDirectory(prefix="persist-redis-") as folder:
-        server = RedisServer(Path(folder), settings=durable | (settings or {}), password=password, tls=tls)
+        server = RedisServer(
+            Path(folder),
+            settings=durable | (settings or {}),
+            password=password,
+            tls=tls,
+            wants_certificate=wants_certificate,
+        )
         try:
             yield server
         finally:
@@ -257,10 +282,12 @@ def redis_server(
 
 
 @contextmanager
-def s3_server(*, bucket: str = "persist", versioned: bool = False) -> Iterator[S3Server]:
-    """A versitygw with one bucket. `versioned`: it can keep versions, once versioning of the bucket is turned on."""
+def s3_server(*, bucket: str = "persist", versioned: bool = False, tls: bool = False) -> Iterator[S3Server]:
+    """A versitygw with one bucket. `versioned`: it can keep versions, once versioning of the bucket is turned on. `tls`: only TLS, with
+    its own certificate.
+    """
     with tempfile.TemporaryDirectory(prefix="persist-s3-") as folder:
-        server = S3Server(Path(folder), bucket=bucket, versioned=versioned)
+        server = S3Server(Path(folder), bucket=bucket, versioned=versioned, tls=tls)
         try:
             yield server
         finally:
@@ -284,8 +311,11 @@ def _versitygw() -> str:
     raise ServerMissing("no versitygw on PATH, in $PERSIST_TOOLS or ~/.cache/persist-operator/bin: run `make setup`")
 
 
-def _is_healthy(port: int) -> bool:
+def _is_healthy(port: int, ca_file: Path | None) -> bool:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    if ca_file is not None:
+        context = ssl.create_default_context(cafile=ca_file)
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=2, context=context)
     try:
         connection.request("GET", "/health")
         return connection.getresponse().status == 200
@@ -295,12 +325,17 @@ def _is_healthy(port: int) -> bool:
         connection.close()
 
 
-def _certificate(folder: Path) -> Path:
-    """Writes `server.pem`, a key and a certificate for 127.0.0.1, and `ca.pem`, the CA that issued it. Returns the path of `ca.pem`."""
+def certificates(folder: Path) -> Path:
+    """Writes a CA, and certificates of it with their keys, for a server at 127.0.0.1 and for a client: `ca.pem`, `server.crt`,
+    `server.key`, `client.crt`, `client.key`. Returns the path of `ca.pem`. Other calls make other CAs.
+    """
     import trustme
 
     authority = trustme.CA()
-    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(folder / "server.pem")
+    for name, identity in (("server", "127.0.0.1"), ("client", "client.test")):
+        made = authority.issue_cert(identity)
+        made.cert_chain_pems[0].write_to_path(folder / f"{name}.crt")
+        made.private_key_pem.write_to_path(folder / f"{name}.key")
     authority.cert_pem.write_to_path(folder / "ca.pem")
     return folder / "ca.pem"
 

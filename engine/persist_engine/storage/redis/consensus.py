@@ -22,7 +22,6 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from importlib import resources
-from pathlib import Path
 from typing import Any, cast
 
 import redis
@@ -42,9 +41,10 @@ from persist_engine.base.errors import (
     UnsafeStore,
 )
 from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
-from persist_engine.storage.addresses import REDIS_PASSWORD_FILE, RedisAddress
+from persist_engine.storage.addresses import RedisAddress
 from persist_engine.storage.checks import check_append, check_log_key, check_replace, check_scan
 from persist_engine.storage.notify import NEWS_BYTES_MAX
+from persist_engine.storage.redis.access import access
 from persist_engine.storage.redis.durability import CLUSTER_NODE, RunWatch, check_durability, check_role
 from persist_engine.storage.redis.notify import news_channel
 from persist_engine.storage.refusals import is_untrusted
@@ -328,22 +328,6 @@ _TRUNCATE = _Script("truncate")
 _REPLACE = _Script("replace")
 
 
-class _Credentials(redis.CredentialProvider):
-    """Reads the password file again for every connection, so that a rotated secret needs no restart."""
-
-    def __init__(self, user: str | None, password_file: Path, *, optional: bool) -> None:
-        """If the file is missing: without a password if `optional`, else OSError when a connection is opened."""
-        self._user = user
-        self._password_file = password_file
-        self._optional = optional
-
-    def get_credentials(self) -> tuple[str, ...]:  # type: ignore[override]  # no credentials is fine too: nothing is sent
-        if self._optional and not self._password_file.exists():
-            return ()
-        password = self._password_file.read_text().rstrip("\r\n")
-        return (self._user, password) if self._user else (password,)
-
-
 def redis_pool(at: RedisAddress, *, watch: RunWatch | None = None) -> redis.BlockingConnectionPool:
     """Return a pool of connections to the address, opened on demand. `watch` checks each before its first use."""
     options: dict[str, Any] = {
@@ -357,15 +341,8 @@ def redis_pool(at: RedisAddress, *, watch: RunWatch | None = None) -> redis.Bloc
         "retry": Retry(NoBackoff(), 0),
         "driver_info": None,
     }
-    if at.password_file:
-        options["credential_provider"] = _Credentials(at.user, Path(at.password_file), optional=False)
-    elif at.credentials_dir:
-        password_file = Path(at.credentials_dir, REDIS_PASSWORD_FILE)
-        options["credential_provider"] = _Credentials(at.user, password_file, optional=True)
-    elif at.password or at.user:
-        options |= {"username": at.user, "password": at.password}
+    options |= access(at)
     if at.tls:
-        options |= {"connection_class": redis.SSLConnection, "ssl_ca_certs": at.ca_file}
         options["redis_connect_func"] = _greeted
     if watch is not None:
         options["redis_connect_func"] = partial(_watched, watch, at.shown)

@@ -2,7 +2,7 @@
 
 Tuned against boto3's defaults, each for a reason: no `Expect: 100-continue` (it doubles the latency of a put); no retries by
 the SDK (it turns the lost answer of a winning conditional put into a refusal; callers retry); time-outs in seconds. The
-driver's time-outs bound only silence, so `deadlines` bounds each call as a whole. boto3's CRC32 is sent with every put and
+driver's time-outs bound only silence, so `deadlines` bounds each call as a whole. A CRC32 is sent with every put and
 stored, and every get is checked against it.
 """
 
@@ -11,17 +11,13 @@ from __future__ import annotations
 import math
 import os
 import threading
+import zlib
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
-import boto3.session
-import botocore.credentials
 import botocore.exceptions
 import botocore.parsers
-import botocore.session
-from botocore.config import Config
-from botocore.handlers import add_expect_header
 
 from persist_engine.base.env import Env
 from persist_engine.base.errors import (
@@ -36,25 +32,20 @@ from persist_engine.base.errors import (
     UnsafeStore,
 )
 from persist_engine.base.metrics import Metrics
-from persist_engine.storage.addresses import S3_CREDENTIALS_FILE, S3Address
+from persist_engine.storage.addresses import S3Address
 from persist_engine.storage.blob import BlobInfo, KeptBlob
 from persist_engine.storage.checks import check_blob_key, check_blob_value, check_prefix, check_range
 from persist_engine.storage.refusals import is_untrusted
+from persist_engine.storage.s3.connect import NOT_ENCRYPTED, encryption_of, s3_client
 from persist_engine.storage.s3.deadlines import Allowance, CallLimits, Deadlines, NotBegun, race
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-#: One round trip and room for a lost SYN or two.
-CONNECT_TIMEOUT_S = 5.0
-#: Bounds silence, not duration. S3's slowest first bytes take about 1 s; a put's answer may wait for a gateway's slow disk.
-READ_TIMEOUT_S = 30.0
 #: Limit for a whole call: connecting, silence before and after the bytes, and the bytes on the slowest plausible line.
 LIMITS = CallLimits(base_s=60.0, bytes_per_s=128 << 10, threads_max=64)
 #: Refused credentials are read again at most this often: a new client costs 50 ms of a core and new connections.
 CREDENTIALS_S = 5.0
-#: GC deletes with 32 in flight; two parts per writer and the fetches of readers are added.
-CONNECTIONS_MAX = 64
 #: Concurrent puts of the probe. Servers that only pretend conditional writes showed 2 to 16 winners of 16.
 PROBE_RACERS = 16
 #: A round without a winner (all answers 409, "conflict, try again") is repeated this often.
@@ -89,7 +80,15 @@ def open_s3_blob(at: S3Address, *, env: Env, metrics: Metrics) -> S3Blob:
     address = f"s3://{at.bucket}/{at.prefix}" + (f" ({_host_of(at.endpoint)})" if at.endpoint else "")
     prefix = f"{at.prefix}/" if at.prefix else ""
     try:
-        blob = S3Blob(lambda: _client(at), bucket=at.bucket, prefix=prefix, address=address, env=env, metrics=metrics)
+        blob = S3Blob(
+            lambda: s3_client(at),
+            bucket=at.bucket,
+            prefix=prefix,
+            address=address,
+            env=env,
+            metrics=metrics,
+            encryption=encryption_of(at),
+        )
     except (botocore.exceptions.BotoCoreError, ValueError) as error:
         raise InvalidUsage(f"open {address}: {error}") from error
     try:
@@ -125,8 +124,11 @@ class S3Blob:
         env: Env,
         metrics: Metrics,
         limits: CallLimits = LIMITS,
+        encryption: Mapping[str, str] = NOT_ENCRYPTED,
     ) -> None:
+        """`encryption`: the arguments of every put that ask the server to encrypt."""
         self._connect = connect
+        self._encryption = encryption
         self._env = env
         self._deadlines = Deadlines(limits, address=address, env=env, metrics=metrics)
         self._renewed_s = -math.inf
@@ -168,7 +170,7 @@ class S3Blob:
         check_blob_value(key, value)
         at = self._at(key)
         try:
-            self._run("set", lambda client, _: client.put_object(**at, Body=value), byte_count=len(value))
+            self._run("set", lambda client, _: client.put_object(**at, **self._body(value)), byte_count=len(value))
         except _DRIVER_ERRORS as error:
             raise self._mapped("set", key, error) from error
 
@@ -249,12 +251,14 @@ class S3Blob:
             client.close()
 
     def probe(self) -> None:
-        """Race conditional puts for one new key. UnsafeStore unless exactly one wins and the object has its bytes.
+        """Race conditional puts for one new key. UnsafeStore unless exactly one wins and the object has its bytes, and if the server
+        does not encrypt as it is asked to.
 
         A location that passed is not probed again by this process. The object is deleted in any case.
         """
+        location = f"{self._address} {dict(self._encryption)}"
         with _probed_lock:
-            if self._address in _probed:
+            if location in _probed:
                 return
         key = f"{PROBE_FOLDER}{self._env.random_bytes(16).hex()}"
         try:
@@ -271,13 +275,13 @@ class S3Blob:
         finally:
             self._forget_probe(key)
         with _probed_lock:
-            _probed.add(self._address)
+            _probed.add(location)
 
     @property
     def _client(self) -> S3Client:
         """The client of this process: over connections copied by a fork, parent and child would receive each other's answers.
-        It is recreated after its credentials were refused, because it reads a credentials file only once, but at most every
-        CREDENTIALS_S.
+        It is recreated after its credentials were refused, or the server's certificate, because it reads the files of both only
+        once, but at most every CREDENTIALS_S.
         """
         if self._closed:
             # Not a store error: retry loops would repeat it without end.
@@ -290,6 +294,12 @@ class S3Blob:
 
     def _at(self, key: str) -> _Place:
         return {"Bucket": self._bucket, "Key": self._prefix + key}
+
+    def _body(self, value: bytes) -> Any:
+        """The arguments of a put for its bytes. The checksum is given, because boto3 would send its own one behind the bytes, in chunks,
+        if the server has TLS: not every server understands that, and one that refuses early breaks the connection under it.
+        """
+        return {"Body": value, "ChecksumCRC32": b64encode(zlib.crc32(value).to_bytes(4)).decode(), **self._encryption}
 
     def _run(self, verb: str, call: Callable[[S3Client, Allowance], T], *, byte_count: int = 0) -> T:
         """Run one request, including its whole answer, in the time allowed for its bytes."""
@@ -309,7 +319,7 @@ class S3Blob:
     def _put_if_absent(self, key: str, racer: int) -> str:
         at, body = self._at(key), b"%d" % racer
         try:
-            self._run("probe", lambda client, _: client.put_object(**at, Body=body, IfNoneMatch="*"))
+            answer = self._run("probe", lambda client, _: client.put_object(**at, IfNoneMatch="*", **self._body(body)))
         except _DRIVER_ERRORS as error:
             if _status(error) in (409, 412):
                 return "lost"
@@ -318,6 +328,11 @@ class S3Blob:
                     f"{self._address}: conditional writes (If-None-Match: *) are not implemented; {_WHAT_TO_CHANGE}"
                 ) from error
             raise self._mapped("probe", "", error) from error
+        if (asked := self._encryption.get("ServerSideEncryption")) and answer.get("ServerSideEncryption") != asked:
+            raise UnsafeStore(
+                f"{self._address}: the server does not say that it encrypts what it is asked to encrypt ({asked}); "
+                "use a server that does, or no encryption parameter"
+            )
         return "won"
 
     def _kept_at(self, key: str) -> bytes:
@@ -384,7 +399,7 @@ class S3Blob:
 
     def _mapped(self, verb: str, key: str, error: Exception) -> PersistError:
         text = f"{verb} {key}".rstrip() + f" at {self._address}"
-        if _code(error) in _REFUSED_CREDENTIALS or isinstance(error, _NO_CREDENTIALS):
+        if _code(error) in _REFUSED_CREDENTIALS or isinstance(error, _NO_CREDENTIALS) or is_untrusted(error):
             now_s = self._env.monotonic_s()
             if now_s - self._renewed_s >= CREDENTIALS_S:
                 self._renewed_s = now_s
@@ -429,35 +444,6 @@ _NEVER_SENT = (
 _MISSING_CODES = ("NoSuchKey",)
 #: 4xx answers after which the request may still have taken effect.
 _UNDECIDED_CODES = ("RequestTimeout", "OperationAborted")
-
-
-def _client(at: S3Address) -> S3Client:
-    config = Config(
-        connect_timeout=CONNECT_TIMEOUT_S,
-        read_timeout=READ_TIMEOUT_S,
-        max_pool_connections=CONNECTIONS_MAX,
-        tcp_keepalive=True,
-        retries={"total_max_attempts": 1, "mode": "standard"},
-        s3={"addressing_style": "path" if at.path_style else "auto"},
-    )
-    client: S3Client = boto3.session.Session(botocore_session=_session(at.credentials_dir)).client(
-        "s3", region_name=at.region, endpoint_url=at.endpoint, verify=at.ca_file, config=config
-    )
-    client.meta.events.unregister("before-call.s3", add_expect_header)
-    return client
-
-
-def _session(credentials_dir: str | None) -> botocore.session.Session:
-    """Return a session that reads the location's own credentials if it has any, never mixed with those of the process; else the
-    process's.
-    """
-    session = botocore.session.get_session()
-    file = Path(credentials_dir or "", S3_CREDENTIALS_FILE)
-    if credentials_dir and file.exists():
-        # Static keys only: other contents of such a file (a command to run, a role) must not take effect.
-        provider = botocore.credentials.SharedCredentialProvider(str(file), profile_name="default")
-        session.register_component("credential_provider", botocore.credentials.CredentialResolver([provider]))
-    return session
 
 
 def _host_of(endpoint: str) -> str:

@@ -1,0 +1,76 @@
+"""The access of a client to Redis: user and password, trusted CAs, and its own certificate. As options of redis-py.
+
+What an address names comes first, then the files of its credentials_dir that exist, then nothing: no password is sent, and the CAs of
+the system are trusted. All files are read anew for every connection, so that rotated ones need no restart. No repr shows their contents.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.storage.addresses import (
+    REDIS_CA_FILE,
+    REDIS_CERT_FILE,
+    REDIS_KEY_FILE,
+    REDIS_PASSWORD_FILE,
+    REDIS_USERNAME_FILE,
+    RedisAddress,
+)
+
+
+class Credentials(redis.CredentialProvider):
+    """The user and the password in files. Without a file of the password: no credentials if `optional`, else OSError at a connection."""
+
+    def __init__(self, user: str | None, password_file: Path, *, user_file: Path | None, optional: bool) -> None:
+        """`user` comes before the text of `user_file`; without both, the password is that of the default user."""
+        self._user, self._user_file = user, user_file
+        self._password_file, self._optional = password_file, optional
+
+    def get_credentials(self) -> tuple[str, ...]:  # type: ignore[override]  # no credentials is fine too: nothing is sent
+        """See redis-py."""
+        if self._optional and not self._password_file.exists():
+            return ()
+        password = _text(self._password_file)
+        user = self._user
+        if user is None and self._user_file is not None and self._user_file.exists():
+            user = _text(self._user_file)
+        return (user, password) if user else (password,)
+
+
+def access(at: RedisAddress) -> dict[str, Any]:
+    """The options of connections to `at`. InvalidUsage if a file of TLS that the address names is not there."""
+    return _credentials(at) | (_tls(at) if at.tls else {})
+
+
+def _credentials(at: RedisAddress) -> dict[str, Any]:
+    if at.password_file:
+        file = Path(at.password_file)
+        return {"credential_provider": Credentials(at.user, file, user_file=None, optional=False)}
+    if at.credentials_dir:
+        folder = Path(at.credentials_dir)
+        file, user_file = folder / REDIS_PASSWORD_FILE, folder / REDIS_USERNAME_FILE
+        return {"credential_provider": Credentials(at.user, file, user_file=user_file, optional=True)}
+    return {"username": at.user, "password": at.password} if at.password or at.user else {}
+
+
+def _tls(at: RedisAddress) -> dict[str, Any]:
+    def file(named: str | None, name: str) -> str | None:
+        if named is not None and not Path(named).is_file():
+            raise InvalidUsage(f"{at.shown}: there is no file {named}; correct the parameter, or mount the file")
+        found = Path(at.credentials_dir or "", name)
+        return named or (str(found) if at.credentials_dir and found.exists() else None)
+
+    return {
+        "connection_class": redis.SSLConnection,
+        "ssl_ca_certs": file(at.ca_file, REDIS_CA_FILE),
+        "ssl_certfile": file(at.cert_file, REDIS_CERT_FILE),
+        "ssl_keyfile": file(at.key_file, REDIS_KEY_FILE),
+    }
+
+
+def _text(file: Path) -> str:
+    return file.read_text().rstrip("\r\n")

@@ -1,0 +1,74 @@
+"""The client of one location in S3: time-outs, credentials, trusted CAs, and the arguments that ask for encryption."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import boto3.session
+import botocore.credentials
+import botocore.session
+from botocore.config import Config
+from botocore.handlers import add_expect_header
+
+from persist_engine.storage.addresses import S3_CA_FILE, S3_CREDENTIALS_FILE, S3Address
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+#: One round trip and room for a lost SYN or two.
+CONNECT_TIMEOUT_S = 5.0
+#: Bounds silence, not duration. S3's slowest first bytes take about 1 s; a put's answer may wait for a gateway's slow disk.
+READ_TIMEOUT_S = 30.0
+#: GC deletes with 32 in flight; two parts per writer and the fetches of readers are added.
+CONNECTIONS_MAX = 64
+#: No arguments: the bucket says how its objects are encrypted.
+NOT_ENCRYPTED: Mapping[str, str] = MappingProxyType({})
+
+
+def encryption_of(at: S3Address) -> Mapping[str, str]:
+    """The arguments of every put to `at`."""
+    if at.encryption is None:
+        return NOT_ENCRYPTED
+    if at.encryption == "SSE-S3":
+        return {"ServerSideEncryption": "AES256"}
+    key = {} if at.kms_key_id is None else {"SSEKMSKeyId": at.kms_key_id}
+    return {"ServerSideEncryption": "aws:kms", **key}
+
+
+def s3_client(at: S3Address) -> S3Client:
+    """A client for `at`: with the credentials and the CA bundle of its folder where these exist. Its errors are those of boto3."""
+    config = Config(
+        connect_timeout=CONNECT_TIMEOUT_S,
+        read_timeout=READ_TIMEOUT_S,
+        max_pool_connections=CONNECTIONS_MAX,
+        tcp_keepalive=True,
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        s3={"addressing_style": "path" if at.path_style else "auto"},
+    )
+    client: S3Client = boto3.session.Session(botocore_session=_session(at.credentials_dir)).client(
+        "s3", region_name=at.region, endpoint_url=at.endpoint, verify=_trusted(at), config=config
+    )
+    client.meta.events.unregister("before-call.s3", add_expect_header)
+    return client
+
+
+def _session(credentials_dir: str | None) -> botocore.session.Session:
+    """Return a session that reads the location's own credentials if it has any, never mixed with those of the process; else the
+    process's.
+    """
+    session = botocore.session.get_session()
+    file = Path(credentials_dir or "", S3_CREDENTIALS_FILE)
+    if credentials_dir and file.exists():
+        # Static keys only: other contents of such a file (a command to run, a role) must not take effect.
+        provider = botocore.credentials.SharedCredentialProvider(str(file), profile_name="default")
+        session.register_component("credential_provider", botocore.credentials.CredentialResolver([provider]))
+    return session
+
+
+def _trusted(at: S3Address) -> str | None:
+    """The file with the CAs that may sign the server's certificate. None: those of boto3, or of AWS_CA_BUNDLE."""
+    file = Path(at.credentials_dir or "", S3_CA_FILE)
+    return at.ca_file or (str(file) if at.credentials_dir and file.exists() else None)
