@@ -22,8 +22,11 @@ from persist_engine.base.errors import InvalidUsage, PersistError
 from persist_operator.cluster.kube import KubeCluster, client_of, resource_path
 from persist_operator.cluster.port import POD, ApiError, Kind, Resource
 
-#: Field manager of what a person changes through the command line.
-USER_MANAGER = "kubectl-persist"
+#: Field manager of a spec that a person changes through the command line. Flux takes over what a manager with `kubectl` before its name
+#: owns, and undoes it at its next sync.
+SPEC_MANAGER = "kubectl-persist"
+#: Field manager of requests. They have to outlive a sync: an approval counts until its run has succeeded.
+REQUEST_MANAGER = "persist-requests"
 _IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _DEFAULT_NAMESPACE = "default"
 #: Codes that say nothing about the next try. 409: another writer came first, and a patch states no version.
@@ -108,7 +111,7 @@ class UserCluster:
             code, body = self._kube.call(
                 "PATCH",
                 resource_path(kind, namespace, name),
-                query={"fieldManager": USER_MANAGER},
+                query={"fieldManager": SPEC_MANAGER if "spec" in change else REQUEST_MANAGER},
                 body=dict(change),
                 content_type="application/merge-patch+json",
             )

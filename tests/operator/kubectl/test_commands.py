@@ -58,7 +58,7 @@ def test_a_request_is_one_annotation_and_nothing_else(plugin, team, server, argu
     assert list(after["metadata"].pop("annotations")) == [f"{REQUEST}{verb}"]
     assert (after["spec"], after["status"]) == (before["spec"], before["status"])
     (patch,) = [one for one in server.requests if one[0] == "PATCH"]
-    assert patch[2] == {"fieldManager": "kubectl-persist"}
+    assert patch[2] == {"fieldManager": "persist-requests"}, "Flux removes what kubectl... owns"
 
 
 @pytest.mark.parametrize(("result", "code"), [("Succeeded", 0), ("Skipped", 0), ("Failed", 1)])
@@ -176,7 +176,7 @@ def test_without_a_plan_there_is_nothing_to_approve(plugin, team):
     assert (code, err) == (1, "error: persistshard/flights has no plan that waits for an approval\n")
 
 
-def test_suspend_changes_one_field_and_names_the_tool_that_may_revert_it(plugin, team):
+def test_suspend_changes_one_field_and_names_the_tool_that_may_revert_it(plugin, team, server):
     cluster = team()
     managers = [{"manager": "kustomize-controller", "operation": "Apply", "fieldsV1": {"f:spec": {"f:suspend": {}}}}]
     cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["metadata"].update(managedFields=managers))
@@ -188,6 +188,8 @@ def test_suspend_changes_one_field_and_names_the_tool_that_may_revert_it(plugin,
     assert plugin("suspend", "pshard/flights", "-n", "team")[1] == "persistshard/flights is suspended already\n"
     assert plugin("resume", "pshard/flights", "-n", "team")[1] == "persistshard/flights resumed\n"
     assert cluster.get(PERSIST_SHARD, "team", "flights")["spec"] == {**before, "suspend": False}
+    patches = [one[2] for one in server.requests if one[0] == "PATCH"]
+    assert patches == [{"fieldManager": "kubectl-persist"}] * 2, "Flux undoes what kubectl... owns"
     help_ = " ".join(plugin("suspend", "--help")[1].replace("│", " ").split())
     assert "A GitOps tool that owns the field reverts it" in help_
 
