@@ -43,10 +43,11 @@ class Forbidden(PersistError):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Where the person's requests go: a client, and the namespace of the context."""
+    """Where the person's requests go: a client, the namespace of the context, and its name, which is empty in a pod."""
 
     client: kubernetes.client.ApiClient
     namespace: str
+    context: str
 
 
 def load_access(kubeconfig: str | None, context: str | None) -> Access:
@@ -59,7 +60,7 @@ def load_access(kubeconfig: str | None, context: str | None) -> Access:
     except (kubernetes.config.ConfigException, OSError, yaml.YAMLError, TypeError) as error:
         if kubeconfig is None and context is None and (_IN_CLUSTER / "token").exists():
             kubernetes.config.load_incluster_config(client_configuration=configuration)
-            return Access(client_of(configuration), (_IN_CLUSTER / "namespace").read_text().strip())
+            return Access(client_of(configuration), (_IN_CLUSTER / "namespace").read_text().strip(), "")
         raise InvalidUsage(f"no access to a cluster: {error}; name a file with --kubeconfig or $KUBECONFIG") from error
     known = {one["name"]: one for one in contexts}
     if context is not None and context not in known:
@@ -69,7 +70,8 @@ def load_access(kubeconfig: str | None, context: str | None) -> Access:
         kubernetes.config.load_kube_config(kubeconfig, context, configuration, persist_config=False)
     except kubernetes.config.ConfigException as error:
         raise InvalidUsage(f"the kubeconfig cannot be used: {error}") from error
-    return Access(client_of(configuration), str(chosen["context"].get("namespace") or _DEFAULT_NAMESPACE))
+    namespace = str(chosen["context"].get("namespace") or _DEFAULT_NAMESPACE)
+    return Access(client_of(configuration), namespace, str(chosen["name"]))
 
 
 class UserCluster:
@@ -103,18 +105,12 @@ class UserCluster:
 
     def patch(self, kind: Kind, namespace: str, name: str, change: Mapping[str, Any]) -> Resource | None:
         """Merge `change` into the resource. Returns the resource then; None when there is none. A repetition has no further effect."""
-
-        def send() -> Resource | None:
-            code, body = self._kube.call(
-                "PATCH",
-                resource_path(kind, namespace, name),
-                query={"fieldManager": USER_MANAGER},
-                body=dict(change),
-                content_type="application/merge-patch+json",
-            )
-            return None if code == 404 else json.loads(body)
-
-        return self._asked("patch", kind, namespace, send)
+        return self._asked(
+            "patch",
+            kind,
+            namespace,
+            lambda: self._kube.merge_patch(kind, namespace, name, change, manager=USER_MANAGER),
+        )
 
     def follow(
         self, kind: Kind, namespace: str, name: str, *, until_s: float | None
