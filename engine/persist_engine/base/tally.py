@@ -5,9 +5,10 @@ Owns the format `stores` of the reports of runs: `to_json` writes it, and `persi
 
 from __future__ import annotations
 
+import json
 import threading
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from persist_engine.base.metrics import BUCKETS_S, Metrics, NoMetrics, ShardGauges
@@ -17,6 +18,8 @@ O = TypeVar("O")  # noqa: E741 - the owner of a shard's state
 STORES = ("blob", "consensus")
 #: What a call of a store can end with. The classes of errors are one outcome here: their names have no limit.
 OUTCOMES = ("ok", "mismatch", "stopped", "error")
+#: Kubernetes cuts termination messages off here.
+REPORT_BYTES_MAX = 4096
 _COMMIT = ("consensus", "compare_and_set")
 
 
@@ -71,6 +74,11 @@ class StoreTally:
                 shown = {name: round(value, 3 if name == "seconds" else None) for name, value in numbers.items()}
                 found.setdefault(store, {})[verb] = {name: value for name, value in shown.items() if value}
             return found | ({"commits": list(self._commits)} if any(self._commits) else {})
+
+    def added_to(self, report: Mapping[str, Any]) -> dict[str, Any]:
+        """The report with `stores`, unless it would be too long: a message that is cut off is no report."""
+        full = {**report, "stores": self.to_json()}
+        return full if len(json.dumps(full, ensure_ascii=False).encode()) < REPORT_BYTES_MAX else dict(report)
 
     def _add(self, store: str, verb: str, name: str, amount: float) -> None:
         with self._lock:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from persist_engine.work.outcome import Outcome
 
 Work = Callable[["Machine", Bar], "list[Outcome]"]
-#: Kubernetes cuts termination messages off here.
-_REPORT_BYTES_MAX = 4096
 
 
 def run_work(
@@ -115,11 +113,6 @@ def _with_deleted(total: Any, outcomes: list[Outcome]) -> Any:
 
 
 def _write_report(report: Path | None, value: Any, tally: StoreTally) -> None:
-    """With what `tally` counted as `stores`, where that fits: a message that Kubernetes cuts off is no report."""
-    if report is None:
-        return
-    text = json.dumps(value, ensure_ascii=False)
-    if isinstance(value, dict):
-        full = json.dumps(value | {"stores": tally.to_json()}, ensure_ascii=False, separators=(",", ":"))
-        text = full if len(full.encode()) < _REPORT_BYTES_MAX else text
-    report.write_text(text + "\n")
+    if report is not None:
+        full = tally.added_to(value) if isinstance(value, dict) else value
+        report.write_text(json.dumps(full, ensure_ascii=False) + "\n")

@@ -67,3 +67,11 @@ def test_classes_of_errors_are_one_outcome_and_the_text_stays_small():
 
 def test_a_process_that_calls_nothing_reports_nothing():
     assert StoreTally().to_json() == {}
+
+
+def test_a_report_that_would_be_too_long_goes_without():
+    tally = StoreTally()
+    tally.count("blob_calls", verb="get", outcome="ok")
+    short, long = {"message": "done"}, {"message": "ä" * 2030}
+    assert tally.added_to(short) == {**short, "stores": {"blob": {"get": {"ok": 1}}}}
+    assert tally.added_to(long) == long
