@@ -22,6 +22,7 @@ from types import FrameType
 from typing import NoReturn
 
 from persist_engine.base.env import SystemEnv
+from persist_engine.base.metrics import Metrics
 from persist_engine.base.secrets import without_secrets
 from persist_engine.base.settings import Settings, with_environ
 from persist_engine.model.ids import ShardId
@@ -88,6 +89,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=Path,
         help="of a stream on standby: the file whose appearance orders it to take over; default: it never does",
     )
+    driver.add_argument(
+        "--metrics-port", type=int, help="where to serve Prometheus what the engine counts; default: nowhere"
+    )
     commands.add_parser("executor", help="become a Spark executor; arguments are in SPARK_* variables")
     arguments = parser.parse_args(argv)
     compacts = arguments.command == "compact"
@@ -113,6 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options=arguments.options,
         progress=arguments.progress,
         promote=arguments.promote,
+        metrics_port=arguments.metrics_port,
     )
 
 
@@ -136,11 +141,15 @@ def run_driver(
     options: Path | None = None,
     progress: str | None = None,
     promote: Path | None = None,
+    metrics_port: int | None = None,
 ) -> int:
     """Runs the sink and writes a report in every case. Returns the exit code. `options`: the folder with options of the input that are
-    secret; `progress`: where to tell what the run does; `promote`: the file that orders a stream on standby to take over.
+    secret; `progress`: where to tell what the run does; `promote`: the file that orders a stream on standby to take over; `metrics_port`:
+    where to serve what the engine counts.
     """
-    env = SystemEnv()
+    from persist_spark.progress.scraped import Meters
+
+    env, meters = SystemEnv(), Meters()
     started = env.monotonic_s()
     signal.signal(signal.SIGTERM, _terminate)
     # Driver and executors run the same image and use the same interpreter, whichever `python3` is on the path.
@@ -151,17 +160,22 @@ def run_driver(
         spec = SinkSpec.load(spec_path, options)
         report = SinkReport(run_id=spec.run_id)
         with hidden_output(spec.secrets()):
-            report = _run(spec, env, progress, promote)
+            log = Log(sys.stderr, env, sink=spec.sink_id, run=spec.run_id, shard=spec.shard_id)
+            with meters.served(metrics_port, log):
+                report = _run(spec, env, log, meters.metrics, progress=progress, promote=promote)
     except Exception as error:  # noqa: BLE001 - the outermost frame: every error becomes a report
         secrets = spec.secrets() if spec else ()
         failure = classify(error, secrets=secrets)
         Log(sys.stderr, env).event("failed", error=without_secrets("".join(format_exception(error)), secrets=secrets))
     duration_ms = round((env.monotonic_s() - started) * 1000)
-    write_report(report.to_json(duration_ms=duration_ms, failure=failure), path=report_path, stdout=sys.stdout)
+    document = meters.tally.added_to(report.to_json(duration_ms=duration_ms, failure=failure))
+    write_report(document, path=report_path, stdout=sys.stdout)
     return int(failure.exit_code if failure else ExitCode.SUCCEEDED)
 
 
-def _run(spec: SinkSpec, env: SystemEnv, progress: str | None, promote: Path | None) -> SinkReport:
+def _run(
+    spec: SinkSpec, env: SystemEnv, log: Log, metrics: Metrics, *, progress: str | None, promote: Path | None
+) -> SinkReport:
     from persist_spark.progress.live import Live
     from persist_spark.progress.publish import published
     from persist_spark.session import start_session
@@ -172,7 +186,6 @@ def _run(spec: SinkSpec, env: SystemEnv, progress: str | None, promote: Path | N
     if spec.stream is not None:
         # Not an exception: the batch in flight is committed before the stream ends.
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    log = Log(sys.stderr, env, sink=spec.sink_id, run=spec.run_id, shard=spec.shard_id)
     log.event("starting", envelope=spec.envelope.type, format=spec.input.format)
     spark = start_session(f"persist sink {spec.sink_id}")
     live = Live()
@@ -182,8 +195,8 @@ def _run(spec: SinkSpec, env: SystemEnv, progress: str | None, promote: Path | N
         with telling, progress_lines(log, spark.sparkContext.statusTracker()):
             if spec.stream is not None:
                 is_promoted = promote.exists if promote is not None else lambda: False
-                return run_stream(spark, spec, stop=stop, env=env, log=log, is_promoted=is_promoted)
-            return run_sink(spark, spec, env=env, log=log)
+                return run_stream(spark, spec, stop=stop, env=env, log=log, is_promoted=is_promoted, metrics=metrics)
+            return run_sink(spark, spec, env=env, log=log, metrics=metrics)
     finally:
         spark.stop()
 
@@ -191,9 +204,10 @@ def _run(spec: SinkSpec, env: SystemEnv, progress: str | None, promote: Path | N
 def run_compact(spec: CompactionSpec, report_path: Path | None) -> int:
     """Compacts the shard and writes a report in every case. Returns the exit code. PERSIST_COMPACTION_DISABLED disables it."""
     from persist_spark.compaction.run import failed_report, run_compaction
+    from persist_spark.progress.scraped import Meters
     from persist_spark.session import start_session
 
-    env = SystemEnv()
+    env, meters = SystemEnv(), Meters()
     started, failure = env.monotonic_s(), None
     signal.signal(signal.SIGTERM, _terminate)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -204,7 +218,7 @@ def run_compact(spec: CompactionSpec, report_path: Path | None) -> int:
         spark = start_session(f"persist compaction {spec.shard_id}")
         try:
             with progress_lines(log, spark.sparkContext.statusTracker()):
-                report = run_compaction(spark, spec, enabled=enabled, env=env, log=log)
+                report = run_compaction(spark, spec, enabled=enabled, env=env, log=log, metrics=meters.metrics)
         finally:
             spark.stop()
     except Exception as error:  # noqa: BLE001 - the outermost frame: every error becomes a report
@@ -212,7 +226,7 @@ def run_compact(spec: CompactionSpec, report_path: Path | None) -> int:
         log.event("failed", error=without_secrets("".join(format_exception(error))))
         duration_ms = round((env.monotonic_s() - started) * 1000)
         report = failed_report(spec, failure.message, duration_ms=duration_ms)
-    write_report(report, path=report_path, stdout=sys.stdout)
+    write_report(meters.tally.added_to(report), path=report_path, stdout=sys.stdout)
     return int(failure.exit_code if failure else ExitCode.SUCCEEDED)
 
 

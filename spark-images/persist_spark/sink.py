@@ -17,6 +17,7 @@ from typing import assert_never
 from persist_engine import Location, PersistClient, ReadHandle, SinceAhead, SourceProgress, WriteHandle
 from persist_engine.base.env import Env, SystemEnv
 from persist_engine.base.errors import Fenced, InvalidUsage, Unavailable
+from persist_engine.base.metrics import Metrics
 from persist_engine.flow.append_run import Late, Recompute, Staged
 from persist_engine.flow.mint_run import AlreadyDone, Minted, RaiseUpper, RunToken, ShardView, Superseded, mint
 from persist_engine.model.frontier import Antichain
@@ -39,8 +40,16 @@ ROUNDS_MAX = 16
 LOST_COPIES_MAX = 4
 
 
-def run_sink(spark: SparkSession, spec: SinkSpec, *, env: Env | None = None, log: Log | None = None) -> SinkReport:
-    """Brings the shard to the state that `spec` describes, or compares it, and reports the run. Idempotent by `spec.run_id`.
+def run_sink(
+    spark: SparkSession,
+    spec: SinkSpec,
+    *,
+    env: Env | None = None,
+    log: Log | None = None,
+    metrics: Metrics | None = None,
+) -> SinkReport:
+    """Brings the shard to the state that `spec` describes, or compares it, and reports the run. Idempotent by `spec.run_id`. `metrics`
+    count what the driver calls.
 
     ConfigurationError when the input or the object must change; Fenced when another run of this sink committed meanwhile; Unavailable when
     the store failed, or other writers won, for too long; Spark's errors for a failed job. After any error, either all updates were appended
@@ -50,7 +59,8 @@ def run_sink(spark: SparkSession, spec: SinkSpec, *, env: Env | None = None, log
     log = log or Log(io.StringIO(), env)
     schema = spec.schema
     settings = driver_settings(sink_settings(spec.write.target_part_bytes))
-    with PersistClient.open(Location(blob=spec.blob, consensus=spec.consensus), settings=settings, env=env) as client:
+    location = Location(blob=spec.blob, consensus=spec.consensus)
+    with PersistClient.open(location, settings=settings, env=env, metrics=metrics) as client:
         difference = client.schema(spec.shard_id).difference(schema)
         if difference is not None:
             raise ConfigurationError(f"schema: differs from that of shard {spec.shard_id}: {difference}")

@@ -255,11 +255,18 @@ def test_due_maintenance_becomes_a_job_and_its_report_reaches_the_status(world, 
     world.go(SHARD, 3)
     retries = [one["metadata"]["name"] for one in world.cluster.find(JOB, "team", {})]
     assert retries == [name, f"{name}-r1"]
-    finish_job(world, f"{name}-r1", type="Rollup", outcome="Succeeded", message="", bytes_written=10)
-    world.go(SHARD, 1)
+    calls = {"blob": {"set": {"ok": 2}}}
+    finish_job(world, f"{name}-r1", type="Rollup", outcome="Succeeded", message="", bytes_written=10, stores=calls)
+    world.go(SHARD, 3)
+    assert calls_reported(world, "Rollup", "blob", "set") == 2, "once, however often it is seen"
     assert world.status(SHARD)["maintenance"]["rollup"]["lastResult"] == "Succeeded"
     assert [one["outcome"] for one in world.status(SHARD)["history"]] == ["Succeeded", "Failed"]
     assert "RollupSucceeded" in world.cluster.events("team")
+
+
+def calls_reported(world, kind, store, verb):
+    labels = {"type": kind, "store": store, "verb": verb, "outcome": "ok"}
+    return world.metrics.registry.get_sample_value("persist_run_store_calls_total", labels)
 
 
 @pytest.fixture
@@ -283,9 +290,11 @@ def test_a_sink_runs_its_driver_and_completes(sink_world, refused, sink_resource
     sink_world.cluster.create(POD, executor)
     sink_world.cluster.edit(POD, "team", "x-exec-1", lambda pod: pod.update(status={"phase": "Running"}))
     assert sink_world.go(SINK, 1)["executors"]["running"] == 1
-    report = {"outcome": "Succeeded", "rows_read": 9, "updates_written": 9, "upper": 5}
+    report = {"type": "Sink", "outcome": "Succeeded", "rows_read": 9, "updates_written": 9, "upper": 5}
+    report["stores"] = {"consensus": {"head": {"ok": 4}}}
     sink_world.pod_phase(name, "Succeeded", exitCode=0, message=json.dumps(report))
     status = sink_world.go(SINK, 2)
+    assert calls_reported(sink_world, "Sink", "consensus", "head") == 4
     assert sink_world.ready(SINK) == ("True", "Completed")
     assert status["progress"]["rowsRead"] == 9
     for kind in (SERVICE, CONFIG_MAP):

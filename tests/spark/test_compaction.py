@@ -277,6 +277,7 @@ def test_the_driver_of_the_image_compacts_a_shard_and_reports_as_a_maintenance_p
     )
     assert said["applied"] == said["requests"] > 0
     assert said["bytes_written"] > 0
+    assert sum(said["stores"]["commits"]) >= said["applied"]
     assert sum(runs(shard)) < appended
     check(shard, before)
 

@@ -70,6 +70,8 @@ def test_a_successful_run_logs_each_step_and_writes_a_report(tmp_path, spec):
     assert (report["type"], report["class"], report["run_id"], report["executors"]) == ("Sink", None, "u-1", 1)
     events = [line["event"] for line in lines if line["event"] != "stage"]
     assert events == ["starting", "minted", "staged", "appended"]
+    stores = report["stores"]
+    assert sum(stores["commits"]) == stores["consensus"]["compare_and_set"]["ok"] > 0, "what the driver called itself"
     assert all(line["shard"] == spec["shard_id"] for line in lines)
     with (
         PersistClient.open(Location(**spec["location"])) as client,

@@ -15,6 +15,7 @@ from persist_engine.cli.options import check_can_write, connected, shard_called
 from persist_engine.cli.output import Bar, print_json, print_rows, progress_bar
 
 if TYPE_CHECKING:
+    from persist_engine.base.tally import StoreTally
     from persist_engine.model.ids import ShardId
     from persist_engine.shard.machine import Machine
     from persist_engine.work.outcome import Outcome
@@ -39,11 +40,13 @@ def run_work(
     """Do it to the shard with this id or name, report it. A failure is reported too, then raised. `unreadable`: the outcome for a shard
     whose state cannot be read, for work that has one.
     """
+    from persist_engine.base.tally import StoreTally
+
     check_can_write(report, "--report")
     started_s = time.monotonic()
-    done = _Done()
+    done, tally = _Done(), StoreTally()
     try:
-        with connected(blob, consensus, give_up, claim_ms=claim_ms, memory_mib=memory_mib) as client:
+        with connected(blob, consensus, give_up, claim_ms=claim_ms, memory_mib=memory_mib, tally=tally) as client:
             asked = shard_id = shard_called(client, asked)
             try:
                 machine = client.machine(shard_id)
@@ -62,14 +65,14 @@ def run_work(
         failed = failure_report(kind, asked, f"{error.kind.value}: {error}", duration_ms=duration_ms)
         # The bar of a compaction counts the bytes that were read. They were read in vain, and they cost the same.
         read = {"bytes_read": done.count} if kind == "Compaction" else {}
-        _write_report(report, failed | read | {"cpu_ms": _cpu_ms()})
+        _write_report(report, failed | read | {"cpu_ms": _cpu_ms()}, tally)
         raise
     from persist_engine.work.outcome import summary
 
     total: Any = [outcome.to_json() for outcome in outcomes]
     if kind != "Auto":
         total = summary(kind, shard_id, seqno, outcomes) | {"cpu_ms": _cpu_ms()}
-    _write_report(report, total)
+    _write_report(report, total, tally)
     if as_json:
         print_json(_with_deleted(total, outcomes))
         return
@@ -109,6 +112,7 @@ def _with_deleted(total: Any, outcomes: list[Outcome]) -> Any:
     return total | {"deleted": [{"key": key, "gone_ms": gone_ms} for key, gone_ms in deleted]}
 
 
-def _write_report(report: Path | None, value: Any) -> None:
+def _write_report(report: Path | None, value: Any, tally: StoreTally) -> None:
     if report is not None:
-        report.write_text(json.dumps(value, ensure_ascii=False) + "\n")
+        full = tally.added_to(value) if isinstance(value, dict) else value
+        report.write_text(json.dumps(full, ensure_ascii=False) + "\n")

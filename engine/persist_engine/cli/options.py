@@ -30,6 +30,7 @@ from persist_engine.cli.waiting import Waiting, opening
 if TYPE_CHECKING:
     from persist_engine.base.metrics import Metrics
     from persist_engine.base.retry import Retry
+    from persist_engine.base.tally import StoreTally
     from persist_engine.client.client import PersistClient
     from persist_engine.model.ids import ShardId
     from persist_engine.storage.blob import Blob
@@ -196,12 +197,13 @@ def connected(
     claim_ms: int | None = None,
     memory_mib: int | None = None,
     create: bool = False,
+    tally: StoreTally | None = None,
 ) -> Iterator[PersistClient]:
     """A client of the location, closed afterwards. Store failures end in Unavailable after `give_up_s`. Commands make no
     shards, so they do not make the stores of a path that was mistyped either (InvalidUsage), but for one that says `create`.
 
     `claim_ms`: age after which compactions that others claimed are taken over. `memory_mib`: what the process may take for
-    compactions of its own, if it is to do any.
+    compactions of its own, if it is to do any. `tally`: counts what the client calls in its stores.
     """
     from dataclasses import replace
 
@@ -219,6 +221,7 @@ def connected(
     if claim_ms is not None:
         settings = replace(settings, compaction=replace(settings.compaction, claim_ms=claim_ms))
     metrics, write_metrics = _counting(METRICS_FILE.get())
+    metrics = metrics if tally is None else tally.over(metrics)
     location = Location(blob=blob, consensus=consensus)
     waiting = Waiting(f"{shown_url(blob)} and {shown_url(consensus)}", give_up_s)
     on_wait = waiting.failed if sys.stderr.isatty() else None

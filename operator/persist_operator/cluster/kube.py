@@ -155,11 +155,20 @@ class KubeCluster:
     def set_finalizers(
         self, kind: Kind, namespace: str, name: str, finalizers: Sequence[str], *, version: str
     ) -> Resource | None:
+        change = {"metadata": {"finalizers": list(finalizers), "resourceVersion": version}}
+        return self.merge_patch(kind, namespace, name, change, manager=names.MANAGER)
+
+    def merge_patch(
+        self, kind: Kind, namespace: str, name: str, change: Mapping[str, Any], *, manager: str
+    ) -> Resource | None:
+        """Merge `change` into the resource, as the field manager `manager`. Returns the resource then; None when there is none. For the
+        other modules of this room. A repetition has no further effect.
+        """
         code, answer = self.call(
             "PATCH",
             _path(kind, namespace, name),
-            query={"fieldManager": names.MANAGER},
-            body={"metadata": {"finalizers": list(finalizers), "resourceVersion": version}},
+            query={"fieldManager": manager},
+            body=dict(change),
             content_type="application/merge-patch+json",
         )
         return None if code == 404 else _object(answer)

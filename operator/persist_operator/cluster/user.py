@@ -46,10 +46,11 @@ class Forbidden(PersistError):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Where the person's requests go: a client, and the namespace of the context."""
+    """Where the person's requests go: a client, the namespace of the context, and its name, which is empty in a pod."""
 
     client: kubernetes.client.ApiClient
     namespace: str
+    context: str
 
 
 def load_access(kubeconfig: str | None, context: str | None) -> Access:
@@ -62,7 +63,7 @@ def load_access(kubeconfig: str | None, context: str | None) -> Access:
     except (kubernetes.config.ConfigException, OSError, yaml.YAMLError, TypeError) as error:
         if kubeconfig is None and context is None and (_IN_CLUSTER / "token").exists():
             kubernetes.config.load_incluster_config(client_configuration=configuration)
-            return Access(client_of(configuration), (_IN_CLUSTER / "namespace").read_text().strip())
+            return Access(client_of(configuration), (_IN_CLUSTER / "namespace").read_text().strip(), "")
         raise InvalidUsage(f"no access to a cluster: {error}; name a file with --kubeconfig or $KUBECONFIG") from error
     known = {one["name"]: one for one in contexts}
     if context is not None and context not in known:
@@ -72,7 +73,8 @@ def load_access(kubeconfig: str | None, context: str | None) -> Access:
         kubernetes.config.load_kube_config(kubeconfig, context, configuration, persist_config=False)
     except kubernetes.config.ConfigException as error:
         raise InvalidUsage(f"the kubeconfig cannot be used: {error}") from error
-    return Access(client_of(configuration), str(chosen["context"].get("namespace") or _DEFAULT_NAMESPACE))
+    namespace = str(chosen["context"].get("namespace") or _DEFAULT_NAMESPACE)
+    return Access(client_of(configuration), namespace, str(chosen["name"]))
 
 
 class UserCluster:
@@ -106,18 +108,10 @@ class UserCluster:
 
     def patch(self, kind: Kind, namespace: str, name: str, change: Mapping[str, Any]) -> Resource | None:
         """Merge `change` into the resource. Returns the resource then; None when there is none. A repetition has no further effect."""
-
-        def send() -> Resource | None:
-            code, body = self._kube.call(
-                "PATCH",
-                resource_path(kind, namespace, name),
-                query={"fieldManager": SPEC_MANAGER if "spec" in change else REQUEST_MANAGER},
-                body=dict(change),
-                content_type="application/merge-patch+json",
-            )
-            return None if code == 404 else json.loads(body)
-
-        return self._asked("patch", kind, namespace, send)
+        manager = SPEC_MANAGER if "spec" in change else REQUEST_MANAGER
+        return self._asked(
+            "patch", kind, namespace, lambda: self._kube.merge_patch(kind, namespace, name, change, manager=manager)
+        )
 
     def follow(
         self, kind: Kind, namespace: str, name: str, *, until_s: float | None

@@ -9,9 +9,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import kubernetes
-from persist_engine.base.errors import InvalidUsage
-
 from persist_operator.cluster.kube import KubeCluster, resource_path
 from persist_operator.cluster.port import EVENT, Kind, Resource
 
@@ -20,21 +17,6 @@ ACCESS_REVIEW = Kind("authorization.k8s.io/v1", "SubjectAccessReview", "subjecta
 TOKEN_REVIEW = Kind("authentication.k8s.io/v1", "TokenReview", "tokenreviews")
 #: Field manager of what a user changes on a page.
 CONSOLE_MANAGER = "persist-console"
-
-
-def context_client(context: str | None) -> tuple[kubernetes.client.ApiClient, str]:
-    """The client of a context of the kubeconfig ($KUBECONFIG, or ~/.kube/config), and the name of the context; None: the current one.
-    InvalidUsage when there is none.
-    """
-    configuration = kubernetes.client.Configuration()
-    try:
-        _, active = kubernetes.config.list_kube_config_contexts()
-        kubernetes.config.load_kube_config(context=context, client_configuration=configuration, persist_config=False)
-    except (kubernetes.config.ConfigException, OSError) as error:
-        raise InvalidUsage(f"no access to a cluster: {error}; set KUBECONFIG, or name another --context") from error
-    configuration.connection_pool_maxsize = 32
-    configuration.retries = False
-    return kubernetes.client.ApiClient(configuration), context or str(active["name"])
 
 
 class ViewedCluster(KubeCluster):
@@ -55,11 +37,5 @@ class ViewedCluster(KubeCluster):
 
     def annotate(self, kind: Kind, namespace: str, name: str, annotation: str, value: str) -> bool:
         """Set one annotation by a merge patch. Idempotent. False when there is no such resource."""
-        status, _ = self.call(
-            "PATCH",
-            resource_path(kind, namespace, name),
-            query={"fieldManager": CONSOLE_MANAGER},
-            body={"metadata": {"annotations": {annotation: value}}},
-            content_type="application/merge-patch+json",
-        )
-        return status != 404
+        change = {"metadata": {"annotations": {annotation: value}}}
+        return self.merge_patch(kind, namespace, name, change, manager=CONSOLE_MANAGER) is not None

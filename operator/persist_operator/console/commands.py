@@ -69,7 +69,8 @@ def ui(
     """
     with _needs_extra():
         from persist_operator.cluster.kube import load_client
-        from persist_operator.cluster.viewing import ViewedCluster, context_client
+        from persist_operator.cluster.user import load_access
+        from persist_operator.cluster.viewing import ViewedCluster
         from persist_operator.console.cluster_source import ClusterSource
         from persist_operator.console.entrance import ReviewedEntrance, TrustedProxy
         from persist_operator.console.rights import OwnRights, ReviewedRights, Rights
@@ -83,8 +84,8 @@ def ui(
         rights: Rights = ReviewedRights(cluster, env)
         entrance = ReviewedEntrance(cluster, env, proxy)
     else:
-        client, name = context_client(context)
-        cluster, title = ViewedCluster(client), f"context {name}"
+        access = load_access(None, context)
+        cluster, title = ViewedCluster(access.client), f"context {access.context}" if access.context else "this cluster"
         rights = OwnRights(cluster)
     with _stores(env) as stores:
         source = ClusterSource(cluster, rights, title=title, namespaces=namespaces or (), stores=stores)

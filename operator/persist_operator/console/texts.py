@@ -12,7 +12,7 @@ from persist_engine.base.wording import iso_text, sized
 
 from persist_operator.api import times
 
-_SIZES_MS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000))
+_SIZES_MS = (("y", 31_536_000_000), ("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000))
 
 
 def block(value: Any, *path: str) -> Mapping[str, Any]:
@@ -54,7 +54,7 @@ def size(value: Any) -> str:
 
 
 def span(length_ms: float) -> str:
-    """`850 ms`, `12s`, `3m`, `2h`, `5d`: rounded down, in the largest unit of which there are at least two."""
+    """`850 ms`, `12s`, `3m`, `2h`, `5d`, `4y`: rounded down, in the largest unit of which there are at least two."""
     for unit, unit_ms in _SIZES_MS:
         if length_ms >= 2 * unit_ms:
             return f"{int(length_ms // unit_ms)}{unit}"

@@ -39,7 +39,7 @@ from persist_operator.plan.actions import (
     done_note,
 )
 from persist_operator.plan.keeping import reclaiming
-from persist_operator.plan.observed import ActionFailure
+from persist_operator.plan.observed import ActionFailure, Run
 from persist_operator.plan.shard import plan_shard
 from persist_operator.plan.sink import plan_sink
 from persist_operator.settings import OperatorSettings
@@ -76,11 +76,12 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """A plan, and the resource that it was made from. `is_heard` is as in `Sighted`."""
+    """A plan, and the resource and the runs that it was made from. `is_heard` is as in `Sighted`."""
 
     resource: Resource
     meta: Meta
     plan: Plan
+    runs: tuple[Run, ...] = ()
     is_heard: bool = False
     inspection: Inspection | None = None
 
@@ -150,7 +151,7 @@ class Reconciler:
             if not plan.actions and plan.requeue_after_s is None:
                 return None, False
         try:
-            if self._write_status(key, resource, plan.status, planned.inspection) is None:
+            if self._write_status(key, resource, plan.status, planned) is None:
                 self._forget(key)
                 return None, False
         except ApiError as error:
@@ -281,7 +282,7 @@ class Reconciler:
             sink = Sink.of(_defaulted(resource))
             found, now_ms = self._observer.sink(sink, failures), self._env.now_ms()
             plan = plan_sink(sink, found, now_ms=now_ms, settings=self._settings)
-            return _Planned(resource, sink.meta, plan)
+            return _Planned(resource, sink.meta, plan, found.runs)
         planned, sight = self._plan_shard(resource, failures, Sight.REMEMBERED)
         needed = _needed(planned.plan, resource)
         if needed > sight:
@@ -300,12 +301,12 @@ class Reconciler:
         plan = reclaiming.with_finalizer(plan, shard)
         answer = found.observed.inspected
         inspection = answer if isinstance(answer, Inspection) else None
-        return _Planned(resource, shard.meta, plan, found.is_heard, inspection), found.sight
+        return _Planned(resource, shard.meta, plan, found.observed.runs, found.is_heard, inspection), found.sight
 
     def _write_status(
-        self, key: Key, resource: Resource, status: Mapping[str, Any], inspection: Inspection | None = None
+        self, key: Key, resource: Resource, status: Mapping[str, Any], planned: _Planned | None = None
     ) -> Resource | None:
-        """Export `status`, with the newer numbers of `inspection`, and write it if it differs. Returns the resource with it; None when the
+        """Export `status`, with the newer numbers of `planned`, and write it if it differs. Returns the resource with it; None when the
         resource is gone. ApiError, without a write, when the stored resource is newer than the one that was read: the write would lose the
         intents of another process.
         """
@@ -319,7 +320,7 @@ class Reconciler:
                 status,
                 now_ms=self._env.now_ms(),
                 spec=resource.get("spec") or {},
-                inspection=inspection,
+                inspection=None if planned is None else planned.inspection,
             )
         else:
             self._metrics.set_sink(key.namespace, key.name, status)
@@ -338,7 +339,7 @@ class Reconciler:
         if stored is not None:
             self._informed.note(stored)
             if not is_deleting:
-                self._metrics.resources.written(resource, status)
+                self._metrics.resources.written(resource, status, () if planned is None else planned.runs)
         return stored
 
     def _forget(self, key: Key) -> None:

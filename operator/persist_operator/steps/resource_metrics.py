@@ -8,7 +8,7 @@ process and have no names of resources.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -16,7 +16,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from persist_operator.api import conditions, quantity, times
 from persist_operator.api.shard_status import ShardStatus, UpkeepRun
 from persist_operator.api.sink_status import SinkStatus
+from persist_operator.plan.observed import Run
 from persist_operator.plan.waiting import budget
+from persist_operator.steps.run_metrics import RunMetrics
 
 _OF_RESOURCE = ("namespace", "name")
 #: Series of a shard, with their descriptions.
@@ -79,6 +81,7 @@ class ResourceMetrics:
             ["kind", *_OF_RESOURCE],
             registry=registry,
         )
+        self._reports = RunMetrics(registry)
         self._runs = counter("runs", "Maintenance runs that ended.", "runner", "outcome")
         self._seconds = counter("run_seconds", "Duration of maintenance runs that ended.", "runner")
         self._read = counter("read_bytes", "Bytes that maintenance runs read, as they reported.")
@@ -101,15 +104,19 @@ class ResourceMetrics:
             )
         self._show_behind(resource, resource.get("status") or {})
 
-    def written(self, resource: Mapping[str, Any], status: Mapping[str, Any]) -> None:
-        """Count what is new in `status` beside the status of `resource`, which it has replaced."""
+    def written(self, resource: Mapping[str, Any], status: Mapping[str, Any], runs: Iterable[Run] = ()) -> None:
+        """Count what is new in `status` beside the status of `resource`, which it has replaced. `runs` have the reports."""
         self._show_behind(resource, status)
+        reports = {run.name: run.report for run in runs}
         if resource.get("kind") != "PersistShard":
+            ended = _ended_driver(SinkStatus.of(resource.get("status") or {}), SinkStatus.of(status))
+            self._reports.count(reports.get(ended))
             return
         known = {one.id for one in ShardStatus.of(resource.get("status") or {}).history or ()}
         for run in ShardStatus.of(status).history or ():
             if run.id not in known:
                 self._count(run)
+                self._reports.count(reports.get(run.id or ""))
 
     def deleting(self, resource: Mapping[str, Any]) -> None:
         """Replace the series of a resource that is being deleted by the time of that request: its status is no longer kept up to date."""
@@ -157,6 +164,12 @@ class ResourceMetrics:
             (self._deleted, run.blobs_deleted),
         ):
             counter.labels(kind).inc(max(0, amount or 0))
+
+
+def _ended_driver(before: SinkStatus, after: SinkStatus) -> str:
+    """The name of the driver whose end `after` records and `before` does not; empty when there is none."""
+    name = before.driver.pod_name or ""
+    return name if before.is_under_way and not (after.is_under_way and after.driver.pod_name == name) else ""
 
 
 def _key(resource: Mapping[str, Any]) -> tuple[str, str, str]:

@@ -64,14 +64,14 @@ def lookup(document: Mapping[str, Any], json_path: str) -> Any:
 
 
 def age(since_ms: int | None, now_ms: int) -> str:
-    """The time since then, as kubectl prints it: 12s, 3m, 2h, 5d."""
+    """The time since then, as kubectl prints it: 12s, 3m, 2h, 5d, 4y."""
     return "" if since_ms is None else duration(max(0, now_ms - since_ms))
 
 
 def duration(length_ms: int) -> str:
-    """12s, 3m, 2h, 5d: rounded down, in the largest unit of which there are at least two."""
+    """12s, 3m, 2h, 5d, 4y: rounded down, in the largest unit of which there are at least two."""
     seconds = length_ms // 1000
-    for unit, size_s in (("d", 86_400), ("h", 3_600), ("m", 60)):
+    for unit, size_s in (("y", 31_536_000), ("d", 86_400), ("h", 3_600), ("m", 60)):
         if seconds >= 2 * size_s:
             return f"{seconds // size_s}{unit}"
     return f"{seconds}s"

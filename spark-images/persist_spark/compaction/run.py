@@ -10,6 +10,7 @@ from typing import Any
 
 from persist_engine import Location, PersistClient, compact_due, failure_report, force_compaction, summary
 from persist_engine.base.env import Env
+from persist_engine.base.metrics import Metrics
 from pyspark.sql import SparkSession
 
 from persist_spark.compaction.merger import OnExecutors
@@ -21,7 +22,9 @@ from persist_spark.spec import CompactionSpec
 KIND = "Compaction"
 
 
-def run_compaction(spark: SparkSession, spec: CompactionSpec, *, enabled: bool, env: Env, log: Log) -> dict[str, Any]:
+def run_compaction(
+    spark: SparkSession, spec: CompactionSpec, *, enabled: bool, env: Env, log: Log, metrics: Metrics | None = None
+) -> dict[str, Any]:
     """Claims the compactions that are due, oldest first, does them, and returns the report: that of `persist maintain compact`, and
     `executors`. May be killed at any point and repeated; finished chunks stay. Skipped when nothing is due, or unless `enabled`.
 
@@ -30,7 +33,7 @@ def run_compaction(spark: SparkSession, spec: CompactionSpec, *, enabled: bool, 
     merger = OnExecutors.of(spark, blob=spec.blob)
     settings = replace(merger.settings, compaction=replace(merger.settings.compaction, enabled=enabled))
     location = Location(blob=spec.blob, consensus=spec.consensus)
-    with PersistClient.open(location, settings=settings, env=env, create=False) as client:
+    with PersistClient.open(location, settings=settings, env=env, metrics=metrics, create=False) as client:
         machine = client.machine(spec.shard_id)
         outcomes = (
             force_compaction(machine, full=True, merger=merger)

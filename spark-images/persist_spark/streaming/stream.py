@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from persist_engine import Location, PersistClient, SourceProgress
 from persist_engine.base.env import Env
+from persist_engine.base.metrics import Metrics
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -45,9 +46,10 @@ def run_stream(
     env: Env,
     log: Log,
     is_promoted: Callable[[], bool] = lambda: False,
+    metrics: Metrics | None = None,
 ) -> SinkReport:
     """Appends batch after batch until `stop` is set, or until the source of a bounded stream has nothing new. Reports the totals. A stream
-    on standby first follows the sink's other driver, until `is_promoted`, and then takes over from it.
+    on standby first follows the sink's other driver, until `is_promoted`, and then takes over from it. `metrics` count its calls.
 
     Each batch is appended once: the compare-and-set that appends its rows also commits the position after it. ConfigurationError, before
     anything is written, when the input or the object must change; Fenced when another driver of the sink has committed; Unavailable when
@@ -57,7 +59,7 @@ def run_stream(
     assert stream is not None
     # A batch without rows is no error: the next one may have some.
     spec = resolved(replace(spec, input=replace(spec.input, allow_empty=True)))
-    with named_input(spec), _client(spec, env) as client:
+    with named_input(spec), _client(spec, env, metrics) as client:
         _check_schema(client, spec)
         progress = client.progress(spec.shard_id, spec.sink_id)
         position = _start(spec, progress, env)
@@ -109,9 +111,10 @@ def run_stream(
                 return _Driver(stream, frame, batches, stop, log, fresh).until_stopped(spark)
 
 
-def _client(spec: SinkSpec, env: Env) -> PersistClient:
+def _client(spec: SinkSpec, env: Env, metrics: Metrics | None) -> PersistClient:
     settings = driver_settings(sink_settings(spec.write.target_part_bytes))
-    return PersistClient.open(Location(blob=spec.blob, consensus=spec.consensus), settings=settings, env=env)
+    location = Location(blob=spec.blob, consensus=spec.consensus)
+    return PersistClient.open(location, settings=settings, env=env, metrics=metrics)
 
 
 def _check_schema(client: PersistClient, spec: SinkSpec) -> None:

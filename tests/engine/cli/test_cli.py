@@ -101,7 +101,7 @@ def test_unreferenced_blobs_are_found(persist, shop, tmp_path):
 @pytest.mark.slow
 def test_maintenance_reports_and_keeps_the_contents(persist, shop, tmp_path):
     before = persist("read", shop.shard_id, "--json", *shop.args)[1]
-    reports = {}
+    reports, stores = {}, {}
     for work in ("compact", "rollup", "gc"):
         file = tmp_path / f"{work}.json"
         code, out, _ = persist("maintain", work, "--shard", shop.shard_id, "--report", file, "--json", *shop.args)
@@ -109,7 +109,9 @@ def test_maintenance_reports_and_keeps_the_contents(persist, shop, tmp_path):
         reports[work] = json.loads(out)
         deleted = reports[work].pop("deleted", [])  # not in the file, which a pod's termination message must hold
         assert len({each["key"] for each in deleted}) == reports[work]["blobs_deleted"]
-        assert json.loads(file.read_text()) == reports[work]
+        written = json.loads(file.read_text())
+        stores[work] = written.pop("stores")
+        assert written == reports[work]
     keys = {
         "type", "outcome", "message", "shard_id", "seqno", "duration_ms", "bytes_read", "bytes_written", "blobs_deleted",
         "diffs_truncated", "requests", "applied", "rows_before", "rows_after", "cpu_ms",
@@ -121,6 +123,9 @@ def test_maintenance_reports_and_keeps_the_contents(persist, shop, tmp_path):
     assert reports["compact"]["applied"] > 0
     assert reports["gc"]["diffs_truncated"] > 0
     assert reports["gc"]["blobs_deleted"] > 0
+    assert all(sum(one["commits"]) == one["consensus"]["compare_and_set"]["ok"] > 0 for one in stores.values())
+    assert stores["rollup"]["blob"]["set"]["bytes"] >= reports["rollup"]["bytes_written"] > 0
+    assert stores["gc"]["blob"]["delete"]["ok"] == reports["gc"]["blobs_deleted"]
     assert persist("read", shop.shard_id, "--json", *shop.args)[1] == before
     code, out, _ = persist("maintain", "auto", shop.shard_id, *shop.args)
     assert (code, out.splitlines()[0].split("\t")[0]) == (0, "work")
@@ -151,6 +156,7 @@ def test_a_compaction_that_fails_reports_what_it_read(persist, shop, tmp_path):
     failed = json.loads(report.read_text())
     assert failed["outcome"] == "Failed"
     assert 0 < failed["bytes_read"] < sum(sizes.values())
+    assert failed["stores"]["blob"]["get"]["ok"] > 0
     assert failed["cpu_ms"] > 0
 
 

@@ -9,7 +9,8 @@ from persist_engine.base.env import SeededEnv
 from persist_operator.api.shard import StoreLocation
 from persist_operator.cluster.kube import load_client
 from persist_operator.cluster.port import EVENT, PERSIST_SHARD, POD, SPARK_SINK
-from persist_operator.cluster.viewing import ViewedCluster, context_client
+from persist_operator.cluster.user import load_access
+from persist_operator.cluster.viewing import ViewedCluster
 from persist_operator.console.cluster_source import ClusterSource
 from persist_operator.console.engine import reading_bridge
 from persist_operator.console.entrance import ReviewedEntrance, TrustedProxy
@@ -62,10 +63,10 @@ def mine(filled, kubeconfig, browser):
     """A browser of `persist ui` with this kubeconfig."""
 
     def make(*namespaces, stores=None, **options):
-        client, name = context_client(None)
-        cluster = ViewedCluster(client)
+        access = load_access(None, None)
+        cluster = ViewedCluster(access.client)
         source = ClusterSource(
-            cluster, OwnRights(cluster), title=f"context {name}", namespaces=namespaces, stores=stores
+            cluster, OwnRights(cluster), title=f"context {access.context}", namespaces=namespaces, stores=stores
         )
         return browser(source, **options)
 

@@ -164,7 +164,7 @@ def test_without_the_extra_the_error_names_it(monkeypatch):
         (["--trust-proxy", "10.0.0.1", "--trust-user-header", "X-User"], {}, "--trust-proxy needs --in-cluster"),
         (["--in-cluster", "--trust-proxy", "10.0.0.1"], {}, "go together"),
         (["--in-cluster", "--trust-proxy", "x", "--trust-user-header", "X-User"], {}, "such as 10.0.0.0/8"),
-        (["--context", "absent"], {}, "no access to a cluster"),
+        (["--context", "absent"], {}, "no context 'absent' in the kubeconfig; there are: c"),
         ([], {"PERSIST_BLOB": "s3://b"}, "set both or none"),
     ],
 )

@@ -231,6 +231,8 @@ def test_the_page_of_a_sink_shows_progress_failure_and_rollout():
         (span(119_000), "119s"),
         (span(120_000), "2m"),
         (span(3 * 86_400_000), "3d"),
+        (span(729 * 86_400_000), "729d"),
+        (seconds(4711 * 86_400), "12y"),
         (seconds(0), "0s"),
         (seconds(None), ""),
         (ago("2026-09-21T14:13:20Z", NOW), "0 ms ago"),

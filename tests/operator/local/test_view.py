@@ -97,6 +97,7 @@ def test_lookup_follows_the_json_paths_of_printer_columns(json_path, found):
         (7_199_000, "119m"),
         (7_200_000, "2h"),
         (172_800_000, "2d"),
+        (4711 * 86_400_000, "12y"),
         (-5, "0s"),
     ],
 )
