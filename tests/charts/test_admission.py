@@ -14,7 +14,7 @@ import yaml
 from persist_operator.api import pod_template
 
 Manifest = dict[str, Any]
-CASES = yaml.safe_load(Path(__file__).with_name("admission_cases.yaml").read_text())
+CASES = yaml.load(Path(__file__).with_name("admission_cases.yaml").read_text(), yaml.CSafeLoader)
 KINDS = {"SparkSink": "sinks", "PersistShard": "shards", "Pod": "executors", "Secret": "secrets"}
 POD_NAME = "authentication.kubernetes.io/pod-name"
 USERS = {

@@ -21,7 +21,7 @@ ON: Manifest = {
     "prometheusRule": {"enabled": True, "runbookUrl": PAGE, "labels": {"release": "prometheus"}},
     "grafana": {"alerts": {"enabled": True}},
 }
-CASES = yaml.safe_load((Path(__file__).parent / "alert_cases.yaml").read_text())
+CASES = yaml.load((Path(__file__).parent / "alert_cases.yaml").read_text(), yaml.CSafeLoader)
 LABELS = {
     "operator": {"namespace": "sys", "job": "persist-metrics"},
     "shard": {"namespace": "red", "name": "flights"},

@@ -14,7 +14,7 @@ Manifest = dict[str, Any]
 SCHEMAS = {
     crd["spec"]["names"]["kind"]: crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     for path in (ROOT / "crds").glob("*.yaml")
-    for crd in [yaml.safe_load(path.read_text())]
+    for crd in [yaml.load(path.read_text(), yaml.CSafeLoader)]
 }
 FILE = ROOT / "charts/persist-operator/files/monitoring/kube-state-metrics.yaml"
 RESOURCES: list[Manifest] = yaml.safe_load(FILE.read_text())["spec"]["resources"]

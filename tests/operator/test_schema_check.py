@@ -6,7 +6,7 @@ import pytest
 import yaml
 from persist_operator.api.schema_check import crd_dir, load_schemas
 
-CASES = yaml.safe_load(Path(__file__).with_name("crd_cases.yaml").read_text())
+CASES = yaml.load(Path(__file__).with_name("crd_cases.yaml").read_text(), yaml.CSafeLoader)
 SCHEMAS = load_schemas()
 ONCE = {
     "shardRef": {"name": "a"},
@@ -72,7 +72,7 @@ def test_defaults_fill_in_and_are_idempotent():
 
 
 def definitions():
-    return [yaml.safe_load(path.read_text()) for path in sorted(crd_dir().glob("*.yaml"))]
+    return [yaml.load(path.read_text(), yaml.CSafeLoader) for path in sorted(crd_dir().glob("*.yaml"))]
 
 
 def nodes(schema, path=""):
