@@ -97,5 +97,21 @@ MAINTENANCE = Row(
             "short",
             ("sum by (type) (increase(persist_maintenance_deleted_blobs_total[1h]))", "{{type}}"),
         ),
+        lines(
+            "Calls of pods to the stores that failed",
+            "As the pods of maintenance and the drivers of sinks reported at their end, an hour. Each was repeated.",
+            "short",
+            (
+                'sum by (type, store) (increase(persist_run_store_calls_total{outcome="error"}[1h]))'
+                " or 0 * sum by (type, store) (persist_run_store_calls_total)",
+                "{{type}} {{store}}",
+            ),
+        ),
+        lines(
+            "Commit time of pods in Redis",
+            "Of the runs that ended in the last hour. 99 in 100 of their commits were faster.",
+            "s",
+            ("histogram_quantile(0.99, sum by (type, le) (rate(persist_run_commit_seconds_bucket[1h])))", "{{type}}"),
+        ),
     ),
 )

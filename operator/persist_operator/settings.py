@@ -162,6 +162,8 @@ class WorkloadSettings:
     """CPU request of each executor pod, such as 500m; the cores of the executor when empty. Small clusters set it low."""
     driver_cpu_request: str = ""
     """CPU request of drivers; the driver's cores when empty."""
+    driver_metrics_port: int | None = None
+    """Port on which drivers of sinks serve what their engine counts; None: they serve nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -430,3 +430,13 @@ def test_names_of_children_fit_for_the_longest_resource_names():
         assert len(names.maintenance_name(longest, kind, 2**63 - 1, retry=99)) <= 63
     assert len(names.driver_name(longest, "0" * 8, 999_999)) <= 63
     assert len(names.executor_prefix(longest, "uid", 1)) <= 47
+
+
+def test_a_driver_serves_its_metrics_where_the_settings_say(driver, settings):
+    (quiet,) = driver()["Pod"]["spec"]["containers"]
+    assert "--metrics-port" not in quiet["args"]
+    assert {one["name"] for one in quiet["ports"]} == {"driver", "blockmanager"}
+    scraped = replace(settings, workload=replace(settings.workload, driver_metrics_port=9464))
+    (container,) = driver(settings=scraped)["Pod"]["spec"]["containers"]
+    assert container["args"][container["args"].index("--metrics-port") + 1] == "9464"
+    assert {"name": "metrics", "containerPort": 9464} in container["ports"]

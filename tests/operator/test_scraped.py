@@ -14,6 +14,7 @@ from persist_kit.prometheus import prometheus_server
 from persist_operator.bridge import Bridge
 from persist_operator.cluster.port import PERSIST_SHARD, SPARK_SINK
 from persist_operator.handlers.probes import ProbeServer
+from persist_operator.plan.observed import Phase, Run
 from persist_operator.settings import AllowedNamespaces, OperatorSettings, StorageProfile
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.reconcile import Key, Reconciler
@@ -83,6 +84,10 @@ BUSY_SHARD = {
         )
     ],
 }
+REPORT = {
+    "type": "Compaction",
+    "stores": {"consensus": {"compare_and_set": {"ok": 1, "error": 1, "seconds": 0.01}}, "commits": [0] * 20 + [1]},
+}
 BUSY_SINK = {
     "observedGeneration": 1,
     "attempt": 4,
@@ -139,10 +144,11 @@ def scraped(tmp_path, now, shard_resource, sink_resource, refused):
             metrics.reconcile_seconds.labels(kind=made["kind"]).observe(0.1)
     shard = shard_resource({"maintenance": {"maxRewriteBytesPerDay": "10Gi"}}, name="busy")
     busy = [(shard, BUSY_SHARD), (sink_resource(name="busy"), BUSY_SINK)]
+    run = Run(name="compact-1", kind="compaction", phase=Phase.SUCCEEDED, created_ms=now, report=REPORT)
     for resource, status in busy:
         assert not refused(resource, status)
         metrics.resources.show(resource, status)
-        metrics.resources.written(resource, status)
+        metrics.resources.written(resource, status, [run])
     metrics.resources.show(shard_resource(name="behind"), {})  # its stored status covers no generation
     metrics.set_shard("team", "busy", BUSY_SHARD, spec=shard["spec"], now_ms=now)
     metrics.set_sink("team", "busy", BUSY_SINK)
@@ -169,6 +175,9 @@ def scraped(tmp_path, now, shard_resource, sink_resource, refused):
     server.start()
     try:
         with prometheus_server(f"127.0.0.1:{server.port}", {"namespace": "sys", "pod": "persist-0"}) as prometheus:
+            # A counter grows only between two scrapes.
+            assert empty_after_wait(prometheus, {"first": "persist_run_commit_seconds_count"}) == {}
+            metrics.resources.written(shard, BUSY_SHARD, [run])
             yield prometheus, (lambda: reconciler.reconcile(Key("PersistShard", "team", "flights"))), cluster
     finally:
         server.stop()

@@ -13,6 +13,8 @@ from persist_operator.settings import OperatorSettings
 
 COMPONENT = "sink"
 CONTAINER = "driver"
+#: The name of the port by which a PodMonitor finds the driver's metrics.
+METRICS_PORT = "metrics"
 
 
 def driver_manifests(
@@ -100,11 +102,12 @@ def _own_annotation(namespace: str, name: str) -> str:
     return f"{sink_files.API_SERVER}/api/v1/namespaces/{namespace}/pods/{name}#{names.ANNOTATION_PROGRESS}"
 
 
-def _arguments(head: dict[str, Any], meta: Meta, action: StartDriver) -> list[str]:
+def _arguments(head: dict[str, Any], meta: Meta, action: StartDriver, metrics_port: int | None) -> list[str]:
     return [
         *("driver", "--spec", f"{sink_files.CONFIG_DIR}/sink.json"),
         *("--properties", f"{sink_files.CONFIG_DIR}/spark-defaults.conf"),
         *("--progress", _own_annotation(meta.namespace, head["name"])),
+        *(("--metrics-port", str(metrics_port)) if metrics_port is not None else ()),
         *(("--options", pods.OPTIONS_DIR) if action.spec.options_secret else ()),
         *(("--promote", f"{sink_files.PROMOTION_DIR}/{sink_files.PROMOTION_KEY}") if action.stands_by else ()),
     ]
@@ -116,12 +119,12 @@ def _pod(
     spec, location = action.spec, action.location
     driver = spec.spark.driver
     memory = f"{quantity.to_mebibytes(driver.memory) + sink_memory.driver_overhead_mib(spec)}Mi"
-    scratch = sink_files.scratch_dir()
+    scratch, metrics_port = sink_files.scratch_dir(), settings.workload.driver_metrics_port
     container = {
         "name": CONTAINER,
         "image": image,
         "imagePullPolicy": spec.spark.image_pull_policy or settings.images.pull_policy,
-        "args": _arguments(head, meta, action),
+        "args": _arguments(head, meta, action, metrics_port),
         "env": [
             {"name": "SPARK_LOCAL_DIRS", "value": scratch},
             # The web interface listens here: `kubectl port-forward` reaches it, other pods do not. RPC has an address of its own.
@@ -132,6 +135,7 @@ def _pod(
         "ports": [
             {"name": "driver", "containerPort": sink_files.DRIVER_PORT},
             {"name": "blockmanager", "containerPort": sink_files.BLOCK_MANAGER_PORT},
+            *([{"name": METRICS_PORT, "containerPort": metrics_port}] if metrics_port is not None else []),
         ],
         "resources": {
             "requests": {"cpu": settings.workload.driver_cpu_request or str(driver.cores), "memory": memory},
