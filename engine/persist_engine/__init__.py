@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from persist_engine.model.ids import ShardId as ShardId
     from persist_engine.model.inspection import Inspection as Inspection
     from persist_engine.model.state import SourceProgress as SourceProgress
+    from persist_engine.parts.aggregates import Aggregates as Aggregates
     from persist_engine.rows.columns import empty_struct as empty_struct
     from persist_engine.rows.errors_column import ERR as ERR
     from persist_engine.rows.errors_column import holds_errors as holds_errors
@@ -90,6 +91,7 @@ __version__ = APPLIER_VERSION
 #: The module of each public name.
 MODULES = {
     "METADATA_TABLES": "work.metadata",
+    "Aggregates": "parts.aggregates",
     "Antichain": "model.frontier",
     "AppendOutcome": "client.write.outcomes",
     "Appended": "client.write.outcomes",

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from persist_engine import (
+    Aggregates,
     Changes,
     Inspection,
     Location,
@@ -103,6 +104,17 @@ class HeldFrames:
             return None
         with shard.lock:
             return shard.plain(frame)
+
+    def aggregates(self, frame: str, fields: Sequence[str]) -> Aggregates | None:
+        """What state proves of the frame's rows and of `fields`: see Snapshot.aggregates. None for an empty frame, one of changes, and one
+        that is not held. Fenced when its lease expired.
+        """
+        with self._lock:
+            shard = self._frames.get(frame)
+        if shard is None:
+            return None
+        with shard.lock:
+            return shard.aggregates(frame, fields)
 
     def size(self, frame: str) -> int:
         """About how many bytes of parts the frame reads. 0 for an empty frame, and for one that is not held."""
@@ -261,15 +273,9 @@ class _HeldShard:
             raise InvalidUsage(f"the session no longer holds frame {frame} of shard {self._shard}: load it again")
         options, loaded = found
         check_columns(asked, loaded.row_type, self._shard)
-        lease = self._lease_of(frame)
+        lease = self._open_lease_of(frame)
         if lease is None:
             return []
-        try:
-            lease.reader.check_open()
-        except Fenced as error:
-            raise Fenced(
-                f"{error}: this process was suspended for longer than its lease; load the frame again", **error.detail
-            ) from error
         read = lease.reads[frame]
         count = options.splits or min(max(1, -(-read.bytes_estimate // SPLIT_BYTES)), SPLITS_MAX)
         # A frame of rows shows a row as often as its diffs say, so that rows which several parts add need not meet.
@@ -287,6 +293,11 @@ class _HeldShard:
             return None
         files = tuple(folder / key for key in keys)
         return PlainFiles(files=files, schema=read.schema, row_type=loaded.row_type)
+
+    def aggregates(self, frame: str, fields: Sequence[str]) -> Aggregates | None:
+        lease = self._open_lease_of(frame)
+        read = None if lease is None else lease.reads[frame]
+        return read.aggregates(fields) if isinstance(read, Snapshot) else None
 
     def size(self, frame: str) -> int:
         lease = self._lease_of(frame)
@@ -386,6 +397,17 @@ class _HeldShard:
 
     def _lease_of(self, frame: str) -> _Lease | None:
         return next((lease for lease in self._leases if frame in lease.reads), None)
+
+    def _open_lease_of(self, frame: str) -> _Lease | None:
+        lease = self._lease_of(frame)
+        try:
+            if lease is not None:
+                lease.reader.check_open()
+        except Fenced as error:
+            raise Fenced(
+                f"{error}: this process was suspended for longer than its lease; load the frame again", **error.detail
+            ) from error
+        return lease
 
     @contextmanager
     def _given_back_unless_used(self, lease: _Lease) -> Iterator[None]:

@@ -89,20 +89,19 @@ class Contents:
         keys: list[str] = []
         for batch in self.batches:
             for part in batch.part_list():
-                if (
-                    not isinstance(part, HollowPart)
-                    or not self._is_plain(part)
-                    or not self._counts_once(batch.desc, part)
-                ):
+                if not isinstance(part, HollowPart) or not self.counts_once(batch.desc, part):
                     return None
                 keys.append(blob_key(self.source.shard_id, part.key))
         return keys
 
-    def _counts_once(self, desc: Description, part: HollowPart) -> bool:
-        """Whether each row of the part has diff 1 and is shown. Positive diffs that add up to the number of rows are all 1."""
+    def counts_once(self, desc: Description, part: HollowPart) -> bool:
+        """Whether each row of the part has diff 1 and is shown as it is stored, unless `where` hides it. Positive diffs that add up to the
+        number of rows are all 1.
+        """
         first, last = _times_of(part)
         if (
-            first is None
+            not self._is_plain(part)
+            or first is None
             or last is None
             or last > self.as_of
             or not desc.lower.less_equal(first)
@@ -149,6 +148,10 @@ class Contents:
                 yield fetched.popleft().result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+    def shown(self, table: pa.Table) -> pa.Table:
+        """The rows of `table`, as a part holds them, that the read shows."""
+        return self._row_filter.apply(table)
 
     @property
     def _narrow(self) -> PartSource:

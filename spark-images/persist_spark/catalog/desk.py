@@ -37,6 +37,7 @@ class Desk:
             "load": tables.load,
             "changes": tables.changes,
             "answers": tables.answers,
+            "aggregates": tables.aggregates,
             "scan": tables.scan,
             "stream": tables.stream,
             "writing": tables.writing,

@@ -22,6 +22,7 @@ from persist_engine.model.ownership import Owner
 from persist_engine.rows.schema import Schema
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
 
+from persist_spark.catalog.aggregates import Asked, fields, sided, values
 from persist_spark.catalog.change_rows import feed_row_type
 from persist_spark.catalog.conditions import answered, conjunction
 from persist_spark.catalog.definitions import alter, create, drop, is_ours
@@ -29,7 +30,7 @@ from persist_spark.held_frames import HeldFrames
 from persist_spark.options import STORE, Ago, Feed, Options, check_names, moment
 from persist_spark.partitions import sink_settings
 from persist_spark.row_shape import changes_row_type
-from persist_spark.source.loaded import LoadedFrame
+from persist_spark.source.loaded import LoadedFrame, new_name
 from persist_spark.source.metadata import LoadedTable
 from persist_spark.spec import TARGET_PART_BYTES
 from persist_spark.table.shard import PlacedShard
@@ -197,6 +198,22 @@ class Tables:
         keys_only = table.options.feed is not None  # a condition on values would make halves of an update
         return [answered(condition, table.schema, keys_only=keys_only) for condition in conditions]
 
+    def aggregates(self, of: str, *, where: Sequence[str], asked: Asked) -> list[Any] | None:
+        """The values of aggregates (see `catalog.aggregates`) over the rows of the table that was loaded as frame `of` which satisfy all of
+        `where`. None when state does not prove all of them, or the rows are not the contents of a shard: Spark must compute them. Fetches
+        no part.
+        """
+        table = self._loaded.get(of)
+        if table is None or table.options.feed is not None or table.frame.as_of is None:
+            return None
+        scan = new_name()
+        try:
+            self._load(scan, table.frame.pinned(replace(table.options, where=conjunction(where))), table.schema)
+            found = self._held.aggregates(scan, fields(asked, table.schema))
+        finally:
+            self.drop_frame(scan)
+        return None if found is None else values(found, asked, table.schema)
+
     def scan(self, frame: str, *, of: str, columns: Sequence[str], where: Sequence[str]) -> dict[str, Any]:
         """Makes `frame` a scan of the table that was loaded as frame `of`: the rows at the same time that satisfy all of `where`, with
         these columns. The options are those of the format of the catalog.
@@ -208,9 +225,8 @@ class Tables:
         table = self._of(of)
         if table.options.feed is not None:
             return self._scan_of_changes(frame, table, columns=columns, where=where)
-        key = set(table.schema.key.names)
-        sided = tuple(f"{'key' if name in key else 'val'}.{name}" for name in columns)
-        options = replace(table.options, columns=sided, where=conjunction(where))
+        shown = tuple(sided(name, table.schema) for name in columns)
+        options = replace(table.options, columns=shown, where=conjunction(where))
         if table.frame.as_of is None:
             return self._empty(frame, _only(table.frame.row_type, columns))
         loaded = self._load(frame, table.frame.pinned(options), table.schema)

@@ -22,6 +22,7 @@ from persist_engine.client.read.leased import LeasedPart, PartLeases, Pin
 from persist_engine.client.read.splits import SnapshotSplit, pieces_apart
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import Antichain
+from persist_engine.parts.aggregates import Aggregates, aggregates
 from persist_engine.parts.consolidate import merge_runs
 from persist_engine.parts.contents import Contents
 from persist_engine.parts.even_ranges import affordable_ranges
@@ -141,6 +142,14 @@ class Snapshot:
         """The number of rows, each counted diff times. Reads only parts that statistics and sums in state do not cover."""
         self.check_open()
         return self._contents.count(self._named)
+
+    def aggregates(self, fields: Sequence[str] = ()) -> Aggregates | None:
+        """The number of rows, and of each of `fields` (`key.<field>` or `val.<field>`, whatever `columns` says) the nulls and the least and
+        greatest value, as far as state proves them. None when it does not prove that each part shows all of its rows, each once. Fetches
+        no part.
+        """
+        self.check_open()
+        return aggregates(self._contents, fields)
 
     def splits(self, count: int, *, merged: bool = True) -> list[SnapshotSplit]:
         """At most `count` (at least one) splits by key range. Every row is in exactly one, whatever statistics the parts have.

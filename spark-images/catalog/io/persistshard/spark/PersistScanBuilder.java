@@ -5,21 +5,24 @@ import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.util.ArrayList;
 import java.util.List;
+import org.apache.spark.sql.connector.expressions.aggregate.Aggregation;
 import org.apache.spark.sql.connector.expressions.filter.Predicate;
 import org.apache.spark.sql.connector.read.Scan;
+import org.apache.spark.sql.connector.read.SupportsPushDownAggregates;
 import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
 import org.apache.spark.sql.connector.read.SupportsPushDownV2Filters;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 
-/** Collects what one scan asks of a table: columns, and those conditions that the engine answers. */
-class PersistScanBuilder implements SupportsPushDownV2Filters, SupportsPushDownRequiredColumns {
+/** Collects what one scan asks of a table: columns, those conditions that the engine answers, and aggregates that it knows. */
+class PersistScanBuilder implements SupportsPushDownV2Filters, SupportsPushDownRequiredColumns, SupportsPushDownAggregates {
   private final String name;
   private final Frame table;
   private final StructType all;
   private StructType wanted;
   private final List<String> where = new ArrayList<>();
   private Predicate[] pushed = new Predicate[0];
+  private Aggregates known;
 
   PersistScanBuilder(String name, Frame table, StructType schema) {
     this.name = name;
@@ -58,9 +61,22 @@ class PersistScanBuilder implements SupportsPushDownV2Filters, SupportsPushDownR
     wanted = required.isEmpty() ? new StructType(new StructField[] {all.apply(0)}) : required;
   }
 
+  /** Spark asks this first, and only when no condition is left to it. */
+  @Override
+  public boolean supportCompletePushDown(Aggregation asked) {
+    known = Aggregates.known(shown(), table, where, all, asked);
+    return known != null;
+  }
+
+  /** All aggregates are known, or Spark computes all. */
+  @Override
+  public boolean pushAggregation(Aggregation asked) {
+    return known != null;
+  }
+
   @Override
   public Scan build() {
-    return rows();
+    return known != null ? known : rows();
   }
 
   /** The scan of what the builder collected. */
