@@ -24,6 +24,8 @@ from persist_operator.api import names
 Json = Any
 #: In a checkout, a symbolic link to `crds/` at the root; builds copy the files behind it.
 _CRDS = Path(__file__).parents[1] / "crds"
+#: The safe loader of libyaml where PyYAML has it: ten times as fast.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ def load_schemas(folder: Path | None = None) -> ResourceSchemas:
     files = sorted((folder or crd_dir()).glob("*.yaml"))
     if not files:
         raise InvalidUsage(f"no resource definitions in {folder or crd_dir()}")
-    return ResourceSchemas([yaml.safe_load(file.read_text(encoding="utf-8")) for file in files])
+    return ResourceSchemas([yaml.load(file.read_text(encoding="utf-8"), Loader=_LOADER) for file in files])  # noqa: S506 - a safe loader
 
 
 def _stored_version(crd: Mapping[str, Json]) -> Mapping[str, Json]:
