@@ -286,7 +286,7 @@ def _resource(name: str, namespace: str, profile: str) -> dict[str, Any]:
             "schema": {"key": "id BIGINT"},
             # There is no kubelet, so no run of maintenance would ever end.
             "compaction": {"mode": "Disabled"},
-            "gc": {"enabled": False},
+            "gc": {"enabled": False, "orphans": {"mode": "Off"}},
             "rollup": {"everySeqnos": 100_000},
         },
     }

@@ -22,6 +22,7 @@ from persist_engine.base.metrics import PrometheusMetrics
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.registry import CollectorRegistry
 
+from persist_operator.api.schema_check import load_schemas
 from persist_operator.bridge import Bridge
 from persist_operator.cluster.informed import Informed
 from persist_operator.cluster.kube import KubeCluster, load_client
@@ -83,6 +84,7 @@ class Operator:
         PlatformCollector(registry=registry)
         GCCollector(registry=registry)
         self._metrics = metrics = OperatorMetrics(registry)
+        load_schemas()  # now, because otherwise every worker would begin to parse them
 
         def on_request(verb: str, status: int, seconds: float) -> None:
             metrics.api_requests.labels(verb=verb, code=str(status)).inc()

@@ -216,7 +216,7 @@ def test_a_new_shard_costs_a_bounded_number_of_round_trips(idle, redis, shard_re
         idle.env.advance_ms(1000)
         idle.reconciler.reconcile(Key("PersistShard", "team", "second"))
     assert conditions.is_true(idle.cluster.stored("PersistShard", "team", "second")["status"], "Ready")
-    assert [one.verb for one in requests] == ["apply_status"] * 3
+    assert [one.verb for one in requests] == ["apply_status"] * 2
     assert idle.commands(redis) - commands <= 24
     assert (idle.blob_calls("get") - gets, idle.blob_calls("list_prefix") - lists) == (0, 1)
 

@@ -95,7 +95,7 @@ def test_a_shard_becomes_ready_and_exists_in_the_stores(world, shard_resource, r
     requests = world.cluster.record()
     world.reconciler.reconcile(SHARD)
     written = [conditions.find(one.arguments[3], "Ready")["reason"] for one in requests if one.verb == "apply_status"]
-    assert written == ["Accepted", "Initialising", "Healthy"], "the intent is stored before the shard is created"
+    assert written == ["Accepted", "Healthy"], "the claim in the stores is the intent of the creation"
     status = world.go(SHARD)
     assert world.ready(SHARD) == ("True", "Healthy")
     assert status["schema"] == {"key": status["schema"]["key"], "value": status["schema"]["value"]}

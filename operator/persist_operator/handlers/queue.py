@@ -59,6 +59,9 @@ class WorkQueue(Generic[K]):
                 now_s = self._env.monotonic_s()
                 key = self._pop(now_s)
                 if key is not None:
+                    if self._ready or self._heap:
+                        # Workers are woken one by one: each wakes the next, which takes a key or waits until the earliest is due.
+                        self._changed.notify()
                     return key
                 wait_s = min(deadline_s, self._heap[0][0] if self._heap else deadline_s) - now_s
                 if now_s >= deadline_s:
@@ -85,7 +88,7 @@ class WorkQueue(Generic[K]):
                 self._not_before.pop(key, None)
             if key in self._due:
                 self._push(key, self._due[key])
-            self._changed.notify_all()
+                self._changed.notify()
 
     def close(self) -> None:
         """Close the queue: `take` returns None from now on, also in workers that wait."""

@@ -1,7 +1,8 @@
 """The plan of one PersistShard: create, inspect, maintain. Pure.
 
 The order is fixed. The first status is written before the stores are asked. The operator shows, advances and maintains a shard only after
-the stores name this resource as its owner. The intent of an action is on the status before the action is taken.
+the stores name this resource as its owner. The intent of an action is on the status before the action is taken;
+that of a creation is in the stores, where the claim has registered the id.
 A shard that existed and is gone, or whose state went back, is never created again. That would hide a loss of acknowledged data.
 """
 

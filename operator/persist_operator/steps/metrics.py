@@ -116,7 +116,7 @@ class OperatorMetrics:
             "last_rollup_seqno": storage.latest_rollup_seqno,
             "seqno": frontiers.seqno,
             "readers": known.holds.readers,
-            **resource_metrics.of_shard(spec, status, now_ms=now_ms),
+            **resource_metrics.of_shard(spec, status, known, now_ms=now_ms),
         }
         if inspection is not None and frontiers.seqno is not None:
             values |= {

@@ -112,6 +112,8 @@ class ResourceMetrics:
             ended = _ended_driver(SinkStatus.of(resource.get("status") or {}), SinkStatus.of(status))
             self._reports.count(reports.get(ended))
             return
+        if not status.get("history"):
+            return
         known = {one.id for one in ShardStatus.of(resource.get("status") or {}).history or ()}
         for run in ShardStatus.of(status).history or ():
             if run.id not in known:
@@ -191,8 +193,10 @@ def _hold_s(status: Mapping[str, Any], now_ms: int) -> float | None:
     return max(0, now_ms - since_ms) / 1000 if held and since_ms is not None else 0
 
 
-def of_shard(spec: Mapping[str, Any], status: Mapping[str, Any], *, now_ms: int) -> dict[str, float | None]:
-    """The values of OF_SHARD; None where nothing is known."""
+def of_shard(
+    spec: Mapping[str, Any], status: Mapping[str, Any], known: ShardStatus, *, now_ms: int
+) -> dict[str, float | None]:
+    """The values of OF_SHARD; None where nothing is known. `known` is `status` as a value."""
     return {
         "stalled": _truth(status, "Stalled") or 0,
         "suspended": _truth(status, "Suspended") or 0,
@@ -200,10 +204,10 @@ def of_shard(spec: Mapping[str, Any], status: Mapping[str, Any], *, now_ms: int)
         "compaction_current": _truth(status, "CompactionCurrent"),
         "garbage_collected": _truth(status, "GarbageCollected"),
         "reader_hold_seconds": _hold_s(status, now_ms),
-        **_of_audits(status),
+        **_of_audits(known),
         "since_lag_target_seconds": (spec.get("retention") or {}).get("sinceLagSeconds"),
         "rollup_every_seqnos": (spec.get("rollup") or {}).get("everySeqnos"),
-        **_of_plan(spec, ShardStatus.of(status), now_ms=now_ms),
+        **_of_plan(spec, known, now_ms=now_ms),
     }
 
 
@@ -220,8 +224,7 @@ def _of_plan(spec: Mapping[str, Any], known: ShardStatus, *, now_ms: int) -> dic
     }
 
 
-def _of_audits(status: Mapping[str, Any]) -> dict[str, float | None]:
-    known = ShardStatus.of(status)
+def _of_audits(known: ShardStatus) -> dict[str, float | None]:
     verdict, storage = known.verification.verdict, known.storage
     return {
         "verified": None if verdict is None else int(verdict == "Verified"),

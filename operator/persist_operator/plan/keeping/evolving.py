@@ -6,6 +6,7 @@ that cannot be: it is maintained, and its sinks write it. A shard that this reso
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from persist_engine.base.errors import InvalidUsage
@@ -49,6 +50,7 @@ class Evolves:
 Standing = Stopped | Refused | Evolves | None
 
 
+@functools.lru_cache(maxsize=1024)
 def schema_problem(wanted: ShardSchema, actual: ShardSchema | None) -> str | None:
     """Why the wanted schema is invalid, or how it differs from the actual one (if there is one); None when it is right."""
     try:
