@@ -54,8 +54,9 @@ class StorageProfile:
     consensus: str
     """URL of the consensus store. It contains neither credentials nor their location."""
     secret_name: str | None = None
-    """Secret with the optional keys aws-credentials and redis-password, in the operator's namespace and in each namespace that may use
-    the profile. A store whose key is absent, and every store without a Secret, is accessed with the identity of the pod.
+    """Secret with the optional keys aws-credentials, s3-ca.crt, redis-username, redis-password, redis-ca.crt, redis-tls.crt and
+    redis-tls.key, in the operator's namespace and in each namespace that may use the profile. A store whose key is absent, and every store
+    without a Secret, is accessed with the identity of the pod.
     """
     allowed_namespaces: AllowedNamespaces = field(default_factory=AllowedNamespaces)
     take_over: TakeOver = "SameNamespace"
@@ -90,7 +91,7 @@ class InlineStorage:
     allowed_consensus: tuple[str, ...] = ()
     """Redis servers that `spec.storage.consensus.address` may name, in the same form. The default port is 6379."""
     allowed_secrets: tuple[str, ...] = ()
-    """Secrets of the resource's namespace that `spec.storage.secretName` may name."""
+    """Secrets of the resource's namespace that `spec.storage` may name."""
     inspect_seconds: float = 60
     """How often a new pod inspects a shard."""
     deadline_seconds: int = 120

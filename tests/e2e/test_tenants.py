@@ -18,9 +18,9 @@ INLINE = {
         "region": "us-east-1",
         "endpoint": "http://s3.persist-stores.svc:7070",
         "pathStyle": True,
+        "auth": {"type": "Secret", "secretName": "persist-store"},
     },
-    "consensus": {"address": "redis.persist-stores.svc:6379", "keyPrefix": "inline"},
-    "secretName": "persist-store",
+    "consensus": {"address": "redis.persist-stores.svc:6379", "keyPrefix": "inline", "authSecretName": "persist-store"},
 }
 
 

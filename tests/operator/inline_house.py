@@ -35,6 +35,20 @@ class Kubelet:
             (folder / key).write_text(text)
         self.secrets[namespace, name] = folder
 
+    def projected(self, job, sources):
+        """The folder of a projected volume. AssertionError for what keeps a real pod waiting: a Secret or a key that is missing."""
+        folder = self.folder / "mounted" / job["name"]
+        folder.mkdir(parents=True, exist_ok=True)
+        for one in (source["secret"] for source in sources):
+            secret = self.secrets.get((job["namespace"], one["name"]))
+            for item in one["items"]:
+                found = None if secret is None else secret / item["key"]
+                if found is not None and found.exists():
+                    (folder / item["path"]).write_bytes(found.read_bytes())
+                else:
+                    assert one.get("optional"), f"{one['name']} has no key {item['key']}"
+        return folder
+
     def jobs(self, kind=names.INSPECTION):
         found = self.cluster.find(JOB, None, {names.LABEL_KIND: kind})
         return sorted(found, key=lambda one: one["metadata"]["creationTimestamp"])
@@ -49,8 +63,8 @@ class Kubelet:
             spec = job["spec"]["template"]["spec"]
             (container,) = spec["containers"]
             report = self.folder / f"{job['metadata']['name']}.report"
-            volumes = [one["secret"]["secretName"] for one in spec["volumes"] if "secret" in one]
-            mounted = self.secrets.get((job["metadata"]["namespace"], volumes[0])) if volumes else None
+            sources = [one["projected"]["sources"] for one in spec["volumes"] if "projected" in one]
+            mounted = self.projected(job["metadata"], sources[0]) if sources else None
             arguments = [
                 one.replace(CREDENTIALS_DIR, str(mounted)).replace(TERMINATION_LOG, str(report))
                 for one in container["args"]
@@ -145,4 +159,5 @@ GOOD = {"blob": {"bucket": "bbb", "endpoint": "https://s3.example"}, "consensus"
 ALLOWED = {
     "allowed_endpoints": ("s3.example", "*.minio.svc:9000"),
     "allowed_consensus": ("redis.example", "*.redis.svc:7000"),
+    "allowed_secrets": ("team-store", "team-tls"),
 }

@@ -55,9 +55,9 @@ def stores(servers, house, request):
             "region": s3.region,
             "endpoint": f"http://{s3.address}",
             "pathStyle": True,
+            "auth": {"type": "Secret", "secretName": SECRET},
         },
-        "consensus": {"address": redis.address, "keyPrefix": prefix},
-        "secretName": SECRET,
+        "consensus": {"address": redis.address, "keyPrefix": prefix, "authSecretName": SECRET},
     }
     return made, storage
 
@@ -292,7 +292,8 @@ def test_sinks_of_an_inline_shard_use_its_stores_and_its_secret(stores, make_sha
     made.cluster.create(PERSIST_SHARD, resource)
     view = ShardView.of("flights", make_shard({"storage": storage}, status=made.settle()), made.settings)
     assert view.usable
-    assert (type(view.location), view.location.secret_name) == (InlineLocation, SECRET)
+    assert isinstance(view.location, InlineLocation)
+    assert {one.name for one in view.location.secrets} == {SECRET}
 
 
 @pytest.mark.slow

@@ -195,7 +195,16 @@ def test_a_reported_owner_is_never_a_path_at_the_api_server(house, shard_resourc
         ({"address": "redis.example"}, "InvalidStorage"),
         ({"address": "u:p@redis.example:6379"}, "InvalidStorage"),
         ({"address": "evil:6379?x=redis.example:6379"}, "InvalidStorage"),
-        ({"secretName": "other"}, "SecretNotAllowed"),
+        ({"blob": {"auth": {"type": "Secret", "secretName": "other"}}}, "SecretNotAllowed"),
+        ({"blob": {"caSecretRef": {"name": "other", "key": "ca.crt"}}}, "SecretNotAllowed"),
+        ({"consensus": {"authSecretName": "other"}}, "SecretNotAllowed"),
+        ({"consensus": {"tls": True, "tlsSecretName": "other"}}, "SecretNotAllowed"),
+        ({"consensus": {"tls": True, "tlsSecretName": "team-tls", "authSecretName": "team-store"}}, None),
+        ({"consensus": {"tlsSecretName": "team-tls"}}, "InvalidStorage"),
+        ({"consensus": {"tls": "yes"}}, "InvalidStorage"),
+        ({"blob": {"encryption": {"type": "SSE-KMS", "kmsKeyId": "k&probe=false"}}}, "InvalidStorage"),
+        ({"blob": {"encryption": {"type": "SSE-S3", "kmsKeyId": "k"}}}, "InvalidStorage"),
+        ({"blob": {"encryption": {"type": "Other"}}}, "InvalidStorage"),
     ],
 )
 def test_the_allow_list_is_compared_field_by_field(house, make_shard, change, reason):
@@ -206,9 +215,7 @@ def test_the_allow_list_is_compared_field_by_field(house, make_shard, change, re
         if change["endpoint"] is None:
             del blob["endpoint"]
     consensus["address"] = change.get("address", consensus["address"])
-    storage = {"blob": blob, "consensus": consensus}
-    if "secretName" in change:
-        storage["secretName"] = change["secretName"]
+    storage = {"blob": blob | change.get("blob", {}), "consensus": consensus | change.get("consensus", {})}
     shard = make_shard({"storage": storage})
     if reason is None:
         assert isinstance(shard.location(made.settings), InlineLocation)

@@ -132,14 +132,13 @@ def hostile_specs(address, *, good=None):
     for text in texts:
         for part, field in (
             ("blob", "bucket"), ("blob", "prefix"), ("blob", "endpoint"), ("blob", "region"),
-            ("consensus", "address"), ("consensus", "keyPrefix"), ("", "secretName"),
+            ("consensus", "address"), ("consensus", "keyPrefix"), ("consensus", "authSecretName"),
         ):  # fmt: skip
             storage = {
                 "blob": {"bucket": "bbb", "endpoint": f"http://{good}"},
-                "consensus": {"address": good},
-                "secretName": "persist-store",
+                "consensus": {"address": good, "authSecretName": "persist-store"},
             }
-            (storage[part] if part else storage)[field] = text
+            storage[part][field] = text
             yield {"storage": storage}
         yield {"storageProfile": text}
         yield {"shardId": text}
@@ -210,7 +209,9 @@ def test_hostile_inline_stores_cause_no_connection_from_operator_or_pods(house, 
             None,
         )
         assert {one.credentials_dir for one in (blob, consensus)} <= {None, CREDENTIALS_DIR}
-        assert all(one["secret"]["secretName"] == "persist-store" for one in pod["volumes"] if "secret" in one)
+        mounted = [one["projected"]["sources"] for one in pod["volumes"] if "projected" in one]
+        assert {one["secret"]["name"] for sources in mounted for one in sources} <= {"persist-store"}
+        assert not any("secret" in one for one in pod["volumes"])
         slashes = json.loads(arguments["--wish"])["owner"].count("/")
         every.add((arguments["--blob"], arguments["--consensus"], slashes))
     assert len(every) > 10

@@ -235,7 +235,7 @@ def with_credentials(url: str, folder: str | None) -> str:
         says_where = address.credentials_dir
     elif scheme in ("redis", "rediss"):
         address = RedisAddress.parse(url)
-        says_where = address.credentials_dir or address.password_file or address.password
+        says_where = address.credentials_dir or address.password_file or address.password or address.key_file
     else:
         return url
     if says_where:

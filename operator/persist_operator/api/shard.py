@@ -14,7 +14,7 @@ from persist_engine.base.errors import InvalidUsage
 from persist_engine.storage.addresses import with_credentials
 
 from persist_operator.api import quantity
-from persist_operator.api.inline_storage import InlineRefused, inline_addresses
+from persist_operator.api.inline_storage import InlineRefused, SecretFiles, inline_addresses
 from persist_operator.api.resource import Meta
 from persist_operator.api.shard_status import ShardStatus
 from persist_operator.api.sink import Schedule
@@ -43,19 +43,33 @@ class StoreLocation:
     blob: str
     consensus: str
     secret_name: str | None = None
-    """The Secret that pods mount. It stands in their own namespace."""
+    """The Secret that pods mount, each key as a file. It stands in their own namespace."""
     profile: str | None = None
     """The storage profile. The operator's pod has a folder of credentials for each profile."""
 
+    @property
+    def has_credentials(self) -> bool:
+        """Whether pods mount a folder of credentials."""
+        return self.secret_name is not None
+
     def urls(self, credentials_dir: str) -> tuple[str, str]:
-        """The URLs of blob and consensus, for a process in which the Secret (if there is one) is mounted at `credentials_dir`."""
-        folder = credentials_dir if self.secret_name else None
+        """The URLs of blob and consensus, for a process in which the credentials (if there are any) are mounted at `credentials_dir`."""
+        folder = credentials_dir if self.has_credentials else None
         return with_credentials(self.blob, folder), with_credentials(self.consensus, folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InlineLocation(StoreLocation):
-    """Inline storage: stores that a resource names itself. Only pods of its namespace connect to them, the operator never does."""
+    """Inline storage: stores that a resource names itself. Only pods of its namespace connect to them, the operator never does. In the
+    place of one Secret there are `secrets`.
+    """
+
+    secrets: tuple[SecretFiles, ...] = ()
+
+    @property
+    def has_credentials(self) -> bool:
+        """See StoreLocation."""
+        return bool(self.secrets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,9 +207,7 @@ class Shard:
                 addresses = inline_addresses(self.spec.storage, settings.inline_storage)
             except InlineRefused as error:
                 raise StorageRefused(error.reason, str(error)) from error
-            return InlineLocation(
-                blob=addresses.blob.url, consensus=addresses.consensus.url, secret_name=addresses.secret_name
-            )
+            return InlineLocation(blob=addresses.blob.url, consensus=addresses.consensus.url, secrets=addresses.secrets)
         name = self.profile_name(settings)
         profile = settings.storage_profiles.get(name)
         if profile is None:

@@ -6,10 +6,13 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from persist_engine.storage.addresses import S3_CREDENTIALS_FILE
+
 from persist_operator.api import names
+from persist_operator.api.inline_storage import SecretFiles
 from persist_operator.api.pod_template import PodRole, check_template
 from persist_operator.api.resource import Meta
-from persist_operator.api.shard import CREDENTIALS_DIR, StoreLocation
+from persist_operator.api.shard import CREDENTIALS_DIR, InlineLocation, StoreLocation
 from persist_operator.manifests import strategic_merge
 from persist_operator.plan.actions import StartDriver
 from persist_operator.plan.observed import DriverSource
@@ -94,21 +97,29 @@ def mount(name: str, path: str, *, read_only: bool = False) -> dict[str, Any]:
 
 
 def credential_volumes(location: StoreLocation) -> list[dict[str, Any]]:
-    """The volume of the stores' Secret; none when the profile has no Secret (workload identity, open stores)."""
+    """The volume of the stores' credentials; none without a Secret (workload identity, open stores)."""
+    # Mode 0440 with fsGroup: only the pod's user can read the files.
+    if isinstance(location, InlineLocation) and location.secrets:
+        return [{"name": "store", "projected": {"defaultMode": 0o440, "sources": [*map(_source, location.secrets)]}}]
     if location.secret_name is None:
         return []
-    # Mode 0440 with fsGroup: only the pod's user can read the files.
     return [{"name": "store", "secret": {"secretName": location.secret_name, "defaultMode": 0o440}}]
 
 
+def _source(secret: SecretFiles) -> dict[str, Any]:
+    items = [{"key": key, "path": file} for key, file in secret.files]
+    return {"secret": {"name": secret.name, "items": items, **({"optional": True} if secret.optional else {})}}
+
+
 def credential_mounts(location: StoreLocation) -> list[dict[str, Any]]:
-    """The mount of the Secret, whose keys are files; none without a Secret."""
-    return [mount("store", CREDENTIALS_DIR, read_only=True)] if location.secret_name else []
+    """The mount of the credentials, a folder of files; none without a Secret."""
+    return [mount("store", CREDENTIALS_DIR, read_only=True)] if location.has_credentials else []
 
 
 def shares_secret(source: DriverSource, location: StoreLocation) -> bool:
-    """Whether the credentials for `location` are those for the stores of `source`: one Secret of their common namespace, or none."""
-    return source.location.secret_name in {None, location.secret_name}
+    """Whether the credentials for `location` are those for the stores of `source`: the same files of their common namespace, or none."""
+    wanted = credential_volumes(source.location)
+    return not wanted or wanted == credential_volumes(location)
 
 
 def sink_volumes(action: StartDriver) -> list[dict[str, Any]]:
@@ -142,9 +153,9 @@ def options_mounts(action: StartDriver) -> list[dict[str, Any]]:
 
 def credential_env(location: StoreLocation) -> list[dict[str, str]]:
     """The variable with the credentials' path for other S3 clients in the pod. The engine's client gets the path in its URL."""
-    if location.secret_name is None:
+    if not location.has_credentials:
         return []
-    return [{"name": "AWS_SHARED_CREDENTIALS_FILE", "value": f"{CREDENTIALS_DIR}/aws-credentials"}]
+    return [{"name": "AWS_SHARED_CREDENTIALS_FILE", "value": f"{CREDENTIALS_DIR}/{S3_CREDENTIALS_FILE}"}]
 
 
 def rpc_secret(head: Mapping[str, Any], driver: str, meta: Meta, secret: bytes) -> dict[str, Any]:

@@ -372,7 +372,8 @@ def _schema(shard: Shard) -> tuple[str, str] | None:
 
 
 def _stores(location: InlineLocation) -> str:
-    return names.revision_of({"blob": location.blob, "consensus": location.consensus, "secret": location.secret_name})
+    secrets = [dataclasses.astuple(one) for one in location.secrets]
+    return names.revision_of({"blob": location.blob, "consensus": location.consensus, "secrets": secrets})
 
 
 def _revision(wish: Wish) -> str:

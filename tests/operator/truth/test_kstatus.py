@@ -206,7 +206,10 @@ def inlines(status_of, inspected, settings, now):
         "stores of its own, not allowed": status_of(
             own, settings=dataclasses.replace(settings, inline_storage=InlineStorage(enabled=True))
         ),
-        "a Secret, not allowed": status_of({"storage": {**own["storage"], "secretName": "x"}}, settings=on["settings"]),
+        "a Secret, not allowed": status_of(
+            {"storage": {**own["storage"], "consensus": {**own["storage"]["consensus"], "authSecretName": "x"}}},
+            settings=on["settings"],
+        ),
         "stores of its own, no such address": status_of(
             {"storage": {**own["storage"], "consensus": {"address": "redis:99999"}}}, settings=on["settings"]
         ),
