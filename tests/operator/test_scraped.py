@@ -168,7 +168,7 @@ def scraped(tmp_path, now, shard_resource, sink_resource, refused):
     )
     server.start()
     try:
-        with prometheus_server(f"127.0.0.1:{server.port}", {"namespace": "sys", "pod": "persist-0"}) as prometheus:
+        with prometheus_server({f"127.0.0.1:{server.port}": {"namespace": "sys", "pod": "persist-0"}}) as prometheus:
             yield prometheus, (lambda: reconciler.reconcile(Key("PersistShard", "team", "flights"))), cluster
     finally:
         server.stop()
