@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs missing tools: tools.sh NAME... of uv java javac redis versitygw prometheus chromium checker kstatus lua connector broker kind helm (all of them if none is named).
+# Installs missing tools: tools.sh NAME... of uv java javac redis versitygw prometheus chromium checker kstatus lua connector broker kind helm (all of them if none is named),
+# and on request only: argo, flux.
 # Each step is idempotent and prints what it did or could not get; the exit code is 1 if a requested tool is missing.
 # Programs go to ~/.cache/persist-operator/bin, which make puts on PATH, jars to ~/.cache/persist-operator/jars; packages come from Debian's apt.
 set -uo pipefail
@@ -62,15 +63,16 @@ get_redis() {
   have redis-server || lacks redis-server "Tests of the Redis adapter start one: apt-get install redis-server."
 }
 
-get_prometheus() { # promtool checks the alert rules, and a test scrapes the operator with the server; the package's own service is not started
-  have prometheus && have promtool && return
+get_prometheus() { # promtool checks the alert rules, tests scrape the operator and send alerts on; the packages' own services are not started
+  have prometheus && have promtool && have prometheus-alertmanager && return
   local policy=/usr/sbin/policy-rc.d made=
   [ "$(id -u)" = 0 ] && [ ! -e "$policy" ] && printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod 755 "$policy" && made=$policy
-  apt prometheus
+  apt prometheus prometheus-alertmanager
   [ -z "$made" ] || rm -f "$made"
   # Without the right to write that policy, the package starts the service.
-  [ -n "$made" ] || { have systemctl && sudo -n systemctl disable --now prometheus prometheus-node-exporter >/dev/null 2>&1; }
-  have prometheus && have promtool || lacks prometheus "Tests of alerts and dashboards run it: apt-get install prometheus."
+  [ -n "$made" ] || { have systemctl && sudo -n systemctl disable --now prometheus prometheus-node-exporter prometheus-alertmanager >/dev/null 2>&1; }
+  have prometheus && have promtool && have prometheus-alertmanager ||
+    lacks prometheus "Tests of alerts and dashboards run it: apt-get install prometheus prometheus-alertmanager."
 }
 
 get_chromium() { # optional: the console's browser test is skipped without one
@@ -135,11 +137,33 @@ get_helm() {
   have helm || lacks helm "Install Go 1.26 or newer, then run this again (or see https://helm.sh)."
 }
 
+# The two controllers of Flux that the end-to-end tests run, and their resource definitions, into $PERSIST_CACHE/flux. Each module replaces its
+# own api/ by a folder that the proxy's archive lacks, so that `go install` refuses it: the replacement is taken out.
+get_flux() {
+  flux_controller source-controller "$FLUX_SOURCE_VERSION" && flux_controller kustomize-controller "$FLUX_KUSTOMIZE_VERSION" ||
+    lacks flux "The end-to-end tests of GitOps run it: install Go 1.26 or newer, then run this again."
+}
+
+flux_controller() { # NAME VERSION
+  local name=$1 version=$2 target=$PERSIST_CACHE/flux module source
+  [ "$(cat "$target/$name.version" 2>/dev/null)" = "$version" ] && [ -x "$target/$name" ] && return
+  say "building $name $version of Flux (some minutes)"
+  source=$(mktemp -d) && mkdir -p "$target" || return 1
+  module=$(cd "$source" && golang mod download -json "github.com/fluxcd/$name@v$version" | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')
+  [ -d "$module" ] && cp -r "$module/." "$source" && chmod -R u+w "$source" &&
+    (cd "$source" && golang mod edit -dropreplace "github.com/fluxcd/$name/api" -require "github.com/fluxcd/$name/api@v$version" &&
+      CGO_ENABLED=0 GOFLAGS='-mod=mod -buildvcs=false' golang build -trimpath -ldflags '-s -w' -o "$target/$name" .) &&
+    cat "$source"/config/crd/bases/*.yaml >"$target/$name.crds.yaml" && echo "$version" >"$target/$name.version"
+  local status=$?
+  rm -rf "$source"
+  return $status
+}
+
 (($#)) || set -- uv java javac redis versitygw prometheus chromium checker kstatus lua connector broker kind helm
 for tool in "$@"; do
   case $tool in
-    uv | java | javac | redis | versitygw | prometheus | chromium | checker | kstatus | lua | argo | connector | broker | kind | helm) "get_$tool" ;;
-    *) die "tools.sh knows uv java javac redis versitygw prometheus chromium checker kstatus lua argo connector broker kind helm, not $tool" ;;
+    uv | java | javac | redis | versitygw | prometheus | chromium | checker | kstatus | lua | argo | flux | connector | broker | kind | helm) "get_$tool" ;;
+    *) die "tools.sh knows uv java javac redis versitygw prometheus chromium checker kstatus lua argo flux connector broker kind helm, not $tool" ;;
   esac
 done
 ((${#missing[@]} == 0)) || { printf 'could not get: %s\n' "$(IFS=,; echo "${missing[*]}")" >&2; exit 1; }

@@ -37,6 +37,7 @@ def _neighbour(name):
 fake_cluster, api_server, sink_world = _neighbour("fake_cluster"), _neighbour("api_server"), _neighbour("sink_world")
 _neighbour("inline_house")
 _neighbour("deadline_house")
+_neighbour("replicas")
 
 NOW = 1_790_000_000_000
 LOCATION = StoreLocation(

@@ -174,7 +174,7 @@ def scraped(tmp_path, now, shard_resource, sink_resource, refused):
     )
     server.start()
     try:
-        with prometheus_server(f"127.0.0.1:{server.port}", {"namespace": "sys", "pod": "persist-0"}) as prometheus:
+        with prometheus_server({f"127.0.0.1:{server.port}": {"namespace": "sys", "pod": "persist-0"}}) as prometheus:
             # A counter grows only between two scrapes.
             assert empty_after_wait(prometheus, {"first": "persist_run_commit_seconds_count"}) == {}
             metrics.resources.written(shard, BUSY_SHARD, [run])

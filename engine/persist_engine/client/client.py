@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from persist_engine.base.env import Env, SystemEnv
-from persist_engine.base.errors import SchemaMismatch, ShardNotFound
+from persist_engine.base.errors import ForkedLog, SchemaMismatch, ShardNotFound
 from persist_engine.base.metrics import Metrics, NoMetrics
 from persist_engine.base.retry import OnWait, Retry
 from persist_engine.base.settings import Settings
-from persist_engine.base.versioned import SeqNo
+from persist_engine.base.versioned import SeqNo, VersionedData
 from persist_engine.client.arguments import (
     expect,
     expect_count,
@@ -288,15 +288,22 @@ class PersistClient:
 
     def has_log(self, shard_id: ShardId) -> bool:
         """Whether consensus has the shard. Linearized. One small read. Without a log, only `initialise` says whether there was one."""
-        head = self._versions.retry.external("head", lambda: self._consensus.head(expect_shard(shard_id)))
-        return head is not None
+        return self._head(expect_shard(shard_id)) is not None
 
     def is_newest(self, shard_id: ShardId, *, seqno: int, tag: str) -> bool:
         """Whether this version, with this tag in hex, is the newest of the shard's log. Linearized. One small read, none of blob."""
         expect_count(seqno, "seqno", least=0)
         expect(tag, str, "tag", "a text of hexadecimal digits")
-        head = self._versions.retry.external("head", lambda: self._consensus.head(expect_shard(shard_id)))
+        head = self._head(expect_shard(shard_id))
         return head is not None and (int(head.seqno), head.tip.tag.hex()) == (seqno, tag)
+
+    def _head(self, shard_id: ShardId) -> VersionedData | None:
+        """The newest entry of the log. A process that only looks finds here first that a log was forked, so it is counted here."""
+        try:
+            return self._versions.retry.external("head", lambda: self._consensus.head(shard_id))
+        except ForkedLog:
+            self._versions.metrics.count("forked_log", shard=shard_id)
+            raise
 
     def metadata(self, shard_id: ShardId, table: str) -> pa.Table:
         """The metadata of the shard as a table: `batches`, `runs`, `parts`, `versions`, `holds` or `usage` (columns: work.metadata).

@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes one target of a test, and its queries."""
+"""A real Prometheus that scrapes the targets of a test and runs its rules, with its queries; and a real Alertmanager, which it informs."""
 
 from __future__ import annotations
 
@@ -15,23 +15,34 @@ from typing import Any
 
 from persist_kit.servers import Server, ServerMissing
 
-_CONFIG = {
-    "global": {"scrape_interval": "250ms", "scrape_timeout": "250ms"},
-    "scrape_configs": [{"job_name": "persist-metrics", "honor_labels": True}],
-}
-
 
 class PrometheusServer(Server):
-    """Scrapes `target` (host:port) four times a second, and gives it `labels`, as an installation in a cluster does."""
+    """Scrapes each target (host:port) four times a second, and gives it its labels, as an installation in a cluster does. Evaluates the
+    groups of rules as often, and sends alerts to `alertmanager` (host:port).
+    """
 
-    def __init__(self, folder: Path, target: str, labels: Mapping[str, str]) -> None:
-        program = shutil.which("prometheus")
-        if program is None:
-            raise ServerMissing("prometheus is not installed: run `bash .ci/tools.sh prometheus`")
-        config: dict[str, Any] = json.loads(json.dumps(_CONFIG))
-        config["scrape_configs"][0]["static_configs"] = [{"targets": [target], "labels": dict(labels)}]
+    def __init__(
+        self,
+        folder: Path,
+        targets: Mapping[str, Mapping[str, str]],
+        *,
+        groups: list[dict[str, Any]] | None = None,
+        alertmanager: str | None = None,
+    ) -> None:
+        often = "250ms"
+        scraped = [{"targets": [target], "labels": dict(labels)} for target, labels in targets.items()]
+        rules = folder / "rules.yml"
+        rules.write_text(json.dumps({"groups": groups or []}))  # JSON is YAML
+        informed = [{"static_configs": [{"targets": [alertmanager]}]}] if alertmanager else []
+        config = {
+            "global": {"scrape_interval": often, "scrape_timeout": often, "evaluation_interval": often},
+            "scrape_configs": [{"job_name": "persist-metrics", "honor_labels": True, "static_configs": scraped}],
+            "rule_files": [str(rules)],
+            "alerting": {"alertmanagers": informed},
+        }
         file = folder / "prometheus.yml"
-        file.write_text(json.dumps(config))  # JSON is YAML
+        file.write_text(json.dumps(config))
+        program = _program("prometheus")
         super().__init__(
             lambda port: [
                 program,
@@ -54,15 +65,65 @@ class PrometheusServer(Server):
         return result
 
 
+class AlertmanagerServer(Server):
+    """An Alertmanager of its own, without peers. It notifies no receiver: a test asks for the alerts."""
+
+    def __init__(self, folder: Path) -> None:
+        file = folder / "alertmanager.yml"
+        file.write_text(json.dumps({"route": {"receiver": "none"}, "receivers": [{"name": "none"}]}))
+        program = _program("prometheus-alertmanager")
+        super().__init__(
+            lambda port: [
+                program,
+                f"--config.file={file}",
+                f"--storage.path={folder / 'data'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+                "--cluster.listen-address=",
+                "--log.level=error",
+            ],
+            lambda port: _get(port, "/-/ready")[0] == 200,
+            folder,
+        )
+
+    def firing(self) -> list[dict[str, Any]]:
+        """The alerts that are active now, as its API shows them."""
+        status, body = _get(self.port, "/api/v2/alerts?active=true")
+        alerts: list[dict[str, Any]] = json.loads(body) if status == 200 else []
+        return alerts
+
+
 @contextmanager
-def prometheus_server(target: str, labels: Mapping[str, str]) -> Iterator[PrometheusServer]:
+def prometheus_server(
+    targets: Mapping[str, Mapping[str, str]],
+    *,
+    groups: list[dict[str, Any]] | None = None,
+    alertmanager: str | None = None,
+) -> Iterator[PrometheusServer]:
     """A Prometheus without earlier samples. It takes less than a second and 60 MB."""
     with tempfile.TemporaryDirectory(prefix="persist-prometheus-") as folder:
-        server = PrometheusServer(Path(folder), target, labels)
+        server = PrometheusServer(Path(folder), targets, groups=groups, alertmanager=alertmanager)
         try:
             yield server
         finally:
             server.stop()
+
+
+@contextmanager
+def alertmanager_server() -> Iterator[AlertmanagerServer]:
+    """An Alertmanager that knows no alert yet."""
+    with tempfile.TemporaryDirectory(prefix="persist-alertmanager-") as folder:
+        server = AlertmanagerServer(Path(folder))
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise ServerMissing(f"{name} is not installed: run `bash .ci/tools.sh prometheus`")
+    return found
 
 
 def _get(port: int, path: str) -> tuple[int, bytes]:
