@@ -163,6 +163,7 @@ def scraped(tmp_path, now, shard_resource, sink_resource, refused):
     metrics.leader.set(1)
     metrics.leaked_pods.set(0)
     metrics.canary_success.labels("sys", "canary").set(env.now_ms() / 1000)
+    metrics.canary_seconds.labels("sys", "canary").observe(0.1)
     metrics.api_requests.labels(verb="GET", code="429").inc()
     metrics.refusals.labels(what="plan").inc()
     for port, verb in (("blob", "get"), ("consensus", "head")):
@@ -181,6 +182,7 @@ def scraped(tmp_path, now, shard_resource, sink_resource, refused):
             # A counter grows only between two scrapes.
             assert empty_after_wait(prometheus, {"first": "persist_run_commit_seconds_count"}) == {}
             metrics.resources.written(shard, BUSY_SHARD, [run])
+            metrics.canary_seconds.labels("sys", "canary").observe(0.1)
             yield prometheus, (lambda: reconciler.reconcile(Key("PersistShard", "team", "flights"))), cluster
     finally:
         server.stop()
