@@ -58,6 +58,19 @@ _ROWS = [
                 ("sum by (what) (increase(persist_operator_refusals_total[1h]))", "{{what}}"),
             ),
             lines(
+                "Canary",
+                "How long the operator takes to commit a row to a shard of its own and to read it back. Empty without canary.enabled.",
+                "s",
+                (quantile(0.5, "persist_operator_canary_seconds"), "p50"),
+                (quantile(0.99, "persist_operator_canary_seconds"), "p99"),
+            ),
+            lines(
+                "Leaked pods",
+                "Pods whose resource or driver is gone, as of the last list. More than 0 for long is an alert.",
+                "short",
+                ("max without (instance, pod) (persist_operator_leaked_pods)", "pods"),
+            ),
+            lines(
                 "Pods and Jobs started",
                 "By type, an hour.",
                 "short",

@@ -15,7 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
-from persist_engine import Location, PersistClient, SchemaIncompatible, hold_since
+from persist_engine import Antichain, Appended, Location, PersistClient, SchemaIncompatible, Snapshot, hold_since
 from persist_engine.base.env import Env, SystemEnv
 from persist_engine.base.errors import (
     CorruptData,
@@ -35,7 +35,7 @@ from persist_engine.base.metrics import Metrics, NoMetrics
 from persist_engine.base.settings import RetrySettings, Settings
 from persist_engine.model.ids import CriticalReaderId, ShardId
 from persist_engine.model.inspection import Inspection
-from persist_engine.model.ownership import Adopted, OwnedElsewhere, Unowned
+from persist_engine.model.ownership import Adopted, OwnedElsewhere, Owner, Unowned
 from persist_engine.rows.schema import Schema
 
 from persist_operator.api import names
@@ -47,6 +47,8 @@ from persist_operator.plan.observed import Claim, NotOwned, Seen, ShardMissing, 
 from persist_operator.settings import OperatorSettings
 
 T = TypeVar("T")
+#: The key of the canary's shard, in DDL. It has no value columns.
+CANARY_KEY = "at BIGINT NOT NULL"
 #: Limit on concurrent calls to one location, so that threads stay bounded.
 _CALLS_MAX = 8
 #: A store that works answers within this time. A caller waits no longer for a free place at a slow store, or for the answer of a store
@@ -287,6 +289,18 @@ class Bridge:
 
         return self._call(action.location, advance)
 
+    def round_trip(self, location: StoreLocation, owner: Owner, shard_id: str, *, time_ms: int) -> None:
+        """Replace the rows of a shard with the key CANARY_KEY by one with this time, and read it back. InvalidUsage when the shard has
+        another owner, or other writers than this call. BridgeFailure for failures of the store. StoreBusy.
+        """
+
+        def trip(client: PersistClient) -> None:
+            if client.owner_of(ShardId(shard_id)) != owner:
+                raise InvalidUsage(f"{owner} does not own shard {shard_id}")
+            _round_trip(client, ShardId(shard_id), time_ms)
+
+        self._call(location, trip)
+
     def __enter__(self) -> Bridge:
         return self
 
@@ -426,6 +440,29 @@ def _claimed(client: PersistClient, claim: Claim, ear: Ear | None, known: Seen |
                 return Seen(inspected=client.inspect(shard_id, known_seqno=claim.known_seqno), shard_id=shard_id)
             except ShardNotFound:
                 return Seen(inspected=ShardMissing(), shard_id=shard_id)
+
+
+def _round_trip(client: PersistClient, shard_id: ShardId, time_ms: int) -> None:
+    purpose, schema = "canary", Schema.from_ddl(CANARY_KEY, "")
+    with (
+        client.open_writer(shard_id, schema, purpose=purpose) as writer,
+        client.open_leased_reader(shard_id, schema, purpose=purpose) as reader,
+    ):
+        upper = writer.fetch_recent_upper()
+        now = max(time_ms, upper.time or 0)
+        # Of a shard whose since is past them, the former rows cannot be read now, and go with the next trip.
+        before = reader.snapshot(Antichain.of(upper.time - 1), timeout_s=0) if upper.time else None
+        rows = before.to_table().column("key").to_pylist() if isinstance(before, Snapshot) else []
+        updates = [(((row["at"],), ()), now, -1) for row in rows] + [(((now,), ()), now, 1)]
+        answer = writer.compare_and_append(updates, expected_upper=upper, new_upper=Antichain.of(now + 1))
+        if not isinstance(answer, Appended):
+            raise InvalidUsage(f"shard {shard_id} of the canary has another writer: {answer}")
+        after = reader.snapshot(Antichain.of(now), timeout_s=0)
+        found = after.to_table().column("key").to_pylist() if isinstance(after, Snapshot) else []
+        if {"at": now} not in found:
+            raise InvariantViolated(
+                f"shard {shard_id} of the canary does not have the row of time {now} that was appended"
+            )
 
 
 def _check_owner(client: PersistClient, action: ShardAction) -> None:

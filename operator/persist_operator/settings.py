@@ -240,6 +240,16 @@ class LeaderSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CanarySettings:
+    """The PersistShard that the operator writes and reads by itself, to prove the way from a resource to a commit and a read."""
+
+    resource: str = ""
+    """`namespace/name` of the resource, which nothing else writes; empty: there is none."""
+    interval_seconds: float = 60
+    """Pause between two round trips. Each is four commits and one small blob."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSettings:
     """All settings of one operator."""
 
@@ -255,6 +265,7 @@ class OperatorSettings:
     loop: LoopSettings = field(default_factory=LoopSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     leader: LeaderSettings = field(default_factory=LeaderSettings)
+    canary: CanarySettings = field(default_factory=CanarySettings)
     namespaces: tuple[str, ...] = ()
     """Namespaces to watch; all when empty."""
     http_port: int = 8080
@@ -311,6 +322,7 @@ _GROUPS: Mapping[str, type] = {
     "loop": LoopSettings,
     "limits": LimitSettings,
     "leader": LeaderSettings,
+    "canary": CanarySettings,
 }
 
 

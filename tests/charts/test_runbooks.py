@@ -35,6 +35,9 @@ LABELS = {
     "persistshard.io/shard",
     "persistshard.io/role",
     "app.kubernetes.io/component",
+    "app.kubernetes.io/managed-by",
+    "persistshard.io/owner-uid",
+    "persistshard.io/attempt",
     "app.kubernetes.io/name",
 }
 REQUESTS = {"compact", "rollup", "gc", "verify", "orphan-scan", "restart", "promote", "approve"}
@@ -79,7 +82,7 @@ def check_kubectl(words: list[str]) -> None:
         if waiting:
             options.append((waiting, word))
             waiting = None
-        elif word in {"-n", "-l", "-o", "--field-selector"}:
+        elif word in {"-n", "-l", "-L", "-o", "--field-selector"}:
             waiting = word
         elif word.startswith("-"):
             name, _, value = word.partition("=")
@@ -90,9 +93,9 @@ def check_kubectl(words: list[str]) -> None:
             plain.append(word)
     assert waiting is None
     if verb not in {"logs"}:
-        assert plain[0].partition("/")[0] in KINDS, plain
+        assert {*plain[0].partition("/")[0].split(",")} <= KINDS, plain
     for name, value in options:
-        if name == "-l":
+        if name in {"-l", "-L"}:
             assert {one.partition("=")[0] for one in value.split(",")} <= LABELS
         if name == "-o" and value.startswith("jsonpath="):
             path = value.removeprefix("jsonpath={.").removesuffix("}")

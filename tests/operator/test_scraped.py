@@ -88,6 +88,7 @@ REPORT = {
     "type": "Compaction",
     "stores": {"consensus": {"compare_and_set": {"ok": 1, "error": 1, "seconds": 0.01}}, "commits": [0] * 20 + [1]},
 }
+SCHEDULED = {"mode": "Scheduled", "schedule": {"cron": "0 * * * *"}, "freshness": {"targetSeconds": 60}}
 BUSY_SINK = {
     "observedGeneration": 1,
     "attempt": 4,
@@ -143,7 +144,7 @@ def scraped(tmp_path, now, shard_resource, sink_resource, refused):
             metrics.reconciles.labels(kind=made["kind"], result="ok").inc()
             metrics.reconcile_seconds.labels(kind=made["kind"]).observe(0.1)
     shard = shard_resource({"maintenance": {"maxRewriteBytesPerDay": "10Gi"}}, name="busy")
-    busy = [(shard, BUSY_SHARD), (sink_resource(name="busy"), BUSY_SINK)]
+    busy = [(shard, BUSY_SHARD), (sink_resource(SCHEDULED, name="busy"), BUSY_SINK)]
     run = Run(name="compact-1", kind="compaction", phase=Phase.SUCCEEDED, created_ms=now, report=REPORT)
     for resource, status in busy:
         assert not refused(resource, status)
@@ -160,6 +161,9 @@ def scraped(tmp_path, now, shard_resource, sink_resource, refused):
     assert cluster.get(PERSIST_SHARD, "team", "flights")["metadata"]["generation"] == 2
     reconciler.reconcile(Key("PersistShard", "team", "flights"))
     metrics.leader.set(1)
+    metrics.leaked_pods.set(0)
+    metrics.canary_success.labels("sys", "canary").set(env.now_ms() / 1000)
+    metrics.canary_seconds.labels("sys", "canary").observe(0.1)
     metrics.api_requests.labels(verb="GET", code="429").inc()
     metrics.refusals.labels(what="plan").inc()
     for port, verb in (("blob", "get"), ("consensus", "head")):
@@ -178,6 +182,7 @@ def scraped(tmp_path, now, shard_resource, sink_resource, refused):
             # A counter grows only between two scrapes.
             assert empty_after_wait(prometheus, {"first": "persist_run_commit_seconds_count"}) == {}
             metrics.resources.written(shard, BUSY_SHARD, [run])
+            metrics.canary_seconds.labels("sys", "canary").observe(0.1)
             yield prometheus, (lambda: reconciler.reconcile(Key("PersistShard", "team", "flights"))), cluster
     finally:
         server.stop()

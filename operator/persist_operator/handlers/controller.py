@@ -15,6 +15,7 @@ from persist_operator.cluster.informed import CHILDREN, KEPT, Informed
 from persist_operator.cluster.port import PERSIST_SHARD, SPARK_SINK, ApiError, Cluster
 from persist_operator.handlers.queue import WorkQueue
 from persist_operator.settings import OperatorSettings
+from persist_operator.steps.leaked import leaked_pods
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.reconcile import Key, Reconciler
 
@@ -215,6 +216,7 @@ class Controller:
                 self.resync()
                 self._waits_for = None
                 self._metrics.last_resync.set(self._env.now_ms() / 1000)
+                self._metrics.leaked_pods.set(leaked_pods(self._cluster, self._namespaces))
             except ApiError as error:
                 if self._waits_for is not None:
                     self._waits_for = f"the first list of all resources: {error}"

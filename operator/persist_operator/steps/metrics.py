@@ -74,6 +74,29 @@ class OperatorMetrics:
             "Time of the last complete list of all resources.",
             registry=registry,
         )
+        self.leaked_pods = Gauge(
+            "persist_operator_leaked_pods",
+            "Pods of the operator whose resource or driver is gone, as of the last list of all resources.",
+            registry=registry,
+        )
+        self.canary_success = Gauge(
+            "persist_operator_canary_timestamp_seconds",
+            "Time of the canary's last round trip that succeeded, or of the start of the process before the first one.",
+            _OF_RESOURCE,
+            registry=registry,
+        )
+        self.canary_seconds = Histogram(
+            "persist_operator_canary_seconds",
+            "Duration of the canary's round trips that succeeded: a commit of rows and their read.",
+            _OF_RESOURCE,
+            registry=registry,
+        )
+        self.canary_failures = Counter(
+            "persist_operator_canary_failures",
+            "Round trips of the canary that failed.",
+            _OF_RESOURCE,
+            registry=registry,
+        )
         self.resources = ResourceMetrics(registry)
         self.jobs_started = Counter(
             "persist_operator_jobs_started", "Pods and Jobs started by type.", ["type"], registry=registry

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from persist_engine.base.env import Env
@@ -45,6 +46,7 @@ from persist_operator.plan.sink import plan_sink
 from persist_operator.settings import OperatorSettings
 from persist_operator.steps import refused
 from persist_operator.steps.act import Actor
+from persist_operator.steps.canary import Canary
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.observe import Observer, Sight
 
@@ -84,6 +86,8 @@ class _Planned:
     runs: tuple[Run, ...] = ()
     is_heard: bool = False
     inspection: Inspection | None = None
+    canary: Callable[[str], float] | None = None
+    """Of the canary: makes a round trip through the shard of this id if one is due; returns the seconds until the next one."""
 
 
 class Reconciler:
@@ -104,6 +108,7 @@ class Reconciler:
         self._informed = informed or Informed()
         self._observer = Observer(cluster, bridge, settings, env, self._informed)
         self._actor = Actor(cluster, bridge, settings, env, metrics)
+        self._canary = Canary(bridge, settings, env, metrics)
         self._lock = threading.Lock()
         self._failures: dict[Key, dict[str, ActionFailure]] = {}
         self._blind: dict[Key, int] = {}
@@ -181,9 +186,12 @@ class Reconciler:
         if plan.is_periodic:
             # News brings a shard back sooner.
             idle_s = self._settings.loop.idle_seconds if planned.is_heard else 0.0
-            return max(plan.requeue_after_s, idle_s) * self._env.uniform(1.0, 1.1)
-        # The time of this reconcile counts towards the delay.
-        return max(0.0, plan.requeue_after_s - (self._env.monotonic_s() - started_s))
+            wait_s = max(plan.requeue_after_s, idle_s) * self._env.uniform(1.0, 1.1)
+        else:
+            # The time of this reconcile counts towards the delay.
+            wait_s = max(0.0, plan.requeue_after_s - (self._env.monotonic_s() - started_s))
+        shard_id = plan.status.get("shardId")
+        return min(wait_s, planned.canary(shard_id)) if planned.canary is not None and shard_id else wait_s
 
     def _accepted(self, key: Key) -> Resource | None:
         """The resource with a status, for a shard as it was last seen; None when it is gone. kstatus takes a resource without a status for
@@ -302,7 +310,10 @@ class Reconciler:
         plan = reclaiming.with_finalizer(plan, shard)
         answer = found.observed.inspected
         inspection = answer if isinstance(answer, Inspection) else None
-        return _Planned(resource, shard.meta, plan, found.observed.runs, found.is_heard, inspection), found.sight
+        labels = dict(found.observed.namespace_labels)
+        canary = partial(self._canary.visit, shard, namespace_labels=labels) if self._canary.is_it(shard.meta) else None
+        visit = canary if inspection is not None else None
+        return _Planned(resource, shard.meta, plan, found.observed.runs, found.is_heard, inspection, visit), found.sight
 
     def _write_status(
         self, key: Key, resource: Resource, status: Mapping[str, Any], planned: _Planned | None = None

@@ -47,6 +47,7 @@ _SINK = {
     "running": "1 while Running is True: a driver runs.",
     "driver_pending": "1 while the pod of the driver is created or pending.",
     "executors_wanted": "Executors that the spec asks for, while a driver runs.",
+    "fresh_target_seconds": "spec.freshness.targetSeconds.",
     "next_run_timestamp_seconds": "Time of the next run of a Scheduled sink that is not suspended.",
 }
 
@@ -245,5 +246,6 @@ def _of_sink(spec: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, fl
         "running": _truth(status, "Running"),
         "driver_pending": int(known.driver.phase in {"Creating", "Pending"}),
         "executors_wanted": executor.get("instances") if known.driver.phase == "Running" else None,
+        "fresh_target_seconds": (spec.get("freshness") or {}).get("targetSeconds"),
         "next_run_timestamp_seconds": None if next_ms is None or suspended else next_ms / 1000,
     }

@@ -60,7 +60,6 @@ def run_stream(
     # A batch without rows is no error: the next one may have some.
     spec = resolved(replace(spec, input=replace(spec.input, allow_empty=True)))
     with named_input(spec), _client(spec, env, metrics) as client:
-        _check_schema(client, spec)
         progress = client.progress(spec.shard_id, spec.sink_id)
         position = _start(spec, progress, env)
         check_continues(spec, position.offsets)
@@ -111,16 +110,16 @@ def run_stream(
                 return _Driver(stream, frame, batches, stop, log, fresh).until_stopped(spark)
 
 
-def _client(spec: SinkSpec, env: Env, metrics: Metrics | None) -> PersistClient:
+@contextmanager
+def _client(spec: SinkSpec, env: Env, metrics: Metrics | None) -> Iterator[PersistClient]:
+    """The client of the stores. ConfigurationError when the shard has another schema than the sink."""
     settings = driver_settings(sink_settings(spec.write.target_part_bytes))
     location = Location(blob=spec.blob, consensus=spec.consensus)
-    return PersistClient.open(location, settings=settings, env=env, metrics=metrics)
-
-
-def _check_schema(client: PersistClient, spec: SinkSpec) -> None:
-    difference = client.schema(spec.shard_id).difference(spec.schema)
-    if difference is not None:
-        raise ConfigurationError(f"schema: differs from that of shard {spec.shard_id}: {difference}")
+    with PersistClient.open(location, settings=settings, env=env, metrics=metrics) as client:
+        difference = client.schema(spec.shard_id).difference(spec.schema)
+        if difference is not None:
+            raise ConfigurationError(f"schema: differs from that of shard {spec.shard_id}: {difference}")
+        yield client
 
 
 @contextmanager
