@@ -95,7 +95,7 @@ def left_empty(prometheus, expressions):
 
 def test_the_dashboards_see_what_a_driver_calls(driver, tmp_path):
     port = event(driver, "metrics")["port"]
-    with prometheus_server(f"127.0.0.1:{port}", LABELS) as prometheus:
+    with prometheus_server({f"127.0.0.1:{port}": LABELS}) as prometheus:
         event(driver, "batch")
         reader = threading.Thread(target=driver.stderr.read, daemon=True)
         reader.start()  # a full pipe would stop the driver
