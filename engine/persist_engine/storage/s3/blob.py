@@ -8,6 +8,7 @@ stored, and every get is checked against it.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import threading
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 import boto3.session
 import botocore.credentials
 import botocore.exceptions
+import botocore.loaders
 import botocore.parsers
 import botocore.session
 from botocore.config import Config
@@ -51,7 +53,7 @@ CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
 #: Limit for a whole call: connecting, silence before and after the bytes, and the bytes on the slowest plausible line.
 LIMITS = CallLimits(base_s=60.0, bytes_per_s=128 << 10, threads_max=64)
-#: Refused credentials are read again at most this often: a new client costs 50 ms of a core and new connections.
+#: Refused credentials are read again at most this often: a new client costs 15 ms of a core and new connections.
 CREDENTIALS_S = 5.0
 #: GC deletes with 32 in flight; two parts per writer and the fetches of readers are added.
 CONNECTIONS_MAX = 64
@@ -448,16 +450,22 @@ def _client(at: S3Address) -> S3Client:
 
 
 def _session(credentials_dir: str | None) -> botocore.session.Session:
-    """Return a session that reads the location's own credentials if it has any, never mixed with those of the process; else the
-    process's.
-    """
+    """A session that reads the location's own credentials if it has any, never mixed with those of the process; else the process's."""
     session = botocore.session.get_session()
+    session.register_component("data_loader", _descriptions())
     file = Path(credentials_dir or "", S3_CREDENTIALS_FILE)
     if credentials_dir and file.exists():
         # Static keys only: other contents of such a file (a command to run, a role) must not take effect.
         provider = botocore.credentials.SharedCredentialProvider(str(file), profile_name="default")
         session.register_component("credential_provider", botocore.credentials.CredentialResolver([provider]))
     return session
+
+
+@functools.cache
+def _descriptions() -> botocore.loaders.Loader:
+    """Keeps what it read of boto3's descriptions of services. Reading them is five sixths of what the start of a client costs."""
+    loader: botocore.loaders.Loader = botocore.session.get_session().get_component("data_loader")
+    return loader
 
 
 def _host_of(endpoint: str) -> str:
