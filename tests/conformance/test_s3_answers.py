@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
+import botocore.loaders
 import pytest
 from persist_engine.base.env import Env, SystemEnv
 from persist_engine.base.errors import Determinate, Indeterminate, InvalidUsage, UnsafeStore
@@ -270,6 +271,17 @@ def test_a_fork_takes_no_connection_along(endpoint: Endpoint) -> None:
     assert set(connection) == {"before", "child", "after"}
     assert connection["after"] == connection["before"], "connections are kept, or this proves nothing"
     assert connection["child"] != connection["before"]
+
+
+def test_a_second_client_reads_no_descriptions_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = S3Address(bucket="b", region="us-east-1")
+    s3_client(address).close()
+
+    def read(*_args: object) -> None:
+        raise AssertionError("descriptions of services are read again")
+
+    monkeypatch.setattr(botocore.loaders.JSONFileLoader, "load_file", read)
+    s3_client(address).close()
 
 
 @pytest.mark.slow

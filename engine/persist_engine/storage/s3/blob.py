@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 #: Limit for a whole call: connecting, silence before and after the bytes, and the bytes on the slowest plausible line.
 LIMITS = CallLimits(base_s=60.0, bytes_per_s=128 << 10, threads_max=64)
-#: Refused credentials are read again at most this often: a new client costs 50 ms of a core and new connections.
+#: Refused credentials are read again at most this often: a new client costs 15 ms of a core and new connections.
 CREDENTIALS_S = 5.0
 #: Concurrent puts of the probe. Servers that only pretend conditional writes showed 2 to 16 winners of 16.
 PROBE_RACERS = 16

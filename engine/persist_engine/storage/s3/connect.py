@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import boto3.session
 import botocore.credentials
+import botocore.loaders
 import botocore.session
 from botocore.config import Config
 from botocore.handlers import add_expect_header
@@ -56,16 +58,22 @@ def s3_client(at: S3Address) -> S3Client:
 
 
 def _session(credentials_dir: str | None) -> botocore.session.Session:
-    """Return a session that reads the location's own credentials if it has any, never mixed with those of the process; else the
-    process's.
-    """
+    """A session that reads the location's own credentials if it has any, never mixed with those of the process; else the process's."""
     session = botocore.session.get_session()
+    session.register_component("data_loader", _descriptions())
     file = Path(credentials_dir or "", S3_CREDENTIALS_FILE)
     if credentials_dir and file.exists():
         # Static keys only: other contents of such a file (a command to run, a role) must not take effect.
         provider = botocore.credentials.SharedCredentialProvider(str(file), profile_name="default")
         session.register_component("credential_provider", botocore.credentials.CredentialResolver([provider]))
     return session
+
+
+@functools.cache
+def _descriptions() -> botocore.loaders.Loader:
+    """Keeps what it read of boto3's descriptions of services. Reading them is five sixths of what the start of a client costs."""
+    loader: botocore.loaders.Loader = botocore.session.get_session().get_component("data_loader")
+    return loader
 
 
 def _trusted(at: S3Address) -> str | None:
