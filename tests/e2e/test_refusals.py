@@ -76,6 +76,45 @@ def case_namespace(cluster: Any) -> Iterator[str]:
     cluster.scale_operator(1)
 
 
+def test_the_api_server_selects_by_the_fields_of_the_definitions(cluster: Any, case_namespace: str) -> None:
+    """Clients list the shards of a profile, or the sinks of a shard, without reading all of them."""
+    head = {"apiVersion": "persistshard.io/v1alpha1"}
+    sink = {
+        "suspend": True,
+        "mode": "Once",
+        "shardRef": {"name": "chosen"},
+        "input": {"type": "Format", "format": {"name": "csv"}},
+        "envelope": {"type": "Append"},
+    }
+    specs = {
+        ("PersistShard", "chosen"): {"schema": {"key": "id BIGINT"}, "suspend": True, "reclaimPolicy": "Tombstone"},
+        ("PersistShard", "other"): {"schema": {"key": "id BIGINT"}, "suspend": True},
+        ("SparkSink", "chosen"): sink,
+        ("SparkSink", "other"): {**sink, "shardRef": {"name": "nowhere"}, "mode": "Streaming"},
+    }
+    selectors = {
+        ("PersistShard", "spec.reclaimPolicy=Tombstone"): ["chosen"],
+        ("PersistShard", "spec.reclaimPolicy=Retain"): ["other"],
+        ("PersistShard", "spec.storageProfile=default"): [],
+        ("PersistShard", "spec.storageProfile="): ["chosen", "other"],
+        ("SparkSink", "spec.shardRef.name=chosen"): ["chosen"],
+        ("SparkSink", "spec.mode=Streaming"): ["other"],
+    }
+    try:
+        for (kind, name), spec in specs.items():
+            cluster.apply(
+                {**head, "kind": kind, "metadata": {"name": name, "labels": {"case": "selected"}}, "spec": spec}
+            )
+        for (kind, selector), wanted in selectors.items():
+            listed = cluster.kubectl(
+                "get", kind, "-l", "case=selected", "--field-selector", selector, "-o", "name", namespace=case_namespace
+            )
+            assert [one.rpartition("/")[2] for one in listed.split()] == wanted, selector
+    finally:
+        for kind, name in reversed(specs):
+            cluster.delete(kind, name, namespace=case_namespace)
+
+
 @pytest.mark.parametrize("case", CASES, ids=[case["name"].replace(" ", "-") for case in CASES])
 def test_the_api_server_accepts_and_refuses_as_the_cases_say(
     cluster: Any, case_namespace: str, case: dict[str, Any]

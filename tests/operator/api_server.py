@@ -1,14 +1,17 @@
 """An HTTP API server over the in-memory cluster, with what the real client and kopf request. Each test has its own, on a free port."""
 
 import contextlib
+import functools
 import http.server
 import json
 import threading
 from urllib.parse import parse_qs, urlsplit
 
+import yaml
 from fake_cluster import FakeCluster
 from persist_engine.base.env import SystemEnv
 from persist_operator.api import names
+from persist_operator.api.schema_check import crd_dir
 from persist_operator.cluster.port import BY_KIND, ApiError, Kind
 
 BY_PLURAL = {one.plural: one for one in BY_KIND.values()}
@@ -165,6 +168,7 @@ class ApiServer:
         return 200, self.cluster.get(kind, namespace, name)
 
     def page(self, kind, namespace, query):
+        check_fields(kind, query)
         found = [one for one in self.cluster.find(kind, namespace, labels_of(query)) if has_fields(one, query)]
         start, limit = int(query.get("continue", 0)), int(query.get("limit", 1000))
         metadata = {"resourceVersion": "1"}
@@ -186,6 +190,24 @@ def merged(one, change):
 def labels_of(query):
     selector = query.get("labelSelector", "")
     return dict(one.split("=", 1) for one in selector.split(",") if one)
+
+
+@functools.cache
+def selectable(kind):
+    """The fields of a kind by which its definition lets clients select; None for a kind of Kubernetes, where tests select by others."""
+    if kind.api_version != names.API_VERSION:
+        return None
+    definition = yaml.safe_load((crd_dir() / f"{kind.plural}.yaml").read_text())
+    fields = definition["spec"]["versions"][0]["selectableFields"]
+    return {"metadata.name", "metadata.namespace", *(one["jsonPath"].removeprefix(".") for one in fields)}
+
+
+def check_fields(kind, query):
+    """ApiError, as of a real server, for a selector of a field that the kind does not offer."""
+    for field in filter(None, query.get("fieldSelector", "").split(",")):
+        path = field.split("=", 1)[0]
+        if selectable(kind) is not None and path not in selectable(kind):
+            raise ApiError(f"field label not supported: {path}", status=400)
 
 
 def has_fields(one, query):

@@ -118,3 +118,18 @@ def test_every_validation_rule_has_a_message_that_names_the_change(crd):
     assert rules
     for rule in rules:
         assert len(rule["message"].split()) >= 4, rule
+
+
+@pytest.mark.parametrize("plural", ["persistshards", "sparksinks"])
+def test_selectable_fields_are_plain_values_of_the_schema(plural):
+    """The API server refuses a definition whose selectable field is a list, a map or a number of no integer type."""
+    definition = yaml.load((crd_dir() / f"{plural}.yaml").read_text(), yaml.CSafeLoader)
+    (version,) = definition["spec"]["versions"]
+    found = {}
+    for one in version["selectableFields"]:
+        schema = version["schema"]["openAPIV3Schema"]
+        for name in one["jsonPath"].removeprefix(".").split("."):
+            schema = schema["properties"][name]
+        found[one["jsonPath"]] = schema["type"]
+    assert set(found.values()) <= {"string", "boolean", "integer"}
+    assert len(found) == 2

@@ -66,10 +66,13 @@ class KubeCluster:
         status, body = self.call("GET", _path(kind, namespace, name))
         return None if status == 404 else _object(body)
 
-    def find(self, kind: Kind, namespace: str | None, labels: Mapping[str, str]) -> list[Resource]:
+    def find(
+        self, kind: Kind, namespace: str | None, labels: Mapping[str, str], *, field: tuple[str, str] | None = None
+    ) -> list[Resource]:
+        """See Cluster. `field`: only resources whose field, one that the kind lets clients select by, has this value."""
         for _ in range(_LISTS_MAX):
             with contextlib.suppress(_Expired):
-                return [one for page in self._pages(kind, namespace, labels) for one in page]
+                return [one for page in self._pages(kind, namespace, labels, field) for one in page]
         raise ApiError(f"every list of {kind.plural} expires before its last page", status=_GONE)
 
     def pages(self, kind: Kind, namespace: str | None, labels: Mapping[str, str]) -> Iterator[list[Resource]]:
@@ -79,11 +82,15 @@ class KubeCluster:
                 return
         raise ApiError(f"every list of {kind.plural} expires before its last page", status=_GONE)
 
-    def _pages(self, kind: Kind, namespace: str | None, labels: Mapping[str, str]) -> Iterator[list[Resource]]:
+    def _pages(
+        self, kind: Kind, namespace: str | None, labels: Mapping[str, str], field: tuple[str, str] | None = None
+    ) -> Iterator[list[Resource]]:
         """The pages of one list. _Expired when the API server compacted the version of the list before its last page."""
         query = {"limit": str(_PAGE)}
         if labels:
             query["labelSelector"] = ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
+        if field:
+            query["fieldSelector"] = "=".join(field)
         while True:
             status, body = self.call("GET", _path(kind, namespace), query=query, accept=(_GONE,))
             if status == _GONE:

@@ -88,9 +88,16 @@ class UserCluster:
         found = self._asked("get", kind, namespace, lambda: self._kube.get(kind, namespace, name))
         return None if found is None else {"apiVersion": kind.api_version, "kind": kind.kind, **found}
 
-    def find(self, kind: Kind, namespace: str | None, labels: Mapping[str, str] | None = None) -> list[Resource]:
-        """All resources with `labels` in the namespace; in every namespace when it is None."""
-        return self._asked("list", kind, namespace, lambda: self._kube.find(kind, namespace, labels or {}))
+    def find(
+        self,
+        kind: Kind,
+        namespace: str | None,
+        labels: Mapping[str, str] | None = None,
+        *,
+        field: tuple[str, str] | None = None,
+    ) -> list[Resource]:
+        """All resources with `labels` in the namespace; in every namespace when it is None. `field`: a selectable field and its value."""
+        return self._asked("list", kind, namespace, lambda: self._kube.find(kind, namespace, labels or {}, field=field))
 
     def create(self, kind: Kind, manifest: Resource) -> bool:
         """Create the resource. False when one of this name exists."""

@@ -74,9 +74,10 @@ class Session:
         """The PersistShards at which the command looks."""
         return self.cluster.find(PERSIST_SHARD, self.namespace)
 
-    def sinks(self) -> list[Resource]:
-        """The SparkSinks at which the command looks."""
-        return self.cluster.find(SPARK_SINK, self.namespace)
+    def sinks(self, *, of_shard: str | None = None) -> list[Resource]:
+        """The SparkSinks at which the command looks; only those that write the shard `of_shard`, if one is named."""
+        field = None if of_shard is None else ("spec.shardRef.name", of_shard)
+        return self.cluster.find(SPARK_SINK, self.namespace, field=field)
 
     @property
     def one_namespace(self) -> str:

@@ -41,7 +41,8 @@ def status(session: Session, name: OptionalShard = None, *, output: Output = For
     Example: kubectl persist status flights
     """
     shards = _shards(session, name)
-    sinks, pods = session.sinks(), session.cluster.find(POD, session.namespace, {names.LABEL_MANAGED_BY: names.MANAGER})
+    sinks = session.sinks(of_shard=name)
+    pods = session.cluster.find(POD, session.namespace, {names.LABEL_MANAGED_BY: names.MANAGER})
     now_ms = session.env.now_ms()
     nodes = [tree.shard_node(one, sinks, pods, now_ms=now_ms) for one in shards]
     known = {(one["namespace"], sink["name"]) for one in nodes for sink in one["sinks"]}

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from persist_operator.api.times import to_text
+from persist_operator.cluster.port import SPARK_SINK
 from persist_operator.kubectl import figures, tree
 from persist_operator.kubectl.uninstall import findings
 
@@ -228,3 +229,16 @@ def test_children_without_an_owner_stay():
     ]
     assert [one.verdict for one in findings([shard()], [of_a_job])] == ["goes", "goes"]
     assert findings([], [of_a_job]) == [], "what another resource owns is not judged"
+
+
+@pytest.mark.slow
+def test_the_tree_of_one_shard_asks_for_its_sinks_only(plugin, team, server, sink_resource):
+    cluster = team()
+    cluster.create(SPARK_SINK, sink_resource({"shardRef": {"name": "other"}}, name="elsewhere"))
+    code, out, _ = plugin("status", "flights", "-n", "team", "-o", "json")
+    (node,) = json.loads(out)["items"]
+    assert (code, [one["name"] for one in node["sinks"]]) == (0, ["load"])
+    (query,) = [query for _, path, query, _ in server.requests if path.endswith("/sparksinks")]
+    assert query["fieldSelector"] == "spec.shardRef.name=flights"
+    code, out, _ = plugin("status", "-n", "team", "-o", "json")
+    assert [one["name"] for one in json.loads(out)["items"]] == ["flights", "elsewhere"]
