@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from rich.table import Table as Report
 
 from bench.measure import Row
 
-Run = Callable[[Path, bool], list[Row]]
+Run = Callable[[Path, bool], Iterable[Row]]
 
 #: Each is a module here with a function `run`, imported when it runs: `peers` and `table` need packages that the others do not.
 BENCHES = (
@@ -31,6 +31,7 @@ BENCHES = (
     "sink",
     "spark",
     "spark_compaction",
+    "spark_iceberg",
     "stream",
     "write_task",
     "upsert",
@@ -40,11 +41,15 @@ BENCHES = (
 )
 
 
+#: Those that run only by name: three need packages of their own, and scale takes many minutes.
+ALONE = frozenset({"peers", "scale", "spark_iceberg", "table"})
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument(
-        "names", nargs="*", help=f"which of {', '.join(BENCHES)} (default: all but peers, scale and table)"
+        "names", nargs="*", help=f"which of {', '.join(BENCHES)} (default: all but {', '.join(sorted(ALONE))})"
     )
     parser.add_argument("--quick", action="store_true", help="a tenth of the size, as a smoke test")
     parser.add_argument("--json", action="store_true", help="rows as JSON on standard output")
@@ -53,18 +58,14 @@ def main() -> None:
     if unknown:
         parser.error(f"no such bench: {', '.join(sorted(unknown))}; there are {', '.join(BENCHES)}")
     rows: list[Row] = []
-    for name in options.names or [
-        name for name in BENCHES if name not in {"peers", "scale", "table"}
-    ]:  # two need packages of a dependency group of their own, and scale takes many minutes
+    for name in options.names or [name for name in BENCHES if name not in ALONE]:
         print(f"bench {name} ...", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="persist-bench-") as folder:
             run: Run = import_module(f"bench.{name}").run
-            found = run(Path(folder), options.quick)
-        for row in found:
-            print(
-                f"  {row.what}: {row.ours} against {row.baseline}, ratio {row.ratio:.2f}", file=sys.stderr, flush=True
-            )
-        rows += found
+            for row in run(Path(folder), options.quick):
+                text = f"  {row.what}: {row.ours} against {row.baseline}, ratio {row.ratio:.2f}"
+                print(text, file=sys.stderr, flush=True)
+                rows.append(row)
     if options.json:
         print(json.dumps([row.as_json() for row in rows], indent=2))
         return

@@ -29,33 +29,7 @@ def run(folder: Path, quick: bool) -> list[Row]:
             table = pa.table({"id": np.arange(first, first + count), "name": names})
             arrow_bytes += table.nbytes
             writer.write_table(table)
-    location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
-    shard = ShardId.new()
-    with PersistClient.open(location) as client:
-        client.initialise(shard, Schema.from_ddl("id BIGINT", "name STRING"))
-    spec = {
-        "sink_id": "bench/mirror", "run_id": "bench-1", "shard_id": str(shard), "schema": {"key": "id BIGINT", "value": "name STRING"},
-        "location": {"blob": location.blob, "consensus": location.consensus}, "purpose": "bench",
-        "input": {"type": "Format", "format": {"name": "parquet", "options": {"path": str(source)}}},
-        "envelope": {"type": "Mirror"}, "write": {},
-    }  # fmt: skip
-    (folder / "sink.json").write_text(json.dumps(spec))
-    (folder / "spark-defaults.conf").write_text(
-        "spark.master local[2]\nspark.ui.enabled false\nspark.driver.memory 2g\n"
-    )
-    command = [
-        sys.executable,
-        "-m",
-        "persist_spark.main",
-        "driver",
-        "--spec",
-        str(folder / "sink.json"),
-        "--properties",
-        str(folder / "spark-defaults.conf"),
-        "--report",
-        str(folder / "report.json"),
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = sink_process(folder, str(source), key="id BIGINT", value="name STRING")
     peak_bytes = _peak(process)
     report = json.loads((folder / "report.json").read_text())
     if report["outcome"] != "Succeeded" or report["updates_written"] != rows:
@@ -63,6 +37,30 @@ def run(folder: Path, quick: bool) -> list[Row]:
     what = f"memory peak of a {rows:,}-row Mirror write, driver JVM and Python workers"
     ours = f"{peak_bytes / 2**30:.2f} GiB in {report['duration_ms'] / 1000:.0f} s"
     return [Row(what, ours, f"{arrow_bytes / 2**30:.2f} GiB of rows in Arrow", peak_bytes / arrow_bytes, "lower")]
+
+
+def sink_process(folder: Path, source: str, *, key: str, value: str) -> subprocess.Popen[bytes]:
+    """Starts a Mirror of the Parquet at `source` into a new shard, as a process with Spark on two cores. It leaves `report.json` in
+    `folder`.
+    """
+    location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
+    shard = ShardId.new()
+    with PersistClient.open(location) as client:
+        client.initialise(shard, Schema.from_ddl(key, value))
+    spec = {
+        "sink_id": "bench/mirror", "run_id": "bench-1", "shard_id": str(shard), "schema": {"key": key, "value": value},
+        "location": {"blob": location.blob, "consensus": location.consensus}, "purpose": "bench",
+        "input": {"type": "Format", "format": {"name": "parquet", "options": {"path": source}}},
+        "envelope": {"type": "Mirror"}, "write": {},
+    }  # fmt: skip
+    (folder / "sink.json").write_text(json.dumps(spec))
+    (folder / "spark-defaults.conf").write_text(
+        "spark.master local[2]\nspark.ui.enabled false\nspark.driver.memory 2g\n"
+    )
+    files = ["--spec", "sink.json", "--properties", "spark-defaults.conf", "--report", "report.json"]
+    paths = [each if each.startswith("--") else str(folder / each) for each in files]
+    command = [sys.executable, "-m", "persist_spark.main", "driver", *paths]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def _peak(process: subprocess.Popen[bytes]) -> int:

@@ -33,7 +33,7 @@ def run(folder: Path, quick: bool) -> list[Row]:
     """Appends, reads and mirrors of the same rows."""
     few, many, repeat = (50_000, 500_000, 3) if quick else (50_000, 5_000_000, 5)
     session = session_in(folder)
-    bench = _Bench(session, folder)
+    bench = Bench(session, folder)
     try:
         rows = bench.appends(few, repeat=2 * repeat + 1)
         rows += bench.appends(many, repeat=repeat, is_large=True)
@@ -61,7 +61,7 @@ def session_in(folder: Path) -> Any:
     return session
 
 
-class _Bench:
+class Bench:
     """One session, its folder, and one pair of stores."""
 
     def __init__(self, session: Any, folder: Path) -> None:
@@ -73,7 +73,7 @@ class _Bench:
     def appends(self, rows: int, *, repeat: int, is_large: bool = False) -> list[Row]:
         """A sink's Append and `df.write`, against `df.write.parquet` of the same frame, as it comes and sorted by ranges of the key."""
         source = self._input(rows)
-        sink, frame = self._shard(), self._shard()
+        sink, frame = self.shard(), self.shard()
         number = iter(range(1 << 30))
 
         def plain() -> None:
@@ -84,7 +84,7 @@ class _Bench:
             ordered.write.mode("overwrite").parquet(f"{self.folder}/ranged")
 
         def by_sink() -> None:
-            self._sink(sink, source, run=f"run-{next(number)}", envelope="Append")
+            self.sink(sink, source, run=f"run-{next(number)}", envelope="Append")
 
         def by_write() -> None:
             self._options(self.spark.read.parquet(source).write.format("persist"), frame).mode("append").save()
@@ -107,8 +107,8 @@ class _Bench:
     def reads(self, rows: int, *, repeat: int) -> list[Row]:
         """Queries over one compacted shard, and over one that a single append wrote."""
         source = self._input(rows)
-        shard = self._shard()
-        self._sink(shard, source, run="run-1", envelope="Append")
+        shard = self.shard()
+        self.sink(shard, source, run="run-1", envelope="Append")
         plain = f"{self.folder}/reads"
         self.spark.read.parquet(source).repartitionByRange("id").sortWithinPartitions("id").write.parquet(plain)
         found = self._queries(f"{rows:,} rows, one append", shard, plain, rows, repeat=repeat)
@@ -152,11 +152,11 @@ class _Bench:
     def mirrors(self, rows: int, *, repeat: int) -> list[Row]:
         """A Mirror of an unchanged input against a scan of the input; then the bytes that 64 splits fetch after many changes."""
         source = self._input(rows)
-        shard = self._shard()
+        shard = self.shard()
         number = iter(range(1, 1 << 30))
 
         def mirror() -> None:
-            self._sink(shard, source, run=f"run-{next(number)}", envelope="Mirror")
+            self.sink(shard, source, run=f"run-{next(number)}", envelope="Mirror")
 
         def scan() -> None:
             self.spark.read.parquet(source).write.format("noop").mode("overwrite").save()
@@ -170,7 +170,7 @@ class _Bench:
                 "id", "name", f"IF(id % 50 = {change}, amount + 1, amount) AS amount"
             )
             changed.write.mode("overwrite").parquet(changed_at)
-            self._sink(shard, changed_at, run=f"run-{next(number)}", envelope="Mirror")
+            self.sink(shard, changed_at, run=f"run-{next(number)}", envelope="Mirror")
         return [*found, self._fetched(shard)]
 
     def _fetched(self, shard: ShardId) -> Row:
@@ -199,7 +199,8 @@ class _Bench:
             frame.repartition(4).write.parquet(folder)
         return folder
 
-    def _shard(self) -> ShardId:
+    def shard(self) -> ShardId:
+        """A new one, which nothing has written to."""
         shard = ShardId.new()
         with PersistClient.open(self.location) as client:
             client.initialise(shard, Schema.from_ddl(KEY, VALUE))
@@ -208,7 +209,8 @@ class _Bench:
     def _options(self, of: Any, shard: ShardId) -> Any:
         return of.option("shard", shard).option("blob", self.location.blob).option("consensus", self.location.consensus)
 
-    def _sink(self, shard: ShardId, source: str, *, run: str, envelope: str) -> None:
+    def sink(self, shard: ShardId, source: str, *, run: str, envelope: str) -> None:
+        """One run of a sink, from the Parquet of a path or folder."""
         from persist_spark.sink import run_sink
         from persist_spark.spec import SinkSpec
 
@@ -234,19 +236,19 @@ def interleaved(calls: dict[str, Call], *, repeat: int) -> dict[str, Took]:
     took: dict[str, Took] = {name: ([], []) for name in calls}
     for index in range(repeat + 2):
         for name, call in calls.items():
-            cpu_s, began_s = _cpu_s(), time.perf_counter()
+            before_s, began_s = cpu_s(), time.perf_counter()
             call()
-            seconds, used_s = time.perf_counter() - began_s, _cpu_s() - cpu_s
+            seconds, used_s = time.perf_counter() - began_s, cpu_s() - before_s
             if index > 1:
                 took[name][0].append(seconds)
                 took[name][1].append(used_s)
     return took
 
 
-def _cpu_s() -> float:
-    """The processor time of this process and all its descendants, those that ended included."""
+def cpu_s(root: int | None = None) -> float:
+    """The processor time of a process (None: this one) and all its descendants, those that ended included."""
     total = 0
-    for pid in process_tree(os.getpid()):
+    for pid in process_tree(root or os.getpid()):
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
         except (OSError, IndexError):

@@ -1,7 +1,8 @@
 """Compaction of 64 runs with interleaved keys on the executors of a session on two cores, against the same in one process, and against a
 Parquet rewrite by Spark that sorts by ranges of the key.
 
-The three alternate, so that they run under the same load. The start of the session and of the process is not counted.
+The three alternate, so that they run under the same load. Ratios are of the processor time of all processes. The start of the session is
+not counted, and of the process only its processor time, a second.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from persist_engine import PersistClient, ShardId
 
 from bench.compaction import RUNS, location, measured, write
 from bench.measure import Row, median
-from bench.spark import session_in
+from bench.spark import cpu_s, session_in
 
 #: The memory of the process, as of a compaction pod by default.
 MEMORY = "1 GiB"
 
 
 def run(folder: Path, quick: bool) -> list[Row]:
-    """Seconds: the median of the repetitions, after one that does not count."""
+    """The medians of the repetitions, after one that does not count."""
     rows, repeat = (200_000, 1) if quick else (10_000_000, 3)
     write(folder / "written", rows)
     session = session_in(folder)
@@ -32,22 +33,31 @@ def run(folder: Path, quick: bool) -> list[Row]:
         "process": lambda place: measured(place, "ours", MEMORY)["seconds"],
         "parquet": lambda place: _ranged(session, place),
     }
-    took: dict[str, list[float]] = {name: [] for name in sides}
+    took: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
     try:
         for index in range(repeat + 1):
             for name, side in sides.items():
                 place = shutil.copytree(folder / "written", folder / "at-hand")
+                before_s = cpu_s()
                 seconds = side(place)
+                used_s = cpu_s() - before_s
                 shutil.rmtree(place)
                 if index:
-                    took[name].append(seconds)
+                    took[name].append((seconds, used_s))
     finally:
         session.stop()
-    spark_s, process_s, parquet_s = (median(each) for each in took.values())
+    (ours_s, ours_cpu), *others = ([median([each[at] for each in some]) for at in (0, 1)] for some in took.values())
     what = f"compaction of {rows:,} rows in {RUNS} runs on Spark"
+    names = (f"in one process of {MEMORY}", "by Parquet in ranges")
     return [
-        Row(what, f"{spark_s:.2f} s", f"{process_s:.2f} s in one process of {MEMORY}", spark_s / process_s, "lower"),
-        Row(what, f"{spark_s:.2f} s", f"{parquet_s:.2f} s by Parquet in ranges", spark_s / parquet_s, "lower"),
+        Row(
+            what,
+            f"{ours_s:.2f} s ({ours_cpu:.2f} s cpu)",
+            f"{other_s:.2f} s ({cpu:.2f}) {name}",
+            ours_cpu / cpu,
+            "lower",
+        )
+        for name, (other_s, cpu) in zip(names, others, strict=True)
     ]
 
 

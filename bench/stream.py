@@ -1,5 +1,6 @@
-"""Batches of a Streaming sink, one after the other: the time from one commit to the next. Those of an Append against a `foreachBatch` that
-does nothing, those of an Upsert against one that only collects its rows.
+"""Batches of a Streaming sink: the time from one commit to the next, and the processor time of a batch in all processes
+(driver, JVM, Python workers), of which the ratio is. Those of an Append against a `foreachBatch` that does nothing, those of an Upsert
+against one that only collects its rows.
 """
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from __future__ import annotations
 import io
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from persist_engine import Location, PersistClient, Schema, ShardId
 from persist_engine.base.env import SystemEnv
 
 from bench.measure import Row, median
-from bench.spark import session_in
+from bench.spark import cpu_s, session_in
 
 KEY, VALUE = "id BIGINT", "n BIGINT"
 SQL = "select value as id, value % 7 as n from input"
@@ -26,40 +28,69 @@ UPSERTS = "select (value * 7919) % 500000 as id, value as n from input"
 WARM = 8
 
 
-def run(folder: Path, quick: bool) -> list[Row]:
-    """Batches of a few rows, of none that pass the SQL, and of many rows."""
-    batches = 20 if quick else 40
+#: The cases: what, rows of a batch, SQL, and the keys that the shard of an Upsert holds (0: an Append).
+CASES = (
+    ("10 rows", 10, SQL, 0),
+    ("10 rows, of which SQL passes none", 10, f"{SQL} where value < 0", 0),
+    ("20,000 rows", 20_000, SQL, 0),
+    ("10 upserts into 500,000 keys", 10, UPSERTS, 500_000),
+    ("20,000 upserts into 500,000 keys", 20_000, UPSERTS, 500_000),
+    ("200,000 upserts into 500,000 keys", 200_000, UPSERTS, 500_000),
+)
+
+
+def run(folder: Path, quick: bool) -> Iterator[Row]:
+    """Batches of a few rows, of none that pass the SQL, and of many rows. A case is yielded as soon as it is measured."""
+    batches = WARM + (6 if quick else 16)
     session = session_in(folder)
     try:
-        found = []
-        for what, rows, sql in (
-            ("10 rows", 10, SQL),
-            ("10 rows, of which SQL passes none", 10, f"{SQL} where value < 0"),
-            ("20,000 rows", 20_000, SQL),
-        ):
-            # In turn, because the machine is not equally busy all the time.
-            took: dict[str, list[float]] = {"ours": [], "base": []}
-            for _ in range(2):
-                took["ours"] += _sink(session, folder, rows=rows, sql=sql, batches=batches)
-                took["base"] += _nothing(session, rows=rows, sql=sql, batches=batches)
-            ours, base = median(took["ours"]), median(took["base"])
-            baseline = f"{base * 1000:.0f} ms by an empty foreachBatch"
-            found.append(Row(f"a batch of a stream: {what}", f"{ours * 1000:.0f} ms", baseline, ours / base, "lower"))
-        for what, rows, sql in (
-            ("10 upserts into 500,000 keys", 10, UPSERTS),
-            ("20,000 upserts into 500,000 keys", 20_000, UPSERTS),
-            ("200,000 upserts into 500,000 keys", 200_000, UPSERTS),
-        ):
-            took = {"ours": [], "base": []}
-            for _ in range(2):
-                took["ours"] += _sink(session, folder, rows=rows, sql=sql, batches=batches, keys=500_000)
-                took["base"] += _nothing(session, rows=rows, sql=sql, batches=batches, collects=True)
-            ours, base = median(took["ours"]), median(took["base"])
-            baseline = f"{base * 1000:.0f} ms by a foreachBatch that collects"
-            found.append(Row(f"a batch of a stream: {what}", f"{ours * 1000:.0f} ms", baseline, ours / base, "lower"))
-        return found
+        for what, rows, sql, keys in CASES:
+            ours, base = list[Took](), list[Took]()
+            for _ in range(2):  # in turn, because the machine is not equally busy all the time
+                ours.append(_sink(session, folder, rows=rows, sql=sql, batches=batches, keys=keys))
+                base.append(_nothing(session, rows=rows, sql=sql, batches=batches, collects=keys > 0))
+            (ours_s, ours_cpu), (base_s, base_cpu) = _of(ours), _of(base)
+            by = "a foreachBatch that collects" if keys else "an empty foreachBatch"
+            yield Row(
+                f"a batch of a stream: {what}",
+                f"{ours_s * 1000:.0f} ms ({ours_cpu * 1000:.0f} ms cpu)",
+                f"{base_s * 1000:.0f} ms ({base_cpu * 1000:.0f}) by {by}",
+                ours_cpu / max(base_cpu, 1e-9),
+                "lower",
+            )
     finally:
         session.stop()
+
+
+#: The seconds from one batch to the next, and the seconds of processor time of one batch.
+Took = tuple[list[float], float]
+
+
+def _of(repetitions: list[Took]) -> tuple[float, float]:
+    return median([each for seconds, _ in repetitions for each in seconds]), median([cpu_s for _, cpu_s in repetitions])
+
+
+class _Ends:
+    """When batches ended. `is_over` is set at the last one."""
+
+    def __init__(self, batches: int) -> None:
+        self.batches, self.is_over = batches, threading.Event()
+        self.at_s: list[float] = []
+        self._cpu_s: list[float] = []
+
+    def note(self) -> None:
+        """A batch has ended."""
+        self.at_s.append(time.perf_counter())
+        if len(self.at_s) in (WARM, self.batches):
+            self._cpu_s.append(cpu_s())
+        if len(self.at_s) == self.batches:
+            self.is_over.set()
+
+    @property
+    def took(self) -> Took:
+        """Of the batches that count."""
+        between = [after - before for before, after in zip(self.at_s[WARM:], self.at_s[WARM + 1 :], strict=False)]
+        return between, (self._cpu_s[1] - self._cpu_s[0]) / (self.batches - WARM)
 
 
 def _input(rows: int, sql: str) -> Any:
@@ -68,21 +99,19 @@ def _input(rows: int, sql: str) -> Any:
     return Input(format="rate-micro-batch", options={"rowsPerBatch": str(rows), "numPartitions": "1"}, sql=sql)
 
 
-def _sink(session: Any, folder: Path, *, rows: int, sql: str, batches: int, keys: int = 0) -> list[float]:
-    """The seconds from one committed batch to the next. With `keys`, of an Upsert into a shard that holds so many."""
+def _sink(session: Any, folder: Path, *, rows: int, sql: str, batches: int, keys: int) -> Took:
+    """With `keys`, an Upsert into a shard that holds so many."""
     from persist_spark.report import Log
     from persist_spark.spec import Envelope, EnvelopeType, SinkSpec, Stream
     from persist_spark.streaming.stream import run_stream
 
-    stop, ends = threading.Event(), list[float]()
+    ends = _Ends(batches)
 
-    class Ends(Log):
+    class Noted(Log):
         def event(self, event: str, **fields: Any) -> None:
             super().event(event, **fields)
             if event == "batch":
-                ends.append(time.perf_counter())
-                if len(ends) == batches:
-                    stop.set()
+                ends.note()
 
     location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
     shard = ShardId.new()
@@ -105,8 +134,8 @@ def _sink(session: Any, folder: Path, *, rows: int, sql: str, batches: int, keys
         stream=Stream(commit_interval_s=0),
     )
     env = SystemEnv()
-    run_stream(session, spec, stop=stop, env=env, log=Ends(io.StringIO(), env))
-    return _between(ends)
+    run_stream(session, spec, stop=ends.is_over, env=env, log=Noted(io.StringIO(), env))
+    return ends.took
 
 
 def _held(keys: int, schema: Any) -> pa.Table:
@@ -116,28 +145,22 @@ def _held(keys: int, schema: Any) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema.updates_schema)
 
 
-def _nothing(session: Any, *, rows: int, sql: str, batches: int, collects: bool = False) -> list[float]:
+def _nothing(session: Any, *, rows: int, sql: str, batches: int, collects: bool) -> Took:
     from persist_spark.inputs.format import load_input, with_sql
     from persist_spark.streaming.checkpoint import configure, temporary_checkpoint
 
     configure(session)
-    source, done, ends = _input(rows, sql), threading.Event(), list[float]()
+    source, ends = _input(rows, sql), _Ends(batches)
 
     def nothing(frame: Any, _batch: int) -> None:
         if collects:
             frame.toArrow()
-        ends.append(time.perf_counter())
-        if len(ends) == batches:
-            done.set()
+        ends.note()
 
     frame = with_sql(load_input(session, source, streaming=True), source)
     with temporary_checkpoint() as checkpoint:
         writer = frame.writeStream.foreachBatch(nothing).option("checkpointLocation", checkpoint.folder.as_uri())
         query = writer.trigger(processingTime="0 seconds").start()
-        done.wait()
+        ends.is_over.wait()
         query.stop()
-    return _between(ends)
-
-
-def _between(ends: list[float]) -> list[float]:
-    return [after - before for before, after in zip(ends[WARM:], ends[WARM + 1 :], strict=False)]
+    return ends.took
