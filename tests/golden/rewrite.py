@@ -28,6 +28,7 @@ from persist_engine.model.batch import (
     HollowRollup,
     HollowRun,
     InlinePart,
+    RunKind,
     RunMeta,
     RunOrder,
 )
@@ -112,7 +113,9 @@ def batch() -> HollowBatch:
     )
     inline = InlinePart(b"inline", 1, -1, ts_rewrite=Antichain(5), schema_id=0)
     run = RunMeta(RunOrder.STRUCTURED, RunId.from_bytes(b"\x03" * 16), 0, 3, waits_from_ms=1_700_000_000_000)
-    return HollowBatch(DESC, 4, (hollow, inline), (1,), (run, RunMeta(RunOrder.UNORDERED, truncated=True)))
+    return HollowBatch(
+        DESC, 4, (hollow, inline), (1,), (run, RunMeta(RunOrder.UNORDERED, truncated=True, kind=RunKind.DISTINCT))
+    )
 
 
 def hollow_run() -> HollowRun:

@@ -35,7 +35,7 @@ PROCESSES = 3
 HOSTILE = Settings(
     batch=BatchSettings(target_part_bytes=1024, inline_part_bytes_max=4096, inline_total_bytes_max=16_000),
     maintenance=MaintenanceSettings(rollup_threshold=3, recent_diffs_max=4, validate_roundtrip=True),
-    compaction=CompactionSettings(inputs_min=2, parts_min=2, updates_min=1, memory_bytes_max=8192),
+    compaction=CompactionSettings(sift_bytes_min=0, inputs_min=2, parts_min=2, updates_min=1, memory_bytes_max=8192),
 )
 
 #: What the schema may grow into, one after the other or at once. Rows on paper are of the last.

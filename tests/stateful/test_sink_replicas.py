@@ -31,7 +31,7 @@ REPLICAS = 3
 HOSTILE = Settings(
     batch=BatchSettings(inline_part_bytes_max=0),
     maintenance=MaintenanceSettings(rollup_threshold=3),
-    compaction=CompactionSettings(inputs_min=2, parts_min=2, updates_min=1),
+    compaction=CompactionSettings(sift_bytes_min=0, inputs_min=2, parts_min=2, updates_min=1),
 )
 
 replicas = st.integers(0, REPLICAS - 1)

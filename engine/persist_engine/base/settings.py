@@ -147,6 +147,9 @@ class CompactionSettings:
 
     memory_bytes_max: int = 1 * GIB
     """Memory bound of one compaction. The bound holds if it is at least 4 x batch.target_part_bytes."""
+    sift_bytes_min: int = 1 * MIB
+    """A compaction of at least this many bytes gives the rows that cancelled a run of their own, so that reads of the newest contents need
+    not fetch them. A larger value saves blobs and slows such reads of small shards."""
     inputs_min: int = 8
     parts_min: int = 8
     updates_min: int = 1024
@@ -171,6 +174,7 @@ class CompactionSettings:
 
     def __post_init__(self) -> None:
         _need(self.memory_bytes_max >= 0, "compaction.memory_bytes_max must not be negative")
+        _need(self.sift_bytes_min >= 0, "compaction.sift_bytes_min must not be negative")
         _need(self.claim_ms >= 0, "compaction.claim_ms must not be negative")
         _need(self.claim_percent >= 0, "compaction.claim_percent must not be negative")
         if self.claim_min_version is not None:  # otherwise this code would rewrite the output of newer code for ever

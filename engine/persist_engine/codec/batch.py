@@ -20,6 +20,7 @@ from persist_engine.model.batch import (
     HollowRun,
     InlinePart,
     PartStats,
+    RunKind,
     RunMeta,
     RunOrder,
     RunPart,
@@ -34,6 +35,12 @@ _ORDERS = {
     RunOrder.STRUCTURED: pb.RUN_ORDER_STRUCTURED,
 }
 _ORDERS_BACK = {number: order for order, number in _ORDERS.items()}
+_KINDS = {
+    RunKind.ANY: pb.RUN_KIND_ANY,
+    RunKind.DISTINCT: pb.RUN_KIND_DISTINCT,
+    RunKind.BALANCED: pb.RUN_KIND_BALANCED,
+}
+_KINDS_BACK = {number: kind for kind, number in _KINDS.items()}
 
 
 def encode_batch(batch: HollowBatch) -> bytes:
@@ -296,6 +303,7 @@ def _run_to_pb(meta: RunMeta) -> pb.RunMeta:
         rows=meta.rows,
         truncated=meta.truncated,
         waits_from_ms=meta.waits_from_ms,
+        kind=_KINDS[meta.kind],
     )
 
 
@@ -303,6 +311,9 @@ def _run_from_pb(message: pb.RunMeta) -> RunMeta:
     order = _ORDERS_BACK.get(message.order)
     if order is None:
         raise InvariantViolated(f"unknown order of a run: {message.order}")
+    kind = _KINDS_BACK.get(message.kind)
+    if kind is None:
+        raise InvariantViolated(f"unknown kind of a run: {message.kind}")
     return RunMeta(
         order=order,
         run_id=RunId.from_bytes(message.run_id) if message.HasField("run_id") else None,
@@ -310,4 +321,5 @@ def _run_from_pb(message: pb.RunMeta) -> RunMeta:
         rows=message.rows if message.HasField("rows") else None,
         truncated=message.truncated,
         waits_from_ms=message.waits_from_ms if message.HasField("waits_from_ms") else None,
+        kind=kind,
     )

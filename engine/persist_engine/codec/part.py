@@ -126,7 +126,9 @@ class OpenedPart:
         return len(self.spans)
 
     def read_group(self, group: int, *, seen: Callable[[int], int] = as_it_is, use_threads: bool = False) -> pa.Table:
-        """The rows of one group, in order. When all have the same time, it becomes `seen(time)`. CorruptData if damaged."""
+        """The rows of one group, in order. When `seen`, which never falls, maps all their times to one, they have that. CorruptData if
+        damaged.
+        """
         span = self.spans[group]
         constants = self._constants(span, seen)
         names = [name for name in self._names if name not in constants]
@@ -178,16 +180,17 @@ class OpenedPart:
         need not be decoded.
         """
         metadata = self._file.metadata
+        as_seen = {"time": seen, "diff": as_it_is}
         values: dict[str, set[int | None]] = {"time": set(), "diff": set()}
         for group in groups:
             columns = metadata.row_group(group)
             for name, index in (("time", metadata.num_columns - 2), ("diff", metadata.num_columns - 1)):
                 stats = columns.column(index).statistics
-                is_known = stats is not None and stats.has_min_max and stats.min == stats.max
-                values[name].add(int(stats.min) if is_known else None)
+                is_known = stats is not None and stats.has_min_max
+                bounds = (stats.min, stats.max) if is_known else ()
+                values[name] |= {as_seen[name](int(each)) for each in bounds} or {None}
         only = {name: found.pop() for name, found in values.items() if len(found) == 1}
-        as_seen = {"time": seen, "diff": as_it_is}
-        return {name: as_seen[name](value) for name, value in only.items() if value is not None}
+        return {name: value for name, value in only.items() if value is not None}
 
 
 def encode_part(table: pa.Table, *, desc: Description, schema: Schema) -> bytes:

@@ -23,6 +23,16 @@ class RunOrder(enum.Enum):
     STRUCTURED = "structured"
 
 
+class RunKind(enum.Enum):
+    """What is known of the rows of a run that have the same key and value. DISTINCT: there is one. BALANCED: their diffs add up to zero, so
+    that a read at or past all their times needs none of them.
+    """
+
+    ANY = "any"
+    DISTINCT = "distinct"
+    BALANCED = "balanced"
+
+
 @dataclass(frozen=True, slots=True)
 class ColumnStats:
     """Bounds of one field of key or val, for skipping parts. `lower` and `upper` are the scalar's JSON text in the schema
@@ -196,6 +206,12 @@ class RunMeta:
     rows: int | None = None
     truncated: bool = False
     waits_from_ms: int | None = None
+    kind: RunKind = RunKind.ANY
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether the rows that are visible cancel, once all of them are."""
+        return self.kind is RunKind.BALANCED and not self.truncated
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -262,6 +278,11 @@ class HollowBatch:
         return cls(
             desc, rows, tuple(itertools.chain(*(run for _, run in kept))), splits, tuple(meta for meta, _ in kept)
         )
+
+    @property
+    def mergeable_runs(self) -> int:
+        """Number of runs that a compaction could make fewer: a balanced run stays beside the others."""
+        return sum(not meta.is_balanced for meta in self.run_metas)
 
     @property
     def size_bytes(self) -> int:

@@ -1,7 +1,7 @@
 """The contents of a shard at a time, or a piece of them, as rows or as a count. Each is read in the cheapest way that is provably exact.
 
     every read   does not fetch parts that cannot hold a wanted row (parts.selection)
-    rows         are merged and consolidated; or, when statistics prove all rows distinct, only the requested columns are read
+    rows         are merged and consolidated; or, when all are known to be distinct, handed through, and only the wanted columns are read
     rows apart   are read part by part, when statistics prove that no row cancels another
     count        adds sums of diffs from state; for the other parts, only times and diffs are read
 
@@ -19,8 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_engine.codec.keys import blob_key
-from persist_engine.model.batch import HollowBatch, HollowPart, Part, RunMeta, RunOrder, RunPart
+from persist_engine.model.batch import HollowBatch, HollowPart, Part, RunKind, RunMeta, RunOrder, RunPart
 from persist_engine.model.frontier import Antichain, Description
+from persist_engine.parts.chains import chained
 from persist_engine.parts.fetch import (
     Matching,
     PartSource,
@@ -31,6 +32,7 @@ from persist_engine.parts.fetch import (
 )
 from persist_engine.parts.key_range import KeyRange
 from persist_engine.parts.listings import expand
+from persist_engine.parts.read_ahead import FetchAhead, RunToRead
 from persist_engine.parts.selection import Skipped, audit
 from persist_engine.parts.source import Fetched
 from persist_engine.rows.filter import Filter
@@ -57,10 +59,9 @@ class Contents:
         """
         for skipped in self.audits:
             audit(self.source, skipped, self._row_filter, self.where)
-        lone = self._lone_run() if self.projection is not None else None
-        if lone is not None and self.projection is not None:
-            for table in self._columns_of(*lone, self._needed(self.projection.names), on_fetched):
-                yield self.projection.apply(table)
+        distinct = self._distinct_rows()
+        if distinct is not None:
+            yield from self._handed_through(distinct, memory_bytes, on_fetched)
             return
         tables = read_consolidated(
             self._narrow,
@@ -163,52 +164,50 @@ class Contents:
         rows = SnapshotFilter(self.as_of)
         return rows if self.where is None else Matching(rows, self.where)
 
-    def _lone_run(self) -> tuple[Description, tuple[HollowPart, ...]] | None:
-        """The parts of the only run, when no two of its rows can have the same key and value: the run is consolidated, and all its rows
-        have one time, which the read includes. None when this is not known.
+    def _distinct_rows(self) -> RunToRead | None:
+        """All parts in the order of keys, when no two of their rows are known to have the same key and value; else None."""
+        runs: list[RunToRead] = []
+        for batch in self.batches:
+            for meta, parts in batch.part_runs():
+                if parts and not self._is_distinct(batch.desc, meta, parts):
+                    return None
+                runs.append(RunToRead.of(batch.desc, parts, is_sorted=True))
+        chains = chained(filter(lambda run: run.members, runs), self.source.schema)
+        return chains[0] if len(chains) == 1 else None
+
+    def _is_distinct(self, desc: Description, meta: RunMeta, parts: Sequence[Part]) -> bool:
+        """Whether no two rows of the run can have the same key and value: it says so, or it is consolidated and all its rows have one time,
+        which its bounds include.
         """
-        runs = [(batch.desc, meta, parts) for batch in self.batches for meta, parts in batch.part_runs() if parts]
-        if len(runs) != 1:
-            return None
-        desc, meta, parts = runs[0]
-        hollow = tuple(part for part in parts if isinstance(part, HollowPart) and self._is_plain(part))
-        if meta.order is not RunOrder.STRUCTURED or len(hollow) != len(parts):
-            return None
-        times = {time for part in hollow for time in _times_of(part)}
+        if meta.order is not RunOrder.STRUCTURED or not all(map(self._is_plain, parts)):
+            return False
+        if meta.kind is RunKind.DISTINCT:
+            return True
+        times = {time for part in parts for time in _times_of(part)}
         time = times.pop() if len(times) == 1 else None
-        if time is None or time > self.as_of or not desc.lower.less_equal(time) or desc.upper.less_equal(time):
-            return None
-        return desc, hollow
+        return time is not None and desc.lower.less_equal(time) and not desc.upper.less_equal(time)
 
-    def _is_plain(self, part: HollowPart) -> bool:
+    def _is_plain(self, part: Part) -> bool:
         """Whether the part's rows are as stored: with the schema of the read and the times that were written."""
-        return part.schema_id == self.source.schema_id and part.ts_rewrite is None
+        return isinstance(part, HollowPart) and part.schema_id == self.source.schema_id and part.ts_rewrite is None
 
-    def _columns_of(
-        self,
-        desc: Description,
-        parts: Sequence[HollowPart],
-        names: list[str],
-        on_fetched: Callable[[int], None] | None = None,
+    def _handed_through(
+        self, run: RunToRead, memory_bytes: int, on_fetched: Callable[[int], None] | None
     ) -> Iterator[pa.Table]:
-        """The wanted rows of `parts` in order, with only the columns `names`. Fetches the next part while it decodes one."""
-        pool = ThreadPoolExecutor(1, thread_name_prefix="persist-columns")
+        """The wanted rows of `run` in order. Decodes only the wanted columns."""
+        columns = None if self.projection is None else self._needed(self.projection.names)
+        ahead = FetchAhead(self._narrow, [run], budget_bytes=memory_bytes // 4, on_fetched=on_fetched)
+        wanted = self._row_filter
         try:
-            fetched = pool.submit(self._narrow.get, parts[0], desc)
-            for index, part in enumerate(parts):
-                data = fetched.result()
-                if index + 1 < len(parts):
-                    fetched = pool.submit(self._narrow.get, parts[index + 1], desc)
-                if on_fetched is not None:
-                    on_fetched(len(data))
-                opened = self.source.open(data, part, desc, columns=names)
+            for position, (desc, part) in enumerate(run.members):
+                opened = self.source.open(ahead.take(0, position), part, desc, columns=columns)
                 for group in range(opened.groups):
-                    table = self._row_filter.apply(opened.read_group(group, use_threads=True))
+                    table = wanted.apply(opened.read_group(group, seen=wanted.seen, use_threads=True))
                     table = table if self.key_range is None else self.key_range.apply(table)
                     if table.num_rows:
-                        yield table
+                        yield with_canonical_floats(table) if self.projection is None else self.projection.apply(table)
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            ahead.close()
 
     def _needed(self, shown: Sequence[str]) -> list[str]:
         """The columns to decode, so that the read can show `shown` and apply its filters."""
@@ -272,8 +271,8 @@ class Contents:
         return sum(diffs_sum(self._row_filter.apply(opened.read_group(group))) for group in range(opened.groups))
 
 
-def _times_of(part: HollowPart) -> tuple[int | None, int | None]:
+def _times_of(part: Part) -> tuple[int | None, int | None]:
     """The least and greatest time of the part's rows, where known."""
-    if part.stats is None or part.ts_rewrite is not None:
+    if not isinstance(part, HollowPart) or part.stats is None or part.ts_rewrite is not None:
         return None, None
     return part.stats.time_min, part.stats.time_max

@@ -60,10 +60,16 @@ class Selection:
 
 
 def select(
-    batches: Iterable[HollowBatch], *, where: Filter | None, times: Times, audited: Callable[[], bool]
+    batches: Iterable[HollowBatch],
+    *,
+    where: Filter | None,
+    times: Times,
+    audited: Callable[[], bool],
+    is_of_contents: bool = False,
 ) -> Selection:
     """Reduces `batches` (expanded: parts.listings) to the parts that may hold rows at `times` that pass `where`. Calls `audited` once for
-    every skipped part.
+    every part that is skipped by its statistics. `is_of_contents`: the read adds the rows up to `times.last`, so it needs no balanced run
+    that ends by then.
     """
     kept: list[HollowBatch] = []
     audits: list[Skipped] = []
@@ -71,6 +77,9 @@ def select(
     for batch in batches:
         runs = []
         for meta, parts in batch.part_runs():
+            if is_of_contents and meta.is_balanced and _ends_by(times.last, batch.desc, parts):
+                skipped_parts += len(parts)
+                continue
             wanted = [part for part in parts if times.may_hold(part) and (where is None or where.may_pass(part))]
             runs.append((meta, wanted))
             if len(wanted) == len(parts):
@@ -85,6 +94,15 @@ def select(
         elif any(parts for _, parts in runs):
             kept.append(HollowBatch.of_runs(batch.desc, rows, runs))
     return Selection(tuple(kept), tuple(audits), skipped_parts)
+
+
+def _ends_by(last: int, desc: Description, parts: Iterable[Part]) -> bool:
+    """Whether no row of a compacted batch is later than `last`."""
+    upper, since = desc.upper.time, desc.since.time
+    if upper is not None and since is not None and max(upper - 1, since) <= last:
+        return True
+    ends = [part.stats.time_max if isinstance(part, HollowPart) and part.stats is not None else None for part in parts]
+    return all(end is not None and end <= last for end in ends)
 
 
 def sampled(env: Env, percent: int) -> Callable[[], bool]:

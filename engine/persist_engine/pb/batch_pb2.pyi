@@ -13,10 +13,19 @@ class RunOrder(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RUN_ORDER_UNORDERED: _ClassVar[RunOrder]
     RUN_ORDER_CODEC: _ClassVar[RunOrder]
     RUN_ORDER_STRUCTURED: _ClassVar[RunOrder]
+
+class RunKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RUN_KIND_ANY: _ClassVar[RunKind]
+    RUN_KIND_DISTINCT: _ClassVar[RunKind]
+    RUN_KIND_BALANCED: _ClassVar[RunKind]
 RUN_ORDER_UNSPECIFIED: RunOrder
 RUN_ORDER_UNORDERED: RunOrder
 RUN_ORDER_CODEC: RunOrder
 RUN_ORDER_STRUCTURED: RunOrder
+RUN_KIND_ANY: RunKind
+RUN_KIND_DISTINCT: RunKind
+RUN_KIND_BALANCED: RunKind
 
 class Antichain(_message.Message):
     __slots__ = ("elements",)
@@ -155,20 +164,22 @@ class Part(_message.Message):
     def __init__(self, hollow: _Optional[_Union[HollowPart, _Mapping]] = ..., inline: _Optional[_Union[InlinePart, _Mapping]] = ..., run: _Optional[_Union[HollowRun, _Mapping]] = ...) -> None: ...
 
 class RunMeta(_message.Message):
-    __slots__ = ("order", "run_id", "schema_id", "rows", "truncated", "waits_from_ms")
+    __slots__ = ("order", "run_id", "schema_id", "rows", "truncated", "waits_from_ms", "kind")
     ORDER_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_ID_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     WAITS_FROM_MS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     order: RunOrder
     run_id: bytes
     schema_id: int
     rows: int
     truncated: bool
     waits_from_ms: int
-    def __init__(self, order: _Optional[_Union[RunOrder, str]] = ..., run_id: _Optional[bytes] = ..., schema_id: _Optional[int] = ..., rows: _Optional[int] = ..., truncated: _Optional[bool] = ..., waits_from_ms: _Optional[int] = ...) -> None: ...
+    kind: RunKind
+    def __init__(self, order: _Optional[_Union[RunOrder, str]] = ..., run_id: _Optional[bytes] = ..., schema_id: _Optional[int] = ..., rows: _Optional[int] = ..., truncated: _Optional[bool] = ..., waits_from_ms: _Optional[int] = ..., kind: _Optional[_Union[RunKind, str]] = ...) -> None: ...
 
 class HollowBatch(_message.Message):
     __slots__ = ("desc", "rows", "parts", "run_splits", "run_metas")

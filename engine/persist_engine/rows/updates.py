@@ -56,7 +56,7 @@ def sort(table: pa.Table) -> pa.Table:
     """The same rows in order. Returns the table itself when it is already in order."""
     columns = flatten_columns(table)
     in_order, _ = compare_adjacent(columns, table.num_rows)
-    return table if in_order else _pick(table, order_indices(columns, table.num_rows))
+    return table if in_order else rows_at(table, order_indices(columns, table.num_rows))
 
 
 def is_consolidated(table: pa.Table) -> bool:
@@ -115,14 +115,14 @@ def _summed(table: pa.Table, order: Indices | None, equal: Bools) -> pa.Table:
     if not equal.any():
         keep = diffs != 0
         if not keep.all():
-            return _pick(table, np.flatnonzero(keep) if order is None else order[keep[order]])
-        return table if order is None else _pick(table, order)
+            return rows_at(table, np.flatnonzero(keep) if order is None else order[keep[order]])
+        return table if order is None else rows_at(table, order)
     diffs = diffs if order is None else diffs[order]
     starts = np.flatnonzero(np.insert(~equal, 0, True))
-    sums = _sums(diffs, starts)
+    sums = sums_of_groups(diffs, starts)
     live = sums != 0
     picked = starts[live] if order is None else order[starts[live]]
-    out = _pick(table, picked)
+    out = rows_at(table, picked)
     return out.set_column(
         out.schema.get_field_index("diff"), table.schema.field("diff"), pa.chunked_array([pa.array(sums[live])])
     )
@@ -212,7 +212,7 @@ def _diffs(table: pa.Table) -> npt.NDArray[np.int64]:
     return diffs
 
 
-def _pick(table: pa.Table, indices: Indices) -> pa.Table:
+def rows_at(table: pa.Table, indices: Indices) -> pa.Table:
     """Rows by index. Joins chunks first, because taking from many chunks is several times slower."""
     picked = pa.array(indices)
     columns = [_pick_column(column, picked) for column in table.columns]
@@ -246,7 +246,7 @@ def with_canonical_floats(table: pa.Table) -> pa.Table:
     return table
 
 
-def _sums(diffs: npt.NDArray[np.int64], starts: Indices) -> npt.NDArray[np.int64]:
+def sums_of_groups(diffs: npt.NDArray[np.int64], starts: Indices) -> npt.NDArray[np.int64]:
     """The sum of each group [starts[i], starts[i+1]). InvariantViolated when one overflows int64.
 
     numpy wraps silently. Diffs are therefore added in two halves of 32 bits, unless all of them together are too small to overflow.

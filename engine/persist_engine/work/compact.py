@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 
 from persist_engine.base.errors import MissingBlob
-from persist_engine.model.batch import HollowBatch, Part, RunMeta, RunOrder
+from persist_engine.model.batch import HollowBatch, RunMeta, RunOrder
 from persist_engine.model.ids import RunId
 from persist_engine.model.spine.compaction_plan import (
     CompactionChunk,
@@ -33,7 +33,7 @@ from persist_engine.rows.schema import Schema
 from persist_engine.shard.applier import NO_MAINTENANCE
 from persist_engine.shard.machine import Machine
 from persist_engine.work.attempts import Attempts
-from persist_engine.work.merging import InThisProcess, MergeJob, Merger, discard
+from persist_engine.work.merging import InThisProcess, MergeJob, Merger, Output, discard
 from persist_engine.work.outcome import CompactOutcome, Ending
 
 _log = logging.getLogger(__name__)
@@ -189,7 +189,7 @@ class _Compaction:
         return Ending.CONFLICT, f"others replaced the inputs meanwhile: {error}"
 
     def _finish(
-        self, chunk: CompactionChunk, replaced: tuple[HollowBatch, ...], merged: tuple[Part, ...] | MissingBlob
+        self, chunk: CompactionChunk, replaced: tuple[HollowBatch, ...], merged: Output | MissingBlob
     ) -> _Refusal:
         """Swaps the output of one chunk in, in place of `replaced`. None when applied, else the ending and its reason."""
         if isinstance(merged, MissingBlob):
@@ -209,20 +209,20 @@ class _Compaction:
         self._rows_gone += sum(batch.rows for batch in replaced) - output.rows
         return None
 
-    def _output(
-        self, chunk: CompactionChunk, replaced: tuple[HollowBatch, ...], parts: tuple[Part, ...]
-    ) -> HollowBatch:
-        """The batch of one run of `parts`, which are durable, in place of `replaced`. Without parts when everything cancelled."""
+    def _output(self, chunk: CompactionChunk, replaced: tuple[HollowBatch, ...], merged: Output) -> HollowBatch:
+        """The batch of what was `merged`, which is durable, in place of `replaced`. Without parts when everything vanished."""
+        parts = merged.parts
         if not parts:
             return HollowBatch.empty(chunk.desc)
         rows = sum(part.rows for part in parts)
-        run_id = RunId.from_bytes(self._machine.env.random_bytes(16))
         waits_from_ms = waits_of_output(
             replaced, chunk.desc, parts, all_runs=chunk.run_ids is None, now_ms=self._machine.env.now_ms()
         )
-        meta = RunMeta(RunOrder.STRUCTURED, run_id, self._schema_id, rows, waits_from_ms=waits_from_ms)
+        meta = RunMeta(RunOrder.STRUCTURED, None, self._schema_id, waits_from_ms=waits_from_ms)
+        new_id = partial(self._machine.env.random_bytes, 16)
+        runs = [(replace(each, run_id=RunId.from_bytes(new_id())), written) for each, written in merged.runs(meta)]
         try:
-            return spill_runs(self._machine, HollowBatch(chunk.desc, rows, parts, (), (meta,)))
+            return spill_runs(self._machine, HollowBatch.of_runs(chunk.desc, rows, runs))
         except BaseException:
             discard(self._machine, parts)
             raise

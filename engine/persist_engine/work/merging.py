@@ -13,20 +13,21 @@ import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import pyarrow as pa
 
 from persist_engine.base.errors import MissingBlob, PersistError
 from persist_engine.codec.batch import decode_batch, encode_batch
-from persist_engine.model.batch import HollowBatch, Part, RunMeta, RunOrder
+from persist_engine.model.batch import HollowBatch, Part, RunKind, RunMeta, RunOrder
 from persist_engine.model.frontier import Description
 from persist_engine.model.ids import ShardId
 from persist_engine.model.spine.compaction_plan import MERGING_SHARE, CompactionChunk, InputRun
 from persist_engine.parts.even_ranges import choose_ranges
 from persist_engine.parts.fetch import CompactionFilter, PartSource, RunToRead, read_consolidated
 from persist_engine.parts.key_range import KeyRange
+from persist_engine.parts.sifting import Sifting
 from persist_engine.parts.write import PartStore, delete_parts, write_part
 from persist_engine.rows.schema import Schema
 
@@ -36,6 +37,28 @@ _log = logging.getLogger(__name__)
 UPLOAD_THREADS = 2
 #: The ranges of one chunk fetch at most this many times its bytes. A part that holds keys of several ranges is fetched for each of them.
 FETCHED_TIMES_MAX = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Durable parts, in order: of the rows that are left, and of those that cancelled, if they were sifted out. None: all vanished."""
+
+    left: tuple[Part, ...]
+    kind: RunKind = RunKind.ANY
+    """Of the rows that are left."""
+    cancelled: tuple[Part, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """All parts."""
+        return self.left + self.cancelled
+
+    def runs(self, meta: RunMeta) -> list[tuple[RunMeta, tuple[Part, ...]]]:
+        """The runs, with what `meta` says of both."""
+        kinds = ((self.kind, self.left), (RunKind.BALANCED, self.cancelled))
+        return [
+            (replace(meta, kind=kind, rows=sum(part.rows for part in parts)), parts) for kind, parts in kinds if parts
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +72,8 @@ class MergeTask:
     runs: tuple[InputRun, ...]
     outstanding_parts: int
     """The number of parts that may be in memory at once while they are written."""
+    is_sifted: bool = False
+    """Whether the rows that cancelled become a run of their own."""
     key_range: KeyRange | None = None
 
     @property
@@ -80,8 +105,8 @@ class MergeTask:
         *,
         check: Callable[[], None] = lambda: None,
         on_fetched: Callable[[int], None] | None = None,
-    ) -> tuple[Part, ...]:
-        """The parts of the output, durable and in order; none when all updates cancelled. Deletes them when it fails. `check` is called
+    ) -> Output:
+        """The output, durable; without parts when all updates vanished. Deletes them when it fails. `check` is called
         between two tables, and raises to end the task.
 
         Memory: `store.settings.compaction.memory_bytes_max`. A repetition writes other parts.
@@ -89,16 +114,16 @@ class MergeTask:
         writer = _RunWriter(store, self)
         try:
             writer.write_run(_checked(self._merged(store, on_fetched), check))
-            return writer.parts()
+            return writer.output()
         except BaseException:
             writer.abandon()
             raise
 
     def run_remote(self, store: PartStore) -> bytes:
         """Like `run`, for `MergeJob.joined` in the process that swaps the output in."""
-        parts = self.run(store)
-        meta = RunMeta(order=RunOrder.STRUCTURED)
-        return encode_batch(HollowBatch.of_runs(self.desc, sum(part.rows for part in parts), [(meta, parts)]))
+        output = self.run(store)
+        rows = sum(part.rows for part in output.parts)
+        return encode_batch(HollowBatch.of_runs(self.desc, rows, output.runs(RunMeta(order=RunOrder.STRUCTURED))))
 
     def _merged(self, store: PartStore, on_fetched: Callable[[int], None] | None) -> Iterator[pa.Table]:
         source = PartSource(
@@ -139,6 +164,7 @@ class MergeJob:
 
     def task(self, chunk: CompactionChunk) -> MergeTask:
         """The whole of `chunk`."""
+        size_bytes = sum(part.hollow_bytes + part.inline_bytes for run in chunk.runs for part in run.parts)
         return MergeTask(
             shard_id=self.store.shard_id,
             schema=self.schema,
@@ -146,20 +172,27 @@ class MergeJob:
             desc=chunk.desc,
             runs=chunk.runs,
             outstanding_parts=chunk.outstanding_parts,
+            is_sifted=chunk.is_last and size_bytes >= self.store.settings.compaction.sift_bytes_min,
         )
 
-    def joined(self, outputs: Iterable[bytes]) -> tuple[Part, ...]:
+    def joined(self, outputs: Iterable[bytes]) -> Output:
         """The output of a chunk, from those of its ranges in their order (`run_remote`). CorruptData for anything else."""
-        batches = (decode_batch(output, key="output of a merge") for output in outputs)
-        return tuple(part for batch in batches for part in batch.part_list())
+        left: list[Part] = []
+        cancelled: list[Part] = []
+        is_distinct = True
+        for output in outputs:
+            for meta, parts in decode_batch(output, key="output of a merge").part_runs():
+                (cancelled if meta.is_balanced else left).extend(parts)
+                is_distinct = is_distinct and meta.kind is not RunKind.ANY
+        return Output(tuple(left), RunKind.DISTINCT if is_distinct else RunKind.ANY, tuple(cancelled))
 
-    def discard(self, parts: Sequence[Part]) -> None:
-        """Deletes outputs that were not yielded."""
-        discard(self.store, parts)
+    def discard(self, output: Output) -> None:
+        """Deletes an output that was not yielded."""
+        discard(self.store, output.parts)
 
 
 #: The output of one chunk; or the blob of its inputs that is missing, and then nothing of it was kept.
-Merged = tuple[CompactionChunk, tuple[Part, ...] | MissingBlob]
+Merged = tuple[CompactionChunk, Output | MissingBlob]
 
 
 class Merger(Protocol):
@@ -178,11 +211,11 @@ class InThisProcess:
         """See Merger."""
         for chunk in job.chunks:
             try:
-                parts = job.task(chunk).run(job.store, check=job.check, on_fetched=job.on_fetched)
+                output = job.task(chunk).run(job.store, check=job.check, on_fetched=job.on_fetched)
             except MissingBlob as error:
                 yield chunk, error
             else:
-                yield chunk, parts
+                yield chunk, output
 
 
 def _checked(tables: Iterator[pa.Table], check: Callable[[], None]) -> Iterator[pa.Table]:
@@ -201,55 +234,73 @@ def discard(store: PartStore, parts: Sequence[Part]) -> None:
 
 
 class _RunWriter:
-    """Cuts sorted tables into parts of about the target size and writes them in the background, in order, as one run."""
+    """Cuts sorted tables into parts of about the target size and writes them in the background, in order: as one run, or as two when it
+    sifts out the rows that cancelled.
+    """
 
     def __init__(self, store: PartStore, task: MergeTask) -> None:
         self._store, self._task = store, task
         self._pool = ThreadPoolExecutor(UPLOAD_THREADS, thread_name_prefix="persist-compact")
-        self._outstanding: deque[Future[Part]] = deque()
-        self._parts: list[Part] = []
+        self._outstanding: deque[tuple[_Gathered, Future[Part]]] = deque()
+        self._left, self._cancelled = _Gathered(), _Gathered()
+        self._kind = RunKind.ANY
 
     def write_run(self, tables: Iterator[pa.Table]) -> None:
-        """Writes `tables`, sorted and consolidated, as one run. All of its parts are durable when it returns.
+        """Writes `tables`, sorted and consolidated. All parts are durable when it returns.
 
-        At most the task's `outstanding_parts` are in memory at once, including the one being gathered. With one, merging waits while it is
+        At most the task's `outstanding_parts` are in memory at once, including what is being gathered. With one, merging waits while it is
         written. The limit is also one more than the number of parallel writes: further parts would only wait.
         """
-        outstanding_parts = min(self._task.outstanding_parts, UPLOAD_THREADS + 1)
-        target = self._store.settings.batch.target_part_bytes
-        gathered: list[pa.Table] = []
-        gathered_bytes = 0
-        for table in tables:
-            for piece in _pieces(table, target):
-                if gathered and gathered_bytes + piece.nbytes > target:
-                    self._submit(pa.concat_tables(gathered), outstanding_parts)
-                    gathered, gathered_bytes = [], 0
-                gathered.append(piece)
-                gathered_bytes += piece.nbytes
-        if gathered:
-            self._submit(pa.concat_tables(gathered), outstanding_parts)
+        if self._task.is_sifted:
+            sifting = Sifting()
+            for left, cancelled in sifting.tables(tables):
+                self._gather(self._left, left)
+                self._gather(self._cancelled, cancelled)
+            self._kind = RunKind.DISTINCT if sifting.is_distinct else RunKind.ANY
+        else:
+            for table in tables:
+                self._gather(self._left, table)
+        for run in (self._left, self._cancelled):
+            self._submit(run)
         while self._outstanding:
-            self._parts.append(self._outstanding[0].result())
-            self._outstanding.popleft()
+            self._finish()
 
-    def parts(self) -> tuple[Part, ...]:
-        """The parts of the written run. None when everything cancelled."""
+    def output(self) -> Output:
+        """What was written."""
         self._pool.shutdown()
-        return tuple(self._parts)
+        return Output(tuple(self._left.parts), self._kind, tuple(self._cancelled.parts))
 
     def abandon(self) -> None:
         """Deletes the written parts."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-        for future in self._outstanding:
+        for run, future in self._outstanding:
             if not future.cancelled() and future.exception() is None:
-                self._parts.append(future.result())
-        discard(self._store, self._parts)
+                run.parts.append(future.result())
+        discard(self._store, self._left.parts + self._cancelled.parts)
 
-    def _submit(self, table: pa.Table, outstanding_parts: int) -> None:
-        self._outstanding.append(self._pool.submit(self._write, table))
-        while len(self._outstanding) >= outstanding_parts:
-            self._parts.append(self._outstanding[0].result())
-            self._outstanding.popleft()
+    def _gather(self, run: _Gathered, table: pa.Table) -> None:
+        """Adds rows to a run. What both runs gathered is at most about one part; the run with more of it is written first."""
+        target = self._store.settings.batch.target_part_bytes
+        for piece in _pieces(table, target) if table.num_rows else ():
+            gathered_bytes = self._left.bytes + self._cancelled.bytes
+            if gathered_bytes and gathered_bytes + piece.nbytes > target:
+                self._submit(max(self._left, self._cancelled, key=lambda each: each.bytes))
+            run.tables.append(piece)
+            run.bytes += piece.nbytes
+
+    def _submit(self, run: _Gathered) -> None:
+        if not run.tables:
+            return
+        table, run.tables, run.bytes = pa.concat_tables(run.tables), [], 0
+        self._outstanding.append((run, self._pool.submit(self._write, table)))
+        while len(self._outstanding) >= min(self._task.outstanding_parts, UPLOAD_THREADS + 1):
+            self._finish()
+
+    def _finish(self) -> None:
+        """Waits for the oldest write. It stays outstanding when it fails."""
+        run, future = self._outstanding[0]
+        run.parts.append(future.result())
+        self._outstanding.popleft()
 
     def _write(self, table: pa.Table) -> Part:
         task = self._task
@@ -261,6 +312,15 @@ class _RunWriter:
             schema_id=task.schema_id,
             inline_bytes_max=0,
         )
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """The parts of one run, and the rows of its next one."""
+
+    parts: list[Part] = field(default_factory=list)
+    tables: list[pa.Table] = field(default_factory=list)
+    bytes: int = 0
 
 
 def _pieces(table: pa.Table, target_bytes: int) -> Iterator[pa.Table]:

@@ -187,7 +187,8 @@ def test_gc_survives_unknown_outcomes():
 def test_gc_refuses_to_delete_a_blob_that_the_version_it_truncates_to_names():
     """An unlinked listing names a part that the state there still has. This breaks an invariant. Nothing is deleted (spec 14.7)."""
     stores = RecordedShard()
-    listing = replace(SETTINGS, batch=replace(SETTINGS.batch, run_parts_max=2))
+    merged = replace(SETTINGS.compaction, sift_bytes_min=1 << 30)
+    listing = replace(SETTINGS, batch=replace(SETTINGS.batch, run_parts_max=2), compaction=merged)
     stores.append(times=8)
     machine = stores.client(listing).machine(stores.shard_id)
     assert any(outcome.applied for outcome in compact_due(machine))

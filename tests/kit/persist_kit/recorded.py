@@ -47,7 +47,7 @@ SCHEMA = Schema.from_ddl("id BIGINT, tag STRING", "x BIGINT")
 SETTINGS = Settings(
     batch=BatchSettings(target_part_bytes=1024, inline_part_bytes_max=0),
     maintenance=MaintenanceSettings(rollup_threshold=8, gc_versions_min=1, gc_delete_concurrency=1),
-    compaction=CompactionSettings(memory_bytes_max=4096, claim_ms=0),
+    compaction=CompactionSettings(sift_bytes_min=0, memory_bytes_max=4096, claim_ms=0),
     retry=RetrySettings(initial_ms=0.1, clamp_ms=0.5),
     retain_ms=None,
 )

@@ -20,6 +20,7 @@ from persist_engine.model.batch import (
     HollowRun,
     InlinePart,
     PartStats,
+    RunKind,
     RunMeta,
     RunOrder,
     RunPart,
@@ -157,6 +158,7 @@ def batches(draw: st.DrawFn, desc: st.SearchStrategy[Description] | None = None)
         st.none() | _COUNT,
         st.none() | _COUNT,
         st.booleans(),
+        kind=st.sampled_from(RunKind),
     )
     metas = tuple(draw(meta) for _ in range(len(splits) + 1)) if some else ()
     return HollowBatch(draw(descriptions() if desc is None else desc), draw(st.integers(0, 1000)), some, splits, metas)

@@ -234,7 +234,8 @@ class Snapshot:
     def _contents(self) -> Contents:
         """The selection to read, made at first use: listings of parts are fetched then."""
         times = Times(last=self.as_of)
-        selection = select(expand(self._source, self._named), where=self._where, times=times, audited=self._audited)
+        batches = expand(self._source, self._named)
+        selection = select(batches, where=self._where, times=times, audited=self._audited, is_of_contents=True)
         self._source.metrics.count("stats_skipped_parts", selection.skipped_parts, shard=self._source.shard_id)
         return Contents(
             self._source,

@@ -107,9 +107,10 @@ class InputRun:
 
 @dataclass(frozen=True, slots=True)
 class CompactionChunk:
-    """Runs to merge together, into one run of a batch under `desc`.
+    """Runs to merge together, into one run of a batch under `desc`, or one and a balanced one.
 
-    `input`: the id range that the output replaces: all of it or, with `run_ids`, these runs of it. `outstanding_parts`: the
+    `input`: the id range that the output replaces: all of it or, with `run_ids`, these runs of it. `is_last`: the output is all that
+    the request leaves. `outstanding_parts`: the
     number of parts that the remaining memory allows to write at once. `over_budget`: two runs that do not fit are merged
     anyway, since a chunk of one run merges nothing.
     """
@@ -117,6 +118,7 @@ class CompactionChunk:
     input: SpineId
     desc: Description
     runs: tuple[InputRun, ...]
+    is_last: bool
     run_ids: tuple[RunId, ...] | None
     outstanding_parts: int
     over_budget: bool
@@ -185,7 +187,7 @@ class _Plan:
         used = sum(run.memory_bytes for run in runs)
         if used > self._budget and len(inputs) == 1 and len(runs) > 2 and _are_named(runs):
             self._close_runs(inputs[0], runs)
-        elif len(inputs) > 1 or len(runs) > 1 or inputs[0][1].oldest_writer < self._min_writer:
+        elif len(inputs) > 1 or inputs[0][1].mergeable_runs > 1 or inputs[0][1].oldest_writer < self._min_writer:
             (first, oldest), (last, newest) = inputs[0], inputs[-1]
             desc = Description(oldest.desc.lower, newest.desc.upper, self._request.desc.since)
             self.chunks.append(self._chunk(SpineId(first.lo, last.hi), desc, runs, None))
@@ -213,7 +215,8 @@ class _Plan:
     ) -> CompactionChunk:
         used = sum(run.memory_bytes for run in runs)
         spare = max(self._budget - used, 0) // (MORE_WRITING_PARTS * self._target)
-        return CompactionChunk(spine_id, desc, tuple(runs), run_ids, 1 + spare, used > self._budget)
+        is_last = spine_id == self._request.id and run_ids is None
+        return CompactionChunk(spine_id, desc, tuple(runs), is_last, run_ids, 1 + spare, used > self._budget)
 
 
 def _runs_of(batch: HollowBatch) -> list[InputRun]:

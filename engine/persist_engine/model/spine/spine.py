@@ -42,7 +42,8 @@ Parts = tuple[IdBatch, ...] | DeferredParts
 class Sizes:
     """Sums over hollow batches, maintained incrementally so that counting never walks a trace.
 
-    `rows` is an upper bound on updates. `blob_bytes` lie in blob, `inline_bytes` in state.
+    `rows` is an upper bound on updates. `runs` are those that a compaction could make fewer. `blob_bytes` lie in blob, `inline_bytes` in
+    state.
     """
 
     rows: int = 0
@@ -67,7 +68,7 @@ class Sizes:
         rows = parts = runs = blob_bytes = inline_bytes = 0
         for batch in batches:
             rows += batch.rows
-            runs += len(batch.run_metas)
+            runs += batch.mergeable_runs
             for part in batch.parts:
                 parts += part.part_count
                 blob_bytes += part.hollow_bytes

@@ -37,6 +37,7 @@ from persist_engine.model.batch import (
     HollowRun,
     InlinePart,
     Part,
+    RunKind,
     RunOrder,
     RunPart,
 )
@@ -245,7 +246,8 @@ class _Verifying:
         for meta, members in batch.runs():
             parts = tuple(self._parts_of(members))
             is_sorted = meta.order is RunOrder.STRUCTURED
-            self._runs[(batch.desc, parts)] = RunToCheck(batch.desc, parts, is_sorted)
+            kind = RunKind.ANY if meta.truncated else meta.kind
+            self._runs[(batch.desc, parts)] = RunToCheck(batch.desc, parts, is_sorted, kind, len(parts) == 1)
 
     def _parts_of(self, members: Iterable[RunPart]) -> Iterator[Part]:
         """The parts of a run, in order, including those behind listings. Records the size of every blob."""

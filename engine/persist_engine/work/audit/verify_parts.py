@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_engine.base.errors import CorruptData, Incompatible, InvariantViolated, MissingBlob, SchemaMismatch
 from persist_engine.codec.row_groups import check_row_groups
-from persist_engine.model.batch import ColumnStats, Footing, HollowPart, Part, PartStats
+from persist_engine.model.batch import ColumnStats, Footing, HollowPart, Part, PartStats, RunKind
 from persist_engine.model.frontier import Description
 from persist_engine.parts.consolidate import RowKey, row_key
 from persist_engine.parts.fetch import PartSource
-from persist_engine.rows.columns import flatten_columns
+from persist_engine.rows.columns import compare_adjacent, flatten_columns
 from persist_engine.rows.evolution import adapted
 from persist_engine.rows.order import key_lower
 from persist_engine.rows.part_stats import bound, stats_path
@@ -33,6 +34,9 @@ class RunToCheck:
     desc: Description
     parts: tuple[Part, ...]
     is_sorted: bool
+    kind: RunKind = RunKind.ANY
+    is_alone: bool = False
+    """Whether the run has one part only, of which these may be a sample."""
 
 
 @dataclass(slots=True)
@@ -77,12 +81,28 @@ def check_run(source: PartSource, run: RunToCheck, schemas: Mapping[int, Schema]
         checked.rows += table.num_rows
         own = source.schema if part.schema_id is None else schemas.get(part.schema_id, source.schema)
         checked.findings += _check_rows(table, part, name, Schema(own.key, source.schema.val))
+        if run.is_sorted and _is_denied(run.kind, table, is_alone=run.is_alone):
+            text = f"rows with the same key and value are not {run.kind.value}, as their run says: reads may show wrong rows"
+            checked.findings.append(_error(FindingKind.STATS_NOT_CONSERVATIVE, name, text))
         if run.is_sorted and table.num_rows:
             columns = flatten_columns(table)
             if sort(table) is not table or (last is not None and row_key(columns, 0) < last):
                 checked.findings.append(_error(FindingKind.OUT_OF_ORDER, name, "rows go back within their run"))
             last = row_key(columns, table.num_rows - 1)
     return checked
+
+
+def _is_denied(kind: RunKind, table: pa.Table, *, is_alone: bool) -> bool:
+    """Whether the rows of a part, in order, contradict the kind of their run. `is_alone`: no other part has more rows with the first or
+    the last key and value.
+    """
+    if kind is RunKind.ANY or not table.num_rows:
+        return False
+    _, equal = compare_adjacent(flatten_columns(table, ("key", "val")), table.num_rows)
+    if kind is RunKind.DISTINCT:
+        return bool(equal.any())
+    sums = np.add.reduceat(table.column("diff").to_numpy(), np.flatnonzero(np.insert(~equal, 0, True)))
+    return bool((sums if is_alone else sums[1:-1]).any())
 
 
 def _error(kind: FindingKind, key: str, message: str) -> Finding:

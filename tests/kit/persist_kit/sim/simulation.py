@@ -153,7 +153,12 @@ def plan_of(seed: int, *, without: frozenset[str] = frozenset()) -> Plan:
             recent_diffs_max=rng.choice([4, 1000]),
         ),
         compaction=CompactionSettings(
-            inputs_min=2, parts_min=2, updates_min=1, memory_bytes_max=8192, claim_ms=rng.choice([20, 300])
+            sift_bytes_min=0,
+            inputs_min=2,
+            parts_min=2,
+            updates_min=1,
+            memory_bytes_max=8192,
+            claim_ms=rng.choice([20, 300]),
         ),
         retry=RetrySettings(initial_ms=2, clamp_ms=60, give_up_ms=rng.choice([None, None, None, 40.0])),
         watch=WatchSettings(initial_ms=5, clamp_ms=20, pushed_clamp_ms=60),

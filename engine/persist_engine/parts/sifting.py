@@ -1,0 +1,80 @@
+"""Sifts the rows of a merge: what is left of each key and value, and what cancels.
+
+    key val  time  diff              left                        cancelled
+    a   1     3     +1                                           a   1     3     +1
+    a   1     5     -1                                           a   1     5     -1
+    a   2     5     +1               a   2     5     +1
+    b   7     3     +1               b   7     9     +1          b   7     3     +1
+    b   7     6     -1                                           b   7     6     -1
+    b   7     9     +1
+
+The rows that cancelled are the history of a shard: the newest contents need none of them, and most reads are of the newest contents.
+
+Invariant: the rows of both sides together are the rows that came. The diffs of each key and value among the cancelled ones add up to zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from persist_engine.base.errors import InvariantViolated
+from persist_engine.rows.columns import Bools, compare_adjacent, flatten_columns
+from persist_engine.rows.updates import rows_at, sums_of_groups
+
+#: Rows with the same key and value that wait for more of them. More rows than this are sifted without those that follow.
+HELD_ROWS_MAX = 65_536
+
+
+@dataclass(slots=True)
+class Sifting:
+    """Sifts one stream of tables."""
+
+    is_distinct: bool = True
+    """Whether no two of the rows left so far have the same key and value."""
+
+    def tables(self, merged: Iterable[pa.Table]) -> Iterator[tuple[pa.Table, pa.Table]]:
+        """What is left and what cancelled, for tables that are consolidated and rise from one to the next. Both sides rise, too. The rows
+        of one key and value come together, however the tables are cut.
+        """
+        held: pa.Table | None = None
+        for table in merged:
+            rows = table if held is None else pa.concat_tables([held, table])
+            equal = _equal(rows)
+            start = int(np.flatnonzero(np.insert(~equal, 0, True))[-1])
+            if rows.num_rows - start > HELD_ROWS_MAX:
+                self.is_distinct = False
+                start = rows.num_rows
+            held = rows.slice(start)
+            if start:
+                yield self._sifted(rows.slice(0, start), equal[: start - 1])
+        if held is not None and held.num_rows:
+            yield self._sifted(held, _equal(held))
+
+    def _sifted(self, rows: pa.Table, equal: Bools) -> tuple[pa.Table, pa.Table]:
+        """`equal` says of each row but the first whether it has the key and value of the row before."""
+        if not equal.any():
+            return rows, rows.slice(0, 0)
+        diffs = rows.column("diff").to_numpy()
+        starts = np.flatnonzero(np.insert(~equal, 0, True))
+        lasts = np.append(starts[1:], len(diffs)) - 1
+        try:
+            sums = sums_of_groups(diffs, starts)
+        except InvariantViolated:  # a read at one time may never add these
+            self.is_distinct = False
+            return rows, rows.slice(0, 0)
+        # Where all rows but the last cancel, the last one is what is left. Any other sum is left as it came.
+        has_one = (sums != 0) & (sums == diffs[lasts])
+        has_more = (sums != 0) & ~has_one
+        is_left = np.repeat(has_more, lasts - starts + 1)
+        is_left[lasts[has_one]] = True
+        if has_more.any():
+            self.is_distinct = False
+        return rows_at(rows, np.flatnonzero(is_left)), rows_at(rows, np.flatnonzero(~is_left))
+
+
+def _equal(rows: pa.Table) -> Bools:
+    return compare_adjacent(flatten_columns(rows, ("key", "val")), rows.num_rows)[1]

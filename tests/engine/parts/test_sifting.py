@@ -1,0 +1,102 @@
+"""Sifting a merge: both sides together are the rows that came, what cancelled adds up to nothing, and what is left says when it is distinct."""
+
+import collections
+import math
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from persist_engine.parts import sifting
+from persist_engine.parts.sifting import Sifting
+from persist_engine.rows.schema import Schema
+from persist_engine.rows.updates import consolidate, is_consolidated
+
+SCHEMA = Schema.from_ddl("id BIGINT", "x DOUBLE, name STRING")
+
+rows_ = st.lists(
+    st.tuples(
+        st.sampled_from([None, 1, 2]),
+        st.sampled_from([None, 0.0, -0.0, math.nan, 1.5]),
+        st.sampled_from([None, "", "b"]),
+        st.integers(0, 6),
+        st.sampled_from([-2, -1, 1, 2, 3, 2**62]),
+    ),
+    max_size=40,
+)
+
+
+def table_of(rows):
+    return pa.table(
+        [
+            pa.array([{"id": row[0]} for row in rows], SCHEMA.key_type),
+            pa.array([{"x": row[1], "name": row[2]} for row in rows], SCHEMA.val_type),
+            pa.array([row[3] for row in rows], pa.int64()),
+            pa.array([row[4] for row in rows], pa.int64()),
+        ],
+        schema=SCHEMA.updates_schema,
+    )
+
+
+def updates_in(table):
+    return [
+        ((row["key"]["id"], str(row["val"]["x"]), row["val"]["name"]), row["time"], row["diff"])
+        for row in table.to_pylist()
+    ]
+
+
+def sifted(table, cuts):
+    sift = Sifting()
+    bounds = [0, *sorted(cut % (table.num_rows + 1) for cut in cuts), table.num_rows]
+    pieces = [table.slice(start, end - start) for start, end in zip(bounds, bounds[1:], strict=False) if end > start]
+    sides = list(sift.tables(iter(pieces)))
+    left = pa.concat_tables([SCHEMA.updates_schema.empty_table(), *(side for side, _ in sides)])
+    cancelled = pa.concat_tables([SCHEMA.updates_schema.empty_table(), *(side for _, side in sides)])
+    return left, cancelled, sift.is_distinct
+
+
+@given(rows_, st.lists(st.integers(0, 100), max_size=5), st.sampled_from([1, 3, 65_536]))
+def test_both_sides_are_the_rows_that_came(rows, cuts, held_rows_max):
+    few = [row for row in rows if row[4] < 2**62 or rows.count(row) == 1]
+    whole = consolidate(table_of({row[:4]: row for row in few}.values()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sifting, "HELD_ROWS_MAX", held_rows_max)
+        left, cancelled, is_distinct = sifted(whole, cuts)
+    assert sorted(updates_in(left) + updates_in(cancelled), key=repr) == sorted(updates_in(whole), key=repr)
+    assert is_consolidated(left)
+    assert is_consolidated(cancelled)
+    sums = collections.Counter()
+    for what, _, diff in updates_in(cancelled):
+        sums[what] += diff
+    assert not any(sums.values())
+    if is_distinct:
+        names = [what for what, _, _ in updates_in(left)]
+        assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("diffs", "left", "is_distinct"),
+    [
+        ([1], [1], True),
+        ([1, -1], [], True),
+        ([1, -1, 1], [1], True),
+        ([-1, 1, -1], [-1], True),
+        ([1, -1, 3], [3], True),
+        ([1, 1], [1, 1], False),
+        ([2, -1], [2, -1], False),
+        ([2**62] * 4, [2**62] * 4, False),  # these add up to zero in 64 bits
+    ],
+)
+@pytest.mark.parametrize("cut", [0, 1])
+def test_a_key_and_value_leave_their_last_row_where_the_others_cancel(diffs, left, is_distinct, cut):
+    rows = table_of([(1, 1.5, "b", time, diff) for time, diff in enumerate(diffs)])
+    found, cancelled, found_distinct = sifted(rows, [cut])
+    assert (found.column("diff").to_pylist(), found_distinct) == (left, is_distinct)
+    assert cancelled.num_rows == len(diffs) - len(left)
+
+
+def test_many_times_of_one_row_are_not_held_together(monkeypatch):
+    monkeypatch.setattr(sifting, "HELD_ROWS_MAX", 2)
+    rows = table_of([(1, 1.5, "b", time, 1 - 2 * (time % 2)) for time in range(9)])
+    left, cancelled, is_distinct = sifted(rows, [3, 4, 8])
+    assert (left.num_rows + cancelled.num_rows, is_distinct) == (9, False)
