@@ -287,6 +287,7 @@ def _resource(name: str, namespace: str, profile: str) -> dict[str, Any]:
             # There is no kubelet, so no run of maintenance would ever end.
             "compaction": {"mode": "Disabled"},
             "gc": {"enabled": False, "orphans": {"mode": "Off"}},
+            "verify": {"mode": "Off"},
             "rollup": {"everySeqnos": 100_000},
         },
     }
