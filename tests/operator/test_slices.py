@@ -257,9 +257,13 @@ def test_two_replicas_that_both_believe_to_own_all_create_nothing_twice(houses, 
         house.controller.own(EVERY)
         house.controller.start()
     wait(lambda: ready(cluster, names))
-    wait(lambda: sum(1 for kind, _ in created if kind == "Job") >= len(names))
+
+    def rollups():
+        return [name for kind, name in created if kind == "Job" and "rollup" in name]
+
+    wait(lambda: len(rollups()) >= len(names))
     assert max(created.values()) == 1
-    assert sum(1 for kind, name in created if kind == "Job" and "rollup" in name) == len(names)
+    assert len(rollups()) == len(names)
     ids = {cluster.get(PERSIST_SHARD, "team", name)["status"]["shardId"] for name in names}
     with PersistClient.open(location) as client:
         assert {str(one) for one in client.shards()} == ids
