@@ -1,8 +1,8 @@
 """`python -m bench scale`: the operator's own process with thousands of shards, against a stub API server with real Redis and S3 servers.
 
-SHARDS= (5000), ACTIVE= (300: shards that a writer appends to), IDLE= and BUSY= (60: seconds of each window) come from the environment. A
-tenth of the shards, with --quick. Each figure stands beside the load of the machine, and processor seconds beside elapsed ones: on a
-shared machine only the former compare.
+SHARDS= (5000), ACTIVE= (300: shards that a writer appends to), IDLE= and BUSY= (60: seconds of each window) come from the environment, and
+REPLICAS= (1): more share the shards in slices, and one of them is killed in the end. A tenth of the shards, with --quick. Each figure
+stands beside the load of the machine, and processor seconds beside elapsed ones: on a shared machine only the former compare.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def run(folder: Path, quick: bool) -> list[Row]:
         with _stub() as api:
             _seed(api, shards)
             profiles = {"default": (s3.location("data"), redis.url), "hung": (s3.location("other"), other.url)}
-            with _operator(folder, api, profiles) as operator:
+            with _operators(folder, api, profiles, int(os.environ.get("REPLICAS", "1"))) as operator:
                 began = time.monotonic()
                 took = _until_ready(api, shards, operator)
                 ready = operator.sample()
@@ -74,6 +74,7 @@ def run(folder: Path, quick: bool) -> list[Row]:
                     "",
                     1,
                 )
+                row("processor of each replica, s", operator.shares(), 0, "", 1)
                 row("memory", f"{operator.rss_mib():.0f} MiB", operator.rss_mib(), "300 MiB", 300)
                 operator.settle()
                 _window(row, operator, "idle", idle_s, redis)
@@ -89,11 +90,14 @@ def run(folder: Path, quick: bool) -> list[Row]:
                 series = operator.metrics()["series"]
                 row("series in /metrics", f"{series:.0f}", series, "", 1)
                 row("memory at the end", f"{operator.rss_mib():.0f} MiB", operator.rss_mib(), "300 MiB", 300)
+                if operator.count > 1:
+                    moved = operator.kill_one()
+                    row("slices of a killed replica taken after, s", f"{moved:.1f} s", moved, "15 s", 15)
                 print(f"  all in {time.monotonic() - began:.0f} s", file=sys.stderr)
     return rows
 
 
-def _window(row: Any, operator: _Operator, what: str, seconds: float, redis: Any) -> None:
+def _window(row: Any, operator: _Operators, what: str, seconds: float, redis: Any) -> None:
     before, calls = operator.sample(), _redis_calls(redis)
     oldest = 0.0
     until = time.monotonic() + seconds
@@ -155,13 +159,64 @@ class _Writer:
                 self._stop.wait(max(0.0, 10 - (time.monotonic() - began)))
 
 
-class _Operator:
-    def __init__(self, process: subprocess.Popen[bytes], log: Path, api: str) -> None:
-        self._process, self._log, self._api = process, log, api
-        self._port = 0
+class _Operators:
+    """All replicas. Metrics are sums over them; the oldest wait and the memory are those of the worst."""
+
+    def __init__(self, each: list[_Operator], api: str) -> None:
+        self._each, self._api = each, api
+
+    @property
+    def count(self) -> int:
+        return len(self._each)
 
     def sample(self) -> Sample:
-        return Sample(time.monotonic(), self._cpu_s(), _get(f"{self._api}/stub/counts"), self.metrics())
+        cpu_s = sum(one.cpu_s() for one in self._each)
+        return Sample(time.monotonic(), cpu_s, _get(f"{self._api}/stub/counts"), self.metrics())
+
+    def metrics(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for one in self._each:
+            for series, value in one.metrics().items():
+                before = found.get(series, 0.0)
+                found[series] = max(before, value) if "oldest" in series else before + value
+        return found
+
+    def shares(self) -> str:
+        return ", ".join(f"{one.cpu_s():.0f}" for one in self._each)
+
+    def rss_mib(self) -> float:
+        return max(one.rss_mib() for one in self._each)
+
+    def is_alive(self) -> bool:
+        return all(one.is_alive() for one in self._each)
+
+    def kill_one(self) -> float:
+        """Kill one replica. Returns the seconds until the others have all slices."""
+        self._each.pop().kill()
+        began = time.monotonic()
+        while self.metrics()["persist_operator_slices"] < 64 and time.monotonic() - began < 120:
+            time.sleep(0.2)
+        return time.monotonic() - began
+
+    def settle(self) -> None:
+        """Wait until the second look at every shard is over: no status written and no blob read for five seconds. Three minutes at most."""
+        until, quiet, last = time.monotonic() + 180, time.monotonic(), (-1.0, -1.0)
+        while time.monotonic() < until and time.monotonic() - quiet < 5:
+            sample = self.sample()
+            now = (float(sample.counts.get("patch persistshards", 0)), _blob_gets(sample.metrics))
+            if now != last:
+                last, quiet = now, time.monotonic()
+            time.sleep(1)
+
+
+class _Operator:
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self._process, self._log = process, log
+        self._port = 0
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
     def metrics(self) -> dict[str, float]:
         """Sums of the series by name, over all labels; of counters of stores also by operation."""
@@ -189,17 +244,7 @@ class _Operator:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def settle(self) -> None:
-        """Wait until the second look at every shard is over: no status written and no blob read for five seconds. Three minutes at most."""
-        until, quiet, last = time.monotonic() + 180, time.monotonic(), (-1.0, -1.0)
-        while time.monotonic() < until and time.monotonic() - quiet < 5:
-            sample = self.sample()
-            now = (float(sample.counts.get("patch persistshards", 0)), _blob_gets(sample.metrics))
-            if now != last:
-                last, quiet = now, time.monotonic()
-            time.sleep(1)
-
-    def _cpu_s(self) -> float:
+    def cpu_s(self) -> float:
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICK
 
@@ -222,13 +267,18 @@ def _stub() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _operator(folder: Path, api: str, profiles: dict[str, tuple[str, str]]) -> Iterator[_Operator]:
+def _operators(folder: Path, api: str, profiles: dict[str, tuple[str, str]], replicas: int = 1) -> Iterator[_Operators]:
     shared = {"names": [f"team-{number}" for number in range(NAMESPACES)]}
     stores = {
         name: {"blob": blob, "consensus": consensus, "allowedNamespaces": shared}
         for name, (blob, consensus) in profiles.items()
     }
-    settings = {"storageProfiles": stores, "httpPort": 0, "leader": {"namespace": "operator"}}
+    settings = {
+        "storageProfiles": stores,
+        "httpPort": 0,
+        "leader": {"namespace": "operator"},
+        "sharding": {"enabled": replicas > 1},
+    }
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))
     context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
     (folder / "kubeconfig").write_text(
@@ -244,14 +294,19 @@ def _operator(folder: Path, api: str, profiles: dict[str, tuple[str, str]]) -> I
         )
     )
     variables = {"KUBECONFIG": str(folder / "kubeconfig"), "PERSIST_OPERATOR_CONFIG": str(folder / "config.yaml")}
-    log = folder / "operator.log"
     command = [*os.environ.get("WRAP", "").split(), sys.executable, "-m", "persist_operator.main"]
-    with log.open("wb") as stream:
-        process = subprocess.Popen(command, env={**os.environ, **variables}, stderr=stream)
-        try:
-            yield _Operator(process, log, api)
-        finally:
+    started = []
+    try:
+        for number in range(replicas):
+            log = folder / f"operator-{number}.log"
+            with log.open("wb") as stream:
+                named = {**os.environ, **variables, "POD_NAME": f"replica-{number}"}
+                started.append((subprocess.Popen(command, env=named, stderr=stream), log))
+        yield _Operators([_Operator(process, log) for process, log in started], api)
+    finally:
+        for process, _ in started:
             process.send_signal(signal.SIGTERM)
+        for process, _ in started:
             try:
                 process.wait(30)
             except subprocess.TimeoutExpired:
@@ -287,12 +342,13 @@ def _resource(name: str, namespace: str, profile: str) -> dict[str, Any]:
             # There is no kubelet, so no run of maintenance would ever end.
             "compaction": {"mode": "Disabled"},
             "gc": {"enabled": False, "orphans": {"mode": "Off"}},
+            "verify": {"mode": "Off"},
             "rollup": {"everySeqnos": 100_000},
         },
     }
 
 
-def _until_ready(api: str, shards: int, operator: _Operator) -> float:
+def _until_ready(api: str, shards: int, operator: _Operators) -> float:
     began, shown = time.monotonic(), 0.0
     while time.monotonic() - began < READY_LIMIT_S and operator.is_alive():
         count = len(_get(f"{api}/stub/shards"))

@@ -1,6 +1,7 @@
 """The operator's process: settings, leader election, then watches and workers. `python -m persist_operator.main`.
 
-Only the leader watches and acts. A leader that loses its Lease ends the process, so that no part of it goes on as if it led. SIGTERM and
+Only the leader watches and acts. A leader that loses its Lease ends the process, so that no part of it goes on as if it led. With
+`sharding`, every replica watches, and acts for the slices of the resources that are its own (cluster.membership). SIGTERM and
 SIGINT end the process within five seconds, even when calls hang: workers finish their reconciles if they can, then the process releases
 the Lease. Exit codes: 0 after a signal, 1 when the Lease was lost, 64 for a wrong configuration.
 """
@@ -27,6 +28,7 @@ from persist_operator.bridge import Bridge
 from persist_operator.cluster.informed import Informed
 from persist_operator.cluster.kube import KubeCluster, load_client
 from persist_operator.cluster.lease import Election
+from persist_operator.cluster.membership import SLICES, Membership
 from persist_operator.handlers import logs
 from persist_operator.handlers.controller import Controller
 from persist_operator.handlers.probes import ProbeServer
@@ -50,8 +52,8 @@ def main() -> int:
         sys.stderr.write(f"error: {error}\n")
         return 64
     logs.configure(settings.log_level)
-    identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{os.getpid()}"
-    operator = Operator(settings, identity)
+    pod = os.environ.get("POD_NAME") or socket.gethostname()
+    operator = Operator(settings, f"{pod}_{os.getpid()}", pod=pod, pod_uid=os.environ.get("POD_UID"))
     _stop_on_signals(operator)
     return operator.run()
 
@@ -77,7 +79,10 @@ def _stop_on_signals(operator: Operator) -> None:
 class Operator:
     """Builds and connects all parts. Call `run` once."""
 
-    def __init__(self, settings: OperatorSettings, identity: str) -> None:
+    def __init__(
+        self, settings: OperatorSettings, identity: str, *, pod: str = "operator", pod_uid: str | None = None
+    ) -> None:
+        """`identity` names this process as the leader, `pod` this replica among those that share the resources."""
         self._settings, self._env = settings, SystemEnv()
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
@@ -94,13 +99,17 @@ class Operator:
         informed = Informed()
         reconciler = Reconciler(cluster, self._bridge, settings, self._env, metrics, informed=informed)
         self._election = election = Election(cluster, settings.leader, identity, self._env)
+        self._membership = membership = Membership(
+            cluster, settings.leader, settings.sharding, self._env, member=pod, pod_uid=pod_uid
+        )
+        is_shared, has_leader = settings.sharding.enabled, settings.leader.enabled
         self._controller = Controller(
             reconciler,
             cluster,
             settings,
             self._env,
             metrics,
-            may_act=lambda: not settings.leader.enabled or election.is_leader,
+            may_act=lambda: membership.is_member if is_shared else not has_leader or election.is_leader,
             informed=informed,
         )
         reconciler.on_news(self._controller.news)
@@ -111,7 +120,8 @@ class Operator:
         self._turns: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._stopping, self._leading, self._finished = threading.Event(), threading.Event(), threading.Event()
         self._lost = threading.Event()
-        self._elector = threading.Thread(target=self._elect, name="lease", daemon=True)
+        takes_part = self._share if is_shared else self._elect
+        self._elector = threading.Thread(target=takes_part, name="lease", daemon=True)
         self._probes = ProbeServer(
             settings.http_port,
             registry=registry,
@@ -125,7 +135,8 @@ class Operator:
         if self._lost.is_set():
             return "the lease is lost"
         if self._leading.is_set() and not self._finished.is_set():
-            elects = self._elector.is_alive() or not self._settings.leader.enabled
+            has_lease = self._settings.leader.enabled or self._settings.sharding.enabled
+            elects = self._elector.is_alive() or not has_lease
             if not (self._watches.is_alive and elects):
                 return "the watches or the election ended"
             if not self._controller.is_healthy():
@@ -149,7 +160,9 @@ class Operator:
         self._elector.start()
         try:
             if self._turns.get() == "leads":
-                self._metrics.leader.set(1)
+                if not self._settings.sharding.enabled:
+                    self._metrics.leader.set(1)
+                    self._metrics.slices.set(SLICES)
                 _LOG.info("leading")
                 self._controller.start()
                 self._watches.start()
@@ -159,6 +172,7 @@ class Operator:
             return 1 if self._lost.is_set() else 0
         finally:
             self._metrics.leader.set(0)
+            self._metrics.slices.set(0)
             closing = threading.Thread(target=self._bridge.close, name="closing", daemon=True)
             closing.start()
             self._probes.stop()
@@ -195,6 +209,33 @@ class Operator:
         # Release after the workers have finished, unless they exceed their time.
         self._finished.wait(2 * _FINISH_S)
         self._election.release()
+
+    def _share(self) -> None:
+        """Take part in the division of the resources, and leave in the end. A replica that cannot renew its Lease owns nothing meanwhile.
+        Runs in a thread of its own.
+        """
+        owned: frozenset[int] | None = None
+        while not self._stopping.is_set():
+            slices = self._tick()
+            if slices != owned:
+                _LOG.info("slices", extra={"count": len(slices), "of": SLICES})
+                self._controller.own(slices)
+                self._metrics.slices.set(len(slices))
+                self._metrics.leader.set(int(0 in slices))
+                if owned is None:
+                    self._turns.put("leads")
+                owned = slices
+            self._stopping.wait(self._settings.sharding.poll_seconds)
+        # Leave after the workers have finished, unless they exceed their time.
+        self._finished.wait(2 * _FINISH_S)
+        self._membership.leave()
+
+    def _tick(self) -> frozenset[int]:
+        try:
+            return self._membership.tick()
+        except Exception:  # noqa: BLE001 - after any error, the replica owns nothing
+            _LOG.exception("renewing the lease raised")
+            return frozenset()
 
     def _is_leading(self) -> bool:
         try:

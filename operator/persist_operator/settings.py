@@ -250,6 +250,26 @@ class CanarySettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShardingSettings:
+    """Replicas that share the resources (cluster.membership), in place of one leader. Their Leases stand in `leader.namespace`. The names
+    of these begin with `leader.lease_name`.
+    """
+
+    enabled: bool = False
+    lease_seconds: float = 10
+    """The others take the slices of a replica that did not renew its Lease for this time."""
+    renew_seconds: float = 3
+    poll_seconds: float = 1
+    """A replica looks at the Leases of all this often. The slices of one that left are taken within this time."""
+
+    def __post_init__(self) -> None:
+        if self.renew_seconds * 2 > self.lease_seconds:
+            raise InvalidUsage("sharding: leaseSeconds must be at least twice renewSeconds")
+        if not 0 < self.poll_seconds <= self.renew_seconds:
+            raise InvalidUsage("sharding: pollSeconds must be above 0 and at most renewSeconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSettings:
     """All settings of one operator."""
 
@@ -266,6 +286,7 @@ class OperatorSettings:
     limits: LimitSettings = field(default_factory=LimitSettings)
     leader: LeaderSettings = field(default_factory=LeaderSettings)
     canary: CanarySettings = field(default_factory=CanarySettings)
+    sharding: ShardingSettings = field(default_factory=ShardingSettings)
     namespaces: tuple[str, ...] = ()
     """Namespaces to watch; all when empty."""
     http_port: int = 8080
@@ -323,6 +344,7 @@ _GROUPS: Mapping[str, type] = {
     "limits": LimitSettings,
     "leader": LeaderSettings,
     "canary": CanarySettings,
+    "sharding": ShardingSettings,
 }
 
 

@@ -13,7 +13,7 @@ import yaml
 from persist_engine.base.errors import InvalidUsage
 from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR
-from persist_operator.settings import InlineStorage, OperatorSettings
+from persist_operator.settings import InlineStorage, OperatorSettings, ShardingSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "persist-operator"
@@ -158,7 +158,8 @@ def test_selectors_find_the_operator_and_nothing_else(
     ("values", "says"),
     [
         ({"replica": 2}, "replica"),
-        ({"replicas": 3}, "replicas"),
+        ({"replicas": 65}, "replicas"),
+        ({"sharding": {"slices": 128}}, "slices"),
         ({"replicas": "two"}, "replicas"),
         ({"image": {"digest": "sha256:short"}}, "digest"),
         ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
@@ -198,6 +199,7 @@ def test_the_values_schema_refuses_bad_values_by_name(
         ({**STORES, "defaultProfile": "main"}, 'defaultProfile "main" is not among storageProfiles (default)'),
         ({"watch": {"clusterWide": True, "namespaces": ["red"]}}, "leave watch.namespaces empty"),
         ({"replicas": 2, "leaderElection": {"enabled": False}}, "replicas above 1 need leaderElection.enabled"),
+        ({"replicas": 3}, "replicas above 2 need sharding.enabled"),
     ],
 )
 def test_values_that_contradict_each_other_are_refused(
@@ -206,6 +208,26 @@ def test_values_that_contradict_each_other_are_refused(
     done = run_helm("template", "persist", str(CHART), "--kube-version", "1.34.0", values=values)
     assert done.returncode != 0
     assert says in done.stderr
+
+
+def test_replicas_that_share_the_resources_have_a_lease_for_each_pod(template: Callable[..., list[Manifest]]) -> None:
+    manifests = template({**STORES, "replicas": 5, "sharding": {"enabled": True, "leaseSeconds": 8}})
+    (deployment,) = of_kind(manifests, "Deployment")
+    assert deployment["spec"]["replicas"] == 5
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    fields = {one["name"]: one.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath") for one in container["env"]}
+    assert fields["POD_UID"] == "metadata.uid"
+    settings = OperatorSettings.parse(yaml.safe_dump(operator_config(manifests)))
+    assert settings.sharding == ShardingSettings(enabled=True, lease_seconds=8)
+    (role,) = [one for one in of_kind(manifests, "Role") if one["metadata"]["name"].endswith("-leader")]
+    verbs = {verb for rule in role["rules"] if not rule.get("resourceNames") for verb in rule["verbs"]}
+    assert verbs == {"get", "list", "update", "create"}, "and none to delete: Kubernetes collects a Lease with its pod"
+
+
+def test_one_leader_may_update_its_own_lease_only(template: Callable[..., list[Manifest]]) -> None:
+    (role,) = [one for one in of_kind(template({}), "Role") if one["metadata"]["name"].endswith("-leader")]
+    unnamed = {verb for rule in role["rules"] if not rule.get("resourceNames") for verb in rule["verbs"]}
+    assert unnamed == {"create"}
 
 
 def test_an_old_cluster_is_refused(run_helm: Callable[..., Any]) -> None:

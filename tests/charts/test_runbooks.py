@@ -31,6 +31,7 @@ OUR_NAMES = {name for crd in CRDS for name in (crd["names"]["plural"], *crd["nam
 KINDS = {"pods", "job", "jobs", "deployment", "lease", "events", "crd", "flowschemas", *OUR_NAMES}
 VERBS = {"get", "describe", "logs", "annotate", "top", "wait"}
 LABELS = {
+    "persistshard.io/member-of",
     "persistshard.io/sink",
     "persistshard.io/shard",
     "persistshard.io/role",

@@ -7,6 +7,7 @@ import socket
 import threading
 
 import pytest
+from persist_operator.api import conditions
 from persist_operator.cluster.port import LEASE, PERSIST_SHARD
 from persist_operator.main import Operator
 from persist_operator.settings import LeaderSettings, OperatorSettings
@@ -17,8 +18,8 @@ from replicas import ENDS_S, HAPPENS_S, Replica, eventually
 def replica(tmp_path, kubeconfig):
     made = []
 
-    def make(name="one", consensus=f"sqlite://{tmp_path}/consensus.db"):
-        made.append(Replica(tmp_path, kubeconfig, name, consensus))
+    def make(name="one", consensus=f"sqlite://{tmp_path}/consensus.db", **more):
+        made.append(Replica(tmp_path, kubeconfig, name, consensus, **more))
         return made[-1]
 
     yield make
@@ -53,6 +54,50 @@ def test_standbys_are_ready_and_one_leads_when_the_leader_ends(server, replica):
     assert eventually(two.is_ready)
     assert two.end() == 0
     assert holder(server) == ""
+
+
+@pytest.mark.slow
+def test_replicas_share_the_resources_and_take_over_from_one_that_dies_or_leaves(server, replica, shard_resource):
+    sharing = {"sharding": {"enabled": True}}
+    one, two, three = (replica(name, **sharing) for name in ("one", "two", "three"))
+    every = (one, two, three)
+
+    def shares(*replicas):
+        return sorted(one.metric("persist_operator_slices") or 0 for one in replicas)
+
+    def shown(name):
+        series = f'persist_shard_ready{{name="{name}",namespace="team"}}'
+        return [one for one in every if one.process.poll() is None and one.metric(series) is not None]
+
+    def become_ready(names):
+        for name in names:
+            server.cluster.create(PERSIST_SHARD, shard_resource(name=name, uid=f"uid-{name}"))
+        return eventually(lambda: all(conditions.is_true(status(server, name), "Ready") for name in names))
+
+    assert eventually(lambda: sum(shares(*every)) == 64 and max(shares(*every)) == 22)
+    assert sum(one.leads() for one in every) == 1
+    first = [f"first-{number}" for number in range(9)]
+    assert become_ready(first)
+    assert eventually(lambda: all(len(shown(name)) == 1 for name in first)), "only its owner exports a shard"
+    assert len({shown(name)[0].log for name in first}) == 3, "each replica has some"
+
+    one.process.kill()
+    one.process.wait()
+    assert eventually(lambda: shares(two, three) == [32, 32])
+    assert eventually(lambda: all(len(shown(name)) == 1 for name in first))
+    assert become_ready([f"second-{number}" for number in range(6)])
+
+    assert two.end() == 0
+    lease = server.cluster.get(LEASE, "operator", "persist-operator-two")
+    assert lease["spec"]["holderIdentity"] == "", "it was released: nothing waits for its end"
+    assert eventually(lambda: shares(three) == [64])
+    assert eventually(lambda: all(shown(name) == [three] for name in first))
+
+    four = replica("four", **sharing)
+    assert eventually(lambda: shares(three, four) == [32, 32])
+    assert become_ready([f"third-{number}" for number in range(6)])
+    assert all(one.is_ready() for one in (three, four))
+    assert (three.end(), four.end()) == (0, 0)
 
 
 @pytest.mark.slow

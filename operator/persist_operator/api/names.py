@@ -31,6 +31,10 @@ LABEL_STORE = f"{GROUP}/store"
 LABEL_ROLE = f"{GROUP}/role"
 #: Of the Job of a compaction: where it runs.
 LABEL_RUNNER = f"{GROUP}/runner"
+#: On the Lease of a replica: the name of the Lease that its operator has for all replicas.
+LABEL_MEMBER_OF = f"{GROUP}/member-of"
+#: On the Lease of all replicas: the starts of children that no list may show yet, as JSON.
+ANNOTATION_STARTS = f"{GROUP}/starts"
 #: Of the pod of a compaction on Spark: the files that it mounts.
 ANNOTATION_SPARK_CONF, ANNOTATION_EXECUTOR = f"{GROUP}/spark-conf", f"{GROUP}/executor"
 ANNOTATION_REASON = f"{GROUP}/reason"

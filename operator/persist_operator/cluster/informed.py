@@ -37,11 +37,12 @@ class _Copy:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A list under way. `before` has the copies from before its first request."""
+    """A list under way. `before` has the copies from before its first request, `epoch` the number of calls of `unlist` before it."""
 
     kind: Kind
     namespace: str | None
     before: Mapping[_Name, _Copy]
+    epoch: int
 
 
 class Informed:
@@ -53,6 +54,7 @@ class Informed:
         self._owned: dict[tuple[str, str], set[_Name]] = {}
         self._listed: set[str] = set()
         self._doubted: set[str] = set()
+        self._epoch = 0
 
     def note(self, resource: Mapping[str, Any]) -> bool:
         """Keep a copy of a resource that the API server sent. Whether it was news: False when this version, or a later one, is kept."""
@@ -107,8 +109,17 @@ class Informed:
         with self._lock:
             before = self._copies[kind.kind]
             return Listing(
-                kind, namespace, {name: copy for name, copy in before.items() if namespace in {None, name[0]}}
+                kind,
+                namespace,
+                {name: copy for name, copy in before.items() if namespace in {None, name[0]}},
+                self._epoch,
             )
+
+    def unlist(self) -> None:
+        """Let nothing be known until lists that begin after this call are complete: copies of more resources are wanted from now on."""
+        with self._lock:
+            self._epoch += 1
+            self._listed.clear()
 
     def end_list(self, listing: Listing, found: set[_Name], *, is_last: bool) -> None:
         """Forget what the list lacks, unless it changed since the list began. `found` has the namespace and name of every resource of the
@@ -119,7 +130,7 @@ class Informed:
             for name, copy in listing.before.items():
                 if name not in found and self._copies[kind].get(name) is copy:
                     self._drop(kind, name)
-            if is_last:
+            if is_last and listing.epoch == self._epoch:
                 self._listed.add(kind)
 
     def _put(self, kind: str, name: _Name, copy: _Copy) -> None:

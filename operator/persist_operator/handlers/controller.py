@@ -12,6 +12,7 @@ from persist_engine.base.env import Env
 from persist_operator.api import names
 from persist_operator.bridge import StoreBusy
 from persist_operator.cluster.informed import CHILDREN, KEPT, Informed
+from persist_operator.cluster.membership import slice_of
 from persist_operator.cluster.port import PERSIST_SHARD, SPARK_SINK, ApiError, Cluster
 from persist_operator.handlers.queue import WorkQueue
 from persist_operator.settings import OperatorSettings
@@ -55,7 +56,10 @@ class Controller:
         )
         self._lock = threading.Lock()
         self._sinks_of: dict[tuple[str, str], set[Key]] = {}
-        self._stopping = threading.Event()
+        #: None: all.
+        self._slices: frozenset[int] | None = None
+        self._seen: set[Key] = set()
+        self._stopping, self._to_list = threading.Event(), threading.Event()
         self._threads: list[threading.Thread] = []
         self._begun_s: dict[str, float] = {}
         self._waits_for: str | None = "the first list of all resources"
@@ -63,15 +67,35 @@ class Controller:
     def changed(self, resource: Mapping[str, Any], *, is_gone: bool = False) -> None:
         """Enqueue the keys that a changed resource or child concerns, after `informed` knows of it. Never raises, whatever the resource
         contains. A shard that this process has just read or written in this version is not enqueued, only the sinks that use it are.
+        What concerns only keys of other replicas is dropped.
         """
+        owned = self._owned(resource)
         is_news = True
         if is_gone:
             self._informed.note_gone(resource)
-        else:
+        elif owned:
             is_news = self._informed.note(resource)
-        for key in self._concerned(resource):
+        for key in owned:
             if is_news or key.kind != resource.get("kind"):
                 self._queue.add(key)
+
+    def own(self, slices: frozenset[int]) -> None:
+        """Reconcile the keys of these slices only, from now on. Lists at once what is new among them, and forgets what is no longer among
+        them. One thread at a time. Without a call, every key is reconciled.
+        """
+        before, gained = self._slices, slices - (self._slices or frozenset())
+        if gained:
+            self._informed.unlist()
+        self._slices = slices
+        if gained:
+            # Again, because a list that began in between may lack what it was to bring.
+            self._informed.unlist()
+            self._to_list.set()
+        if before is None or before - slices:
+            with self._lock:
+                lost = [key for key in self._seen if not self._owns(key)]
+            for key in lost:
+                self._queue.add(key)  # whoever works on it now finishes first
 
     def news(self, key: Key, after_s: float) -> None:
         """Enqueue a shard that was changed in its stores. Never waits."""
@@ -88,6 +112,7 @@ class Controller:
     def stop(self, *, timeout_s: float = 10.0) -> bool:
         """Begin no further reconcile, and wait for those under way. Whether all ended within `timeout_s`."""
         self._stopping.set()
+        self._to_list.set()
         self._queue.close()
         until_s = self._env.monotonic_s() + timeout_s
         for thread in self._threads:
@@ -125,19 +150,35 @@ class Controller:
                     for resource in page:
                         head = resource["metadata"]
                         found.add((head["namespace"], head["name"]))
-                        self._listed(resource, is_news=self._informed.note(resource))
+                        owned = self._owned(resource)
+                        if owned:
+                            is_news = self._informed.note(resource)
+                            self._listed(owned, is_news=is_news or self._are_new(owned))
                 self._informed.end_list(listing, found, is_last=index + 1 == len(self._namespaces))
         for namespace in self._namespaces:
             for page in self._cluster.pages(SPARK_SINK, namespace, {}):
                 for resource in page:
-                    self._listed(resource, is_news=self._waits_for is not None)
+                    owned = self._owned(resource)
+                    self._listed(owned, is_news=self._are_new(owned))
 
     @property
     def _namespaces(self) -> tuple[str | None, ...]:
         return self._settings.namespaces or (None,)
 
-    def _listed(self, resource: Mapping[str, Any], *, is_news: bool) -> None:
-        for key in self._concerned(resource):
+    def _owns(self, key: Key) -> bool:
+        slices = self._slices
+        return slices is None or slice_of(key.namespace, key.name) in slices
+
+    def _owned(self, resource: Mapping[str, Any]) -> list[Key]:
+        return [key for key in self._concerned(resource) if self._owns(key)]
+
+    def _are_new(self, keys: Iterable[Key]) -> bool:
+        """Whether this replica has not reconciled one of them yet."""
+        with self._lock:
+            return any(key not in self._seen for key in keys)
+
+    def _listed(self, owned: Iterable[Key], *, is_news: bool) -> None:
+        for key in owned:
             # Spread, so that thousands of reconciles do not come at once.
             after_s = 0.0 if is_news else self._env.uniform(0.0, self._settings.loop.resync_seconds)
             self._queue.add(key, after_s=after_s)
@@ -173,11 +214,16 @@ class Controller:
                 del self._begun_s[threading.current_thread().name]
 
     def _one(self, key: Key) -> None:
+        if not self._owns(key):
+            self._leave(key)
+            return
         if not self._may_act():
             # The process slept, or the Lease cannot be renewed. Another replica may lead already.
             self._queue.add(key, after_s=_POLL_S)
             self._queue.done(key)
             return
+        with self._lock:
+            self._seen.add(key)
         started_s, result, failed, pause_s = self._env.monotonic_s(), "ok", False, 0.0
         try:
             after_s = self._reconciler.reconcile(key)
@@ -201,8 +247,19 @@ class Controller:
             self._metrics.reconciles.labels(kind=key.kind, result=result).inc()
             self._metrics.reconcile_seconds.labels(kind=key.kind).observe(self._env.monotonic_s() - started_s)
 
+    def _leave(self, key: Key) -> None:
+        """Let go of a key that another replica reconciles. `resync` brings it back when this replica owns it again."""
+        with self._lock:
+            is_known = key in self._seen
+            self._seen.discard(key)
+        if is_known:
+            self._reconciler.forget(key)
+        self._queue.done(key)
+
     def _forget(self, key: Key) -> None:
         """Remove a sink that is gone from the index. The sinks of a shard that is gone stay in it, and find that out by themselves."""
+        with self._lock:
+            self._seen.discard(key)
         if key.kind != SPARK_SINK.kind:
             return
         with self._lock:
@@ -212,6 +269,9 @@ class Controller:
     def _resync(self) -> None:
         while not self._stopping.is_set():
             wait_s = self._settings.loop.resync_seconds * self._env.uniform(0.9, 1.1)
+            self._to_list.clear()
+            if self._stopping.is_set():
+                return
             try:
                 self.resync()
                 self._waits_for = None
@@ -222,4 +282,4 @@ class Controller:
                     self._waits_for = f"the first list of all resources: {error}"
                 _LOG.warning("resync failed", extra={"error": str(error)})
                 wait_s = min(wait_s, max(_LIST_AGAIN_S, error.retry_after_s))
-            self._stopping.wait(wait_s)
+            self._to_list.wait(wait_s)

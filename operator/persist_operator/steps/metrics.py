@@ -59,7 +59,14 @@ class OperatorMetrics:
         self.queue_oldest = Gauge(
             "persist_operator_queue_oldest_seconds", "How long the oldest due key has waited.", registry=registry
         )
-        self.leader = Gauge("persist_operator_leader", "1 while this replica leads.", registry=registry)
+        self.leader = Gauge(
+            "persist_operator_leader",
+            "1 while this replica leads; of replicas that share the resources, while it has the first slice.",
+            registry=registry,
+        )
+        self.slices = Gauge(
+            "persist_operator_slices", "Slices of the resources that this replica reconciles, of 64.", registry=registry
+        )
         self.api_requests = Counter(
             "persist_operator_api_requests",
             "Requests to the API server by verb and code.",

@@ -2,6 +2,9 @@
 
 The count needs no memory of its own, so a restart of the operator changes nothing. Waiting starts are remembered only to order them: each
 asks again by itself, and one that no longer asks is forgotten.
+
+Replicas that share the resources also share the starts that no list may show yet: they stand on a Lease, and each start writes it by its
+version. So two replicas never take the same place. The order of those that wait holds among the resources of one replica.
 """
 
 from __future__ import annotations
@@ -19,12 +22,15 @@ from persist_operator.plan.observed import QUEUED
 from persist_operator.plan.refusals import queue_wait_s
 from persist_operator.plan.waiting.places import Place, PlaceKind, wait_of
 from persist_operator.settings import OperatorSettings
+from persist_operator.steps.shared_starts import SharedStarts, Started
 
 #: How long a count of what runs is used. A count is two lists of each namespace.
 _COUNT_S = 5.0
 #: How long a start counts as running before the API server must show it.
 _STARTED_S = 30.0
 _SLACK_S = 15.0
+#: How often a start decides again after another replica took a place in between.
+_TRIES = 5
 _ENDED = {"Succeeded", "Failed"}
 
 
@@ -43,6 +49,8 @@ class Places:
     def __init__(self, cluster: Cluster, settings: OperatorSettings, env: Env) -> None:
         self._cluster, self._settings, self._env = cluster, settings, env
         self._lock = threading.Lock()
+        is_shared = settings.sharding.enabled
+        self._shared = SharedStarts(cluster, settings.leader, env, lasts_s=_STARTED_S) if is_shared else None
         self._counted_s: float | None = None
         self._running: dict[tuple[str, str], Place] = {}
         self._started: dict[tuple[str, str], tuple[float, Place]] = {}
@@ -52,9 +60,16 @@ class Places:
         """Takes a place for `start`, or raises Queued. No effect for one that runs, and without limits. ApiError when the API server does
         not say what runs.
         """
-        limits = self._settings.limits
-        if not limits.are_set:
+        if not self._settings.limits.are_set:
             return
+        for _ in range(_TRIES):
+            seen = None if self._shared is None else self._shared.read()
+            if self._entered(start, seen):
+                return
+        raise Queued("place 1 in the queue; other replicas take places now", place=1)
+
+    def _entered(self, start: Place, seen: Started | None) -> bool:
+        """As `enter`, beside the starts of all replicas in `seen`. False when another replica took a place meanwhile."""
         with self._lock:
             now_s = self._env.monotonic_s()
             if self._counted_s is None or now_s - self._counted_s >= _COUNT_S:
@@ -63,17 +78,20 @@ class Places:
             self._started = {key: one for key, one in self._started.items() if now_s - one[0] < _STARTED_S}
             self._waiting = {key: one for key, one in self._waiting.items() if now_s < one[0]}
             if start.key in self._running:
-                return
+                return True
             _, before = self._waiting.get(start.key, (0.0, None))
             start = replace(start, asked_ms=self._env.now_ms() if before is None else before.asked_ms)
             others = [one for key, (_, one) in self._waiting.items() if key != start.key]
-            running = {**{key: one for key, (_, one) in self._started.items()}, **self._running}
+            elsewhere = {} if seen is None else seen.places
+            running = {**elsewhere, **{key: one for key, (_, one) in self._started.items()}, **self._running}
             running.pop(start.key, None)
-            wait = wait_of(start, others, running.values(), limits)
+            wait = wait_of(start, others, running.values(), self._settings.limits)
             if wait is None:
+                if self._shared is not None and seen is not None and not self._shared.add(start, seen):
+                    return False
                 self._waiting.pop(start.key, None)
                 self._started[start.key] = (now_s, start)
-                return
+                return True
             self._waiting[start.key] = (now_s + queue_wait_s(wait.place) + _SLACK_S, start)
         raise Queued(f"place {wait.place} in the queue; {wait.limit} is reached", place=wait.place)
 

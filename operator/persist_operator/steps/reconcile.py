@@ -135,7 +135,7 @@ class Reconciler:
         started_s = self._env.monotonic_s()
         resource = self._accepted(key)
         if resource is None:
-            self._forget(key)
+            self.forget(key)
             return None, False
         try:
             planned = self._plan(key, resource)
@@ -145,7 +145,7 @@ class Reconciler:
             self._show(key, resource, error)
             raise
         if planned is None:
-            self._forget(key)
+            self.forget(key)
             return None, False
         resource, meta, plan = planned.resource, planned.meta, planned.plan
         with self._lock:
@@ -161,7 +161,7 @@ class Reconciler:
                 return None, False
         try:
             if self._write_status(key, resource, plan.status, planned) is None:
-                self._forget(key)
+                self.forget(key)
                 return None, False
         except ApiError as error:
             if error.status == _INVALID:
@@ -354,7 +354,8 @@ class Reconciler:
                 self._metrics.resources.written(resource, status, () if planned is None else planned.runs)
         return stored
 
-    def _forget(self, key: Key) -> None:
+    def forget(self, key: Key) -> None:
+        """Forget everything about a resource that is gone, or that another replica reconciles now. Its series end. Idempotent."""
         self._informed.forget(key.kind, key.namespace, key.name)
         if key.kind == PERSIST_SHARD.kind:
             self._observer.answers.forget((key.namespace, key.name))

@@ -1,0 +1,64 @@
+"""The starts of children by all replicas that no list may show yet, on one Lease: an annotation with JSON, written by the Lease's version.
+
+A replica reads it, decides, and writes its own start before it creates the child. Another start in between makes the write fail, and the
+replica decides again. An entry ends by its time; the clocks of replicas may differ by some seconds, which the time has room for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from persist_engine.base.env import Env
+
+from persist_operator.api import names
+from persist_operator.cluster.port import LEASE, Cluster, Resource
+from persist_operator.plan.waiting.places import Place
+from persist_operator.settings import LeaderSettings
+
+_FIELDS = ("namespace", "name", "kind", "store")
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The starts, and the Lease as it was read; None when there was none."""
+
+    places: Mapping[tuple[str, str], Place]
+    entries: tuple[Mapping[str, Any], ...]
+    lease: Resource | None
+
+
+class SharedStarts:
+    """Reads and writes them. Raises ApiError."""
+
+    def __init__(self, cluster: Cluster, settings: LeaderSettings, env: Env, *, lasts_s: float) -> None:
+        """An entry counts for `lasts_s`."""
+        self._cluster, self._env, self._lasts_ms = cluster, env, round(lasts_s * 1000)
+        self._namespace, self._name = settings.namespace, f"{settings.lease_name}-starts"
+
+    def read(self) -> Started:
+        """The starts that count now. An annotation that is no such list counts as an empty one: the lists of what runs stay."""
+        lease = self._cluster.get(LEASE, self._namespace, self._name)
+        notes = {} if lease is None else lease["metadata"].get("annotations") or {}
+        try:
+            found = json.loads(notes.get(names.ANNOTATION_STARTS) or "[]")
+            entries = tuple(one for one in found if abs(self._env.now_ms() - int(one["atMs"])) < self._lasts_ms)
+            places = [Place(**{field: one[field] for field in _FIELDS}) for one in entries]
+        except (ValueError, TypeError, KeyError):
+            entries, places = (), []
+        return Started({one.key: one for one in places}, entries, lease)
+
+    def add(self, place: Place, seen: Started) -> bool:
+        """Note a start. False, and nothing noted, when the Lease changed since `seen`."""
+        entry = {**{field: getattr(place, field) for field in _FIELDS}, "atMs": self._env.now_ms()}
+        kept = [one for one in seen.entries if (one["namespace"], one["name"]) != place.key]
+        text = json.dumps([*kept, entry], separators=(",", ":"))
+        if seen.lease is None:
+            head = {"namespace": self._namespace, "name": self._name, "annotations": {names.ANNOTATION_STARTS: text}}
+            manifest = {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": head, "spec": {}}
+            return self._cluster.create(LEASE, manifest)
+        head = seen.lease["metadata"]
+        notes = {**(head.get("annotations") or {}), names.ANNOTATION_STARTS: text}
+        return self._cluster.replace(LEASE, {**seen.lease, "metadata": {**head, "annotations": notes}})
