@@ -22,7 +22,7 @@ from persist_engine.cli.admin import group as admin
 from persist_engine.cli.exit_codes import EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USAGE, exit_code
 from persist_engine.cli.inspect import commands as inspect
 from persist_engine.cli.options import ENVIRON, METRICS_FILE, PROFILE
-from persist_engine.cli.plugins import PluginGroup
+from persist_engine.cli.plugins import PluginGroup, parser_of
 from persist_engine.cli.tables import changes
 from persist_engine.cli.tables import commands as tables
 
@@ -110,13 +110,18 @@ def persist(
     ENVIRON.set(os.environ)
 
 
+def parser() -> Any:
+    """The parser of all commands, which has the group of each name in `commands`."""
+    return parser_of(app)
+
+
 def main() -> NoReturn:
     """Run the command line of this process and exit."""
     # The parent process may have closed both streams.
     sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     try:
-        app(prog_name="persist")
+        parser()(prog_name="persist")
     except PersistError as error:
         sys.exit(_report(error.kind.value, str(error), exit_code(error)))
     except SystemExit as ended:

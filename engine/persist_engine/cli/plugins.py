@@ -6,6 +6,7 @@ its own command.
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -20,6 +21,12 @@ GROUP = "persist.commands"
 def plugin_entry_points() -> dict[str, EntryPoint]:
     """Name of the command -> where it comes from."""
     return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+@cache
+def parser_of(app: typer.Typer) -> Any:
+    """The parser of an application, made once in a process: for all of `persist` that takes 45 ms. It lacks what is registered later."""
+    return typer.main.get_command(app)
 
 
 class PluginGroup(TyperGroup):
@@ -52,7 +59,7 @@ class PluginGroup(TyperGroup):
         if entry is None:
             return name, command, rest
         let_pandas_in()
-        loaded = typer.main.get_command(entry.load())
+        loaded = parser_of(entry.load())
         loaded.name = name
         return name, loaded, rest
 

@@ -90,9 +90,9 @@ def engine(
 
 def _here(arguments: list[str]) -> int:
     """Run the command in this process."""
-    from persist_engine.cli.main import app
+    from persist_engine.cli.main import parser
 
-    return int(typer.main.get_command(app).main(arguments, prog_name="persist", standalone_mode=False) or 0)
+    return int(parser().main(arguments, prog_name="persist", standalone_mode=False) or 0)
 
 
 def _in_pod(session: Session, shard: Resource, command: list[str]) -> int:

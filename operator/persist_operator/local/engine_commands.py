@@ -99,11 +99,9 @@ def runner_settings(state: Path, config: Path | None) -> OperatorSettings:
 
 def _with_what(arguments: Sequence[str], group: str, usual: str) -> list[str]:
     """The arguments with the engine's command first; `usual` when the first argument is a name."""
-    from persist_engine.cli.main import app
+    from persist_engine.cli.main import parser
 
-    root = typer.main.get_command(app)
-    assert isinstance(root, TyperGroup), "it has sub-commands"
-    found = root.commands[group]
+    found = parser().commands[group]
     assert isinstance(found, TyperGroup), "so has each of these"
     if not arguments:
         raise InvalidUsage(f"name a shard: `persist local {group} NAME`; `persist local get pshard` lists them")
@@ -137,7 +135,7 @@ def _id_of(shard: Document) -> str:
 
 def _passed_on(arguments: list[str], state: Path, config: Path | None, credentials: Path | None) -> None:
     """Run the engine's command on the stores of the shard that its arguments name."""
-    from persist_engine.cli.main import app
+    from persist_engine.cli.main import parser
 
     settings = runner_settings(state, config)
     secrets = OPERATOR_CREDENTIALS_DIR if credentials is None else str(credentials.resolve())
@@ -146,6 +144,6 @@ def _passed_on(arguments: list[str], state: Path, config: Path | None, credentia
     location = Shard.of(document).location(settings)
     blob, consensus = location.urls(f"{secrets}/{location.profile}")
     stores = ["--blob", blob] if arguments[1:2] == ["rollup"] else ["--blob", blob, "--consensus", consensus]
-    code = typer.main.get_command(app).main([*arguments, *stores], prog_name="persist", standalone_mode=False)
+    code = parser().main([*arguments, *stores], prog_name="persist", standalone_mode=False)
     if code:
         raise typer.Exit(code)
