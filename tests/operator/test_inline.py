@@ -9,6 +9,7 @@ import pytest
 from inline_house import SECRET, houses
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
+from persist_engine.codec.tending import FORMAT
 from persist_engine.model.ids import ShardId
 from persist_engine.model.ownership import Owner
 from persist_engine.rows.schema import Schema
@@ -297,6 +298,41 @@ def test_sinks_of_an_inline_shard_use_its_stores_and_its_secret(stores, make_sha
 
 
 @pytest.mark.slow
+def test_pods_evolve_the_schema_refuse_one_that_cannot_be_and_forget_it_when_the_spec_is_put_back(
+    stores, shard_resource
+):
+    made, storage = stores
+    made.cluster.create(
+        PERSIST_SHARD, shard_resource({"storage": storage, "schema": {"key": "id BIGINT", "value": "x INT"}})
+    )
+    made.settle()
+    shard_id = ShardId(made.status()["shardId"])
+
+    def change(value):
+        made.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["spec"]["schema"].update(value=value))
+        made.look()
+        planned = made.condition()
+        made.settle(rounds=3)
+        return planned, made.condition(), made.status()["schema"]["value"]
+
+    with client_of(made, made.cluster.get(PERSIST_SHARD, "team", "flights")) as client:
+        with client.open_writer(shard_id, Schema.from_ddl("id BIGINT", "x INT"), purpose="test") as writer:
+            writer.compare_and_append([(((7,), (70,)), 0, 1)], expected_upper=0, new_upper=1)
+        grown = "x BIGINT, note STRING"
+        assert change(grown) == (("False", "EvolvingSchema"), ("True", "Healthy"), grown)
+        before = client.machine(shard_id).refresh().schemas
+        assert change("x BIGINT") == (("False", "SchemaRefused"), ("False", "SchemaRefused"), grown)
+        assert "note is dropped" in made.words()
+        assert change(grown) == (("True", "Healthy"), ("True", "Healthy"), grown)
+        assert made.condition("Stalled") is None
+        assert client.machine(shard_id).refresh().schemas == before
+        wider = Schema.from_ddl("id BIGINT", grown)
+        with client.open_leased_reader(shard_id, wider, purpose="test") as reader, reader.snapshot(0) as snapshot:
+            (batch,) = snapshot.to_batches()
+            assert batch.column("val").to_pylist() == [{"x": 70, "note": None}]
+
+
+@pytest.mark.slow
 def test_a_forged_report_is_a_condition_and_nothing_else(stores, shard_resource, refused):
     made, storage = stores
     resource = shard_resource({"storage": storage})
@@ -306,13 +342,13 @@ def test_a_forged_report_is_a_condition_and_nothing_else(stores, shard_resource,
         made.cluster.find(POD, "team", {})[-1]["status"]["containerStatuses"][0]["state"]["terminated"]["message"]
     )
     forged = [
-        "", "{}", "[" * 4000, '{"a":' * 600, "nonsense", "null", "[]", '{"format": 2}', '{"format": 1, "answer": "Tended"}',
-        json.dumps({"format": 1, "packed": "eJw="}), json.dumps({"format": 1, "packed": "!"}),
+        "", "{}", "[" * 4000, '{"a":' * 600, "nonsense", "null", "[]", '{"format": 1}', f'{{"format": {FORMAT}, "answer": "Tended"}}',
+        json.dumps({"format": FORMAT, "packed": "eJw="}), json.dumps({"format": FORMAT, "packed": "!"}),
         json.dumps({**good, "more": 1}), json.dumps({**good, "seqno": -1}), json.dumps({**good, "upper": 2**70}),
         json.dumps({**good, "seqno": 2**63 - 1}), json.dumps({**good, "upper": 2**64 - 1, "since": 2**64 - 1}),
         json.dumps({**good, "key_schema": "id BOGUS"}), json.dumps({**good, "shard_id": "../../x"}),
-        json.dumps({"format": 1, "answer": "OwnedElsewhere", "shard_id": good["shard_id"], "owner": "a/b"}),
-        json.dumps({"format": 1, "answer": "NotTended", "kind": "a b", "message": "x"}),
+        json.dumps({"format": FORMAT, "answer": "OwnedElsewhere", "shard_id": good["shard_id"], "owner": "a/b"}),
+        json.dumps({"format": FORMAT, "answer": "NotTended", "kind": "a b", "message": "x"}),
     ]  # fmt: skip
     for text in forged:
         made.env.advance_ms(400_000)

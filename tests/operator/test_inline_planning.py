@@ -7,7 +7,7 @@ import pytest
 from fake_cluster import FakeCluster
 from inline_house import ALLOWED, GOOD, houses
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.codec.tending import decode_wish, encode_report
+from persist_engine.codec.tending import FORMAT, decode_wish, encode_report
 from persist_engine.model.ids import ShardId
 from persist_engine.model.ownership import OwnedElsewhere, Owner
 from persist_engine.model.tending import Tended
@@ -161,7 +161,7 @@ def test_a_reported_owner_is_never_a_path_at_the_api_server(house, shard_resourc
     (job,) = made.kubelet.waiting()
     owner = str(Owner(made.settings.operator_id, "team", name)) if name else f"{made.settings.operator_id}/team/"
     shard_id = names.shard_id_of("uid-shard")
-    report = {"format": 1, "answer": "OwnedElsewhere", "shard_id": shard_id, "owner": owner}
+    report = {"format": FORMAT, "answer": "OwnedElsewhere", "shard_id": shard_id, "owner": owner}
     made.kubelet.end(job, 0, json.dumps(report))
     requests = made.cluster.record()
     made.look()
@@ -241,3 +241,34 @@ def test_the_bridge_refuses_an_inline_location_by_its_type():
     at = InlineLocation(blob="mem:a", consensus="mem:a")
     with Bridge(OperatorSettings()) as bridge, pytest.raises(InvalidUsage, match="does not connect"):
         bridge._call(at, lambda client: client)
+
+
+def test_a_refusal_of_the_engine_stands_until_the_resource_changes(house, shard_resource, make_inspection):
+    """The pod found the shard finalized, or another schema than the one that the operator saw."""
+    made = house(**ALLOWED)
+    schema = {"key": "id BIGINT", "value": ""}
+    made.cluster.create(PERSIST_SHARD, shard_resource({"storage": GOOD, "schema": schema}))
+
+    def end(**changes):
+        (job,) = made.kubelet.waiting()
+        found = make_inspection(key_schema="id BIGINT", val_schema="", readers=(), writers=(), progress={})
+        wish = decode_wish(job["spec"]["template"]["spec"]["containers"][0]["args"][3])
+        made.kubelet.end(job, 0, encode_report(Tended(inspection=found, **changes)))
+        made.env.advance_ms(6000)
+        made.look()
+        return wish
+
+    made.look()
+    assert end().evolve is None
+    made.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["spec"]["schema"].update(value="note STRING"))
+    generation = made.cluster.get(PERSIST_SHARD, "team", "flights")["metadata"]["generation"]
+    made.look()
+    assert made.condition() == ("False", "EvolvingSchema")
+    assert end().evolve is None, "this pod was intended before the change"
+    wish = end(schema_problem="the shard is finalized", schema_generation=generation)
+    assert (wish.evolve.value, wish.evolve.generation) == ("note STRING", generation)
+    assert made.condition("Stalled") == ("True", "SchemaRefused")
+    assert "the shard is finalized" in made.words()
+    made.env.advance_ms(61_000)
+    made.look()
+    assert end().evolve is None, "the same schema is not asked for again"

@@ -110,6 +110,7 @@ def test_many_chunks_of_many_ranges_become_one_run(local_spark, shard):
     before = contents(shard)
     merger = Acting(small(OnExecutors.of(local_spark, blob=shard.location.blob)), act=None)
     done = compacted(shard, merger)
+    assert merger.inner.spent.ns > 0
     assert {each.ending for each in done} == {"Succeeded"}
     assert merger.chunks > 3
     assert runs(shard) == [1]
@@ -277,6 +278,7 @@ def test_the_driver_of_the_image_compacts_a_shard_and_reports_as_a_maintenance_p
     )
     assert said["applied"] == said["requests"] > 0
     assert said["bytes_written"] > 0
+    assert said["cpu_ms"] > 0
     assert sum(said["stores"]["commits"]) >= said["applied"]
     assert sum(runs(shard)) < appended
     check(shard, before)

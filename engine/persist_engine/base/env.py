@@ -16,6 +16,11 @@ from typing import Protocol
 system_random_bytes = os.urandom
 
 
+def process_cpu_ns() -> int:
+    """The CPU time of this process so far, of all its threads, in user and system mode."""
+    return time.process_time_ns()
+
+
 class Env(Protocol):
     """What a shell room may observe of the world. Thread-safe."""
 

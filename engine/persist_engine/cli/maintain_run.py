@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from persist_engine.base.env import process_cpu_ns
 from persist_engine.base.errors import CorruptData, InvariantViolated, PersistError
 from persist_engine.base.versioned import SeqNo
 from persist_engine.cli.options import check_can_write, connected, shard_called
@@ -65,13 +65,13 @@ def run_work(
         failed = failure_report(kind, asked, f"{error.kind.value}: {error}", duration_ms=duration_ms)
         # The bar of a compaction counts the bytes that were read. They were read in vain, and they cost the same.
         read = {"bytes_read": done.count} if kind == "Compaction" else {}
-        _write_report(report, failed | read | {"cpu_ms": _cpu_ms()}, tally)
+        _write_report(report, failed | read | {"cpu_ms": process_cpu_ns() // 1_000_000}, tally)
         raise
     from persist_engine.work.outcome import summary
 
     total: Any = [outcome.to_json() for outcome in outcomes]
     if kind != "Auto":
-        total = summary(kind, shard_id, seqno, outcomes) | {"cpu_ms": _cpu_ms()}
+        total = summary(kind, shard_id, seqno, outcomes) | {"cpu_ms": process_cpu_ns() // 1_000_000}
     _write_report(report, total, tally)
     if as_json:
         print_json(_with_deleted(total, outcomes))
@@ -94,12 +94,6 @@ class _Done:
             bar(done, total, text)
 
         return show
-
-
-def _cpu_ms() -> int:
-    """The CPU time of this process so far, in user and system mode."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return round((used.ru_utime + used.ru_stime) * 1000)
 
 
 def _with_deleted(total: Any, outcomes: list[Outcome]) -> Any:

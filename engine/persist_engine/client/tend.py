@@ -1,5 +1,5 @@
-"""Carries out a wish of model.tending: claims the shard, creates it, holds since, inspects it. Each step, and so the whole, is
-idempotent.
+"""Carries out a wish of model.tending: claims the shard, creates it, evolves its schema, holds since, inspects it. Each step, and so
+the whole, is idempotent.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from persist_engine.model.tending import (
     Tended,
     Tending,
     WantedHold,
+    WantedSchema,
     Wish,
     is_known,
     since_target_ms,
 )
 from persist_engine.rows.schema import Schema
+from persist_engine.shard.schemas import SchemaIncompatible
 
 
 def tend(client: PersistClient, wish: Wish) -> Tending:
@@ -43,6 +45,10 @@ def tend(client: PersistClient, wish: Wish) -> Tending:
             return NoSuchShard(shard_id)
         client.initialise(shard_id, Schema.from_ddl(*wish.schema))
         seen = client.inspect(shard_id, known_seqno=known_seqno)
+    schema_problem, generation = "", 0
+    if wish.evolve is not None and wish.evolve.shard_id == shard_id and is_known(seen, wish.known):
+        schema_problem, generation = _evolve(client, wish.evolve), wish.evolve.generation
+        seen = client.inspect(shard_id, known_seqno=known_seqno)
     problem = ""
     if wish.hold is not None and wish.hold.shard_id == shard_id and is_known(seen, wish.known):
         target_ms = since_target_ms(seen.upper, wish.hold.since_lag_ms)
@@ -50,7 +56,7 @@ def tend(client: PersistClient, wish: Wish) -> Tending:
             target_ms = max(target_ms, min(wish.hold.since_min, seen.upper - 1))
             problem = _hold(client, shard_id, wish, wish.hold, target_ms)
             seen = client.inspect(shard_id, known_seqno=known_seqno)
-    return _report(seen, wish.hold, problem)
+    return replace(_report(seen, wish.hold, problem), schema_problem=schema_problem, schema_generation=generation)
 
 
 def hold_since(
@@ -91,6 +97,12 @@ def _is_behind(state: ShardState) -> bool:
 def _end_retention(client: PersistClient, shard_id: ShardId) -> None:
     if client.machine(shard_id).state.retain_ms is not None:
         client.set_retention(shard_id, None)
+
+
+def _evolve(client: PersistClient, wanted: WantedSchema) -> str:
+    """The reason why the schema cannot succeed the shard's; empty when it is the newest now."""
+    answer = client.evolve_schema(wanted.shard_id, Schema.from_ddl(wanted.key, wanted.value))
+    return "; ".join(answer.reasons) if isinstance(answer, SchemaIncompatible) else ""
 
 
 def _hold(client: PersistClient, shard_id: ShardId, wish: Wish, hold: WantedHold, since_ms: int) -> str:

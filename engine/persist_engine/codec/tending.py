@@ -28,11 +28,12 @@ from persist_engine.model.tending import (
     Tended,
     Tending,
     WantedHold,
+    WantedSchema,
     Wish,
 )
 from persist_engine.rows.schema import Schema
 
-FORMAT = 1
+FORMAT = 2
 REPORT_BYTES_MAX = 4096
 _UNPACKED_BYTES_MAX = 256 << 10
 _DDL_MAX, _WORDS_MAX, _MESSAGE_MAX = 65_536, 128, 1500
@@ -63,8 +64,8 @@ def decode_wish(text: str) -> Wish:
     """Inverse of `encode_wish`. InvalidUsage for any other text."""
     found = _Fields(_loaded(text), "the wish")
     found.expect("format", lambda one: one == FORMAT, f"{FORMAT}: another release of persist wrote it")
-    wanted, take_over, known, schema, hold = (
-        found.take(name) for name in ("wanted", "take_over", "known", "schema", "hold")
+    wanted, take_over, known, schema, hold, evolve = (
+        found.take(name) for name in ("wanted", "take_over", "known", "schema", "hold", "evolve")
     )
     wish = Wish(
         owner=Owner.parse(found.text("owner", 4096)),
@@ -74,6 +75,7 @@ def decode_wish(text: str) -> Wish:
         known=None if known is None else _known(_Fields(known, "known")),
         schema=None if schema is None else _ddls(schema),
         hold=None if hold is None else _hold(_Fields(hold, "hold")),
+        evolve=None if evolve is None else _evolve(_Fields(evolve, "evolve")),
     )
     found.end()
     return wish
@@ -110,7 +112,7 @@ def decode_report(document: object) -> Tending:
 
 def _document(answer: Tending) -> dict[str, Any]:
     match answer:
-        case Tended(inspection=seen, readers_left_out=readers, writers_left_out=writers, hold_problem=problem):
+        case Tended(inspection=seen):
             fields = {
                 one.name: getattr(seen, one.name) for one in dataclasses.fields(Inspection) if one.name not in _LEFT_OUT
             }
@@ -127,9 +129,11 @@ def _document(answer: Tending) -> dict[str, Any]:
                 **fields,
                 "applier_version": _words(seen.applier_version, _WORDS_MAX),
                 "readers": named,
-                "readers_left_out": readers,
-                "writers_left_out": writers,
-                "hold_problem": _words(without_secrets(problem), _MESSAGE_MAX),
+                "readers_left_out": answer.readers_left_out,
+                "writers_left_out": answer.writers_left_out,
+                "hold_problem": _words(without_secrets(answer.hold_problem), _MESSAGE_MAX),
+                "schema_problem": _words(answer.schema_problem, _MESSAGE_MAX),
+                "schema_generation": answer.schema_generation,
             }
         case NoSuchShard(shard_id):
             return {"answer": "NoSuchShard", "shard_id": shard_id}
@@ -246,6 +250,13 @@ def _hold(found: _Fields) -> WantedHold:
     return hold
 
 
+def _evolve(found: _Fields) -> WantedSchema:
+    shard_id, generation = found.shard_id(), found.count("generation") or 0
+    key, value = _ddls([found.take(name) for name in ("key", "value")])
+    found.end()
+    return WantedSchema(shard_id=shard_id, key=key, value=value, generation=generation)
+
+
 def _ddls(pair: object) -> tuple[str, str]:
     if (
         not isinstance(pair, list)
@@ -270,6 +281,8 @@ def _tended(found: _Fields) -> Tended:
         readers_left_out=found.count("readers_left_out", most=_LEFT_OUT_MAX) or 0,
         writers_left_out=found.count("writers_left_out", most=_LEFT_OUT_MAX) or 0,
         hold_problem=found.text("hold_problem", _MESSAGE_MAX),
+        schema_problem=found.text("schema_problem", _MESSAGE_MAX),
+        schema_generation=found.count("schema_generation") or 0,
     )
 
 

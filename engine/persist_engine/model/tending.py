@@ -35,11 +35,22 @@ class WantedHold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WantedSchema:
+    """The schema that the shard is to get, as DDL, and the generation of the resource that wants it."""
+
+    shard_id: ShardId
+    """As of WantedHold."""
+    key: str
+    value: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
     """Make `owner` the owner of a shard: `wanted`, else the shard that the owner's name leads to, else `proposed`. Create the
-    shard if `schema` (DDL of key and value) is given, move its since if `hold` is given, and report its state. `known`: nothing
-    moves if the log is another one. `take_over`: the earlier answer whose owner may be replaced; a shard or owner that changed
-    since then still refuses.
+    shard if `schema` (DDL of key and value) is given, evolve its schema if `evolve` is given, move its since if `hold` is given,
+    and report its state. `known`: nothing changes if the log is another one. `take_over`: the earlier answer whose owner may be
+    replaced; a shard or owner that changed since then still refuses.
     """
 
     owner: Owner
@@ -49,18 +60,22 @@ class Wish:
     known: KnownLog | None = None
     schema: tuple[str, str] | None = None
     hold: WantedHold | None = None
+    evolve: WantedSchema | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tended:
     """The shard belongs to the owner and has this state. The report names the owner's hold and some of the readers at since;
     all others, and the writers, are only counted. `hold_problem`: why since did not move; empty if nothing prevented it.
+    `schema_problem`: why the schema that `schema_generation` wants cannot succeed the shard's; empty if it does, or is not wanted.
     """
 
     inspection: Inspection
     readers_left_out: int = 0
     writers_left_out: int = 0
     hold_problem: str = ""
+    schema_problem: str = ""
+    schema_generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from persist_engine.model.tending import (
     Tended,
     Tending,
     WantedHold,
+    WantedSchema,
     Wish,
     since_target_ms,
 )
@@ -33,10 +34,11 @@ from persist_engine.rows.schema import Schema
 from persist_operator.api import conditions, names, times
 from persist_operator.api.names import MaintenanceKind
 from persist_operator.api.redact import clip, redact
-from persist_operator.api.shard import InlineLocation, Shard
+from persist_operator.api.shard import InlineLocation, Shard, ShardSchema
 from persist_operator.api.shard_status import Looks, ShardStatus, Upkeep
 from persist_operator.plan import maintenance, ownership, refusals, shard_log, shard_status
 from persist_operator.plan.actions import Plan, StartInspection, StopRun
+from persist_operator.plan.keeping import evolving
 from persist_operator.plan.observed import (
     ActionFailure,
     Awaited,
@@ -147,17 +149,16 @@ def _reported(run: Run) -> Tending | str:
 
 def _answer_of(shard: Shard, run: Run, tending: Tending, location: InlineLocation) -> Answer:
     match tending:
-        case Tended(inspection=found, readers_left_out=readers, writers_left_out=writers, hold_problem=problem):
+        case Tended(inspection=found):
             if shard_log.known_seqno(shard) != run.seqno:
                 # The pod read the tag of another version than the one that the status shows now.
                 found = replace(found, known_tag=None)
-            failure = ActionFailure(reason="HoldFailed", message=redact(problem), permanent=False, at_ms=run.created_ms)
             return Answer(
                 inspected=found,
                 shard_id=found.shard_id,
                 at_ms=run.created_ms,
-                left_out=(readers, writers),
-                failures={"AdvanceSince": failure} if problem else {},
+                left_out=(tending.readers_left_out, tending.writers_left_out),
+                failures=_failures(tending, run.created_ms),
             )
         case NoSuchShard(shard_id):
             return Answer(inspected=ShardMissing(), shard_id=shard_id, at_ms=run.created_ms)
@@ -170,6 +171,22 @@ def _answer_of(shard: Shard, run: Run, tending: Tending, location: InlineLocatio
             reason = _PERMANENT.get(kind, "StorageUnreachable")
             failed = StoreFailure(reason=reason, message=redact(text), permanent=kind in _PERMANENT)
             return Answer(inspected=failed, at_ms=run.created_ms)
+
+
+def _failures(tended: Tended, at_ms: int) -> dict[str, ActionFailure]:
+    """What the pod could not do, by the actions that do it on the stores of a profile."""
+    found = {}
+    if problem := redact(tended.hold_problem):
+        found["AdvanceSince"] = ActionFailure(reason="HoldFailed", message=problem, permanent=False, at_ms=at_ms)
+    if problem := redact(tended.schema_problem):
+        found["EvolveSchema"] = ActionFailure(
+            reason="Refused",
+            message=f"spec.schema cannot succeed the shard's: {problem}",
+            permanent=True,
+            at_ms=at_ms,
+            generation=tended.schema_generation,
+        )
+    return found
 
 
 def is_behind(observed: ShardObserved, blocks: Mapping[MaintenanceKind, Upkeep]) -> bool:
@@ -197,7 +214,10 @@ def with_next(
     # The wish uses the planned status. A shard that the resource had before is no longer on it.
     planned_shard = replace(shard, status=plan.status)
     since_min = _since_min(planned_shard, observed, now_ms)
-    wish = _wish(planned_shard, settings, take_over=_overruled(observed), since_min=since_min)
+    wish = replace(
+        _wish(planned_shard, settings, take_over=_overruled(observed), since_min=since_min),
+        evolve=_successor(shard, observed, now_ms),
+    )
     revision = _stores(location) + _revision(wish)
     left_s = _left_s(plan, observed, ended, looks, revision, now_ms=now_ms, inline=inline)
     stale = [one for one in runs if one.phase.finished and one not in ended[-1:] and not one.deleting]
@@ -330,6 +350,19 @@ def _since_min(shard: Shard, observed: ShardObserved, now_ms: int) -> int:
     target = deadline.since_target(shard, found, blocks, upper_seen_ms=seen_ms, now_ms=now_ms, horizon_ms=horizon_ms)
     plain = since_target_ms(found.upper, shard.spec.since_lag_seconds * 1000)
     return target if target is not None and plain is not None and target > plain else 0
+
+
+def _successor(shard: Shard, observed: ShardObserved, now_ms: int) -> WantedSchema | None:
+    """The schema of the spec, if it may succeed that of the last look."""
+    found = observed.inspected
+    if not isinstance(found, Inspection):
+        return None
+    actual, failure = ShardSchema(key=found.key_schema, value=found.val_schema), observed.failures.get("EvolveSchema")
+    standing = evolving.standing(shard, actual, failure, now_ms=now_ms)
+    if not isinstance(standing, evolving.Evolves):
+        return None
+    schema, generation = standing.schema, shard.meta.generation
+    return WantedSchema(shard_id=ShardId(found.shard_id), key=schema.key, value=schema.value, generation=generation)
 
 
 def _wish(shard: Shard, settings: OperatorSettings, *, take_over: OwnedElsewhere | None, since_min: int) -> Wish:

@@ -275,13 +275,12 @@ def _problem(case: _Case, inspection: Inspection) -> tuple[str, str] | None:
 
 def _schema_standing(case: _Case, inspection: Inspection) -> evolving.Standing:
     actual = ShardSchema(key=inspection.key_schema, value=inspection.val_schema)
-    failure, is_inline = case.observed.failures.get("EvolveSchema"), isinstance(case.location, InlineLocation)
-    return evolving.standing(case.shard, actual, failure, is_inline=is_inline, now_ms=case.now_ms)
+    return evolving.standing(case.shard, actual, case.observed.failures.get("EvolveSchema"), now_ms=case.now_ms)
 
 
 def _evolve(case: _Case, found: evolving.Standing) -> tuple[EvolveSchema, ...]:
-    if not isinstance(found, evolving.Evolves) or not found.is_due:
-        return ()
+    if not isinstance(found, evolving.Evolves) or not found.is_due or isinstance(case.location, InlineLocation):
+        return ()  # for an inline shard, the next look does it
     owner = ownership.owner_of(case.shard, case.settings)
     return (EvolveSchema(owner=owner, shard_id=_id(case.base), location=case.location, schema=found.schema),)
 

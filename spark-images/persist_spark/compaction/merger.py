@@ -7,13 +7,14 @@ Every other chunk was swapped in as soon as its last task ended.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 from persist_engine import Merged, MergeJob, MergeTask
-from persist_engine.base.env import SystemEnv
+from persist_engine.base.env import SystemEnv, process_cpu_ns
 from persist_engine.base.errors import InvalidUsage, MissingBlob
 from persist_engine.base.settings import (
     GIB,
@@ -44,9 +45,22 @@ CONNECT_CORES = 16
 #: How often a driver that waits for tasks looks whether the compaction is to go on.
 _LOOK_S = 1.0
 
-#: One row for each task: its output, or the key of the input that is missing.
-MERGED_SCHEMA = pa.schema([("range", pa.int64()), ("parts", pa.binary()), ("missing", pa.string())])
-MERGED_DDL = "range bigint, parts binary, missing string"
+#: One row for each task: its output, or the key of the input that is missing, and the CPU time of its Python process.
+MERGED_SCHEMA = pa.schema(
+    [("range", pa.int64()), ("parts", pa.binary()), ("missing", pa.string()), ("cpu_ns", pa.int64())]
+)
+MERGED_DDL = "range bigint, parts binary, missing string, cpu_ns bigint"
+
+
+class CpuTime:
+    """A sum that many threads add to."""
+
+    def __init__(self) -> None:
+        self._lock, self.ns = threading.Lock(), 0
+
+    def add(self, ns: int) -> None:
+        with self._lock:
+            self.ns += ns
 
 
 class MergeRanges:
@@ -61,8 +75,9 @@ class MergeRanges:
         with carrying_errors():
             for batch in batches:
                 for number in batch.column(0).to_pylist():
+                    before_ns = process_cpu_ns()
                     parts, missing = self._merged(self.tasks[number])
-                    columns = [[number], [parts], [missing]]
+                    columns = [[number], [parts], [missing], [process_cpu_ns() - before_ns]]
                     yield pa.RecordBatch.from_arrays(
                         [pa.array(column, field.type) for column, field in zip(columns, MERGED_SCHEMA, strict=True)],
                         schema=MERGED_SCHEMA,
@@ -85,6 +100,8 @@ class OnExecutors:
     settings: Settings
     """Of the client whose shard is compacted, too: the plan must fit the memory of a task."""
     cores: int
+    spent: CpuTime = field(default_factory=CpuTime, compare=False)
+    """By the tasks whose results came."""
 
     @classmethod
     def of(cls, spark: SparkSession, *, blob: str) -> OnExecutors:
@@ -143,6 +160,7 @@ class OnExecutors:
             rows = sorted(numbers.mapInArrow(merge, MERGED_DDL).collect(), key=lambda row: row["range"])
         finally:
             self.spark.removeTag(tag)
+        self.spent.add(sum(row["cpu_ns"] for row in rows))
         outputs = tuple(bytes(row["parts"]) for row in rows if row["parts"] is not None)
         missing = next((row["missing"] for row in rows if row["missing"] is not None), None)
         if missing is None:

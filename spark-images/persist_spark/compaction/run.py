@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from persist_engine import Location, PersistClient, compact_due, failure_report, force_compaction, summary
-from persist_engine.base.env import Env
+from persist_engine.base.env import Env, process_cpu_ns
 from persist_engine.base.metrics import Metrics
 from pyspark.sql import SparkSession
 
@@ -26,7 +26,8 @@ def run_compaction(
     spark: SparkSession, spec: CompactionSpec, *, enabled: bool, env: Env, log: Log, metrics: Metrics | None = None
 ) -> dict[str, Any]:
     """Claims the compactions that are due, oldest first, does them, and returns the report: that of `persist maintain compact`, and
-    `executors`. May be killed at any point and repeated; finished chunks stay. Skipped when nothing is due, or unless `enabled`.
+    `executors`. Its `cpu_ms` are of the Python processes of this driver and of its tasks. May be killed at any point and repeated;
+    finished chunks stay. Skipped when nothing is due, or unless `enabled`.
 
     InvalidUsage when executors have too little memory; ShardNotFound; the errors of the stores, of Spark, and of damaged data.
     """
@@ -43,7 +44,7 @@ def run_compaction(
         for outcome in outcomes:
             log.event("compacted", outcome=outcome.ending.value, what=outcome.message, duration_ms=outcome.duration_ms)
         report = summary(KIND, spec.shard_id, machine.state.seqno, outcomes)
-    return report | {"executors": executor_count(spark)}
+    return report | {"executors": executor_count(spark), "cpu_ms": (process_cpu_ns() + merger.spent.ns) // 1_000_000}
 
 
 def failed_report(spec: CompactionSpec, message: str, *, duration_ms: int) -> dict[str, Any]:

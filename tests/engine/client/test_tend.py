@@ -11,7 +11,7 @@ from persist_engine.client.tend import hold_since, tend
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import CriticalReaderId, ShardId
 from persist_engine.model.ownership import OwnedElsewhere, Owner, Unowned
-from persist_engine.model.tending import READERS_MAX, KnownLog, NoSuchShard, Tended, WantedHold, Wish
+from persist_engine.model.tending import READERS_MAX, KnownLog, NoSuchShard, Tended, WantedHold, WantedSchema, Wish
 from persist_engine.rows.schema import Schema
 
 OWNER, OTHER = Owner("op", "team", "flights"), Owner("op", "team", "other")
@@ -127,3 +127,34 @@ def test_a_schema_unlike_that_of_an_existing_shard_raises_nothing(client):
     )
     with pytest.raises(InvalidUsage):
         tend(client, fresh)
+
+
+def wanted(value, *, shard_id=SHARD_ID):
+    return WantedSchema(shard_id=shard_id, key=SCHEMA[0], value=value, generation=7)
+
+
+def test_a_wanted_schema_becomes_the_newest_once(client):
+    tend(client, WISH)
+    write(client, 5)
+    wish = dataclasses.replace(WISH, schema=None, evolve=wanted("note STRING"))
+    grown = tend(client, wish)
+    assert (grown.inspection.val_schema, grown.schema_problem, grown.schema_generation) == ("note STRING", "", 7)
+    assert tend(client, wish).inspection.seqno == grown.inspection.seqno, "no commit, because nothing changes"
+
+
+def test_a_schema_that_cannot_succeed_is_a_reason_and_no_change(client):
+    tend(client, dataclasses.replace(WISH, schema=("id BIGINT", "x BIGINT, note STRING")))
+    before = client.machine(SHARD_ID).refresh().schemas
+    refused = tend(client, dataclasses.replace(WISH, schema=None, evolve=wanted("x BIGINT")))
+    assert (refused.inspection.val_schema, refused.schema_generation) == ("x BIGINT, note STRING", 7)
+    assert "note" in refused.schema_problem
+    assert client.machine(SHARD_ID).refresh().schemas == before
+
+
+def test_no_other_shard_and_no_unknown_log_gets_the_schema(client):
+    tend(client, WISH)
+    elsewhere = wanted("note STRING", shard_id=ShardId("s00000000-0000-0000-0000-000000000002"))
+    assert tend(client, dataclasses.replace(WISH, evolve=elsewhere)).inspection.val_schema == ""
+    stranger = KnownLog(seqno=0, birth="00" * 16, tag="")
+    unknown = dataclasses.replace(WISH, known=stranger, evolve=wanted("note STRING"))
+    assert tend(client, unknown).inspection.val_schema == ""

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.codec.tending import (
+    FORMAT,
     REPORT_BYTES_MAX,
     decode_report,
     decode_wish,
@@ -21,7 +22,7 @@ from persist_engine.codec.tending import (
 from persist_engine.model.ids import CriticalReaderId, ShardId
 from persist_engine.model.inspection import Inspection, ReaderInfo
 from persist_engine.model.ownership import OwnedElsewhere, Owner, Unowned
-from persist_engine.model.tending import KnownLog, NoSuchShard, NotTended, Tended, WantedHold, Wish
+from persist_engine.model.tending import KnownLog, NoSuchShard, NotTended, Tended, WantedHold, WantedSchema, Wish
 from persist_kit.depth import draws
 
 SHARD_ID = ShardId("s" + "0" * 8 + "-0000-0000-0000-" + "1" * 12)
@@ -60,7 +61,15 @@ def by_annotation(field):
 
 inspections = st.builds(Inspection, **{one.name: by_annotation(one) for one in dataclasses.fields(Inspection)})
 answers = st.one_of(
-    st.builds(Tended, inspection=inspections, readers_left_out=left_out, writers_left_out=left_out, hold_problem=words),
+    st.builds(
+        Tended,
+        inspection=inspections,
+        readers_left_out=left_out,
+        writers_left_out=left_out,
+        hold_problem=words,
+        schema_problem=words,
+        schema_generation=counts,
+    ),
     st.just(NoSuchShard(SHARD_ID)),
     st.builds(OwnedElsewhere, st.just(SHARD_ID), owners),
     st.just(Unowned(SHARD_ID)),
@@ -82,6 +91,14 @@ wishes = st.builds(
         purpose=words,
         since_lag_ms=counts,
         since_min=counts,
+    ),
+    evolve=st.none()
+    | st.builds(
+        WantedSchema,
+        shard_id=st.just(SHARD_ID),
+        key=st.just("id BIGINT"),
+        value=st.sampled_from(["", "v STRING"]),
+        generation=counts,
     ),
 )
 
@@ -155,11 +172,11 @@ def test_secrets_and_control_characters_do_not_travel():
 def test_another_format_is_refused_by_name():
     document = json.loads(encode_report(NoSuchShard(SHARD_ID)))
     with pytest.raises(InvalidUsage, match="release"):
-        decode_report({**document, "format": 2})
+        decode_report({**document, "format": FORMAT + 1})
     with pytest.raises(InvalidUsage, match="release"):
         decode_wish(
             encode_wish(Wish(owner=Owner("o", "n", "x"), wanted=None, proposed=SHARD_ID)).replace(
-                '"format": 1', '"format": 2'
+                f'"format": {FORMAT}', f'"format": {FORMAT + 1}'
             )
         )
 
@@ -180,7 +197,7 @@ def test_no_field_takes_what_it_does_not_hold(name):
 
 @pytest.mark.parametrize(
     "document",
-    [None, [], "x", 1, {}, {"format": 1}, {**GOOD, "more": 1}, {"format": 1, "packed": "eJw="}, {"format": 1, "packed": 3},
+    [None, [], "x", 1, {}, {"format": FORMAT}, {**GOOD, "more": 1}, {"format": FORMAT, "packed": "eJw="}, {"format": FORMAT, "packed": 3},
      {"format": True, "answer": "NoSuchShard", "shard_id": 3}, {**GOOD, "readers": [{}]}, {**GOOD, "readers": [{}] * 100},
      {**GOOD, "readers_left_out": 2**31}, {**GOOD, "writers_left_out": 2**31}],
 )  # fmt: skip
@@ -193,7 +210,7 @@ def test_a_report_that_unpacks_without_end_is_cut_off():
     bomb = base64.b64encode(zlib.compress(b" " * (2 << 20), 9)).decode()
     assert len(bomb) < REPORT_BYTES_MAX
     with pytest.raises(InvalidUsage, match="more than"):
-        decode_report({"format": 1, "packed": bomb})
+        decode_report({"format": FORMAT, "packed": bomb})
 
 
 @pytest.mark.slow

@@ -63,9 +63,7 @@ def schema_problem(wanted: ShardSchema, actual: ShardSchema | None) -> str | Non
     return None if difference is None else f"spec.schema differs from the shard's: {difference}"
 
 
-def standing(
-    shard: Shard, actual: ShardSchema, failure: ActionFailure | None, *, is_inline: bool, now_ms: int
-) -> Standing:
+def standing(shard: Shard, actual: ShardSchema, failure: ActionFailure | None, *, now_ms: int) -> Standing:
     """How the spec's schema stands to the stored one; None when nothing is to be done. `failure` is that of the last try to evolve."""
     wanted, is_served = shard.spec.schema, shard.known.schema != Ddl()
     problem = None if wanted is None else schema_problem(wanted, actual)
@@ -79,11 +77,6 @@ def standing(
     reasons = incompatibilities(Schema.from_ddl(actual.key, actual.value), Schema.from_ddl(wanted.key, wanted.value))
     if reasons:
         return Refused(f"spec.schema cannot succeed the shard's: {'; '.join(reasons)}")
-    if is_inline:
-        return Refused(
-            f"{problem}. The operator does not connect to stores that a resource names: evolve the shard with "
-            "PersistClient.evolve_schema"
-        )
     if failure is None or failure.generation != shard.meta.generation:
         return Evolves(wanted)
     if failure.permanent:
