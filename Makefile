@@ -91,8 +91,8 @@ bench: setup ## hot paths as ratios against a baseline of the same run
 ##@ Ship
 images: ## build persist-engine, persist-operator and persist-spark (with docker, else buildah)
 	@bash .ci/tools.sh uv javac && bash spark-images/build.sh
-release: catalog ## wheels, chart, bills of materials and images into dist/; REGISTRY=host/path pushes images and chart, IMAGES=no omits images
-	@bash .ci/tools.sh uv helm && bash .ci/release.sh
+release: catalog ## wheels, chart, bills of materials and images into dist/; REGISTRY=host/path pushes images and chart, IMAGES=no omits images, SIGN=keyless or a key signs
+	@bash .ci/tools.sh uv helm $(if $(SIGN),cosign) && bash .ci/release.sh
 cluster-up: ## create a kind cluster: docker and the official node image, else podman and one built here
 	@bash .ci/tools.sh kind helm && bash tests/e2e/cluster/cluster.sh up
 cluster-down: ## remove the kind cluster

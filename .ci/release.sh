@@ -5,11 +5,19 @@
 #   IMAGES=no            omits the images
 #   RELEASE_URL=url      where dist/ will be served: the manifest for krew names the plugin's archive there
 #   OUT=folder           writes into this new folder instead of dist/
+#   SIGN=keyless         signs checksums, images and charts with cosign as the identity of the workflow, and attests the images' bills of materials
+#   SIGN=file            the same with this private key (COSIGN_PASSWORD), without any service: no entry in a transparency log
 . "$(dirname "$(readlink -f "$0")")/../tests/e2e/cluster/settings.sh"
+
+SIGN=${SIGN:-}
+case $SIGN in "" | keyless) ;; *) [ -f "$SIGN" ] || die "SIGN=$SIGN is no file with a key"; SIGN=$(readlink -f "$SIGN") ;; esac
+[ -z "$SIGN" ] || command -v cosign >/dev/null || die "SIGN needs cosign: bash .ci/tools.sh cosign"
 
 ROOT=$(cd "$(dirname "$(readlink -f "$0")")/.." && pwd)
 DIST=${OUT:-$ROOT/dist}
 REGISTRY=${REGISTRY:-}
+# What is pushed, by digest: images with the name of their bill of materials, charts without one.
+PUSHED=()
 cd "$ROOT"
 VERSION=$(uv run --frozen python .ci/version.py --check)
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null || echo 315532800)
@@ -38,10 +46,12 @@ bills_of_materials() {
 
 chart() {
   mkdir -p "$DIST/charts"
-  local name
+  local name digest
   for name in persist-operator persist-operator-crds; do
     helm package "charts/$name" --version "$VERSION" --app-version "$VERSION" --destination "$DIST/charts" >/dev/null
-    [ -z "$REGISTRY" ] || helm push "$DIST/charts/$name-$VERSION.tgz" "oci://$REGISTRY/charts"
+    [ -n "$REGISTRY" ] || continue
+    digest=$(helm push "$DIST/charts/$name-$VERSION.tgz" "oci://$REGISTRY/charts" 2>&1 | tee /dev/stderr | sed -n 's/^Digest: //p')
+    PUSHED+=("$REGISTRY/charts/$name@$digest")
   done
   say "charts: persist-operator and persist-operator-crds $VERSION"
 }
@@ -61,7 +71,7 @@ plugin() { # the kubectl plugin: its launcher under both names, and the wheels t
 }
 
 images() {
-  local name
+  local name reference
   if [ "${IMAGES:-}" = no ]; then return 0; fi
   if ! command -v "$ENGINE" >/dev/null; then say "no container engine: no images"; return 0; fi
   mkdir -p "$DIST/images"
@@ -71,8 +81,28 @@ images() {
     [ -n "$REGISTRY" ] || continue
     "$ENGINE" tag "localhost/persist-$name:$VERSION" "$REGISTRY/persist-$name:$VERSION"
     "$ENGINE" push "$REGISTRY/persist-$name:$VERSION"
+    reference=$("$ENGINE" inspect --format '{{range .RepoDigests}}{{println .}}{{end}}' "$REGISTRY/persist-$name:$VERSION" | grep "^$REGISTRY/persist-$name@" | tail -1)
+    PUSHED+=("$reference $name")
   done
   say "images: engine operator spark"
+}
+
+cosigned() { # VERB ARGUMENT...: cosign with the identity or the key of this run
+  local verb=$1; shift
+  if [ "$SIGN" = keyless ]; then cosign "$verb" --yes "$@"
+  else cosign "$verb" --yes --key "$SIGN" --use-signing-config=false --tlog-upload=false "$@"; fi
+}
+
+signatures() { # of the checksums, so of every file; of what was pushed; and the bills of materials as attestations of the images
+  local one reference name
+  if [ -z "$SIGN" ]; then say "not signed: SIGN=keyless in the workflow, or SIGN=cosign.key"; return 0; fi
+  cosigned sign-blob --bundle "$DIST/SHA256SUMS.sigstore.json" "$DIST/SHA256SUMS" >/dev/null
+  for one in ${PUSHED[@]+"${PUSHED[@]}"}; do
+    read -r reference name <<<"$one"
+    cosigned sign "$reference"
+    [ -z "$name" ] || cosigned attest --type cyclonedx --predicate "$DIST/sbom/persist-$name-$VERSION.cdx.json" "$reference"
+  done
+  say "signed: SHA256SUMS and ${#PUSHED[@]} references"
 }
 
 if [ -z "${OUT:-}" ]; then rm -rf "$DIST"; elif [ -e "$DIST" ]; then die "$DIST exists"; fi
@@ -81,5 +111,6 @@ bills_of_materials
 chart
 plugin
 images
-(cd "$DIST" && find . -type f ! -name SHA256SUMS -printf '%P\n' | LC_ALL=C sort | xargs sha256sum > SHA256SUMS)
+(cd "$DIST" && find . -type f ! -name 'SHA256SUMS*' -printf '%P\n' | LC_ALL=C sort | xargs sha256sum > SHA256SUMS)
+signatures
 say "version $VERSION in $DIST$([ -n "$REGISTRY" ] && echo ", pushed to $REGISTRY" || true)"

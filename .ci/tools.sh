@@ -159,11 +159,17 @@ flux_controller() { # NAME VERSION
   return $status
 }
 
+get_cosign() { # signs a release; minutes; only on request
+  have cosign && return
+  go_install cosign "github.com/sigstore/cosign/v3/cmd/cosign@v$COSIGN_VERSION"
+  have cosign || lacks cosign "Install Go 1.26 or newer, then run this again (or see https://docs.sigstore.dev)."
+}
+
 (($#)) || set -- uv java javac redis versitygw prometheus chromium checker kstatus lua connector broker kind helm
 for tool in "$@"; do
   case $tool in
-    uv | java | javac | redis | versitygw | prometheus | chromium | checker | kstatus | lua | argo | flux | connector | broker | kind | helm) "get_$tool" ;;
-    *) die "tools.sh knows uv java javac redis versitygw prometheus chromium checker kstatus lua argo flux connector broker kind helm, not $tool" ;;
+    uv | java | javac | redis | versitygw | prometheus | chromium | checker | kstatus | lua | argo | flux | connector | broker | kind | helm | cosign) "get_$tool" ;;
+    *) die "tools.sh knows uv java javac redis versitygw prometheus chromium checker kstatus lua argo flux connector broker kind helm cosign, not $tool" ;;
   esac
 done
 ((${#missing[@]} == 0)) || { printf 'could not get: %s\n' "$(IFS=,; echo "${missing[*]}")" >&2; exit 1; }

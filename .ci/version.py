@@ -23,6 +23,10 @@ PLACES: tuple[tuple[str, str], ...] = (
     ("tests/kit/pyproject.toml", r'^version = "'),
     ("charts/persist-operator/Chart.yaml", r"^version: "),
     ("charts/persist-operator/Chart.yaml", r"^appVersion: "),
+    *(
+        ("charts/persist-operator/Chart.yaml", rf"^      image: persist-{name}:")
+        for name in ("operator", "engine", "spark")
+    ),
     ("charts/persist-operator-crds/Chart.yaml", r"^version: "),
     ("charts/persist-operator-crds/Chart.yaml", r"^appVersion: "),
     ("operator/persist_operator/settings.py", r'^    engine: str = "persist-engine:'),

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import tarfile
 from itertools import takewhile
@@ -125,12 +126,15 @@ def test_the_changelog_is_in_sections():
 def test_a_release_without_images(tmp_path):
     out = tmp_path / "out"
     command = ["bash", str(ROOT / ".ci" / "release.sh")]
-    env = {**os.environ, "IMAGES": "no", "OUT": str(out), "REGISTRY": "", "UV_OFFLINE": "1"}
+    key, signed = signing(tmp_path)
+    env = {**os.environ, "IMAGES": "no", "OUT": str(out), "REGISTRY": "", "UV_OFFLINE": "1", "SIGN": str(key), **OF_KEY}
+    env["PATH"] = f"{tmp_path}/signing:{env['PATH']}"
     subprocess.run(command, env=env, check=True, capture_output=True, timeout=240)
+    signed(out)
     version = subprocess.run(
         ["python3", ROOT / ".ci" / "version.py"], check=True, capture_output=True, text=True, timeout=60
     ).stdout.strip()
-    names = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    names = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()} - {"SHA256SUMS.sigstore.json"}
     stems = [f"persist_{name}-{version}" for name in ("engine", "operator", "spark")]
     expected = {f"python/{stem}{end}" for stem in stems for end in ("-py3-none-any.whl", ".tar.gz")}
     expected |= {f"sbom/persist-{name}-{version}.cdx.json" for name in ("engine", "operator", "spark")}
@@ -155,6 +159,45 @@ def test_a_release_without_images(tmp_path):
         *("--with", str(tmp_path / f"plugin/persist_engine-{version}-py3-none-any.whl")),
         *("kubectl-persist", "status", "a b"),
     ]
+
+
+OF_KEY = {"COSIGN_PASSWORD": "secret"}
+STAND_IN = """#!/bin/bash
+printf '%s\\n' "$@" >"$(dirname "$0")/arguments"
+while (($#)); do [ "$1" != --bundle ] || echo '{}' >"$2"; shift; done
+"""
+
+
+def signing(folder):
+    """A key, and the check of what was signed with it: by cosign, or on machines without it only the arguments that cosign would get."""
+    (folder / "signing").mkdir()
+    key, sums, environ = folder / "signing/cosign.key", "SHA256SUMS", {**os.environ, **OF_KEY}
+    program = shutil.which("cosign")
+    if program is None:
+        key.write_text("no key")
+        (folder / "signing/cosign").write_text(STAND_IN)
+        (folder / "signing/cosign").chmod(0o755)
+
+        def asked(out):
+            assert (folder / "signing/arguments").read_text().split() == [
+                *("sign-blob", "--yes", "--key", str(key), "--use-signing-config=false", "--tlog-upload=false"),
+                *("--bundle", f"{out}/{sums}.sigstore.json", f"{out}/{sums}"),
+            ]
+
+        return key, asked
+    subprocess.run(
+        [program, "generate-key-pair"], cwd=key.parent, env=environ, check=True, capture_output=True, timeout=60
+    )
+
+    def verified(out):
+        bundle = ["--bundle", f"{out}/{sums}.sigstore.json", "--insecure-ignore-tlog=true"]
+        command = [program, "verify-blob", "--key", str(key.with_suffix(".pub")), *bundle]
+        subprocess.run([*command, f"{out}/{sums}"], check=True, capture_output=True, timeout=60)
+        (folder / "other").write_text("other")
+        changed = subprocess.run([*command, str(folder / "other")], check=False, capture_output=True, timeout=60)
+        assert changed.returncode != 0
+
+    return key, verified
 
 
 def run_plugin(program, folder):

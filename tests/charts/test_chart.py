@@ -553,3 +553,17 @@ def test_the_table_of_values_has_every_value_and_the_examples_are_valid(
     annotations = yaml.safe_load((CHART / "Chart.yaml").read_text())["annotations"]
     for example in yaml.safe_load(annotations["artifacthub.io/crdsExamples"]):
         assert load_schemas().check(example) == []
+
+
+def test_the_page_of_the_chart_names_the_images_that_it_installs(template: Callable[..., list[Manifest]]) -> None:
+    annotations = yaml.safe_load((CHART / "Chart.yaml").read_text())["annotations"]
+    named = {one["image"] for one in yaml.safe_load(annotations["artifacthub.io/images"])}
+    manifests = template({})
+    rendered = {container["image"] for _, spec in pod_specs(manifests) for container in spec["containers"]}
+    images = operator_config(manifests)["images"]
+    assert named == {*rendered, images["engine"], images["spark"]}
+    assert {one["kind"] for one in yaml.safe_load(annotations["artifacthub.io/changes"])} <= {
+        "added",
+        "changed",
+        "fixed",
+    }

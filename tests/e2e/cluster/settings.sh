@@ -17,6 +17,7 @@ COREDNS_VERSION=1.15.0
 CRICTL_VERSION=1.36.0
 KIND_VERSION=0.33.0
 HELM_VERSION=3.22.0
+COSIGN_VERSION=3.1.3
 VERSITYGW_VERSION=1.8.0
 GO_VERSION=1.27.3                              # only where the machine has no Go
 BASE_IMAGE=docker.io/library/debian:bookworm-slim

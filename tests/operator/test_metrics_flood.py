@@ -1,0 +1,74 @@
+"""A flood of 10,000 shards, and of pods that report what they like, leaves a scrape bounded in series and bytes."""
+
+from collections import Counter
+
+import pytest
+from persist_engine.base.metrics import PrometheusMetrics
+from persist_operator.steps.metrics import OperatorMetrics
+from persist_operator.steps.shard_series import SHARDS_MAX
+from prometheus_client import CollectorRegistry, generate_latest
+
+SHARDS, NAMESPACES = 10_000, 10
+#: Of one shard with all that its status can have.
+SERIES_OF_SHARD = 40
+#: Of one scrape: what Prometheus takes by default without a limit, and what one process writes in a second or two.
+SERIES_MAX, BYTES_MAX = 90_000, 12_000_000
+STATUS = {
+    "observedGeneration": 1,
+    "shardId": "s11111111-2222-4333-8444-555555555555",
+    "frontiers": {"since": "1", "upper": "2", "seqno": 9, "upperLagSeconds": 1, "sinceLagSeconds": 1},
+    "storage": {
+        "batches": 1,
+        "liveBytes": 1,
+        "liveDiffs": 1,
+        "latestRollupSeqno": 1,
+        "missingBlobs": 0,
+        "orphanBytes": 1,
+    },
+    "holds": {"readers": 2, "writers": 1},
+    "debt": {"compactionBytes": 5, "oldestUncompactedSeconds": 7},
+    "verification": {"verdict": "Verified"},
+    "maintenance": {
+        task: {"lastSuccessTime": "2026-09-21T14:00:00Z", "consecutiveFailures": 0}
+        for task in ("gc", "rollup", "compaction", "verify", "orphans")
+    },
+    "conditions": [
+        {"type": kind, "status": "True", "reason": "Any", "lastTransitionTime": "2026-09-21T14:00:00Z"}
+        for kind in ("Ready", "StorageReachable", "CompactionCurrent", "GarbageCollected", "SinceAdvancing", "Stalled")
+    ],
+}
+
+
+@pytest.mark.slow
+def test_ten_thousand_shards_leave_a_scrape_bounded(now, shard_resource):
+    registry = CollectorRegistry()
+    metrics, engine = OperatorMetrics(registry), PrometheusMetrics(registry)
+    one = shard_resource({"maintenance": {"maxRewriteBytesPerDay": "1Gi"}})
+    for number in range(SHARDS):
+        namespace, name = f"team-{number % NAMESPACES}", f"shard-{number:05}"
+        ready = [{"type": "Ready", "status": "False", "reason": "Any"}] if number == 7777 else []
+        status = STATUS if not ready else {**STATUS, "conditions": ready}
+        metrics.set_shard(namespace, name, status, spec=one["spec"], now_ms=now)
+        head = {**one["metadata"], "namespace": namespace, "name": name}
+        metrics.resources.show({**one, "metadata": head, "status": STATUS}, STATUS)
+        report = {"type": f"Type{number}", "stores": {"blob": {f"verb{number}": {"ok": 1, "bytes": 1, "seconds": 1}}}}
+        history = [{"id": f"run-{number}", "type": "GC", "outcome": "Succeeded", "runner": "Pod"}]
+        run = type("Reported", (), {"name": f"run-{number}", "report": report})
+        metrics.resources.written({**one, "metadata": head, "status": {}}, {"history": history}, [run])
+        engine.count("blob_calls", verb="get", outcome="ok")
+    text = generate_latest(registry)
+    lines = [line for line in text.decode().splitlines() if not line.startswith("#")]
+    of_shards = Counter(line.partition("{")[0] for line in lines if line.startswith("persist_shard_"))
+    assert max(of_shards.values()) <= SHARDS_MAX * len(STATUS["maintenance"])
+    assert of_shards["persist_shard_ready"] == SHARDS_MAX
+    assert sum(of_shards.values()) <= SHARDS_MAX * SERIES_OF_SHARD
+    assert len(lines) < SERIES_MAX
+    assert len(text) < BYTES_MAX
+    assert [line for line in lines if line.startswith("persist_shards{")] == [
+        f'persist_shards{{namespace="team-{number}"}} 1000.0' for number in range(NAMESPACES)
+    ], "the sums count every shard"
+    assert 'persist_shard_ready{name="shard-07777",namespace="team-7"} 0.0' in lines or (
+        'persist_shard_ready{namespace="team-7",name="shard-07777"} 0.0' in lines
+    ), "the one in trouble is shown"
+    reported = [line for line in lines if line.startswith("persist_run_") and "_created" not in line]
+    assert len(reported) < 10, "whatever pods report"
