@@ -52,6 +52,36 @@ _SINK = {
 }
 
 
+_RESOURCE = {
+    "generations_behind": "Generations of the spec that the stored status does not cover, where there are some.",
+    "deletion_timestamp_seconds": "Time at which the deletion of a resource was asked for that is still there.",
+}
+#: A gauge that most resources do not have is shown of at most so many: when the API server takes no status, every resource is behind.
+_RESOURCES_MAX = 2000
+
+
+class _Few:
+    """A gauge by (kind, namespace, name) with at most _RESOURCES_MAX series. Thread-safe."""
+
+    def __init__(self, gauge: Gauge) -> None:
+        self._gauge, self._lock = gauge, threading.Lock()
+        self._shown: set[tuple[str, str, str]] = set()
+
+    def set(self, key: tuple[str, str, str], value: float) -> None:
+        """Show the value, unless there are too many others."""
+        with self._lock:
+            if key in self._shown or len(self._shown) < _RESOURCES_MAX:
+                self._shown.add(key)
+                self._gauge.labels(*key).set(value)
+
+    def remove(self, key: tuple[str, str, str]) -> None:
+        """Idempotent."""
+        with self._lock:
+            if key in self._shown:
+                self._shown.discard(key)
+                self._gauge.remove(*key)
+
+
 class ResourceMetrics:
     """The series on one registry. Thread-safe."""
 
@@ -70,18 +100,11 @@ class ResourceMetrics:
         )
         self._lock = threading.Lock()
         self._classes: dict[tuple[str, str], str] = {}
-        self._behind = Gauge(
-            "persist_resource_generations_behind",
-            "Generations of the spec that the stored status does not cover, where there are some.",
-            ["kind", *_OF_RESOURCE],
-            registry=registry,
-        )
-        self._deletion = Gauge(
-            "persist_resource_deletion_timestamp_seconds",
-            "Time at which the deletion of a resource was asked for that is still there.",
-            ["kind", *_OF_RESOURCE],
-            registry=registry,
-        )
+        few = {
+            name: _Few(Gauge(f"persist_resource_{name}", text, ["kind", *_OF_RESOURCE], registry=registry))
+            for name, text in _RESOURCE.items()
+        }
+        self._behind, self._deletion = few["generations_behind"], few["deletion_timestamp_seconds"]
         self._reports = RunMetrics(registry)
         self._runs = counter("runs", "Maintenance runs that ended.", "runner", "outcome")
         self._seconds = counter("run_seconds", "Duration of maintenance runs that ended.", "runner")
@@ -127,23 +150,23 @@ class ResourceMetrics:
         self.forget(kind, namespace, name)
         asked_ms = times.to_ms(resource["metadata"].get("deletionTimestamp"))
         if asked_ms is not None:
-            self._deletion.labels(kind, namespace, name).set(asked_ms / 1000)
+            self._deletion.set((kind, namespace, name), asked_ms / 1000)
 
     def forget(self, kind: str, namespace: str, name: str) -> None:
         """Drop every series of a resource that is gone. Idempotent."""
         for gauge in self._sink.values() if kind == "SparkSink" else ():
             gauge.remove(namespace, name)
         self._show_failure(namespace, name, None, None)
-        for gauge in (self._behind, self._deletion):
-            gauge.remove(kind, namespace, name)
+        for few in (self._behind, self._deletion):
+            few.remove((kind, namespace, name))
 
     def _show_behind(self, resource: Mapping[str, Any], status: Mapping[str, Any]) -> None:
         """Only of a resource that is behind, because most of many are not."""
         behind = max(0, int(resource["metadata"].get("generation", 1)) - int(status.get("observedGeneration") or 0))
         if behind:
-            self._behind.labels(*_key(resource)).set(behind)
+            self._behind.set(_key(resource), behind)
         else:
-            self._behind.remove(*_key(resource))
+            self._behind.remove(_key(resource))
 
     def _show_failure(self, namespace: str, name: str, failure_class: str | None, failed_ms: int | None) -> None:
         """One series a sink: that of the class of its last failure."""
