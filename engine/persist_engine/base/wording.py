@@ -20,6 +20,14 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}s"
 
 
+def lasting(length_ms: int) -> str:
+    """`7 days`, `90 minutes`, `1,500 ms`: in the largest unit of which it is a whole number."""
+    for noun, unit_ms in (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second", 1000)):
+        if length_ms and length_ms % unit_ms == 0:
+            return counted(length_ms // unit_ms, noun)
+    return f"{length_ms:,} ms"
+
+
 def sized(byte_count: int) -> str:
     """`17 B`, `1.2 kB`, `3.4 GB`: powers of ten, the units in which stores bill."""
     size = float(byte_count)

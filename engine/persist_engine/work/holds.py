@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.wording import lasting
 from persist_engine.model.diff.field_diff import Delete, Insert, Update
 from persist_engine.model.diff.state_diff import StateDiff
 from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, WriterId
@@ -219,7 +220,7 @@ def _retention(state: ShardState, moved: dict[str, int], *, begun_ms: int) -> Ho
     return Hold(
         id=RETENTION,
         kind=RETENTION,
-        purpose=f"the newest {state.retain_ms} ms",
+        purpose=f"the newest {lasting(state.retain_ms or 0)}",
         hostname="",
         since=None if held is None else held.time,
         upper=None,

@@ -181,3 +181,14 @@ def test_a_click_approves_the_plan(opened, served, filled_laptop):
     page.get_by_role("button", name="Approve").click()
     page.wait_for_url("**/shards/local/orders")
     assert filled_laptop.approved() == "compact-9"
+
+
+def test_ids_of_holds_stay_legible_on_a_narrow_screen(opened, served):
+    page = opened()
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.goto(f"{served}holds")
+    assert "the newest 7 days" in page.inner_text("main")
+    rows = page.locator("tbody tr")
+    assert rows.count() == 2
+    assert all(rows.nth(index).bounding_box()["height"] < 100 for index in range(2))
+    assert page.locator("tbody th .ns").first.inner_text() == "local"
