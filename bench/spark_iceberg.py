@@ -66,7 +66,7 @@ def _first_runs(folder: Path, command: list[str], source: str, rows: int, *, rep
 
 
 def _alone(process: subprocess.Popen[bytes]) -> tuple[float, float]:
-    """The seconds until the process ends, and its processor time, sampled: a JVM that has ended has none."""
+    """The seconds until the process ends, and its processor time, sampled: a JVM that has ended belongs to no process."""
     began_s, used_s, pause = time.perf_counter(), 0.0, threading.Event()
     while process.poll() is None:
         used_s = max(used_s, cpu_s(process.pid))

@@ -60,6 +60,9 @@ class SinkReport:
         if self.batches is not None:
             end = "stopped" if self.stopped else "the source has nothing new"
             errors = f", errors: {self.errors}" if self.errors else ""
+            if self.missing is not None:
+                what = f"rows missing in the shard: {self.missing}, rows too many: {self.extra}"
+                return f"compared batches: {self.batches}, {what}{errors}; {end}"
             return f"batches: {self.batches}, updates: {self.updates_written}{errors}; {end}"
         if self.already_done:
             return f"run {self.run_id} was appended before; nothing was written"

@@ -405,10 +405,9 @@ def _seconds(fields: Fields, name: str, default: int, *, least: int) -> int:
 
 def _check_stream(spec: SinkSpec) -> None:
     """Refuses what a stream cannot keep its promises with."""
-    if spec.write_mode is WriteMode.READ_ONLY:
+    if spec.write_mode is WriteMode.READ_ONLY and spec.stream is not None and spec.stream.stands_by:
         raise ConfigurationError(
-            "writeMode: a Streaming sink cannot be ReadOnly, because the shard holds the rows of batches that it has not read; choose mode "
-            "Once or Scheduled"
+            "rollout.strategy: a ReadOnly stream commits nothing that a second driver could follow; choose Recreate, or writeMode ReadWrite"
         )
     if spec.envelope.type is EnvelopeType.MIRROR:
         raise ConfigurationError(

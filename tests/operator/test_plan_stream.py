@@ -3,10 +3,13 @@
 import json
 
 import pytest
-from persist_operator.api import names, times
+from persist_operator.api import conditions, names, times
+from persist_operator.api.sink_status import RunningProgress
 from persist_operator.local.due import Ticks
 from persist_operator.manifests import sink_files
 from persist_operator.plan.observed import Phase
+from persist_operator.steps.metrics import OperatorMetrics
+from prometheus_client import CollectorRegistry
 
 MINUTE = 60_000
 
@@ -146,3 +149,28 @@ def test_up_without_watch_looks_at_a_stream_once(world):
     assert not again.is_over(ended)
     assert "nextAttemptTime" not in again.shown(ended, now_ms=world.now)["status"]
     assert not Ticks(watch=True).is_over(ended)
+
+
+def test_a_read_only_stream_says_while_it_runs_whether_it_would_write_something(world):
+    world.spec |= {"writeMode": "ReadOnly", "envelope": {"type": "Upsert"}}
+    running(world)
+    assert world.reason("Converged") == ("Unknown", "NotCompared")
+    for compared, missing, extra, found in (
+        (0, 0, 0, ("Unknown", "NotCompared")),
+        (7, 0, 0, ("True", "Equal")),
+        (9, 0, 2, ("False", "Differs")),
+        (9, 1, 2, ("False", "Differs")),
+    ):
+        report = {"stage": "Proven", "compared": compared, "missing": missing, "extra": extra}
+        world.change(running=RunningProgress.parse(json.dumps(report)))
+        world.step(after=MINUTE)
+        assert world.reason("Converged") == found
+    registry = CollectorRegistry()
+    OperatorMetrics(registry).set_sink("team", "s", world.status)
+    labels = {"namespace": "team", "name": "s"}
+    assert [registry.get_sample_value(f"spark_sink_{name}", labels) for name in ("missing", "extra")] == [1, 2]
+    message = "rows compared since the driver began: 9, missing in the shard: 1, too many: 2"
+    assert conditions.find(world.status, "Converged")["message"] == message
+    world.succeeds(outcome="Stopped", batches=3, missing=1, extra=2, updates_written=0)
+    world.step()
+    assert world.reason("Converged") == ("False", "Differs")

@@ -98,7 +98,7 @@ class Driver:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         shutil.rmtree(self.disk, ignore_errors=True)
-        for checkpoint in Path("/dev/shm").glob("persist-stream-*"):
+        for checkpoint in Path("/dev/shm").glob(f"persist-stream-{self.process.pid}-*"):
             shutil.rmtree(checkpoint, ignore_errors=True)
 
 

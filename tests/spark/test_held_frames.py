@@ -260,6 +260,8 @@ def test_a_lost_lease_is_an_error_and_the_next_load_gets_a_new_one(shard):
     lease._heartbeat._lost.set()  # as the next heartbeat finds, in minutes
     with pytest.raises(Fenced, match="ran out.*load the frame again"):
         held.splits("f", loaded.row_type)
+    with pytest.raises(Fenced, match="ran out.*load the frame again"):
+        held.aggregates("f", [])
     again = held.load("g", shard.options())
     assert shard.ids(held.splits("g", again.row_type)) == [0]
     assert len(shard.readers()) == 1
@@ -277,3 +279,17 @@ def test_a_load_after_close_is_refused(shard, held):
     with pytest.raises(InvalidUsage, match="the session does not hold frame .*: load it again"):
         held.splits("f", T.StructType())
     assert shard.readers() == ()
+
+
+def test_aggregates_fetch_no_part(shard, tmp_path):
+    held = HeldFrames(settings=Settings(), env=SystemEnv())
+    shard.write(0)
+    shard.write(10)
+    held.load("f", shard.options())
+    held.load("some", shard.options(where="id < 5"))
+    for part in (tmp_path / "blobs" / shard.id).glob("n*/p*"):
+        part.unlink()
+    found = held.aggregates("f", ["key.id"])
+    assert (found.rows, found.fields["key.id"].greatest.as_py()) == (2, 10)
+    assert held.aggregates("some", []).rows == 1
+    assert held.aggregates("none", []) is None

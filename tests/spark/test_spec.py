@@ -299,6 +299,11 @@ def test_a_stream_has_defaults():
         ({"stream.stopSeconds": -1}, r"stream.stopSeconds: -1 is outside \[0, 3600\]"),
         ({"stream.more": 1}, "unknown field: stream.more"),
         (
+            {"stream.standby": True, "write_mode": "ReadOnly", "envelope": {"type": "Upsert"}},
+            "rollout.strategy: a ReadOnly stream commits nothing that a second driver could follow",
+        ),
+        ({"write_mode": "ReadOnly"}, "writeMode: an Append adds its rows to what the shard holds"),
+        (
             {"input": {"type": "Shard", "shard": {"name": "s"}}},
             "envelope.type: Append would lose the rows that are taken",
         ),

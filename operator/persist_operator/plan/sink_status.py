@@ -96,6 +96,8 @@ def _converged(status: SinkStatus, sink: Sink) -> Condition:
     spec has changed since: what was found then says nothing of now.
     """
     progress, run, last = status.progress, status.run, status.last_failure
+    if progress.running.compared is not None:
+        return _converged_so_far(progress.running)
     missing, extra = progress.missing, progress.extra
     found = f"the last comparison, at upper {progress.upper}, found rows missing: {missing}, too many: {extra}"
     compared_ms, failed_ms = times.to_ms(progress.last_commit_time), times.to_ms(last.time)
@@ -111,6 +113,17 @@ def _converged(status: SinkStatus, sink: Sink) -> Condition:
         text = f"rows missing in the shard: {missing}, rows too many: {extra}"
         return Condition("Converged", "False", "Differs", f"at upper {progress.upper}: {text}")
     return Condition("Converged", "True", "Equal", f"at upper {progress.upper}")
+
+
+def _converged_so_far(running: RunningProgress) -> Condition:
+    """Whether the batches that the driver of a stream has compared would have written nothing."""
+    so_far = f"rows compared since the driver began: {running.compared}"
+    if running.missing or running.extra:
+        text = f"{so_far}, missing in the shard: {running.missing}, too many: {running.extra}"
+        return Condition("Converged", "False", "Differs", text)
+    if not running.compared:
+        return Condition("Converged", "Unknown", "NotCompared", so_far)
+    return Condition("Converged", "True", "Equal", so_far)
 
 
 def _rolled_out(status: SinkStatus, sink: Sink) -> Condition:

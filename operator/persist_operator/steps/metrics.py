@@ -167,6 +167,8 @@ class OperatorMetrics:
     def set_sink(self, namespace: str, name: str, status: Mapping[str, Any]) -> None:
         """Export a SparkSink's status."""
         known = SinkStatus.of(status)
+        is_comparing = known.progress.running.compared is not None and conditions.find(status, "Converged") is not None
+        compared = known.progress.running if is_comparing else known.progress
         values = {
             "ready": 1 if conditions.is_true(status, "Ready") else 0,
             "attempts": known.attempt or 0,
@@ -175,8 +177,8 @@ class OperatorMetrics:
             "rows_read": known.progress.rows_read,
             "errors": known.progress.errors,
             "updates_written": known.progress.updates_written,
-            "missing": known.progress.missing,
-            "extra": known.progress.extra,
+            "missing": compared.missing,
+            "extra": compared.extra,
             "running_rows_read": known.progress.running.rows_read,
             "running_errors": known.progress.running.errors,
             "running_bytes_read": known.progress.running.bytes_read,

@@ -28,9 +28,9 @@ class Stage(enum.StrEnum):
     STANDING_BY = "StandingBy"
     """The stream writes nothing. It follows the driver that does, and nothing decides yet whether it would write the same."""
     PROVEN = "Proven"
-    """As StandingBy: it would have written what that driver wrote."""
+    """As StandingBy: it would have written what that driver wrote; a ReadOnly stream: nothing."""
     DIFFERS = "Differs"
-    """As StandingBy: it would have written something else."""
+    """As StandingBy: it would have written something else; a ReadOnly stream: something."""
 
 
 class Live:
@@ -60,6 +60,10 @@ class Live:
                 case "followed":
                     self._stage = Stage(fields["stage"])
                     self._set(**{name: fields[name] for name in ("compared", "missing", "extra", "lag_ms")})
+                case "compared_batch":
+                    self._stage = Stage(fields["stage"])
+                    self._add(batches=1, rows_read=fields["rows"], errors=fields["errors"])
+                    self._set(**{name: fields[name] for name in ("compared", "missing", "extra", "lag_ms", "upper")})
                 case "minted" if self._stage is not Stage.STREAMING:
                     self._stage = Stage.READING
                 case "comparing":

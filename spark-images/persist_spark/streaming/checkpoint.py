@@ -85,7 +85,7 @@ class Checkpoint:
 def temporary_checkpoint(*, file_age_ms: int | None = None) -> Iterator[Checkpoint]:
     """An empty folder for this process alone, in memory where the system offers that. It is removed at the end."""
     parent = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK | os.X_OK) else None
-    folder = Path(tempfile.mkdtemp(prefix="persist-stream-", dir=parent))
+    folder = Path(tempfile.mkdtemp(prefix=f"persist-stream-{os.getpid()}-", dir=parent))
     try:
         yield Checkpoint(folder, file_age_ms)
     finally:

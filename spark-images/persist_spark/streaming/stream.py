@@ -19,10 +19,11 @@ from persist_spark.inputs.shard import check_continues, named_input, resolved
 from persist_spark.landing import driver_settings
 from persist_spark.partitions import sink_settings
 from persist_spark.report import Log, SinkReport
-from persist_spark.spec import ConfigurationError, SinkSpec, Stream
+from persist_spark.spec import ConfigurationError, SinkSpec, Stream, WriteMode
 from persist_spark.staging import Staging, part_bytes_of, rows_of
 from persist_spark.streaming.batches import Batches
 from persist_spark.streaming.checkpoint import configure, temporary_checkpoint
+from persist_spark.streaming.comparing import ComparedBatches, comparing
 from persist_spark.streaming.driver_upserts import DriverUpserts
 from persist_spark.streaming.file_log import file_age_ms
 from persist_spark.streaming.freshness import Freshness
@@ -49,7 +50,8 @@ def run_stream(
     metrics: Metrics | None = None,
 ) -> SinkReport:
     """Appends batch after batch until `stop` is set, or until the source of a bounded stream has nothing new. Reports the totals. A stream
-    on standby first follows the sink's other driver, until `is_promoted`, and then takes over from it. `metrics` count its calls.
+    on standby first follows the sink's other driver, until `is_promoted`, and then takes over from it. A ReadOnly stream compares each
+    batch with the shard, and appends nothing. `metrics` count its calls.
 
     Each batch is appended once: the compare-and-set that appends its rows also commits the position after it. ConfigurationError, before
     anything is written, when the input or the object must change; Fenced when another driver of the sink has committed; Unavailable when
@@ -68,21 +70,13 @@ def run_stream(
         rows_of(frame, spec.schema, spec.envelope)
         age_ms = file_age_ms(spec.input) if reads_files(frame) else None
         with _explaining_losses():
-            if (
-                stream.stands_by
-                and not Standby(
-                    spark=spark,
-                    spec=spec,
-                    client=client,
-                    frame=frame,
-                    file_age_ms=age_ms,
-                    is_promoted=is_promoted,
-                    stop=stop,
-                    env=env,
-                    log=log,
-                ).until_promoted()
-            ):
+            standby = Standby(spark, spec, client, frame, age_ms, is_promoted=is_promoted, stop=stop, env=env, log=log)
+            if stream.stands_by and not standby.until_promoted():
                 return SinkReport(run_id=spec.run_id, batches=0, stopped=True)
+        if spec.write_mode is WriteMode.READ_ONLY:
+            comparison = comparing(spec, client, position, file_age_ms=age_ms, stop=stop, env=env, log=log)
+            with _explaining_losses(), comparison as compared:
+                return _Driver(stream, frame, compared, stop, log, None).until_stopped(spark)
         with (
             client.open_writer(spec.shard_id, spec.schema, purpose=spec.purpose) as writer,
             temporary_checkpoint(file_age_ms=age_ms) as checkpoint,
@@ -162,7 +156,7 @@ class _Driver:
 
     stream: Stream
     frame: DataFrame
-    batches: Batches
+    batches: Batches | ComparedBatches
     stop: threading.Event
     log: Log
     freshness: Freshness | None
