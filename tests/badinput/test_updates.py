@@ -265,8 +265,8 @@ def test_odd_keys_are_keys(shard):
     [
         ("a BIGINT, a INT", "", "key.a: declared twice|a .*twice"),
         ("", "v INT", "key schema has no fields"),
-        ("a ARRAY<INT>", "", "a"),
-        ("a BIGINT", "v MAP<STRING, INT>", "v"),
+        ("a ARRAY<INT>", "", "key.a"),
+        ("a BIGINT", "v MAP<ARRAY<STRING>, INT>", "val.v"),
         ("a BIGINT", "v STRUCT<b: INT, b: INT>", "b.*twice"),
         ("a NONSENSE", "", "NONSENSE"),
     ],

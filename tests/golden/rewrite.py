@@ -66,6 +66,10 @@ SCHEMA = Schema.from_ddl(
     "id BIGINT NOT NULL, place STRUCT<name: STRING, at: DOUBLE>",
     "b BOOLEAN, i TINYINT, f FLOAT, m DECIMAL(9,2), s STRING, r BINARY, d DATE, t TIMESTAMP, w TIMESTAMP_NTZ",
 )
+LISTS = Schema.from_ddl(
+    "id BIGINT NOT NULL",
+    "l ARRAY<STRING>, m MAP<STRING, DOUBLE>, s STRUCT<x: ARRAY<STRUCT<y: INT, z: ARRAY<DATE>>>>, n MAP<INT, ARRAY<DECIMAL(9,2)>>",
+)
 BIRTH = b"\x0b" * 16
 STORE = Identity(StoreId.from_bytes(b"\x0c" * 16))
 OWNER = Owner("persist-operator/main", "analytics", "flights")
@@ -96,6 +100,20 @@ def table() -> pa.Table:
     ]
     times, diffs = (pa.array([row[at] for row in ROWS], pa.int64()) for at in (2, 3))
     return pa.table([*columns, times, diffs], schema=SCHEMA.updates_schema)
+
+
+def lists_table() -> pa.Table:
+    """Three updates with lists and maps in each other, with nulls, and with none."""
+    full = {
+        "l": ["", None, "é"],
+        "m": [("a", float("nan")), ("b", None), ("c", -0.0)],
+        "s": {"x": [{"y": 1, "z": [date(2013, 1, 1), None]}, None, {"y": None, "z": []}]},
+        "n": [(-1, None), (2, [Decimal("12.34")])],
+    }
+    vals = [full, {"l": [], "m": [], "s": {"x": None}, "n": []}, dict.fromkeys(full)]
+    key = pa.array([{"id": each} for each in (1, 1, 2)], LISTS.key_type)
+    times, diffs = (pa.array(numbers, pa.int64()) for numbers in ([3, 4, 9], [1, -1, 2]))
+    return pa.table([key, pa.array(vals, LISTS.val_type), times, diffs], schema=LISTS.updates_schema)
 
 
 def batch() -> HollowBatch:
@@ -234,6 +252,8 @@ def files() -> dict[str, bytes]:
     return {
         "part.parquet": encode_part(table(), desc=DESC, schema=SCHEMA),
         "inline.bin": encode_inline(table(), desc=DESC, schema=SCHEMA, bytes_max=1 << 20) or b"",
+        "part-lists.parquet": encode_part(lists_table(), desc=DESC, schema=LISTS),
+        "inline-lists.bin": encode_inline(lists_table(), desc=DESC, schema=LISTS, bytes_max=1 << 20) or b"",
         "batch.bin": encode_transmittable(SHARD, VERSION, batch()),
         "batch-of-runs.bin": encode_transmittable(SHARD, VERSION, run_batch()),
         "run-listing.bin": encode_run_listing(SHARD, run_batch().parts, version=VERSION),

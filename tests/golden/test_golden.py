@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pyarrow.parquet as pq
 import pytest
+from persist_engine.base.errors import CorruptData
 from persist_engine.codec.batch import decode_run_listing, decode_transmittable
 from persist_engine.codec.inline_part import decode_inline
 from persist_engine.codec.part import decode_part
@@ -112,6 +113,25 @@ def test_the_stored_inline_part_decodes_to_its_rows(golden: ModuleType) -> None:
     assert repr(part.table.to_pylist()) == repr(golden.table().to_pylist())
     assert part.table.schema == golden.table().schema
     assert part.desc == golden.DESC
+
+
+def test_the_stored_parts_with_lists_decode_to_their_rows(golden: ModuleType) -> None:
+    part = decode_part(stored("part-lists.parquet"), key="golden", schema=golden.LISTS)
+    inline = decode_inline(stored("inline-lists.bin"), format_name="arrow/2", key="golden", schema=golden.LISTS)
+    for found in (part, inline):
+        assert repr(found.table.to_pylist()) == repr(golden.lists_table().to_pylist())
+        assert found.table.schema == golden.lists_table().schema
+        assert found.desc == golden.DESC
+
+
+def test_a_part_with_lists_has_a_format_of_its_own(golden: ModuleType) -> None:
+    """Spec 29.2: code from before lists refuses it by the number of its format."""
+    assert b"persist.format" in pq.read_metadata(io.BytesIO(stored("part-lists.parquet"))).metadata
+    for name, version in (("part.parquet", b"1"), ("part-lists.parquet", b"2")):
+        assert pq.read_schema(io.BytesIO(stored(name))).metadata[b"persist.format"] == version
+    assert (stored("inline.bin")[4], stored("inline-lists.bin")[4]) == (1, 2)
+    with pytest.raises(CorruptData, match="format"):
+        decode_inline(stored("inline-lists.bin"), format_name="arrow/1", key="golden", schema=golden.LISTS)
 
 
 def test_any_parquet_reader_reads_the_stored_part(golden: ModuleType) -> None:

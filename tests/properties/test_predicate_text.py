@@ -141,7 +141,7 @@ def test_a_backslash_before_nothing_special_is_refused(pattern, problem):
         return
     with pytest.raises(InvalidUsage, match=problem):
         Filter(Like("name", pattern), schema)
-    with pytest.raises(InvalidUsage, match=r"key\.id: LIKE compares texts, and the column is int64"):
+    with pytest.raises(InvalidUsage, match=r"key\.id: LIKE compares texts, and the column is BIGINT"):
         Filter(Like("id", "1%"), schema)
 
 

@@ -271,6 +271,14 @@ def fields_of(ddl: str) -> list[pa.Field]:
             inner = declared(":")
             take(">")
             return pa.struct(inner)
+        if name in ("ARRAY", "MAP"):
+            take("<")
+            key = data_type() if name == "MAP" else None
+            if key is not None:
+                take(",")
+            value = data_type()
+            take(">")
+            return pa.list_(pa.field("element", value)) if key is None else pa.map_(key, value)
         return TYPES[name]
 
     def declared(mark: str) -> list[pa.Field]:
@@ -436,11 +444,11 @@ class Rows:
             return
         if kind == "inline":
             self.seen.add("inline part")
-            need(part.format == f"arrow/{VERSIONS['PSTI']}", "29.13", f"format {part.format}")
+            need(part.format in formats("arrow", "PSTI"), "29.13", f"format {part.format}")
             table, written = inline_part(part.data)
         else:
             self.seen.add("part in blob")
-            need(part.format == f"parquet/{VERSIONS['Parquet']}", "29.12", f"format {part.format}")
+            need(part.format in formats("parquet", "Parquet"), "29.12", f"format {part.format}")
             data = (self._folder / part.key).read_bytes()
             need(crc_text(data) == part.checksum and len(data) == part.size_bytes, "29.12", "the checksum in state")
             table, written = parquet_part(data)
@@ -470,12 +478,21 @@ class Rows:
                 self.counts[canonical(key, self._key), canonical(val, self._val)] += diff
 
 
+def formats(name: str, kind: str) -> list[str]:
+    """The formats of parts (29.2)."""
+    return [f"{name}/{version}" for version in range(1, VERSIONS[kind] + 1)]
+
+
 def canonical(value: Any, kind: pa.DataType) -> Any:
     """A hashable value, as the type `kind` shows it (26.2, 26.4)."""
     if value is None:
         return None
     if pa.types.is_struct(kind):
         return tuple((each.name, canonical(value.get(each.name), each.type)) for each in kind)
+    if pa.types.is_list(kind):
+        return tuple(canonical(each, kind.value_type) for each in value)
+    if pa.types.is_map(kind):
+        return tuple((canonical(key, kind.key_type), canonical(each, kind.item_type)) for key, each in value)
     if isinstance(value, float):
         return "NaN" if math.isnan(value) else value + 0.0
     return value

@@ -32,7 +32,8 @@ OLD = Schema.from_ddl(
     "id BIGINT NOT NULL, `a key` STRING", "n INT, x DOUBLE, place STRUCT<city: STRING, at: DECIMAL(9,2)>"
 )
 NEW = Schema.from_ddl(
-    "id BIGINT NOT NULL, `a key` STRING", "n BIGINT, x DOUBLE, place STRUCT<city: STRING, at: DECIMAL(9,2)>, day DATE"
+    "id BIGINT NOT NULL, `a key` STRING",
+    "n BIGINT, x DOUBLE, place STRUCT<city: STRING, at: DECIMAL(9,2)>, tags ARRAY<DOUBLE>, by MAP<STRING, ARRAY<INT>>",
 )
 
 
@@ -154,7 +155,8 @@ def test_a_reader_written_from_the_document_reads_what_the_engine_reads(shard: S
     compact_due(machine)
     seen |= shard.check()
     assert not isinstance(shard.client.evolve_schema(shard.id, NEW), str)
-    grown = [((key, (*val, None)), time, diff) for (key, val), time, diff in rows(2**20, 40, 10)]
+    lists = ([-0.0, None, 2.5], {"b": [1, None], "a": None})
+    grown = [((key, (*val, *lists)), time, diff) for (key, val), time, diff in rows(2**20, 40, 10)]
     shard.append(grown, upto=11, schema=NEW)
     for _ in range(3):
         machine.spine_exert(1 << 20)

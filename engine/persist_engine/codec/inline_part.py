@@ -26,10 +26,11 @@ from persist_engine.model.frontier import Antichain, Description
 from persist_engine.rows.evolution import adapted, needs_adapting
 from persist_engine.rows.schema import Schema
 
-#: Format version of the bytes. This code writes it and reads no other.
-INLINE_FORMAT = 1
-#: The format in a part's descriptor.
-INLINE_FORMAT_NAME = f"arrow/{INLINE_FORMAT}"
+#: The newest format version of the bytes. Parts without lists and maps have version 1, which is the same but for the types. This code reads
+#: no others.
+INLINE_FORMAT = 2
+#: The formats in descriptors of parts.
+_FORMAT_NAMES = {f"arrow/{version}": version for version in (1, INLINE_FORMAT)}
 
 #: Least size of a row: its time and its diff. Tables that cannot fit by this measure are not encoded.
 ROW_BYTES_MIN = 16
@@ -40,6 +41,15 @@ _CRC = struct.Struct("<I")
 _FRONT_BYTES = _FRONT.size + _CRC.size
 _HEAD = struct.Struct("<BQQQHH")
 _DDL_BYTES_MAX = 0xFFFF
+
+
+def inline_format_name_of(schema: Schema) -> str:
+    """The format in the descriptor of an inline part with rows of `schema`."""
+    return f"arrow/{_format_of(schema)}"
+
+
+def _format_of(schema: Schema) -> int:
+    return INLINE_FORMAT if schema.holds_lists else 1
 
 
 def encode_inline(table: pa.Table, *, desc: Description, schema: Schema, bytes_max: int) -> bytes | None:
@@ -70,7 +80,7 @@ def encode_inline(table: pa.Table, *, desc: Description, schema: Schema, bytes_m
     rest = b"".join((head, key_ddl, val_ddl, batch.serialize()))
     if _FRONT_BYTES + len(rest) >= bytes_max:
         return None
-    front = _FRONT.pack(_MAGIC, INLINE_FORMAT)
+    front = _FRONT.pack(_MAGIC, _format_of(schema))
     return front + _CRC.pack(zlib.crc32(rest, zlib.crc32(front))) + rest
 
 
@@ -82,14 +92,15 @@ def decode_inline(
     Rows have `schema`, as in `decode_part` (None: the schema they were written with). CorruptData for any damage,
     Incompatible for another format, SchemaMismatch for a part of an unrelated schema.
     """
-    if format_name != INLINE_FORMAT_NAME:
+    if format_name not in _FORMAT_NAMES:
         raise Incompatible(f"part {key}: this code cannot read inline parts of format {format_name!r}", key=key)
-    rest = _verified(data, key)
+    version, rest = _verified(data, key)
     with decoding(key):
         closed, *bounds, key_bytes, val_bytes = _HEAD.unpack_from(rest)
         at = _HEAD.size + key_bytes
         texts = bytes(rest[_HEAD.size : at]).decode(), bytes(rest[at : at + val_bytes]).decode()
         written = _schema_of(*texts)
+        check(version == _FORMAT_NAMES[format_name] == _format_of(written), "its format is not that of its columns")
         times = [None if closed >> index & 1 else time for index, time in enumerate(bounds)]
         desc = Description(*(Antichain(time) for time in times))
         adapts = schema is not None and needs_adapting(written, schema, key=key, may_be_newer=may_be_newer)
@@ -102,17 +113,18 @@ def decode_inline(
     return DecodedPart(adapted(table, asked=schema, key=key) if schema is not None and adapts else table, desc)
 
 
-def _verified(data: bytes, key: str) -> memoryview:
-    """The bytes after the front. CorruptData or Incompatible when the front does not hold."""
+def _verified(data: bytes, key: str) -> tuple[int, memoryview]:
+    """The format version, and the bytes after the front. CorruptData or Incompatible when the front does not hold."""
     if len(data) < _FRONT_BYTES or data[:4] != _MAGIC:
         raise CorruptData(f"part {key}: {len(data)} bytes that are no inline part", key=key)
     _, version = _FRONT.unpack_from(data)
     rest = memoryview(data)[_FRONT_BYTES:]
     if _CRC.unpack_from(data, _FRONT.size) != (zlib.crc32(rest, zlib.crc32(data[: _FRONT.size])),):
         raise CorruptData(f"part {key}: the bytes do not match their checksum", key=key)
-    if version != INLINE_FORMAT:
-        raise Incompatible(f"part {key} has inline format {version}, this code reads format {INLINE_FORMAT}", key=key)
-    return rest
+    if version not in _FORMAT_NAMES.values():
+        known = " and ".join(map(str, _FORMAT_NAMES.values()))
+        raise Incompatible(f"part {key} has inline format {version}, this code reads formats {known}", key=key)
+    return version, rest
 
 
 @lru_cache(maxsize=64)

@@ -28,9 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from persist_engine.base.errors import (
@@ -40,6 +38,7 @@ from persist_engine.base.errors import (
     SchemaMismatch,
     check,
 )
+from persist_engine.codec.column_encodings import column_encodings
 from persist_engine.codec.damage import checksum, decoding, is_known
 from persist_engine.codec.row_groups import (
     Pieces,
@@ -60,24 +59,24 @@ from persist_engine.rows.updates import wrapped_diffs_sum
 
 __all__ = [
     "PART_FORMAT",
-    "PART_FORMAT_NAME",
     "DecodedPart",
     "checksum",
     "decode_part",
     "encode_part",
+    "format_name_of",
     "key_lower",
     "part_stats",
     "verify_part",
 ]
 
-#: Format version of the files. This code writes it and reads no other.
-PART_FORMAT = 1
-#: The format in a part's descriptor.
-PART_FORMAT_NAME = f"parquet/{PART_FORMAT}"
+#: The newest format version of the files. Parts without lists and maps have version 1, which is the same but for the types. This code reads
+#: no others.
+PART_FORMAT = 2
+#: The formats in descriptors of parts.
+_FORMAT_NAMES = {f"parquet/{version}": version for version in (1, PART_FORMAT)}
 #: Least number of rows decoded at a time: with fewer, the calls cost more than the memory saved.
 STREAM_ROWS_MIN = 4096
 _ROW_BYTES_MIN = 24
-_SAMPLE_ROWS = 1024
 #: Smaller files are decoded on the calling thread: distributing columns over threads costs more than it saves.
 _THREADED_BYTES_MIN = 1 << 20
 
@@ -193,6 +192,15 @@ class OpenedPart:
         return {name: value for name, value in only.items() if value is not None}
 
 
+def format_name_of(schema: Schema) -> str:
+    """The format in the descriptor of a part with rows of `schema`."""
+    return f"parquet/{_format_of(schema)}"
+
+
+def _format_of(schema: Schema) -> int:
+    return PART_FORMAT if schema.holds_lists else 1
+
+
 def encode_part(table: pa.Table, *, desc: Description, schema: Schema) -> bytes:
     """The bytes of the file. Equal inputs give equal bytes under the same Arrow release. `table` has
     `schema.updates_schema`; its rows may have any order.
@@ -207,7 +215,7 @@ def encode_part(table: pa.Table, *, desc: Description, schema: Schema) -> bytes:
         check(table.column(name).null_count == 0, f"column {name} of a part holds nulls")
     names = [name for name in _COLUMNS if name != "val" or len(schema.val)]
     metadata = {
-        "persist.format": str(PART_FORMAT),
+        "persist.format": str(_format_of(schema)),
         "persist.desc": _desc_text(desc),
         "persist.codecs": json.dumps([CODECS.key, CODECS.val, CODECS.time, CODECS.diff]),
         "persist.rows": str(table.num_rows),
@@ -219,7 +227,7 @@ def encode_part(table: pa.Table, *, desc: Description, schema: Schema) -> bytes:
     if schema.required_fields is None:  # NOT NULL fields within structs that may be null
         columns = [storable(column) for column in columns]
     stored = pa.table(columns, schema=pa.schema(fields, metadata=metadata))
-    repeating, deltas = _column_encodings(stored)
+    repeating, deltas = column_encodings(stored)
     sink, group = pa.BufferOutputStream(), group_rows(stored)
     with pq.ParquetWriter(
         sink,
@@ -241,34 +249,6 @@ def encode_part(table: pa.Table, *, desc: Description, schema: Schema) -> bytes:
     assert at is not None, "the footer just written holds the mark"
     data[at : at + _CHECK_DIGITS] = _check_digits(data, at)
     return bytes(data)
-
-
-def _column_encodings(table: pa.Table) -> tuple[list[str], list[str]]:
-    """Paths of columns whose values repeat, and of columns of whole numbers without repeats. Decided by a sample that is
-    the same for equal tables.
-    """
-    repeating: list[str] = []
-    deltas: list[str] = []
-    sample = pa.array(np.linspace(0, table.num_rows - 1, min(table.num_rows, _SAMPLE_ROWS)).astype(np.int64))
-    for path, column in _leaves(table):
-        picked = column.take(sample)
-        if 2 * pc.count_distinct(picked, mode="all").as_py() <= len(picked):
-            repeating.append(path)
-        elif pa.types.is_integer(column.type) and column.type.bit_width >= 32:
-            deltas.append(path)
-    paths = [path for path, _ in _leaves(table)]  # a dot in a name may give two columns one path: take neither
-    return repeating, [path for path in deltas if paths.count(path) == 1]
-
-
-def _leaves(table: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:
-    """The columns that Parquet stores, by path."""
-    left = [(name, table.column(name)) for name in table.column_names]
-    while left:
-        path, column = left.pop()
-        if pa.types.is_struct(column.type):
-            left += [(f"{path}.{f.name}", child) for f, child in zip(column.type, column.flatten(), strict=True)]
-        else:
-            yield path, column
 
 
 def decode_part(
@@ -299,21 +279,22 @@ def open_part(
     *,
     key: str,
     schema: Schema,
-    format_name: str = PART_FORMAT_NAME,
+    format_name: str | None = None,
     expected_checksum: str | None = None,
     may_be_newer: bool = False,
     columns: Sequence[str] | None = None,
 ) -> OpenedPart:
     """As `decode_part`, but rows are decoded on demand: until then memory holds the encoded bytes. The bytes are verified
     before this returns, or were when `Pieces` of it were fetched.
-    `format_name` is the format in the part's descriptor. `columns` allows leaving out other columns and
+    `format_name` is the format in the part's descriptor, if there is one. `columns` allows leaving out other columns and
     fields; key and val are then structs with what is left, and all columns may be there.
 
     `may_be_newer`: a part of a schema that succeeded `schema` is shown without the fields added since. Its rows then have
     any order.
     """
-    if format_name != PART_FORMAT_NAME:
-        raise Incompatible(f"part {key} has format {format_name!r}, this code reads {PART_FORMAT_NAME!r}", key=key)
+    if format_name is not None and format_name not in _FORMAT_NAMES:
+        known = ", ".join(map(repr, _FORMAT_NAMES))
+        raise Incompatible(f"part {key} has format {format_name!r}, this code reads {known}", key=key)
     groups = data.groups if isinstance(data, Pieces) else None
     if isinstance(data, Pieces):
         data = data.data
@@ -376,16 +357,16 @@ def _opened(
     metadata = {
         name.decode(): text.decode() for name, text in (stored.metadata or {}).items() if name.startswith(b"persist.")
     }
-    if int(metadata["persist.format"]) != PART_FORMAT:
-        raise Incompatible(
-            f"part {key} has format {metadata['persist.format']}, this code reads format {PART_FORMAT}", key=key
-        )
+    version = int(metadata["persist.format"])
+    if version not in _FORMAT_NAMES.values():
+        known = " and ".join(map(str, _FORMAT_NAMES.values()))
+        raise Incompatible(f"part {key} has format {version}, this code reads formats {known}", key=key)
     desc = _parsed_desc(metadata["persist.desc"])
-    written = schema
-    if not _is_of(stored, schema):
-        written = schema_of(stored)
-        if not needs_adapting(written, schema, key=key, may_be_newer=may_be_newer):
-            written = schema
+    written = schema if _is_of(stored, schema) else schema_of(stored)
+    if version != _format_of(written):
+        raise CorruptData(f"part {key} has format {version}, and columns of format {_format_of(written)}", key=key)
+    if written is not schema and not needs_adapting(written, schema, key=key, may_be_newer=may_be_newer):
+        written = schema
     for name in ("time", "diff"):
         if stored.field(name).type != pa.int64():
             raise CorruptData(f"part {key}: column {name} is {stored.field(name).type}, not int64", key=key)

@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from persist_engine.base.metrics import Metrics
 from persist_engine.codec.damage import checksum
-from persist_engine.codec.inline_part import INLINE_FORMAT_NAME, ROW_BYTES_MIN, decode_inline, encode_inline
+from persist_engine.codec.inline_part import ROW_BYTES_MIN, decode_inline, encode_inline, inline_format_name_of
 from persist_engine.codec.keys import blob_key
-from persist_engine.codec.part import PART_FORMAT_NAME, encode_part, schema_of
+from persist_engine.codec.part import encode_part, format_name_of, schema_of
 from persist_engine.codec.row_groups import footer_of
 from persist_engine.model.batch import Footing, HollowPart, HollowRun, InlinePart, Part, RunPart
 from persist_engine.model.frontier import Description
@@ -59,7 +59,7 @@ def write_part(
     if inline is not None:
         total, wraps = _diffs_sum(table)
         return InlinePart(
-            inline, table.num_rows, total, schema_id=schema_id, format=INLINE_FORMAT_NAME, sum_wraps=wraps
+            inline, table.num_rows, total, schema_id=schema_id, format=inline_format_name_of(schema), sum_wraps=wraps
         )
     part = _set_blob(store, data, table, schema=schema, schema_id=schema_id)
     store.metrics.observe_s("part_write", store.env.monotonic_s() - started_s)
@@ -107,7 +107,7 @@ def _set_blob(store: PartStore, data: bytes, table: pa.Table, *, schema: Schema,
         key_lower=lower,
         stats=part_stats(table, schema, store.settings.batch.stats_bytes_max),
         schema_id=schema_id,
-        format=PART_FORMAT_NAME,
+        format=format_name_of(schema),
         footer=Footing(*footer_of(data)),
     )
 

@@ -3,11 +3,12 @@
 Arrow can neither sort nor compare structs. `flatten_columns` lays `key`, `val` and `time` out as plain columns, depth
 first. A nullable struct is preceded by a column that holds its validity, so that a null struct differs from a struct of
 nulls. Rows are ordered and compared by these columns, from the first to the last. Nulls sort last and equal each other.
-NaN sorts after all numbers and equals NaN. -0.0 equals 0.0.
+NaN sorts after all numbers and equals NaN. -0.0 equals 0.0. A list or a map is one column of bytes (`rows.nested.ordered`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -16,6 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_engine.base.errors import check
+from persist_engine.rows.nested.layout import is_list, mapped, values_type
+from persist_engine.rows.nested.ordered import ordered
 
 Bools = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.int64]
@@ -47,26 +50,31 @@ def _shared(value: int, size_bits: int) -> pa.Array:
 
 def flatten_columns(table: pa.Table, names: tuple[str, ...] = ORDER_COLUMNS) -> list[pa.ChunkedArray]:
     """The columns by which rows of `table` are compared, most significant first. Zero-copy except for floats, which get
-    one zero and one NaN.
+    one zero and one NaN, and for lists and maps.
 
     The number and meaning of the columns depend only on the schema. Columns of two tables of one schema can therefore
     be compared.
     """
-    out: list[pa.ChunkedArray] = []
+    return list(flat_columns(table, names))
+
+
+def flat_columns(table: pa.Table, names: tuple[str, ...] = ORDER_COLUMNS) -> Iterator[pa.ChunkedArray]:
+    """The same columns, each made when it is asked for. The first ones often decide."""
     for name in names:
         column = table.column(name)
         for child in column.flatten() if pa.types.is_struct(column.type) else [column]:
-            _flatten_into(out, child)
-    return out
+            yield from _flat(child)
 
 
-def _flatten_into(out: list[pa.ChunkedArray], column: pa.ChunkedArray) -> None:
+def _flat(column: pa.ChunkedArray) -> Iterator[pa.ChunkedArray]:
     if pa.types.is_struct(column.type):
-        out.append(column.is_null())
+        yield column.is_null()
         for child in column.flatten():
-            _flatten_into(out, child)
+            yield from _flat(child)
+    elif is_list(column.type):
+        yield ordered(column)
     else:
-        out.append(canonical_floats(column))
+        yield canonical_floats(column)
 
 
 def canonical_floats(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -78,7 +86,7 @@ def canonical_floats(column: pa.ChunkedArray) -> pa.ChunkedArray:
         return pc.if_else(pc.is_nan(plus_zero), pa.scalar(float("nan"), column.type), plus_zero)
     if not _holds_floats(column.type):
         return column
-    chunks = [_canonical_struct(chunk) for chunk in column.chunks]
+    chunks = [_canonical(chunk) for chunk in column.chunks]
     is_same = all(ours is theirs for ours, theirs in zip(chunks, column.chunks, strict=True))
     return column if is_same else pa.chunked_array(chunks, column.type)
 
@@ -96,17 +104,24 @@ def _is_canonical(floats: pa.Array) -> bool:
 def _holds_floats(data_type: pa.DataType) -> bool:
     if pa.types.is_struct(data_type):
         return any(_holds_floats(child.type) for child in data_type)
+    if is_list(data_type):
+        return _holds_floats(values_type(data_type))
     return bool(pa.types.is_floating(data_type))
 
 
-def _canonical_struct(array: pa.StructArray) -> pa.StructArray:
-    fields = [pa.chunked_array([array.field(index)]) for index in range(array.type.num_fields)]
-    children = [canonical_floats(field) for field in fields]
+def _canonical(array: pa.Array) -> pa.Array:
+    if is_list(array.type):
+        return mapped(array, array.type, _canonical)
+    if not pa.types.is_struct(array.type):
+        column = pa.chunked_array([array])
+        canonical = canonical_floats(column)
+        return array if canonical is column else canonical.combine_chunks()
+    fields = [array.field(index) for index in range(array.type.num_fields)]
+    children = [_canonical(field) for field in fields]
     if all(ours is theirs for ours, theirs in zip(children, fields, strict=True)):
         return array
-    merged = [child.combine_chunks() for child in children]
     return pa.StructArray.from_arrays(
-        merged, fields=list(array.type), mask=array.is_null() if array.null_count else None
+        children, fields=list(array.type), mask=array.is_null() if array.null_count else None
     )
 
 
@@ -142,11 +157,14 @@ def _all_valid(array: pa.Array) -> pa.Array:
     if pa.types.is_struct(array.type):
         children = [array.field(index) for index in range(array.type.num_fields)]
         return pa.StructArray.from_arrays(children, fields=list(array.type))
+    if is_list(array.type):
+        buffers, values = [None, array.buffers()[1]], [array.values]
+        return pa.Array.from_buffers(array.type, len(array), buffers, 0, array.offset, children=values)
     _, *data = array.buffers()
     return pa.Array.from_buffers(array.type, len(array), [None, *data], null_count=0, offset=array.offset)
 
 
-def compare_adjacent(columns: list[pa.ChunkedArray], rows: int) -> tuple[bool, Bools]:
+def compare_adjacent(columns: Iterable[pa.ChunkedArray], rows: int) -> tuple[bool, Bools]:
     """Whether the rows are in order; and for each row but the first, whether it equals the row before.
 
     The second answer is meaningless when the rows are not in order. Reads only as many columns as decide the result.

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from persist_engine.base.errors import CorruptData, InvalidUsage
+from persist_engine.rows.ddl import print_type
 
 #: See the module docstring. Only values of one column can be compared.
 Comparable = Any
@@ -86,7 +87,12 @@ def floor_of(literal: Any, data_type: pa.DataType, column: str) -> Floor:
 
 def _misfit(literal: Any, data_type: pa.DataType, column: str) -> InvalidUsage:
     hint = "; to find nulls, use IS NULL" if literal is None else ""
-    return InvalidUsage(f"filter on {column}: {literal!r} cannot be compared with {data_type}{hint}", column=column)
+    if pa.types.is_nested(data_type):
+        hint = (
+            "; name a field within it" if pa.types.is_struct(data_type) else "; a condition can only say IS NULL of it"
+        )
+    shown = print_type(data_type)
+    return InvalidUsage(f"filter on {column}: {literal!r} cannot be compared with {shown}{hint}", column=column)
 
 
 def _floor(literal: Any, data_type: pa.DataType) -> Floor | None:

@@ -1,7 +1,7 @@
 """Spark DDL text <-> Arrow schema, for the types that a shard may hold. Spark and every Parquet reader can read these
 types.
 
-    id BIGINT NOT NULL, `a name` STRING, at TIMESTAMP, place STRUCT<x: DOUBLE, y: DOUBLE>
+    id BIGINT NOT NULL, `a name` STRING, at TIMESTAMP, place STRUCT<x: DOUBLE, y: DOUBLE>, tags ARRAY<STRING>, n MAP<STRING, INT>
 
 Types are case-insensitive, names are case-sensitive. TIMESTAMP is an instant (microseconds, UTC). TIMESTAMP_NTZ is a
 wall clock (microseconds). `parse_ddl(print_ddl(schema)) == schema`.
@@ -14,6 +14,7 @@ import re
 import pyarrow as pa
 
 from persist_engine.base.errors import InvalidUsage
+from persist_engine.rows.nested.layout import is_any_list, list_of, map_of
 
 _NAMED: dict[str, pa.DataType] = {
     "BOOLEAN": pa.bool_(),
@@ -39,15 +40,24 @@ _ALIASES = {
     "DEC": "DECIMAL",
     "NUMERIC": "DECIMAL",
 }
+#: What values of types that no shard holds are in SQL, for messages.
+_FOREIGN = {
+    pa.large_string(): "STRING",
+    pa.string_view(): "STRING",
+    pa.large_binary(): "BINARY",
+    pa.binary_view(): "BINARY",
+    pa.date64(): "DATE",
+    pa.null(): "VOID",
+}
 _NAMES = {data_type: name for name, data_type in _NAMED.items()}
 _PLAIN_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _TOKEN = re.compile(r"\s*(?:(?P<quoted>`(?:[^`]|``)*`)|(?P<word>\w+)|(?P<mark>[<>(),:]))")
-#: The greatest nesting depth of structs. It bounds the recursion and is far beyond any real table.
+#: The greatest nesting depth of structs, lists and maps. It bounds the recursion and is far beyond any real table.
 DEPTH_MAX = 32
 
 
 def type_name(data_type: pa.DataType) -> str | None:
-    """The DDL name of a type that is not a struct; None when a shard cannot hold the type."""
+    """The DDL name of a type that is no struct, list or map; None when a shard cannot hold the type."""
     if pa.types.is_decimal128(data_type) and 0 <= data_type.scale <= data_type.precision:
         return f"DECIMAL({data_type.precision},{data_type.scale})"
     return _NAMES.get(data_type)
@@ -65,10 +75,33 @@ def _print_field(field: pa.Field, separator: str) -> str:
 
 
 def print_type(data_type: pa.DataType) -> str:
-    """DDL of one type. A type without DDL is printed under its Arrow name, for use in messages."""
+    """DDL of one type. A type that a shard cannot hold is printed for use in messages: by the name of the same values in SQL, or else by
+    its Arrow name.
+    """
     if pa.types.is_struct(data_type):
         return "STRUCT<" + ", ".join(_print_field(child, ": ") for child in data_type) + ">"
-    return type_name(data_type) or str(data_type)
+    if pa.types.is_map(data_type):
+        return f"MAP<{print_type(data_type.key_type)}, {print_type(data_type.item_type)}>"
+    if is_any_list(data_type):
+        return f"ARRAY<{print_type(data_type.value_type)}>"
+    return type_name(data_type) or _foreign_name(data_type)
+
+
+def _foreign_name(data_type: pa.DataType) -> str:
+    if pa.types.is_dictionary(data_type):
+        return print_type(data_type.value_type)
+    if pa.types.is_timestamp(data_type):
+        name = _NAMES[pa.timestamp("us", None if data_type.tz is None else "UTC")]
+        zone = "" if data_type.tz in (None, "UTC") else f" in {data_type.tz}"
+        return f"{name}{zone}" + (f" in {data_type.unit}" if data_type.unit != "us" else "")
+    if pa.types.is_unsigned_integer(data_type):
+        signed = {8: "TINYINT", 16: "SMALLINT", 32: "INT", 64: "BIGINT"}
+        return f"{signed[data_type.bit_width]} UNSIGNED"
+    if pa.types.is_decimal(data_type):
+        return f"DECIMAL({data_type.precision},{data_type.scale})"
+    if pa.types.is_fixed_size_binary(data_type):
+        return f"BINARY({data_type.byte_width})"
+    return _FOREIGN.get(data_type) or str(data_type)
 
 
 def parse_ddl(text: str) -> pa.Schema:
@@ -163,16 +196,42 @@ class _Parser:
         if name == "DECIMAL":
             self._advance()
             return self._decimal()
+        if name in ("ARRAY", "MAP"):
+            self._advance()
+            return self._list(depth + 1) if name == "ARRAY" else self._map(depth + 1)
         if name not in _NAMED:
-            allowed = ", ".join([*_NAMED, "DECIMAL(p,s)", "STRUCT<...>"])
+            allowed = ", ".join([*_NAMED, "DECIMAL(p,s)", "STRUCT<...>", "ARRAY<...>", "MAP<k, v>"])
             raise self._refuse(f"type {self._token!r} is not one of {allowed}")
         self._advance()
         return _NAMED[name]
 
-    def _struct(self, depth: int) -> pa.DataType:
+    def _list(self, depth: int) -> pa.DataType:
+        self._open(depth)
+        element = self._one_type(depth)
+        self._refuse_not_null("an element of an ARRAY")
+        self._need_mark(">")
+        return list_of(element)
+
+    def _map(self, depth: int) -> pa.DataType:
+        self._open(depth)
+        key = self._one_type(depth)
+        self._need_mark(",")
+        value = self._one_type(depth)
+        self._refuse_not_null("a value of a MAP")
+        self._need_mark(">")
+        return map_of(key, value)
+
+    def _refuse_not_null(self, what: str) -> None:
+        if self._kind == "word" and self._token.upper() == "NOT":
+            raise self._refuse(f"{what} cannot be NOT NULL")
+
+    def _open(self, depth: int) -> None:
         if depth > DEPTH_MAX:
-            raise self._refuse(f"structs nest deeper than {DEPTH_MAX}")
+            raise self._refuse(f"structs, lists and maps nest deeper than {DEPTH_MAX}")
         self._need_mark("<")
+
+    def _struct(self, depth: int) -> pa.DataType:
+        self._open(depth)
         children = [self._one_field(depth, colon=True)]
         while self._take_mark(","):
             children.append(self._one_field(depth, colon=True))

@@ -1,6 +1,7 @@
 """Schema evolution: which schema may succeed another, and how rows of one schema are shown in another.
 
-A schema only grows. Nullable fields may be added anywhere and are matched by name. Integers and floats of the value may widen. Rows of an
+A schema only grows. Nullable fields may be added anywhere and are matched by name. Integers and floats of the value may widen. Both hold
+within structs, lists and maps too, but for the keys of maps. Rows of an
 older schema, shown in a newer one, keep their order and their identity, because a new field is null in all of them. In the other direction
 fields are left out: distinct rows may become equal, and their order may change.
 """
@@ -14,6 +15,7 @@ import pyarrow.compute as pc
 from persist_engine.base.errors import SchemaMismatch
 from persist_engine.rows.columns import empty_struct
 from persist_engine.rows.ddl import print_type
+from persist_engine.rows.nested.layout import is_list, mapped, values_type
 from persist_engine.rows.schema import Schema
 
 _WIDER = {
@@ -53,6 +55,12 @@ def _field_refusals(path: str, old: pa.Field, new: pa.Field, *, may_widen: bool)
     found: list[str] = []
     if pa.types.is_struct(old.type) and pa.types.is_struct(new.type):
         found += _refusals(path, old.type, new.type, may_widen=may_widen)
+    elif pa.types.is_list(old.type) and pa.types.is_list(new.type):
+        element = pa.field("element", old.type.value_type), pa.field("element", new.type.value_type)
+        found += _field_refusals(f"{path}.element", *element, may_widen=may_widen)
+    elif pa.types.is_map(old.type) and pa.types.is_map(new.type):
+        found += _field_refusals(f"{path}.key", old.type.key_field, new.type.key_field, may_widen=False)
+        found += _field_refusals(f"{path}.value", old.type.item_field, new.type.item_field, may_widen=may_widen)
     elif old.type != new.type and not (may_widen and new.type in _WIDER.get(old.type, ())):
         why = "" if may_widen else ", and the type of a key field is fixed"
         found.append(f"{path} is {print_type(old.type)} and cannot become {print_type(new.type)}{why}")
@@ -104,6 +112,8 @@ def _shown(column: pa.ChunkedArray, kind: pa.DataType, path: str) -> pa.ChunkedA
 def _shown_array(array: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
     if array.type == kind:
         return array
+    if is_list(kind):
+        return mapped(array, kind, lambda values: _shown_array(values, values_type(kind), path))
     if not pa.types.is_struct(kind):
         return _cast(array, kind, path)
     if kind.num_fields == 0:

@@ -24,6 +24,7 @@ from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.batch import HollowPart, InlinePart, Part
 from persist_engine.rows.columns import canonical_floats
 from persist_engine.rows.comparable import NAN, Comparable, comparable_bound, floor_of, lacks_zone, scalar_of
+from persist_engine.rows.ddl import print_type
 from persist_engine.rows.errors_column import ERR, holds_errors
 from persist_engine.rows.part_stats import stats_name
 from persist_engine.rows.predicate import And, Compare, In, IsNull, Like, Not, Or, Predicate
@@ -386,7 +387,7 @@ class Filter:
         name = ".".join(column.path)
         if not pa.types.is_string(column.data_type):
             raise InvalidUsage(
-                f"filter on {name}: LIKE compares texts, and the column is {column.data_type}", column=name
+                f"filter on {name}: LIKE compares texts, and the column is {print_type(column.data_type)}", column=name
             )
         found = _PATTERN.fullmatch(pattern)
         if found is None:

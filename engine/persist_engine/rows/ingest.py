@@ -8,7 +8,6 @@ dictionaries, other units or zones of an instant, integers of another width for 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import datetime
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -18,6 +17,9 @@ import pyarrow.compute as pc
 from persist_engine.base.errors import InvalidUsage, SchemaMismatch
 from persist_engine.rows.columns import empty_struct
 from persist_engine.rows.ddl import print_type
+from persist_engine.rows.nested.entries import KeyProblem, sorted_entries
+from persist_engine.rows.nested.layout import as_plain_list, is_any_list, is_list, mapped, values_type
+from persist_engine.rows.nested.values import leaf_array, struct_array
 from persist_engine.rows.schema import Schema
 
 #: Python rows are gathered into tables of this many rows.
@@ -129,7 +131,7 @@ def _unexpected(val_type: pa.DataType) -> list[str]:
     if pa.types.is_null(val_type):
         return []
     if not pa.types.is_struct(val_type):
-        return [f"val is {val_type}, the shard's schema has no values"]
+        return [f"val is {print_type(val_type)}, the shard's schema has no values"]
     return [f"val.{child.name} is not in the shard's schema" for child in val_type]
 
 
@@ -149,6 +151,8 @@ def _conform(array: pa.Array, field: pa.Field, path: str, problems: list[str]) -
     """`array` converted to `field`. Each obstacle is added to `problems`; the returned array is then meaningless."""
     if pa.types.is_struct(field.type):
         return _conform_struct(array, field, path, problems)
+    if is_list(field.type):
+        return _conform_list(array, field, path, problems)
     if array.type == field.type:
         return array
     if _same_values(array.type, field.type):
@@ -186,6 +190,28 @@ def _conform_struct(array: pa.Array, field: pa.Field, path: str, problems: list[
     if problems or array.type == field.type:
         return array
     return pa.StructArray.from_arrays(children, fields=list(field.type), mask=absent)
+
+
+def _conform_list(array: pa.Array, field: pa.Field, path: str, problems: list[str]) -> pa.Array:
+    """A map may also come as a list of structs of its key and its value. Maps get their entries in order."""
+    if pa.types.is_null(array.type):
+        return pa.nulls(len(array), field.type)
+    kind, given = field.type, array.type
+    entry = values_type(kind)
+    fits = is_any_list(given) and (pa.types.is_map(given) <= pa.types.is_map(kind))
+    if fits and pa.types.is_map(kind) and not pa.types.is_map(given):
+        fits = pa.types.is_struct(given.value_type) and [each.name for each in given.value_type] == ["key", "value"]
+    if not fits:
+        problems.append(f"{path} is {print_type(given)}, the shard's is {print_type(kind)}")
+        return array
+    within = pa.field("element", entry)
+    before = len(problems)
+    try:
+        out = mapped(as_plain_list(array), kind, lambda values: _conform(values, within, f"{path}[]", problems))
+        return sorted_entries(out) if pa.types.is_map(kind) and len(problems) == before else out
+    except (pa.ArrowInvalid, KeyProblem) as error:
+        problems.append(f"{path}: {error}")
+        return array
 
 
 def _same_values(given: pa.DataType, wanted: pa.DataType) -> bool:
@@ -229,89 +255,12 @@ def _from_rows(rows: Rows, schema: Schema) -> Iterator[pa.Table]:
             keys, vals = zip(*pairs, strict=True)
         except (TypeError, ValueError) as error:
             raise InvalidUsage(f"a row is not ((key, val), time, diff): {error}") from error
-        columns = [_struct_of("key", keys, schema.key_type), _struct_of("val", vals, schema.val_type)]
+        columns = [struct_array("key", keys, schema.key_type), struct_array("val", vals, schema.val_type)]
         yield pa.table([*columns, _ints_of("time", times), _ints_of("diff", diffs)], names=list(_COLUMNS))
-
-
-def _array_of(values: tuple[Any, ...], target: pa.DataType) -> pa.Array:
-    """`values` as an array of type `target`. Raises Arrow's own errors; TypeError where Arrow would silently truncate (fractions of
-    numbers, the time of day of dates, zones of instants); OverflowError where Arrow would make a number infinite.
-    """
-    if not (pa.types.is_integer(target) or pa.types.is_floating(target) or pa.types.is_temporal(target)):
-        return pa.array(values, target)  # Arrow checks these types strictly
-    given = pa.array(values)
-    if pa.types.is_temporal(target) and _would_cut(values, target):
-        raise TypeError("some of the values have a time of day, or a zone, and some do not")
-    if given.type == target:
-        return given
-    if pa.types.is_integer(given.type):
-        fits = pa.types.is_integer(target) or pa.types.is_floating(target) or pa.types.is_timestamp(target)
-    elif pa.types.is_timestamp(given.type):
-        fits = pa.types.is_timestamp(target) and (given.type.tz is None or target.tz is not None)
-    elif pa.types.is_floating(given.type):
-        fits = pa.types.is_floating(target)
-    else:
-        fits = pa.types.is_null(given.type)
-    if not fits:
-        raise TypeError(f"the values are {given.type}")
-    fitted = pa.array(values, target)
-    if target == pa.float32() and pc.any(pc.xor(pc.is_inf(fitted), pc.is_inf(given))).as_py():
-        raise OverflowError("a value is too large")
-    return fitted
-
-
-def _would_cut(values: tuple[Any, ...], target: pa.DataType) -> bool:
-    """Whether some value holds more than `target` can. Arrow infers the type from the first value and does not notice it in later ones."""
-    if pa.types.is_date(target):
-        return any(isinstance(value, datetime) for value in values)
-    return target.tz is None and any(isinstance(value, datetime) and value.tzinfo is not None for value in values)
 
 
 def _ints_of(name: str, values: tuple[Any, ...]) -> pa.Array:
     try:
-        return _array_of(values, pa.int64())
+        return leaf_array(values, pa.int64())
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise InvalidUsage(f"{name} is not a whole number in int64: {error}") from error
-
-
-def _struct_of(path: str, values: tuple[Any, ...], target: pa.DataType) -> pa.Array:
-    """One struct array of tuples (in field order) or dicts (by name). None is null. The value of a struct without fields is ()."""
-    if target.num_fields == 0:
-        if any(values):
-            raise SchemaMismatch(f"{path} holds values, the shard's schema has none: expected (), {{}} or None")
-        return empty_struct(len(values))
-    fields = list(target)
-    absent = [value is None for value in values]
-    columns: list[pa.Array] = []
-    for index, (field, column) in enumerate(
-        zip(fields, _columns_of(path, values, [field.name for field in fields]), strict=True)
-    ):
-        name = f"{path}.{field.name}"
-        if pa.types.is_struct(field.type):
-            columns.append(_struct_of(name, column, fields[index].type))
-            continue
-        try:
-            columns.append(_array_of(column, field.type))
-        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-            raise SchemaMismatch(f"{name} does not fit {print_type(field.type)}: {error}") from error
-    return pa.StructArray.from_arrays(columns, fields=fields, mask=pa.array(absent) if any(absent) else None)
-
-
-def _columns_of(path: str, values: tuple[Any, ...], names: list[str]) -> list[tuple[Any, ...]]:
-    nothing = (None,) * len(names)
-    wanted = set(names)
-    rows: list[tuple[Any, ...]] = []
-    for value in values:
-        if isinstance(value, dict):
-            if value.keys() != wanted:
-                raise SchemaMismatch(f"{path} has the fields {', '.join(map(str, value))}; expected {', '.join(names)}")
-            rows.append(tuple(value[name] for name in names))
-        elif isinstance(value, (tuple, list)):
-            if len(value) != len(names):
-                raise SchemaMismatch(f"{path} has {len(value)} fields; expected {len(names)}: {', '.join(names)}")
-            rows.append(tuple(value))
-        elif value is None:
-            rows.append(nothing)
-        else:
-            raise SchemaMismatch(f"{path} is a {type(value).__name__}; expected a tuple or dict of {', '.join(names)}")
-    return list(zip(*rows, strict=True))

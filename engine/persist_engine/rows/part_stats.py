@@ -2,7 +2,8 @@
 
 Bounds are conservative: every row lies within them, or the bound is None (unknown). They are JSON texts: numbers and booleans as
 themselves, strings as strings, decimals and floats that are not finite as strings, binary as hexadecimal, dates as days and timestamps as
-microseconds since the epoch. `bound` decodes one. Struct fields have a null count only. A field within a struct is null wherever the struct
+microseconds since the epoch. `bound` decodes one. Structs, lists and maps have a null count only, and what is in lists and maps has no
+statistics. A field within a struct is null wherever the struct
 is null.
 """
 
@@ -88,7 +89,7 @@ def _walk(path: Path, fields: Iterable[pa.Field], column: pa.ChunkedArray) -> It
 def column_stats(column: pa.ChunkedArray) -> ColumnStats:
     """Null count and bounds of one column."""
     unknown = ColumnStats(column.null_count, None, None)
-    if pa.types.is_struct(column.type) or column.null_count == len(column):
+    if pa.types.is_nested(column.type) or column.null_count == len(column):
         return unknown
     bounds = pc.min_max(column)
     least, greatest = bounds["min"], bounds["max"]

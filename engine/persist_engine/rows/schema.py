@@ -16,21 +16,23 @@ import pyarrow as pa
 from persist_engine.base.errors import CorruptData, InvalidUsage
 from persist_engine.model.state import CodecNames, SchemaPair
 from persist_engine.rows.ddl import DEPTH_MAX, parse_ddl, print_ddl, print_type, type_name
+from persist_engine.rows.nested.layout import holds_lists, is_any_list, list_of, map_of
 
 #: The codec names of every shard that this code creates: typed structs, u64 times, i64 diffs.
 CODECS = CodecNames(key="struct", val="struct")
 
-_HINTS = {
-    "large_string": "string",
-    "string_view": "string",
-    "large_binary": "binary",
-    "binary_view": "binary",
-    "uint8": "int16",
-    "uint16": "int32",
-    "uint32": "int64",
-    "uint64": "decimal128(20, 0)",
-    "halffloat": "float",
-    "date64[ms]": "date32",
+#: The type that holds the values of one that is not allowed.
+_INSTEAD = {
+    pa.large_string(): pa.string(),
+    pa.string_view(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.binary_view(): pa.binary(),
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+    pa.date64(): pa.date32(),
 }
 
 
@@ -39,8 +41,8 @@ class Schema:
     """Key and value schema of a shard. The value may have no fields; the key has at least one.
 
     Fields are bool, signed integers, float32/64, decimal128, string, binary, date32, timestamp(us) without zone or in
-    UTC, and structs of these. InvalidUsage names a field of any other type. `Schema.from_ddl(s.key_ddl, s.val_ddl) ==
-    s`.
+    UTC, and structs of these; of the value also lists and maps. InvalidUsage names a field of any other type.
+    `Schema.from_ddl(s.key_ddl, s.val_ddl) == s`.
     """
 
     key: pa.Schema
@@ -99,11 +101,20 @@ class Schema:
 
     @cached_property
     def required_fields(self) -> tuple[tuple[str, int], ...] | None:
-        """(side, index) of each top-level NOT NULL field; None when a nested struct has NOT NULL fields."""
+        """(side, index) of each top-level NOT NULL field; None when a nested struct has NOT NULL fields, and when values hold lists or
+        maps, whose form must be checked too.
+        """
+        if self.holds_lists:
+            return None
         sides = [(side, list(enumerate(fields))) for side, fields in (("key", self.key), ("val", self.val))]
         if any(_has_required(field.type) for _, fields in sides for _, field in fields):
             return None
         return tuple((side, index) for side, fields in sides for index, field in fields if not field.nullable)
+
+    @cached_property
+    def holds_lists(self) -> bool:
+        """Whether a list or a map is somewhere in the value."""
+        return any(holds_lists(field.type) for field in self.val)
 
     def to_pair(self) -> SchemaPair:
         """The form registered in state: two serialized Arrow schemas."""
@@ -165,8 +176,6 @@ def _has_required(data_type: pa.DataType) -> bool:
 
 def _allowed(path: str, fields: list[pa.Field], depth: int) -> list[pa.Field]:
     """The fields without metadata. InvalidUsage names the first field that a shard cannot hold."""
-    if depth > DEPTH_MAX:
-        raise InvalidUsage(f"field {path}: structs nest deeper than {DEPTH_MAX}")
     out: list[pa.Field] = []
     seen: set[str] = set()
     for field in fields:
@@ -176,22 +185,57 @@ def _allowed(path: str, fields: list[pa.Field], depth: int) -> list[pa.Field]:
         if field.name in seen:
             raise InvalidUsage(f"field {name}: declared twice", field=name)
         seen.add(field.name)
-        data_type = field.type
-        if pa.types.is_struct(data_type):
-            if data_type.num_fields == 0:
-                raise InvalidUsage(f"field {name}: a nested struct needs at least one field", field=name)
-            data_type = pa.struct(_allowed(name, list(data_type), depth + 1))
-        elif type_name(data_type) is None:
-            raise InvalidUsage(f"field {name}: {_refusal(data_type)}", field=name)
-        out.append(pa.field(field.name, data_type, nullable=field.nullable))
+        out.append(pa.field(field.name, _allowed_type(name, field.type, depth + 1), nullable=field.nullable))
     return out
 
 
-def _refusal(data_type: pa.DataType) -> str:
-    if pa.types.is_timestamp(data_type):
-        return f"type {data_type} is not allowed, use timestamp[us] (wall clock) or timestamp[us, tz=UTC] (instant)"
-    hint = _HINTS.get(str(data_type))
-    return f"type {data_type} is not allowed" + (f", use {hint}" if hint else "")
+def _allowed_type(name: str, kind: pa.DataType, depth: int) -> pa.DataType:
+    is_nested = pa.types.is_struct(kind) or is_any_list(kind)
+    if is_nested and depth > DEPTH_MAX:
+        raise InvalidUsage(f"field {name}: structs, lists and maps nest deeper than {DEPTH_MAX}")
+    if pa.types.is_struct(kind):
+        if kind.num_fields == 0:
+            raise InvalidUsage(f"field {name}: a nested struct needs at least one field", field=name)
+        return pa.struct(_allowed(name, list(kind), depth))
+    if is_any_list(kind):
+        return _allowed_list(name, kind, depth)
+    if type_name(kind) is None:
+        raise InvalidUsage(f"field {name}: {_refusal(kind)}", field=name)
+    return kind
+
+
+def _allowed_list(name: str, kind: pa.DataType, depth: int) -> pa.DataType:
+    if name.startswith("key."):
+        what = "MAP" if pa.types.is_map(kind) else "ARRAY"
+        raise InvalidUsage(f"field {name}: a key holds no {what}: put the column into the value", field=name)
+    if pa.types.is_map(kind):
+        if type_name(kind.key_type) is None:
+            shown = print_type(kind.key_type)
+            raise InvalidUsage(
+                f"field {name}: the key of a MAP is a number, a text, a date or a time, not {shown}", field=name
+            )
+        if not kind.item_field.nullable:
+            raise InvalidUsage(f"field {name}: a value of a MAP cannot be NOT NULL", field=name)
+        return map_of(kind.key_type, _allowed_element(f"{name}.value", kind.item_type, depth))
+    if not pa.types.is_list(kind):
+        raise InvalidUsage(f"field {name}: type {kind} is not allowed, use pyarrow's list_", field=name)
+    if not kind.value_field.nullable:
+        raise InvalidUsage(f"field {name}: an element of an ARRAY cannot be NOT NULL", field=name)
+    return list_of(_allowed_element(f"{name}.element", kind.value_type, depth))
+
+
+def _allowed_element(name: str, kind: pa.DataType, depth: int) -> pa.DataType:
+    if _has_required(kind):
+        raise InvalidUsage(f"field {name}: a field within an ARRAY or a MAP cannot be NOT NULL", field=name)
+    return _allowed_type(name, kind, depth + 1)
+
+
+def _refusal(kind: pa.DataType) -> str:
+    instead = _INSTEAD.get(kind)
+    if pa.types.is_timestamp(kind):
+        instead = pa.timestamp("us", None if kind.tz is None else "UTC")
+    hint = "" if instead is None else f", use {print_type(instead)}, which is {instead} in pyarrow"
+    return f"type {kind} is not allowed{hint}"
 
 
 def _differences(path: str, ours: pa.DataType, theirs: pa.DataType) -> list[str]:

@@ -34,7 +34,7 @@ _GROUP_ROWS_FEW = 8
 _SIGN = np.uint64(1 << 63)
 
 
-def order_indices(columns: list[pa.ChunkedArray], rows: int) -> Indices:
+def order_indices(columns: Iterable[pa.ChunkedArray], rows: int) -> Indices:
     """Row indices in order. Equal rows come in any order."""
     return order_and_equal(columns, rows)[0]
 

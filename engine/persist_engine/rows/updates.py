@@ -29,7 +29,7 @@ from persist_engine.rows.columns import (
     canonical_floats,
     compare_adjacent,
     constant,
-    flatten_columns,
+    flat_columns,
 )
 from persist_engine.rows.ingest import normalise
 from persist_engine.rows.sorting import order_and_equal, order_indices
@@ -54,14 +54,13 @@ _INT64_MAX = 2**63 - 1
 
 def sort(table: pa.Table) -> pa.Table:
     """The same rows in order. Returns the table itself when it is already in order."""
-    columns = flatten_columns(table)
-    in_order, _ = compare_adjacent(columns, table.num_rows)
-    return table if in_order else rows_at(table, order_indices(columns, table.num_rows))
+    in_order, _ = compare_adjacent(flat_columns(table), table.num_rows)
+    return table if in_order else rows_at(table, order_indices(flat_columns(table), table.num_rows))
 
 
 def is_consolidated(table: pa.Table) -> bool:
     """Whether rows are in order, no two have the same (key, val, time), and no diff is zero."""
-    in_order, equal = compare_adjacent(flatten_columns(table), table.num_rows)
+    in_order, equal = compare_adjacent(flat_columns(table), table.num_rows)
     return in_order and not equal.any() and not (_diffs(table) == 0).any()
 
 
@@ -73,11 +72,10 @@ def consolidate(table: pa.Table) -> pa.Table:
     if (few := consolidate_small(table)) is not None:
         return few
     table = with_canonical_floats(table)
-    columns = flatten_columns(table)
-    in_order, equal = compare_adjacent(columns, table.num_rows)
+    in_order, equal = compare_adjacent(flat_columns(table), table.num_rows)
     if in_order:
         return _summed(table, None, equal)
-    order, equal = order_and_equal(columns, table.num_rows)
+    order, equal = order_and_equal(flat_columns(table), table.num_rows)
     return _summed(table, order, equal)
 
 
@@ -90,9 +88,9 @@ def consolidate_pieces(table: pa.Table, pieces: int) -> pa.Table:
 
     def columns() -> Iterator[pa.ChunkedArray]:
         nonlocal table
-        yield from flatten_columns(table, ("key",))
+        yield from flat_columns(table, ("key",))
         table = table.combine_chunks()  # taking from many chunks is several times slower
-        yield from flatten_columns(table, ("val", "time"))
+        yield from flat_columns(table, ("val", "time"))
 
     order, equal = order_and_equal(columns(), table.num_rows, is_in_runs=True)
     ends = np.flatnonzero(order[1:] != order[:-1] + 1) + 1
@@ -105,7 +103,7 @@ def consolidate_pieces(table: pa.Table, pieces: int) -> pa.Table:
 def consolidate_sorted(table: pa.Table) -> pa.Table | None:
     """`consolidate` for rows that are in order; None when they are not."""
     table = with_canonical_floats(table)
-    in_order, equal = compare_adjacent(flatten_columns(table), table.num_rows)
+    in_order, equal = compare_adjacent(flat_columns(table), table.num_rows)
     return _summed(table, None, equal) if in_order else None
 
 

@@ -2,6 +2,9 @@
 
     | fixed fields, widest first | u32 length of each string | presence bits | zeros to 8 | strings end to end | zeros to 8 |
 
+A list or a map counts as a string: the number of its elements, the size of each, and the elements as rows of one field, or of key and
+value.
+
 Two rows have equal bytes exactly when they are equal, as `rows.columns` defines equality (one zero, one NaN; a null struct differs from a
 struct of nulls). The bytes under nulls have no effect. Every row is a whole number of 64-bit words. This is not a durable format: it may
 change with any release, and no data outlives the process that wrote it.
@@ -20,6 +23,7 @@ import pyarrow.compute as pc
 
 from persist_engine.base.errors import CorruptData
 from persist_engine.rows.columns import canonical_floats, empty_struct
+from persist_engine.rows.nested.layout import ELEMENT, ListColumn, is_list, values_type
 
 WORD_BYTES = 8
 #: Rows are decoded in chunks of this size: a column of strings holds twice as much, and one row may be large.
@@ -59,6 +63,7 @@ class RowCodec:
                 "itemsize": self._fixed_bytes,
             }
         )
+        self._lists = {field.name: _ListCodec(field.type) for field in self._fields if is_list(field.type)}
 
     def encode(self, rows: pa.ChunkedArray | pa.Array) -> pa.LargeBinaryArray:
         """The bytes of each row. The struct itself must not be null."""
@@ -78,7 +83,8 @@ class RowCodec:
                 continue
             assert slots is not None
             if _is_string(field.type):
-                text = column.cast(pa.binary()).cast(pa.large_binary())
+                own = self._lists.get(field.name)
+                text = column.cast(pa.binary()).cast(pa.large_binary()) if own is None else own.encode(column)
                 strings.append(text if there.all() else pc.if_else(pa.array(there), text, pa.scalar(b"", text.type)))
                 slots[field.name] = pc.binary_length(strings[-1]).to_numpy()
             else:
@@ -122,6 +128,8 @@ class RowCodec:
             there = present[:, index]
             if field.is_struct:
                 leaves[field.path] = (None, there)
+            elif field.name in self._lists:
+                leaves[field.path] = (self._lists[field.name].decode(texts[field.name], there), there)
             elif _is_string(field.type):
                 leaves[field.path] = (texts[field.name], there)
             else:
@@ -150,6 +158,65 @@ class RowCodec:
         }
 
 
+class _ListCodec:
+    """Encodes and decodes the lists or maps of one type. Every value is a whole number of words."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self._kind = kind
+        self._is_map = pa.types.is_map(kind)
+        self._rows = values_type(kind) if self._is_map else pa.struct([pa.field(ELEMENT, values_type(kind))])
+        self._codec = RowCodec(self._rows)
+
+    def encode(self, array: pa.Array) -> pa.LargeBinaryArray:
+        """The bytes of each list; of null, those of a list without elements."""
+        pieces = ListColumn.of(array)
+        values = pieces.values
+        rows = values if self._is_map else pa.StructArray.from_arrays([values], fields=list(self._rows))
+        elements = self._codec.encode(rows)
+        edges, _, data = _spans(elements)
+        edges = np.append(edges, len(data))
+        offsets = pieces.offsets.astype(np.int64)
+        heads = np.insert(np.diff(edges), offsets[:-1], np.diff(offsets)).astype(np.uint64)
+        starts = WORD_BYTES * (offsets + np.arange(len(offsets)))
+        bodies = _binary(edges[offsets], pa.py_buffer(data))
+        return pc.binary_join_element_wise(_binary(starts, heads), bodies, pa.scalar(b"", pa.large_binary()))
+
+    def decode(self, texts: pa.LargeBinaryArray, there: npt.NDArray[np.bool_]) -> pa.Array:
+        """Inverse of `encode`; null where not `there`."""
+        count = len(texts)
+        starts, ends, data = _spans(texts)
+        sizes = ends - starts
+        _need(bool((sizes[there] >= WORD_BYTES).all() and (sizes % WORD_BYTES == 0).all()), "a list has no whole words")
+        words = np.ascontiguousarray(data[starts[0] if count else 0 :][: int(sizes.sum())]).view(np.uint64)
+        first = (starts - starts[0]) // WORD_BYTES if count else starts
+        counts = np.zeros(count, np.uint64)
+        counts[there] = words[first[there]]
+        _need(bool((counts <= sizes.astype(np.uint64) // WORD_BYTES).all()), "a list has more elements than words")
+        offsets = np.concatenate([[0], np.cumsum(counts.astype(np.int64))])
+        _need(int(offsets[-1]) < 1 << 31, "lists have too many elements")
+        lengths = np.diff(offsets)
+        within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+        at = np.repeat(first + 1, lengths) + within
+        _need(not len(at) or int(at[-1]) < len(words), "a list ends before its sizes")
+        heads = np.where(there, WORD_BYTES * (1 + lengths), 0)
+        steps = np.insert(words[at].view(np.int64), offsets[:-1], heads)
+        edges = np.concatenate([[0], np.cumsum(steps)])
+        rows = edges[offsets + np.arange(count + 1)]
+        _need(
+            bool((steps >= 0).all() and np.array_equal(rows, np.append(first, len(words)) * WORD_BYTES)),
+            "a list's sizes",
+        )
+        is_element = np.ones(len(steps), np.bool_)
+        is_element[offsets[:-1] + np.arange(count)] = False
+        pieces = _binary(edges, pa.py_buffer(words)).take(pa.array(np.flatnonzero(is_element)))
+        found = self._codec.decode(pieces)
+        values = pa.concat_arrays(found.chunks) if found.num_chunks else pa.array([], self._rows)
+        absent = None if there.all() else pa.array(~there)
+        return ListColumn(offsets.astype(np.int32), values if self._is_map else values.field(0), absent).array(
+            self._kind
+        )
+
+
 def _flat_fields(struct_type: pa.DataType, path: tuple[int, ...]) -> list[_Field]:
     out: list[_Field] = []
     for index in range(struct_type.num_fields):
@@ -173,7 +240,8 @@ def _leaf(array: pa.StructArray, path: tuple[int, ...]) -> tuple[pa.Array, npt.N
 
 
 def _is_string(data_type: pa.DataType) -> bool:
-    return bool(pa.types.is_string(data_type) or pa.types.is_binary(data_type))
+    """Whether values have no fixed size."""
+    return bool(pa.types.is_string(data_type) or pa.types.is_binary(data_type) or is_list(data_type))
 
 
 def _numpy_type(data_type: pa.DataType) -> str:
@@ -219,6 +287,8 @@ def _struct(
 
 
 def _column(values: Any, there: npt.NDArray[np.bool_], data_type: pa.DataType) -> pa.Array:
+    if is_list(data_type):
+        return values
     if _is_string(data_type):
         column = values.cast(pa.binary()).view(data_type)
         return column if there.all() else pc.if_else(pa.array(there), column, pa.scalar(None, data_type))

@@ -17,6 +17,8 @@ import pyarrow.compute as pc
 from persist_engine.base.errors import InvalidUsage, InvariantViolated, SchemaMismatch
 from persist_engine.rows.columns import empty_struct
 from persist_engine.rows.ddl import print_type
+from persist_engine.rows.nested.entries import KeyProblem, sorted_entries
+from persist_engine.rows.nested.layout import as_plain_list, holds_lists, is_any_list, is_list, mapped, values_type
 from persist_engine.rows.schema import Schema
 
 _SIDES = ("key", "val")
@@ -122,7 +124,7 @@ class Columns:
             values = table.column(field.name)
             try:
                 values = converted(values, field.type)
-            except (TypeError, pa.ArrowException) as error:
+            except (TypeError, pa.ArrowException, KeyProblem) as error:
                 problems.append(
                     f"{field.name} is {print_type(values.type)}, the table's is {print_type(field.type)}: {_why(error)}"
                 )
@@ -157,11 +159,16 @@ class Columns:
 
 def converted(values: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
     """`values` as `wanted`, if every value stays what it is: numbers that fit, instants of any unit and zone, text and bytes of any layout,
-    dictionaries, nulls. A float becomes a decimal when the decimal reads back as the same float.
+    dictionaries, nulls, lists of any layout, maps and lists of their entries, which get the order of their keys. A float becomes a decimal
+    when the decimal reads back as the same float.
 
     TypeError for other types, and ArrowInvalid for values that would change.
     """
     given = values.type
+    if pa.types.is_null(given):
+        return values.cast(wanted)
+    if holds_lists(wanted):
+        return pa.chunked_array([_nested(chunk, wanted) for chunk in values.chunks], wanted)
     if given == wanted or pa.types.is_struct(wanted):
         return values  # the writer compares structs field by field
     if pa.types.is_dictionary(given):
@@ -173,7 +180,7 @@ def converted(values: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
         return converted(values.cast(_WHOLE), wanted)
     if pa.types.is_decimal(wanted) and pa.types.is_decimal(given):
         return _rescaled(values, wanted)
-    if pa.types.is_null(given) or _is_same_kind(given, wanted):
+    if _is_same_kind(given, wanted):
         return values.cast(wanted)
     if pa.types.is_floating(given) and (pa.types.is_decimal(wanted) or pa.types.is_floating(wanted)):
         return _reads_back(values, wanted)
@@ -182,6 +189,29 @@ def converted(values: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
     if pa.types.is_timestamp(given) and pa.types.is_date(wanted):
         raise TypeError("take the dates of its times, as in df['at'].dt.date")
     raise TypeError("convert it first")
+
+
+def _nested(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """As `converted`, also within structs, whose fields are matched by name."""
+    given = array.type
+    if pa.types.is_null(given):
+        return pa.nulls(len(array), wanted)
+    if pa.types.is_struct(wanted):
+        names = [field.name for field in given] if pa.types.is_struct(given) else []
+        if sorted(names) != sorted(field.name for field in wanted):
+            raise TypeError(f"it must be {print_type(wanted)}")
+        children = [_nested(array.field(names.index(field.name)), field.type) for field in wanted]
+        mask = array.is_null() if array.null_count else None
+        return pa.StructArray.from_arrays(children, fields=list(wanted), mask=mask)
+    if not is_list(wanted):
+        return converted(pa.chunked_array([array]), wanted).combine_chunks()
+    is_map = pa.types.is_map(wanted)
+    is_alike = is_any_list(given) and pa.types.is_map(given) == is_map
+    is_entries = is_map and not is_alike and is_any_list(given) and pa.types.is_struct(given.value_type)
+    if not is_alike and not is_entries:
+        raise TypeError(f"it must be {print_type(wanted)}")
+    out = mapped(as_plain_list(array), wanted, lambda values: _nested(values, values_type(wanted)))
+    return sorted_entries(out) if is_map else out
 
 
 def decoded(values: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -23,7 +23,7 @@ from persist_engine.parts.listings import listed
 from persist_engine.rows.schema import Schema
 from persist_engine.shard.machine import Machine
 
-_PARQUET = "parquet/1"
+_PARQUET = ("parquet/1", "parquet/2")
 
 Read = Callable[[str, int, int], "bytes | None"]
 """Key, start and size to bytes; None when the blob is gone."""
@@ -75,7 +75,7 @@ def _expanded(machine: Machine, members: Sequence[RunPart]) -> Iterator[RunPart]
 
 
 def _check(part: RunPart, machine: Machine, *, is_cut: bool) -> None:
-    if is_cut or part.schema_id != machine.schema_id or (isinstance(part, HollowPart) and part.format != _PARQUET):
+    if is_cut or part.schema_id != machine.schema_id or (isinstance(part, HollowPart) and part.format not in _PARQUET):
         raise InvalidUsage("its files were written for other times or columns than the table has now: call optimize()")
     # The sum alone does not do: rows with the diffs 3 and -1 have it too.
     least = part.stats.diff_min if isinstance(part, HollowPart) and part.stats is not None else None

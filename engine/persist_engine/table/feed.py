@@ -111,7 +111,8 @@ class ChangeFeed:
     def __iter__(self) -> Iterator[Change]:
         """The changes, one by one. A loop that is left in the middle lets go of everything."""
         for batch in self.to_batches():
-            columns = (batch.column(name).to_pylist() for name in ("_change", "_time", "_before", "_after"))
+            names = ("_change", "_time", "_before", "_after")
+            columns = (batch.column(name).to_pylist(maps_as_pydicts="strict") for name in names)
             for kind, time, before, after in zip(*columns, strict=True):
                 if self._closed.is_set():
                     return

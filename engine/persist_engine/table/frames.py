@@ -16,6 +16,8 @@ from typing import Any
 import pyarrow as pa
 
 from persist_engine.base.errors import InvalidUsage, SchemaMismatch
+from persist_engine.rows.nested.layout import holds_maps
+from persist_engine.rows.nested.values import array_of
 
 Frame = Any
 """A pandas or polars DataFrame, a pyarrow Table, RecordBatch or RecordBatchReader, a DuckDB relation or anything else with
@@ -54,7 +56,7 @@ def table_of(frame: Frame, wanted: pa.Schema | None = None) -> pa.Table:
     if isinstance(frame, pa.RecordBatch):
         return pa.Table.from_batches([frame])
     if _is_pandas(frame):
-        return _from_pandas(frame)
+        return _from_pandas(frame, wanted)
     if isinstance(frame, Mapping):
         return _from_lists(frame, wanted)
     if (
@@ -88,8 +90,11 @@ def _is_pandas(frame: Frame) -> bool:
     return kind.__name__ == "DataFrame" and kind.__module__.partition(".")[0] == "pandas"
 
 
-def _from_pandas(frame: Frame) -> pa.Table:
-    """Columns, and levels of the index that have a name. An index without a name numbers rows, and is left out. NaN is null."""
+def _from_pandas(frame: Frame, wanted: pa.Schema | None) -> pa.Table:
+    """Columns, and levels of the index that have a name. An index without a name numbers rows, and is left out. NaN is null. Only maps,
+    which pandas has as dicts or pairs, need the wanted type.
+    """
+    maps = [] if wanted is None else [field.name for field in wanted if holds_maps(field.type)]
     if any(name is not None for name in frame.index.names):
         frame = frame.reset_index()
     bad = [str(name) for name in frame.columns if not isinstance(name, str)]
@@ -102,7 +107,8 @@ def _from_pandas(frame: Frame) -> pa.Table:
     arrays = []
     for name in frame.columns:
         try:
-            arrays.append(pa.array(frame[name], from_pandas=True))
+            kind = wanted.field(name).type if wanted is not None and name in maps else None
+            arrays.append(pa.array(frame[name], kind, from_pandas=True))
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             problems.append(f"{name}: {_first_line(error)}")
     if problems:
@@ -127,7 +133,9 @@ def _from_lists(columns: Mapping[str, Any], wanted: pa.Schema | None) -> pa.Tabl
             continue
         kind = None if wanted is None or name not in wanted.names else wanted.field(name).type
         try:
-            arrays[name] = _array(values, kind)
+            arrays[name] = _array(name, values, kind)
+        except SchemaMismatch as error:
+            problems.append(str(error))
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             problems.append(f"{name}: {_first_line(error)}")
     lengths = {name: len(values) for name, values in arrays.items()}
@@ -140,9 +148,9 @@ def _from_lists(columns: Mapping[str, Any], wanted: pa.Schema | None) -> pa.Tabl
     return pa.table(arrays)
 
 
-def _array(values: Any, kind: pa.DataType | None) -> pa.Array | pa.ChunkedArray:
+def _array(name: str, values: Any, kind: pa.DataType | None) -> pa.Array | pa.ChunkedArray:
     """Values in the type that they have by themselves, so that what the table's type would cut is seen. In the table's type where Python's
-    own types say less: decimals, structs, and values that are all null.
+    own types say less: decimals, structs, lists, maps, and values that are all null.
     """
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values
@@ -155,8 +163,8 @@ def _array(values: Any, kind: pa.DataType | None) -> pa.Array | pa.ChunkedArray:
             values, has_floats = [_exact(value) for value in values], False
         if not has_floats:
             return pa.array(values, kind)
-    if kind is not None and pa.types.is_struct(kind):
-        return pa.array(values, kind)
+    if kind is not None and pa.types.is_nested(kind):
+        return array_of(name, list(values), kind, may_lack=True)
     found = pa.array(values)
     if pa.types.is_date32(found.type) and kind is not None and pa.types.is_timestamp(kind):
         raise TypeError("dates are no times of day")

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.flow.word_rows import UInt64s, Words, hash_rows
 from persist_engine.rows.columns import flatten_columns
+from persist_engine.rows.ddl import print_type
 from persist_engine.rows.predicate import And, Compare, In, Predicate
 from persist_engine.rows.schema import Schema
 from persist_engine.rows.sorting import order_and_equal
@@ -60,7 +61,7 @@ def _ranked(order: pa.ChunkedArray, order_by: str | None) -> npt.NDArray[np.int6
             plain.combine_chunks(), null_placement="at_start"
         ).to_numpy()
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
-        raise InvalidUsage(f"order_by: {order_by} is {order.type}, which has no order") from error
+        raise InvalidUsage(f"order_by: {order_by} is {print_type(order.type)}, which has no order") from error
     return ranked
 
 

@@ -86,7 +86,7 @@ class Scan:
     def to_pandas(self, **options: Any) -> pd.DataFrame:
         """The rows as a pandas DataFrame. `options` are those of `pyarrow.Table.to_pandas`. InvalidUsage without pandas."""
         try:
-            return self.to_arrow().to_pandas(**options)
+            return self.to_arrow().to_pandas(**{"maps_as_pydicts": "strict", **options})
         except ModuleNotFoundError as error:
             raise InvalidUsage("to_pandas needs the package pandas, which is not installed") from error
 
@@ -113,8 +113,8 @@ class Scan:
         return (duckdb if connection is None else connection).from_arrow(self.to_arrow())
 
     def to_pylist(self) -> list[dict[str, Any]]:
-        """The rows as dicts; for few rows."""
-        found: list[dict[str, Any]] = self.to_arrow().to_pylist()
+        """The rows as dicts, maps as dicts too; for few rows."""
+        found: list[dict[str, Any]] = self.to_arrow().to_pylist(maps_as_pydicts="strict")
         return found
 
     def count(self) -> int:

@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.rows.ddl import parse_ddl, print_type
+from persist_engine.rows.ddl import parse_ddl
+from persist_engine.rows.nested.layout import is_any_list, list_of, map_of
 from persist_engine.rows.schema import Schema
 from persist_engine.table.columns import Columns
 from persist_engine.table.frames import Frame, table_of
@@ -113,6 +114,16 @@ def _stored(field: pa.Field) -> pa.DataType:
         return pa.binary()
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(each.name, _stored(each), nullable=each.nullable) for each in kind])
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
-        raise InvalidUsage(f"column {field.name} is {print_type(kind)}: a table holds no lists and no maps")
+    if pa.types.is_map(kind):
+        return map_of(_stored(kind.key_field), _within(f"{field.name}.value", kind.item_type))
+    if is_any_list(kind):
+        return list_of(_within(f"{field.name}.element", kind.value_type))
     return _STORED.get(kind, kind)
+
+
+def _within(name: str, kind: pa.DataType) -> pa.DataType:
+    """The type of a table for values within a list or a map, where nothing is NOT NULL."""
+    stored = _stored(pa.field(name, kind))
+    if not pa.types.is_struct(stored):
+        return stored
+    return pa.struct([pa.field(each.name, _within(f"{name}.{each.name}", each.type)) for each in stored])

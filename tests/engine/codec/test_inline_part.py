@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from persist_engine.base.errors import CorruptData, Incompatible, InvariantViolated, SchemaMismatch
-from persist_engine.codec.inline_part import INLINE_FORMAT_NAME, decode_inline, encode_inline
+from persist_engine.codec.inline_part import decode_inline, encode_inline, inline_format_name_of
 from persist_engine.codec.part import DecodedPart
 from persist_engine.model.frontier import EMPTY, Antichain, Description
 from persist_engine.rows.schema import Schema
@@ -41,7 +41,8 @@ def sealed(raw: bytearray) -> bytes:
     return bytes(raw)
 
 
-def decoded(data: bytes, schema: Schema = SCHEMA, format_name: str = INLINE_FORMAT_NAME) -> DecodedPart:
+def decoded(data: bytes, schema: Schema = SCHEMA, format_name: str | None = None) -> DecodedPart:
+    format_name = inline_format_name_of(schema) if format_name is None else format_name
     return decode_inline(data, format_name=format_name, key="the-key", schema=schema)
 
 
@@ -105,15 +106,15 @@ def test_what_is_no_inline_part_is_named(data: bytes) -> None:
         decoded(data)
 
 
-@pytest.mark.parametrize("version", [0, 2])
+@pytest.mark.parametrize("version", [0, 3])
 def test_other_formats_are_refused(version: int) -> None:
     data = bytearray(encoded())
     data[4:6] = struct.pack("<H", version)
-    with pytest.raises(Incompatible, match=f"the-key has inline format {version}, this code reads format 1"):
+    with pytest.raises(Incompatible, match=f"the-key has inline format {version}, this code reads formats 1 and 2"):
         decoded(sealed(data))
 
 
-@pytest.mark.parametrize("name", ["", "arrow/0", "arrow/2", "parquet/1"])
+@pytest.mark.parametrize("name", ["", "arrow/0", "arrow/3", "parquet/1"])
 def test_a_descriptor_that_names_another_format_is_refused(name: str) -> None:
     with pytest.raises(Incompatible, match=f"the-key.*'{name}'"):
         decoded(encoded(), format_name=name)

@@ -133,16 +133,18 @@ def test_user_data_that_looks_like_the_check_does_not_mislead_it() -> None:
     assert decode_part(data, key="k", schema=schema).table.equals(table)
 
 
-@pytest.mark.parametrize("version", [0, 2])
+@pytest.mark.parametrize("version", [0, 3])
 def test_another_format_is_incompatible(version: int) -> None:
     other = rewritten({"persist.format": str(version)})
-    with pytest.raises(Incompatible, match=f"part the-key has format {version}, this code reads format 1"):
+    with pytest.raises(Incompatible, match=f"part the-key has format {version}, this code reads formats 1 and 2"):
         decode_part(other, key="the-key", schema=SCHEMA, expected_checksum=checksum(other))
 
 
 def test_a_descriptor_that_names_another_format_is_incompatible() -> None:
-    with pytest.raises(Incompatible, match="part the-key has format 'parquet/2', this code reads 'parquet/1'"):
-        open_part(DATA, key="the-key", schema=SCHEMA, format_name="parquet/2", expected_checksum="sha9:00")
+    with pytest.raises(
+        Incompatible, match="part the-key has format 'parquet/3', this code reads 'parquet/1', 'parquet/2'"
+    ):
+        open_part(DATA, key="the-key", schema=SCHEMA, format_name="parquet/3", expected_checksum="sha9:00")
 
 
 def test_a_part_of_another_schema_is_refused_by_column() -> None:

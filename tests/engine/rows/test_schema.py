@@ -44,12 +44,17 @@ def test_ddl_is_free_in_case_space_and_synonyms() -> None:
         ("d DECIMAL(5,6)", r"DECIMAL\(5,6\) needs"),
         ("d DECIMAL(x)", "expected a small number, found 'x'"),
         ("a INT b INT", "position 7: expected ',', found 'b'"),
-        ("a ARRAY<INT>", "type 'ARRAY' is not one of"),
+        ("a ARRAY", "position 8, field 'a': expected '<'"),
+        ("a ARRAY<INT NOT NULL>", "field 'a': an element of an ARRAY cannot be NOT NULL"),
+        ("a MAP<INT>", "field 'a': expected ',', found '>'"),
+        ("a MAP<STRING, INT NOT NULL>", "field 'a': a value of a MAP cannot be NOT NULL"),
+        ("a ARRAY<INT>", "field key.a: a key holds no ARRAY: put the column into the value"),
+        ("s STRUCT<m: MAP<STRING, INT>>", "field key.s.m: a key holds no MAP"),
         ("`` INT", "must not be empty"),
         ("a $", "expected a type, as in 'id BIGINT', found '\\$'"),
         ("a INT, a STRING", "field key.a: declared twice"),
         ("", "key schema has no fields"),
-        ("a " + "STRUCT<a " * 40 + "INT" + ">" * 40, "structs nest deeper"),
+        ("a " + "STRUCT<a " * 40 + "INT" + ">" * 40, "structs, lists and maps nest deeper"),
     ],
 )
 def test_bad_ddl_is_refused_with_position_and_name(text: str, message: str) -> None:
@@ -65,20 +70,53 @@ def test_bad_value_ddl_says_that_it_is_the_value() -> None:
 @pytest.mark.parametrize(
     ("data_type", "hint"),
     [
-        (pa.uint64(), r"field key.x: type uint64 is not allowed, use decimal128\(20, 0\)"),
-        (pa.large_string(), "use string"),
-        (pa.timestamp("ns"), r"use timestamp\[us\]"),
+        (
+            pa.uint64(),
+            r"field key.x: type uint64 is not allowed, use DECIMAL\(20,0\), which is decimal128\(20, 0\) in pyarrow",
+        ),
+        (pa.large_string(), "use STRING, which is string"),
+        (pa.timestamp("ns"), r"use TIMESTAMP_NTZ, which is timestamp\[us\]"),
         (pa.timestamp("us", tz="Europe/Berlin"), "tz=UTC"),
-        (pa.list_(pa.int32()), "field key.x: type list"),
+        (pa.list_(pa.int32()), "field key.x: a key holds no ARRAY"),
+        (pa.large_list(pa.int32()), "field key.x: a key holds no ARRAY"),
         (pa.decimal256(50, 2), "field key.x: type decimal256"),
         (pa.decimal128(5, -1), "field key.x: type decimal128"),
-        (pa.struct([("y", pa.uint8())]), "field key.x.y: type uint8 is not allowed, use int16"),
+        (pa.struct([("y", pa.uint8())]), "field key.x.y: type uint8 is not allowed, use SMALLINT, which is int16"),
         (pa.struct([]), "field key.x: a nested struct needs at least one field"),
     ],
 )
 def test_types_that_a_shard_cannot_hold_are_refused_by_field(data_type: pa.DataType, hint: str) -> None:
     with pytest.raises(InvalidUsage, match=hint):
         Schema(pa.schema([("x", data_type)]), pa.schema([]))
+
+
+def test_ddl_of_lists_and_maps() -> None:
+    """Spec 26.1."""
+    text = "a ARRAY<STRING>, m MAP<STRING, ARRAY<DECIMAL(5,1)>>, s STRUCT<l: ARRAY<STRUCT<x: INT, y: MAP<DATE, INT>>>> NOT NULL"
+    schema = Schema.from_ddl("id BIGINT", text)
+    assert schema.val_ddl == text
+    assert schema.val.field("a").type.equals(pa.list_(pa.field("element", pa.string())), check_metadata=True)
+    assert Schema.from_ddl("id LONG", "a array < string >").val_ddl == "a ARRAY<STRING>"
+    assert Schema.from_pair(schema.to_pair()) == schema
+    other = pa.schema([("a", pa.list_(pa.field("item", pa.string())))])
+    given = Schema(pa.schema([("id", pa.int64())]), other).val.field("a").type
+    assert given.equals(schema.val.field("a").type, check_metadata=True)  # names within lists have no meaning
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (pa.large_list(pa.int32()), "field val.x: type large_list<item: int32> is not allowed, use pyarrow's list_"),
+        (pa.list_(pa.uint8()), "field val.x.element: type uint8 is not allowed"),
+        (pa.list_(pa.field("item", pa.int8(), nullable=False)), "field val.x: an element of an ARRAY cannot be NOT NULL"),
+        (pa.list_(pa.struct([pa.field("y", pa.int8(), nullable=False)])), "field within an ARRAY or a MAP cannot be NOT NULL"),
+        (pa.map_(pa.list_(pa.int8()), pa.int8()), "field val.x: the key of a MAP is .*, not ARRAY<TINYINT>"),
+        (pa.map_(pa.string(), pa.list_(pa.uint8())), "field val.x.value.element: type uint8"),
+    ],
+)  # fmt: skip
+def test_lists_and_maps_that_a_shard_cannot_hold_are_refused_by_field(kind: pa.DataType, message: str) -> None:
+    with pytest.raises(InvalidUsage, match=message):
+        Schema(pa.schema([("id", pa.int64())]), pa.schema([("x", kind)]))
 
 
 def test_arrow_metadata_is_no_part_of_a_schema() -> None:

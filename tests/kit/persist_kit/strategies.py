@@ -51,6 +51,8 @@ from persist_engine.model.state import (
     Writer,
 )
 from persist_engine.rows.columns import empty_struct
+from persist_engine.rows.nested.entries import sorted_entries
+from persist_engine.rows.nested.layout import list_of, map_of
 from persist_engine.rows.schema import CODECS, Schema
 
 _INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -317,22 +319,36 @@ _LEAVES: tuple[tuple[pa.DataType, st.SearchStrategy[Any]], ...] = (
 )
 
 
-def _types(depth: int) -> st.SearchStrategy[pa.DataType]:
+def _types(depth: int, *, lists: bool = False) -> st.SearchStrategy[pa.DataType]:
     leaves = st.sampled_from([data_type for data_type, _ in _LEAVES])
     if depth == 0:
         return leaves
-    return st.one_of(leaves, leaves, _fields(1, depth - 1).map(pa.struct))
+    structs = _fields(1, depth - 1, lists=lists).map(pa.struct)
+    if not lists:
+        return st.one_of(leaves, leaves, structs)
+    inner = _types(depth - 1, lists=True).map(_nullable)
+    return st.one_of(leaves, leaves, structs, inner.map(list_of), st.builds(map_of, leaves, inner))
 
 
-def _fields(least: int, depth: int) -> st.SearchStrategy[list[pa.Field]]:
+def _nullable(kind: pa.DataType) -> pa.DataType:
+    """The type without NOT NULL: nothing within a list or a map has that."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, _nullable(field.type)) for field in kind])
+    return kind
+
+
+def _fields(least: int, depth: int, *, lists: bool = False) -> st.SearchStrategy[list[pa.Field]]:
     names = st.one_of(st.sampled_from(["a", "b", "time", "NOT", "a`b", "x.y", "é"]), _TEXT.filter(bool))
-    field = st.builds(lambda name, kind, null: pa.field(name, kind, nullable=null), names, _types(depth), st.booleans())
+    field = st.builds(
+        lambda name, kind, null: pa.field(name, kind, nullable=null), names, _types(depth, lists=lists), st.booleans()
+    )
     return st.lists(field, min_size=least, max_size=3, unique_by=lambda each: each.name)
 
 
 def schemas() -> st.SearchStrategy[Schema]:
-    """Any schema of allowed types, with structs up to two levels deep and unusual names."""
-    return st.builds(lambda key, val: Schema(pa.schema(key), pa.schema(val)), _fields(1, 2), _fields(0, 2))
+    """Any schema of allowed types, with structs, lists and maps up to two levels deep and unusual names."""
+    sides = _fields(1, 2), _fields(0, 2, lists=True)
+    return st.builds(lambda key, val: Schema(pa.schema(key), pa.schema(val)), *sides)
 
 
 def successors(schema: Schema) -> st.SearchStrategy[Schema]:
@@ -345,17 +361,21 @@ _WIDER = {pa.int8(): pa.int16(), pa.int16(): pa.int32(), pa.int32(): pa.int64(),
 
 
 @st.composite
-def _successors(draw: st.DrawFn, old: pa.DataType, *, may_widen: bool) -> pa.DataType:
+def _successors(draw: st.DrawFn, old: pa.DataType, *, may_widen: bool, may_add: bool = True) -> pa.DataType:
     fields = []
     for field in old:
         kind = field.type
         if pa.types.is_struct(kind):
             kind = draw(_successors(kind, may_widen=may_widen))
+        if pa.types.is_list(kind):
+            kind = list_of(
+                draw(_successors(pa.struct([kind.field(0)]), may_widen=may_widen, may_add=False)).field(0).type
+            )
         while may_widen and kind in _WIDER and draw(st.booleans()):
             kind = _WIDER[kind]
         fields.append(field.with_type(kind))
-    for number in range(draw(st.integers(0, 2))):
-        new = pa.field(f"new {number} beside {len(old)}", draw(_types(1)))
+    for number in range(draw(st.integers(0, 2)) if may_add else 0):
+        new = pa.field(f"new {number} beside {len(old)}", draw(_types(1, lists=may_widen)))
         fields.insert(draw(st.integers(0, len(fields))), new)
     return pa.struct(fields)
 
@@ -363,7 +383,25 @@ def _successors(draw: st.DrawFn, old: pa.DataType, *, may_widen: bool) -> pa.Dat
 def _values(data_type: pa.DataType) -> st.SearchStrategy[Any]:
     if pa.types.is_struct(data_type):
         return _dicts(data_type)
+    if pa.types.is_map(data_type):
+        # Of keys that are equal as rows are, a map has one.
+        keys = _values(data_type.key_type)
+        entries = st.lists(st.tuples(keys, st.none() | _values(data_type.item_type)), max_size=3, unique_by=_same_key)
+        return entries.map(lambda some: _in_order(some, data_type))
+    if pa.types.is_list(data_type):
+        return st.lists(st.none() | _values(data_type.value_type), max_size=3)
     return next(values for leaf, values in _LEAVES if leaf == data_type)
+
+
+def _same_key(entry: tuple[Any, Any]) -> Any:
+    key, _ = entry
+    return repr(key + 0.0) if isinstance(key, float) else key
+
+
+def _in_order(entries: list[tuple[Any, Any]], kind: pa.DataType) -> list[tuple[Any, Any]]:
+    """The entries as a shard holds them."""
+    found: list[tuple[Any, Any]] = sorted_entries(pa.array([entries], kind))[0].as_py()
+    return found
 
 
 def _dicts(data_type: pa.DataType) -> st.SearchStrategy[dict[str, Any]]:

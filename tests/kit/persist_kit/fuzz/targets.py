@@ -40,7 +40,7 @@ from persist_engine.codec.batch import (
     encode_transmittable,
 )
 from persist_engine.codec.envelope import FORMAT_VERSION, Kind
-from persist_engine.codec.inline_part import INLINE_FORMAT_NAME, decode_inline, encode_inline
+from persist_engine.codec.inline_part import decode_inline, encode_inline, inline_format_name_of
 from persist_engine.codec.keys import blob_key, parse_blob_key
 from persist_engine.codec.registry import (
     decode_identity,
@@ -267,7 +267,7 @@ def _inline(data: bytes) -> bool:
     accepted = False
     for schema in (NARROW, WIDE):
         try:
-            decoded = decode_inline(data, format_name=INLINE_FORMAT_NAME, key="fuzz", schema=schema)
+            decoded = decode_inline(data, format_name=inline_format_name_of(schema), key="fuzz", schema=schema)
         except (*_DURABLE, SchemaMismatch):
             continue
         accepted = True
@@ -276,7 +276,7 @@ def _inline(data: bytes) -> bool:
         written = encode_inline(decoded.table, desc=decoded.desc, schema=schema, bytes_max=1 << 24)
         if written is None:
             raise Finding("what was read cannot be written")
-        again = decode_inline(written, format_name=INLINE_FORMAT_NAME, key="fuzz", schema=schema)
+        again = decode_inline(written, format_name=inline_format_name_of(schema), key="fuzz", schema=schema)
         need(again.desc == decoded.desc, "the description changed")
         back = encode_inline(again.table, desc=again.desc, schema=schema, bytes_max=1 << 24)
         need(back == written, "the rows changed")

@@ -1,0 +1,34 @@
+"""The entries of maps in the order of their keys, in which shards hold them. So two maps are equal when their lists of entries are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_engine.rows.columns import canonical_floats
+from persist_engine.rows.nested.layout import ListColumn
+from persist_engine.rows.sorting import order_and_equal
+
+
+class KeyProblem(ValueError):
+    """A map that cannot be held: one of its keys is null, or comes twice."""
+
+
+def sorted_entries(array: pa.Array) -> pa.Array:
+    """The maps with their entries in the order of their keys, as rows have it. The array itself when all are. KeyProblem names a key."""
+    pieces = ListColumn.of(array)
+    keys = pieces.values.field(0)
+    if keys.null_count:
+        raise KeyProblem("a map has a key that is null")
+    if not len(keys):
+        return array
+    rows = np.repeat(np.arange(len(array)), np.diff(pieces.offsets))
+    columns = [pa.chunked_array([pa.array(rows)]), canonical_floats(pa.chunked_array([keys]))]
+    order, equal = order_and_equal(columns, len(keys))
+    if equal.any():
+        twice = keys[int(order[1:][equal][0])].as_py()
+        raise KeyProblem(f"a map has the key {twice!r} more than once")
+    if (order[1:] > order[:-1]).all():
+        return array
+    return pieces.array(array.type, pc.take(pieces.values, pa.array(order)))

@@ -1,0 +1,122 @@
+"""Lists and maps as offsets and values. A map is a list of entries, structs of `key` and `value`.
+
+Elements and the values of maps may always be null. The keys of maps never are, and are no structs, lists or maps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Offsets = npt.NDArray[np.int32]
+
+#: The name that Parquet and Spark have for the elements of a list.
+ELEMENT = "element"
+_KEY, _VALUE = "key", "value"
+
+
+def list_of(value_type: pa.DataType) -> pa.DataType:
+    """The type of lists of such values."""
+    return pa.list_(pa.field(ELEMENT, value_type))
+
+
+def map_of(key_type: pa.DataType, value_type: pa.DataType) -> pa.DataType:
+    """The type of maps from such keys to such values."""
+    return pa.map_(key_type, pa.field(_VALUE, value_type))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether values are lists or maps, in the layout that shards hold."""
+    return bool(pa.types.is_list(kind) or pa.types.is_map(kind))
+
+
+def is_any_list(kind: pa.DataType) -> bool:
+    """Whether values are lists or maps in any layout of Arrow."""
+    return is_list(kind) or bool(
+        pa.types.is_large_list(kind)
+        or pa.types.is_fixed_size_list(kind)
+        or pa.types.is_list_view(kind)
+        or pa.types.is_large_list_view(kind)
+    )
+
+
+def holds_lists(kind: pa.DataType) -> bool:
+    """Whether a list or a map is somewhere in the type."""
+    if pa.types.is_struct(kind):
+        return any(holds_lists(field.type) for field in kind)
+    return is_list(kind)
+
+
+def holds_maps(kind: pa.DataType) -> bool:
+    """Whether a map is somewhere in the type."""
+    if pa.types.is_struct(kind):
+        return any(holds_maps(field.type) for field in kind)
+    return bool(pa.types.is_map(kind)) or (is_list(kind) and holds_maps(values_type(kind)))
+
+
+def values_type(kind: pa.DataType) -> pa.DataType:
+    """The type of the elements of a list, or of the entries of a map."""
+    if pa.types.is_map(kind):
+        return pa.struct([kind.key_field, kind.item_field])
+    return kind.value_type
+
+
+@dataclass(frozen=True, slots=True)
+class ListColumn:
+    """A column of lists or maps. Row i has the values from `offsets[i]` to `offsets[i + 1]`. The first offset is 0, and the last one is the
+    number of values.
+    """
+
+    offsets: Offsets
+    values: pa.Array
+    absent: pa.Array | None
+    """True for each row that is null; None when none is."""
+
+    @classmethod
+    def of(cls, array: pa.Array) -> ListColumn:
+        """Only the values that the rows show. A null row has none, whatever lies under it."""
+        count = len(array)
+        offsets = np.frombuffer(array.buffers()[1] or bytes(4), np.int32, count + 1, 4 * array.offset if count else 0)
+        values = array.values.slice(int(offsets[0]), int(offsets[-1]) - int(offsets[0]))
+        offsets = offsets - offsets[0]
+        if not array.null_count:
+            return cls(offsets, values, None)
+        valid = array.is_valid().to_numpy(zero_copy_only=False)
+        lengths = np.diff(offsets)
+        if lengths[~valid].any():
+            values = values.filter(pa.array(np.repeat(valid, lengths)))
+            offsets = np.concatenate([[0], np.cumsum(np.where(valid, lengths, 0))]).astype(np.int32)
+        return cls(offsets, values, array.is_null())
+
+    def array(self, kind: pa.DataType, values: pa.Array | None = None) -> pa.Array:
+        """The column, of the type `kind`. With `values`, those in the place of its own; they have the type that `kind` says."""
+        values = self.values if values is None else values
+        count = len(self.offsets) - 1
+        valid = None if self.absent is None else pc.invert(self.absent).buffers()[1]
+        own = values_type(kind)
+        if pa.types.is_map(kind) and values.type != own:
+            values = pa.StructArray.from_arrays(values.flatten(), fields=list(own))
+        return pa.Array.from_buffers(kind, count, [valid, pa.py_buffer(self.offsets)], children=[values])
+
+
+def mapped(array: pa.Array, kind: pa.DataType, change: Callable[[pa.Array], pa.Array]) -> pa.Array:
+    """The column as `kind`, with values that `change` makes of all values that the rows show. The array itself when `change` returns what
+    it was given, and the type is the same.
+    """
+    pieces = ListColumn.of(array)
+    values = change(pieces.values)
+    if values is pieces.values and array.type.equals(kind, check_metadata=True):
+        return array
+    return pieces.array(kind, values)
+
+
+def as_plain_list(array: pa.Array) -> pa.Array:
+    """Lists of any layout of Arrow as lists with 32-bit offsets. ArrowInvalid when there are more than 2^31 elements."""
+    if is_list(array.type):
+        return array
+    return array.cast(pa.list_(array.type.value_field))
