@@ -26,7 +26,7 @@ from persist_spark.keeper import Keeper
 from persist_spark.partitions import sink_settings
 from persist_spark.source.loaded import FORMAT, FRAME_OPTION, new_name
 from persist_spark.source.names import with_shard_id
-from persist_spark.source.native import NativeFrame, native_frame
+from persist_spark.source.native import COLLECTIONS, NativeFrame, java_class, native_frame
 
 _PART_BYTES = 128 << 20
 
@@ -38,12 +38,12 @@ class ClassicSession:
         self._context = context
         jvm: Any = context._jvm
         self._jvm = jvm
-        self._queue = jvm.java.lang.ref.ReferenceQueue()
-        self._names = jvm.java.util.concurrent.ConcurrentHashMap()
+        self._queue = java_class(jvm, "java.lang.ref.ReferenceQueue")()
+        self._names = java_class(jvm, "java.util.concurrent.ConcurrentHashMap")()
 
     def watch(self, name: str, held_by: Any) -> None:
         """Reports `name` in `dead_frames` once the JVM can no longer reach `held_by`, to which everything that reads the frame refers."""
-        self._names.put(self._jvm.java.lang.ref.WeakReference(held_by, self._queue), name)
+        self._names.put(java_class(self._jvm, "java.lang.ref.WeakReference")(held_by, self._queue), name)
 
     def is_over(self) -> bool:
         """Whether the context was stopped, from Python or in the JVM, or the JVM has ended."""
@@ -145,7 +145,7 @@ def _native(reader: DataFrameReader, kept: _Kept, name: str, more: Mapping[str, 
 def _options_of(reader: DataFrameReader) -> dict[str, str]:
     """The options that were set on `reader`, by their names in lower case."""
     jvm: Any = reader._spark._jvm
-    given = jvm.scala.jdk.javaapi.CollectionConverters.asJava(reader._jreader.extraOptions())
+    given = java_class(jvm, COLLECTIONS).asJava(reader._jreader.extraOptions())
     return {str(name).lower(): str(given[name]) for name in given}
 
 

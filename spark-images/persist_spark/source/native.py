@@ -33,6 +33,7 @@ _OPTIONS = {
 _LISTED_BY_JOBS = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _NEVER = 1 << 30
 _SQL = "org.apache.spark.sql"
+COLLECTIONS = "scala.jdk.javaapi.CollectionConverters"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,31 +110,40 @@ def _relation(spark: SparkSession, plain: PlainFiles) -> tuple[DataFrame, Any] |
     """The columns of the files, and the object that they are held by. None when a file is missing."""
     jvm: Any = spark._jvm
     session = spark._jsparkSession
-    sources = jvm.org.apache.spark.sql.execution.datasources
-    paths = jvm.java.util.ArrayList()
+    sources = f"{_SQL}.execution.datasources"
+    paths, path = java_class(jvm, "java.util.ArrayList")(), java_class(jvm, "org.apache.hadoop.fs.Path")
     for file in plain.files:
-        paths.add(jvm.org.apache.hadoop.fs.Path("file", None, str(file)))
-    options = jvm.PythonUtils.toScalaMap(_java_map(jvm, _OPTIONS))
-    columns = jvm.org.apache.spark.sql.types.DataType.fromJson(plain.file_type.json())
-    no_columns = jvm.org.apache.spark.sql.types.DataType.fromJson(T.StructType().json())
+        paths.add(path("file", None, str(file)))
+    options = java_class(jvm, "org.apache.spark.api.python.PythonUtils").toScalaMap(_java_map(jvm, _OPTIONS))
+    data_type = java_class(jvm, f"{_SQL}.types.DataType")
+    columns = data_type.fromJson(plain.file_type.json())
+    no_columns = data_type.fromJson(T.StructType().json())
     none = _module(jvm, "scala.None")
-    uncached = _module(jvm, f"{_SQL}.execution.datasources.NoopCache")
+    uncached = _module(jvm, f"{sources}.NoopCache")
     before = spark.conf.get(_LISTED_BY_JOBS)
     spark.conf.set(_LISTED_BY_JOBS, str(_NEVER))
     try:
-        paths = jvm.scala.jdk.javaapi.CollectionConverters.asScala(paths).toSeq()
-        index = sources.InMemoryFileIndex(session, paths, options, jvm.scala.Some(columns), uncached, none, none)
+        paths = java_class(jvm, COLLECTIONS).asScala(paths).toSeq()
+        some = java_class(jvm, "scala.Some")(columns)
+        index = java_class(jvm, f"{sources}.InMemoryFileIndex")(session, paths, options, some, uncached, none, none)
     finally:
         spark.conf.set(_LISTED_BY_JOBS, before)
     if index.allFiles().size() != len(plain.files):
         return None
-    parquet = sources.parquet.ParquetFileFormat()
-    relation = sources.HadoopFsRelation(index, no_columns, columns, none, parquet, options, session)
+    parquet = java_class(jvm, f"{sources}.parquet.ParquetFileFormat")()
+    relation = java_class(jvm, f"{sources}.HadoopFsRelation")(
+        index, no_columns, columns, none, parquet, options, session
+    )
     return DataFrame(session.baseRelationToDataFrame(relation), spark), parquet
 
 
+def java_class(jvm: Any, name: str) -> Any:
+    """The class of this full name, in one call. With `jvm.a.b.C`, the JVM would look for classes `a` and `a.b` in all jars first."""
+    return getattr(jvm, name)
+
+
 def _java_map(jvm: Any, values: Mapping[str, str]) -> Any:
-    made = jvm.java.util.HashMap()
+    made = java_class(jvm, "java.util.HashMap")()
     for name, value in values.items():
         made.put(name, value)
     return made
@@ -141,4 +151,4 @@ def _java_map(jvm: Any, values: Mapping[str, str]) -> Any:
 
 def _module(jvm: Any, name: str) -> Any:
     """The Scala object `name`."""
-    return jvm.java.lang.Class.forName(f"{name}$").getField("MODULE$").get(None)
+    return java_class(jvm, "java.lang.Class").forName(f"{name}$").getField("MODULE$").get(None)
