@@ -98,18 +98,17 @@ class Operator:
         self._bridge = Bridge(settings, env=self._env, metrics=PrometheusMetrics(registry))
         informed = Informed()
         reconciler = Reconciler(cluster, self._bridge, settings, self._env, metrics, informed=informed)
-        self._election = election = Election(cluster, settings.leader, identity, self._env)
-        self._membership = membership = Membership(
+        self._election = Election(cluster, settings.leader, identity, self._env)
+        self._membership = Membership(
             cluster, settings.leader, settings.sharding, self._env, member=pod, pod_uid=pod_uid
         )
-        is_shared, has_leader = settings.sharding.enabled, settings.leader.enabled
         self._controller = Controller(
             reconciler,
             cluster,
             settings,
             self._env,
             metrics,
-            may_act=lambda: membership.is_member if is_shared else not has_leader or election.is_leader,
+            may_act=self._may_act,
             informed=informed,
         )
         reconciler.on_news(self._controller.news)
@@ -120,7 +119,7 @@ class Operator:
         self._turns: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._stopping, self._leading, self._finished = threading.Event(), threading.Event(), threading.Event()
         self._lost = threading.Event()
-        takes_part = self._share if is_shared else self._elect
+        takes_part = self._share if settings.sharding.enabled else self._elect
         self._elector = threading.Thread(target=takes_part, name="lease", daemon=True)
         self._probes = ProbeServer(
             settings.http_port,
@@ -129,6 +128,11 @@ class Operator:
             waits_for=self.waits_for,
             refresh=self._controller.export,
         )
+
+    def _may_act(self) -> bool:
+        if self._settings.sharding.enabled:
+            return self._membership.is_member
+        return not self._settings.leader.enabled or self._election.is_leader
 
     def sick_of(self) -> str | None:
         """The problem that only a restart of the process can solve; None when there is none."""

@@ -238,6 +238,18 @@ def test_a_crash_between_intent_and_start_repeats_the_same_name(plan, make_inspe
     assert {one.name for one in started(first).values()} == {one.name for one in started(again).values()}
 
 
+def test_a_run_without_a_job_keeps_its_name_though_the_shard_moved_on(plan, make_inspection, now):
+    """Another process wrote the intent and is about to create the Job. Under another name there would be two."""
+    first = plan(status=ASSIGNED, inspected=make_inspection(**DEBT))
+    moved = make_inspection(**{**DEBT, "seqno": 301})
+    again = started(plan(status=first.status, inspected=moved, at=now + 5_000))
+    assert {(one.name, one.seqno) for one in again.values()} == {
+        (one.name, one.seqno) for one in started(first).values()
+    }
+    late = started(plan(status=first.status, inspected=moved, at=now + 120_000))
+    assert {one.seqno for one in late.values()} == {301}
+
+
 def test_a_child_newer_than_the_status_is_adopted(plan, make_inspection, now):
     adopted = plan(status=ASSIGNED, inspected=make_inspection(seqno=300), runs=[run("rollup", 290, now)])
     assert started(adopted) == {}

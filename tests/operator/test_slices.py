@@ -1,4 +1,4 @@
-"""Replicas that share the resources: the division, who is alive, hand-over, and that nothing depends on the division being right."""
+"""Replicas that share the resources: the division, which of them are alive, hand-over, and that nothing depends on the division being right."""
 
 import threading
 from collections import Counter
@@ -82,7 +82,7 @@ def test_the_slice_of_a_name_never_changes():
     assert len({slice_of("team", f"s{number}") for number in range(2000)}) == SLICES
 
 
-# -- who is alive -----------------------------------------------------------------------------------------------------
+# -- which are alive --------------------------------------------------------------------------------------------------
 
 
 def test_members_divide_all_slices_and_a_late_one_gets_its_share(env, member):
@@ -259,7 +259,7 @@ def test_two_replicas_that_both_believe_to_own_all_create_nothing_twice(houses, 
     wait(lambda: ready(cluster, names))
 
     def rollups():
-        return [name for kind, name in created if kind == "Job" and "rollup" in name]
+        return [name for kind, name in list(created) if kind == "Job" and "rollup" in name]
 
     wait(lambda: len(rollups()) >= len(names))
     assert max(created.values()) == 1

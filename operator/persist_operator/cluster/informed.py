@@ -58,12 +58,15 @@ class Informed:
 
     def note(self, resource: Mapping[str, Any]) -> bool:
         """Keep a copy of a resource that the API server sent. Whether it was news: False when this version, or a later one, is kept."""
-        kind, name, copy = _copied(resource)
+        kind, name, version = _identity(resource)
         if kind not in self._copies or (kind != PERSIST_SHARD.kind and not _is_child(resource)):
             return True
+        if self._knows(kind, name, version):
+            return False  # without the work of a copy: most events bring what this process wrote
+        copy = _copied(resource, version)
         with self._lock:
             known = self._copies[kind].get(name)
-            if known is not None and known.is_at_least(copy.version):
+            if known is not None and known.is_at_least(version):
                 return False
             self._put(kind, name, copy)
             self._doubted.discard(copy.owner)
@@ -71,11 +74,11 @@ class Informed:
 
     def note_gone(self, resource: Mapping[str, Any]) -> None:
         """Forget a resource of which a watch says that it was deleted. A later resource of the name stays."""
-        kind, name, copy = _copied(resource)
+        kind, name, version = _identity(resource)
         with self._lock:
             known = self._copies.get(kind, {}).get(name)
-            self._doubted.discard(copy.owner)
-            if known is not None and (known.version is None or copy.is_at_least(known.version)):
+            self._doubted.discard(_owner(resource))
+            if known is not None and (known.version is None or (version is not None and version >= known.version)):
                 self._drop(kind, name)
 
     def forget(self, kind: str, namespace: str, name: str) -> None:
@@ -133,6 +136,11 @@ class Informed:
             if is_last and listing.epoch == self._epoch:
                 self._listed.add(kind)
 
+    def _knows(self, kind: str, name: _Name, version: int | None) -> bool:
+        with self._lock:
+            known = self._copies[kind].get(name)
+            return known is not None and known.is_at_least(version)
+
     def _put(self, kind: str, name: _Name, copy: _Copy) -> None:
         self._drop(kind, name)
         self._copies[kind][name] = copy
@@ -152,12 +160,20 @@ def _is_child(resource: Mapping[str, Any]) -> bool:
     return CHILDREN.items() <= ((resource.get("metadata") or {}).get("labels") or {}).items()
 
 
-def _copied(resource: Mapping[str, Any]) -> tuple[str, _Name, _Copy]:
+def _identity(resource: Mapping[str, Any]) -> tuple[str, _Name, int | None]:
     head = resource.get("metadata") or {}
     version = str(head.get("resourceVersion", ""))
-    owner = str((head.get("labels") or {}).get(names.LABEL_OWNER_UID, ""))
+    name = (str(head.get("namespace", "")), str(head.get("name", "")))
+    return str(resource.get("kind", "")), name, int(version) if version.isdecimal() else None
+
+
+def _owner(resource: Mapping[str, Any]) -> str:
+    return str(((resource.get("metadata") or {}).get("labels") or {}).get(names.LABEL_OWNER_UID, ""))
+
+
+def _copied(resource: Mapping[str, Any], version: int | None) -> _Copy:
+    head = resource.get("metadata") or {}
     # The managed fields are often the greater half of a resource, and no plan reads them.
     kept = {name: value for name, value in head.items() if name != "managedFields"}
     text = json.dumps({**resource, "metadata": kept}, separators=(",", ":")).encode()
-    name = (str(head.get("namespace", "")), str(head.get("name", "")))
-    return str(resource.get("kind", "")), name, _Copy(int(version) if version.isdecimal() else None, owner, text)
+    return _Copy(version, _owner(resource), text)

@@ -95,7 +95,7 @@ class Controller:
             with self._lock:
                 lost = [key for key in self._seen if not self._owns(key)]
             for key in lost:
-                self._queue.add(key)  # whoever works on it now finishes first
+                self._queue.add(key)  # a worker that has it now finishes first
 
     def news(self, key: Key, after_s: float) -> None:
         """Enqueue a shard that was changed in its stores. Never waits."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from persist_engine.model.inspection import Inspection
@@ -47,26 +48,20 @@ class OperatorMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
+        gauge = partial(Gauge, registry=registry)
         self.reconciles = Counter(
             "persist_operator_reconcile", "Reconciles by kind and result.", ["kind", "result"], registry=registry
         )
         self.reconcile_seconds = Histogram(
             "persist_operator_reconcile_seconds", "Duration of reconciles.", ["kind"], registry=registry
         )
-        self.queue_depth = Gauge(
-            "persist_operator_queue_depth", "Keys that are due and wait for a worker.", registry=registry
-        )
-        self.queue_oldest = Gauge(
-            "persist_operator_queue_oldest_seconds", "How long the oldest due key has waited.", registry=registry
-        )
-        self.leader = Gauge(
+        self.queue_depth = gauge("persist_operator_queue_depth", "Keys that are due and wait for a worker.")
+        self.queue_oldest = gauge("persist_operator_queue_oldest_seconds", "How long the oldest due key has waited.")
+        self.leader = gauge(
             "persist_operator_leader",
             "1 while this replica leads; of replicas that share the resources, while it has the first slice.",
-            registry=registry,
         )
-        self.slices = Gauge(
-            "persist_operator_slices", "Slices of the resources that this replica reconciles, of 64.", registry=registry
-        )
+        self.slices = gauge("persist_operator_slices", "Slices of the resources that this replica reconciles, of 64.")
         self.api_requests = Counter(
             "persist_operator_api_requests",
             "Requests to the API server by verb and code.",
@@ -76,15 +71,13 @@ class OperatorMetrics:
         self.watch_restarts = Counter(
             "persist_operator_watch_restarts", "Restarts of the watches after they ended.", registry=registry
         )
-        self.last_resync = Gauge(
+        self.last_resync = gauge(
             "persist_operator_last_resync_timestamp_seconds",
             "Time of the last complete list of all resources.",
-            registry=registry,
         )
-        self.leaked_pods = Gauge(
+        self.leaked_pods = gauge(
             "persist_operator_leaked_pods",
             "Pods of the operator whose resource or driver is gone, as of the last list of all resources.",
-            registry=registry,
         )
         self.canary_success = Gauge(
             "persist_operator_canary_timestamp_seconds",

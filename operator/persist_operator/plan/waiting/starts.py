@@ -19,6 +19,9 @@ from persist_operator.plan.observed import ShardObserved
 from persist_operator.plan.waiting import deadline, next_run
 from persist_operator.settings import WorkloadSettings
 
+#: The longest time from the intent of a run to its Job.
+_BEGINNING_MS = 60_000
+
 
 @dataclass(frozen=True, slots=True)
 class Begun:
@@ -58,6 +61,9 @@ def begun(
         start = _start(
             shard, inspection, block, due, ahead, name=name, runner=runner, shard_id=shard_id, location=location
         )
+        if refusal is None and block.job_name is not None and _is_beginning(block, observed, now_ms):
+            name = block.job_name
+            start = replace(start, name=name, seqno=block.last_seqno or start.seqno)
         started.append(start)
         if refusal is None or refusals.wait_s(refusal, generation=shard.meta.generation, now_ms=now_ms) <= 0:
             intended[due.kind] = replace(
@@ -74,6 +80,14 @@ def begun(
             if due.request_token is not None:
                 handled[names.REQUEST[due.kind]] = due.request_token
     return Begun(tuple(started), intended, handled)
+
+
+def _is_beginning(block: Upkeep, observed: ShardObserved, now_ms: int) -> bool:
+    """Whether a run was intended just now and has no Job yet: another process may be about to create it, so the name must stay."""
+    intended_ms = times.to_ms(block.last_attempt_time)
+    if block.job_name == block.settled_job or any(run.name == block.job_name for run in observed.runs):
+        return False
+    return intended_ms is not None and abs(now_ms - intended_ms) < _BEGINNING_MS
 
 
 def _planned_bytes(inspection: Inspection, start: StartMaintenance) -> int | None:
