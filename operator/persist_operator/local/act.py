@@ -16,7 +16,7 @@ from typing import assert_never
 
 from persist_engine.base.errors import InvalidUsage
 
-from persist_operator.api import conditions, times
+from persist_operator.api import conditions, names, times
 from persist_operator.api.conditions import Condition
 from persist_operator.api.resource import Meta
 from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR
@@ -121,10 +121,10 @@ class LocalActor:
                 return self._start_driver(action, meta, owner)
             case PromoteDriver():
                 (self._processes.folder(action.name) / sink_files.PROMOTION_KEY).touch()
-            case KeepFinalizer() | StartReclaim():
-                raise InvalidUsage(
-                    "a resource of this machine has no finalizer: `persist local down --purge` removes all data"
-                )
+            case StartReclaim():
+                return self._start_reclaim(action, owner)
+            case KeepFinalizer():
+                raise InvalidUsage(f"{owner}: the runner itself keeps the finalizers of its resources")
             case StartInspection():
                 raise InvalidUsage(
                     f"{action.name}: the local runner starts no pods, so it cannot use stores that a resource names"
@@ -175,6 +175,17 @@ class LocalActor:
             arguments = maintenance.arguments(action, blob, consensus, memory=action.memory)
             arguments = [report if one == maintenance.TERMINATION_LOG else one for one in arguments]
             command = [sys.executable, "-m", "persist_engine.cli", *arguments]
+        return self._processes.start(action.name, command, owner=owner, labels=labels, environ=self._environ)
+
+    def _start_reclaim(self, action: StartReclaim, owner: str) -> bool:
+        if not self._has_room(action.name):
+            return False
+        location, report = action.location, str(self._processes.folder(action.name) / "report.json")
+        urls = location.urls(f"{self._credentials_dir}/{location.profile}")
+        arguments = maintenance.reclaim_arguments(action, *urls)
+        arguments = [report if one == maintenance.TERMINATION_LOG else one for one in arguments]
+        command = [sys.executable, "-m", "persist_engine.cli", *arguments]
+        labels = {"kind": names.RECLAIM}
         return self._processes.start(action.name, command, owner=owner, labels=labels, environ=self._environ)
 
     def _start_driver(self, action: StartDriver, meta: Meta, owner: str) -> bool:

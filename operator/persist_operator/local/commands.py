@@ -1,4 +1,4 @@
-"""`persist local up|run|get|describe|logs|request|down`: the command line of the local runner, added to `persist` by an entry point.
+"""`persist local up|run|get|describe|logs|request|delete|down`: the command line of the local runner, added to `persist` by an entry point.
 `engine_commands.py` has `read|inspect|admin`.
 """
 
@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from persist_operator.api import names
+from persist_operator.api import conditions, names
 from persist_operator.api.schema_check import load_schemas, printer_columns
 from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR
 from persist_operator.bridge import Bridge
@@ -399,6 +399,50 @@ def _plan_to_approve(document: Document, wanted: str | None) -> str:
     if wanted not in {None, waits}:
         raise InvalidUsage(f"the plan of {name} that waits is {waits}, not {wanted}: {found.get('reason', '')}")
     return str(waits)
+
+
+@app.command()
+def delete(
+    kind: Annotated[str, typer.Argument(help="pshard or ssink.")],
+    name: Annotated[str, typer.Argument(help="Name of the resource.")],
+    state: State = STATE,
+    *,
+    config: Config = None,
+    credentials: Credentials = None,
+) -> None:
+    """Delete a resource. The data of a shard follow its spec.reclaimPolicy: Retain keeps them, and a resource of the same name takes
+    them up again; Tombstone empties the shard; Purge (with spec.deletionConfirmation) also deletes blobs that no version names.
+
+    Runs of the resource are stopped. A shard is not emptied while a sink refers to it, or a reader holds it: the message says which,
+    and the command may be repeated.
+
+    Exit codes: 0 deleted, 1 held back, 64 refused.
+
+    Example: persist local delete pshard things
+    """
+    env, console = SystemEnv(), Console(stderr=True)
+    objects, processes, kind = Objects(state, env), Processes(state, env), _kind(kind)
+    document = _one(objects, kind, name)
+    policy, shard_id = document["spec"].get("reclaimPolicy"), (document.get("status") or {}).get("shardId")
+    settings = runner_settings(state, config)
+    with runner_lock(state):
+        if kind == "SparkSink":
+            processes.forget(f"{kind}/{name}", grace_s=_GRACE_S)
+            objects.remove(kind, name)
+            typer.echo(f"sparksink/{name} deleted")
+            return
+        for child in processes.every():
+            if child.owner == f"{kind}/{name}" and child.labels["kind"] != names.RECLAIM:
+                processes.discard(child.name, grace_s=_GRACE_S)
+        objects.mark_deleted(kind, name, () if policy == "Retain" else (names.FINALIZER,))
+        _run(objects, processes, settings, env, console, credentials=credentials, sinks=frozenset())
+    held = objects.get(kind, name)
+    if held is not None:
+        found = conditions.find(held["status"], "DeletionBlocked") or {}
+        typer.echo(f"error: persistshard/{name} is held back: {found.get('reason')}: {found.get('message')}", err=True)
+        raise typer.Exit(1)
+    kept = f"; the data of {shard_id} stay" if policy == "Retain" and shard_id else ""
+    typer.echo(f"persistshard/{name} deleted (reclaimPolicy {policy}){kept}")
 
 
 @app.command()

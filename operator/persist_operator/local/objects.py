@@ -60,6 +60,19 @@ class Objects:
             self._write(document | {"metadata": document["metadata"] | {"annotations": annotations}})
         return True
 
+    def mark_deleted(self, kind: str, name: str, finalizers: tuple[str, ...]) -> None:
+        """Mark the resource as being deleted, with these finalizers. Idempotent; no effect when it does not exist."""
+        with self._locked():
+            document = self.get(kind, name)
+            if document is not None and not document["metadata"].get("deletionTimestamp"):
+                marks = {"deletionTimestamp": times.to_text(self._env.now_ms()), "finalizers": list(finalizers)}
+                self._write(document | {"metadata": document["metadata"] | marks})
+
+    def remove(self, kind: str, name: str) -> None:
+        """Remove the resource. Idempotent."""
+        with self._locked():
+            self._path(kind, name).unlink(missing_ok=True)
+
     def get(self, kind: str, name: str) -> Document | None:
         """The resource, or None."""
         path = self._path(kind, name)

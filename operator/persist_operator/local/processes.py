@@ -193,6 +193,13 @@ class Processes:
         self.stop([name], grace_s=grace_s)
         shutil.rmtree(self._root / name, ignore_errors=True)
 
+    def forget(self, owner: str, *, grace_s: float) -> None:
+        """`discard` every child of `owner`, the retired ones too. Idempotent."""
+        for path in list(self._root.glob("*")):
+            child = self.get(path.name)
+            if child is not None and child.owner == owner:
+                self.discard(child.name, grace_s=grace_s)
+
     def _is_running(self, name: str) -> bool:
         child = self.get(name)
         return child is not None and child.running

@@ -32,7 +32,7 @@ from persist_operator.local.objects import Document, Objects
 from persist_operator.local.observe import runs_of
 from persist_operator.local.processes import Child, Processes
 from persist_operator.plan import maintenance
-from persist_operator.plan.actions import Note, Plan, StartMaintenance, action_key, done_note
+from persist_operator.plan.actions import KeepFinalizer, Note, Plan, StartMaintenance, action_key, done_note
 from persist_operator.plan.keeping.evolving import schema_problem
 from persist_operator.plan.observed import (
     ActionFailure,
@@ -244,7 +244,11 @@ class LocalRunner:
         used = {name for one in sinks for name in (chains.written_by(one), *chains.read_by(one))}
         for document in self._objects.every("PersistShard"):
             name = document["metadata"]["name"]
-            if self._sinks is None:
+            if document["metadata"].get("deletionTimestamp"):
+                is_settled, has_failed = self._one_deletion(document, children)
+                settled = settled and is_settled
+                failed += [f"PersistShard/{name}"] if has_failed else []
+            elif self._sinks is None:
                 is_settled, has_failed = self._one_shard(document, children)
                 settled = settled and is_settled
                 failed += [f"PersistShard/{name}"] if has_failed else []
@@ -285,6 +289,30 @@ class LocalRunner:
         quiet = self._is_quiet(plan, observed.runs) and not self._is_due_soon(shard, observed.inspected, plan)
         failing = any(block.consecutive_failures for block in _upkeep(plan).values())
         return quiet or stalled, stalled or failing
+
+    def _one_deletion(self, document: Document, children: Sequence[Child]) -> tuple[bool, bool]:
+        """The next step of the deletion of a shard, which ends with the removal of its resource. Returns whether it has settled (gone, or
+        nothing to do before another try), and whether something holds it back.
+        """
+        shard = Shard.of(document)
+        owner = f"PersistShard/{shard.meta.name}"
+        every = self._objects.every("SparkSink")
+        sinks = [one for one in every if shard.meta.name in (chains.written_by(one), *chains.read_by(one))]
+        observed = ShardObserved(
+            inspected=NotInspected(),
+            runs=runs_of(children, owner),
+            sinks=tuple(one["metadata"]["name"] for one in sinks),
+            failures=self._failures.get(owner, {}),
+        )
+        plan = plan_shard(shard, observed, now_ms=self._env.now_ms(), settings=self._settings)
+        if not shard.meta.finalizers or KeepFinalizer(present=False) in plan.actions:
+            self._processes.forget(owner, grace_s=0)
+            self._objects.remove("PersistShard", shard.meta.name)
+            self._changed = True
+            return True, False
+        self._carry_out(owner, document, plan)
+        is_held = not plan.actions and all(one.phase.finished for one in observed.runs)
+        return is_held, is_held
 
     def _one_sink(self, document: Document, children: Sequence[Child], busy: Set[str]) -> tuple[bool, bool]:
         """Reconcile one sink. Returns whether it has settled (no run, nothing due, or stalled), and whether it failed. `busy`: the shards

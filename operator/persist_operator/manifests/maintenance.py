@@ -103,22 +103,11 @@ def _reclaim(action: StartReclaim, settings: OperatorSettings) -> _Work:
     return _Work(
         labels={names.LABEL_KIND: names.RECLAIM},
         annotations={},
-        arguments=[
-            "maintain", "reclaim",
-            "--shard", action.shard_id,
-            "--owner", action.owner,
-            "--own-hold", action.own_hold,
-            "--blob", blob,
-            "--consensus", consensus,
-            "--max-deletes", str(action.deletes_max),
-            "--report", TERMINATION_LOG,
-            "--json",
-            *(("--purge",) if action.purge else ()),
-        ],
+        arguments=reclaim_arguments(action, blob, consensus),
         cpu=settings.workload.maintenance_cpu,
         memory=settings.workload.maintenance_memory,
         deadline_seconds=settings.workload.maintenance_deadline_seconds,
-    )  # fmt: skip
+    )
 
 
 def _inspection(action: StartInspection, settings: OperatorSettings) -> _Work:
@@ -165,6 +154,22 @@ def _container(work: _Work, location: StoreLocation, settings: OperatorSettings)
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [pods.mount("tmp", "/tmp"), *pods.credential_mounts(location)],  # noqa: S108
     }
+
+
+def reclaim_arguments(action: StartReclaim, blob: str, consensus: str) -> list[str]:
+    """The engine's command line for one run that deletes a shard's data."""
+    return [
+        "maintain", "reclaim",
+        "--shard", action.shard_id,
+        "--owner", action.owner,
+        "--own-hold", action.own_hold,
+        "--blob", blob,
+        "--consensus", consensus,
+        "--max-deletes", str(action.deletes_max),
+        "--report", TERMINATION_LOG,
+        "--json",
+        *(("--purge",) if action.purge else ()),
+    ]  # fmt: skip
 
 
 def arguments(action: StartMaintenance, blob: str, consensus: str, *, memory: str | None) -> list[str]:
