@@ -84,7 +84,7 @@ argo: setup ## the Lua for Argo CD with Argo CD's own code, which takes minutes 
 	@bash .ci/tools.sh argo
 	@$(PYTEST) -q tests/operator/truth/test_kstatus.py -k argo $(ARGS)
 e2e: setup ## on a real kind cluster: create it, install, apply, inject faults, check, remove it (KEEP=1 keeps it)
-	@bash .ci/tools.sh kind helm && bash tests/e2e/run.sh
+	@bash .ci/tools.sh kind helm flux && bash tests/e2e/run.sh
 bench: setup ## hot paths as ratios against a baseline of the same run
 	@$(RUN) --group bench python -m bench $(ARGS)
 

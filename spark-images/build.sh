@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the project's images from the Dockerfiles beside this file: with docker if its daemon runs, otherwise with buildah.
 #   build.sh                  persist-engine, persist-operator, persist-spark
-#   build.sh NAME...          some of: engine operator spark examples redis s3 kafka
+#   build.sh NAME...          some of: engine operator spark examples redis s3 kafka flux
 # Tags: localhost/persist-NAME:$PERSIST_TAG (dev). A change of the project's code rebuilds one small layer; a change of uv.lock rebuilds
 # the dependencies. pip uses this machine's index, proxy and certificates through build secrets, none of which stays in an image.
 . "$(dirname "$(readlink -f "$0")")/../tests/e2e/cluster/settings.sh"
@@ -68,6 +68,12 @@ stage_s3() {
   cp -u "$static" "$CONTEXT/"
 }
 
+stage_flux() {
+  bash "$ROOT/.ci/tools.sh" flux || die "the image cannot be built without the controllers of Flux"
+  mkdir -p "$CONTEXT/flux"
+  cp -u "$PERSIST_CACHE"/flux/{source,kustomize}-controller "$CONTEXT/flux/"
+}
+
 build() { # NAME DOCKERFILE [OPTION...]
   local name=$1 file=$2 start=$SECONDS
   shift 2
@@ -90,7 +96,7 @@ main() {
   mkdir -p "$CONTEXT"
   prepare_secrets
   ensure_base
-  if [[ " ${wanted[*]} " =~ \ (engine|operator|spark|examples|kafka)\  ]]; then
+  if [[ " ${wanted[*]} " =~ \ (engine|operator|spark|examples|kafka|flux)\  ]]; then
     stage_python
     build base "$ROOT/spark-images/base/Dockerfile" --target runtime
     build build "$ROOT/spark-images/base/Dockerfile" --target build
@@ -103,6 +109,7 @@ main() {
       redis) build redis "$ROOT/tests/e2e/images/redis/Dockerfile" ;;
       s3) stage_s3; build s3 "$ROOT/tests/e2e/images/s3/Dockerfile" ;;
       kafka) stage_jars broker; build kafka "$ROOT/tests/e2e/images/kafka/Dockerfile" ;;
+      flux) stage_flux; build flux "$ROOT/tests/e2e/images/flux/Dockerfile" ;;
       *) die "no image called $name" ;;
     esac
   done

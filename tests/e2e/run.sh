@@ -3,8 +3,8 @@
 . "$(dirname "$(readlink -f "$0")")/cluster/settings.sh"
 HERE=$(dirname "$(readlink -f "$0")")
 ROOT=$HERE/../..
-IMAGES=(engine operator spark examples redis s3 kafka)
-LOADED=(localhost/persist-{engine,operator,examples,redis,s3,kafka}:dev)       # examples contains spark
+IMAGES=(engine operator spark examples redis s3 kafka flux)
+LOADED=(localhost/persist-{engine,operator,examples,redis,s3,kafka,flux}:dev)       # examples contains spark
 
 finish() {
   local status=$?
@@ -48,7 +48,8 @@ namespaces() {
 trap finish EXIT
 step "cluster" "$HERE/cluster/cluster.sh" up
 step "images" "$ROOT/spark-images/build.sh" "${IMAGES[@]}"
-step "load" "$HERE/cluster/cluster.sh" load "${LOADED[@]}"
+step "earlier version" "$HERE/previous.sh" "$PREVIOUS"
+step "load" "$HERE/cluster/cluster.sh" load "${LOADED[@]}" localhost/persist-{engine,operator,examples}:previous
 step "stores" stores
 step "namespaces" namespaces
 # The tag is always dev; the annotation forces a new pod for a new build on a kept cluster.

@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.redis, pytest.mark.slow, pytest.mark.timeout(600)]
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "persist-operator"
 LEADERS = ("PersistOperatorNoLeader", "PersistOperatorDown")
+SLICES = ("PersistOperatorSliceUnowned",)
 QUEUE = ("PersistOperatorQueueStuck",)
 STORES = ("PersistShardStorageUnreachable", "PersistShardLongNotReady")
 DATA = (
@@ -34,10 +35,11 @@ DATA = (
     "PersistShardCorrupt",
     "PersistShardLogForked",
 )
-SINKS = ("SparkSinkCrashLooping", "SparkSinkStalled", "SparkSinkFarBehind")
-EVERY = {*LEADERS, *QUEUE, *STORES, *DATA, *SINKS}
+SINKS = ("SparkSinkCrashLooping", "SparkSinkStalled", "SparkSinkFarBehind", "SparkSinkVeryStale")
+EVERY = {*LEADERS, *SLICES, *QUEUE, *STORES, *DATA, *SINKS}
 SCHEMA = Schema.from_ddl("id BIGINT", "name STRING")
 DECLARED = {"schema": {"key": "id BIGINT", "value": "name STRING"}}
+STREAM = {"mode": "Streaming", "freshness": {"targetSeconds": 60}}
 PAST_MS = 3_600_000
 
 
@@ -81,7 +83,7 @@ class Site:
         self.kubelet, self.runs_pods = Kubelet(server.cluster, SystemEnv(), folder), False
         self.location = Location(blob=f"file://{folder}/blob", consensus=redis.url)
 
-    def start(self, name="one", port=0, **loop):
+    def start(self, name="one", port=0, *, shares=False, **loop):
         loop = {
             "inspectSeconds": 1,
             "storeDeadlineSeconds": 5,
@@ -97,6 +99,7 @@ class Site:
             take_over="Unowned",
             httpPort=self.ports[port],
             loop=loop,
+            sharding={"enabled": shares},
         )
         self.replicas.append(made)
         return made
@@ -177,6 +180,17 @@ def test_a_killed_leader_and_no_operator_at_all(site):
     site.fires("PersistOperatorDown")
     assert eventually(site.start("three").leads)
     site.ends(*LEADERS)
+
+
+def test_a_lost_replica_of_two_that_share_the_resources(site):
+    """Its Lease lasts, and so long nothing reconciles its slices. The replica with the first slice counts as the leader."""
+    replicas = [site.start("one", shares=True), site.start("two", port=1, shares=True)]
+    assert eventually(lambda: sorted(one.metric("persist_operator_slices") or 0 for one in replicas) == [32, 32])
+    site.ends(*LEADERS, *SLICES)
+    (lost,) = [one for one in replicas if not one.leads()]
+    site.kill(lost)
+    site.fires(*SLICES)
+    site.ends(*SLICES)
 
 
 def test_a_store_that_is_cut_off(site, shard_resource):
@@ -326,8 +340,10 @@ class Drivers:
         report = json.dumps({"outcome": "Succeeded", "rows_read": 1, "updates_written": 1, "upper": 7})
         self.turns(name, "Succeeded", {"terminated": {"exitCode": 0, "message": report}})
 
-    def streams(self, name, lag_ms):
-        progress = json.dumps({"stage": "Streaming", "batches": 3, "lag_ms": lag_ms})
+    def streams(self, name, *, lag_ms, age_ms):
+        """The driver reports a batch that took this long, and rows of an input that it read completely this long ago."""
+        fresh_ms = SystemEnv().now_ms() - age_ms
+        progress = json.dumps({"stage": "Streaming", "batches": 3, "lag_ms": lag_ms, "fresh_ms": fresh_ms})
         self.turns(name, "Running", {"running": {}}, **{names.ANNOTATION_PROGRESS: progress})
 
 
@@ -336,7 +352,7 @@ def test_a_sink_that_fails_gives_up_and_is_restarted_and_a_stream_far_behind(sit
     cluster.create(PERSIST_SHARD, shard_resource())
     restart = {"restart": {"maxConsecutiveFailures": 4, "backoffSeconds": 1, "maxBackoffSeconds": 1}}
     cluster.create(SPARK_SINK, sink_resource(restart, name="batch", uid="uid-batch"))
-    cluster.create(SPARK_SINK, sink_resource({"mode": "Streaming"}, name="stream", uid="uid-stream"))
+    cluster.create(SPARK_SINK, sink_resource(STREAM, name="stream", uid="uid-stream"))
     site.start()
     batch, stream = Drivers(site, "batch"), Drivers(site, "stream")
     last = ""
@@ -352,7 +368,7 @@ def test_a_sink_that_fails_gives_up_and_is_restarted_and_a_stream_far_behind(sit
     site.ends("SparkSinkCrashLooping", "SparkSinkStalled")
 
     running = stream.newest()
-    stream.streams(running, lag_ms=1_600_000)
-    site.fires("SparkSinkFarBehind", name="stream")
-    stream.streams(running, lag_ms=1000)
-    site.ends("SparkSinkFarBehind")
+    stream.streams(running, lag_ms=1_600_000, age_ms=3_600_000)
+    site.fires("SparkSinkFarBehind", "SparkSinkVeryStale", name="stream")
+    stream.streams(running, lag_ms=1000, age_ms=0)
+    site.ends("SparkSinkFarBehind", "SparkSinkVeryStale")

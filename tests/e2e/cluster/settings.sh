@@ -1,5 +1,5 @@
 # Sourced by every script here: paths, versions, and the container engine that runs the nodes.
-# Owns no state. Variables that a user may set: PERSIST_CACHE, PERSIST_CLUSTER, PERSIST_WORKERS, PERSIST_ENGINE (docker or podman).
+# Owns no state. Variables that a user may set: PERSIST_CACHE, PERSIST_CLUSTER, PERSIST_WORKERS, PERSIST_ENGINE (docker or podman), PREVIOUS.
 set -euo pipefail
 
 CLUSTER_SCRIPTS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -18,6 +18,9 @@ CRICTL_VERSION=1.36.0
 KIND_VERSION=0.33.0
 HELM_VERSION=3.22.0
 COSIGN_VERSION=3.1.3
+FLUX_SOURCE_VERSION=1.9.3
+FLUX_KUSTOMIZE_VERSION=1.9.5
+PREVIOUS=${PREVIOUS:-d16a33565f4c0795a3fc735a3e19a46b8bb29c4c}     # what the test of an upgrade begins with; the last release, once there is one
 VERSITYGW_VERSION=1.8.0
 GO_VERSION=1.27.3                              # only where the machine has no Go
 BASE_IMAGE=docker.io/library/debian:bookworm-slim
