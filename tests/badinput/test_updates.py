@@ -308,7 +308,7 @@ def test_arrow_schemas_that_no_shard_can_have_name_the_field():
         ([("a", pa.int64()), ("a", pa.int64())], "key.a: declared twice"),
         ([("", pa.int64())], "must not be empty"),
         ([("a", pa.list_(pa.int64()))], "key.a"),
-        ([("a", pa.uint64())], r"key.a: type uint64 is not allowed, use decimal128\(20, 0\)"),
+        ([("a", pa.uint64())], r"key.a: type uint64 is not allowed, use DECIMAL\(20,0\), which is decimal128\(20, 0\)"),
     ):
         with pytest.raises(InvalidUsage, match=text):
             Schema(key=pa.schema(fields), val=pa.schema([]))

@@ -23,6 +23,7 @@ from persist_engine.base.env import system_random_bytes
 from persist_engine.base.errors import InvalidUsage, InvariantViolated
 from persist_engine.cli.output import print_rows, tab_separated
 from persist_engine.rows.columns import storable
+from persist_engine.rows.nested.layout import ListColumn, is_list, list_of, map_of, values_type
 from persist_engine.storage.directories import sync_directory
 
 Write = Callable[[pa.RecordBatch], None]
@@ -121,9 +122,9 @@ def _writer(format_name: str, file: IO[bytes], schema: pa.Schema) -> Iterator[Wr
             with pq.ParquetWriter(file, schema, compression="zstd") as parquet:
                 yield lambda batch: parquet.write_table(_storable(batch))
         case "csv":
-            leaves = _leaves(pa.RecordBatch.from_pylist([], schema=schema)).schema
-            with pyarrow.csv.CSVWriter(file, leaves) as csv:
-                yield lambda batch: csv.write_batch(_leaves(batch))
+            cells = _csv_cells(pa.RecordBatch.from_pylist([], schema=schema)).schema
+            with pyarrow.csv.CSVWriter(file, cells) as csv:
+                yield lambda batch: csv.write_batch(_csv_cells(batch))
         case "jsonl":
             yield lambda batch: _write_lines(file, batch)
         case "table" if file is sys.stdout.buffer and sys.stdout.isatty():
@@ -142,18 +143,22 @@ def _storable(batch: pa.RecordBatch) -> pa.Table:
     return pa.table([storable(column) for column in table.columns], schema=table.schema)
 
 
-def _leaves(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """CSV knows no structs and no bytes: structs become columns `a.b`, bytes hexadecimal text."""
-    while any(pa.types.is_struct(field.type) for field in batch.schema):
-        arrays: list[pa.Array] = []
-        names: list[str] = []
-        for field, column in zip(batch.schema, batch.columns, strict=True):
-            is_struct = pa.types.is_struct(field.type)
-            arrays += column.flatten() if is_struct else [column]
-            names += [f"{field.name}.{child.name}" for child in field.type] if is_struct else [field.name]
-        batch = pa.RecordBatch.from_arrays(arrays, names=names)
-    columns = [_hexadecimal(column) if pa.types.is_binary(column.type) else column for column in batch.columns]
+def _csv_cells(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """CSV knows no bytes, which become hexadecimal text, and no structs, lists and maps, which become JSON, as in JSON lines."""
+    columns = [_csv_ready(column) for column in batch.columns]
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _csv_ready(column: pa.Array) -> pa.Array:
+    if pa.types.is_binary(column.type):
+        return _hexadecimal(column)
+    if not pa.types.is_nested(column.type):
+        return column
+    return pa.array([None if value is None else _json(value) for value in _values(_json_ready(column))], pa.string())
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=_json_value)
 
 
 def _hexadecimal(column: pa.Array) -> pa.Array:
@@ -171,7 +176,7 @@ def json_lines(batch: pa.RecordBatch) -> str:
     plain = [_json_ready(column) for column in batch.columns]
     names = batch.schema.names
     rows = zip(*(_values(column) for column in plain), strict=True)
-    lines = (json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False, default=_json_value) for row in rows)
+    lines = (_json(dict(zip(names, row, strict=True))) for row in rows)
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -185,7 +190,21 @@ def _json_ready(column: pa.Array) -> pa.Array:
         if not fields:
             return column
         return pa.StructArray.from_arrays(children, fields=fields, mask=column.is_null())
+    if is_list(column.type):
+        lists = ListColumn.of(column)
+        if not pa.types.is_map(column.type):
+            values = _json_ready(lists.values)
+            return lists.array(list_of(values.type), values)
+        keys, items = lists.values.flatten()
+        keys, items = _key_texts(keys), _json_ready(items)
+        kind = map_of(pa.string(), items.type)
+        return lists.array(kind, pa.StructArray.from_arrays([keys, items], fields=list(values_type(kind))))
     return column
+
+
+def _key_texts(keys: pa.Array) -> pa.Array:
+    """JSON has texts as names."""
+    return _hexadecimal(keys) if pa.types.is_binary(keys.type) else keys.cast(pa.string())
 
 
 def _json_value(value: Any) -> str:
@@ -195,7 +214,7 @@ def _json_value(value: Any) -> str:
 def _values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     """As Python has them, but for dates and instants in years that it does not have: those as numbers, said to be so."""
     try:
-        found: list[Any] = column.to_pylist()
+        found: list[Any] = column.to_pylist(maps_as_pydicts="strict")
     except (OverflowError, ValueError):
         return [_value(each) for each in column]
     return found
@@ -207,6 +226,8 @@ def _value(scalar: pa.Scalar) -> Any:
     except (OverflowError, ValueError):
         if isinstance(scalar, pa.StructScalar):
             return {field.name: _value(scalar[field.name]) for field in scalar.type}
+        if isinstance(scalar, pa.ListScalar):
+            return [_value(each) for each in scalar.values]
         return f"<value out of range: {scalar.value}>"  # Arrow's own text of a far instant has another year
 
 

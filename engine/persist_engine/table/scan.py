@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: Rows that a notebook shows.
 PREVIEW_ROWS = 10
+#: Memory of a read of the first rows, and for each of them. It bounds what is fetched ahead of the last one.
+FIRST_BYTES, FIRST_ROW_BYTES = 4 << 20, 256
 
 Lend: TypeAlias = "Callable[[], AbstractContextManager[ReadHandle]]"
 
@@ -47,9 +49,10 @@ class Scan:
         time: int | None,
         condition: Condition,
         shown: tuple[str, ...] | None = None,
+        limit: int | None = None,
     ) -> None:
         self._name, self._lend, self._columns = name, lend, columns
-        self._condition, self._shown = condition, shown
+        self._condition, self._shown, self._limit = condition, shown, limit
         self.time = time
         """The time whose rows these are; None for a table that nothing was written to."""
 
@@ -61,9 +64,9 @@ class Scan:
 
     def scan(self, where: Where | None = None, columns: Sequence[str] | None = None) -> Scan:
         """Fewer rows and columns at the same time. Only of a scan that has all of them."""
-        if self._shown is not None or not self._condition.is_empty:
+        if self._shown is not None or not self._condition.is_empty or self._limit is not None:
             raise InvalidUsage(
-                f"table {self._name}: this scan has its condition and columns; scan the table, or the table `at` a time"
+                f"table {self._name}: this scan has its condition, columns or limit; scan the table, or the table `at` a time"
             )
         with of_table(self._name):
             condition, shown = Condition.of(where, self._columns), self._columns.chosen(columns)
@@ -79,6 +82,8 @@ class Scan:
         """The rows as a pyarrow Table."""
         if self.time is None:
             return self.schema.empty_table()
+        if self._limit is not None:
+            return pa.Table.from_batches(self._batches(), schema=self.schema)
         with of_table(self._name), self._lend() as reader, self._snapshot(reader) as snapshot:
             rows = snapshot.to_table()
             return pa.Table.from_batches(map(self._flat, rows.to_batches()), schema=self.schema)
@@ -124,40 +129,51 @@ class Scan:
         if self._condition.expression is not None:
             return sum(batch.num_rows for batch in self._batches())
         with of_table(self._name), self._lend() as reader, self._snapshot(reader) as snapshot:
-            return snapshot.count()
+            found = snapshot.count()
+            return found if self._limit is None else min(found, self._limit)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         return self.to_reader().__arrow_c_stream__(requested_schema)
 
     def __repr__(self) -> str:
         what = "" if self._condition.is_empty else f" where {self._condition.shown}"
+        what += "" if self._limit is None else f" limit {self._limit}"
         return f"Scan({self._name} at {'no time' if self.time is None else dated(self.time)}{what}: {', '.join(self.schema.names)})"
 
     def _repr_html_(self) -> str:
         from persist_engine.table.pictures.html import preview_html
 
-        rows = self._head(PREVIEW_ROWS + 1)
+        rows = self.head(PREVIEW_ROWS + 1)
         at = "nothing was written yet" if self.time is None else f"at {iso_text(self.time) or self.time}"
         return preview_html(f"{self._name} {at}", rows, rows_max=PREVIEW_ROWS)
 
-    def _head(self, rows: int) -> pa.Table:
-        taken: list[pa.RecordBatch] = []
-        left = rows
-        for batch in self._batches():
-            taken.append(batch.slice(0, left))
-            left -= taken[-1].num_rows
-            if left <= 0:
-                break
-        return pa.Table.from_batches(taken, schema=self.schema)
+    def head(self, rows: int = 5) -> pa.Table:
+        """The first rows, in the order of their keys. Reads only the parts that they need, and what is being fetched ahead."""
+        limit = checked_limit(self._name, rows)
+        return pa.Table.from_batches(
+            self._first(limit if self._limit is None else min(limit, self._limit)), schema=self.schema
+        )
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        if self.time is None:
+        return self._first(self._limit)
+
+    def _first(self, limit: int | None) -> Iterator[pa.RecordBatch]:
+        """The first rows; None: all."""
+        if self.time is None or limit == 0:
             return
+        from persist_engine.client.read.snapshot import READ_MEMORY_BYTES
+
+        few = READ_MEMORY_BYTES if limit is None else FIRST_BYTES + limit * FIRST_ROW_BYTES
         with of_table(self._name), self._lend() as reader, self._snapshot(reader) as snapshot:
-            for batch in snapshot.to_batches():
+            for batch in snapshot.to_batches(memory_bytes=min(few, READ_MEMORY_BYTES)):
                 rows = self._flat(batch)
+                if limit is not None:
+                    rows = rows.slice(0, limit)
+                    limit -= rows.num_rows
                 if rows.num_rows:
                     yield rows
+                if limit == 0:
+                    return
 
     def _flat(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         rows = self._condition.applied(self._columns.flat(batch))
@@ -179,6 +195,13 @@ class Scan:
         if isinstance(answer, SinceAhead):
             raise InvalidUsage(gone(self.time, answer))
         return answer
+
+
+def checked_limit(name: str, limit: int) -> int:
+    """`limit`, a number of rows. InvalidUsage for what is none."""
+    if type(limit) is not int or limit < 0:
+        raise InvalidUsage(f"table {name}: a limit is a whole number of rows from 0 on, not {limit!r}")
+    return limit
 
 
 def gone(time: int, answer: SinceAhead) -> str:

@@ -27,7 +27,7 @@ from persist_engine.table.names import Named, of_table
 from persist_engine.table.notes.commit_info import CommitInfo, noted
 from persist_engine.table.notes.transactions import Txn
 from persist_engine.table.readers import PURPOSE, SharedReader
-from persist_engine.table.scan import Scan
+from persist_engine.table.scan import Scan, checked_limit
 from persist_engine.table.schemas import Fields, altered
 from persist_engine.table.times import Span, Time, moment, readable, span_ms
 
@@ -174,9 +174,16 @@ class Table:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def scan(self, where: Where | None = None, columns: Sequence[str] | None = None, *, at: Time | None = None) -> Scan:
-        """The rows that fulfil `where`, with these columns, in the order of their keys. As they are now, after everything that was
-        acknowledged before the call; or as they were `at` a time.
+    def scan(
+        self,
+        where: Where | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        at: Time | None = None,
+        limit: int | None = None,
+    ) -> Scan:
+        """The rows that fulfil `where`, with these columns, in the order of their keys, the first `limit` of them. As they are now, after
+        everything that was acknowledged before the call; or as they were `at` a time.
         """
         with of_table(self.name):
             now = self._columns
@@ -192,7 +199,12 @@ class Table:
                 time=time,
                 condition=Condition.of(where, now),
                 shown=now.chosen(columns),
+                limit=None if limit is None else checked_limit(self.name, limit),
             )
+
+    def head(self, rows: int = 5) -> pa.Table:
+        """The first rows in the order of their keys, as a pyarrow Table. Reads little more than they need."""
+        return self.scan().head(rows)
 
     def at(self, time: Time) -> Scan:
         """The rows as they were at a time: ISO 8601 with its zone, a datetime, `-1h`, or a number as `Scan.time` shows it. After the last
@@ -337,9 +349,7 @@ class Table:
         from persist_engine.work.repair.force import force_compaction
 
         self._let_go()  # unused, it would keep times apart that `retain` has passed
-        self._writer.let_since_follow()
-        if self._named.is_ours:
-            self._writer.let_unretained_go()
+        self._writer.let_since_go(is_ours=self._named.is_ours)
         return force_compaction(self._machine, full=True)
 
     def vacuum(self) -> list[Outcome]:

@@ -199,23 +199,18 @@ class TableWriter:
         finally:
             writer.discard(desired)
 
-    def let_since_follow(self) -> None:
-        """Lets since follow the retention: it moves with an append, here with one of no rows. Not when other readers hold it."""
+    def let_since_go(self, *, is_ours: bool) -> None:
+        """Lets since follow the retention, as far as other readers let it: it moves with an append, here with one of no rows. Of a table of
+        ours without retention, lets it go to the last write: nothing else would ever move it.
+        """
         state = self._machine.refresh()
-        held, upper = retained_since(state), state.trace.upper
-        if held is not None and state.trace.since < held and upper.time is not None:
+        held, since, upper = retained_since(state), state.trace.since, state.trace.upper
+        newest = upper.newest_complete
+        if upper.time is None:
+            return
+        if held is not None and since < held:
             self._raise_upper(self._current()[0], upper, upper.time)
-
-    def let_unretained_go(self) -> None:
-        """Without a retention, moves since to the last write, as far as other readers let it. Nothing else would ever move it."""
-        state = self._machine.refresh()
-        newest = state.trace.upper.newest_complete
-        if (
-            state.retain_ms is None
-            and state.trace.upper.time is not None
-            and newest > 0
-            and state.trace.since.less_equal(newest - 1)
-        ):
+        elif is_ours and state.retain_ms is None and newest > 0 and since.less_equal(newest - 1):
             with self._client.open_leased_reader(self._shard_id, purpose=PURPOSE) as reader:
                 reader.downgrade_since(Antichain.of(newest))
 

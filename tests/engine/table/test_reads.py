@@ -13,7 +13,9 @@ import pyarrow.compute as pc
 import pytest
 from persist_engine import Change, Schema, SeededEnv, ShardId, connect
 from persist_engine.base.errors import InvalidUsage, InvariantViolated
+from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.table import readers
+from persist_kit.counted import CountedMetrics
 
 ROWS = [{"id": number, "name": "abc"[number % 3], "price": Decimal(number)} for number in range(10)]
 START_MS = 1_800_000_000_000
@@ -49,6 +51,41 @@ def test_a_scan_in_every_form(orders):
     assert orders.scan().scan("id = 3").to_pylist() == [ROWS[3]]
     with pytest.raises(InvalidUsage, match="table orders: this scan has its condition"):
         scan.scan("id = 3")
+
+
+def test_the_first_rows_of_a_scan(orders):
+    orders.append(ROWS)
+    assert orders.head().to_pylist() == ROWS[:5]
+    assert orders.head(0).num_rows == 0
+    assert orders.head(99).to_pylist() == ROWS
+    scan = orders.scan("name = 'a'", ["id"], limit=3)
+    assert scan.to_pylist() == scan.to_reader().read_all().to_pylist() == [{"id": 0}, {"id": 3}, {"id": 6}]
+    assert (scan.count(), orders.scan(limit=99).count(), orders.scan(limit=0).count()) == (3, 10, 0)
+    assert scan.head(2).num_rows == 2
+    assert orders.scan(pc.field("id") > 6, limit=2).to_pylist() == ROWS[7:9]
+    assert "limit 3" in repr(scan)
+    for wrong in (-1, 1.0, True):
+        with pytest.raises(InvalidUsage, match="table orders: a limit is a whole number of rows from 0 on"):
+            orders.scan(limit=wrong)
+    with pytest.raises(InvalidUsage, match="this scan has its condition"):
+        scan.scan("id = 3")
+
+
+def test_the_first_rows_need_few_parts(tmp_path):
+    metrics = CountedMetrics()
+    settings = Settings(batch=BatchSettings(target_part_bytes=1 << 20, inline_part_bytes_max=0))
+    with connect(tmp_path / "parts", maintain=False, settings=settings, metrics=metrics) as db:
+        table = db.create("t", key="id BIGINT", value="raw BINARY")
+        noise = np.random.default_rng(1).bytes(24 << 20)
+        rows = pa.table({"id": range(24 << 10), "raw": [noise[at : at + 1024] for at in range(0, len(noise), 1024)]})
+        table.append(rows)
+        parts = table.describe().parts
+        assert parts > 20
+        assert table.head(3).column("id").to_pylist() == [0, 1, 2]
+        taken = [
+            metrics.total("prefetch_parts", outcome=outcome) for outcome in ("ready", "waited", "skipped", "wasted")
+        ]
+        assert 0 < sum(taken) < parts / 2
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,11 @@ Owns how text becomes values of a table's columns. Arrow reads all of it, in bat
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,6 +22,9 @@ import pyarrow.parquet as pq
 
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.cli.tables.commands import InputFormat
+from persist_engine.rows.ddl import print_type
+from persist_engine.rows.nested.layout import holds_maps, is_list, list_of, map_of, mapped, values_type
+from persist_engine.rows.nested.values import array_of
 
 STDIN = "-"
 #: A file of Python, or one of Arrow, which declares no types.
@@ -94,11 +99,12 @@ def _shown(name: str) -> str:
 
 
 def _csv(source: _Source, wanted: pa.Schema) -> Iterator[pa.Table]:
-    """The first line names the columns. An empty cell is null, and empty text in quotes is empty text, as `persist read` writes both.
+    """The first line names the columns. An empty cell is null, and empty text in quotes is empty text; structs, lists and maps are JSON, as
+    `persist read` writes all of them.
 
     A file without that line is refused: what wrote it has failed, and an overwrite with it would remove all rows.
     """
-    kinds = {field.name: _written(field.type) for field in wanted if not pa.types.is_nested(field.type)}
+    kinds = {field.name: pa.string() if pa.types.is_nested(field.type) else _written(field.type) for field in wanted}
     options = pyarrow.csv.ConvertOptions(
         column_types=kinds, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
     )
@@ -110,16 +116,64 @@ def _csv(source: _Source, wanted: pa.Schema) -> Iterator[pa.Table]:
         text = "is empty: the first line of a CSV file names the columns, also where no row follows"
         raise InvalidUsage(text) from error
     with closing(opened) as reader:
-        yield _read(reader.schema.empty_table(), wanted)
+        yield _read(_without_json(reader.schema.empty_table(), wanted), wanted)
         for batch in reader:
-            yield _read(pa.Table.from_batches([batch]), wanted)
+            yield _read(_without_json(pa.Table.from_batches([batch]), wanted), wanted)
+
+
+def _without_json(table: pa.Table, wanted: pa.Schema) -> pa.Table:
+    """Columns of JSON as what they are in `wanted`. InvalidUsage names a column with another text."""
+    for index, name in enumerate(table.column_names):
+        if name in wanted.names and pa.types.is_nested(kind := wanted.field(name).type):
+            texts = pc.fill_null(table.column(name).combine_chunks(), "null").to_pylist()
+            try:
+                values = list(map(json.loads, texts))
+            except (ValueError, RecursionError) as error:
+                raise InvalidUsage(
+                    f"is no csv that the table takes: {name} is {print_type(kind)} as JSON: {error}"
+                ) from error
+            table = table.set_column(index, name, pa.chunked_array([_from_python(name, values, kind)]))
+    return table
+
+
+def _from_python(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Values of a JSON reader. InvalidUsage names what does not fit."""
+    if pa.types.is_decimal(kind):  # numbers or text
+        values = [None if value is None else str(value) for value in values]
+    return _value(array_of(name, values, _in_json(kind), may_lack=True), kind)
+
+
+def _in_json(kind: pa.DataType) -> pa.DataType:
+    """The type of values of `kind` as Python's JSON has them: text for numbers with a scale, times and bytes."""
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_in_json(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return map_of(pa.string(), _in_json(kind.item_type))
+    if pa.types.is_list(kind):
+        return list_of(_in_json(kind.value_type))
+    return pa.string() if pa.types.is_decimal(kind) or pa.types.is_temporal(kind) or pa.types.is_binary(kind) else kind
+
+
+def _jsonl_with_maps(data: bytes, wanted: pa.Schema) -> pa.Table:
+    """Arrow's reader of JSON knows no maps."""
+    rows = list(map(json.loads, data.splitlines()))
+    names = list(dict.fromkeys(chain.from_iterable(rows)))
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    known = {field.name: field.type for field in wanted}
+    arrays = [
+        _from_python(name, columns[name], known[name]) if name in known else pa.nulls(len(rows)) for name in names
+    ]
+    return pa.table(arrays, names=names)
 
 
 def _jsonl(source: _Source, wanted: pa.Schema) -> Iterator[pa.Table]:
-    """One object a line. Decimals are numbers or text, the same in all lines."""
+    """One object a line. Decimals are numbers or text, the same in all lines; maps are objects."""
     fields = [field.with_type(_written(field.type)) for field in wanted if not pa.types.is_decimal(field.type)]
     data = source.read()
     if not data.strip():
+        return
+    if any(holds_maps(field.type) for field in wanted):
+        yield _jsonl_with_maps(data, wanted)
         return
     table = pyarrow.json.read_json(
         pa.BufferReader(data), parse_options=pyarrow.json.ParseOptions(explicit_schema=pa.schema(fields))
@@ -142,6 +196,8 @@ def _written(kind: pa.DataType) -> pa.DataType:
     """
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_written(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return list_of(_written(kind.value_type))
     return pa.string() if pa.types.is_date(kind) or pa.types.is_binary(kind) else kind
 
 
@@ -159,6 +215,8 @@ def _value(values: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_struct(kind):
         parts = [_value(values.field(index), field.type) for index, field in enumerate(kind)]
         return pa.StructArray.from_arrays(parts, fields=list(kind), mask=values.is_null())
+    if is_list(kind):
+        return mapped(values, kind, lambda within: _value(within, values_type(kind)))
     if pa.types.is_binary(kind):
         return _bytes(values)
     return values.cast(kind)

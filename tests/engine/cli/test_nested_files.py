@@ -1,0 +1,96 @@
+"""Structs, lists and maps through `persist read` into a file and from the file into a table."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.cli.export import writing
+from persist_engine.cli.tables.files import batches_of
+from persist_engine.rows.ddl import parse_ddl
+from persist_engine.rows.nested.values import array_of
+from persist_kit.depth import draws
+
+SCHEMA = parse_ddl(
+    "id BIGINT, s STRUCT<a: INT, b: STRUCT<t: STRING, r: BINARY>>, l ARRAY<STRING>, "
+    "d ARRAY<STRUCT<p: DECIMAL(9,2), at: TIMESTAMP, day: DATE, x: DOUBLE, ok: BOOLEAN>>, "
+    "m MAP<STRING, ARRAY<INT>>, n MAP<DATE, STRING>, k MAP<BIGINT, DOUBLE>"
+)
+PLAIN = pa.schema([field for field in SCHEMA if not pa.types.is_map(field.type)])
+TEXT = st.sampled_from(["", "null", "a,b", 'q"', "é\n", "{}", "[1]"])
+WHOLE = st.integers(-(2**31), 2**31 - 1)
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def maybe(strategy):
+    return st.none() | strategy
+
+
+DETAIL = st.fixed_dictionaries({
+    "p": maybe(st.integers(-(10**8), 10**8).map(lambda cents: Decimal(cents).scaleb(-2))),
+    "at": maybe(st.datetimes(min_value=datetime(1900, 1, 1), max_value=datetime(2200, 1, 1), timezones=st.just(UTC))),  # noqa: DTZ001
+    "day": maybe(st.dates(min_value=date(1, 1, 1))), "x": maybe(FINITE), "ok": maybe(st.booleans()),
+})  # fmt: skip
+ROW = st.fixed_dictionaries({
+    "id": st.integers(0, 9),
+    "s": maybe(st.fixed_dictionaries({
+        "a": maybe(WHOLE), "b": maybe(st.fixed_dictionaries({"t": maybe(TEXT), "r": maybe(st.binary(max_size=3))}))})),
+    "l": maybe(st.lists(maybe(TEXT), max_size=3)),
+    "d": maybe(st.lists(maybe(DETAIL), max_size=2)),
+    "m": maybe(st.dictionaries(TEXT, maybe(st.lists(maybe(WHOLE), max_size=2)), max_size=2)),
+    "n": maybe(st.dictionaries(st.dates(), maybe(TEXT), max_size=2)),
+    "k": maybe(st.dictionaries(WHOLE, maybe(FINITE), max_size=2)),
+})  # fmt: skip
+
+
+def there_and_back(rows, name, schema):
+    columns = [array_of(field.name, [row[field.name] for row in rows], field.type) for field in schema]
+    batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / f"rows.{name}"
+        with writing(name, path, schema) as write:
+            write(batch)
+        tables = list(batches_of([str(path)], None, schema, lambda _: None))
+    found = pa.concat_tables(tables).to_pylist() if tables else []
+    assert repr(found) == repr(batch.to_pylist())
+
+
+@settings(max_examples=draws(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(ROW, max_size=4), st.sampled_from(["csv", "jsonl"]))
+def test_what_is_read_into_a_text_file_is_taken_back(rows, name):
+    """A null struct is not a struct of nulls, and a list without elements is not null."""
+    there_and_back(rows, name, SCHEMA)
+    there_and_back(rows, name, PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ("[1", "l is ARRAY<STRING> as JSON"),
+        ("5", r"rows.csv l is a int; expected a list"),
+        ("[5]", r"l\[\] does not fit STRING"),
+    ],
+)
+def test_a_cell_that_is_no_list_is_refused_by_its_column(tmp_path, cell, message):
+    path = tmp_path / "rows.csv"
+    path.write_text(f'id,l\n1,"{cell}"\n')
+    with pytest.raises(InvalidUsage, match=message):
+        list(batches_of([str(path)], None, SCHEMA, lambda _: None))
+
+
+def test_json_has_no_nan_so_it_is_null():
+    kind = pa.schema([("l", pa.list_(pa.field("element", pa.float64())))])
+    batch = pa.RecordBatch.from_arrays([pa.array([[math.nan, 1.5]], kind.field(0).type)], schema=kind)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.csv"
+        with writing("csv", path, kind) as write:
+            write(batch)
+        assert path.read_text() == '"l"\n"[null, 1.5]"\n'
