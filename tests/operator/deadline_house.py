@@ -42,8 +42,12 @@ class Kept:
         self.env = AheadEnv()
         defaults = Settings(retain_ms=None)
         batch = replace(defaults.batch, inline_part_bytes_max=inline_bytes)
+        # However small, a compaction sifts out what cancelled: what is sifted must be gone by the deadline, too.
+        compaction = replace(defaults.compaction, sift_bytes_min=0)
         self.client = PersistClient.open(
-            Location(blob=blob, consensus=consensus), env=self.env, settings=replace(defaults, batch=batch)
+            Location(blob=blob, consensus=consensus),
+            env=self.env,
+            settings=replace(defaults, batch=batch, compaction=compaction),
         )
         self.shard_id = ShardId.new()
         self.client.initialise(self.shard_id, SCHEMA)
