@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from persist_engine.base.env import SystemEnv
-from persist_engine.base.errors import InvalidUsage, StorageError, StoreRefused, UnsafeStore
+from persist_engine.base.errors import InvalidUsage, PersistError, StorageError, StoreRefused, UnsafeStore
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.storage.addresses import with_credentials
 from persist_engine.storage.blob import Blob
@@ -99,7 +99,7 @@ def test_without_one_of_them_the_store_is_refused_in_its_words(
 def test_without_a_certificate_nothing_is_answered(strict_redis: RedisServer, tmp_path: Path) -> None:
     """The server says why, and closes. It is a race whether the client reads that before it meets the closed connection."""
     folder = folder_for(strict_redis, tmp_path / "secret", **{"redis-tls.crt": "", "redis-tls.key": ""})
-    with pytest.raises(StorageError, match=f"{strict_redis.address}.*(?i:certificate required|EOF|reset|broken pipe)"):
+    with pytest.raises(PersistError, match=f"{strict_redis.address}.*(?i:certificate required|EOF|reset|broken pipe)"):
         consensus_at(with_credentials(bare(strict_redis), str(folder)))
 
 
