@@ -38,7 +38,7 @@ class World:
         self.settings = OperatorSettings(
             storage_profiles={"default": profile},
             canary=CanarySettings(resource="team/canary", interval_seconds=60),
-            loop=LoopSettings(store_deadline_seconds=2, store_breaker_seconds=1),
+            loop=LoopSettings(store_deadline_seconds=60, store_breaker_seconds=1),
         )
         self.bridge = Bridge(self.settings, env=self.env)
         self.registry = CollectorRegistry()
