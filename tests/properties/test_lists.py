@@ -12,10 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from persist_engine import SeededEnv, connect
 from persist_engine.base.errors import SchemaMismatch
+from persist_engine.codec.part import decode_part, encode_part
+from persist_engine.model.frontier import Antichain, Description
 from persist_engine.rows.nested.entries import sorted_entries
 from persist_engine.rows.nested.layout import list_of, map_of
 from persist_engine.rows.nested.ordered import ordered
-from persist_engine.rows.updates import consolidate
+from persist_engine.rows.schema import Schema
+from persist_engine.rows.updates import consolidate, normalise
 from persist_engine.rows.words import RowCodec
 from persist_kit import strategies
 from persist_kit.depth import draws
@@ -177,3 +180,28 @@ def test_other_layouts_of_lists_become_the_table_s():
         ]
         with pytest.raises(SchemaMismatch, match="l is ARRAY<BIGINT>, the table's is ARRAY<INT>: .*2147483648"):
             table.append(pa.table({"id": [4], "l": [[2**31]], "m": pa.nulls(1)}))
+
+
+def test_updates_of_handles_have_the_entries_of_maps_in_order():
+    """Also within structs and lists, and when the types are already those of the shard."""
+    schema = Schema.from_ddl("id INT", "m MAP<STRING, INT>, s STRUCT<l: ARRAY<MAP<INT, INT>>>")
+    val = pa.array([{"m": [("b", 1), ("a", 2)], "s": {"l": [[(2, 0), (1, 0)], None]}}], schema.val_type)
+    given = pa.table({"key": pa.array([{"id": 1}], schema.key_type), "val": val, "time": [0], "diff": [1]})
+    (found,) = normalise(given, schema)
+    assert found["val"].to_pylist() == [{"m": [("a", 2), ("b", 1)], "s": {"l": [[(1, 0), (2, 0)], None]}}]
+    twice = pa.array([{"m": [("a", 1), ("a", 2)], "s": None}], schema.val_type)
+    with pytest.raises(SchemaMismatch, match=r"val\.m: a map has the key 'a' more than once"):
+        list(normalise(given.set_column(1, "val", twice), schema))
+
+
+def test_what_lies_under_a_null_list_is_left_out():
+    """Parquet refuses it."""
+    schema = Schema.from_ddl("id INT", "l ARRAY<INT>")
+    hidden = pa.ListArray.from_arrays(
+        pa.array([0, 2, 3], pa.int32()), pa.array([1, 2, 3], pa.int32()), mask=pa.array([True, False])
+    )
+    val = pa.StructArray.from_arrays([hidden.cast(schema.val.field(0).type)], fields=list(schema.val))
+    key = pa.array([{"id": 1}, {"id": 2}], schema.key_type)
+    (found,) = normalise(pa.table({"key": key, "val": val, "time": [0, 0], "diff": [1, 1]}), schema)
+    data = encode_part(found, desc=Description(Antichain(0), Antichain(1), Antichain(0)), schema=schema)
+    assert decode_part(data, key="k", schema=schema).table["val"].to_pylist() == [{"l": None}, {"l": [3]}]

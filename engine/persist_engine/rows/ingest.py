@@ -18,7 +18,7 @@ from persist_engine.base.errors import InvalidUsage, SchemaMismatch
 from persist_engine.rows.columns import empty_struct
 from persist_engine.rows.ddl import print_type
 from persist_engine.rows.nested.entries import KeyProblem, sorted_entries
-from persist_engine.rows.nested.layout import as_plain_list, is_any_list, is_list, mapped, values_type
+from persist_engine.rows.nested.layout import as_plain_list, holds_lists, is_any_list, is_list, mapped, values_type
 from persist_engine.rows.nested.values import leaf_array, struct_array
 from persist_engine.rows.schema import Schema
 
@@ -187,7 +187,7 @@ def _conform_struct(array: pa.Array, field: pa.Field, path: str, problems: list[
             nulls = values.is_null() if absent is None else pc.and_not(values.is_null(), absent)
             if count := pc.sum(nulls).as_py():
                 problems.append(f"{path}.{child.name} is NOT NULL and null in {count} rows")
-    if problems or array.type == field.type:
+    if problems or (array.type == field.type and not holds_lists(field.type)):
         return array
     return pa.StructArray.from_arrays(children, fields=list(field.type), mask=absent)
 

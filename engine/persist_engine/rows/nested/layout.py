@@ -106,11 +106,11 @@ class ListColumn:
 
 def mapped(array: pa.Array, kind: pa.DataType, change: Callable[[pa.Array], pa.Array]) -> pa.Array:
     """The column as `kind`, with values that `change` makes of all values that the rows show. The array itself when `change` returns what
-    it was given, and the type is the same.
+    it was given, the type is the same, and nothing can lie under nulls.
     """
     pieces = ListColumn.of(array)
     values = change(pieces.values)
-    if values is pieces.values and array.type.equals(kind, check_metadata=True):
+    if values is pieces.values and not array.null_count and array.type.equals(kind, check_metadata=True):
         return array
     return pieces.array(kind, values)
 
