@@ -95,7 +95,7 @@ def test_the_files_that_grafana_reads_fit_together(rendered: list[Manifest], tmp
 
 
 class GrafanaServer(Server):
-    """A Grafana with this provisioning. Each client is its administrator."""
+    """A Grafana with this provisioning. Each visitor is its administrator."""
 
     def __init__(self, folder: Path, provisioning: Path) -> None:
         program, home = str(GRAFANA), str(HOME)

@@ -79,6 +79,23 @@ class OperatorMetrics:
             "persist_operator_leaked_pods",
             "Pods of the operator whose resource or driver is gone, as of the last list of all resources.",
         )
+        self._set_up_canary(registry)
+        self.resources = ResourceMetrics(registry)
+        self.jobs_started = Counter(
+            "persist_operator_jobs_started", "Pods and Jobs started by type.", ["type"], registry=registry
+        )
+        self.refusals = Counter(
+            "persist_operator_refusals",
+            "Refused or failed actions, plans and status writes, by what it was.",
+            ["what"],
+            registry=registry,
+        )
+        self._shards = ShardSeries(registry)
+        self._sink = {
+            name: Gauge(f"spark_sink_{name}", text, _OF_RESOURCE, registry=registry) for name, text in _OF_SINK.items()
+        }
+
+    def _set_up_canary(self, registry: CollectorRegistry) -> None:
         self.canary_success = Gauge(
             "persist_operator_canary_timestamp_seconds",
             "Time of the canary's last round trip that succeeded, or of the start of the process before the first one.",
@@ -97,20 +114,6 @@ class OperatorMetrics:
             _OF_RESOURCE,
             registry=registry,
         )
-        self.resources = ResourceMetrics(registry)
-        self.jobs_started = Counter(
-            "persist_operator_jobs_started", "Pods and Jobs started by type.", ["type"], registry=registry
-        )
-        self.refusals = Counter(
-            "persist_operator_refusals",
-            "Refused or failed actions, plans and status writes, by what it was.",
-            ["what"],
-            registry=registry,
-        )
-        self._shards = ShardSeries(registry)
-        self._sink = {
-            name: Gauge(f"spark_sink_{name}", text, _OF_RESOURCE, registry=registry) for name, text in _OF_SINK.items()
-        }
 
     def set_shard(
         self,
