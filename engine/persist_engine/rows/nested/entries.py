@@ -1,4 +1,7 @@
-"""The entries of maps in the order of their keys, in which shards hold them. So two maps are equal when their lists of entries are."""
+"""The entries of maps in the order of their keys, in which shards hold them. So two maps are equal when their lists of entries are.
+
+Writers sort them once (spec 26.2), because a sort at every comparison would cost more than the comparison.
+"""
 
 from __future__ import annotations
 
