@@ -196,6 +196,15 @@ def unfit(name: str, source: T.DataType, target: T.DataType) -> str | None:
         if set(ours) != set(theirs) or len(source.fields) != len(ours):
             return f"{name} has the fields {', '.join(source.fieldNames())}, must have {', '.join(target.fieldNames())}"
         return next(filter(None, (unfit(f"{name}.{child}", ours[child], theirs[child]) for child in theirs)), None)
+    if isinstance(target, T.ArrayType) and isinstance(source, T.ArrayType):
+        return unfit(f"{name}[]", source.elementType, target.elementType)
+    if isinstance(target, T.MapType) and isinstance(source, T.MapType):
+        within = unfit(f"{name}[]", source.valueType, target.valueType)
+        return (
+            within
+            if source.keyType == target.keyType
+            else f"{name} is {source.simpleString()}, must be {target.simpleString()}"
+        )
     if _lossless(source, target):
         return None
     return f"{name} is {source.simpleString()}, which does not fit {target.simpleString()} without loss"
@@ -207,6 +216,8 @@ def _lossless(source: T.DataType, target: T.DataType) -> bool:
     """
     if isinstance(source, T.NullType) or (type(source) is type(target) and not isinstance(source, T.DecimalType)):
         return True
+    if isinstance(source, T.ArrayType | T.MapType):
+        return False
     digits = next((width for kind, width in _INTEGERS if isinstance(source, kind)), None)
     match target:
         case T.StringType():
@@ -231,6 +242,12 @@ def _lossless(source: T.DataType, target: T.DataType) -> bool:
 
 def converted(column: Column, source: T.DataType, target: T.DataType) -> Column:
     """`column` of type `source` in the type `target`, which it must fit (see `unfit`)."""
+    if isinstance(target, T.ArrayType) and isinstance(source, T.ArrayType):
+        return F.transform(column, lambda each: converted(each, source.elementType, target.elementType)).cast(target)
+    if isinstance(target, T.MapType) and isinstance(source, T.MapType):
+        return F.transform_values(column, lambda _, each: converted(each, source.valueType, target.valueType)).cast(
+            target
+        )
     if not isinstance(target, T.StructType):
         return column.cast(target)
     ours = {f.name: f.dataType for f in source.fields}
@@ -291,6 +308,8 @@ def _texts(path: str, kind: T.DataType) -> Iterator[str]:
     match kind:
         case T.StringType() | T.BinaryType():
             yield path
+        case T.ArrayType() | T.MapType():
+            yield f"to_json({path})"
         case T.StructType():
             for each in kind.fields:
                 yield from _texts(f"{path}.`{each.name.replace('`', '``')}`", each.dataType)
@@ -299,6 +318,16 @@ def _texts(path: str, kind: T.DataType) -> Iterator[str]:
 def has_texts(kind: T.DataType) -> bool:
     """Whether values of this type have no fixed size."""
     return next(_texts("", kind), None) is not None
+
+
+def has_maps(kind: T.DataType) -> bool:
+    """Whether a map is somewhere in the type."""
+    match kind:
+        case T.StructType():
+            return any(has_maps(each.dataType) for each in kind.fields)
+        case T.ArrayType():
+            return has_maps(kind.elementType)
+    return isinstance(kind, T.MapType)
 
 
 def planned_bytes(frame: DataFrame) -> int | None:

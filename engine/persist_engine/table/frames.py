@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist_engine.base.errors import InvalidUsage, SchemaMismatch
-from persist_engine.rows.nested.layout import holds_maps
+from persist_engine.rows.nested.entries import holds_maps
 from persist_engine.rows.nested.values import array_of
 
 Frame = Any

@@ -114,7 +114,7 @@ def _field(table: str, name: str, change: Mapping[str, Any]) -> pa.Field:
     """The Arrow field of a change. InvalidUsage for a type that no shard can hold."""
     spark = T.StructField(name, T._parse_datatype_json_string(change["type"]), bool(change.get("nullable", True)))
     try:
-        return Schema.from_ddl(_ddl(spark)).key.field(0)
+        return Schema.from_ddl("key INT", _ddl(spark)).val.field(0)
     except InvalidUsage as error:
         raise InvalidUsage(f"table {table}: {error}") from error
 
@@ -142,7 +142,17 @@ def _ddl(field: T.StructField) -> str:
 
 
 def _declared(field: T.StructField, separator: str) -> str:
-    quoted, kind = field.name.replace("`", "``"), field.dataType.simpleString()
-    if isinstance(field.dataType, T.StructType):  # the text that Spark makes of it leaves NOT NULL out
-        kind = f"STRUCT<{', '.join(_declared(each, ': ') for each in field.dataType)}>"
-    return f"`{quoted}`{separator}{kind}{'' if field.nullable else ' NOT NULL'}"
+    quoted = field.name.replace("`", "``")
+    return f"`{quoted}`{separator}{_kind(field.dataType)}{'' if field.nullable else ' NOT NULL'}"
+
+
+def _kind(kind: T.DataType) -> str:
+    """The DDL of a type. The text that Spark itself makes of a struct leaves NOT NULL out."""
+    match kind:
+        case T.StructType():
+            return f"STRUCT<{', '.join(_declared(each, ': ') for each in kind)}>"
+        case T.ArrayType():
+            return f"ARRAY<{_kind(kind.elementType)}>"
+        case T.MapType():
+            return f"MAP<{_kind(kind.keyType)}, {_kind(kind.valueType)}>"
+    return str(kind.simpleString())

@@ -63,7 +63,7 @@ class WantedRows:
 
 def hashed(flat: DataFrame, schema: Schema) -> DataFrame:
     """`flat` and the hashes of its rows. Plans only."""
-    leaves = [leaf for field in fields_of(schema) for leaf in _leaves(F.col(field.column), field.type)]
+    leaves = [leaf for field in fields_of(schema) for leaf in leaves_of(F.col(field.column), field.type)]
     return flat.withColumns({name: F.xxhash64(F.lit(lane), *leaves) for lane, name in enumerate(HASHES)})
 
 
@@ -88,15 +88,24 @@ def _joined(halves: Sequence[int]) -> Iterator[int]:
         yield (low + (high << 32)) % _LANE
 
 
-def _leaves(column: Column, kind: T.DataType) -> Iterator[Column]:
+def leaves_of(column: Column, kind: T.DataType) -> Iterator[Column]:
     """What the hash of a row covers.
 
     SUBTLE: Spark's hash skips nulls, so that (null, 1) and (1, null) have the same one. Each field, also within a struct, therefore brings
     whether it is null.
     """
     yield column.isNull()
+    if isinstance(kind, T.ArrayType):
+        yield F.size(column)  # or nested lists of the same elements would be alike
+        yield F.transform(column, lambda each: F.struct(*leaves_of(each, kind.elementType)))
+        return
+    if isinstance(kind, T.MapType):
+        names = F.array_sort(F.map_keys(column))
+        yield F.size(column)
+        yield F.transform(names, lambda name: F.struct(name, *leaves_of(F.element_at(column, name), kind.valueType)))
+        return
     if not isinstance(kind, T.StructType):
         yield column
         return
     for child in kind.fields:
-        yield from _leaves(column.getField(child.name), child.dataType)
+        yield from leaves_of(column.getField(child.name), child.dataType)

@@ -20,7 +20,8 @@ from pyspark.sql import types as T  # noqa: N812
 from persist_spark.columns import struct_column
 from persist_spark.envelopes.collected import is_error
 from persist_spark.envelopes.commands import WEIGHT, key_text
-from persist_spark.frames import DELETED, FAULT, ORDER, Field, fields_of
+from persist_spark.envelopes.mirror import leaves_of
+from persist_spark.frames import DELETED, FAULT, ORDER, Field, fields_of, has_maps
 from persist_spark.spec import ConfigurationError
 
 #: The types of key fields by whose least and greatest value parts of the shard are skipped. Others have no plain order.
@@ -68,8 +69,16 @@ def decided(commands: DataFrame, schema: Schema) -> Winners:
     fields = fields_of(schema)
     keys = [f.column for f in fields if f.side == "key"]
     values = [f.column for f in fields if f.side == "value"]
+    if maps := [f.name for f in fields if has_maps(f.type)]:
+        raise ConfigurationError(
+            f"envelope.type: Spark cannot compare the values of {', '.join(maps)}, which are MAPs: use Mirror or Append, or an "
+            "ARRAY<STRUCT<key, value>> in the shard's schema"
+        )
     given = F.struct(DELETED, *values)
-    digest = F.xxhash64(given)
+    # Of all fields one by one: Spark's own hash of a struct does not see which of its fields is null.
+    digest = F.xxhash64(
+        DELETED, *(leaf for f in fields if f.side == "value" for leaf in leaves_of(F.col(f.column), f.type))
+    )
     # SUBTLE: of the commands of the greatest order, one maximum has the greatest digest and the other the least. They are equal when all
     # these commands are. A hot key is reduced before the exchange, which a window over the key would not do.
     greatest = F.max(F.struct(F.col(ORDER).alias("o"), digest.alias("d"), given.alias("c")))

@@ -23,7 +23,8 @@ import pyarrow.parquet as pq
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.cli.tables.commands import InputFormat
 from persist_engine.rows.ddl import print_type
-from persist_engine.rows.nested.layout import holds_maps, is_list, list_of, map_of, mapped, values_type
+from persist_engine.rows.nested.entries import holds_maps
+from persist_engine.rows.nested.layout import is_list, list_of, map_of, mapped, values_type
 from persist_engine.rows.nested.values import array_of
 
 STDIN = "-"

@@ -1,4 +1,7 @@
-"""The entries of maps in the order of their keys, in which shards hold them. So two maps are equal when their lists of entries are."""
+"""The entries of maps in the order of their keys, in which shards hold them. So two maps are equal when their lists of entries are.
+
+Writers sort them once (spec 26.2), because a sort at every comparison would cost more than the comparison.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_engine.rows.columns import canonical_floats
-from persist_engine.rows.nested.layout import ListColumn
+from persist_engine.rows.nested.layout import ListColumn, is_list, values_type
 from persist_engine.rows.sorting import order_and_equal
+
+
+def holds_maps(kind: pa.DataType) -> bool:
+    """Whether a map is somewhere in the type."""
+    if pa.types.is_struct(kind):
+        return any(holds_maps(field.type) for field in kind)
+    return bool(pa.types.is_map(kind)) or (is_list(kind) and holds_maps(values_type(kind)))
 
 
 class KeyProblem(ValueError):

@@ -52,13 +52,6 @@ def holds_lists(kind: pa.DataType) -> bool:
     return is_list(kind)
 
 
-def holds_maps(kind: pa.DataType) -> bool:
-    """Whether a map is somewhere in the type."""
-    if pa.types.is_struct(kind):
-        return any(holds_maps(field.type) for field in kind)
-    return bool(pa.types.is_map(kind)) or (is_list(kind) and holds_maps(values_type(kind)))
-
-
 def values_type(kind: pa.DataType) -> pa.DataType:
     """The type of the elements of a list, or of the entries of a map."""
     if pa.types.is_map(kind):
