@@ -33,7 +33,6 @@ class Fleet:
 
     def __init__(self, cluster: Any) -> None:
         self.cluster = cluster
-        self.has_commits = False
         self.files = {f"crds/{path.name}": path.read_text() for path in (ROOT / "crds").glob("*.yaml")} | {
             f"shards/{path.name}": path.read_text()
             .replace("namespace: team", f"namespace: {TEAM}")
@@ -42,18 +41,16 @@ class Fleet:
         }
 
     def commit(self) -> str:
-        """The repository then holds `files` and nothing else. Returns the revision."""
-        lines = [b"commit refs/heads/main\ncommitter e2e <e2e@localhost> now\ndata 1\n.\n"]
-        if self.has_commits:
-            lines.append(b"from refs/heads/main^0\n")
-        lines.append(b"deleteall\n")
+        """The repository then holds `files` and nothing else, and no history. Returns the revision."""
+        lines = [b"commit refs/heads/main\ncommitter e2e <e2e@localhost> now\ndata 1\n.\ndeleteall\n"]
         for path, text in self.files.items():
             raw = text.encode()
             lines.append(f"M 100644 inline {path}\ndata {len(raw)}\n".encode() + raw + b"\n")
         git = ("exec", "--stdin", "deployment/git", "--container", "git", "--", "git", "-C", "/srv/team/fleet")
         stream = b"".join(lines).decode()
-        self.cluster.kubectl(*git, "fast-import", "--quiet", "--date-format=now", namespace=FLUX, given=stream)
-        self.has_commits = True
+        self.cluster.kubectl(
+            *git, "fast-import", "--quiet", "--force", "--date-format=now", namespace=FLUX, given=stream
+        )
         return str(self.cluster.kubectl(*git, "rev-parse", "refs/heads/main", namespace=FLUX)).strip()
 
     def follow(self) -> None:
