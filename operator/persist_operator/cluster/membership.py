@@ -3,7 +3,7 @@
 Each replica renews a Lease of its own and lists those of all. As in `lease`, no clock is compared with another: a replica is gone when its
 Lease has not changed for the Lease's duration by the observer's monotonic clock, or at once when it released the Lease. Every replica
 computes the same division from the same members, so there is nothing to agree on. While two replicas see different members, a slice may
-have two owners or none for some seconds. The safety of shards does not depend on it (docs/adr/0024-slices.md).
+have two owners or none for some seconds. The safety of shards does not depend on it (docs/adr/0018-slices.md).
 """
 
 from __future__ import annotations
