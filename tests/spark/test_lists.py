@@ -93,3 +93,17 @@ def test_an_upsert_refuses_maps_by_name(make_target):
             Envelope(type=EnvelopeType.UPSERT),
         )
     assert target.footprint() == before
+
+
+def test_commands_that_differ_in_where_a_null_stands_have_no_last_one(make_target):
+    """Spark's hash of a struct is that of its fields that are not null, whichever they are."""
+    target = make_target("id BIGINT", "a INT, b INT, l ARRAY<INT>")
+    for first, second in (({"a": 1, "b": None}, {"a": None, "b": 1}), ({"l": [1, None]}, {"l": [None, 1]})):
+        rows = [{"id": 1, "seq": 1, **first}, {"id": 1, "seq": 1, **second}]
+        with pytest.raises(ConfigurationError, match="id"):
+            target.run(
+                rows,
+                "id BIGINT, a INT, b INT, l ARRAY<INT>, seq BIGINT",
+                Envelope(type=EnvelopeType.UPSERT, order_column="seq"),
+            )
+    assert target.state() == {}
