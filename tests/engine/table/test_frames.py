@@ -93,3 +93,32 @@ def test_the_greatest_order_wins(db, orders, wins):
     column = orders.to_arrow() if isinstance(orders, pl.Series) else pa.array(orders)
     table.upsert(pa.table({"id": [1, 1, 1], "v": [0, 1, 2], "at": column}), order_by="at")
     assert table.to_pylist() == [{"id": 1, "v": wins}]
+
+
+INTS = pa.int32()
+ODD_VIEW = pa.ListViewArray.from_arrays(pa.array([3, 0, 1], INTS), pa.array([1, 3, 2], INTS), pa.array([1, 2, 3, 4], INTS))
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [
+        (pa.array([[1, 2]], pa.large_list_view(INTS)), [[1, 2]]),
+        (pa.array([[1, 2]], pa.list_view(INTS)), [[1, 2]]),
+        (pa.array([[9], [1, None], None, [], [3]], pa.large_list_view(INTS)).slice(1), [[1, None], None, [], [3]]),
+        (pa.array([[9], [1, None], None, [], [3]], pa.list_view(INTS)).slice(1, 2), [[1, None], None]),
+        (ODD_VIEW, [[4], [1, 2, 3], [2, 3]]),
+        (pa.array([[9], [1, None], None, [], [3]], pa.large_list(INTS)).slice(1), [[1, None], None, [], [3]]),
+        (pa.array([[9, 9], [1, 2], None], pa.list_(INTS, 2)).slice(1), [[1, 2], None]),
+    ],
+    ids=["one large view", "one view", "large views", "views", "views out of order", "large lists", "fixed sizes"],
+)
+def test_lists_of_every_layout_keep_their_elements(db, given, stored):
+    table = db.create("t", key="id BIGINT", value="v ARRAY<INT>, w ARRAY<ARRAY<INT>>")
+    rows = len(given)
+    within = pa.ListArray.from_arrays(pa.array(range(rows + 1), INTS), given)
+    frame = pa.table({"id": pa.array(range(rows), pa.int64()), "v": given, "w": within})
+    table.append(frame)
+    found = table.to_arrow()
+    assert found.column("v").to_pylist() == stored
+    assert found.column("w").to_pylist() == [[each] for each in stored]
+    assert table.overwrite(frame).time is None, "it is there already"

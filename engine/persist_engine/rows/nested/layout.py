@@ -17,6 +17,8 @@ Offsets = npt.NDArray[np.int32]
 
 #: The name that Parquet and Spark have for the elements of a list.
 ELEMENT = "element"
+#: Offsets have 32 bits.
+_ELEMENTS_MAX = 2**31 - 1
 _KEY, _VALUE = "key", "value"
 
 
@@ -110,6 +112,15 @@ def mapped(array: pa.Array, kind: pa.DataType, change: Callable[[pa.Array], pa.A
 
 def as_plain_list(array: pa.Array) -> pa.Array:
     """Lists of any layout of Arrow as lists with 32-bit offsets. ArrowInvalid when there are more than 2^31 elements."""
-    if is_list(array.type):
+    kind = array.type
+    if is_list(kind):
         return array
-    return array.cast(pa.list_(array.type.value_field))
+    plain = pa.list_(kind.value_field)
+    if not (pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)):
+        return array.cast(plain)
+    # SUBTLE: Arrow's cast of views writes one offset too few. The last list then ends anywhere.
+    ends = np.cumsum(pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False), dtype=np.int64)
+    if len(ends) and ends[-1] > _ELEMENTS_MAX:
+        raise pa.ArrowInvalid(f"{ends[-1]} elements are more than one column holds")
+    offsets = np.concatenate([[0], ends]).astype(np.int32)
+    return ListColumn(offsets, array.flatten(), array.is_null() if array.null_count else None).array(plain)
