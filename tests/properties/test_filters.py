@@ -86,7 +86,7 @@ def predicates(draw: st.DrawFn, schema: Schema, rows: list[dict[str, Any]], dept
         return draw(st.sampled_from([And(terms), Or(terms), Not(terms[0])]))
     text, path, data_type = draw(st.sampled_from(columns_of(schema)))
     values = [value for row in rows if (value := value_at(row, path)) is not None]
-    if pa.types.is_struct(data_type) or not values or draw(st.integers(0, 4)) == 0:
+    if pa.types.is_nested(data_type) or not values or draw(st.integers(0, 4)) == 0:
         return IsNull(text)
     if pa.types.is_string(data_type) and draw(st.booleans()):
         return Like(text, pattern_near(draw, draw(st.sampled_from(values))))

@@ -353,6 +353,8 @@ class PersistClient:
         """Removes the shard's owner and returns it. The name that led to the shard then leads nowhere. Idempotent. With `only`, another
         owner stays, also one that took the shard over a moment ago.
         """
+        if only is not None:
+            expect(only, Owner, "only", "an Owner")
         return self._registry.disown(expect_shard(shard_id), only=only)
 
     def rename(self, shard_id: ShardId, *, old: Owner, new: Owner) -> None:

@@ -401,6 +401,8 @@ class Filter:
         return _Like(column, pattern, prefix, is_prefix=set(found["rest"]) == {"%"})
 
     def _within(self, column: Column, values: Sequence[object]) -> _Within:
+        if pa.types.is_nested(column.data_type) and not values:
+            floor_of(values, column.data_type, ".".join(column.path))  # refused, as with any value
         column = column.widened(values)
         floors = [floor_of(value, column.data_type, ".".join(column.path)) for value in values]
         return _Within(column, tuple(sorted({floor.value for floor in floors if floor.exact})))

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.rows.filter import Filter
-from persist_engine.rows.predicate import And, Compare, from_json, to_json
+from persist_engine.rows.predicate import And, Compare, In, from_json, to_json
 from persist_engine.rows.predicate_text import parse_predicate
 from persist_engine.rows.schema import Schema
 from persist_engine.rows.updates import normalise
@@ -38,6 +38,7 @@ def reader():
         ("tag > 5", "cannot be compared with STRING"),
         ("d = 'yesterday'", "val.d"),
         ("place = 1", "val.place"),
+        (In("place", ()), "val.place.*name a field within it"),
         ("id >", "not complete"),
         ("", "empty"),
         ("1 = 1", "where a column is expected"),

@@ -89,7 +89,7 @@ WRONG: dict[type, dict[str, dict[str, list[Any]]]] = {
         "metadata": {"shard_id": SHARD, "table": TEXT},
         "adopt": {"owner": all_but(), "wanted": [each for each in SHARD if each is not None], "proposed": SHARD, "take_over": FLAG},
         "owner_of": {"shard_id": SHARD},
-        "disown": {"shard_id": SHARD},
+        "disown": {"shard_id": SHARD, "only": all_but(None)},
         "registered": {"owner": all_but()},
         "rename": {"shard_id": SHARD, "old": all_but(), "new": all_but()},
         "finalize": {"shard_id": SHARD},
