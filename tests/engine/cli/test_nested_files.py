@@ -86,6 +86,47 @@ def test_a_cell_that_is_no_list_is_refused_by_its_column(tmp_path, cell, message
         list(batches_of([str(path)], None, SCHEMA, lambda _: None))
 
 
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ('{"id": 1}\n\n[1]\n', "line 3 is no object"),
+        ('{"id": 1}\nnull\n', "line 2 is no object"),
+        ("null\n", "it begins with null"),
+        ('{"id": 1', "line 1: Expecting"),
+        ('{"id": 1, "id": 2}', "line 1: an object has the name 'id' more than once"),
+        ('{"id": 1, "m": {"a": [1], "a": [2]}}', "line 1: an object has the name 'a' more than once"),
+    ],
+)
+def test_a_line_that_is_no_object_is_refused_by_its_number(tmp_path, lines, message):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(lines)
+    with pytest.raises(InvalidUsage, match=f"rows.jsonl is no jsonl that the table takes: {message}"):
+        list(batches_of([str(path)], None, SCHEMA, lambda _: None))
+
+
+def test_a_file_that_begins_with_null_is_refused_without_maps_too(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\ufeff\n null\n")
+    with pytest.raises(InvalidUsage, match="it begins with null"):
+        list(batches_of([str(path)], None, PLAIN, lambda _: None))
+
+
+def test_empty_lines_count_for_nothing(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"id": 1}\n\n{"id": 2}\n\n')
+    (found,) = batches_of([str(path)], None, SCHEMA, lambda _: None)
+    assert found.column("id").to_pylist() == [1, 2]
+
+
+def test_a_map_in_a_cell_with_a_key_twice_is_refused(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text('id,m\n1,"{""a"": [1], ""a"": [2]}"\n')
+    with pytest.raises(
+        InvalidUsage, match="m is MAP<STRING, ARRAY<INT>> as JSON: an object has the name 'a' more than once"
+    ):
+        list(batches_of([str(path)], None, SCHEMA, lambda _: None))
+
+
 def test_json_has_no_nan_so_it_is_null():
     kind = pa.schema([("l", pa.list_(pa.field("element", pa.float64())))])
     batch = pa.RecordBatch.from_arrays([pa.array([[math.nan, 1.5]], kind.field(0).type)], schema=kind)

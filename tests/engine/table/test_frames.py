@@ -96,7 +96,9 @@ def test_the_greatest_order_wins(db, orders, wins):
 
 
 INTS = pa.int32()
-ODD_VIEW = pa.ListViewArray.from_arrays(pa.array([3, 0, 1], INTS), pa.array([1, 3, 2], INTS), pa.array([1, 2, 3, 4], INTS))
+ODD_VIEW = pa.ListViewArray.from_arrays(
+    pa.array([3, 0, 1], INTS), pa.array([1, 3, 2], INTS), pa.array([1, 2, 3, 4], INTS)
+)
 
 
 @pytest.mark.parametrize(

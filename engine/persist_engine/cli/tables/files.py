@@ -32,6 +32,9 @@ STDIN = "-"
 _Source = Any
 
 
+#: What may come before the first value of a JSON file: white space, and the mark of UTF-8.
+_BLANK = b" \t\r\n\xef\xbb\xbf"
+
 #: What names of files end in.
 _SUFFIXES = {
     ".csv": InputFormat.CSV,
@@ -128,7 +131,7 @@ def _without_json(table: pa.Table, wanted: pa.Schema) -> pa.Table:
         if name in wanted.names and pa.types.is_nested(kind := wanted.field(name).type):
             texts = pc.fill_null(table.column(name).combine_chunks(), "null").to_pylist()
             try:
-                values = list(map(json.loads, texts))
+                values = list(map(_from_json, texts))
             except (ValueError, RecursionError) as error:
                 raise InvalidUsage(
                     f"is no csv that the table takes: {name} is {print_type(kind)} as JSON: {error}"
@@ -155,9 +158,34 @@ def _in_json(kind: pa.DataType) -> pa.DataType:
     return pa.string() if pa.types.is_decimal(kind) or pa.types.is_temporal(kind) or pa.types.is_binary(kind) else kind
 
 
+def _from_json(text: str | bytes) -> Any:
+    """The value. ValueError for what is no JSON, and for an object with a name twice, of which one value would be lost."""
+    return json.loads(text, object_pairs_hook=_object_of)
+
+
+def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"an object has the name {twice!r} more than once")
+    return found
+
+
+def _object(number: int, line: bytes) -> dict[str, Any]:
+    """A line of a file. InvalidUsage names it when it is no object."""
+    try:
+        found = _from_json(line)
+    except (ValueError, RecursionError) as error:
+        raise InvalidUsage(f"is no jsonl that the table takes: line {number}: {error}") from error
+    if not isinstance(found, dict):
+        raise InvalidUsage(f"is no jsonl that the table takes: line {number} is no object")
+    return found
+
+
 def _jsonl_with_maps(data: bytes, wanted: pa.Schema) -> pa.Table:
     """Arrow's reader of JSON knows no maps."""
-    rows = list(map(json.loads, data.splitlines()))
+    rows = [_object(number, line) for number, line in enumerate(data.splitlines(), 1) if line.strip()]
     names = list(dict.fromkeys(chain.from_iterable(rows)))
     columns = {name: [row.get(name) for row in rows] for name in names}
     known = {field.name: field.type for field in wanted}
@@ -173,6 +201,8 @@ def _jsonl(source: _Source, wanted: pa.Schema) -> Iterator[pa.Table]:
     data = source.read()
     if not data.strip():
         return
+    if data.lstrip(_BLANK).startswith(b"null"):  # Arrow's reader ends the process
+        raise InvalidUsage("is no jsonl that the table takes: it begins with null, which is no object")
     if any(holds_maps(field.type) for field in wanted):
         yield _jsonl_with_maps(data, wanted)
         return
