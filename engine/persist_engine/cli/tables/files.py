@@ -156,7 +156,7 @@ def _in_json(kind: pa.DataType) -> pa.DataType:
 
 def _jsonl_with_maps(data: bytes, wanted: pa.Schema) -> pa.Table:
     """Arrow's reader of JSON knows no maps."""
-    rows = list(map(json.loads, data.splitlines()))
+    rows = [_object(number, line) for number, line in enumerate(data.splitlines(), 1) if line.strip()]
     names = list(dict.fromkeys(chain.from_iterable(rows)))
     columns = {name: [row.get(name) for row in rows] for name in names}
     known = {field.name: field.type for field in wanted}
@@ -164,6 +164,17 @@ def _jsonl_with_maps(data: bytes, wanted: pa.Schema) -> pa.Table:
         _from_python(name, columns[name], known[name]) if name in known else pa.nulls(len(rows)) for name in names
     ]
     return pa.table(arrays, names=names)
+
+
+def _object(number: int, line: bytes) -> dict[str, Any]:
+    """One line as an object. InvalidUsage has its number."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InvalidUsage(f"is no jsonl that the table takes: line {number}: {error}") from error
+    if not isinstance(value, dict):
+        raise InvalidUsage(f"is no jsonl that the table takes: line {number} is no object")
+    return value
 
 
 def _jsonl(source: _Source, wanted: pa.Schema) -> Iterator[pa.Table]:
