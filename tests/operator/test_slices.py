@@ -11,6 +11,7 @@ from persist_engine import Location, PersistClient, ShardId
 from persist_engine.base.env import SeededEnv, SystemEnv
 from persist_engine.base.errors import InvalidUsage
 from persist_operator.api import conditions
+from persist_operator.api.names import ANNOTATION_STARTS
 from persist_operator.bridge import Bridge
 from persist_operator.cluster.informed import Informed
 from persist_operator.cluster.membership import SLICES, Membership, divided, slice_of
@@ -168,6 +169,22 @@ def test_two_replicas_never_take_the_same_place(env, cluster):
         except Queued:
             pass
     assert taken == 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "5", "{}", "[null]", "[{}]", '[{"atMs":Infinity}]', "[" * 100_000, '[{"atMs":NOW,"namespace":[],"name":"a","kind":"driver","store":"s"}]'],
+    ids=range(8),
+)  # fmt: skip
+def test_starts_that_are_no_list_of_starts_count_as_none_and_are_replaced(env, cluster, text):
+    """Otherwise no replica could start anything until a person removes the annotation."""
+    settings = OperatorSettings(limits=LimitSettings(total=1), leader=LEADER, sharding=SHARDING)
+    notes = {ANNOTATION_STARTS: text.replace("NOW", str(env.now_ms()))}
+    head = {"namespace": "operator", "name": f"{LEADER.lease_name}-starts", "annotations": notes}
+    cluster.create(LEASE, {"metadata": head, "spec": {}})
+    Places(cluster, settings, env).enter(Place(namespace="team", name="a", kind="driver", store="s"))
+    with pytest.raises(Queued):
+        Places(cluster, settings, env).enter(Place(namespace="team", name="b", kind="driver", store="s"))
 
 
 def test_a_place_that_another_replica_takes_in_between_is_not_taken_twice(env, cluster):

@@ -435,6 +435,7 @@ def delete(
             if child.owner == f"{kind}/{name}" and child.labels["kind"] != names.RECLAIM:
                 processes.discard(child.name, grace_s=_GRACE_S)
         objects.mark_deleted(kind, name, () if policy == "Retain" else (names.FINALIZER,))
+        _try_now(objects, kind, name)
         _run(objects, processes, settings, env, console, credentials=credentials, sinks=frozenset())
     held = objects.get(kind, name)
     if held is not None:
@@ -443,6 +444,14 @@ def delete(
         raise typer.Exit(1)
     kept = f"; the data of {shard_id} stay" if policy == "Retain" and shard_id else ""
     typer.echo(f"persistshard/{name} deleted (reclaimPolicy {policy}){kept}")
+
+
+def _try_now(objects: Objects, kind: str, name: str) -> None:
+    """A person asked, so the deletion does not wait for the time of its next attempt."""
+    status = (objects.get(kind, name) or {}).get("status") or {}
+    if deletion := status.get("deletion"):
+        kept = {field: value for field, value in deletion.items() if field != "nextAttemptTime"}
+        objects.set_status(kind, name, {**status, "deletion": kept})
 
 
 @app.command()

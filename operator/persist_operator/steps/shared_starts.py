@@ -45,10 +45,11 @@ class SharedStarts:
         try:
             found = json.loads(notes.get(names.ANNOTATION_STARTS) or "[]")
             entries = tuple(one for one in found if abs(self._env.now_ms() - int(one["atMs"])) < self._lasts_ms)
-            places = [Place(**{field: one[field] for field in _FIELDS}) for one in entries]
-        except (ValueError, TypeError, KeyError):
-            entries, places = (), []
-        return Started({one.key: one for one in places}, entries, lease)
+            starts = [Place(**{field: one[field] for field in _FIELDS}) for one in entries]
+            places = {one.key: one for one in starts}
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            entries, places = (), {}
+        return Started(places, entries, lease)
 
     def add(self, place: Place, seen: Started) -> bool:
         """Note a start. False, and nothing noted, when the Lease changed since `seen`."""

@@ -127,6 +127,34 @@ def test_a_map_in_a_cell_with_a_key_twice_is_refused(tmp_path):
         list(batches_of([str(path)], None, SCHEMA, lambda _: None))
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"id": 2', "line 3: Expecting ',' delimiter"),
+        (b'{"id": "\xff"}', "line 3: 'utf-8' codec"),
+        (b"[" * 100_000, "line 3: "),
+        (b"[2]", "line 3 is no object"),
+        (b"null", "line 3 is no object"),
+        (b'{"id": 2, "k": {"1": "x"}}', r"k\[\].value does not fit DOUBLE"),
+        (b'{"id": 99999999999999999999}', "id does not fit BIGINT"),
+        (b'{"id": 2, "k": [[1, 2]]}', r"k\[\].key does not fit STRING"),
+    ],
+)
+def test_a_line_that_is_no_row_with_maps_is_refused_by_its_number(tmp_path, line, message):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"id": 1}\n\n' + line + b"\n")
+    with pytest.raises(InvalidUsage, match=f"rows.jsonl .*{message}"):
+        list(batches_of([str(path)], None, SCHEMA, lambda _: None))
+
+
+def test_a_blank_line_is_no_row_with_maps_or_without(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"id": 1}\n\n \n{"id": 2}\r\n\n')
+    for schema in (SCHEMA, PLAIN):
+        (table,) = batches_of([str(path)], None, schema, lambda _: None)
+        assert table.column("id").to_pylist() == [1, 2]
+
+
 def test_json_has_no_nan_so_it_is_null():
     kind = pa.schema([("l", pa.list_(pa.field("element", pa.float64())))])
     batch = pa.RecordBatch.from_arrays([pa.array([[math.nan, 1.5]], kind.field(0).type)], schema=kind)
