@@ -103,11 +103,11 @@ def flux(cluster: Any) -> Iterator[None]:
     crds = [str(CONTROLLERS / f"{one}-controller.crds.yaml") for one in ("source", "kustomize")]
     cluster.kubectl("apply", "--server-side", *(f"--filename={path}" for path in crds), timeout_s=120)
     installed = str(Path(__file__).with_name("flux") / "flux.yaml")
-    cluster.kubectl("apply", f"--filename={installed}")
+    cluster.kubectl("apply", f"--filename={installed}", namespace=FLUX)
     for name in ("git", "source-controller", "kustomize-controller"):
         cluster.kubectl("rollout", "status", f"deployment/{name}", "--timeout=120s", namespace=FLUX, timeout_s=130)
     yield
-    cluster.kubectl("delete", f"--filename={installed}", "--timeout=120s", timeout_s=130)
+    cluster.kubectl("delete", f"--filename={installed}", "--timeout=120s", namespace=FLUX, timeout_s=130)
     cluster.kubectl("delete", *(f"--filename={path}" for path in crds), "--timeout=120s", timeout_s=130)
     labels = [f"kustomize.toolkit.fluxcd.io/{one}-" for one in ("name", "namespace")]
     cluster.kubectl("label", "crd", *DEFINITIONS, *labels)
