@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.settings import BatchSettings, CompactionSettings, Settings
-from persist_engine.model.batch import HollowBatch, RunMeta, RunOrder
+from persist_engine.model.batch import HollowBatch, RunKind, RunMeta, RunOrder
 from persist_engine.model.ids import RunId
 from persist_engine.model.spine.compaction_plan import (
     CompactionChunk,
@@ -67,6 +67,13 @@ def runs(lower: int, *sizes: int, order: RunOrder = RunOrder.STRUCTURED, named: 
     return HollowBatch(description(lower, lower + 1), len(sizes), parts, tuple(range(1, len(sizes))), metas)
 
 
+def sifted(lower: int, *sizes: int) -> HollowBatch:
+    """As `runs`, but the last run is balanced."""
+    content = runs(lower, *sizes)
+    *others, last = content.run_metas
+    return replace(content, run_metas=(*others, replace(last, kind=RunKind.BALANCED)))
+
+
 def run_id(lower: int, index: int) -> RunId:
     return RunId.from_bytes(bytes([lower, index] + [0] * 14))
 
@@ -115,6 +122,18 @@ def test_a_chunk_never_holds_a_single_run_when_another_follows() -> None:
     chunks = compaction_chunks(request(*[runs(n, 500) for n in range(4)]), tight(600))
     assert keys(chunks) == [["0.0", "1.0"], ["2.0", "3.0"]]
     assert [chunk.over_budget for chunk in chunks] == [True, True]
+
+
+def test_a_balanced_run_keeps_its_input_from_no_neighbour() -> None:
+    """A compaction makes two runs of a sifted input again: it can only shrink by a merge with what follows."""
+    chunks = compaction_chunks(request(sifted(0, 500, 500), runs(1, 500)), tight(600))
+    assert keys(chunks) == [["0.0", "0.1", "1.0"]]
+    chunks = compaction_chunks(request(*[sifted(n, 500, 500) for n in range(4)]), tight(600))
+    assert keys(chunks) == [["0.0", "0.1", "1.0", "1.1"], ["2.0", "2.1", "3.0", "3.1"]]
+    assert [chunk.over_budget for chunk in chunks] == [True, True]
+    chunks = compaction_chunks(request(*[sifted(n, 500) for n in range(3)]), tight(600))
+    assert keys(chunks) == [["0.0", "1.0"]], "inputs of a balanced run alone count too"
+    assert compaction_chunks(request(sifted(0, 500, 500)), tight(600)) == ()
 
 
 def test_an_input_that_does_not_fit_is_merged_run_by_run_under_its_own_description() -> None:
@@ -187,15 +206,22 @@ def test_the_newest_schema_among_the_inputs_when_all_say() -> None:
     assert newest_schema_id(request(batch(0, 1), batch(1, 2))) is None
 
 
-SIZES = st.lists(st.lists(st.sampled_from([0, 100, 400, 5000]), max_size=5), min_size=1, max_size=6)
+SIZES = st.lists(
+    st.tuples(st.lists(st.sampled_from([0, 100, 400, 5000]), max_size=5), st.booleans()), min_size=1, max_size=6
+)
 
 
 @pytest.mark.slow
 @given(SIZES, st.integers(0, 1500))
 @settings(max_examples=draws(200), deadline=None)
-def test_chunks_are_disjoint_and_repeating_them_ends_with_one_run(sizes: list[list[int]], budget: int) -> None:
-    """Progress: whatever the budget, each pass leaves fewer runs or inputs, until one run under one description."""
-    inputs = [runs(lower, *each) for lower, each in enumerate(sizes)]
+def test_chunks_are_disjoint_and_repeating_them_ends_with_one_run(
+    sizes: list[tuple[list[int], bool]], budget: int
+) -> None:
+    """Progress: whatever the budget, each pass leaves fewer runs or inputs, until one run that is not balanced under one description."""
+    inputs = [
+        sifted(lower, *each) if each and is_sifted else runs(lower, *each)
+        for lower, (each, is_sifted) in enumerate(sizes)
+    ]
     asked = request(*inputs)
     for _ in range(40):
         chunks = compaction_chunks(asked, tight(budget))
@@ -207,9 +233,10 @@ def test_chunks_are_disjoint_and_repeating_them_ends_with_one_run(sizes: list[li
             assert len(chunk.runs) >= 2 or len(chunk.replaced(asked)) >= 2
             cost = sum(run.memory_bytes for run in chunk.runs)
             assert chunk.over_budget == (cost > budget)
-            assert not chunk.over_budget or len(chunk.runs) <= 2, "only ever two that do not fit"
+            unbalanced = sum(not run.meta.is_balanced for run in chunk.runs)
+            assert not chunk.over_budget or unbalanced <= 2, "only ever two that do not fit"
         asked = _done(asked, chunks)
-    assert sum(len(content.run_metas) for _, content in asked.inputs) <= 1
+    assert sum(content.mergeable_runs for _, content in asked.inputs) <= 1
     assert len(asked.inputs) == 1
 
 

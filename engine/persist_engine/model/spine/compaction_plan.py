@@ -168,17 +168,19 @@ class _Plan:
     def groups(self) -> list[list[IdBatch]]:
         """Split the inputs where the next one does not fit with those before it."""
         groups: list[list[IdBatch]] = []
-        used = runs = 0
+        used = merged = 0
         for item in self._request.inputs:
             found = _runs_of(item[1])
             cost = sum(run.memory_bytes for run in found)
+            # A balanced run comes with the run that it was sifted from: without it, such inputs would be left for ever.
+            count = max(item[1].mergeable_runs, 1) if found else 0
             # Two runs go together even if they do not fit.
-            fits = used + cost <= self._budget or runs + len(found) <= 2
+            fits = used + cost <= self._budget or merged + count <= 2
             if not groups or not fits:
                 groups.append([])
-                used = runs = 0
+                used = merged = 0
             groups[-1].append(item)
-            used, runs = used + cost, runs + len(found)
+            used, merged = used + cost, merged + count
         return groups
 
     def close(self, inputs: list[IdBatch]) -> None:
