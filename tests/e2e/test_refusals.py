@@ -102,9 +102,8 @@ def test_the_api_server_selects_by_the_fields_of_the_definitions(cluster: Any, c
     }
     try:
         for (kind, name), spec in specs.items():
-            cluster.apply(
-                {**head, "kind": kind, "metadata": {"name": name, "labels": {"case": "selected"}}, "spec": spec}
-            )
+            metadata = {"name": name, "labels": {"case": "selected"}}
+            cluster.apply({**head, "kind": kind, "metadata": metadata, "spec": spec}, namespace=case_namespace)
         for (kind, selector), wanted in selectors.items():
             listed = cluster.kubectl(
                 "get", kind, "-l", "case=selected", "--field-selector", selector, "-o", "name", namespace=case_namespace
