@@ -71,3 +71,19 @@ def test_a_bounded_compaction_reads_no_more_and_later_ones_do_the_rest():
         left, runs = inspected(stores), runs + 1
     assert (left.compaction_requests, left.smallest_request_bytes, runs > 1) == (0, None, True)
     stores.check_contents()
+
+
+def test_a_full_compaction_reaches_since_whatever_merges_are_in_progress():
+    """It took four exertions, and three were made: what was retracted stayed until the next full compaction."""
+    stores = RecordedShard()
+    client = stores.client()
+    with client.open_writer(stores.shard_id, SCHEMA, purpose="test") as writer:
+        for time in range(4):
+            rows = [(((1, "a"), (time,)), time, 1)] + ([(((1, "a"), (time - 1,)), time, -1)] if time else [])
+            writer.compare_and_append(rows, expected_upper=Antichain.of(time), new_upper=Antichain.of(time + 1))
+            machine = client.machine(stores.shard_id)
+            if time >= 2:
+                force_compaction(machine, full=True)
+                stores.downgrade(time)
+    force_compaction(machine, full=True)
+    assert sum(batch.rows for batch in machine.refresh().trace.batches()) == 1

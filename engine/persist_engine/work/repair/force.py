@@ -26,8 +26,9 @@ from persist_engine.work.merging import Merger
 from persist_engine.work.outcome import Ending, Outcome
 from persist_engine.work.rollup import write_rollup
 
-#: The first exertion completes the merges in progress, the second merges everything into one level, and a third finds nothing.
-EXERTIONS_MAX = 3
+#: An exertion completes the merges in progress, and the next one merges everything into one level. It takes more when since passed what a
+#: merge in progress will have, or when empty batches came last. Five were the most in random histories.
+EXERTIONS_MAX = 8
 #: Rounds of `collect_fully`. One more than needed, for a collection that another process overtakes.
 COLLECTIONS_MAX = 4
 
