@@ -159,6 +159,8 @@ def test_a_bundle_is_what_is_trusted(s3_behind_tls: S3Server, keys: None, tmp_pa
     url = s3_behind_tls.location("bundle")
     with pytest.raises(StoreRefused, match="certificate verify failed"):
         blob_at(url)
+    with pytest.raises(InvalidUsage, match="there is no file /nowhere"):
+        blob_at(f"{url}&ca_file=/nowhere")
     shutil.copy(str(s3_behind_tls.ca_file), tmp_path / "s3-ca.crt")
     for trusting in (f"{url}&ca_file={s3_behind_tls.ca_file}", with_credentials(url, str(tmp_path))):
         blob = blob_at(trusting)
@@ -213,11 +215,16 @@ class Encrypting(http.server.BaseHTTPRequestHandler):
         pass
 
 
+class Patient(http.server.ThreadingHTTPServer):
+    request_queue_size = 64
+    """The probe makes sixteen connections at once. Those that do not fit into the queue are reset."""
+
+
 @contextmanager
 def encrypting(target: S3Server) -> Iterator[tuple[str, list[tuple[str, str | None, str | None]]]]:
     asked: list[tuple[str, str | None, str | None]] = []
     handler = type("Bound", (Encrypting,), {"target": target, "asked": asked})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with Patient(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

@@ -124,7 +124,10 @@ class Columns:
             values = table.column(field.name)
             try:
                 values = converted(values, field.type)
-            except (TypeError, pa.ArrowException, KeyProblem) as error:
+            except KeyProblem as error:
+                problems.append(f"{field.name}: {error}")
+                continue
+            except (TypeError, pa.ArrowException) as error:
                 problems.append(
                     f"{field.name} is {print_type(values.type)}, the table's is {print_type(field.type)}: {_why(error)}"
                 )

@@ -434,3 +434,10 @@ def test_counters_of_several_processes_lose_nothing(db):
     assert errors == []
     assert db["counters"].to_pylist() == [{"name": "a", "n": 15}]
     assert [change.after["n"] for change in db["counters"].changes("start")] == list(range(16))
+
+
+def test_a_map_with_a_key_twice_is_named_by_its_column_alone(db):
+    """Its type is that of the table."""
+    scored = db.create("scored", key="id BIGINT", value="scores MAP<STRING, DOUBLE>")
+    with pytest.raises(InvalidUsage, match="^table scored: scores: a map has the key 'x' more than once"):
+        scored.append([{"id": 1, "scores": [("x", 1.0), ("x", 2.0)]}])

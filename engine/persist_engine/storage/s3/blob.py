@@ -14,6 +14,7 @@ import threading
 import zlib
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 import botocore.exceptions
@@ -74,11 +75,15 @@ _probed_lock = threading.Lock()
 def open_s3_blob(at: S3Address, *, env: Env, metrics: Metrics) -> S3Blob:
     """Connect, check that the bucket answers and, once per process and location, that conditional writes exclude each other.
 
-    UnsafeStore if they do not; StoreRefused if bucket, credentials or endpoint are wrong; Determinate or Indeterminate, naming
-    address, bucket and code, if the store cannot be reached. `probe=False` skips the check, for readers that may not write.
+    UnsafeStore if they do not; InvalidUsage if there is no ca_file; StoreRefused if bucket, credentials or endpoint are wrong;
+    Determinate or Indeterminate, naming address, bucket and code, if the store cannot be reached. `probe=False` skips the check, for
+    readers that may not write.
     """
     address = f"s3://{at.bucket}/{at.prefix}" + (f" ({_host_of(at.endpoint)})" if at.endpoint else "")
     prefix = f"{at.prefix}/" if at.prefix else ""
+    # boto3 has an error without the name, which looks like a broken network.
+    if at.ca_file is not None and not Path(at.ca_file).is_file():
+        raise InvalidUsage(f"open {address}: there is no file {at.ca_file}; correct the parameter, or mount the file")
     try:
         blob = S3Blob(
             lambda: s3_client(at),
