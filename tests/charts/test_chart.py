@@ -169,6 +169,7 @@ def test_selectors_find_the_operator_and_nothing_else(
         ({"storageProfiles": {"default": {"blob": "s3://b", "consensus": "redis://r", "secret": "s"}}}, "secret"),
         ({"storageProfiles": {"default": {"blob": "s3://k:s@b", "consensus": "redis://r"}}}, "blob"),
         ({"storageProfiles": {"default": {"blob": "s3://b", "consensus": "redis://r?password_file=/x"}}}, "consensus"),
+        ({"storageProfiles": {"default": {"blob": "s3://b", "consensus": "redis://r?password=x"}}}, "consensus"),
         ({"storageProfiles": {"default": {"blob": "s3://b?credentials_dir=/x", "consensus": "redis://r"}}}, "blob"),
         ({"storageProfiles": {"a/b": {"blob": "s3://b", "consensus": "redis://r"}}}, "a/b"),
         (profiles(default={"allowedNamespaces": {"names": ["Not_a_name"]}}), "names"),

@@ -92,7 +92,7 @@ def test_a_redis_address_is_read_back_as_it_was(fields: dict[str, Any]) -> None:
         {"region": ""}, {"region": "eu.evil.example/"}, {"endpoint": "http://u:p@h"}, {"endpoint": "http://h?x=1"},
         {"endpoint": "ftp://h"}, {"endpoint": "http://"}, {"endpoint": "http://h#f"}, {"endpoint": "http://h:0"},
         {"endpoint": "http://h:99999"}, {"endpoint": "http://h\\@evil"}, {"endpoint": "http://h\r\nX: y"},
-        {"credentials_dir": ""}, {"ca_file": "\n"}, {"encryption": "None"}, {"encryption": ""}, {"kms_key_id": "k"},
+        {"credentials_dir": ""}, {"ca_file": "\n"}, {"endpoint": "http://h", "ca_file": "/c"}, {"encryption": "None"}, {"encryption": ""}, {"kms_key_id": "k"},
         {"encryption": "SSE-S3", "kms_key_id": "k"}, {"encryption": "SSE-KMS", "kms_key_id": "k&unsafe"},
     ],
 )  # fmt: skip

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from persist_engine import Location, PersistClient, ShardId
 from persist_engine.base.env import SeededEnv, SystemEnv
 from persist_engine.base.errors import InvalidUsage
-from persist_operator.api import conditions
+from persist_operator.api import conditions, names
 from persist_operator.api.names import ANNOTATION_STARTS
 from persist_operator.bridge import Bridge
 from persist_operator.cluster.informed import Informed
@@ -96,6 +96,18 @@ def test_members_divide_all_slices_and_a_late_one_gets_its_share(env, member):
     assert frozenset().union(*shares) == EVERY
     assert sum(map(len, shares)) == SLICES
     assert late.is_member
+
+
+@pytest.mark.parametrize("spec", [None, "text", {"leaseDurationSeconds": 2**31 - 1}, {"leaseDurationSeconds": "long"}, {"leaseDurationSeconds": float("nan")}])  # fmt: skip
+def test_a_stray_lease_takes_its_share_for_minutes_at_most_and_stops_no_replica(env, cluster, member, spec):
+    one = member("one")
+    settle(env, one)
+    labels = {names.LABEL_MANAGED_BY: names.MANAGER, names.LABEL_MEMBER_OF: LEADER.lease_name}
+    head = {"namespace": LEADER.namespace, "name": f"{LEADER.lease_name}-stray", "labels": labels}
+    spec = {"holderIdentity": "stray", **spec} if isinstance(spec, dict) else spec
+    assert cluster.create(LEASE, {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": head, "spec": spec})
+    assert len(one.tick()) >= SLICES // 2
+    assert settle(env, one, seconds=125) == [EVERY]
 
 
 def test_a_late_member_owns_nothing_before_the_others_have_let_go(env, member):

@@ -63,6 +63,8 @@ class S3Address:
             _matches("region", self.region, _REGION)
         if self.endpoint is not None:
             _check_endpoint(self.endpoint)
+            if self.ca_file is not None and self.endpoint.startswith("http:"):
+                raise InvalidUsage("s3: ca_file is for an endpoint with https://")
         for name, path in (("ca_file", self.ca_file), ("credentials_dir", self.credentials_dir)):
             _check_path(name, path)
         if self.encryption not in (None, *get_args(Encryption)):

@@ -23,6 +23,8 @@ from persist_operator.settings import LeaderSettings, ShardingSettings
 
 #: All replicas must divide alike, so the number is no setting. It must never change while replicas of two versions run.
 SLICES = 64
+#: A Lease that claims a longer duration counts for no longer. It is above what a rollout from one setting to another may have.
+_DURATION_MAX_S = 120.0
 #: A replica that joined owns nothing for this many polls: the others see it by then, and let go.
 _SETTLE_POLLS = 2.5
 
@@ -137,14 +139,20 @@ class Membership:
         seen = {}
         for lease in found:
             name, version = lease["metadata"]["name"], lease["metadata"]["resourceVersion"]
-            spec, before = lease.get("spec") or {}, self._seen.get(name)
+            spec, before = lease.get("spec"), self._seen.get(name)
+            spec = spec if isinstance(spec, Mapping) else {}
             seen[name] = _Seen(
                 version=version,
                 since_s=before.since_s if before is not None and before.version == version else now_s,
-                duration_s=float(spec.get("leaseDurationSeconds") or self._settings.lease_seconds),
+                duration_s=self._duration_s(spec.get("leaseDurationSeconds")),
                 is_released=not spec.get("holderIdentity"),
             )
         self._seen = seen
+
+    def _duration_s(self, claimed: Any) -> float:
+        """What a Lease claims, within bounds. The own setting for what is no number: a stray Lease must not stop the replicas."""
+        is_number = isinstance(claimed, int | float) and not isinstance(claimed, bool) and claimed > 0
+        return min(float(claimed), _DURATION_MAX_S) if is_number else self._settings.lease_seconds
 
     def _slices(self) -> frozenset[int]:
         now_s = self._env.monotonic_s()
