@@ -21,8 +21,8 @@ from persist_engine.rows.nested.layout import holds_lists, is_any_list, list_of,
 #: The codec names of every shard that this code creates: typed structs, u64 times, i64 diffs.
 CODECS = CodecNames(key="struct", val="struct")
 
-#: The type that holds the values of one that is not allowed.
-_INSTEAD = {
+#: For a type that is not allowed, the one that holds each of its values.
+HELD_AS = {
     pa.large_string(): pa.string(),
     pa.string_view(): pa.string(),
     pa.large_binary(): pa.binary(),
@@ -231,7 +231,7 @@ def _allowed_element(name: str, kind: pa.DataType, depth: int) -> pa.DataType:
 
 
 def _refusal(kind: pa.DataType) -> str:
-    instead = _INSTEAD.get(kind)
+    instead = HELD_AS.get(kind)
     if pa.types.is_timestamp(kind):
         instead = pa.timestamp("us", None if kind.tz is None else "UTC")
     hint = "" if instead is None else f", use {print_type(instead)}, which is {instead} in pyarrow"

@@ -13,7 +13,7 @@ import pyarrow as pa
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.rows.ddl import parse_ddl
 from persist_engine.rows.nested.layout import is_any_list, list_of, map_of
-from persist_engine.rows.schema import Schema
+from persist_engine.rows.schema import HELD_AS, Schema
 from persist_engine.table.columns import Columns
 from persist_engine.table.frames import Frame, table_of
 
@@ -22,19 +22,6 @@ Fields: TypeAlias = str | pa.Schema
 
 #: Of a decimal of a table.
 DIGITS_MAX = 38
-#: The type of a table for each type of frames that no table holds. Every value stays the same.
-_STORED = {
-    pa.large_string(): pa.string(),
-    pa.string_view(): pa.string(),
-    pa.large_binary(): pa.binary(),
-    pa.binary_view(): pa.binary(),
-    pa.uint8(): pa.int16(),
-    pa.uint16(): pa.int32(),
-    pa.uint32(): pa.int64(),
-    pa.uint64(): pa.decimal128(20, 0),
-    pa.float16(): pa.float32(),
-    pa.date64(): pa.date32(),
-}
 
 
 def declared(key: Fields, value: Fields) -> Schema:
@@ -118,7 +105,7 @@ def _stored(field: pa.Field) -> pa.DataType:
         return map_of(_stored(kind.key_field), _within(f"{field.name}.value", kind.item_type))
     if is_any_list(kind):
         return list_of(_within(f"{field.name}.element", kind.value_type))
-    return _STORED.get(kind, kind)
+    return HELD_AS.get(kind, kind)
 
 
 def _within(name: str, kind: pa.DataType) -> pa.DataType:
