@@ -1,5 +1,6 @@
 """Verification and orphan scans: when they are due, what their reports change, and the condition Verified."""
 
+import hashlib
 import json
 
 import pytest
@@ -77,6 +78,16 @@ def test_a_new_shard_is_not_verified_at_once_and_says_when(life):
     before = life.status
     assert life.plan(after_ms=1000) == {}
     assert life.status == before, "the time of the first run stays"
+
+
+def test_no_uid_makes_a_new_shard_be_audited_at_once(life):
+    """One of 256 was: its creation and the first run of a sink came beside an audit of nothing."""
+    for kind in names.AUDIT_KINDS:
+        uids = (f"uid-{number}" for number in range(10_000))
+        life.status = {"shardId": SHARD_ID}
+        uid = next(uid for uid in uids if hashlib.sha256(f"{kind}/{uid}".encode()).digest()[0] == 0)
+        assert life.plan(uid=uid) == {}
+        assert life.next_ms(kind) - life.now > DAY_MS // 300
 
 
 def test_first_runs_of_many_resources_are_spread_over_the_interval(life):

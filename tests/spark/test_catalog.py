@@ -319,7 +319,7 @@ REFUSED = [
         "CREATE TABLE {n}.t (id BIGINT) USING csv TBLPROPERTIES ('key' = 'id')",
         "tables of this catalog are shards",
     ),
-    ("CREATE TABLE {n}.t (m MAP<STRING, INT>, id INT) TBLPROPERTIES ('key' = 'id')", r"table demo\d+.t: .*m"),
+    ("CREATE TABLE {n}.t (m MAP<STRING, INT>, id INT) TBLPROPERTIES ('key' = 'm')", r"table demo\d+.t: .*m"),
     ("CREATE TABLE {n}.small (id BIGINT) TBLPROPERTIES ('key' = 'id')", "ALREADY_EXISTS"),
     ("DROP TABLE {n}.small", r"belongs to op/demo\d+/small, which created it"),
     ("ALTER TABLE {n}.small ADD COLUMN z INT", "belongs to op/demo"),

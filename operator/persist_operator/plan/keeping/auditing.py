@@ -78,8 +78,8 @@ def scheduled(shard: Shard, blocks: Mapping[MaintenanceKind, Upkeep], now_ms: in
 
 
 def _share(shard: Shard, kind: AuditKind) -> float:
-    """A share of an interval, the same for each plan of this resource."""
-    return hashlib.sha256(f"{kind}/{shard.meta.uid}".encode()).digest()[0] / 256
+    """A share of an interval, the same for each plan of this resource. Not nothing: a shard that was just created needs no audit."""
+    return (hashlib.sha256(f"{kind}/{shard.meta.uid}".encode()).digest()[0] + 1) / 256
 
 
 def due_reason(shard: Shard, block: Upkeep, kind: MaintenanceKind, now_ms: int) -> str | None:
