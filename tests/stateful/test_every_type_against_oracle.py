@@ -69,6 +69,10 @@ def canonical(value: Any, kind: pa.DataType) -> Any:
         return None
     if pa.types.is_struct(kind):
         return tuple(canonical(value.get(field.name), field.type) for field in kind)
+    if pa.types.is_map(kind):
+        return tuple((canonical(key, kind.key_type), canonical(item, kind.item_type)) for key, item in value)
+    if pa.types.is_list(kind):
+        return tuple(canonical(each, kind.value_type) for each in value)
     if isinstance(value, float):
         return "NaN" if math.isnan(value) else value or 0.0
     return value
@@ -121,8 +125,12 @@ class Histories:
 
     def table(self, schema: Schema, rows: Iterable[Row]) -> pa.Table:
         def filled(value: Any, kind: pa.DataType) -> Any:
-            if value is None or not pa.types.is_struct(kind):
+            if value is None or not pa.types.is_nested(kind):
                 return value
+            if pa.types.is_map(kind):
+                return [(key, filled(item, kind.item_type)) for key, item in value]
+            if pa.types.is_list(kind):
+                return [filled(each, kind.value_type) for each in value]
             return {field.name: filled(value.get(field.name), field.type) for field in kind}
 
         return updates_table(
