@@ -192,6 +192,8 @@ def contents(table: pa.Table) -> Counter[str]:
 def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return list(map(plain, value))
     return value + 0.0 if isinstance(value, float) else value
 
 

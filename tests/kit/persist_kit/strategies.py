@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import decimal
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -320,7 +319,6 @@ _LEAVES: tuple[tuple[pa.DataType, st.SearchStrategy[Any]], ...] = (
 )
 
 
-@functools.cache  # hypothesis validates each new strategy, with all that it is made of
 def _types(depth: int, *, lists: bool = False) -> st.SearchStrategy[pa.DataType]:
     leaves = st.sampled_from([data_type for data_type, _ in _LEAVES])
     if depth == 0:
@@ -339,7 +337,6 @@ def _nullable(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-@functools.cache
 def _fields(least: int, depth: int, *, lists: bool = False) -> st.SearchStrategy[list[pa.Field]]:
     names = st.one_of(st.sampled_from(["a", "b", "time", "NOT", "a`b", "x.y", "é"]), _TEXT.filter(bool))
     field = st.builds(
@@ -348,7 +345,6 @@ def _fields(least: int, depth: int, *, lists: bool = False) -> st.SearchStrategy
     return st.lists(field, min_size=least, max_size=3, unique_by=lambda each: each.name)
 
 
-@functools.cache
 def schemas() -> st.SearchStrategy[Schema]:
     """Any schema of allowed types, with structs, lists and maps up to two levels deep and unusual names."""
     sides = _fields(1, 2), _fields(0, 2, lists=True)
@@ -383,7 +379,6 @@ def _successors(draw: st.DrawFn, old: pa.DataType, *, may_widen: bool, may_add: 
     return pa.struct(fields)
 
 
-@functools.cache
 def _values(data_type: pa.DataType) -> st.SearchStrategy[Any]:
     if pa.types.is_struct(data_type):
         return _dicts(data_type)
