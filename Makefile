@@ -82,7 +82,7 @@ fuzz: setup ## every decoder under atheris: RUNS=10000 executions each, or one T
 	  $(RUN) --group fuzz python -m persist_kit.fuzz.main $$target --corpus tests/fuzz/corpus --runs $(or $(RUNS),10000) $(if $(GROWN),--grown $(GROWN)) || exit 1; done
 argo: setup ## the Lua for Argo CD with Argo CD's own code, which takes minutes to build
 	@bash .ci/tools.sh argo
-	@$(PYTEST) -q tests/operator/truth/test_kstatus.py -k argo $(ARGS)
+	@$(PYTEST) -q tests/operator/truth/test_argo.py $(ARGS)
 e2e: setup ## on a real kind cluster: create it, install, apply, inject faults, check, remove it (KEEP=1 keeps it)
 	@bash .ci/tools.sh kind helm flux && bash tests/e2e/run.sh
 bench: setup ## hot paths as ratios against a baseline of the same run

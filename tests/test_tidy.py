@@ -35,6 +35,7 @@ SHORT_MODULES = {
     "operator/persist_operator/local/hints.py": "value",
     "operator/persist_operator/manifests/strategic_merge.py": "entry point",
     "tests/kit/persist_kit/depth.py": "value",
+    "tests/kit/persist_kit/neighbours.py": "entry point",
     "tests/kit/persist_kit/staged.py": "value",
 }
 #: Packages whose modules lie in a wheel. `persist_engine.testing` is shipped for tests of adapters.

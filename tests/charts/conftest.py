@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import yaml
+from persist_kit.neighbours import neighbours
 
-ROOT = Path(__file__).resolve().parents[2]
-CHART = ROOT / "charts" / "persist-operator"
-Manifest = dict[str, Any]
+(chart_values,) = neighbours(__file__, "chart_values")
+CHART, Manifest = chart_values.CHART, dict[str, Any]
 
 
 @pytest.fixture(scope="session")

@@ -1,15 +1,13 @@
 """Resources and observations for the operator's tests, as factories."""
 
 import copy
-import importlib.util
-import sys
-from pathlib import Path
 
 import kubernetes
 import pytest
 import yaml
 from persist_engine.base.env import SeededEnv
 from persist_engine.model.inspection import Inspection, ReaderInfo
+from persist_kit.neighbours import neighbours
 from persist_operator.api import conditions, names
 from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.shard import Shard, ShardSchema, StoreLocation
@@ -23,21 +21,18 @@ from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.reconcile import Key, Reconciler
 from prometheus_client import CollectorRegistry
 
-
-def _neighbour(name):
-    """Load a module of this folder that holds no tests and register it, because test files have no package to import it from."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 # In the order of their imports: the API server's REST side stands on the cluster in memory.
-fake_cluster, api_server, sink_world = _neighbour("fake_cluster"), _neighbour("api_server"), _neighbour("sink_world")
-_neighbour("inline_house")
-_neighbour("deadline_house")
-_neighbour("replicas")
+fake_cluster, api_server, sink_world, *_ = neighbours(
+    __file__,
+    "fake_cluster",
+    "api_server",
+    "sink_world",
+    "inline_house",
+    "deadline_house",
+    "reconcile_world",
+    "replicas",
+    "shard_plans",
+)
 
 NOW = 1_790_000_000_000
 LOCATION = StoreLocation(

@@ -10,6 +10,7 @@ import pytest
 from fake_cluster import FakeCluster
 from persist_engine import Appended, Location, PersistClient, ShardId
 from persist_engine.base.env import SeededEnv
+from persist_kit.neighbours import neighbours
 from persist_operator.api import conditions, times
 from persist_operator.bridge import Bridge
 from persist_operator.cluster.port import BY_KIND, POD, ApiError
@@ -17,6 +18,8 @@ from persist_operator.settings import AllowedNamespaces, LoopSettings, OperatorS
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.reconcile import Key, Reconciler
 from prometheus_client import CollectorRegistry
+
+(phases,) = neighbours(__file__, "phases")
 
 ANY_NAMESPACE = AllowedNamespaces(names=("*",))
 
@@ -167,3 +170,18 @@ def argo(request):
         return answers([found, mode, str(file)], resources)
 
     return run
+
+
+@pytest.fixture
+def shards(shard_resource, make_shard, make_inspection, make_own_reader, settings, now):
+    return phases.shards(shard_resource, make_shard, make_inspection, make_own_reader, settings, now)
+
+
+@pytest.fixture
+def sinks(sink_resource, make_sink, usable_shard, settings, now):
+    return phases.sinks(sink_resource, make_sink, usable_shard, settings, now)
+
+
+@pytest.fixture
+def broken(house, keys, shard_resource, sink_resource):
+    return phases.broken(house, keys, shard_resource, sink_resource)
