@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from persist_engine.dataflow.upsert.follow import Hydration as Hydration
     from persist_engine.dataflow.upsert.handle import Upserted as Upserted
     from persist_engine.dataflow.upsert.handle import UpsertHandle as UpsertHandle
+    from persist_engine.dataflow.upsert.last_of_key import Undecided as Undecided
     from persist_engine.dataflow.upsert.last_of_key import last_of_each_key as last_of_each_key
     from persist_engine.flow.refresh import Refresh as Refresh
     from persist_engine.model.batch import InlinePart as InlinePart
@@ -140,6 +141,7 @@ MODULES = {
     "SystemEnv": "base.env",
     "Table": "table.table",
     "TableInfo": "table.table",
+    "Undecided": "dataflow.upsert.last_of_key",
     "UpperMismatch": "client.write.outcomes",
     "UpsertHandle": "dataflow.upsert.handle",
     "Upserted": "dataflow.upsert.handle",

@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.wording import counted
+from persist_engine.dataflow.upsert.last_of_key import Undecided, last_of_each_key
 from persist_engine.flow.word_rows import UInt64s, Words, hash_rows
 from persist_engine.rows.columns import flatten_columns
 from persist_engine.rows.ddl import print_type
@@ -28,41 +30,26 @@ _KEYS_SHOWN, _VALUES_MAX = 3, 256
 
 
 def one_per_key(structs: pa.Table, order: pa.ChunkedArray | None, *, order_by: str | None) -> pa.Table:
-    """The rows in the order of their keys, one of each key: the one with the greatest `order`, of several such the last. A null order is
-    less than all, and NaN, as in Spark, greater than all numbers.
-
-    Without `order` no key may come twice: InvalidUsage names some that do, and how many there are.
+    """The rows in the order of their keys, one of each key, as `last_of_each_key` chooses. InvalidUsage names keys that have no last row,
+    and refuses a column `order_by` whose values have no order.
     """
-    rows = structs.num_rows
-    sorting, equal = order_and_equal(flatten_columns(structs, ("key",)), rows)
-    if not equal.any():
-        return structs if (sorting[1:] > sorting[:-1]).all() else structs.take(pa.array(sorting))
-    if order is None:
-        raise _twice(structs, sorting, equal)
-    rank = np.empty(rows, np.int64)
-    rank[_ranked(order, order_by)] = np.arange(rows)
-    groups = np.empty(rows, np.int64)
-    groups[sorting] = np.concatenate([[0], np.cumsum(~equal)])
-    by_rank = np.lexsort((rank, groups))  # groups are numbered in the order of their keys
-    is_last = np.append(groups[by_rank][1:] != groups[by_rank][:-1], True)
-    return structs.take(pa.array(by_rank[is_last]))
-
-
-def _ranked(order: pa.ChunkedArray, order_by: str | None) -> npt.NDArray[np.int64]:
-    """The places of the values, ascending; equal ones as they stand."""
-    if pa.types.is_floating(order.type):
-        numbers = order.cast(pa.float64()).to_numpy()
-        is_nan = np.isnan(numbers)
-        return np.lexsort((np.where(is_nan, 0.0, numbers), is_nan, order.is_valid().to_numpy()))
     try:
-        plain = decoded(order) if pa.types.is_dictionary(order.type) else order
-        plain = plain.cast(pa.string()) if plain.type == pa.string_view() else plain
-        ranked: npt.NDArray[np.int64] = pc.array_sort_indices(
-            plain.combine_chunks(), null_placement="at_start"
-        ).to_numpy()
+        chosen = last_of_each_key(structs, None if order is None else _comparable(order).combine_chunks())
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
-        raise InvalidUsage(f"order_by: {order_by} is {print_type(order.type)}, which has no order") from error
-    return ranked
+        kind = None if order is None else print_type(order.type)
+        raise InvalidUsage(f"order_by: {order_by} is {kind}, which has no order") from error
+    if isinstance(chosen, Undecided):
+        raise _undecided(structs, chosen, order_by)
+    is_as_it_was = len(chosen) == structs.num_rows and (chosen[1:] > chosen[:-1]).all()
+    return structs if is_as_it_was else structs.take(pa.array(chosen))
+
+
+def _comparable(order: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The same values in a form that Arrow compares."""
+    plain = decoded(order) if pa.types.is_dictionary(order.type) else order
+    if plain.type == pa.string_view():
+        return plain.cast(pa.string())
+    return plain.cast(pa.float32()) if plain.type == pa.float16() else plain
 
 
 class KeySet:
@@ -126,13 +113,12 @@ def _compares(kind: pa.DataType) -> bool:
     )
 
 
-def _twice(structs: pa.Table, sorting: npt.NDArray[np.int64], equal: npt.NDArray[np.bool_]) -> InvalidUsage:
-    again = sorting[1:][equal]
-    shown = structs.column("key").take(pa.array(again[:_KEYS_SHOWN])).to_pylist()
-    text = ", ".join(_text(key) for key in shown)
-    return InvalidUsage(
-        f"{len(again):,} rows repeat a key, such as {text}: which value is the last one? Say order_by=COLUMN, or leave one row of each key"
-    )
+def _undecided(structs: pa.Table, found: Undecided, order_by: str | None) -> InvalidUsage:
+    shown = structs.column("key").take(pa.array(found.rows[:_KEYS_SHOWN])).to_pylist()
+    of = "" if order_by is None else f" of the greatest {order_by}"
+    which = f"{counted(len(found.rows), 'key')} with different rows{of}, such as {', '.join(map(_text, shown))}"
+    advice = "say order_by=COLUMN, or leave" if order_by is None else "leave"
+    return InvalidUsage(f"no row is the last one of {which}: {advice} one row of each key")
 
 
 def _text(key: dict[str, object]) -> str:

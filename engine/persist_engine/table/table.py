@@ -142,8 +142,9 @@ class Table:
     ) -> Written:
         """Makes each row the only row of its key. Other keys stay; rows that are there already cost no update. Lost races are retried.
 
-        No key may come twice, unless `order_by` names the column that decides, of the table or beside its columns: the greatest wins, of
-        equal ones the last row. All rows are in memory.
+        Of several rows of a key the one with the greatest value in the column `order_by` wins, null being the least; the column is one of
+        the table or comes beside them. InvalidUsage, and nothing is written, when several rows share that value, or there is no `order_by`,
+        and they differ. All rows are in memory.
         """
         with of_table(self.name):
             return self._writer.upsert(rows, order_by=order_by, notes=noted("upsert", txn, commit_info))

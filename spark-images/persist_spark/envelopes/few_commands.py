@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pyarrow as pa
-from persist_engine import holds_errors, last_of_each_key
+from persist_engine import Undecided, holds_errors, last_of_each_key
 from persist_engine.rows.schema import Schema
 
 from persist_spark.columns import struct_column
@@ -38,7 +38,7 @@ def few_winners(found: pa.Table, schema: Schema) -> FewWinners | None:
     )
     deleted = found.column("deleted").to_numpy()
     won = last_of_each_key(rows, order, deleted)
-    if won is None:
+    if isinstance(won, Undecided):
         return None
     commands = rows.select(["key"]).append_column("order", pa.chunked_array([order])).take(pa.array(won))
     # A masked position becomes null.

@@ -85,7 +85,8 @@ def test_a_table_like_a_frame_holds_its_decimals(db):
         ([5.0, NAN, 7.0], 1),
         ([None, -math.inf, None], 1),
         (pl.Series(["a", "c", "b"], dtype=pl.Categorical), 1),
-        (pa.array(["a", "c", "c"], pa.string_view()), 2),
+        (pa.array(["a", "b", "c"], pa.string_view()), 2),
+        (pa.array([None, None, 0.5], pa.float16()), 2),
     ],
 )
 def test_the_greatest_order_wins(db, orders, wins):

@@ -156,14 +156,22 @@ def test_what_a_write_says(orders):
 
 def test_several_rows_of_a_key(orders):
     rows = [ADA, ADA | {"name": "b"}, LIN]
-    with pytest.raises(InvalidUsage, match=r"table orders: 1 rows repeat a key, such as \(id=1\).*order_by=COLUMN"):
+    with pytest.raises(
+        InvalidUsage, match=r"table orders: no row .* of 1 key with different rows, such as \(id=1\).*order_by=COLUMN"
+    ):
         orders.upsert(rows)
     assert orders.count() == 0
+    assert orders.upsert([ADA, LIN, ADA]).inserted == 2, "rows that are equal are one"
     orders.upsert(rows, order_by="name")
     assert orders.to_pylist() == [rows[1], LIN]
-    extra = [row | {"seen": seen} for row, seen in zip([*rows, ADA], [2, 2, 1, None], strict=True)]
+    extra = [row | {"seen": seen} for row, seen in zip([*rows, ADA], [2, 1, 1, None], strict=True)]
     orders.upsert(extra[::-1], order_by="seen")
-    assert orders.to_pylist() == [ADA, LIN], "of equal orders the last row, and null is before all"
+    assert orders.to_pylist() == [ADA, LIN], "null is before all"
+    tied = [row | {"seen": 2} for row in rows]
+    with pytest.raises(
+        InvalidUsage, match=r"of 1 key with different rows of the greatest seen, such as \(id=1\): leave one"
+    ):
+        orders.upsert(tied, order_by="seen")
     with pytest.raises(InvalidUsage, match="order_by: there is no column later"):
         orders.upsert([ADA], order_by="later")
     with pytest.raises(SchemaMismatch, match="seen is no column"):
@@ -178,7 +186,7 @@ def test_zeros_and_nan_are_one_key_each(db, kind):
     assert (done.inserted, done.deleted) == (2, 2)
     assert [row["n"] for row in table.to_pylist()] == [10, 20, 3]
     for twice in ([0.0, -0.0], [math.nan, math.nan], [None, None]):
-        with pytest.raises(InvalidUsage, match="repeat a key"):
+        with pytest.raises(InvalidUsage, match="1 key with different rows"):
             table.upsert({"x": pa.array(twice, pa.float64()), "n": [1, 2]})
 
 
