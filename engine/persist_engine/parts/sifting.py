@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from persist_engine.base.errors import InvariantViolated
-from persist_engine.rows.columns import Bools, compare_adjacent, flatten_columns
+from persist_engine.rows.columns import Bools, compare_adjacent, flat_columns
 from persist_engine.rows.updates import rows_at, sums_of_groups
 
 #: Rows with the same key and value that wait for more of them. More rows than this are sifted without those that follow.
@@ -77,4 +77,4 @@ class Sifting:
 
 
 def _equal(rows: pa.Table) -> Bools:
-    return compare_adjacent(flatten_columns(rows, ("key", "val")), rows.num_rows)[1]
+    return compare_adjacent(flat_columns(rows, ("key", "val")), rows.num_rows)[1]

@@ -21,7 +21,7 @@ from persist_engine.client.read.changes import Changes
 from persist_engine.client.read.handle import ReadHandle
 from persist_engine.client.read.snapshot import SinceAhead
 from persist_engine.model.frontier import Antichain
-from persist_engine.rows.columns import compare_adjacent, flatten_columns
+from persist_engine.rows.columns import compare_adjacent, flat_columns
 from persist_engine.rows.predicate import Predicate
 from persist_engine.rows.row_changes import INSERT, UPDATE_AFTER
 from persist_engine.shard.machine import Machine
@@ -204,7 +204,7 @@ def _whole_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Itera
 
 def _starts(rows: pa.Table) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Where the groups of one key and time begin. Rows are in the order of (key, time)."""
-    _, same = compare_adjacent(flatten_columns(rows, ("key",)), rows.num_rows)
+    _, same = compare_adjacent(flat_columns(rows, ("key",)), rows.num_rows)
     times = rows.column("time").to_numpy()
     return np.concatenate([[0], np.flatnonzero(~same | (times[1:] != times[:-1])) + 1])
 

@@ -18,7 +18,7 @@ from persist_engine.model.batch import ColumnStats, Footing, HollowPart, Part, P
 from persist_engine.model.frontier import Description
 from persist_engine.parts.consolidate import RowKey, row_key
 from persist_engine.parts.fetch import PartSource
-from persist_engine.rows.columns import compare_adjacent, flatten_columns
+from persist_engine.rows.columns import compare_adjacent, flat_columns, flatten_columns
 from persist_engine.rows.evolution import adapted
 from persist_engine.rows.order import key_lower
 from persist_engine.rows.part_stats import bound, stats_path
@@ -98,7 +98,7 @@ def _is_denied(kind: RunKind, table: pa.Table, *, is_alone: bool) -> bool:
     """
     if kind is RunKind.ANY or not table.num_rows:
         return False
-    _, equal = compare_adjacent(flatten_columns(table, ("key", "val")), table.num_rows)
+    _, equal = compare_adjacent(flat_columns(table, ("key", "val")), table.num_rows)
     if kind is RunKind.DISTINCT:
         return bool(equal.any())
     sums = np.add.reduceat(table.column("diff").to_numpy(), np.flatnonzero(np.insert(~equal, 0, True)))
