@@ -8,7 +8,6 @@ from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import KIB, BatchSettings, Settings
-from persist_engine.client.read.change_splits import SPLIT_FORMAT
 from persist_engine.storage.open import open_blob
 from persist_engine.work.repair.force import force_compaction
 from persist_spark.datasource import PersistDataSource, register
@@ -150,7 +149,7 @@ def test_pieces_hold_each_change_once(shard, shape):
     assert pa.Table.from_batches(read, schema=whole.schema).to_pylist() == whole.to_pylist() != []
     data = pieces[0].to_bytes()
     with pytest.raises(Incompatible, match="split of changes of format 99"):
-        ChangesSplit.from_bytes(data.replace(b'"format": %d' % SPLIT_FORMAT, b'"format": 99'))
+        ChangesSplit.from_bytes(data.replace(b'"format": %d' % ChangesSplit.FORMAT, b'"format": 99'))
     for damaged in (data[:-9], b"{}", data.replace(b'"rows": [5', b'"rows": ["x"')):
         with pytest.raises(CorruptData, match="split of changes"):
             ChangesSplit.from_bytes(damaged)

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_engine.client.read.handle import ReadHandle
-from persist_engine.client.read.snapshot import BATCH_ROWS, READ_MEMORY_BYTES, SinceAhead, Snapshot
+from persist_engine.client.read.pieces import BATCH_ROWS, READ_MEMORY_BYTES
+from persist_engine.client.read.snapshot import SinceAhead, Snapshot
 from persist_engine.client.write.batch import Batch
 from persist_engine.client.write.handle import WriteHandle
 from persist_engine.model.frontier import Antichain

@@ -161,7 +161,7 @@ class Scan:
         """The first rows; None: all."""
         if self.time is None or limit == 0:
             return
-        from persist_engine.client.read.snapshot import READ_MEMORY_BYTES
+        from persist_engine.client.read.pieces import READ_MEMORY_BYTES
 
         few = READ_MEMORY_BYTES if limit is None else FIRST_BYTES + limit * FIRST_ROW_BYTES
         with of_table(self._name), self._lend() as reader, self._snapshot(reader) as snapshot:

@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.client.arguments import expect_count
-from persist_engine.client.read.change_splits import BATCH_ROWS, ChangesRead, ChangesSplit, Shape
+from persist_engine.client.read.change_splits import ChangesRead, ChangesSplit, Shape
 from persist_engine.client.read.leased import Pin
+from persist_engine.client.read.pieces import BATCH_ROWS, READ_MEMORY_BYTES
 from persist_engine.model.batch import HollowBatch
 from persist_engine.parts.even_ranges import affordable_ranges
 from persist_engine.parts.fetch import ChangesFilter, PartSource
@@ -26,9 +27,6 @@ from persist_engine.parts.selection import Times, select
 from persist_engine.rows.filter import Filter
 from persist_engine.rows.projection import Projection
 from persist_engine.rows.row_changes import changes_schema
-
-#: As of a snapshot: in addition, each run holds the bytes of its current part and one or two row groups.
-READ_MEMORY_BYTES = 256 << 20
 
 
 class Changes:

@@ -19,6 +19,7 @@ from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.refusal import Refusal
 from persist_engine.client.arguments import expect_count
 from persist_engine.client.read.leased import LeasedPart, PartLeases, Pin
+from persist_engine.client.read.pieces import BATCH_ROWS, READ_MEMORY_BYTES
 from persist_engine.client.read.splits import SnapshotSplit, pieces_apart
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import Antichain
@@ -33,12 +34,8 @@ from persist_engine.rows.filter import Filter
 from persist_engine.rows.projection import Projection
 from persist_engine.rows.schema import Schema
 
-#: Memory of one streaming read. In addition, each run holds the bytes of its current part and one or two row groups.
-READ_MEMORY_BYTES = 256 << 20
-#: The same for a read into a table: beside all rows, larger pieces cost no more than many small ones.
+#: Memory of a read into a table, as READ_MEMORY_BYTES: beside all rows, larger pieces cost no more than many small ones.
 TABLE_MEMORY_BYTES = 1 << 30
-#: Rows of one record batch: large enough for vectorised consumers, small enough to show progress.
-BATCH_ROWS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
