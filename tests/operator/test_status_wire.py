@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from persist_kit.depth import draws
 from persist_operator.api import blocks, names
-from persist_operator.api.shard_status import Looks, ShardStatus
+from persist_operator.api.shard_status import Inspections, ShardStatus
 from persist_operator.api.sink_status import RunState, SinkStatus
 from persist_operator.plan.observed import Phase, Run, ShardMissing, ShardObserved, StoreFailure
 from persist_operator.plan.shard import plan_shard
@@ -90,7 +90,7 @@ def test_absent_null_and_unknown_fields_are_no_values():
         run=RunState(shard_id="s")
     )
     assert SinkStatus().wire() == {}
-    assert ShardStatus(inspection=Looks(), maintenance={}, history=()).wire() == {
+    assert ShardStatus(inspection=Inspections(), maintenance={}, history=()).wire() == {
         "inspection": {},
         "maintenance": {},
         "history": [],

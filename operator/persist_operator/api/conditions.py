@@ -26,6 +26,16 @@ class Condition:
     message: str = ""
 
 
+def reconciling(reason: str, message: str, *, ready: Status = "False") -> list[Condition]:
+    """The outcome of a resource that is not Ready while work on it goes on or is retried."""
+    return [Condition("Ready", ready, reason, message), Condition("Reconciling", "True", reason, message)]
+
+
+def stalled(reason: str, message: str) -> list[Condition]:
+    """The outcome of a resource that is not Ready until a person acts, or the next tick comes."""
+    return [Condition("Ready", "False", reason, message), Condition("Stalled", "True", reason, message)]
+
+
 def render(
     conditions: Iterable[Condition], previous: Sequence[Mapping[str, Any]], *, generation: int, now_ms: int
 ) -> list[dict[str, Any]]:

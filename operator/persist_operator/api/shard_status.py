@@ -164,7 +164,7 @@ class Deletion(Block):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looks(Block):
+class Inspections(Block):
     """Inspections of a shard on inline storage. `job_name` is the newest one, `settled_job` the newest one that ended."""
 
     job_name: str | None = None
@@ -233,7 +233,7 @@ class ShardStatus(Block):
     plan: PlannedRun = PlannedRun()
     rewritten: tuple[RewrittenHour, ...] | None = None
     maintenance: Mapping[MaintenanceKind, Upkeep] | None = None
-    inspection: Looks | None = None
+    inspection: Inspections | None = None
     deletion: Deletion = Deletion()
     last_handled_requests: Mapping[str, str] | None = None
     history: tuple[UpkeepRun, ...] | None = None

@@ -17,7 +17,6 @@ from typing import assert_never
 from persist_engine.base.errors import InvalidUsage
 
 from persist_operator.api import conditions, names, times
-from persist_operator.api.conditions import Condition
 from persist_operator.api.resource import Meta
 from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR
 from persist_operator.api.sink import SinkSpec
@@ -307,7 +306,7 @@ def _remember_stop(objects: Objects, child: Child, *, ended_ms: int) -> None:
     }
     history = [item, *status.get("history", ())][: document["spec"]["cleanup"]["historyLimit"]]
     status = {**status, "driver": {**driver, "phase": "Deleted", "endTime": end}, "history": history}
-    found = [Condition("Ready", "False", "Stopped", STOPPED), Condition("Reconciling", "True", "Stopped", STOPPED)]
+    found = conditions.reconciling("Stopped", STOPPED)
     generation = document["metadata"]["generation"]
     before = document["status"].get("conditions", ())
     status = conditions.with_outcome(status, found, before, generation=generation, now_ms=ended_ms)

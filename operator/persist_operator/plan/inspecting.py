@@ -35,7 +35,7 @@ from persist_operator.api import conditions, names, times
 from persist_operator.api.names import MaintenanceKind
 from persist_operator.api.redact import clip, redact
 from persist_operator.api.shard import InlineLocation, Shard, ShardSchema
-from persist_operator.api.shard_status import Looks, ShardStatus, Upkeep
+from persist_operator.api.shard_status import Inspections, ShardStatus, Upkeep
 from persist_operator.plan import maintenance, ownership, refusals, shard_log, shard_status
 from persist_operator.plan.actions import Plan, StartInspection, StopRun
 from persist_operator.plan.keeping import evolving
@@ -53,7 +53,7 @@ from persist_operator.plan.waiting import deadline, windows
 from persist_operator.settings import InlineStorage, OperatorSettings
 
 _FIRST_S, _MAX_S = 10, 300
-#: The least time between two looks at one shard, whatever the reason for the second.
+#: The least time between two inspections of one shard, whatever the reason for the second.
 _APART_S = 5
 _MESSAGE_MAX = 1024
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
@@ -122,8 +122,8 @@ def _ended(shard: Shard, runs: Sequence[Run], location: InlineLocation) -> list[
     The inspection that was intended last counts as the newest, whatever the clocks say. With times of a clock that was set back, it would
     be ignored, and another one made at once.
     """
-    looks, stores = shard.known.inspection or Looks(), _stores(location)
-    believed_ms, newest = times.to_ms(looks.settled_time) or 0, looks.job_name
+    block, stores = shard.known.inspection or Inspections(), _stores(location)
+    believed_ms, newest = times.to_ms(block.settled_time) or 0, block.job_name
     found = [
         one
         for one in runs
@@ -190,7 +190,7 @@ def _failures(tended: Tended, at_ms: int) -> dict[str, ActionFailure]:
 
 
 def is_behind(observed: ShardObserved, blocks: Mapping[MaintenanceKind, Upkeep]) -> bool:
-    """Whether maintenance ended after the last look. Then the next look must come before a decision on what is due."""
+    """Whether maintenance ended after the last inspection. Then the next inspection must come before a decision on what is due."""
     if observed.inspected_ms is None:
         return False
     ends = [_end_ms(one) for one in observed.runs if one.phase.finished]
@@ -207,10 +207,10 @@ def with_next(
     now_ms: int,
     settings: OperatorSettings,
 ) -> Plan:
-    """`plan` with the next look if it is due, with its intent on the status, and without the Jobs of former looks."""
+    """`plan` with the next inspection if it is due, with its intent on the status, and without the Jobs of former inspections."""
     runs, inline = observed.inspections, settings.inline_storage
     ended = _ended(shard, runs, location)
-    planned, looks = ShardStatus.of(plan.status), _settled(shard.known.inspection or Looks(), ended)
+    planned, block = ShardStatus.of(plan.status), _settled(shard.known.inspection or Inspections(), ended)
     # The wish uses the planned status. A shard that the resource had before is no longer on it.
     planned_shard = replace(shard, status=plan.status)
     since_min = _since_min(planned_shard, observed, now_ms)
@@ -219,7 +219,7 @@ def with_next(
         evolve=_successor(shard, observed, now_ms),
     )
     revision = _stores(location) + _revision(wish)
-    left_s = _left_s(plan, observed, ended, looks, revision, now_ms=now_ms, inline=inline)
+    left_s = _left_s(plan, observed, ended, block, revision, now_ms=now_ms, inline=inline)
     stale = [one for one in runs if one.phase.finished and one not in ended[-1:] and not one.deleting]
     actions = [
         StopRun(kind="inspection", name=one.name, reason="a newer one has ended", grace_seconds=0)
@@ -227,16 +227,16 @@ def with_next(
     ]
     wanted: tuple[StartInspection, ...] = ()
     if left_s <= 0 and not any(not one.phase.finished for one in runs):
-        looks, start = _intended(looks, shard, wish, revision, location, runs=runs, now_ms=now_ms, inline=inline)
+        block, start = _intended(block, shard, wish, revision, location, runs=runs, now_ms=now_ms, inline=inline)
         wanted = (start,)
-    looked = replace(
+    inspected = replace(
         plan,
-        status=replace(planned, inspection=looks).wire(),
+        status=replace(planned, inspection=block).wire(),
         actions=(*plan.actions, *actions, *wanted),
         requeue_after_s=_again_s(plan, left_s, wanted),
     )
     return refusals.with_refusals(
-        looked,
+        inspected,
         observed.failures,
         wanted=(*wanted, *actions),
         meta=shard.meta,
@@ -252,16 +252,16 @@ def _again_s(plan: Plan, left_s: float, wanted: tuple[StartInspection, ...]) -> 
     return max(1.0, min(own_s, 30.0 if wanted or left_s <= 0 else left_s))
 
 
-def _settled(looks: Looks, ended: Sequence[Run]) -> Looks:
+def _settled(block: Inspections, ended: Sequence[Run]) -> Inspections:
     """status.inspection with the newest inspection that ended, recorded once."""
-    if not ended or looks.settled_job == ended[-1].name:
-        return looks
+    if not ended or block.settled_job == ended[-1].name:
+        return block
     last, report = ended[-1], _reported(ended[-1])
     return replace(
-        looks,
+        block,
         settled_job=last.name,
         settled_time=times.to_text(last.created_ms),
-        consecutive_failures=(looks.consecutive_failures or 0) + 1 if isinstance(report, str) else 0,
+        consecutive_failures=(block.consecutive_failures or 0) + 1 if isinstance(report, str) else 0,
     )
 
 
@@ -269,21 +269,21 @@ def _left_s(
     plan: Plan,
     observed: ShardObserved,
     ended: Sequence[Run],
-    looks: Looks,
+    block: Inspections,
     revision: str,
     *,
     now_ms: int,
     inline: InlineStorage,
 ) -> float:
-    """Seconds until the next look is due. A clock that was set back does not prolong the wait. A clock that differs from the cluster's does
-    not make every look due at once, because the operator's own time of the intent counts too.
+    """Seconds until the next inspection is due. A clock that was set back does not prolong the wait. A clock that differs from the
+    cluster's does not make every inspection due at once, because the operator's own time of the intent counts too.
     """
-    attempt_ms = times.to_ms(looks.last_attempt_time) or 0
+    attempt_ms = times.to_ms(block.last_attempt_time) or 0
     if not ended:
         # Users may remove each Job that ended. The distance then limits how often a new one is made.
-        is_removed = looks.settled_job is not None and looks.settled_job == looks.job_name
+        is_removed = block.settled_job is not None and block.settled_job == block.job_name
         return max(0.0, _APART_S - abs(now_ms - attempt_ms) / 1000) if is_removed else 0.0
-    failures = looks.consecutive_failures or 0
+    failures = block.consecutive_failures or 0
     is_news = ended[-1].revision != revision or is_behind(observed, ShardStatus.of(plan.status).maintenance or {})
     whole_s = inline.inspect_seconds
     if failures:
@@ -293,13 +293,13 @@ def _left_s(
     elif conditions.is_true(plan.status, "Stalled"):
         whole_s = max(whole_s, min(_MAX_S, plan.requeue_after_s or 0.0))
     ages_ms = [abs(now_ms - ended[-1].created_ms)]
-    if looks.job_name == ended[-1].name:
+    if block.job_name == ended[-1].name:
         ages_ms.append(abs(now_ms - attempt_ms))
     return max(0.0, whole_s - min(ages_ms) / 1000)
 
 
 def _intended(
-    looks: Looks,
+    block: Inspections,
     shard: Shard,
     wish: Wish,
     revision: str,
@@ -308,26 +308,26 @@ def _intended(
     runs: Sequence[Run],
     now_ms: int,
     inline: InlineStorage,
-) -> tuple[Looks, StartInspection]:
-    """status.inspection with the intent of a look, and its action. A look that was intended and has no Job keeps its name."""
-    name = looks.job_name or ""
-    if not name or name == looks.settled_job or any(one.name == name for one in runs):
+) -> tuple[Inspections, StartInspection]:
+    """status.inspection with the intent of an inspection, and its action. An inspection that was intended and has no Job keeps its name."""
+    name = block.job_name or ""
+    if not name or name == block.settled_job or any(one.name == name for one in runs):
         # SUBTLE: the time changes only with the name. A new time at each plan would change the status, and so cause the next plan.
         name = names.inspection_name(shard.meta.name, now_ms // 1000)
-        looks = replace(looks, job_name=name, last_attempt_time=times.to_text(now_ms))
+        block = replace(block, job_name=name, last_attempt_time=times.to_text(now_ms))
     start = StartInspection(
         name=name,
         location=location,
         wish=encode_wish(wish),
         known_seqno=0 if wish.known is None else wish.known.seqno,
         revision=revision,
-        # The next look removes this Job. An earlier removal would lose its report.
+        # The next inspection removes this Job. An earlier removal would lose its report.
         ttl_seconds=round(inline.inspect_seconds) + 2 * _MAX_S,
         priority_class_name=shard.spec.priority_class_name,
         service_account_name=shard.spec.service_account_name,
         template=shard.spec.maintenance_template,
     )
-    return looks, start
+    return block, start
 
 
 def _overruled(observed: ShardObserved) -> OwnedElsewhere | None:
@@ -341,7 +341,7 @@ def _overruled(observed: ShardObserved) -> OwnedElsewhere | None:
 
 
 def _since_min(shard: Shard, observed: ShardObserved, now_ms: int) -> int:
-    """Where the deletion deadline needs since to be, by the last look; 0 when it needs no more than `retention.sinceLagSeconds` gives."""
+    """Where the deletion deadline needs since to be, by the last inspection; 0 when `retention.sinceLagSeconds` gives as much."""
     found = observed.inspected
     if not isinstance(found, Inspection):
         return 0
@@ -353,7 +353,7 @@ def _since_min(shard: Shard, observed: ShardObserved, now_ms: int) -> int:
 
 
 def _successor(shard: Shard, observed: ShardObserved, now_ms: int) -> WantedSchema | None:
-    """The schema of the spec, if it may succeed that of the last look."""
+    """The schema of the spec, if it may succeed that of the last inspection."""
     found = observed.inspected
     if not isinstance(found, Inspection):
         return None

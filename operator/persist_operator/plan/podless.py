@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from persist_operator.api import times
 from persist_operator.api.redact import clip, redact
-from persist_operator.api.shard_status import Looks, ShardStatus, Upkeep
+from persist_operator.api.shard_status import Inspections, ShardStatus, Upkeep
 from persist_operator.plan.actions import Plan, StartInspection, StartMaintenance
 from persist_operator.plan.observed import Phase, Run
 
@@ -70,8 +70,8 @@ def _age_s(run: Run, status: ShardStatus, now_ms: int) -> float:
     return min(abs(now_ms - one) for one in made_ms) / 1000
 
 
-def _block(run: Run, status: ShardStatus) -> Upkeep | Looks:
+def _block(run: Run, status: ShardStatus) -> Upkeep | Inspections:
     """The part of the status about runs of this kind."""
     if run.kind == "inspection":
-        return status.inspection or Looks()
+        return status.inspection or Inspections()
     return next((block for kind, block in (status.maintenance or {}).items() if kind == run.kind), Upkeep())

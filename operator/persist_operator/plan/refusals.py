@@ -112,8 +112,8 @@ def _conditions(failures: Sequence[ActionFailure]) -> list[Condition]:
     worst = max(failures, key=lambda one: one.permanent)
     rest = [one.message for one in failures if one is not worst and one.message != worst.message]
     message = "; ".join([worst.message, *rest])
-    second = "Stalled" if worst.permanent else "Reconciling"
-    return [Condition("Ready", "False", worst.reason, message), Condition(second, "True", worst.reason, message)]
+    outcome = conditions.stalled if worst.permanent else conditions.reconciling
+    return outcome(worst.reason, message)
 
 
 def _kept(before: Mapping[str, Any]) -> list[Condition]:

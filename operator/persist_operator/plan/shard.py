@@ -109,9 +109,11 @@ def _planned(
     base = replace(shard.known, store=shard_status.stores(location))
     match observed.inspected:
         case Awaited(reason=reason, message=message):
-            return _conditioned(shard, base, _waiting("Unknown", reason, message), now_ms, requeue_after_s=1)
+            return _conditioned(
+                shard, base, conditions.reconciling(reason, message, ready="Unknown"), now_ms, requeue_after_s=1
+            )
         case NotInspected():
-            found = _waiting("Unknown", "Inspecting", "the stores are not inspected yet")
+            found = conditions.reconciling("Inspecting", "the stores are not inspected yet", ready="Unknown")
             return _conditioned(shard, base, found, now_ms, requeue_after_s=1 if is_to_be_asked(shard) else 0)
         case NotOwned() as not_owned:
             refusal = ownership.refusal(shard, not_owned, settings, words)
@@ -135,10 +137,6 @@ def _owning(shard: Shard, base: ShardStatus, observed: ShardObserved) -> tuple[S
         return shard, replace(base, shard_id=shard_id)
     kept = ShardStatus(conditions=known.conditions, last_handled_requests=known.last_handled_requests)
     return replace(shard, status=kept.wire()), replace(kept, store=base.store, shard_id=shard_id)
-
-
-def _waiting(status: conditions.Status, reason: str, message: str) -> list[Condition]:
-    return [Condition("Ready", status, reason, message), Condition("Reconciling", "True", reason, message)]
 
 
 def _conditioned(
@@ -183,7 +181,7 @@ def _stalled(
     reachable: bool = False,
     retry_s: float = _RETRY_PERMANENT_S,
 ) -> Plan:
-    found = [Condition("Ready", "False", reason, message), Condition("Stalled", "True", reason, message)]
+    found = conditions.stalled(reason, message)
     if reachable:
         found.append(_reachable(status))
     notes = () if _has_reason(shard, "Stalled", reason) else (Note("Warning", reason, message),)
@@ -247,7 +245,7 @@ def _missing(case: _Case) -> Plan:
     failure = case.observed.failures.get("InitialiseShard")
     if failure is not None:
         return _initialise_failed(shard, base, action, failure, now_ms)
-    found = [*_waiting("False", "Initialising", f"creating shard {shard_id}"), _reachable(base)]
+    found = [*conditions.reconciling("Initialising", f"creating shard {shard_id}"), _reachable(base)]
     # On inline storage, the inspection pod creates the shard.
     actions = () if isinstance(case.location, InlineLocation) else (action,)
     return _conditioned(shard, base, found, now_ms, requeue_after_s=1, actions=actions)
@@ -259,7 +257,7 @@ def _initialise_failed(
     wait_s = (_RETRY_PERMANENT_S if failure.permanent else _RETRY_S) - abs(now_ms - failure.at_ms) / 1000
     if failure.permanent and wait_s > 0:
         return _stalled(shard, base, failure.reason, failure.message, now_ms, reachable=True)
-    found = _waiting("False", failure.reason, failure.message)
+    found = conditions.reconciling(failure.reason, failure.message)
     actions: tuple[Action, ...] = (action,) if wait_s <= 0 else ()
     return _conditioned(shard, base, found, now_ms, requeue_after_s=max(1.0, wait_s), actions=actions)
 
@@ -280,7 +278,7 @@ def _schema_standing(case: _Case, inspection: Inspection) -> evolving.Standing:
 
 def _evolve(case: _Case, found: evolving.Standing) -> tuple[EvolveSchema, ...]:
     if not isinstance(found, evolving.Evolves) or not found.is_due or isinstance(case.location, InlineLocation):
-        return ()  # for an inline shard, the next look does it
+        return ()  # on inline storage the next inspection pod does it
     owner = ownership.owner_of(case.shard, case.settings)
     return (EvolveSchema(owner=owner, shard_id=_id(case.base), location=case.location, schema=found.schema),)
 

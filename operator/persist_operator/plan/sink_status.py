@@ -156,7 +156,9 @@ def _ready(
     sink is Ready, because no driver should run and none does.
     """
     if problem is not None:
-        return _stalled(problem.reason if isinstance(problem, PodRefused) else "InvalidSchedule", str(problem))
+        return conditions.stalled(
+            problem.reason if isinstance(problem, PodRefused) else "InvalidSchedule", str(problem)
+        )
     run, last = status.run, status.last_failure
     scheduled, state = sink.spec.mode == "Scheduled", run.state
     if state == "Failed":
@@ -168,23 +170,16 @@ def _ready(
         hint = f"change the spec, or {words(Restart())}"
         # The next tick opens another run by itself. Until then nothing is under way, so the sink is not Reconciling.
         later = f"; the next run is at {status.schedule.next_time}" if scheduled else ""
-        return _stalled(reason, f"{last.reason or ''}: {_first_line(last)}{later}; {hint}")
+        return conditions.stalled(reason, f"{last.reason or ''}: {_first_line(last)}{later}; {hint}")
     if status.rollout.state == "RolledBack" and not status.is_under_way:
         again = f"restore the spec of revision {run.revision}, change it, or {words(Request('promote'))}"
         text = f"revision {status.rollout.to_revision} was rolled back, and the driver of {run.revision} has ended"
-        return _stalled("RolledBack", f"{text}; {again}")
+        return conditions.stalled("RolledBack", f"{text}; {again}")
     is_done = not scheduled and state == "Succeeded" and run.revision == sink.spec.revision
     if sink.spec.suspend and not is_done:
         return _suspended(observed)
     if not scheduled and state == "Succeeded":
-        return [
-            Condition(
-                "Ready",
-                "True",
-                "Completed",
-                _wrote(run, status.progress),
-            )
-        ]
+        return [Condition("Ready", "True", "Completed", _wrote(run, status.progress))]
     if scheduled and state != "Running":
         reason = "Scheduled" if state is None else "Succeeded"
         return [Condition("Ready", "True", reason, f"the next run is at {status.schedule.next_time}")]
@@ -197,7 +192,7 @@ def _suspended(observed: SinkObserved) -> list[Condition]:
     going = [one.name for one in observed.runs if not one.phase.finished]
     if going:
         reason, text = "Stopping", f"spec.suspend is true; {', '.join(going)} is being stopped"
-        return [Condition("Ready", "False", reason, text), Condition("Reconciling", "True", reason, text)]
+        return conditions.reconciling(reason, text)
     return [Condition("Ready", "True", "Suspended", "spec.suspend is true: no driver is started")]
 
 
@@ -229,7 +224,7 @@ def _under_way(status: SinkStatus, observed: SinkObserved, *, lasting: bool, was
     ):
         # A sink that goes on matches its spec while its run is under way. A run may take longer than the time-out of a client that waits.
         return [Condition("Ready", "True", reason, text)]
-    return [Condition("Ready", "False", reason, text), Condition("Reconciling", "True", reason, text)]
+    return conditions.reconciling(reason, text)
 
 
 def _starts_well(observed: SinkObserved) -> bool:
@@ -243,10 +238,6 @@ def _wrote(run: RunState, progress: Progress) -> str:
     if progress.missing is not None:
         return f"run {run.number} compared the shard with its input"
     return f"run {run.number} is committed" if written is None else f"run {run.number} wrote {written} updates"
-
-
-def _stalled(reason: str, message: str) -> list[Condition]:
-    return [Condition("Ready", "False", reason, message), Condition("Stalled", "True", reason, message)]
 
 
 def _first_line(failure: LastFailure) -> str:

@@ -20,7 +20,6 @@ from persist_engine.base.errors import PersistError
 from persist_engine.model.inspection import Inspection
 
 from persist_operator.api import conditions, names, times
-from persist_operator.api.conditions import Condition
 from persist_operator.api.resource import Meta
 from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.shard import Shard
@@ -58,10 +57,7 @@ _INVALID = 422
 _PASSING_SHOWN_MIN = 2
 #: Actions whose refusals plan/shard.py shows in its own way, with their retries.
 _SHOWN_BY_THE_SHARD = {InitialiseShard.__name__, EvolveSchema.__name__, AdvanceSince.__name__}
-_ACCEPTED = (
-    Condition("Ready", "Unknown", "Accepted", "not reconciled yet"),
-    Condition("Reconciling", "True", "Accepted", "not reconciled yet"),
-)
+_ACCEPTED = conditions.reconciling("Accepted", "not reconciled yet", ready="Unknown")
 
 
 @dataclass(frozen=True, slots=True, order=True)

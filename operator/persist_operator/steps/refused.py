@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from persist_engine.base.errors import InvalidUsage, PersistError
 
+from persist_operator.api import conditions
 from persist_operator.api.conditions import Condition
 from persist_operator.api.redact import clip, redact
 from persist_operator.bridge import BridgeFailure
@@ -60,10 +61,8 @@ def outcome(error: Exception) -> list[Condition]:
     """The conditions of a resource whose observation or planning raised."""
     message = _words(error)
     if isinstance(error, ApiError):
-        reason = "ObservationRefused"
-        return [Condition("Ready", "Unknown", reason, message), Condition("Reconciling", "True", reason, message)]
-    reason = "InvalidSpec" if isinstance(error, InvalidUsage) else "InternalError"
-    return [Condition("Ready", "False", reason, message), Condition("Stalled", "True", reason, message)]
+        return conditions.reconciling("ObservationRefused", message, ready="Unknown")
+    return conditions.stalled("InvalidSpec" if isinstance(error, InvalidUsage) else "InternalError", message)
 
 
 def _words(error: Exception) -> str:

@@ -13,7 +13,7 @@ from persist_engine.base.errors import InvalidUsage
 from persist_engine.rows.evolution import incompatibilities
 from persist_engine.rows.schema import Schema
 
-from persist_operator.api.conditions import Condition
+from persist_operator.api.conditions import Condition, reconciling, stalled
 from persist_operator.api.redact import clip
 from persist_operator.api.shard import Shard, ShardSchema
 from persist_operator.api.shard_status import Ddl
@@ -91,13 +91,10 @@ def conditions(found: Standing, ready: Condition) -> list[Condition]:
             text = clip(
                 f"{message}. Nothing was changed: maintenance goes on, and sinks write the old schema", _MESSAGE_MAX
             )
-            return [
-                Condition("Ready", "False", SCHEMA_REFUSED, text),
-                Condition("Stalled", "True", SCHEMA_REFUSED, text),
-            ]
+            return stalled(SCHEMA_REFUSED, text)
         case Evolves(failure=failure):
             reason = "EvolvingSchema" if failure is None else failure.reason
             text = "the shard gets the schema of the spec" if failure is None else failure.message
-            return [Condition("Ready", "False", reason, text), Condition("Reconciling", "True", reason, text)]
+            return reconciling(reason, text)
         case _:
             return [ready]
