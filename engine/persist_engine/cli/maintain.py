@@ -12,18 +12,16 @@ from persist_engine.cli import maintain_audits
 from persist_engine.cli.maintain_reclaim import reclaim
 from persist_engine.cli.maintain_run import run_work
 from persist_engine.cli.options import (
-    GIVE_UP_S,
     MEMORY_MIB,
     AsJson,
-    BlobUrl,
     ClaimAge,
-    ConsensusUrl,
-    GiveUp,
     MemoryMib,
     NamedShardArgument,
     ReportFile,
     ShardOption,
+    Stores,
     asked_shard,
+    on_stores,
 )
 from persist_engine.cli.output import Bar, reading
 from persist_engine.cli.tend import tend
@@ -52,14 +50,13 @@ app.command()(reclaim)
 
 
 @app.command()
+@on_stores
 def rollup(
     shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
     report: ReportFile = None,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Write a full copy of the shard's metadata, so that opening it is fast and older versions can go."""
@@ -70,21 +67,20 @@ def rollup(
         return [write_rollup(machine)]
 
     asked = asked_shard(shard_argument, shard)
-    run_work("Rollup", asked, work, blob=blob, consensus=consensus, give_up=give_up, report=report, as_json=as_json)
+    run_work("Rollup", asked, work, stores=stores, report=report, as_json=as_json)
 
 
 @app.command()
+@on_stores
 def gc(
     shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
     report: ReportFile = None,
     full: Annotated[
         bool, typer.Option("--full", help="Write rollups too, until nothing is left that the newest version released.")
     ] = False,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Delete blobs and versions that no reader can reach any more, up to the newest rollup that no reader holds back."""
@@ -98,16 +94,15 @@ def gc(
         return [gc_and_truncate(machine, on_progress=_collecting(bar))]
 
     asked = asked_shard(shard_argument, shard)
-    run_work("GC", asked, work, blob=blob, consensus=consensus, give_up=give_up, report=report, as_json=as_json)
+    run_work("GC", asked, work, stores=stores, report=report, as_json=as_json)
 
 
 @app.command()
+@on_stores
 def compact(
     shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
     report: ReportFile = None,
     max_requests: Annotated[int, typer.Option(min=1, help="Do at most this many compactions.")] = 1024,
     full: Annotated[
@@ -118,7 +113,7 @@ def compact(
     ] = None,
     claim_age: ClaimAge = 0.0,
     memory: MemoryMib = MEMORY_MIB,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Merge small parts into few, with times advanced to the shard's since. Contents stay the same at every readable
@@ -142,9 +137,7 @@ def compact(
         "Compaction",
         asked,
         work,
-        blob=blob,
-        consensus=consensus,
-        give_up=give_up,
+        stores=stores,
         report=report,
         as_json=as_json,
         claim_ms=claim_ms,
@@ -153,15 +146,14 @@ def compact(
 
 
 @app.command()
+@on_stores
 def auto(
     shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
     report: ReportFile = None,
     memory: MemoryMib = MEMORY_MIB,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Do whatever the shard's state says is due. The report is the list of what was done."""
@@ -176,9 +168,7 @@ def auto(
         "Auto",
         asked,
         work,
-        blob=blob,
-        consensus=consensus,
-        give_up=give_up,
+        stores=stores,
         report=report,
         as_json=as_json,
         claim_ms=0,

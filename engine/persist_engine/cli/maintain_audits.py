@@ -11,15 +11,13 @@ from persist_engine.base.versioned import SeqNo
 from persist_engine.base.wording import counted, sized
 from persist_engine.cli.maintain_run import run_work
 from persist_engine.cli.options import (
-    GIVE_UP_S,
     AsJson,
-    BlobUrl,
-    ConsensusUrl,
-    GiveUp,
     NamedShardArgument,
     ReportFile,
     ShardOption,
+    Stores,
     asked_shard,
+    on_stores,
 )
 from persist_engine.cli.output import Bar
 
@@ -32,18 +30,17 @@ if TYPE_CHECKING:
 OLDER_THAN_S_MIN = 3600
 
 
+@on_stores
 def verify(
     shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
     mode: Annotated[
         Literal["Metadata", "Full"],
         typer.Option(help="Metadata: what exists, and in which size. Full: also read every part."),
     ] = "Metadata",
     report: ReportFile = None,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Check that everything live versions name is there. The report says what was found; the exit code says whether it could be checked."""
@@ -63,21 +60,18 @@ def verify(
         "Verify",
         asked,
         work,
-        blob=blob,
-        consensus=consensus,
-        give_up=give_up,
+        stores=stores,
         report=report,
         as_json=as_json,
         unreadable=unreadable,
     )
 
 
+@on_stores
 def orphans(
     shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
     older_than_seconds: Annotated[
         int,
         typer.Option(
@@ -88,7 +82,7 @@ def orphans(
         int | None, typer.Option(min=1, help="Delete, and stop after this many deletes. Without it, only count.")
     ] = None,
     report: ReportFile = None,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Count blobs that no version names and none ever will; with --max-deletes, delete them. A repetition goes on where a run stopped."""
@@ -108,9 +102,7 @@ def orphans(
         "OrphanScan",
         asked,
         work,
-        blob=blob,
-        consensus=consensus,
-        give_up=give_up,
+        stores=stores,
         report=report,
         as_json=as_json,
     )

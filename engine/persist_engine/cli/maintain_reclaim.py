@@ -10,35 +10,32 @@ import typer
 
 from persist_engine.base.errors import PersistError
 from persist_engine.cli.options import (
-    GIVE_UP_S,
     AsJson,
-    BlobUrl,
-    ConsensusUrl,
-    GiveUp,
     ReportFile,
     ShardArgument,
     ShardOption,
+    Stores,
     check_can_write,
     connected,
+    on_stores,
     one_shard,
 )
 from persist_engine.cli.output import print_json, print_rows
 
 
+@on_stores
 def reclaim(
     shard_argument: ShardArgument = None,
     *,
     owner: Annotated[str, typer.Option(help="OPERATOR/NAMESPACE/NAME: only a shard of this owner is reclaimed.")],
     own_hold: Annotated[str, typer.Option(help="The owner's critical reader, which gives way. Others never do.")],
     shard: ShardOption = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
     purge: Annotated[
         bool, typer.Option("--purge", help="Also delete what was never linked, and free the name.")
     ] = False,
     max_deletes: Annotated[int, typer.Option(min=1, help="Delete at most so many of these in one run.")] = 10_000,
     report: ReportFile = None,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """End a shard for good and delete its data, unless a reader holds it. For operators; safe to repeat. The report has the verdict."""
@@ -51,7 +48,7 @@ def reclaim(
     shard_id, started_s = one_shard(shard_argument, shard), time.monotonic()
     mine, hold = Owner.parse(owner), CriticalReaderId(own_hold)
     try:
-        with connected(blob, consensus, give_up) as client:
+        with connected(stores) as client:
             outcome = carry_out(client, shard_id, mine, own_hold=hold, purge=purge, max_deletes=max_deletes)
     except PersistError as error:
         if report is not None:

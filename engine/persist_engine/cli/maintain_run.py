@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from persist_engine.base.env import process_cpu_ns
 from persist_engine.base.errors import CorruptData, InvariantViolated, PersistError
 from persist_engine.base.versioned import SeqNo
-from persist_engine.cli.options import check_can_write, connected, shard_called
+from persist_engine.cli.options import Stores, check_can_write, connected, shard_called
 from persist_engine.cli.output import Bar, print_json, print_rows, progress_bar
 
 if TYPE_CHECKING:
@@ -28,9 +28,7 @@ def run_work(
     asked: str,
     work: Work,
     *,
-    blob: str | None,
-    consensus: str | None,
-    give_up: float,
+    stores: Stores,
     report: Path | None,
     as_json: bool,
     claim_ms: int | None = None,
@@ -46,7 +44,7 @@ def run_work(
     started_s = time.monotonic()
     done, tally = _Done(), StoreTally()
     try:
-        with connected(blob, consensus, give_up, claim_ms=claim_ms, memory_mib=memory_mib, tally=tally) as client:
+        with connected(stores, claim_ms=claim_ms, memory_mib=memory_mib, tally=tally) as client:
             asked = shard_id = shard_called(client, asked)
             try:
                 machine = client.machine(shard_id)

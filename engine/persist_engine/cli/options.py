@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -56,13 +59,51 @@ GiveUp = Annotated[
         "--give-up", min=0, rich_help_panel=STORE, help="Seconds of failing stores before giving up (exit 70)."
     ),
 ]
+GIVE_UP_S, _COMPLETION_GIVE_UP_S = 60.0, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """Where a command finds its stores, and how long it insists on them: the options that all these commands share (`on_stores`)."""
+
+    blob: BlobUrl = None
+    consensus: ConsensusUrl = None
+    give_up: GiveUp = GIVE_UP_S
+
+
+def on_stores(command: Callable[..., None]) -> Callable[..., None]:
+    """`command`, with the fields of `Stores` as options in place of its keyword `stores`. For typer, which has no groups of options."""
+    signature = inspect.signature(command, eval_str=True)
+    own = [each for each in signature.parameters.values() if each.name != "stores"]
+    hints = get_type_hints(Stores, include_extras=True)
+    shared = [
+        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name])
+        for each in fields(Stores)
+    ]
+
+    @functools.wraps(command)
+    def called(*given: Any, **options: Any) -> None:
+        stores = Stores(**{each.name: options.pop(each.name) for each in shared})
+        command(*given, stores=stores, **options)
+
+    expanded = signature.replace(parameters=[*own, *shared])
+    called.__signature__ = expanded  # type: ignore[attr-defined]
+    called.__annotations__ = {each.name: each.annotation for each in expanded.parameters.values()}
+    return called
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of tables, for results and for errors.")]
+
+
+def completing(ctx: typer.Context) -> Stores:
+    """The stores that a command line names while the shell completes it. It waits no longer than a second for them."""
+    return Stores(ctx.params.get("blob"), ctx.params.get("consensus"), _COMPLETION_GIVE_UP_S)
 
 
 def complete_shard(ctx: typer.Context, incomplete: str) -> list[str]:
     """Shards of the location at hand that begin so, for the shell; none where there is no answer soon."""
     try:
-        with connected(ctx.params.get("blob"), ctx.params.get("consensus"), COMPLETION_GIVE_UP_S) as client:
+        with connected(completing(ctx)) as client:
             return sorted(shard_id for shard_id in client.shards() if shard_id.startswith(incomplete))
     except PersistError:
         return []
@@ -76,7 +117,7 @@ ShardArgument = Annotated[
 def complete_named(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of tables and ids of shards that begin so, for the shell."""
     try:
-        with connected(ctx.params.get("blob"), ctx.params.get("consensus"), COMPLETION_GIVE_UP_S) as client:
+        with connected(completing(ctx)) as client:
             from persist_engine.table.names import listed
 
             names = [each.name for each in listed(client) if each.name.startswith(incomplete)]
@@ -107,13 +148,10 @@ METRICS_FILE: ContextVar[Path | None] = ContextVar("METRICS_FILE", default=None)
 ENVIRON: ContextVar[Mapping[str, str]] = ContextVar("ENVIRON", default=MappingProxyType({}))
 #: The profile whose stores the command opens, where no URLs are given.
 PROFILE: ContextVar[str | None] = ContextVar("PROFILE", default=None)
-GIVE_UP_S = 60.0
 #: The memory that `persist` may use unless --memory-mib says otherwise.
 MEMORY_MIB = 1024
 #: What makes one shard unreadable and says nothing of the others.
 UNREADABLE = (CorruptData, InvariantViolated, Incompatible)
-#: Completion waits no longer for the stores.
-COMPLETION_GIVE_UP_S = 1.0
 
 
 MemoryMib = Annotated[
@@ -190,16 +228,14 @@ def asked_or_all(argument: str | None, option: str | None) -> str | None:
 
 @contextmanager
 def connected(
-    blob: str | None,
-    consensus: str | None,
-    give_up_s: float,
+    at: Stores,
     *,
     claim_ms: int | None = None,
     memory_mib: int | None = None,
     create: bool = False,
     tally: StoreTally | None = None,
 ) -> Iterator[PersistClient]:
-    """A client of the location, closed afterwards. Store failures end in Unavailable after `give_up_s`. Commands make no
+    """A client of the location, closed afterwards. Store failures end in Unavailable after `at.give_up` seconds. Commands make no
     shards, so they do not make the stores of a path that was mistyped either (InvalidUsage), but for one that says `create`.
 
     `claim_ms`: age after which compactions that others claimed are taken over. `memory_mib`: what the process may take for
@@ -212,9 +248,9 @@ def connected(
     from persist_engine.client.client import PersistClient
     from persist_engine.client.location import Location
 
-    blob, consensus = _stores(blob, consensus)
+    blob, consensus = _stores(at.blob, at.consensus)
     # The one command that makes shards makes them for an operator, whose own hold is their retention.
-    settings = with_environ(Settings(retry=RetrySettings(give_up_ms=give_up_s * 1000), retain_ms=None), ENVIRON.get())
+    settings = with_environ(Settings(retry=RetrySettings(give_up_ms=at.give_up * 1000), retain_ms=None), ENVIRON.get())
     if memory_mib is not None:
         settings = within_memory(settings, memory_mib << 20)
         give_back_what_is_freed()
@@ -223,7 +259,7 @@ def connected(
     metrics, write_metrics = _counting(METRICS_FILE.get())
     metrics = metrics if tally is None else tally.over(metrics)
     location = Location(blob=blob, consensus=consensus)
-    waiting = Waiting(f"{shown_url(blob)} and {shown_url(consensus)}", give_up_s)
+    waiting = Waiting(f"{shown_url(blob)} and {shown_url(consensus)}", at.give_up)
     on_wait = waiting.failed if sys.stderr.isatty() else None
     with opening(waiting) if on_wait else nullcontext():
         try:
@@ -246,7 +282,7 @@ def connected(
 
 
 @contextmanager
-def blobs_of(blob: str | None, give_up_s: float) -> Iterator[tuple[Blob, Retry]]:
+def blobs_of(at: Stores) -> Iterator[tuple[Blob, Retry]]:
     """The blobs of a location without its log, closed afterwards, and how to insist on them. Errors as of `connected`."""
     from persist_engine.base.env import SystemEnv
     from persist_engine.base.metrics import NoMetrics
@@ -255,9 +291,9 @@ def blobs_of(blob: str | None, give_up_s: float) -> Iterator[tuple[Blob, Retry]]
     from persist_engine.shard.opening import open_store
     from persist_engine.storage.open import open_blob
 
-    url = _stores(blob, None)[0] if PROFILE.get() else _given(blob, "--blob", "PERSIST_BLOB")
+    url = _stores(at.blob, None)[0] if PROFILE.get() else _given(at.blob, "--blob", "PERSIST_BLOB")
     env, metrics = SystemEnv(), NoMetrics()
-    retry = Retry(env, RetrySettings(give_up_ms=give_up_s * 1000), metrics)
+    retry = Retry(env, RetrySettings(give_up_ms=at.give_up * 1000), metrics)
     opened = open_store(retry, "open blob store", lambda: open_blob(url, env=env, metrics=metrics, create=False))
     try:
         yield opened, retry

@@ -14,15 +14,13 @@ import typer
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.wording import dated
 from persist_engine.cli.options import (
-    GIVE_UP_S,
     AsJson,
-    BlobUrl,
-    ConsensusUrl,
-    GiveUp,
     NamedShardArgument,
     ShardOption,
+    Stores,
     asked_shard,
     connected,
+    on_stores,
     shard_called,
 )
 from persist_engine.cli.output import Bar, print_json, print_rows, progress_bar
@@ -78,12 +76,11 @@ class Format(enum.StrEnum):
     JSONL = "jsonl"
 
 
+@on_stores
 def read(
     shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
     as_of: AsOf = "latest",
     format: Annotated[  # noqa: A002 - the option's name
         Format | None,
@@ -107,7 +104,7 @@ def read(
         bool, typer.Option("--updates", help="Columns key, val, time, diff instead of the fields side by side.")
     ] = False,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the time to be written.")] = 0.0,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Read a shard, by its id or its name, as of one time: key fields, then value fields; a row whose diff is n comes n times.
@@ -127,7 +124,7 @@ def read(
     # A file or a pipe gets all of it.
     is_shortened = limit is None and path is None and chosen is Format.TABLE and sys.stdout.isatty()
     with ExitStack() as stack:
-        client = stack.enter_context(connected(blob, consensus, give_up))
+        client = stack.enter_context(connected(stores))
         shard_id = shard_called(client, asked)
         reader = stack.enter_context(client.open_leased_reader(shard_id, purpose="persist read"))
         answer: Snapshot | Changes

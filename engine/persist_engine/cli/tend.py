@@ -8,28 +8,18 @@ from typing import Annotated
 import typer
 
 from persist_engine.base.errors import PersistError
-from persist_engine.cli.options import (
-    GIVE_UP_S,
-    AsJson,
-    BlobUrl,
-    ConsensusUrl,
-    GiveUp,
-    ReportFile,
-    check_can_write,
-    connected,
-)
+from persist_engine.cli.options import AsJson, ReportFile, Stores, check_can_write, connected, on_stores
 from persist_engine.cli.output import print_json, print_pairs
 
 
+@on_stores
 def tend(
     *,
     wish: Annotated[
         str, typer.Option("--wish", metavar="JSON", help="Owner, shard, schema and hold, as operators write it.")
     ],
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
     report: ReportFile = None,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Claim a shard for an owner, create it if it is to be, hold its since, and say how it is. For operators; safe to repeat."""
@@ -40,7 +30,7 @@ def tend(
     check_can_write(report, "--report")
     try:
         asked = decode_wish(wish)
-        with connected(blob, consensus, give_up, create=True) as client:
+        with connected(stores, create=True) as client:
             answer = encode_report(carry_out(client, asked))
     except PersistError as error:
         cause = error.__cause__

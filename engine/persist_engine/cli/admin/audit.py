@@ -17,19 +17,17 @@ from persist_engine.base.errors import (
 from persist_engine.base.wording import counted, dated, sized
 from persist_engine.cli.exit_codes import EXIT_CORRUPT
 from persist_engine.cli.options import (
-    GIVE_UP_S,
     UNREADABLE,
     AsJson,
-    BlobUrl,
     Commit,
-    ConsensusUrl,
-    GiveUp,
     NamedShardArgument,
     ShardOption,
+    Stores,
     asked_or_all,
     asked_shard,
     connected,
     ended_with,
+    on_stores,
     shard_called,
 )
 from persist_engine.cli.output import ago, print_json, print_rows, progress_bar, say_unchanged
@@ -50,12 +48,11 @@ VERIFY_EPILOG = "Examples: persist admin verify (all shards); persist admin veri
 EXPORT_EPILOG = "Examples: persist admin export SHARD --to backup; persist admin export SHARD --to all --history"
 
 
+@on_stores
 def holds(
     shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
     expire: Annotated[
         list[str] | None,
         typer.Option("--expire", help="Reader whose hold ends with this; its process gets Fenced. May be repeated."),
@@ -65,14 +62,14 @@ def holds(
         typer.Option("--force", help="With --expire: also a critical reader, whose owner loses its place for good."),
     ] = False,
     commit: Commit = False,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Every reader and writer and the retention, oldest hold first: what each holds, since when, what blocks since or collection."""
     from persist_engine.work.holds import expire_holds, holds_of
 
     asked = asked_shard(shard_argument, shard)
-    with connected(blob, consensus, give_up) as client:
+    with connected(stores) as client:
         shard_id = shard_called(client, asked)
         machine = client.machine(shard_id)
         ended = expire_holds(machine, expire or (), force=force, commit=commit)
@@ -111,21 +108,20 @@ def _show_ended(shard_id: ShardId, ended: list[EndedHold], *, committed: bool, a
         say_unchanged()
 
 
+@on_stores
 def usage(
     shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
     referenced: Annotated[
         bool, typer.Option("--referenced", help="Only what the newest versions name: from metadata, lists nothing.")
     ] = False,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """What lies in the blob store, by shard: needed, held, on its way, or leaked. Without SHARD: all shards."""
     asked = asked_or_all(shard_argument, shard)
-    with connected(blob, consensus, give_up) as client:
+    with connected(stores) as client:
         shard_id = None if asked is None else shard_called(client, asked)
         if referenced:
             _referenced(client, [shard_id] if shard_id is not None else sorted(client.shards()), as_json=as_json)
@@ -200,16 +196,15 @@ def _machine_of(client: PersistClient) -> Callable[[ShardId], Machine | None]:
     return machine_of
 
 
+@on_stores
 def verify(
     shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
     sample: Annotated[
         float, typer.Option(min=0, max=100, help="Read the contents of this percentage of the parts.")
     ] = 100.0,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Check that everything live versions name exists, decodes, and is what they say. Without SHARD: all shards.
@@ -219,7 +214,7 @@ def verify(
     from persist_engine.work.audit.verify import lost_shard, shards_without_log
 
     asked = asked_or_all(shard_argument, shard)
-    with connected(blob, consensus, give_up) as client:
+    with connected(stores) as client:
         shard_id = None if asked is None else shard_called(client, asked)
         shard_ids = sorted(client.shards()) if shard_id is None else [shard_id]
         if shard_id is None:
@@ -270,18 +265,17 @@ def _verified(client: PersistClient, shard_id: ShardId, sample: float, *, quiet:
         )
 
 
+@on_stores
 def export(
     shard_argument: NamedShardArgument = None,
     *,
     to: Annotated[Path, typer.Option("--to", help="Directory to make; must not exist or be empty.")],
     shard: ShardOption = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
     as_of: AsOf = "latest",
     history: Annotated[
         bool, typer.Option("--history", help="Every update since the earliest readable time, instead of one time.")
     ] = False,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Write a whole shard as Parquet files and a manifest with their checksums. The directory appears complete."""
@@ -289,7 +283,7 @@ def export(
 
     asked = asked_shard(shard_argument, shard)
     time = one_time(as_of, "--as-of")
-    with connected(blob, consensus, give_up) as client, progress_bar("export", quiet=as_json) as bar:
+    with connected(stores) as client, progress_bar("export", quiet=as_json) as bar:
         shard_id = shard_called(client, asked)
         if time is not None and not history:
             written_time(client, shard_id, as_of, "--as-of")

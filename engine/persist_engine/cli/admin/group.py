@@ -18,19 +18,17 @@ from persist_engine.cli.admin import recover as admin_recover
 from persist_engine.cli.admin import retention as admin_retention
 from persist_engine.cli.exit_codes import EXIT_CORRUPT
 from persist_engine.cli.options import (
-    GIVE_UP_S,
     MEMORY_MIB,
     AsJson,
-    BlobUrl,
     ClaimAge,
     Commit,
-    ConsensusUrl,
-    GiveUp,
     MemoryMib,
     NamedShardArgument,
     ShardOption,
+    Stores,
     asked_shard,
     connected,
+    on_stores,
     shard_called,
 )
 from persist_engine.cli.output import print_json, print_rows, progress_bar, reading, say_unchanged
@@ -59,19 +57,18 @@ app = typer.Typer(
 
 
 @app.command(epilog="Example: persist admin force-compaction SHARD --full --commit")
+@on_stores
 def force_compaction(
     shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
     full: Annotated[
         bool, typer.Option("--full", help="Merge all batches into one, not only those that are due.")
     ] = False,
     claim_age: ClaimAge = 0.0,
     memory: MemoryMib = MEMORY_MIB,
     commit: Commit = False,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Compact everything that is not compact, however small. Contents stay the same at every readable time."""
@@ -79,7 +76,7 @@ def force_compaction(
     from persist_engine.work.repair.force import plan_compaction
 
     asked = asked_shard(shard_argument, shard)
-    with connected(blob, consensus, give_up, claim_ms=round(claim_age * 1000), memory_mib=memory) as client:
+    with connected(stores, claim_ms=round(claim_age * 1000), memory_mib=memory) as client:
         shard_id = shard_called(client, asked)
         machine = client.machine(shard_id)
         if not commit:
@@ -90,14 +87,13 @@ def force_compaction(
 
 
 @app.command(epilog="Example: persist admin force-gc SHARD --commit")
+@on_stores
 def force_gc(
     shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
     commit: Commit = False,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Write a rollup and collect all garbage that no reader holds back: `persist admin holds` lists these readers."""
@@ -105,7 +101,7 @@ def force_gc(
     from persist_engine.work.repair.force import plan_gc
 
     asked = asked_shard(shard_argument, shard)
-    with connected(blob, consensus, give_up) as client:
+    with connected(stores) as client:
         shard_id = shard_called(client, asked)
         machine = client.machine(shard_id)
         if not commit:
@@ -119,12 +115,11 @@ def force_gc(
 
 
 @app.command(epilog="Example: persist admin finalize SHARD --close --commit")
+@on_stores
 def finalize(
     shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
     close: Annotated[
         bool, typer.Option("--close", help="First append the empty upper and let since become empty.")
     ] = False,
@@ -133,7 +128,7 @@ def finalize(
         typer.Option("--release", help="With --close: critical reader whose hold ends with this. May be repeated."),
     ] = None,
     commit: Commit = False,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Delete all data of a closed shard for good. Refused while since or upper is not empty; the refusal names the readers that hold them.
@@ -149,7 +144,7 @@ def finalize(
 
     asked = asked_shard(shard_argument, shard)
     released = [CriticalReaderId(text) for text in release or ()]
-    with connected(blob, consensus, give_up) as client:
+    with connected(stores) as client:
         shard_id = shard_called(client, asked)
         if commit:
             with progress_bar("finalize", quiet=as_json):
@@ -179,14 +174,13 @@ def finalize(
 
 
 @app.command(epilog="Example: persist admin restore SHARD --commit")
+@on_stores
 def restore(
     shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
     commit: Commit = False,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Bring back deleted blobs that live versions name, where the store kept them (S3 with versioning).
@@ -196,7 +190,7 @@ def restore(
     from persist_engine.work.repair.restore import restore_shard
 
     asked = asked_shard(shard_argument, shard)
-    with connected(blob, consensus, give_up) as client, progress_bar("look", quiet=as_json) as bar:
+    with connected(stores) as client, progress_bar("look", quiet=as_json) as bar:
         shard_id = shard_called(client, asked)
         found = restore_shard(client.versions, shard_id, commit=commit, on_looked=bar)
     if as_json:

@@ -11,18 +11,16 @@ from persist_engine.base.errors import InvalidUsage, PersistError
 from persist_engine.base.wording import counted, sized
 from persist_engine.cli.maintain_audits import OLDER_THAN_S_MIN
 from persist_engine.cli.options import (
-    GIVE_UP_S,
     UNREADABLE,
     AsJson,
-    BlobUrl,
     Commit,
-    ConsensusUrl,
-    GiveUp,
     NamedShardArgument,
     ShardOption,
+    Stores,
     asked_or_all,
     connected,
     ended_with,
+    on_stores,
     shard_called,
 )
 from persist_engine.cli.output import ago, print_json, print_rows, progress_bar, say_unchanged
@@ -51,12 +49,11 @@ def seconds_of(text: str) -> int:
     return int(found[1]) * _UNITS_S[found[2] or "s"]
 
 
+@on_stores
 def orphans(
     shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
     older_than: Annotated[
         str, typer.Option(help="Only what was staged longer ago; batches staged before are refused from then on.")
     ] = "7d",
@@ -65,7 +62,7 @@ def orphans(
         str | None, typer.Option(help="Of all shards, those after this one: where an earlier run stopped.")
     ] = None,
     commit: Commit = False,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Find blobs that no version names and none ever will. Without SHARD: all shards, in the order of their ids.
@@ -83,7 +80,7 @@ def orphans(
     found: list[Orphans] = []
     problems: list[PersistError] = []
     done = resume_after
-    with connected(blob, consensus, give_up) as client:
+    with connected(stores) as client:
         one = None if asked is None else shard_called(client, asked)
         shard_ids = [one] if one is not None else sorted(client.shards())
         left = max_deletes

@@ -9,16 +9,14 @@ import typer
 
 from persist_engine.base.errors import InvalidUsage, ShardNotFound
 from persist_engine.cli.options import (
-    GIVE_UP_S,
     AsJson,
-    BlobUrl,
     Commit,
-    ConsensusUrl,
-    GiveUp,
     NamedShardArgument,
     ShardOption,
+    Stores,
     asked_shard,
     connected,
+    on_stores,
     shard_called,
 )
 from persist_engine.cli.output import print_json, print_pairs, print_rows, say_unchanged
@@ -33,12 +31,11 @@ OWNER_EPILOG = (
 NAMES_EPILOG = "Example: persist admin names --json"
 
 
+@on_stores
 def owner(
     shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
     release: Annotated[
         bool, typer.Option("--release", help="Let it have no owner; the owner's name then leads to no shard.")
     ] = False,
@@ -51,7 +48,7 @@ def owner(
         ),
     ] = None,
     commit: Commit = False,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Which resource of which operator owns the shard; no other operator advances, shows or maintains it.
@@ -64,7 +61,7 @@ def owner(
         raise InvalidUsage("--release and --take-over exclude each other")
     asked = asked_shard(shard_argument, shard)
     wanted = None if take_over is None else Owner.parse(take_over)
-    with connected(blob, consensus, give_up) as client:
+    with connected(stores) as client:
         shard_id = shard_called(client, asked)
         held = client.owner_of(shard_id)
         if client.versions.live_diff_bounds(shard_id) is None and (held is None or wanted is not None):
@@ -85,15 +82,14 @@ def owner(
         say_unchanged()
 
 
+@on_stores
 def names(
     *,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Every resource that has, or had, a shard of this location, and the owner of that shard now."""
-    with connected(blob, consensus, give_up) as client:
+    with connected(stores) as client:
         found = sorted((str(name), name, shard_id) for name, shard_id in client.names())
         rows = [(name, shard_id, client.owner_of(shard_id)) for _, name, shard_id in found]
     if as_json:

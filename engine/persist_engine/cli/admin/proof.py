@@ -10,15 +10,13 @@ from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.wording import counted, dated
 from persist_engine.cli.exit_codes import EXIT_NOT_PROVEN
 from persist_engine.cli.options import (
-    GIVE_UP_S,
     AsJson,
-    BlobUrl,
-    ConsensusUrl,
-    GiveUp,
     NamedShardArgument,
     ShardOption,
+    Stores,
     asked_shard,
     connected,
+    on_stores,
     shard_called,
 )
 from persist_engine.cli.output import print_json, print_rows
@@ -29,6 +27,7 @@ EPILOG = (
 )
 
 
+@on_stores
 def proof(
     shard_argument: NamedShardArgument = None,
     *,
@@ -36,9 +35,7 @@ def proof(
     before: Annotated[
         str, typer.Option(metavar="TIME", help=f"Retractions up to this time of the clock: {TIME_HELP}.")
     ] = "-1s",
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Show that everything retracted before a time is gone from blobs, log and kept object versions, or name exactly what is left.
@@ -51,7 +48,7 @@ def proof(
     if before_ms is None:
         raise InvalidUsage("--before takes a time of the clock, such as -1h; `latest` is none")
     asked = asked_shard(shard_argument, shard)
-    with connected(blob, consensus, give_up) as client:
+    with connected(stores) as client:
         shard_id = shard_called(client, asked)
         found = prove(client.machine(shard_id), before_ms=before_ms)
     if as_json:

@@ -11,17 +11,15 @@ import typer
 from persist_engine.base.wording import counted, dated
 from persist_engine.cli.exit_codes import EXIT_CORRUPT
 from persist_engine.cli.options import (
-    GIVE_UP_S,
     AsJson,
-    BlobUrl,
     Commit,
-    ConsensusUrl,
-    GiveUp,
     ShardArgument,
     ShardOption,
+    Stores,
     blobs_of,
     connected,
     log_of,
+    on_stores,
     one_shard,
 )
 from persist_engine.cli.output import print_json, print_rows, say_unchanged
@@ -39,12 +37,11 @@ persist admin recover SHARD --last-seqno 4711 --commit
 persist admin recover SHARD --replace-log --commit   (consensus was rolled back: gives up the log that it holds)"""
 
 
+@on_stores
 def recover(
     shard_argument: ShardArgument = None,
     *,
     shard: ShardOption = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
     rollup: Annotated[
         str | None, typer.Option("--rollup", help="Key of the rollup to begin from, instead of the newest.")
     ] = None,
@@ -54,7 +51,7 @@ def recover(
     ] = None,
     replace_log: Annotated[bool, typer.Option("--replace-log", help="Give up the log that consensus holds.")] = False,
     commit: Commit = False,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Begin the log of a shard anew from the newest rollup, when consensus lost it, and tell which versions are gone.
@@ -66,7 +63,7 @@ def recover(
     from persist_engine.work.repair.recover import recover_shard
 
     shard_id = one_shard(shard_argument, shard)
-    with connected(blob, consensus, give_up) as client:
+    with connected(stores) as client:
         found = recover_shard(
             client.versions,
             shard_id,
@@ -109,12 +106,11 @@ def _show(found: Recovered, *, is_wanted: bool) -> None:
         say_unchanged(f"--commit{more}", to="begin the log anew from that rollup")
 
 
+@on_stores
 def recover_store(
     *,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
     commit: Commit = False,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Make two stores a pair again of which one forgot it (StoreLost), as a Redis does that was emptied.
@@ -124,7 +120,7 @@ def recover_store(
     """
     from persist_engine.work.repair.rejoin import rejoin
 
-    with blobs_of(blob, give_up) as (blobs, retry), log_of(consensus, retry) as log:
+    with blobs_of(stores) as (blobs, retry), log_of(stores.consensus, retry) as log:
         found = retry.external("recover store", lambda: rejoin(blobs, log, commit=commit))
     if as_json:
         print_json(found.to_json())

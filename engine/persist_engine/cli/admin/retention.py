@@ -7,16 +7,14 @@ from typing import Annotated
 import typer
 
 from persist_engine.cli.options import (
-    GIVE_UP_S,
     AsJson,
-    BlobUrl,
     Commit,
-    ConsensusUrl,
-    GiveUp,
     NamedShardArgument,
     ShardOption,
+    Stores,
     asked_shard,
     connected,
+    on_stores,
     shard_called,
 )
 from persist_engine.cli.output import print_json, print_pairs, say_unchanged
@@ -24,6 +22,7 @@ from persist_engine.cli.output import print_json, print_pairs, say_unchanged
 EPILOG = "Examples: persist admin retention SHARD; persist admin retention SHARD 30d --commit; persist admin retention SHARD none --commit"
 
 
+@on_stores
 def retention(
     shard_argument: NamedShardArgument = None,
     value: Annotated[
@@ -32,10 +31,8 @@ def retention(
     ] = None,
     *,
     shard: ShardOption = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
     commit: Commit = False,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Show the shard's retention and since, or set it. What since has passed does not come back with a longer one.
@@ -49,7 +46,7 @@ def retention(
         shard_argument, value = None, shard_argument  # the shard is an option: what stands alone is the value
     asked = asked_shard(shard_argument, shard)
     wanted = None if value is None else retention_of(value)
-    with connected(blob, consensus, give_up) as client:
+    with connected(stores) as client:
         shard_id = shard_called(client, asked)
         machine = client.machine(shard_id)
         found = before = current(machine.refresh())

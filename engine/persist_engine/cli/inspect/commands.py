@@ -14,17 +14,15 @@ from persist_engine.base.versioned import SeqNo
 from persist_engine.cli.admin.owners import fields_of
 from persist_engine.cli.inspect.rollup import rollup, shown_state
 from persist_engine.cli.options import (
-    GIVE_UP_S,
     UNREADABLE,
     AsJson,
-    BlobUrl,
-    ConsensusUrl,
-    GiveUp,
     NamedShardArgument,
     ShardOption,
+    Stores,
     asked_shard,
     connected,
     ended_with,
+    on_stores,
     shard_called,
 )
 from persist_engine.cli.output import plain, print_json, print_pairs, print_rows
@@ -56,18 +54,17 @@ app.command()(rollup)
 
 
 @app.command()
+@on_stores
 def shards(
     *,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
     long: Annotated[
         bool, typer.Option("--long", "-l", help="Also since, upper, rows and bytes: reads each state.")
     ] = False,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """List the shards of a location. One that cannot be read is listed without numbers, and ends in its exit code."""
-    with connected(blob, consensus, give_up) as client:
+    with connected(stores) as client:
         found = sorted(client.shards())
         names = ("shard", "seqno", "since", "upper", "updates", "parts", "bytes", "readers", "writers")
         rows: list[tuple[object, ...]] = []
@@ -102,20 +99,19 @@ def _shard_row(client: PersistClient, shard_id: ShardId) -> tuple[object, ...]:
 
 
 @app.command()
+@on_stores
 def shard(
     shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """One shard in numbers: frontiers, schema, data, versions, debt, its store, its owner, its holds."""
     from persist_engine.model.retention import remark
 
     asked = asked_shard(shard_argument, shard)
-    with connected(blob, consensus, give_up) as client:
+    with connected(stores) as client:
         shard_id = shard_called(client, asked)
         seen = client.inspect(shard_id)
         store_id, owner = client.store_id, client.owner_of(shard_id)
@@ -133,22 +129,21 @@ def shard(
 
 
 @app.command()
+@on_stores
 def state(
     shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
     seqno: Annotated[
         int | None, typer.Option("--seqno", help="As of this version, one of those that `inspect diffs` lists.")
     ] = None,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """The whole metadata at the newest version, or at an older one, as JSON in any case."""
     del as_json
     asked = asked_shard(shard_argument, shard)
-    with connected(blob, consensus, give_up) as client:
+    with connected(stores) as client:
         shard_id = shard_called(client, asked)
         machine = client.machine(shard_id)
         seen = machine.refresh() if seqno is None else _state_at(machine, seqno)
@@ -168,18 +163,17 @@ def _state_at(machine: Machine, seqno: int) -> ShardState:
 
 
 @app.command()
+@on_stores
 def diffs(
     shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """The live versions in consensus, and what each changed."""
     asked = asked_shard(shard_argument, shard)
-    with connected(blob, consensus, give_up) as client:
+    with connected(stores) as client:
         shard_id = shard_called(client, asked)
         found = client.metadata(shard_id, "versions")
     rows = [row | {"changed": dict(row["changed"])} for row in found.to_pylist()]
@@ -195,18 +189,17 @@ def _counts(changed: dict[str, int]) -> str:
 
 
 @app.command()
+@on_stores
 def batches(
     shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """The parts of all batches, oldest first: which run, how many rows and bytes, where."""
     asked = asked_shard(shard_argument, shard)
-    with connected(blob, consensus, give_up) as client:
+    with connected(stores) as client:
         shard_id = shard_called(client, asked)
         found = client.metadata(shard_id, "parts")
     if as_json:
@@ -216,22 +209,21 @@ def batches(
 
 
 @app.command()
+@on_stores
 def blobs(
     shard_argument: NamedShardArgument = None,
     *,
     shard: ShardOption = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
     unreferenced: Annotated[
         bool,
         typer.Option("--unreferenced", help="Only those that no live version names: leaked, or being written now."),
     ] = False,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """The shard's blobs as the store lists them, and which of them the live versions name."""
     asked = asked_shard(shard_argument, shard)
-    with connected(blob, consensus, give_up) as client:
+    with connected(stores) as client:
         shard_id = shard_called(client, asked)
         rows = list(_blob_rows(client, shard_id))
     if unreferenced:

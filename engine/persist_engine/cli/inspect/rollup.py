@@ -9,13 +9,14 @@ import typer
 
 from persist_engine.base.errors import CorruptData, InvalidUsage, MissingBlob, PersistError
 from persist_engine.cli.options import (
-    COMPLETION_GIVE_UP_S,
     GIVE_UP_S,
     AsJson,
     BlobUrl,
     GiveUp,
     ShardOption,
+    Stores,
     blobs_of,
+    completing,
     one_shard,
 )
 from persist_engine.cli.output import plain, print_json, print_pairs
@@ -34,7 +35,7 @@ def complete_rollup(ctx: typer.Context, incomplete: str) -> list[str]:
     named, slash, _ = incomplete.partition("/")
     try:
         shard_id = ShardId(named if slash else ctx.params.get("shard") or named)
-        with blobs_of(ctx.params.get("blob"), COMPLETION_GIVE_UP_S) as (blobs, retry):
+        with blobs_of(completing(ctx)) as (blobs, retry):
             keys = retry.external(
                 "list rollups", lambda: [each.key for each in blobs.list_prefix(rollups_prefix(shard_id))]
             )
@@ -65,7 +66,7 @@ def rollup(
 
     parsed = _parsed(key, shard)
     whole_key = f"{parsed.shard_id}/{parsed.partial}"
-    with blobs_of(blob, give_up) as (blobs, retry):
+    with blobs_of(Stores(blob, give_up=give_up)) as (blobs, retry):
         data = retry.external("get rollup", lambda: blobs.get(whole_key), shard=parsed.shard_id)
         address = blobs.address()
     if data is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from persist_engine.base.wording import dated
-from persist_engine.cli.options import GIVE_UP_S, AsJson, BlobUrl, ConsensusUrl, GiveUp, connected
+from persist_engine.cli.options import AsJson, Stores, connected, on_stores
 from persist_engine.cli.tables.commands import PANEL, TableArgument
 from persist_engine.cli.times import TIME_HELP
 
@@ -37,6 +37,7 @@ def register(app: typer.Typer) -> None:
     app.command(rich_help_panel=PANEL, epilog=EPILOG)(changes)
 
 
+@on_stores
 def changes(
     table: TableArgument,
     *,
@@ -55,13 +56,11 @@ def changes(
     ] = None,
     limit: Annotated[int | None, typer.Option(min=0, help="Stop after this many changes.")] = None,
     form: Annotated[_Form, typer.Option("--format", help="text is for people, jsonl for programs.")] = _Form.TEXT,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Show what happened to a table: each insert, update and delete, with the row before and after."""
-    with connected(blob, consensus, give_up) as client:
+    with connected(stores) as client:
         from persist_engine.cli.export import json_lines
         from persist_engine.table.database import Database
 

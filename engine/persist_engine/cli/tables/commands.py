@@ -14,17 +14,7 @@ import typer
 
 from persist_engine.base.errors import InvalidUsage, PersistError
 from persist_engine.base.wording import dated
-from persist_engine.cli.options import (
-    COMPLETION_GIVE_UP_S,
-    GIVE_UP_S,
-    UNREADABLE,
-    AsJson,
-    BlobUrl,
-    ConsensusUrl,
-    GiveUp,
-    connected,
-    ended_with,
-)
+from persist_engine.cli.options import UNREADABLE, AsJson, Stores, completing, connected, ended_with, on_stores
 from persist_engine.cli.output import print_json, print_pairs, print_rows, progress_bar
 
 if TYPE_CHECKING:
@@ -58,7 +48,7 @@ class InputFormat(enum.StrEnum):
 def complete_table(ctx: typer.Context, incomplete: str) -> list[str]:
     """Tables of the location at hand that begin so, for the shell; none where there is no answer soon."""
     try:
-        with connected(ctx.params.get("blob"), ctx.params.get("consensus"), COMPLETION_GIVE_UP_S) as client:
+        with connected(completing(ctx)) as client:
             from persist_engine.table.names import listed
 
             return [each.name for each in listed(client) if each.name.startswith(incomplete)]
@@ -98,20 +88,19 @@ def register(app: typer.Typer) -> None:
         app.command(rich_help_panel=PANEL, epilog=WRITE_EPILOG if command in writing else None)(command)
 
 
+@on_stores
 def ls(
     namespace: Annotated[str | None, typer.Argument(help="Only its tables.")] = None,
     *,
     long: Annotated[bool, typer.Option("--long", "-l", help="Also the last write, updates and bytes.")] = False,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """List tables: those of SQL and Python, and the shards of an operator's resources by their names."""
     columns = ("name", "id", "retain", "last_write", "updates", "bytes") if long else ("name", "id")
     rows: list[tuple[object, ...]] = []
     problems: list[PersistError] = []
-    with connected(blob, consensus, give_up) as client:
+    with connected(stores) as client:
         from persist_engine.table.names import listed
 
         for each in listed(client):
@@ -134,6 +123,7 @@ def ls(
     ended_with(problems)
 
 
+@on_stores
 def create(
     name: Annotated[str, typer.Argument(metavar="NAME", help="NAME or NAMESPACE.NAME.")],
     *,
@@ -142,13 +132,11 @@ def create(
     like: Annotated[str | None, typer.Option(metavar="FILE", help="A Parquet file with the columns.")] = None,
     retain: Annotated[str, typer.Option(help="How long times stay readable: 7 days, 12h, none.")] = "7 days",
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Fine if it exists with the same columns.")] = False,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Create a table, and the stores of a new place."""
-    with connected(blob, consensus, give_up, create=True) as client, _database(client) as db:
+    with connected(stores, create=True) as client, _database(client) as db:
         schema: Any = None
         if like is not None:
             import pyarrow as arrow
@@ -164,6 +152,7 @@ def create(
         _print({"name": made.name, "id": str(made.id)}, as_json=as_json)
 
 
+@on_stores
 def append(
     table: TableArgument,
     files: Files,
@@ -171,16 +160,15 @@ def append(
     format: InputFormatOption = None,  # noqa: A002 - the option's name
     txn: TxnOption = None,
     commit_info: CommitInfoOption = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Add the rows of files, all in one commit."""
-    with _writing(table, blob, consensus, give_up, as_json=as_json) as done:
+    with _writing(table, stores, as_json=as_json) as done:
         done(lambda it: it.append(_rows(it, files, format, "append"), txn=_txn(txn), commit_info=_info(commit_info)))
 
 
+@on_stores
 def upsert(
     table: TableArgument,
     files: Files,
@@ -191,13 +179,11 @@ def upsert(
     ] = None,
     txn: TxnOption = None,
     commit_info: CommitInfoOption = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Make each row of files the only row of its key, all in one commit."""
-    with _writing(table, blob, consensus, give_up, as_json=as_json) as done:
+    with _writing(table, stores, as_json=as_json) as done:
         done(
             lambda it: it.upsert(
                 _rows(it, files, format, "upsert"),
@@ -208,6 +194,7 @@ def upsert(
         )
 
 
+@on_stores
 def overwrite(
     table: TableArgument,
     files: Files,
@@ -221,14 +208,12 @@ def overwrite(
     ] = False,
     txn: TxnOption = None,
     commit_info: CommitInfoOption = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Make the rows of files the contents; only the difference is written."""
     at = int(expected) if expected is not None and expected.isdecimal() else expected
-    with _writing(table, blob, consensus, give_up, as_json=as_json) as done:
+    with _writing(table, stores, as_json=as_json) as done:
 
         def write(it: Table) -> Written:
             rows = _rows(it, files, format, "overwrite")
@@ -238,46 +223,43 @@ def overwrite(
         done(write)
 
 
+@on_stores
 def delete(
     table: TableArgument,
     *,
     where: Where,
     txn: TxnOption = None,
     commit_info: CommitInfoOption = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Remove rows. They stay readable in the past, as long as the table's retention says."""
-    with _writing(table, blob, consensus, give_up, as_json=as_json) as done:
+    with _writing(table, stores, as_json=as_json) as done:
         done(lambda it: it.delete(where, txn=_txn(txn), commit_info=_info(commit_info)))
 
 
+@on_stores
 def describe(
     table: TableArgument,
     *,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """One table in numbers and words. Reads no rows."""
-    with connected(blob, consensus, give_up) as client, _database(client) as db:
+    with connected(stores) as client, _database(client) as db:
         _print(asdict(db.table(table).describe()), as_json=as_json)
 
 
+@on_stores
 def history(
     table: TableArgument,
     *,
     limit: Annotated[int | None, typer.Option(min=1, help="At most this many versions.")] = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """The versions that changed rows, schema or retention, newest first, as far back as the log goes."""
-    with connected(blob, consensus, give_up) as client, _database(client) as db:
+    with connected(stores) as client, _database(client) as db:
         found = db.table(table).history(limit)
     rows = found.to_pylist()
     for row in rows:
@@ -288,61 +270,57 @@ def history(
         print_rows(found.column_names, [tuple(row.values()) for row in rows], times=lambda column: column == "time")
 
 
+@on_stores
 def optimize(
     table: TableArgument,
     *,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Merge small parts until one batch is left. Rows stay the same at every readable time."""
-    with connected(blob, consensus, give_up, claim_ms=0) as client, _database(client) as db:
+    with connected(stores, claim_ms=0) as client, _database(client) as db:
         _print_outcomes(db.table(table).optimize(), as_json=as_json)
 
 
+@on_stores
 def vacuum(
     table: TableArgument,
     *,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Delete what no reader can reach any more. Never what a readable time needs."""
-    with connected(blob, consensus, give_up) as client, _database(client) as db:
+    with connected(stores) as client, _database(client) as db:
         _print_outcomes(db.table(table).vacuum(), as_json=as_json)
 
 
+@on_stores
 def rename(
     table: TableArgument,
     new: Annotated[str, typer.Argument(metavar="NEW", help="NAME or NAMESPACE.NAME.")],
     *,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Give a table of SQL or Python another name. Its rows and its id stay."""
-    with connected(blob, consensus, give_up) as client, _database(client) as db:
+    with connected(stores) as client, _database(client) as db:
         made = db.rename(table, new)
         _print({"name": made.name, "id": str(made.id)}, as_json=as_json)
 
 
+@on_stores
 def drop(
     table: TableArgument,
     *,
     purge: Annotated[bool, typer.Option("--purge", help="Delete the rows for good, at every time.")] = False,
     confirm: Annotated[str | None, typer.Option(metavar="TABLE", help="With --purge: the name again.")] = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
-    give_up: GiveUp = GIVE_UP_S,
+    stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Remove the name of a table of SQL or Python. Its rows stay under its id, which is printed."""
     if purge and confirm != table:
         raise InvalidUsage(f"--purge deletes the rows for good: repeat the name, --confirm {table}")
-    with connected(blob, consensus, give_up) as client, _database(client) as db:
+    with connected(stores) as client, _database(client) as db:
         gone = db.drop(table, purge=purge, confirm=confirm)
         _print({"id": str(gone), "rows": "deleted" if purge else "kept"}, as_json=as_json)
 
@@ -364,11 +342,9 @@ def _database(client: Any, *, maintain: bool = False) -> Iterator[Database]:
 
 
 @contextmanager
-def _writing(
-    name: str, blob: str | None, consensus: str | None, give_up: float, *, as_json: bool
-) -> Iterator[Callable[[Callable[[Table], Written]], None]]:
+def _writing(name: str, stores: Stores, *, as_json: bool) -> Iterator[Callable[[Callable[[Table], Written]], None]]:
     """Runs one write, prints what it did, and does the maintenance that it left."""
-    with connected(blob, consensus, give_up) as client, _database(client, maintain=True) as db:
+    with connected(stores) as client, _database(client, maintain=True) as db:
 
         def run(write: Callable[[Table], Written]) -> None:
             done = asdict(write(db.table(name)))
