@@ -244,12 +244,7 @@ def _facts(resource: Resource, now_ms: int) -> list[tuple[str, str]]:
         ("Version", f"v{frontiers['seqno']}" if "seqno" in frontiers else ""),
         ("Updates", grouped(storage.get("updates"))),
         ("Size", _sizes(storage)),
-        (
-            "Log",
-            f"{counted(number(storage.get('liveDiffs')) or 0, 'live version')}, newest rollup v{storage['latestRollupSeqno']}",
-        )
-        if "latestRollupSeqno" in storage
-        else ("Log", ""),
+        ("Log", _log(storage)),
         ("Blobs", text(store.get("blob"))),
         ("Consensus", text(store.get("consensus"))),
         ("Engine", text(status.get("engineVersion"))),
@@ -267,6 +262,13 @@ def _sizes(storage: Mapping[str, Any]) -> str:
         for name, noun in (("batches", "batch"), ("runs", "run"), ("parts", "part"))
     ]
     return f"{size(storage.get('liveBytes'))} in {', '.join(counts)}"
+
+
+def _log(storage: Mapping[str, Any]) -> str:
+    if "latestRollupSeqno" not in storage:
+        return ""
+    live = counted(number(storage.get("liveDiffs")) or 0, "live version")
+    return f"{live}, newest rollup v{storage['latestRollupSeqno']}"
 
 
 def _frontier(frontiers: Mapping[str, Any], name: str, lag: str) -> str:
@@ -320,18 +322,14 @@ def _when_ms(at_ms: Any, now_ms: int) -> str:
 
 def _debt(status: Mapping[str, Any], now_ms: int) -> list[tuple[str, str]]:
     debt, storage = block(status, "debt"), block(status, "storage")
+    orphans = storage.get("orphanBlobs")
     facts = [
         ("Compaction would read", size(debt.get("compactionBytes"))),
         ("Batches not compact", grouped(storage.get("uncompactedBatches"))),
         ("Versions to truncate", grouped(debt.get("gcSeqnos"))),
         ("Oldest retraction", seconds(debt.get("oldestUncompactedSeconds"))),
         ("Missing blobs", grouped(storage.get("missingBlobs"))),
-        (
-            "Orphans",
-            f"{grouped(storage['orphanBlobs'])} ({size(storage.get('orphanBytes'))})"
-            if storage.get("orphanBlobs")
-            else "",
-        ),
+        ("Orphans", f"{grouped(orphans)} ({size(storage.get('orphanBytes'))})" if orphans else ""),
         ("Verified", _verdict(block(status, "verification"), now_ms)),
     ]
     return [(name, value) for name, value in facts if value]

@@ -205,22 +205,18 @@ def pod_facts(pod: Json) -> dict[str, str]:
     """Role, phase and the first reason why a pod does not run."""
     labels, status = pod["metadata"].get("labels") or {}, pod.get("status") or {}
     role = labels.get("persistshard.io/role") or labels.get("persistshard.io/kind") or ""
-    reason = str(status.get("reason") or "")
+    reasons = [status.get("reason")]
     for one in status.get("containerStatuses") or ():
         state = one.get("state") or {}
         waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
-        reason = (
-            reason
-            or str(waiting.get("reason") or "")
-            or (str(ended.get("reason") or "") if ended.get("exitCode") else "")
-        )
+        reasons += [waiting.get("reason"), ended.get("reason") if ended.get("exitCode") else None]
     for one in status.get("conditions") or ():
         if one.get("type") == "PodScheduled" and one.get("status") == "False":
-            reason = reason or str(one.get("reason") or "")
+            reasons.append(one.get("reason"))
     return {
         "name": str(pod["metadata"]["name"]),
         "role": str(role),
         "phase": str(status.get("phase", "Unknown")),
-        "reason": reason,
+        "reason": str(next(filter(None, reasons), "")),
         "node": str((pod.get("spec") or {}).get("nodeName") or ""),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from persist_operator.api import names, times
@@ -33,24 +34,17 @@ def maintenance_run(job: Resource, pods: Iterable[Resource]) -> Run | None:
     mine = [pod for pod in pods if (pod["metadata"].get("labels") or {}).get("batch.kubernetes.io/job-name") == name]
     pod = max(mine, key=lambda one: str(one["metadata"].get("creationTimestamp", "")), default=None)
     ended = {one["type"]: one for one in status.get("conditions") or () if one.get("status") == "True"}
-    phase = Phase.PENDING
-    if "Complete" in ended:
-        phase = Phase.SUCCEEDED
-    elif "Failed" in ended or "FailureTarget" in ended:
-        # SUBTLE: Kubernetes sets Failed only when the last pod is gone. A pod on a node without connection never goes.
-        phase = Phase.FAILED
-    elif pod is not None and _phase(pod) is not Phase.PENDING:
-        # Only the Job's conditions end a run. The Job may count its pod later.
-        phase = Phase.RUNNING
-    facts = _pod_facts(pod) if pod is not None else {}
+    phase = _job_phase(ended, pod)
+    end = ended.get("Complete") or ended.get("Failed") or ended.get("FailureTarget") or {}
+    facts = _Facts() if pod is None else _pod_facts(pod)
     if pod is None and phase is Phase.PENDING:
         facts = _no_pod(name)
-    end = ended.get("Complete") or ended.get("Failed") or ended.get("FailureTarget") or {}
     if phase is Phase.FAILED:
         # BackoffLimitExceeded only means that the one pod failed. The pod has the cause.
         cause = "" if end.get("reason") == "BackoffLimitExceeded" else end.get("reason", "")
-        facts["reason"] = cause or facts.get("reason") or "PodLost"
-        facts["message"] = facts.get("message") or end.get("message", "")
+        facts = replace(
+            facts, reason=cause or facts.reason or "PodLost", message=facts.message or end.get("message", "")
+        )
     return Run(
         name=name,
         kind=kind,
@@ -65,13 +59,23 @@ def maintenance_run(job: Resource, pods: Iterable[Resource]) -> Run | None:
         runner=next((one for one in get_args(Runner) if one == labels.get(names.LABEL_RUNNER)), None),
         revision=labels.get(names.LABEL_REVISION, ""),
         planned_reason=(job["metadata"].get("annotations") or {}).get(names.ANNOTATION_REASON, ""),
-        exit_code=facts.get("exit_code"),
-        reason=facts.get("reason", ""),
-        message=facts.get("message", ""),
+        exit_code=facts.exit_code,
+        reason=facts.reason,
+        message=facts.message,
         # When a pod ends together with its Job, the Job counts it as failed.
         podless=pod is None and (phase is Phase.PENDING or (phase is Phase.FAILED and not status.get("failed"))),
-        report=facts.get("report"),
+        report=facts.report,
     )
+
+
+def _job_phase(ended: Mapping[str, Resource], pod: Resource | None) -> Phase:
+    """The phase of a run whose Job has the true conditions `ended`. Only these end it: the Job may count its pod later."""
+    if "Complete" in ended:
+        return Phase.SUCCEEDED
+    if "Failed" in ended or "FailureTarget" in ended:
+        # SUBTLE: Kubernetes sets Failed only when the last pod is gone. A pod on a node without connection never goes.
+        return Phase.FAILED
+    return Phase.PENDING if pod is None or _phase(pod) is Phase.PENDING else Phase.RUNNING
 
 
 def refusal(job: Resource, events: Iterable[Resource]) -> str:
@@ -94,9 +98,9 @@ def _observed_ms(event: Resource) -> int:
     return times.to_ms(observed or head.get("creationTimestamp")) or 0
 
 
-def _no_pod(job: str) -> dict[str, Any]:
+def _no_pod(job: str) -> _Facts:
     """The facts of a Job without a pod. Kubernetes creates the pods of Jobs, and reports a refusal only in Events."""
-    return {"reason": "NoPod", "message": f"the Job has no pod; see the Events in `kubectl describe job {job}`"}
+    return _Facts(reason="NoPod", message=f"the Job has no pod; see the Events in `kubectl describe job {job}`")
 
 
 def driver_run(pod: Resource, *, log_tail: str = "") -> Run:
@@ -104,28 +108,26 @@ def driver_run(pod: Resource, *, log_tail: str = "") -> Run:
     metadata = pod["metadata"]
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     phase, facts = _phase(pod), _pod_facts(pod)
-    finished_ms = facts.get("finished_ms") or (
-        times.to_ms(metadata.get("deletionTimestamp")) if phase.finished else None
-    )
+    deleted_ms = times.to_ms(metadata.get("deletionTimestamp"))
     return Run(
         name=metadata["name"],
         kind="driver",
         phase=phase,
         created_ms=_created_ms(pod),
-        started_ms=facts.get("started_ms"),
-        finished_ms=finished_ms if phase.finished else None,
+        started_ms=facts.started_ms,
+        finished_ms=(facts.finished_ms or deleted_ms) if phase.finished else None,
         deleting=bool(metadata.get("deletionTimestamp")),
-        deleted_ms=times.to_ms(metadata.get("deletionTimestamp")),
+        deleted_ms=deleted_ms,
         attempt=_integer(labels.get(names.LABEL_ATTEMPT)),
         run_number=_integer(labels.get(names.LABEL_RUN)),
         run_id=annotations.get(names.ANNOTATION_RUN_ID, ""),
         revision=labels.get(names.LABEL_REVISION, ""),
         scheduled_ms=times.to_ms(annotations.get(names.ANNOTATION_SCHEDULED_TIME)),
         stands_by=annotations.get(names.ANNOTATION_STANDBY) == "true",
-        exit_code=facts.get("exit_code"),
-        reason=facts.get("reason", ""),
-        message=facts.get("message", ""),
-        report=facts.get("report"),
+        exit_code=facts.exit_code,
+        reason=facts.reason,
+        message=facts.message,
+        report=facts.report,
         running=RunningProgress.parse(annotations.get(names.ANNOTATION_PROGRESS)),
         log_tail=log_tail,
     )
@@ -144,8 +146,19 @@ def _phase(pod: Resource) -> Phase:
     return _PHASES.get((pod.get("status") or {}).get("phase", ""), Phase.PENDING)
 
 
-def _pod_facts(pod: Resource) -> dict[str, Any]:
-    """The known ones of exit_code, reason, message, report, started_ms and finished_ms."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Facts:
+    """What a pod says of the run in it."""
+
+    reason: str = ""
+    message: str = ""
+    exit_code: int | None = None
+    report: Mapping[str, Any] | None = None
+    started_ms: int | None = None
+    finished_ms: int | None = None
+
+
+def _pod_facts(pod: Resource) -> _Facts:
     status = pod.get("status") or {}
     statuses = status.get("containerStatuses") or ()
     # Admission may have added containers beside the operator's own.
@@ -159,23 +172,23 @@ def _pod_facts(pod: Resource) -> dict[str, Any]:
     disrupted, scheduled = conditions.get("DisruptionTarget", {}), conditions.get("PodScheduled", {})
     if not reason and disrupted.get("status") == "True":
         reason, message = disrupted.get("reason", ""), disrupted.get("message", "")
-    facts: dict[str, Any] = {}
     if terminated:
         report, text = _report(terminated.get("message", ""))
-        facts.update(
+        return _Facts(
+            reason=reason or terminated.get("reason", ""),
+            message=message or text,
             exit_code=terminated.get("exitCode"),
             report=report,
             started_ms=times.to_ms(terminated.get("startedAt")),
             finished_ms=times.to_ms(terminated.get("finishedAt")),
         )
-        reason, message = reason or terminated.get("reason", ""), message or text
-    elif running:
-        facts["started_ms"] = times.to_ms(running.get("startedAt"))
-    elif waiting.get("reason") not in {None, "ContainerCreating", "PodInitializing"}:
+    if running:
+        return _Facts(reason=reason, message=message, started_ms=times.to_ms(running.get("startedAt")))
+    if waiting.get("reason") not in {None, "ContainerCreating", "PodInitializing"}:
         reason, message = reason or waiting["reason"], message or waiting.get("message", "")
     elif scheduled.get("status") == "False":
         reason, message = reason or scheduled.get("reason", ""), message or scheduled.get("message", "")
-    return {**facts, "reason": reason, "message": message}
+    return _Facts(reason=reason, message=message)
 
 
 def _report(message: str) -> tuple[Mapping[str, Any] | None, str]:
