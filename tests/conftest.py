@@ -17,8 +17,9 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
 
-#: JVMs of tests live for seconds, on few rows. An optimising compiler and a parallel collector would cost more than they save.
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+#: JVMs of tests live for seconds, on few rows. An optimising compiler and a parallel collector would cost more than they save. The one of a
+#: test process compiles more than the 48 MiB that such a JVM has for code, and would compile the same methods again and again.
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
 #: `make setup` writes it. Without it, or if it is stale, JVMs start more slowly.
 ARCHIVE = Path(__file__).parents[1] / "build" / "spark.jsa"
 #: A JVM says on standard output that it ignores an archive, unless its log is off. Drivers write their reports there.

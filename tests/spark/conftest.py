@@ -33,6 +33,7 @@ envelope_run = _neighbour("envelope_run")
 catalog_world = _neighbour("catalog_world")
 build_catalog = _neighbour("build_catalog", Path(__file__).parents[2] / "spark-images" / "catalog")
 _neighbour("standby_world")
+warm_daemon = _neighbour("warm_daemon")
 
 
 @pytest.fixture
@@ -44,11 +45,11 @@ def run() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def local_spark() -> Iterator[SparkSession]:
+def local_spark(tmp_path_factory) -> Iterator[SparkSession]:
     """Two threads and four attempts per task. Only the driver's own ports listen, on the loopback."""
     if os.environ.get("PERSIST_NO_SERVERS"):
         pytest.fail("Spark is barred in this run (`make test-fast`): mark the test `spark`")
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = str(warm_daemon.program(tmp_path_factory.mktemp("python")))
     if not build_catalog.is_built():
         build_catalog.build()
     conf = {
@@ -59,6 +60,8 @@ def local_spark() -> Iterator[SparkSession]:
         "spark.driver.extraJavaOptions": "-Xms1g -Xmn400m",
         # Each task that sorts, groups or joins takes a page. By default it has many megabytes, which keeps the garbage collector busy.
         "spark.buffer.pageSize": "256k",
+        # Runs of a sink generate the same code again and again; of the 100 compiled classes that Spark keeps few are of a former run.
+        "spark.sql.codegen.cache.maxEntries": "5000",
         # What Spark retains for its user interface, also without one.
         "spark.sql.ui.explainMode": "simple",
         "spark.sql.ui.retainedExecutions": "10",
@@ -79,6 +82,7 @@ def local_spark() -> Iterator[SparkSession]:
     with suppress(ServerMissing):  # the tests that need the connector say so
         os.environ["SPARK_DIST_CLASSPATH"] = str(jar_folder("connector") / "*")
     session = start_session("tests")
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # for drivers that tests start
     try:
         yield session
     finally:

@@ -182,16 +182,34 @@ class Draws:
                 raise AssertionError(f"no way to draw {code}")
 
 
-def agree(source, spec):
-    """Makes the fields of a sink agree that rarely do by chance."""
+#: Fields of a sink's envelope, and the types for which they have a meaning.
+MEANT_FOR = {
+    "orderColumn": ("Upsert", "Debezium"),
+    "deleteColumn": ("Upsert",),
+    "timestampColumn": ("Append", "Diff"),
+    "diffColumn": ("Diff",),
+}
+
+
+def agree(source, spec, schema):
+    """Makes the fields of a sink agree that rarely do by chance. Most of the time went into drawing sinks that were then refused."""
     if spec.get("mode", "Once") == "Once" or spec.get("writeMode") == "ReadOnly":
         spec.pop("freshness", None)
     elif "freshness" in spec:
         spec["freshness"]["targetSeconds"] += spec.get("commitIntervalSeconds", 0)
-    for block in {"format", "shard"} - {spec["input"]["type"].lower()}:
+    asked = spec["input"]["type"].lower()
+    for block in {"format", "shard"} - {asked}:
         spec["input"].pop(block, None)
-    if spec["envelope"]["type"] != "Diff":
-        spec["envelope"].pop("diffColumn", None)
+    if asked in ("format", "shard") and asked not in spec["input"]:
+        spec["input"][asked] = source.value(schema["properties"]["input"]["properties"][asked])
+    if spec.get("mode") != "Streaming":
+        spec["input"].get("shard", {}).pop("refresh", None)
+    for field, types in MEANT_FOR.items():
+        if spec["envelope"]["type"] not in types:
+            spec["envelope"].pop(field, None)
+    if (limits := spec.get("restart", {})).keys() >= {"backoffSeconds", "maxBackoffSeconds"}:
+        ordered = sorted((limits["backoffSeconds"], limits["maxBackoffSeconds"]))
+        limits["backoffSeconds"], limits["maxBackoffSeconds"] = ordered
     dynamic, scheduler = (spec.get("spark", {}).get(one) for one in ("dynamicAllocation", "scheduler"))
     if dynamic is not None:
         limits = sorted(source.random.sample(range(1, 100), 2))
@@ -218,6 +236,8 @@ def drawn(source, kind, number):
             if source.random.random() < 0.5:
                 spec.pop("storage", None)
                 spec["storageProfile"] = "default"
+            if spec.get("reclaimPolicy") != "Purge":
+                spec.pop("deletionConfirmation", None)
         else:
             spec["shardRef"]["name"] = source.random.choice(["sound", "sound", "sound", *SHARDS])
             if (spec.get("mode") == "Scheduled") != ("schedule" in spec):
@@ -228,7 +248,7 @@ def drawn(source, kind, number):
                 spec.pop("commitIntervalSeconds", None)
                 spec.pop("rollout", None)
                 spec.get("restart", {}).pop("resetAfterSeconds", None)
-            agree(source, spec)
+            agree(source, spec, spec_schema)
         name = f"{source.random.choice('abc')}-{number}"
         if kind == "PersistShard" and number % 20 < len(SHARDS) * 2:
             name = SHARDS[number % 20 // 2]
