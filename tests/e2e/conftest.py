@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import subprocess
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ import pytest
 import yaml
 from persist_engine.rows.schema import Schema
 from persist_engine.storage.addresses import with_credentials
+from prometheus_client.parser import text_string_to_metric_families
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -38,6 +40,34 @@ RELEASE = "persist-operator"
 VALUES = yaml.safe_load((HERE / "values.yaml").read_text())
 Manifest = dict[str, Any]
 T = TypeVar("T")
+
+
+class Seen:
+    """Every object of a kind that existed while the block ran, also those that are gone again: their uids by name."""
+
+    def __init__(self, environment: dict[str, str], kind: str, selector: str) -> None:
+        columns = "custom-columns=UID:.metadata.uid,NAME:.metadata.name"
+        words = ["--watch", "--no-headers", "--selector", selector, "--output", columns]
+        self._command = ["kubectl", "--namespace", NAMESPACE, "get", kind, *words]
+        self._environment = environment
+        self.uids: dict[str, set[str]] = {}
+
+    def __enter__(self) -> Seen:
+        self._watch = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True, env=self._environment)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watch.kill()
+        self._watch.wait()
+        self._reader.join()
+
+    def _read(self) -> None:
+        assert self._watch.stdout is not None
+        for line in self._watch.stdout:
+            uid, name = line.split()
+            self.uids.setdefault(name, set()).add(uid)
 
 
 class Cluster:
@@ -122,6 +152,17 @@ class Cluster:
         return next(
             (one for one in self.status(kind, name, namespace).get("conditions", []) if one["type"] == type_), {}
         )
+
+    def are(self, wanted: tuple[str, str, str], *names: str, namespace: str = NAMESPACE) -> bool:
+        """Whether the condition (kind, type, status) holds of all of these."""
+        kind, type_, status = wanted
+        holding = {
+            one["metadata"]["name"]
+            for one in self.items(kind, namespace=namespace)
+            for found in one.get("status", {}).get("conditions", [])
+            if (found["type"], found["status"]) == (type_, status)
+        }
+        return holding >= set(names)
 
     def wait(
         self,
@@ -213,7 +254,8 @@ class Cluster:
 
         self.wait(f"{replicas} operators", settled, timeout_s=180, namespace=OPERATOR_NAMESPACE)
 
-    def install(self) -> None:
+    def install(self, *words: str) -> None:
+        """The chart with the values of the tests, and `words` for helm. Without words, as run.sh installs it."""
         self.helm(
             "upgrade",
             "--install",
@@ -223,7 +265,34 @@ class Cluster:
             str(HERE / "values.yaml"),
             "--wait",
             "--timeout=180s",
+            *words,
         )
+
+    def figure(self, name: str, **labels: str) -> float:
+        """The sum of the samples of a series of the operator that have these labels."""
+        pod = self.operator_pod()
+        assert pod is not None, "no operator is ready"
+        path = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods/{pod['metadata']['name']}:8080/proxy/metrics"
+        families = text_string_to_metric_families(self.kubectl("get", "--raw", path))
+        return sum(
+            sample.value
+            for family in families
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    def on_node(self, node: str, *command: str, check: bool = True) -> str:
+        """Run a command in the container of a node."""
+        return self.node("exec", node, *command, check=check)
+
+    def node(self, *words: str, check: bool = True) -> str:
+        """Run a command of the container engine that has the nodes."""
+        engine = self.environment.get("KIND_EXPERIMENTAL_PROVIDER", "docker")
+        return self.run(engine, *words, check=check).stdout
+
+    def seen(self, kind: str, selector: str = "") -> Seen:
+        """Starts to note the objects of this kind."""
+        return Seen(self.environment, kind, selector)
 
 
 def _urls(stores: Manifest) -> list[str]:
@@ -433,6 +502,27 @@ def new_shard(cluster: Cluster, named: Callable[[str], str]) -> Callable[..., tu
         cluster.apply(shard_manifest(name, **spec))
         cluster.wait_condition("persistshard", name, "Ready")
         return name, cluster.status("persistshard", name)["shardId"]
+
+    return make
+
+
+@pytest.fixture
+def new_shards(cluster: Cluster, named: Callable[[str], str]) -> Callable[..., dict[str, str]]:
+    """Applies many PersistShards at once and waits until all are Ready. Returns the shard ids by name."""
+
+    def make(stem: str, count: int, *, timeout_s: float = 180, **spec: Any) -> dict[str, str]:
+        names = [named(stem) for _ in range(count)]
+        cluster.apply(*(shard_manifest(name, **spec) for name in names))
+        cluster.wait(
+            f"{count} shards to be Ready",
+            lambda: cluster.are(("persistshard", "Ready", "True"), *names),
+            timeout_s=timeout_s,
+        )
+        return {
+            one["metadata"]["name"]: one["status"]["shardId"]
+            for one in cluster.items("persistshards")
+            if one["metadata"]["name"] in names
+        }
 
     return make
 

@@ -160,6 +160,33 @@ def test_a_recreated_sink_waits_until_the_children_of_its_predecessor_are_gone(s
     assert world.cluster.get(POD, "team", name)["metadata"]["labels"][names.LABEL_OWNER_UID] == "uid-new"
 
 
+@pytest.mark.parametrize(
+    ("words", "second"),
+    [
+        (
+            "pods is forbidden: ValidatingAdmissionPolicy 'x' with binding 'x' denied request: not before noon",
+            "Reconciling",
+        ),
+        ('admission webhook "x" denied the request: not before noon', "Reconciling"),
+        ('Pod "x" is invalid: spec.containers[0].image: Required value', "Stalled"),
+    ],
+    ids=["policy", "webhook", "invalid"],
+)
+def test_only_an_object_that_is_itself_invalid_stalls_until_the_spec_changes(sink_world, words, second):
+    """A policy without a reason of its own answers with the code of an invalid object, too, and may be gone a minute later."""
+    world = sink_world
+    world.cluster.deny["create", "Pod"] = ApiError(f"POST pods: 422 {words}", status=422)
+    world.go(SINK, 2)
+    assert world.ready(SINK) == ("False", "ActionRefused")
+    shown = conditions.find(world.status(SINK), second)
+    assert shown["status"] == "True"
+    assert ("change the spec" in shown["message"]) is (second == "Stalled")
+    del world.cluster.deny["create", "Pod"]
+    world.env.advance_ms(6_000)
+    world.go(SINK)
+    assert (world.cluster.find(POD, "team", {}) == []) is (second == "Stalled")
+
+
 def test_a_lost_driver_is_tried_again_and_leaves_nothing_behind(sink_world):
     name = sink_world.go(SINK, 2)["driver"]["podName"]
     sink_world.pod_phase(name, "Running")

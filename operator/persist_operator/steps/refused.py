@@ -5,6 +5,8 @@ Must not know: retries and their times. The results contain no traceback and no 
 
 from __future__ import annotations
 
+import re
+
 from persist_engine.base.errors import InvalidUsage, PersistError
 
 from persist_operator.api import conditions
@@ -16,18 +18,26 @@ from persist_operator.plan.observed import ACTION_REFUSED, ActionFailure
 from persist_operator.steps.places import Queued
 
 _MESSAGE_MAX = 2048
+_FORBIDDEN = 403
 _WHAT_TO_DO = {
     0: "tried again by itself",
     400: "change the spec",
     401: "let the operator's service account in",
-    403: "let the namespace's quota, its pod security level, its admission policies or the operator's roles allow it",
+    _FORBIDDEN: "let the namespace's quota, its pod security level, its admission policies or the operator's roles allow it",
     404: "see whether the namespace still exists",
     409: "it goes on when the conflicting object is gone",
     422: "change the spec",
     429: "tried again by itself",
 }
-#: Codes with which the API server must refuse the same request again.
+#: Codes with which the API server must refuse the same request again, unless an admission policy or a webhook refused it.
 _PERMANENT = {400, 422}
+#: How the API server says that one of these did. Their code does not say it: a policy without a reason of its own answers 422.
+_ADMISSION = re.compile(r"denied (the )?request\b")
+
+
+def _is_by_admission(error: ApiError) -> bool:
+    """Whether an admission policy or a webhook refused the request: it may be changed while the resource stays."""
+    return _ADMISSION.search(str(error)) is not None
 
 
 def is_passing(error: Exception) -> bool:
@@ -40,7 +50,7 @@ def as_failure(error: Exception, before: ActionFailure | None, *, generation: in
     if isinstance(error, Queued):
         reason, permanent = error.reason, False
     elif isinstance(error, ApiError):
-        reason, permanent = ACTION_REFUSED, error.status in _PERMANENT
+        reason, permanent = ACTION_REFUSED, error.status in _PERMANENT and not _is_by_admission(error)
     elif isinstance(error, PersistError):
         reason, permanent = error.kind.value, isinstance(error, InvalidUsage)
     else:
@@ -67,7 +77,8 @@ def outcome(error: Exception) -> list[Condition]:
 
 def _words(error: Exception) -> str:
     if isinstance(error, ApiError):
-        text = f"{error}; {_WHAT_TO_DO.get(error.status, 'tried again by itself')}"
+        status = _FORBIDDEN if _is_by_admission(error) else error.status
+        text = f"{error}; {_WHAT_TO_DO.get(status, 'tried again by itself')}"
     elif isinstance(error, BridgeFailure | InvalidUsage | Queued):
         text = str(error)
     else:
