@@ -52,7 +52,7 @@ def run(kind, seqno, now, *, phase=Phase.RUNNING, report=None, **changes):
 
 
 def test_the_first_status_is_written_before_any_store_is_read_or_changed(plan):
-    first = plan(observed=ShardObserved())
+    first = plan(status={}, observed=ShardObserved())
     assert "shardId" not in first.status
     assert first.actions == ()
     assert first.requeue_after_s == 0
