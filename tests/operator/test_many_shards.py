@@ -38,10 +38,10 @@ CLAIM = Claim(owner=Owner("operator", *NAME), wanted=None, proposed="s1", known_
 
 @pytest.fixture
 def answers():
-    """Answers with their clock, and what they told."""
+    """Answers with their clock, and what they called for."""
     made = Answers(SeededEnv(), LOOP)
-    made.env, made.told = made._env, []
-    made.on_news = lambda name, after_s: made.told.append((name, after_s))
+    made.env, made.heard_of = made._env, []
+    made.on_news = lambda name, after_s: made.heard_of.append((name, after_s))
     return made
 
 
@@ -198,7 +198,7 @@ def asked(answers, name, seen=None):
 
 
 def test_many_commits_of_a_shard_are_one_item_of_news_until_it_is_looked_at(answers):
-    env, heard = answers.env, answers.told
+    env, heard = answers.env, answers.heard_of
     answers.heard(NAME, object())
     assert heard == [], "the stores were not asked about the shard"
     ear = asked(answers, NAME)
@@ -220,7 +220,7 @@ def test_looks_after_a_lost_connection_are_spread(answers):
     answers.env.advance_ms(3600_000)
     for ear in ears:
         ear.hear(None)
-    waits = [after_s for _, after_s in answers.told]
+    waits = [after_s for _, after_s in answers.heard_of]
     assert max(waits) <= LOOP.inspect_seconds
     assert len({round(one) for one in waits}) > 10
 
@@ -243,11 +243,11 @@ def test_news_counts_unless_it_is_of_the_commit_that_the_answer_shows(answers, a
     ear = answers.begin(NAME)
     for news in [] if is_late else OF_OTHERS[what]:
         ear.hear(news)
-    assert answers.told == [], "the answer may show it"
+    assert answers.heard_of == [], "the answer may show it"
     answers.keep(NAME, PLACE, CLAIM, answer_of(COMMITS[1]))
     for news in OF_OTHERS[what] if is_late else []:
         ear.hear(news)
-    assert [name for name, _ in answers.told] == [NAME]
+    assert [name for name, _ in answers.heard_of] == [NAME]
     assert answers.current(NAME, PLACE, CLAIM) is None
 
 
@@ -259,7 +259,7 @@ def test_the_commit_that_an_answer_shows_is_no_news(answers, answer_of, is_late)
     ear.hear(COMMITS[1])
     ear.hear(COMMITS[1])
     answers.keep(NAME, PLACE, CLAIM, seen)
-    assert answers.told == []
+    assert answers.heard_of == []
     assert answers.current(NAME, PLACE, CLAIM) == seen
 
 
@@ -268,14 +268,14 @@ def test_news_that_came_before_the_question_is_none(answers, answer_of):
     ear.hear(None)
     answers.begin(NAME)
     answers.keep(NAME, PLACE, CLAIM, answer_of(COMMITS[1]))
-    assert answers.told == []
+    assert answers.heard_of == []
 
 
 def test_news_that_came_while_the_stores_failed_is_news(answers):
     ear = answers.begin(NAME)
     ear.hear(COMMITS[1])
     answers.keep(NAME, PLACE, CLAIM, Seen(inspected=StoreFailure(reason="StorageUnreachable", message="down")))
-    assert [name for name, _ in answers.told] == [NAME]
+    assert [name for name, _ in answers.heard_of] == [NAME]
 
 
 def test_a_shard_whose_store_pushes_nothing_is_asked_as_often_as_before(tmp_path, now, shard_resource):
