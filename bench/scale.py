@@ -3,6 +3,9 @@
 SHARDS= (5000), ACTIVE= (300: shards that a writer appends to), IDLE= and BUSY= (60: seconds of each window) come from the environment, and
 REPLICAS= (1): more share the shards in slices, and one of them is killed in the end. A tenth of the shards, with --quick. Each figure
 stands beside the load of the machine, and processor seconds beside elapsed ones: on a shared machine only the former compare.
+
+The run ends within LIMIT= (570) seconds. What it has no time for is left out, and it says so. WRAP= is a command to start the operator
+with, such as a profiler.
 """
 
 from __future__ import annotations
@@ -17,8 +20,9 @@ import threading
 import time
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +35,9 @@ from persist_kit.servers import free_port, redis_server, s3_server
 from bench.measure import Row
 
 NAMESPACES = 20
-READY_LIMIT_S = 1800
+#: The end of the run: the kill of a replica, the stop of the processes.
+_END_S = 45.0
+_SETTLE_S = 180.0
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -45,64 +51,123 @@ class Sample:
     metrics: dict[str, float]
 
 
+class _Report:
+    """Prints each row as it comes, and keeps it. Knows how much of the run's time is left."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.rows: list[Row] = []
+        self._began_s, self._limit_s = time.monotonic(), limit_s
+
+    def row(self, what: str, ours: str, value: float = 0.0, goal: str = "", limit: float = 1.0) -> None:
+        load = os.getloadavg()[0]
+        self.rows.append(Row(what, f"{ours} (load {load:.1f})", goal, value / max(limit, 1e-9), "<1"))
+        self.say(f"{what}: {ours}" + (f", goal {goal}" if goal else "") + f", load {load:.1f}")
+
+    def say(self, text: str) -> None:
+        print(f"  {self.took_s:4.0f} s  {text}", file=sys.stderr, flush=True)
+
+    @property
+    def took_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+    @property
+    def left_s(self) -> float:
+        """What is left before the end of the run has to begin."""
+        return self._limit_s - _END_S - self.took_s
+
+
 def run(folder: Path, quick: bool) -> list[Row]:
     shards = int(os.environ.get("SHARDS", "500" if quick else "5000"))
     active = min(shards, int(os.environ.get("ACTIVE", "30" if quick else "300")))
     idle_s, busy_s = (float(os.environ.get(name, "60")) for name in ("IDLE", "BUSY"))
-    rows: list[Row] = []
+    report = _Report(float(os.environ.get("LIMIT", "570")))
     # So that SIGTERM ends the servers too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-
-    def row(what: str, ours: str, value: float, goal: str, limit: float) -> None:
-        rows.append(Row(what, f"{ours} (load {os.getloadavg()[0]:.1f})", goal, value / max(limit, 1e-9), "<1"))
-        print(f"  {what}: {ours}, goal {goal}, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
-
     with redis_server(appendonly=True) as redis, redis_server(appendonly=True) as other, s3_server() as s3:
         os.environ.update(s3.environment)
-        with _stub() as api:
+        with _stub() as (api, stub_pid):
+            report.say(f"{shards} shards are made")
             _seed(api, shards)
+            servers = {"API stub": stub_pid, "Redis": redis.pid, "S3": s3.pid}
             profiles = {"default": (s3.location("data"), redis.url), "hung": (s3.location("other"), other.url)}
             with _operators(folder, api, profiles, int(os.environ.get("REPLICAS", "1"))) as operator:
-                began = time.monotonic()
-                took = _until_ready(api, shards, operator)
-                ready = operator.sample()
-                row(f"{shards} shards ready, s", f"{took:.0f} s, {ready.cpu_s:.0f} CPU s", took, "60 s", 60)
-                row(
-                    "API requests per shard until ready",
-                    _per(ready.counts, shards),
-                    sum(ready.counts.values()) / shards,
-                    "",
-                    1,
-                )
-                row("processor of each replica, s", operator.shares(), 0, "", 1)
-                row("memory", f"{operator.rss_mib():.0f} MiB", operator.rss_mib(), "300 MiB", 300)
-                operator.settle()
-                _window(row, operator, "idle", idle_s, redis)
-                names = _ids(api)
-                writing = _Writer(Location(blob=s3.location("data"), consensus=redis.url), names[:active])
-                with writing:
-                    _window(row, operator, f"{active} active", busy_s, redis)
-                    _seed_hung(api, 8)
-                    time.sleep(10)
-                    with other.paused():
-                        _window(row, operator, f"{active} active, one store hung", busy_s, redis)
-                row("appends", f"{writing.count} in all", 0, "", 1)
-                series = operator.metrics()["series"]
-                row("series in /metrics", f"{series:.0f}", series, "", 1)
-                row("memory at the end", f"{operator.rss_mib():.0f} MiB", operator.rss_mib(), "300 MiB", 300)
+                if _made_ready(report, api, shards, operator, servers):
+                    _idle(report, operator, idle_s, redis)
+                    location = Location(blob=s3.location("data"), consensus=redis.url)
+                    writing = _Writer(location, _ids(api)[:active])
+                    _active(report, operator, writing, busy_s, redis=redis, hung=partial(_hung, api, other))
                 if operator.count > 1:
                     moved = operator.kill_one()
-                    row("slices of a killed replica taken after, s", f"{moved:.1f} s", moved, "15 s", 15)
-                print(f"  all in {time.monotonic() - began:.0f} s", file=sys.stderr)
-    return rows
+                    report.row("slices of a killed replica taken after, s", f"{moved:.1f} s", moved, "15 s", 15)
+                report.say("all measured")
+    return report.rows
 
 
-def _window(row: Any, operator: _Operators, what: str, seconds: float, redis: Any) -> None:
+def _made_ready(report: _Report, api: str, shards: int, operator: _Operators, servers: dict[str, int]) -> bool:
+    """Wait until all shards are ready, and say what that cost. False when there was no time for that."""
+    before = {name: _cpu_s(pid) for name, pid in servers.items()}
+    took, ready = _until_ready(report, api, shards, operator)
+    sample = operator.sample()
+    each = max(1, ready)
+    report.row(
+        f"{ready} of {shards} shards ready, s",
+        f"{took:.0f} s, {sample.cpu_s:.1f} CPU s, {sample.cpu_s / each * 1000:.1f} ms each",
+        took if ready == shards else 1e9,
+        "60 s",
+        60,
+    )
+    report.row("API requests per shard until ready", _per(sample.counts, each), sum(sample.counts.values()) / each)
+    spent = {"operator": sample.cpu_s, **{name: _cpu_s(pid) - before[name] for name, pid in servers.items()}}
+    cores = os.cpu_count() or 1
+    report.row(
+        "processor until ready",
+        ", ".join(f"{name} {value:.1f} s" for name, value in spent.items())
+        + f": {sum(spent.values()) / max(took, 1e-9) / cores:.0%} of {cores} cores; most in the {max(spent, key=spent.__getitem__)}",
+    )
+    report.row("processor of each replica, s", operator.shares())
+    report.row("memory", f"{operator.rss_mib():.0f} MiB", operator.rss_mib(), "300 MiB", 300)
+    return ready == shards
+
+
+def _idle(report: _Report, operator: _Operators, seconds: float, redis: Any) -> None:
+    if report.left_s < seconds:
+        report.say("no time is left for the idle window")
+        return
+    quiet = operator.settle(min(_SETTLE_S, report.left_s - seconds))
+    _window(report, operator, "idle" if quiet else "idle, not yet quiet", seconds, redis)
+
+
+def _active(
+    report: _Report, operator: _Operators, writing: _Writer, seconds: float, *, redis: Any, hung: Callable[[], Any]
+) -> None:
+    """Windows with shards that are written, the second one in `hung`, where another store hangs."""
+    if report.left_s < seconds + 10:
+        report.say("no time is left for the window with writes")
+        return
+    active = len(writing)
+    with writing:
+        if not writing.wait(min(60.0, report.left_s - seconds)):
+            report.say(f"only {writing.opened} of {active} writers are open: the window begins all the same")
+        _window(report, operator, f"{active} active", seconds, redis)
+        if report.left_s < seconds + 10:
+            report.say("no time is left for the window beside a store that hangs")
+        else:
+            with hung():
+                _window(report, operator, f"{active} active, one store hung", seconds, redis)
+    report.row("appends", f"{writing.count} in all")
+    series = operator.metrics()["series"]
+    report.row("series in /metrics", f"{series:.0f}")
+    report.row("memory at the end", f"{operator.rss_mib():.0f} MiB", operator.rss_mib(), "300 MiB", 300)
+
+
+def _window(report: _Report, operator: _Operators, what: str, seconds: float, redis: Any) -> None:
+    row = report.row
     before, calls = operator.sample(), _redis_calls(redis)
     oldest = 0.0
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        time.sleep(2)
+        # As often as Prometheus asks: thousands of series cost a replica half a second of processor.
+        time.sleep(min(10.0, max(0.1, until - time.monotonic())))
         oldest = max(oldest, operator.metrics().get("persist_operator_queue_oldest_seconds", 0.0))
     after = operator.sample()
     span = after.at_s - before.at_s
@@ -112,15 +177,15 @@ def _window(row: Any, operator: _Operators, what: str, seconds: float, redis: An
     gets = _blob_gets(after.metrics) - _blob_gets(before.metrics)
     looks = _looks(after.metrics) - _looks(before.metrics)
     row(f"{what}: API reads", f"{reads:.1f}/s", reads, "50/s", 50)
-    limit = 1 if what == "idle" else 10
+    limit = 1 if what.startswith("idle") else 10
     row(f"{what}: status writes", f"{writes:.2f}/s", writes, f"{limit}/s", limit)
-    row(f"{what}: blob GETs", f"{gets:.0f} in {span:.0f} s", gets, "0" if what == "idle" else "", 1)
-    row(f"{what}: CPU", f"{(after.cpu_s - before.cpu_s) / span * 100:.0f} % of a core", 0, "", 1)
-    row(f"{what}: Redis commands", f"{(_redis_calls(redis) - calls) / span:.0f}/s", 0, "", 1)
-    row(f"{what}: reconciles", f"{looks / span:.1f}/s", 0, "", 1)
+    row(f"{what}: blob GETs", f"{gets:.0f} in {span:.0f} s", gets, "0" if what.startswith("idle") else "", 1)
+    row(f"{what}: CPU", f"{(after.cpu_s - before.cpu_s) / span * 100:.0f} % of a core")
+    row(f"{what}: Redis commands", f"{(_redis_calls(redis) - calls) / span:.0f}/s")
+    row(f"{what}: reconciles", f"{looks / span:.1f}/s")
     row(f"{what}: oldest wait in the queue", f"{oldest:.1f} s", oldest, "15 s", 15)
     others = {one: f"{rate:.2f}" for one, rate in rates.items() if rate > 0.05}
-    print(f"    by verb: {others}", file=sys.stderr)
+    report.say(f"  by verb: {others}")
 
 
 class _Writer:
@@ -128,8 +193,12 @@ class _Writer:
 
     def __init__(self, location: Location, names: list[str]) -> None:
         self._location, self._names = location, names
-        self._stop, self.count = threading.Event(), 0
+        self._stop, self._is_open = threading.Event(), threading.Event()
+        self.opened = self.count = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
     def __enter__(self) -> _Writer:
         self._thread.start()
@@ -139,6 +208,10 @@ class _Writer:
         self._stop.set()
         self._thread.join()
 
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until every shard has its writer. Whether that is so."""
+        return self._is_open.wait(timeout_s)
+
     def _run(self) -> None:
         schema = Schema.from_ddl("id BIGINT", "")
         with PersistClient.open(self._location, settings=Settings()) as client, contextlib.ExitStack() as stack:
@@ -147,6 +220,8 @@ class _Writer:
                 if self._stop.is_set():
                     return
                 writers.append(stack.enter_context(client.open_writer(ShardId(name), schema, purpose="bench")))
+                self.opened = len(writers)
+            self._is_open.set()
             while not self._stop.is_set():
                 began = time.monotonic()
                 for writer in writers:
@@ -169,9 +244,11 @@ class _Operators:
     def count(self) -> int:
         return len(self._each)
 
+    def cpu_s(self) -> float:
+        return sum(one.cpu_s() for one in self._each)
+
     def sample(self) -> Sample:
-        cpu_s = sum(one.cpu_s() for one in self._each)
-        return Sample(time.monotonic(), cpu_s, _get(f"{self._api}/stub/counts"), self.metrics())
+        return Sample(time.monotonic(), self.cpu_s(), _get(f"{self._api}/stub/counts"), self.metrics())
 
     def metrics(self) -> dict[str, float]:
         found: dict[str, float] = {}
@@ -182,7 +259,7 @@ class _Operators:
         return found
 
     def shares(self) -> str:
-        return ", ".join(f"{one.cpu_s():.0f}" for one in self._each)
+        return ", ".join(f"{one.cpu_s():.1f}" for one in self._each)
 
     def rss_mib(self) -> float:
         return max(one.rss_mib() for one in self._each)
@@ -198,15 +275,18 @@ class _Operators:
             time.sleep(0.2)
         return time.monotonic() - began
 
-    def settle(self) -> None:
-        """Wait until the second look at every shard is over: no status written and no blob read for five seconds. Three minutes at most."""
-        until, quiet, last = time.monotonic() + 180, time.monotonic(), (-1.0, -1.0)
+    def settle(self, limit_s: float) -> bool:
+        """Wait until the second look at every shard is over: no status written and no blob read for five seconds. Whether that came within
+        `limit_s`.
+        """
+        until, quiet, last = time.monotonic() + limit_s, time.monotonic(), (-1.0, -1.0)
         while time.monotonic() < until and time.monotonic() - quiet < 5:
             sample = self.sample()
             now = (float(sample.counts.get("patch persistshards", 0)), _blob_gets(sample.metrics))
             if now != last:
                 last, quiet = now, time.monotonic()
             time.sleep(1)
+        return time.monotonic() - quiet >= 5
 
 
 class _Operator:
@@ -245,12 +325,18 @@ class _Operator:
         return self._process.poll() is None
 
     def cpu_s(self) -> float:
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICK
+        return _cpu_s(self._process.pid)
+
+
+def _cpu_s(pid: int) -> float:
+    """Seconds of processor that the process used, and the children that it waited for."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / _TICK
 
 
 @contextlib.contextmanager
-def _stub() -> Iterator[str]:
+def _stub() -> Iterator[tuple[str, int]]:
+    """Its address and its process id."""
     port = free_port()
     process = subprocess.Popen([sys.executable, "-m", "bench.scale_api", str(port)])
     url = f"http://127.0.0.1:{port}"
@@ -260,7 +346,7 @@ def _stub() -> Iterator[str]:
                 _get(f"{url}/version")
                 break
             time.sleep(0.1)
-        yield url
+        yield url, process.pid
     finally:
         process.kill()
         process.wait()
@@ -321,8 +407,13 @@ def _seed(api: str, shards: int, *, profile: str = "default", prefix: str = "sha
         urllib.request.urlopen(urllib.request.Request(f"{api}/stub/seed", data=body, method="POST"), timeout=60).close()
 
 
-def _seed_hung(api: str, shards: int) -> None:
-    _seed(api, shards, profile="hung", prefix="hung")
+@contextlib.contextmanager
+def _hung(api: str, store: Any) -> Iterator[None]:
+    """Some shards on another store, which hangs within the block."""
+    _seed(api, 8, profile="hung", prefix="hung")
+    time.sleep(10)
+    with store.paused():
+        yield
 
 
 def _resource(name: str, namespace: str, profile: str) -> dict[str, Any]:
@@ -348,17 +439,17 @@ def _resource(name: str, namespace: str, profile: str) -> dict[str, Any]:
     }
 
 
-def _until_ready(api: str, shards: int, operator: _Operators) -> float:
-    began, shown = time.monotonic(), 0.0
-    while time.monotonic() - began < READY_LIMIT_S and operator.is_alive():
-        count = len(_get(f"{api}/stub/shards"))
-        if count >= shards:
-            return time.monotonic() - began
-        if time.monotonic() - shown > 15:
-            shown = time.monotonic()
-            print(f"    {count} ready after {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-        time.sleep(0.5)
-    raise RuntimeError(f"{len(_get(f'{api}/stub/shards'))} of {shards} shards are ready")
+def _until_ready(report: _Report, api: str, shards: int, operator: _Operators) -> tuple[float, int]:
+    """The seconds until all shards are ready, or until two thirds of the run's time are over, and how many are ready."""
+    began, shown, limit_s = time.monotonic(), 0.0, 2 / 3 * report.left_s
+    while True:
+        took, count = time.monotonic() - began, int(_get(f"{api}/stub/ready"))
+        if count >= shards or took > limit_s or not operator.is_alive():
+            return took, count
+        if took - shown > 10:
+            shown = took
+            report.say(f"  {count} ready after {took:.0f} s, {operator.cpu_s():.0f} CPU s")
+        time.sleep(0.25)
 
 
 def _ids(api: str) -> list[str]:

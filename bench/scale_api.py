@@ -1,7 +1,8 @@
 """A stub of an API server for thousands of resources: `python -m bench.scale_api PORT`. Holds them in memory as JSON and counts requests.
 
 It lists in pages, watches from a version, applies a status by version, creates, replaces and deletes. It has no kubelet and no admission.
-`/stub/...` is for the bench: `POST /stub/seed` makes resources, `GET /stub/counts` gives requests by verb and plural.
+`/stub/...` is for the bench: `POST /stub/seed` makes resources, `GET /stub/counts` gives requests by verb and plural, `GET /stub/ready` the
+number of ready shards, `GET /stub/shards` their ids.
 """
 
 from __future__ import annotations
@@ -38,8 +39,13 @@ class Store:
             plural: OrderedDict() for _, plural, _ in KINDS
         }
         self.history: deque[tuple[int, str, bytes, dict[str, str]]] = deque(maxlen=_HISTORY)
-        self.watchers: set[asyncio.Queue[tuple[str, bytes, dict[str, str]]]] = set()
+        #: By plural: a watch of one kind costs the changes of another nothing.
+        self.watchers: dict[str, set[asyncio.Queue[tuple[bytes, dict[str, str]]]]] = {
+            plural: set() for _, plural, _ in KINDS
+        }
         self.counts: Counter[str] = Counter()
+        #: The ready shards by namespace and name, kept as they change: the bench asks twice a second.
+        self.ready: dict[tuple[str, str], str] = {}
 
     def put(self, plural: str, one: dict[str, Any], event: str) -> None:
         self.version += 1
@@ -50,17 +56,27 @@ class Store:
             self.objects[plural].pop(key, None)
         else:
             self.objects[plural][key] = one
+        if plural == "persistshards":
+            self._note_ready(key, {} if event == "DELETED" else one)
         line = json.dumps({"type": event, "object": one}).encode() + b"\n"
         labels = head.get("labels") or {}
         self.history.append((self.version, plural, line, labels))
-        for queue in self.watchers:
-            queue.put_nowait((plural, line, labels))
+        for queue in self.watchers[plural]:
+            queue.put_nowait((line, labels))
+
+    def _note_ready(self, key: tuple[str, str], one: dict[str, Any]) -> None:
+        status = one.get("status") or {}
+        if any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", ())):
+            self.ready[key] = status["shardId"]
+        else:
+            self.ready.pop(key, None)
 
 
 def application(store: Store) -> web.Application:
     app = web.Application(client_max_size=1 << 24)
     app.router.add_post("/stub/seed", lambda request: _seed(store, request))
     app.router.add_get("/stub/counts", lambda request: _counts(store, request))
+    app.router.add_get("/stub/ready", lambda request: _ready(store, request))
     app.router.add_get("/stub/shards", lambda request: _shards(store, request))
     app.router.add_route("*", "/{path:.*}", lambda request: _answer(store, request))
     return app
@@ -68,22 +84,24 @@ def application(store: Store) -> web.Application:
 
 async def _seed(store: Store, request: web.Request) -> web.Response:
     for one in await request.json():
+        one.setdefault("status", {"observedGeneration": 0})  # as the definition says
         store.put("persistshards", one, "ADDED")
     return web.json_response({})
 
 
 async def _counts(store: Store, _: web.Request) -> web.Response:
+    """Requests by verb and plural."""
     return web.json_response(dict(store.counts))
+
+
+async def _ready(store: Store, _: web.Request) -> web.Response:
+    """How many shards are ready."""
+    return web.json_response(len(store.ready))
 
 
 async def _shards(store: Store, _: web.Request) -> web.Response:
     """Ids of ready shards, by namespace/name."""
-    ready = {
-        f"{namespace}/{name}": one["status"].get("shardId")
-        for (namespace, name), one in store.objects["persistshards"].items()
-        if any(c["type"] == "Ready" and c["status"] == "True" for c in one.get("status", {}).get("conditions", ()))
-    }
-    return web.json_response(ready)
+    return web.json_response({f"{namespace}/{name}": one for (namespace, name), one in store.ready.items()})
 
 
 async def _answer(store: Store, request: web.Request) -> web.StreamResponse:
@@ -162,22 +180,22 @@ def _page(store: Store, query: Any, served: tuple[str, str, str], namespace: str
 async def _watch(store: Store, request: web.Request, plural: str) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "application/json"})
     await response.prepare(request)
-    queue: asyncio.Queue[tuple[str, bytes, dict[str, str]]] = asyncio.Queue()
+    queue: asyncio.Queue[tuple[bytes, dict[str, str]]] = asyncio.Queue()
     since = int(request.query.get("resourceVersion") or 0)
     if since:
         for version, of, line, labels in store.history:
-            if version > since:
-                queue.put_nowait((of, line, labels))
-    store.watchers.add(queue)
+            if version > since and of == plural:
+                queue.put_nowait((line, labels))
+    store.watchers[plural].add(queue)
     try:
         while True:
-            of, line, labels = await queue.get()
-            if of == plural and _matches(labels, request.query):
+            line, labels = await queue.get()
+            if _matches(labels, request.query):
                 await response.write(line)
     except (ConnectionError, asyncio.CancelledError):
         return response
     finally:
-        store.watchers.discard(queue)
+        store.watchers[plural].discard(queue)
 
 
 def _discovery(path: str) -> dict[str, Any] | None:

@@ -236,18 +236,23 @@ class Bridge:
             return self.inspect(location, replace(claim, take_over=True), ear=ear)
         return answer
 
-    def initialise(self, action: InitialiseShard) -> None:
-        """Create the shard unless it exists. Idempotent. InvalidUsage when the shard exists with another schema, has another owner, or was
-        lost. BridgeFailure for failures of the store.
+    def initialise(self, action: InitialiseShard, *, looks: Callable[[], object] = lambda: None) -> Seen:
+        """Create the shard unless it exists, with the operators' critical reader, and inspect it as `inspect` does, while its state is at
+        hand: later, it would be read from blob. Calls `looks` in between. Idempotent. InvalidUsage when the shard exists with another
+        schema, has another owner, or was lost. BridgeFailure for failures of the store.
         """
         wanted = Schema.from_ddl(action.schema.key, action.schema.value)
+        hold = (CriticalReaderId(names.critical_id_of(action.shard_id)), *_holder(action.owner))
 
-        def initialise(client: PersistClient) -> None:
+        def initialise(client: PersistClient) -> Seen:
             _check_owner(client, action)
-            client.initialise(ShardId(action.shard_id), wanted)
+            shard_id = ShardId(action.shard_id)
+            client.initialise(shard_id, wanted, critical=hold)
+            looks()
+            return _inspected(client, shard_id, None)
 
         try:
-            self._call(action.location, initialise)
+            return self._call(action.location, initialise)
         except BridgeFailure as error:
             if isinstance(error.__cause__, ShardLost):
                 # Another try would be refused too, because a lost shard does not come back by itself.
@@ -278,14 +283,10 @@ class Bridge:
 
         def advance(client: PersistClient) -> int | None:
             _check_owner(client, action)
-            return hold_since(
-                client,
-                ShardId(action.shard_id),
-                CriticalReaderId(action.critical_id),
-                token=str(action.owner).encode(),
-                purpose=names.critical_purpose(action.owner.namespace, action.owner.name),
-                since_ms=action.since_ms,
-            )
+            token, purpose = _holder(action.owner)
+            reader = CriticalReaderId(action.critical_id)
+            shard_id, since_ms = ShardId(action.shard_id), action.since_ms
+            return hold_since(client, shard_id, reader, token=token, purpose=purpose, since_ms=since_ms)
 
         return self._call(action.location, advance)
 
@@ -436,10 +437,14 @@ def _claimed(client: PersistClient, claim: Claim, ear: Ear | None, known: Seen |
             if claim.known_seqno is None and not client.has_log(shard_id):
                 # Not `inspect`, which lists the shard's blobs for its message. `initialise` lists them again before it creates anything.
                 return Seen(inspected=ShardMissing(), shard_id=shard_id)
-            try:
-                return Seen(inspected=client.inspect(shard_id, known_seqno=claim.known_seqno), shard_id=shard_id)
-            except ShardNotFound:
-                return Seen(inspected=ShardMissing(), shard_id=shard_id)
+            return _inspected(client, shard_id, claim.known_seqno)
+
+
+def _inspected(client: PersistClient, shard_id: ShardId, known_seqno: int | None) -> Seen:
+    try:
+        return Seen(inspected=client.inspect(shard_id, known_seqno=known_seqno), shard_id=shard_id)
+    except ShardNotFound:
+        return Seen(inspected=ShardMissing(), shard_id=shard_id)
 
 
 def _round_trip(client: PersistClient, shard_id: ShardId, time_ms: int) -> None:
@@ -470,6 +475,11 @@ def _check_owner(client: PersistClient, action: ShardAction) -> None:
     owner = client.owner_of(ShardId(action.shard_id))
     if owner != action.owner:
         raise InvalidUsage(f"{action.owner} no longer owns shard {action.shard_id}; its owner is {owner}")
+
+
+def _holder(owner: Owner) -> tuple[bytes, str]:
+    """The token and the purpose of the critical reader of this owner."""
+    return str(owner).encode(), names.critical_purpose(owner.namespace, owner.name)
 
 
 def _addresses(location: StoreLocation) -> str:

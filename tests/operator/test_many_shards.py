@@ -3,18 +3,23 @@ answers change nothing that they should not.
 """
 
 import threading
+from dataclasses import replace
 
 import pytest
 from fake_cluster import FakeCluster
 from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
 from persist_engine.base.env import SeededEnv
+from persist_engine.base.versioned import SeqNo, VersionedData
+from persist_engine.model.ownership import Owner
 from persist_kit.counted import CountedMetrics
 from persist_kit.servers import redis_server
 from persist_operator.api import conditions, names
+from persist_operator.api.shard import StoreLocation
 from persist_operator.bridge import Bridge
 from persist_operator.cluster.informed import Informed
 from persist_operator.cluster.port import JOB, PERSIST_SHARD, SPARK_SINK, ApiError
 from persist_operator.handlers.controller import Controller
+from persist_operator.plan.observed import Claim, Seen, ShardMissing, StoreFailure
 from persist_operator.settings import AllowedNamespaces, LoopSettings, OperatorSettings, StorageProfile
 from persist_operator.steps.answers import Answers
 from persist_operator.steps.metrics import OperatorMetrics
@@ -24,6 +29,32 @@ from prometheus_client import CollectorRegistry
 SHARD = Key("PersistShard", "team", "flights")
 HAPPENS_S = 60
 LOOP = LoopSettings()
+
+
+NAME = ("team", "flights")
+PLACE = StoreLocation(blob="mem:", consensus="mem:")
+CLAIM = Claim(owner=Owner("operator", *NAME), wanted=None, proposed="s1", known_seqno=None)
+
+
+@pytest.fixture
+def answers():
+    """Answers with their clock, and what they called for."""
+    made = Answers(SeededEnv(), LOOP)
+    made.env, made.heard_of = made._env, []
+    made.on_news = lambda name, after_s: made.heard_of.append((name, after_s))
+    return made
+
+
+@pytest.fixture
+def answer_of(idle):
+    """Makes the answer that shows a commit as the newest."""
+    client = idle.bridge._stores[next(iter(idle.bridge._stores))].client
+    inspection = client.inspect(ShardId(idle.status()["shardId"]))
+
+    def answer(commit):
+        return Seen(inspected=replace(inspection, seqno=commit.seqno, tag=commit.tip.tag.hex()), shard_id="s1")
+
+    return answer
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +166,7 @@ def idle(house, shard_resource):
 
 def test_an_idle_shard_costs_no_request(idle, redis):
     requests, before = idle.cluster.record(), (idle.commands(redis), idle.blob_calls("get"))
-    waits = [idle.go(seconds=60) for _ in range(3)]
+    waits = [idle.go(seconds=30) for _ in range(3)]
     assert requests == []
     assert (idle.commands(redis), idle.blob_calls("get")) == before
     assert all(LOOP.idle_seconds <= wait_s <= 1.1 * LOOP.idle_seconds for wait_s in waits)
@@ -159,37 +190,92 @@ def test_a_commit_of_another_process_brings_the_shard_back(idle):
     assert idle.status()["frontiers"]["seqno"] > seqno
 
 
-def test_many_commits_of_a_shard_are_one_item_of_news_until_it_is_looked_at():
-    env, heard = SeededEnv(), []
-    answers = Answers(env, LOOP)
-    answers.on_news = lambda name, after_s: heard.append((name, after_s))
-    name = ("team", "flights")
-    answers.heard(name, is_missed=False)
-    assert heard == [], "the stores were not asked about the shard"
+def asked(answers, name, seen=None):
+    """Ask the stores, which answer at once. Returns the ear."""
     ear = answers.begin(name)
+    answers.keep(name, PLACE, CLAIM, seen or Seen(inspected=ShardMissing()))
+    return ear
+
+
+def test_many_commits_of_a_shard_are_one_item_of_news_until_it_is_looked_at(answers):
+    env, heard = answers.env, answers.heard_of
+    answers.heard(NAME, object())
+    assert heard == [], "the stores were not asked about the shard"
+    ear = asked(answers, NAME)
     env.advance_ms(4000)
     for _ in range(5):
         ear.hear(object())
-    assert heard == [(name, LOOP.inspect_seconds - 4)]
-    answers.begin(name)
+    assert heard == [(NAME, LOOP.inspect_seconds - 4)]
+    asked(answers, NAME)
     env.advance_ms(100_000)
     ear.hear(object())
-    assert heard[1:] == [(name, 0)]
-    answers.forget(name)
+    assert heard[1:] == [(NAME, 0)]
+    answers.forget(NAME)
     ear.hear(object())
     assert len(heard) == 2
 
 
-def test_looks_after_a_lost_connection_are_spread():
-    env, heard = SeededEnv(), []
-    answers = Answers(env, LOOP)
-    answers.on_news = lambda name, after_s: heard.append(after_s)
-    ears = [answers.begin(("team", str(number))) for number in range(100)]
-    env.advance_ms(3600_000)
+def test_looks_after_a_lost_connection_are_spread(answers):
+    ears = [asked(answers, ("team", str(number))) for number in range(100)]
+    answers.env.advance_ms(3600_000)
     for ear in ears:
         ear.hear(None)
-    assert max(heard) <= LOOP.inspect_seconds
-    assert len({round(one) for one in heard}) > 10
+    waits = [after_s for _, after_s in answers.heard_of]
+    assert max(waits) <= LOOP.inspect_seconds
+    assert len({round(one) for one in waits}) > 10
+
+
+COMMITS = [VersionedData(SeqNo(number), b"%d" % number) for number in (6, 7, 8)]
+OF_OTHERS = {
+    "an older version": [COMMITS[0]],
+    "a newer version": [COMMITS[2]],
+    "the same version of another log": [VersionedData(SeqNo(7), b"other")],
+    "a commit too large for its message": [VersionedData(SeqNo(7), b"")],
+    "news may be lost": [None],
+    "the commit of the answer, then another": [COMMITS[1], COMMITS[2]],
+    "another, twice": [COMMITS[2], COMMITS[2], COMMITS[1]],
+}
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["while the stores are asked", "after the answer"])
+@pytest.mark.parametrize("what", OF_OTHERS)
+def test_news_counts_unless_it_is_of_the_commit_that_the_answer_shows(answers, answer_of, what, is_late):
+    ear = answers.begin(NAME)
+    for news in [] if is_late else OF_OTHERS[what]:
+        ear.hear(news)
+    assert answers.heard_of == [], "the answer may show it"
+    answers.keep(NAME, PLACE, CLAIM, answer_of(COMMITS[1]))
+    for news in OF_OTHERS[what] if is_late else []:
+        ear.hear(news)
+    assert [name for name, _ in answers.heard_of] == [NAME]
+    assert answers.current(NAME, PLACE, CLAIM) is None
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["while the stores are asked", "after the answer"])
+def test_the_commit_that_an_answer_shows_is_no_news(answers, answer_of, is_late):
+    ear, seen = answers.begin(NAME), answer_of(COMMITS[1])
+    if is_late:
+        answers.keep(NAME, PLACE, CLAIM, seen)
+    ear.hear(COMMITS[1])
+    ear.hear(COMMITS[1])
+    answers.keep(NAME, PLACE, CLAIM, seen)
+    assert answers.heard_of == []
+    assert answers.current(NAME, PLACE, CLAIM) == seen
+
+
+def test_news_that_came_before_the_question_is_none(answers, answer_of):
+    ear = answers.begin(NAME)
+    ear.hear(None)
+    answers.begin(NAME)
+    answers.keep(NAME, PLACE, CLAIM, answer_of(COMMITS[1]))
+    assert answers.heard_of == []
+
+
+def test_news_that_came_while_the_stores_failed_is_news(answers):
+    ear = answers.begin(NAME)
+    ear.hear(COMMITS[1])
+    answers.keep(NAME, PLACE, CLAIM, Seen(inspected=StoreFailure(reason="StorageUnreachable", message="down")))
+    assert [name for name, _ in answers.heard_of] == [NAME]
 
 
 def test_a_shard_whose_store_pushes_nothing_is_asked_as_often_as_before(tmp_path, now, shard_resource):
@@ -216,8 +302,8 @@ def test_a_new_shard_costs_a_bounded_number_of_round_trips(idle, redis, shard_re
         idle.env.advance_ms(1000)
         idle.reconciler.reconcile(Key("PersistShard", "team", "second"))
     assert conditions.is_true(idle.cluster.stored("PersistShard", "team", "second")["status"], "Ready")
-    assert [one.verb for one in requests] == ["apply_status"] * 2
-    assert idle.commands(redis) - commands <= 24
+    assert [one.verb for one in requests] == ["apply_status"]
+    assert idle.commands(redis) - commands <= 14
     assert (idle.blob_calls("get") - gets, idle.blob_calls("list_prefix") - lists) == (0, 1)
 
 

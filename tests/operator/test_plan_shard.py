@@ -28,7 +28,7 @@ def plan(make_shard, settings, now):
 
 
 def test_the_first_status_is_written_before_any_store_is_read_or_changed(plan):
-    first = plan(observed=ShardObserved())
+    first = plan(status={}, observed=ShardObserved())
     assert "shardId" not in first.status
     assert first.actions == ()
     assert first.requeue_after_s == 0

@@ -9,11 +9,12 @@ from persist_engine.base.errors import InvalidUsage
 from persist_engine.client.client import PersistClient
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
+from persist_engine.model.ownership import Owner
 from persist_operator.api import conditions, names
-from persist_operator.cluster.port import JOB, PERSIST_SHARD, SECRET, ApiError
+from persist_operator.cluster.port import BY_KIND, JOB, PERSIST_SHARD, SECRET, ApiError
 from persist_operator.steps.reconcile import Key
 from prometheus_client import generate_latest
-from reconcile_world import SHARD, World, append, calls_reported, finish_job, reconciled_behind
+from reconcile_world import SHARD, SINK, World, append, calls_reported, finish_job, reconciled_behind
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def test_a_shard_becomes_ready_and_exists_in_the_stores(world, shard_resource, r
     requests = world.cluster.record()
     world.reconciler.reconcile(SHARD)
     written = [conditions.find(one.arguments[3], "Ready")["reason"] for one in requests if one.verb == "apply_status"]
-    assert written == ["Accepted", "Healthy"], "the claim in the stores is the intent of the creation"
+    assert written == ["Healthy"], "the claim in the stores is the intent of the creation"
     status = world.go(SHARD)
     assert world.ready(SHARD) == ("True", "Healthy")
     assert status["schema"] == {"key": status["schema"]["key"], "value": status["schema"]["value"]}
@@ -35,6 +36,17 @@ def test_a_shard_becomes_ready_and_exists_in_the_stores(world, shard_resource, r
         inspection = client.inspect(ShardId(status["shardId"]))
     assert names.critical_id_of(status["shardId"]) in {reader.id for reader in inspection.readers}
     assert refused(shard_resource(), status) == []
+
+
+@pytest.mark.parametrize("kind", ["shard", "sink"])
+def test_a_resource_whose_definition_gives_it_no_status_gets_one_first(world, shard_resource, sink_resource, kind):
+    key, made = {"shard": (SHARD, shard_resource()), "sink": (SINK, sink_resource())}[kind]
+    made.pop("status", None)
+    world.cluster.create(BY_KIND[key.kind], made)
+    requests = world.cluster.record()
+    world.reconciler.reconcile(key)
+    reasons = [conditions.find(one.arguments[3], "Ready")["reason"] for one in requests if one.verb == "apply_status"]
+    assert reasons[0] == "Accepted"
 
 
 def test_a_settled_shard_costs_no_writes_and_its_spec_is_never_touched(world, shard_resource):
@@ -172,7 +184,12 @@ def test_a_recreated_resource_does_not_inherit_the_old_status(world, shard_resou
         world.cluster.create(PERSIST_SHARD, shard_resource(uid="uid-new"))
 
     reconciled_behind(world, SHARD, made_anew, after="get")
-    assert world.go(SHARD)["shardId"] == names.shard_id_of("uid-new")
+    assert world.status(SHARD) == {"observedGeneration": 0}
+    shard_id = world.go(SHARD)["shardId"]
+    assert world.ready(SHARD) == ("True", "Healthy")
+    with PersistClient.open(world.location) as client:
+        assert client.owner_of(ShardId(shard_id)) == Owner(world.settings.operator_id, "team", "flights")
+        assert list(client.shards()) == [shard_id]
 
 
 def test_the_lag_of_a_shard_without_writes_grows_and_ends_when_it_closes(world, shard_resource):
@@ -210,7 +227,7 @@ class RefusingClient:
     def __getattr__(self, name):
         return getattr(self._client, name)
 
-    def initialise(self, *_):
+    def initialise(self, *_, **__):
         raise InvalidUsage("redis://user:hunter2@r:6379 is not usable")
 
 

@@ -52,6 +52,15 @@ class CriticalReader:
 
 
 @dataclass(frozen=True, slots=True)
+class FirstHold:
+    """A critical reader that a new shard has from its first version on, so that no commit follows for it."""
+
+    reader_id: CriticalReaderId
+    opaque: bytes
+    purpose: str
+
+
+@dataclass(frozen=True, slots=True)
 class Writer:
     """A writer's registration: its lease, and the token that makes its appends idempotent."""
 

@@ -29,7 +29,7 @@ from persist_engine.model.leases import expire_at
 from persist_engine.model.maintenance import Maintenance, gc_due, rollup_due
 from persist_engine.model.queries import is_tombstone, sealed_maps
 from persist_engine.model.shared_map import SharedMap
-from persist_engine.model.state import Claim, CodecNames, SchemaPair, ShardState
+from persist_engine.model.state import Claim, CodecNames, CriticalReader, DebugInfo, FirstHold, SchemaPair, ShardState
 from persist_engine.model.transitions import Refused, transition
 
 __all__ = ["Refused", "Stepped", "initial_state", "step"]
@@ -118,9 +118,10 @@ def initial_state(
     rollup: HollowRollup,
     birth: bytes,
     retain_ms: int | None = None,
+    critical: FirstHold | None = None,
 ) -> tuple[ShardState, StateDiff]:
-    """Return the first version of a shard, v1, with its rollup linked at v1 and its schema under id 0, and the diff from v0.
-    Draw `birth` at random: it distinguishes this log from any other log of the same shard.
+    """Return the first version of a shard, v1, with its rollup linked at v1, its schema under id 0 and the critical reader of `critical`,
+    and the diff from v0. Draw `birth` at random: it distinguishes this log from any other log of the same shard.
     """
     nothing = ShardState(
         applier_version=applier_version,
@@ -140,5 +141,8 @@ def initial_state(
         schemas=SharedMap({0: schema}),
         retain_ms=retain_ms,
     )
+    if critical is not None:
+        reader = CriticalReader(first.trace.since, critical.opaque, DebugInfo(hostname, critical.purpose))
+        first = replace(first, critical_readers=first.critical_readers.set(critical.reader_id, reader))
     check_invariants(None, first, deep=True)
     return first, between(nothing, first)

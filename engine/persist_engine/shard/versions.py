@@ -21,7 +21,7 @@ from persist_engine.model.batch import HollowRollup
 from persist_engine.model.diff.state_diff import StateDiff, check_same_entry, forked_log
 from persist_engine.model.ids import RollupId, ShardId
 from persist_engine.model.queries import latest_rollup, sealed
-from persist_engine.model.state import CodecNames, SchemaPair, ShardState
+from persist_engine.model.state import CodecNames, FirstHold, SchemaPair, ShardState
 from persist_engine.model.step import initial_state
 from persist_engine.shard.log_reader import LogReader
 from persist_engine.shard.roundtrip import validate_roundtrip
@@ -53,12 +53,18 @@ class StateVersions(LogReader):
     # -- init and compare-and-set -------------------------------------------------------------------------------------
 
     def maybe_init_shard(
-        self, shard_id: ShardId, codecs: CodecNames, schema: SchemaPair, *, retain_ms: int | None = None
+        self,
+        shard_id: ShardId,
+        codecs: CodecNames,
+        schema: SchemaPair,
+        *,
+        retain_ms: int | None = None,
+        critical: FirstHold | None = None,
     ) -> ShardState:
         """The shard's current state; creates the shard when it does not exist. Idempotent; any number of processes may
         race.
 
-        `schema` and `retain_ms` count only when this call creates the shard: the caller compares its schema with that of
+        `schema`, `retain_ms` and `critical` count only when this call creates the shard: the caller compares its schema with that of
         the state. CodecMismatch when the shard has other codecs. ShardLost when blobs prove that the shard had a log:
         nothing is created over them.
         """
@@ -66,7 +72,7 @@ class StateVersions(LogReader):
         if not recent:
             ruin = self.creation.first_ruin(shard_id)
             if ruin is None:
-                created = self._try_init_shard(shard_id, codecs, schema, retain_ms)
+                created = self._try_init_shard(shard_id, codecs, schema, retain_ms, critical)
                 if created is not None:
                     return created
             # Another process may have created the shard during the listing: its log is there by now.
@@ -81,7 +87,12 @@ class StateVersions(LogReader):
         return state
 
     def _try_init_shard(
-        self, shard_id: ShardId, codecs: CodecNames, schema: SchemaPair, retain_ms: int | None
+        self,
+        shard_id: ShardId,
+        codecs: CodecNames,
+        schema: SchemaPair,
+        retain_ms: int | None,
+        critical: FirstHold | None,
     ) -> ShardState | None:
         key = rollup_key(_FIRST, RollupId.from_bytes(self.env.random_bytes(16)))
         state, diff = initial_state(
@@ -94,6 +105,7 @@ class StateVersions(LogReader):
             rollup=HollowRollup(key, None),
             birth=self.env.random_bytes(16),
             retain_ms=retain_ms,
+            critical=critical,
         )
         new = VersionedData(state.seqno, encode_state_diff(diff))
         state = replace(state, tag=new.tip.tag)

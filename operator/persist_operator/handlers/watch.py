@@ -40,6 +40,21 @@ class Changed(Protocol):
         """The resource as it is now; with `is_gone`, as it was last."""
 
 
+class _NoEssence(kopf.DiffBaseStorage):
+    """kopf would copy each resource twice and compare it with an annotation of it, for handlers of changes. There are none."""
+
+    def build(self, **_: Any) -> Any:
+        """See kopf."""
+        return None
+
+    def fetch(self, **_: Any) -> Any:
+        """See kopf."""
+        return None
+
+    def store(self, **_: Any) -> None:
+        """See kopf."""
+
+
 class Watches:
     """The watches of this process. Call `start` once and `stop` once. Any thread may read the properties."""
 
@@ -192,5 +207,6 @@ def _kopf_settings() -> kopf.OperatorSettings:
     settings.posting.enabled = False
     # No watch on CRDs and namespaces: it would need rights on the whole cluster.
     settings.scanning.disabled = True
+    settings.persistence.diffbase_storage = _NoEssence()
     settings.persistence.finalizer = f"{names.GROUP}/unused"
     return settings

@@ -23,7 +23,7 @@ StopEvent = Literal["", "DriverStopped", "DriverForcedOut"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialiseShard:
-    """Create the shard with this schema. No effect when the shard exists with the same schema."""
+    """Create the shard with this schema and the operators' critical reader. No effect when the shard exists with the same schema."""
 
     owner: Owner
     shard_id: str

@@ -69,8 +69,8 @@ class _Case:
 
 
 def is_to_be_asked(shard: Shard) -> bool:
-    """Whether the stores may be asked about `shard`: the resource is not being deleted, and it has a status with conditions."""
-    return not shard.meta.deleting and bool(shard.status.get("conditions"))
+    """Whether the stores may be asked about `shard`: the resource is not being deleted, and it has a status."""
+    return not shard.meta.deleting and bool(shard.status)
 
 
 def plan_shard(

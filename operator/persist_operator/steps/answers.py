@@ -3,6 +3,8 @@
 Stores push news of commits (bridge). While they push and bring no news of a shard, its last answer is the current one, so a routine plan
 needs no request. News may be lost, so an answer ends with its time. A remembered answer only ever leads to nothing: a plan that writes or
 acts is made from a live answer. Thread-safe.
+
+News of the very commit that an answer shows is none: the operator hears of its own commits too.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from persist_engine.base.env import Env
+from persist_engine.base.versioned import VersionedData
 from persist_engine.model.inspection import Inspection
 
 from persist_operator.api.shard import StoreLocation
@@ -44,7 +47,7 @@ class Ear:
 
     def hear(self, news: object | None) -> None:
         """See the engine's `PersistClient.on_commit`."""
-        self._answers.heard(self.name, is_missed=news is None)
+        self._answers.heard(self.name, news)
 
 
 @dataclass(slots=True)
@@ -53,6 +56,9 @@ class _Kept:
     answer: Answer | None = None
     begun_s: float = field(default=float("-inf"))
     has_news: bool = False
+    is_asked: bool = False
+    waiting: list[object | None] = field(default_factory=list)
+    """News that came while the stores were asked."""
 
 
 class Answers:
@@ -71,14 +77,22 @@ class Answers:
             if kept is None:
                 kept = self._kept[name] = _Kept(Ear(self, name))
             kept.has_news, kept.begun_s, kept.answer = False, self._env.monotonic_s(), None
+            kept.is_asked, kept.waiting = True, []
             return kept.ear
 
     def keep(self, name: Name, location: StoreLocation, claim: Claim, seen: Seen) -> None:
-        """Keep the answer to the question that began last. Only an inspected shard can be remembered."""
+        """Keep the answer to the question that began last. Only an inspected shard can be remembered. News that came since the question is
+        news now, unless it is of the commit that the answer shows.
+        """
         with self._lock:
             kept = self._kept.get(name)
-            if kept is not None and isinstance(seen.inspected, Inspection):
+            if kept is None:
+                return
+            if isinstance(seen.inspected, Inspection):
                 kept.answer = Answer(location, claim, seen, kept.begun_s)
+            kept.is_asked, waiting, kept.waiting = False, kept.waiting, []
+        for news in waiting:
+            self.heard(name, news)
 
     def current(self, name: Name, location: StoreLocation, claim: Claim) -> Seen | None:
         """The remembered answer to this very claim, if there was no news since and it is younger than `poll_seconds`."""
@@ -107,14 +121,19 @@ class Answers:
         inspection = replace(answer.seen.inspected, known_tag=answer.seen.inspected.tag)
         return replace(answer, claim=claim, seen=replace(answer.seen, inspected=inspection))
 
-    def heard(self, name: Name, *, is_missed: bool) -> None:
-        """Note news of the shard, and let it be looked at: no sooner than `inspect_seconds` after its last look. With `is_missed` news may
-        have been lost, of many shards at once, so their looks are spread.
+    def heard(self, name: Name, news: object | None) -> None:
+        """Note news of the shard, and let it be looked at: no sooner than `inspect_seconds` after its last look. News that comes while the
+        stores are asked waits for their answer. None: news may have been lost, of many shards at once, so their looks are spread.
         """
-        spread_s = self._env.uniform(0.0, self._settings.inspect_seconds) if is_missed else 0.0
+        spread_s = self._env.uniform(0.0, self._settings.inspect_seconds) if news is None else 0.0
         with self._lock:
             kept = self._kept.get(name)
-            if kept is None or kept.has_news:
+            if kept is None or kept.has_news or _is_shown(news, kept.answer):
+                return
+            if kept.is_asked:
+                # Of two different ones, at most one is shown by the answer, so no third is needed.
+                if len(kept.waiting) < 2 and news not in kept.waiting:
+                    kept.waiting.append(news)
                 return
             kept.has_news = True
             after_s = kept.begun_s + self._settings.inspect_seconds - self._env.monotonic_s()
@@ -124,3 +143,11 @@ class Answers:
         """Forget a shard that is gone, and stop listening."""
         with self._lock:
             self._kept.pop(name, None)
+
+
+def _is_shown(news: object | None, answer: Answer | None) -> bool:
+    """Whether the answer shows the very commit of which this is news. Of a large commit the news has no bytes, and so another tag."""
+    was = None if answer is None else answer.seen.inspected
+    if not isinstance(news, VersionedData) or not isinstance(was, Inspection):
+        return False
+    return (int(news.seqno), news.tip.tag.hex()) == (was.seqno, was.tag)

@@ -26,6 +26,7 @@ from persist_operator.cluster.port import CONFIG_MAP, JOB, PERSIST_SHARD, POD, S
 from persist_operator.manifests.driver import COMPONENT as SINK_COMPONENT
 from persist_operator.manifests.maintenance import COMPONENT as MAINTENANCE_COMPONENT
 from persist_operator.plan import inspecting, ownership, podless
+from persist_operator.plan.actions import InitialiseShard
 from persist_operator.plan.keeping.reclaiming import is_reclaimed
 from persist_operator.plan.observed import (
     ActionFailure,
@@ -88,9 +89,16 @@ class Observer:
         self._labels = NamespaceLabels(cluster, settings, env)
         self.answers = Answers(env, settings.loop)
 
-    def shard(self, shard: Shard, failures: Mapping[str, ActionFailure], *, sight: Sight = Sight.LIVE) -> Sighted:
+    def shard(
+        self,
+        shard: Shard,
+        failures: Mapping[str, ActionFailure],
+        *,
+        sight: Sight = Sight.LIVE,
+        answer: Seen | None = None,
+    ) -> Sighted:
         """The observation for the plan of a PersistShard, with this sight or a better one. The stores are asked only after the resource has
-        a status, and last, so that their answer is the newest fact.
+        a status, and last, so that their answer is the newest fact. With `answer`, which they gave just now, they are not asked.
 
         Claims the shard for the resource in the stores, unless another owner has it (plan.ownership).
         """
@@ -112,7 +120,7 @@ class Observer:
             return Sighted(ShardObserved(inspected=NotInspected(), namespace_labels=labels), sight)
         if isinstance(location, InlineLocation):
             return Sighted(self._answer_of_pods(shard, location, runs, failures), sight)
-        answer, is_new = self._answer(shard, location, sight)
+        answer, is_new = self._answer(shard, location, sight) if answer is None else (answer, True)
         observed = ShardObserved(
             runs=tuple(runs),
             failures=failures,
@@ -124,6 +132,14 @@ class Observer:
             location, str(answer.inspected.shard_id)
         )
         return Sighted(observed, max(sight, Sight.ASKED) if is_new else sight, is_heard)
+
+    def created(self, shard: Shard, action: InitialiseShard) -> Seen:
+        """Create the shard as `action` says, and return what the stores answer then: see Bridge.initialise."""
+        name, claim = (shard.meta.namespace, shard.meta.name), ownership.claim_of(shard, self._settings)
+        # The news of the creation itself is older than the question.
+        answer = self._bridge.initialise(action, looks=lambda: self.answers.begin(name))
+        self.answers.keep(name, action.location, claim, answer)
+        return answer
 
     def _sinks_of(self, shard: Shard) -> tuple[str, ...]:
         """The SparkSinks that write or read the shard, also those that are being deleted: their drivers may still run."""

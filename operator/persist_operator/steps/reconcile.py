@@ -39,7 +39,7 @@ from persist_operator.plan.actions import (
     done_note,
 )
 from persist_operator.plan.keeping import reclaiming
-from persist_operator.plan.observed import ActionFailure, Run
+from persist_operator.plan.observed import ActionFailure, Run, Seen
 from persist_operator.plan.shard import plan_shard
 from persist_operator.plan.sink import plan_sink
 from persist_operator.settings import OperatorSettings
@@ -84,6 +84,8 @@ class _Planned:
     inspection: Inspection | None = None
     canary: Callable[[str], float] | None = None
     """Of the canary: makes a round trip through the shard of this id if one is due; returns the seconds until the next one."""
+    shard: Shard | None = None
+    """What `resource` says, if it is a shard."""
 
 
 class Reconciler:
@@ -123,18 +125,15 @@ class Reconciler:
 
         A shard that this reconcile creates is observed at once, while its state is at hand. Later, it would be read from blob.
         """
-        wait_s, goes_on = self._step(key)
-        return self._step(key)[0] if goes_on else wait_s
-
-    def _step(self, key: Key) -> tuple[float | None, bool]:
-        """As `reconcile`. Also whether it tried to create the shard, so that a further step has news for the status."""
         started_s = self._env.monotonic_s()
         resource = self._accepted(key)
         if resource is None:
             self.forget(key)
-            return None, False
+            return None
         try:
             planned = self._plan(key, resource)
+            if planned is not None and _only_creates(planned.plan):
+                planned = self._created(key, planned)
         except StoreBusy:
             raise
         except Exception as error:
@@ -142,23 +141,21 @@ class Reconciler:
             raise
         if planned is None:
             self.forget(key)
-            return None, False
+            return None
         resource, meta, plan = planned.resource, planned.meta, planned.plan
         with self._lock:
             self._blind.pop(key, None)
-        if len(plan.actions) == 1 and isinstance(plan.actions[0], InitialiseShard) and not plan.notes:
-            # SUBTLE: the one action without its intent on the status. The stores have it: the claim has registered the id of the shard.
-            self._do(key, meta, plan.actions[0])
-            return _AFTER_NEWS_S, True
+        if _only_creates(plan):
+            return _AFTER_NEWS_S  # created and gone again
         if meta.deleting:
             self._metrics.forget(key.kind, key.namespace, key.name)
             self._metrics.resources.deleting(resource)
             if not plan.actions and plan.requeue_after_s is None:
-                return None, False
+                return None
         try:
             if self._write_status(key, resource, plan.status, planned) is None:
                 self.forget(key)
-                return None, False
+                return None
         except ApiError as error:
             if error.status == _INVALID:
                 self._show(key, resource, error)
@@ -169,10 +166,30 @@ class Reconciler:
         is_changed = False
         for action in plan.actions:
             # Not `any`: every action must be carried out.
-            is_changed = self._do(key, meta, action) or is_changed
+            is_changed = self._do(key, meta, action, self._actor.act) or is_changed
         if not is_changed:
-            return self._wait_s(planned, started_s), False
-        return min(plan.requeue_after_s or 0.0, _AFTER_NEWS_S), False
+            return self._wait_s(planned, started_s)
+        return min(plan.requeue_after_s or 0.0, _AFTER_NEWS_S)
+
+    def _created(self, key: Key, planned: _Planned) -> _Planned | None:
+        """Create the shard. Returns the plan that follows: from the first answer of its stores, or the one that shows the refusal.
+
+        SUBTLE: the one action without its intent on the status. The stores have it: the claim has registered the id of the shard.
+        """
+        shard, answers = planned.shard, list[Seen]()
+        assert shard is not None
+
+        def create(action: Action, _: Meta) -> bool:
+            assert isinstance(action, InitialiseShard)
+            answers.append(self._observer.created(shard, action))
+            return False
+
+        self._do(key, planned.meta, planned.plan.actions[0], create)
+        if answers:
+            again, _ = self._plan_shard(planned.resource, shard, self._refused(key), Sight.ASKED, answers[0])
+            if _needed(again.plan, planned.resource) <= Sight.ASKED:
+                return again
+        return self._plan(key, planned.resource)
 
     def _wait_s(self, planned: _Planned, started_s: float) -> float | None:
         """The seconds until the next reconcile, when this one, which began at `started_s`, changed nothing that the next must show."""
@@ -191,7 +208,7 @@ class Reconciler:
 
     def _accepted(self, key: Key) -> Resource | None:
         """The resource with a status, for a shard as it was last seen; None when it is gone. kstatus takes a resource without a status for
-        ready, so a new resource gets its first status before any other request.
+        ready. Its definition gives a new resource one; under a definition that is older than that, this call writes the first one.
         """
         kind = BY_KIND[key.kind]
         resource = self._informed.resource(kind, key.namespace, key.name) or self._live(key)
@@ -210,8 +227,8 @@ class Reconciler:
             self._informed.note(found)
         return found
 
-    def _do(self, key: Key, meta: Meta, action: Action) -> bool:
-        """Carry out one action. Whether the next plan must run at once, to show a refusal, its end, or a new shard."""
+    def _do(self, key: Key, meta: Meta, action: Action, act: Callable[[Action, Meta], bool]) -> bool:
+        """Carry out one action by `act`. Whether the next plan must run at once, to show a refusal, its end, or a new shard."""
         what = action_key(action)
         with self._lock:
             before = self._failures.get(key, {}).get(what)
@@ -219,7 +236,7 @@ class Reconciler:
             # Before the request: its answer may be lost.
             self._informed.doubt(meta.uid)
         try:
-            done = self._actor.act(action, meta)
+            done = act(action, meta)
         except StoreBusy:
             raise
         except Exception as error:  # noqa: BLE001 - the resource's status shows every error, and other actions go on
@@ -281,35 +298,47 @@ class Reconciler:
         A routine plan of a shard is made from what is remembered. If it would change anything, it is made again from what that change
         needs (`Sight`).
         """
-        with self._lock:
-            failures = dict(self._failures.get(key, {}))
+        failures = self._refused(key)
         if key.kind != PERSIST_SHARD.kind:
             sink = Sink.of(_defaulted(resource))
             found, now_ms = self._observer.sink(sink, failures), self._env.now_ms()
             plan = plan_sink(sink, found, now_ms=now_ms, settings=self._settings)
             return _Planned(resource, sink.meta, plan, found.runs)
-        planned, sight = self._plan_shard(resource, failures, Sight.REMEMBERED)
+        shard = Shard.of(_defaulted(resource))
+        planned, sight = self._plan_shard(resource, shard, failures, Sight.REMEMBERED)
         needed = _needed(planned.plan, resource)
         if needed > sight:
-            live = self._live(key) if needed is Sight.LIVE else resource
-            if live is None:
-                return None
-            planned, _ = self._plan_shard(live, failures, needed)
+            if needed is Sight.LIVE:
+                live = self._live(key)
+                if live is None:
+                    return None
+                resource, shard = live, Shard.of(_defaulted(live))
+            planned, _ = self._plan_shard(resource, shard, failures, needed)
         return planned
 
+    def _refused(self, key: Key) -> Mapping[str, ActionFailure]:
+        with self._lock:
+            return dict(self._failures.get(key, {}))
+
     def _plan_shard(
-        self, resource: Resource, failures: Mapping[str, ActionFailure], sight: Sight
+        self,
+        resource: Resource,
+        shard: Shard,
+        failures: Mapping[str, ActionFailure],
+        sight: Sight,
+        answer: Seen | None = None,
     ) -> tuple[_Planned, Sight]:
-        shard = Shard.of(_defaulted(resource))
-        found = self._observer.shard(shard, failures, sight=sight)
+        """The plan of `resource`, which `shard` is parsed from, and its sight. `answer` is as in Observer.shard."""
+        found = self._observer.shard(shard, failures, sight=sight, answer=answer)
         plan = plan_shard(shard, found.observed, now_ms=self._env.now_ms(), settings=self._settings)
         plan = reclaiming.with_finalizer(plan, shard)
-        answer = found.observed.inspected
-        inspection = answer if isinstance(answer, Inspection) else None
+        seen = found.observed.inspected
+        inspection = seen if isinstance(seen, Inspection) else None
         labels = dict(found.observed.namespace_labels)
         canary = partial(self._canary.visit, shard, namespace_labels=labels) if self._canary.is_it(shard.meta) else None
         visit = canary if inspection is not None else None
-        return _Planned(resource, shard.meta, plan, found.observed.runs, found.is_heard, inspection, visit), found.sight
+        planned = _Planned(resource, shard.meta, plan, found.observed.runs, found.is_heard, inspection, visit, shard)
+        return planned, found.sight
 
     def _write_status(
         self, key: Key, resource: Resource, status: Mapping[str, Any], planned: _Planned | None = None
@@ -400,6 +429,10 @@ def _defaulted(resource: Resource) -> Resource:
         **load_schemas().default({name: one for name, one in resource.items() if name != "status"}),
         "status": status,
     }
+
+
+def _only_creates(plan: Plan) -> bool:
+    return len(plan.actions) == 1 and isinstance(plan.actions[0], InitialiseShard) and not plan.notes
 
 
 def _is_about_a_child(action: Action) -> bool:
