@@ -2,14 +2,17 @@
 first run of each in a process of its own, from its start to its end. Ratios are of the processor time of all processes (driver, JVM,
 Python workers).
 
-Iceberg's runtime does not load on our Spark, so it needs an interpreter of its own: ICEBERG_PYTHON has pyspark 4.1.4, and ICEBERG_JAR is
-`org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0`.
+Iceberg's runtime does not load on our Spark, so it needs an interpreter of its own: ICEBERG_PYTHON has pyspark 4.1.4 (`uv venv`, `uv pip
+install`), and ICEBERG_JAR is `org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0` (`mvn dependency:get`). ROWS= sets another size
+than a million rows, and ROUNDS= how often each side is measured. Each call is printed when it is done, so that a run which is cut off has
+shown something.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -30,7 +33,8 @@ MODES = {"cow": "copy on write", "mor": "merge on read"}
 
 def run(folder: Path, quick: bool) -> Iterator[Row]:
     """Rows as they are measured."""
-    rows, repeat = (100_000, 2) if quick else (1_000_000, 5)
+    rows = int(os.environ.get("ROWS") or (100_000 if quick else 1_000_000))
+    repeat = int(os.environ.get("ROUNDS") or (2 if quick else 5))
     python, jar = (os.environ.get(name) for name in ("ICEBERG_PYTHON", "ICEBERG_JAR"))
     if not python or not jar:
         raise SystemExit("spark_iceberg: set ICEBERG_PYTHON and ICEBERG_JAR, see bench/spark_iceberg.py")
@@ -55,13 +59,10 @@ def _first_runs(folder: Path, command: list[str], source: str, rows: int, *, rep
         place = folder / f"first-{index}"
         place.mkdir()
         ours.append(_alone(sink_process(place, source, key=KEY, value=VALUE)))
-        theirs.append(
-            _alone(
-                subprocess.Popen(
-                    [*command, str(place), source, "once"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-                )
-            )
-        )
+        _say(f"first run {index}, ours", ours[-1])
+        once = [*command, str(place), source, "once"]
+        theirs.append(_alone(subprocess.Popen(once, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)))
+        _say(f"first run {index}, Iceberg", theirs[-1])
     return _row(f"first run of {rows:,} rows in a new process, Mirror", ours, theirs, "Iceberg's CREATE TABLE AS")
 
 
@@ -105,9 +106,11 @@ def _changes(folder: Path, command: list[str], source: str, rows: int, *, repeat
                     side.stdin.flush()
                     if not side.stdout.readline().startswith("done"):
                         raise SystemExit("spark_iceberg: a MERGE failed")
+                used_s = _spent_s(side.pid, is_theirs=name != "ours") - before_s
+                took_s = time.perf_counter() - began_s
+                _say(f"round {index} of {repeat}, {name}", (took_s, used_s))
                 if index:  # the first round warms up
-                    used_s = _spent_s(side.pid, is_theirs=name != "ours") - before_s
-                    measured.append((time.perf_counter() - began_s, used_s))
+                    measured.append((took_s, used_s))
             Path(changed).unlink()
         for name, mode in MODES.items():
             yield _row(
@@ -122,6 +125,10 @@ def _changes(folder: Path, command: list[str], source: str, rows: int, *, repeat
 def _spent_s(side: int, *, is_theirs: bool) -> float:
     """The processor time of Iceberg's processes, which are children of this one, or of all others."""
     return cpu_s(side) if is_theirs else cpu_s() - cpu_s(side)
+
+
+def _say(what: str, took: tuple[float, float]) -> None:
+    print(f"  {what}: {took[0]:.2f} s ({took[1]:.2f} s cpu)", file=sys.stderr, flush=True)
 
 
 def _row(what: str, ours: list[tuple[float, float]], theirs: list[tuple[float, float]], against: str) -> Row:

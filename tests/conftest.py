@@ -6,28 +6,18 @@
 import gc
 import os
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from persist_engine.cli import main as cli
+from persist_kit import jvm
 from xdist.scheduler import LoadFileScheduling
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
 
-#: JVMs of tests live for seconds, on few rows. An optimising compiler and a parallel collector would cost more than they save. The one of a
-#: test process compiles more than the 48 MiB that such a JVM has for code, and would compile the same methods again and again.
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
-#: `make setup` writes it. Without it, or if it is stale, JVMs start more slowly.
-ARCHIVE = Path(__file__).parents[1] / "build" / "spark.jsa"
-#: A JVM says on standard output that it ignores an archive, unless its log is off. Drivers write their reports there.
-_ARCHIVED = f'-XX:SharedArchiveFile="{ARCHIVE}" -Xlog:disable -Xlog:all=error:stderr'
-os.environ |= {
-    "SPARK_SUBMIT_OPTS": f"{SHORT_LIVED} {_ARCHIVED}" if ARCHIVE.exists() else SHORT_LIVED,
-    "SPARK_LAUNCHER_OPTS": SHORT_LIVED,
-}
+os.environ |= jvm.environ()
 
 
 class SparkTogether(LoadFileScheduling):

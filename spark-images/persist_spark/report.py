@@ -8,7 +8,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -44,6 +44,21 @@ class SinkReport:
     """The number of batches that a stream committed. None for a run over a batch source."""
     stopped: bool = False
     """Whether SIGTERM ended a stream."""
+
+    def with_batch(self, done: SinkReport) -> SinkReport:
+        """The report of a stream after one more batch, of which `done` is the report."""
+        return replace(
+            self,
+            lower=done.lower if self.lower is None else self.lower,
+            upper=self.upper if done.upper is None else done.upper,
+            input_upper=self.input_upper if done.input_upper is None else done.input_upper,
+            rows_read=self.rows_read + done.rows_read,
+            errors=self.errors + done.errors,
+            updates_written=self.updates_written + done.updates_written,
+            missing=None if done.missing is None else (self.missing or 0) + done.missing,
+            extra=None if done.extra is None else (self.extra or 0) + done.extra,
+            batches=(self.batches or 0) + 1,
+        )
 
     def to_json(self, *, duration_ms: int, failure: Failure | None = None) -> dict[str, Any]:
         """The report in the format that the operator reads."""

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import assert_never
 
+import pyarrow as pa
 from persist_engine import Location, PersistClient, ReadHandle, SinceAhead, SourceProgress, WriteHandle
 from persist_engine.base.env import Env, SystemEnv
 from persist_engine.base.errors import Fenced, InvalidUsage, Unavailable
@@ -30,7 +31,7 @@ from persist_spark.partitions import sink_settings
 from persist_spark.report import Log, SinkReport
 from persist_spark.session import executor_count
 from persist_spark.spec import ConfigurationError, SinkSpec, WriteMode
-from persist_spark.staging import EMPTY, StagedRows, Staging, difference, part_bytes_of
+from persist_spark.staging import EMPTY, StagedRows, Staging, difference, part_bytes_of, rows_of
 from persist_spark.streaming.position import committer
 
 #: How often a run starts over before it fails and leaves the work to the next run. It starts over when other writers raise the upper
@@ -66,9 +67,10 @@ def run_sink(
             raise ConfigurationError(f"schema: differs from that of shard {spec.shard_id}: {difference}")
         with named_input(spec), opened_input(spark, spec, env=env) as source:
             if spec.write_mode is WriteMode.READ_ONLY:
-                report = _compared(spark, spec, client, source.read(), log)
+                report = _compared(spark, spec, client, rows_of(source.read(), schema, spec.envelope), log)
             else:
                 report = _written(spark, spec, client, source, env=env, log=log)
+            report = replace(report, executors=executor_count(spark))
             return report if report.already_done else replace(report, input_upper=source.upper)
 
 
@@ -87,18 +89,18 @@ def _written(
             log=log,
             token=spec.run_token,
             expected=client.progress(spec.shard_id, spec.sink_id),
-            read=source.read,
+            read=lambda: rows_of(source.read(), schema, spec.envelope),
         )
         return run.until_done()
 
 
-def _compared(spark: SparkSession, spec: SinkSpec, client: PersistClient, source: DataFrame, log: Log) -> SinkReport:
+def _compared(spark: SparkSession, spec: SinkSpec, client: PersistClient, rows: DataFrame, log: Log) -> SinkReport:
     """What a run would change, as of the newest complete time of the shard. Opens no writer and stages nothing."""
     with client.open_leased_reader(spec.shard_id, spec.schema, purpose=spec.purpose) as reader:
         upper = client.recent_upper(spec.shard_id)
         as_of = upper.newest_complete
         log.event("comparing", as_of=as_of)
-        found = difference(spark, source, spec, reader, None if as_of < 0 else as_of)
+        found = difference(spark, rows, spec, reader, None if as_of < 0 else as_of)
     if found.rows == 0 and not spec.input.allow_empty:
         raise ConfigurationError(EMPTY)
     log.event("compared", rows=found.rows, errors=found.errors, missing=found.missing, extra=found.extra)
@@ -109,7 +111,6 @@ def _compared(spark: SparkSession, spec: SinkSpec, client: PersistClient, source
         errors=found.errors,
         missing=found.missing,
         extra=found.extra,
-        executors=executor_count(spark),
     )
 
 
@@ -128,7 +129,9 @@ class Run:
     expected: SourceProgress | None
     """The sink's progress when the run began."""
     read: Callable[[], DataFrame]
-    """Reads the input. Every call returns the same rows."""
+    """Reads the input, as the envelope reads it (`staging.rows_of`). Every call returns the same rows."""
+    few: pa.Table | None = None
+    """The same rows, if the driver stages them."""
     lands_nothing: bool = True
     """Whether the progress is committed also when there is nothing to append."""
 
@@ -167,8 +170,7 @@ class Run:
                         continue
                     case Minted():
                         self.log.event("minted", lower=decision.lower.time, time=decision.time, as_of=decision.as_of)
-                        staged = self._unchanged(decision, reader) or self.staging.stage(self.read(), decision, reader)
-                        report = self._append(decision, staged, reader)
+                        report = self._append(decision, self._staged(decision, reader), reader)
                     case _:
                         assert_never(decision)
             if report is not None:
@@ -193,6 +195,11 @@ class Run:
             self.spec.shard_id, self.staging.schema, purpose=self.spec.purpose
         ) as reader:
             yield reader
+
+    def _staged(self, minted: Minted, reader: ReadHandle | None) -> StagedRows:
+        if self.few is not None:
+            return self.staging.stage_few(self.few, minted)
+        return self._unchanged(minted, reader) or self.staging.stage(self.read(), minted, reader)
 
     def _unchanged(self, minted: Minted, reader: ReadHandle | None) -> StagedRows | None:
         """What a run stages whose input is what the last run of this sink committed, if the shard has not changed since. Otherwise None."""
@@ -261,14 +268,11 @@ class Run:
             rows_read=stage.rows,
             errors=stage.errors,
             updates_written=stage.updates,
-            executors=executor_count(self.staging.spark),
         )
 
     def _done_before(self, upper: Antichain) -> SinkReport:
         self.log.event("already_done", upper=upper.time)
-        return SinkReport(
-            run_id=self.spec.run_id, upper=upper.time, executors=executor_count(self.staging.spark), already_done=True
-        )
+        return SinkReport(run_id=self.spec.run_id, upper=upper.time, already_done=True)
 
 
 def _is_unchanged(reader: ReadHandle, after: int, upto: int) -> bool:

@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from persist_engine import Batch, ReadHandle, SinceAhead, WriteHandle
 from persist_engine.base.errors import Fenced
 from persist_engine.flow.mint_run import Minted
@@ -110,12 +112,13 @@ def shard_order(spec: SinkSpec) -> str | None:
 
 
 def difference(
-    spark: SparkSession, source: DataFrame, spec: SinkSpec, reader: ReadHandle, as_of: int | None
+    spark: SparkSession, rows: DataFrame, spec: SinkSpec, reader: ReadHandle, as_of: int | None
 ) -> Difference:
-    """How the shard at `as_of` (None: nothing was written) differs from what a run would make of it. Errors as of `Staging.stage`."""
+    """How the shard at `as_of` (None: nothing was written) differs from what a run would make of it. `rows`, and errors: as of
+    `Staging.stage`.
+    """
     schema = spec.schema
     spark.sparkContext.setJobDescription(f"{spec.sink_id}: compare as {spec.envelope.type}")
-    rows = rows_of(source, schema, spec.envelope)
     winners = decided(rows, schema) if spec.envelope.type.has_keys else None
 
     def compared(held: DataFrame | None) -> Difference:
@@ -158,17 +161,15 @@ class Staging:
     part_bytes: int
     """The part size for executors, from `part_bytes_of`."""
     log: Log
-    expects_few: bool = False
-    """Whether the rows may be few enough for the driver to stage them. Looking costs a small job; staging on executors costs some more."""
 
     @property
     def reads_back(self) -> bool:
         """Whether the envelope corrects what the shard holds, so that staging needs the persisted contents."""
         return self.spec.envelope.type.reads_back
 
-    def stage(self, source: DataFrame, minted: Minted, reader: ReadHandle | None) -> StagedRows:
-        """Stages `source` as the envelope says, at the times of `minted`. `reader`: the lease for the persisted side, if the envelope
-        reads it.
+    def stage(self, rows: DataFrame, minted: Minted, reader: ReadHandle | None) -> StagedRows:
+        """Stages `rows`, those of `rows_of`, as the envelope says, at the times of `minted`. `reader`: the lease for the persisted side, if
+        the envelope reads it.
 
         ConfigurationError when rows cannot be stored; Fenced when the lease expired; the errors of Spark and of the blob store.
         """
@@ -179,7 +180,6 @@ class Staging:
         # parts needs no more memory. When the user sets the number of tasks, Spark's settings stay as the user has them.
         by_bytes = shuffled_by_bytes(self.spark, part_bytes=write.target_part_bytes)
         with by_bytes if write.parallelism is None else nullcontext():
-            rows = rows_of(source, self.schema, self.spec.envelope)
             match self.spec.envelope.type:
                 case EnvelopeType.UPSERT | EnvelopeType.DEBEZIUM:
                     return self._write_winners(minted, reader, rows)
@@ -190,12 +190,30 @@ class Staging:
                         return self._write_rows(minted, rows)  # the shard is empty
                     return self._write_corrections(minted, minted.as_of, reader, rows)
 
-    def unchanged(self, source: DataFrame, minted: Minted, digest: bytes) -> StagedRows | None:
+    def stage_few(self, rows: pa.Table, minted: Minted) -> StagedRows:
+        """Stages the rows of an Append or a Diff that the driver holds. The same updates as of `stage`, and the same errors."""
+        upper, column = minted.upper, self.spec.envelope.timestamp_column
+        if column is not None:
+            at = rows.schema.get_field_index(frames.TIME)
+            is_bad = pa.repeat(pa.scalar(False), rows.num_rows)  # noqa: FBT003 - Arrow's name for it
+            if self.spec.envelope.on_error is OnError.COLLECT:
+                is_bad = rows.column(f"k{len(self.schema.key) - 1}").is_valid()
+            times = pc.if_else(is_bad, minted.lower.time, rows.column(at))
+            late = pc.filter(times, pc.less(times, minted.lower.time))
+            counts = (rows.num_rows, rows.num_rows - times.null_count, len(late), pc.min(late).as_py())
+            self._check_times(*counts, lower=minted.lower, column=column)
+            greatest = pc.max(times).as_py()
+            upper = Antichain.of(greatest + 1)
+            rows = rows.set_column(at, rows.schema.field(at), pc.if_else(is_bad, greatest, times))
+        task = self._stage_task(minted, upper, time=None if column else minted.time)
+        return self._staged(StageRows(task).staged(rows.to_batches()).to_pylist(), upper)
+
+    def unchanged(self, rows: DataFrame, minted: Minted, digest: bytes) -> StagedRows | None:
         """What a Mirror stages whose rows have the `digest` of those that the shard holds already: no batches. None when they have another.
         Reads nothing of the shard.
         """
         self.spark.sparkContext.setJobDescription(f"{self.spec.sink_id}: compare with the last run")
-        wanted = scanned(rows_of(source, self.schema, self.spec.envelope), self.schema)
+        wanted = scanned(rows, self.schema)
         if wanted is None or wanted.digest(self.schema) != digest:
             return None
         self._refuse_empty(wanted.rows)
@@ -223,14 +241,8 @@ class Staging:
         task = self._stage_task(minted, upper, time=None if column else minted.time)
         hashes = HASHES if self.spec.envelope.type is EnvelopeType.MIRROR else ()
         rows = hashed(flat, self.schema) if hashes else flat
-        stage = StageRows(task, hashes=hashes)
-        few = None
-        if self.expects_few:
-            few = frames.few_rows(rows, rows_max=frames.FEW_ROWS, row_bytes_max=frames.FEW_ROW_BYTES)
-        if few is not None:
-            return self._staged(stage.staged(few.to_batches()).to_pylist(), upper)
         parts = frames.to_stage(rows, self.schema, self.spec.write.parallelism)
-        return self._collect(parts.mapInArrow(stage, STAGED_DDL), upper)
+        return self._collect(parts.mapInArrow(StageRows(task, hashes=hashes), STAGED_DDL), upper)
 
     def _with_errors_at(self, time: int | None, flat: DataFrame) -> DataFrame:
         """`flat`, whose rows have times of their own, with the collected errors at `time`: theirs may be missing, or late."""
@@ -298,11 +310,17 @@ class Staging:
         rows, timed, greatest, late_rows, first_late = row
         if rows == 0:
             return None
+        self._check_times(rows, timed, late_rows, first_late, lower=lower, column=column)
+        return int(greatest)
+
+    def _check_times(
+        self, rows: int, timed: int, late_rows: int, first_late: int | None, *, lower: Antichain, column: str
+    ) -> None:
+        """ConfigurationError when fewer than all rows have a time, or some are before `lower`, the first of them at `first_late`."""
         if timed < rows:
             raise ConfigurationError(f"envelope.timestampColumn: {column} is null in {rows - timed} of {rows} rows")
         if late_rows:
             raise self.late(late_rows, first_late, lower)
-        return int(greatest)
 
     def late(self, rows: int | None, first: int | None, upper: Antichain) -> ConfigurationError:
         """The error for rows with times that the shard has passed. `rows`: their number, None when it is unknown."""

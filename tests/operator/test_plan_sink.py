@@ -251,7 +251,7 @@ def test_a_read_only_sink_says_whether_the_shard_is_what_it_would_make_of_it(wor
     one.step()
     found = conditions.find(one.status, "Converged")
     assert (found["status"], found["reason"], found["message"]) == ("True", "Equal", "at upper 90")
-    assert conditions.find(one.status, "Ready")["message"] == "run 1 compared the shard with its input"
+    assert conditions.find(one.status, "Ready")["message"] == "run 1 compared the shard with its input: they are equal"
     one.spec["write"] = {"parallelism": 7}
     one.step()
     one.succeeds(updates_written=0, missing=3, extra=1, upper=95)

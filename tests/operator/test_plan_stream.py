@@ -174,3 +174,14 @@ def test_a_read_only_stream_says_while_it_runs_whether_it_would_write_something(
     world.succeeds(outcome="Stopped", batches=3, missing=1, extra=2, updates_written=0)
     world.step()
     assert world.reason("Converged") == ("False", "Differs")
+
+
+@pytest.mark.parametrize(("missing", "extra", "shown"), [(0, 0, "Completed"), (1, 0, "Differs"), (0, 2, "Differs")])
+def test_a_read_only_stream_at_its_end_shows_a_difference_in_the_table(world, missing, extra, shown):
+    world.spec |= {"writeMode": "ReadOnly", "envelope": {"type": "Upsert"}}
+    running(world)
+    world.succeeds(batches=3, missing=missing, extra=extra, updates_written=0)
+    world.step()
+    assert world.reason("Ready") == ("True", shown)
+    found = f"rows missing in the shard: {missing}, rows too many: {extra}" if shown == "Differs" else "they are equal"
+    assert conditions.find(world.status, "Ready")["message"] == f"run 1 compared the shard with its input: {found}"

@@ -1,7 +1,7 @@
 """Writes an archive of the classes that Spark loads for a sink. A JVM that maps the archive needs a third less CPU time to start.
 
 `python tests/spark/class_archive.py FILE` runs a small sink and some queries, and has the JVM archive its classes when it ends (JEP 350).
-`tests/conftest.py` has the options that use it. A JVM ignores an archive of another Java, or of other jars: it starts as if there were none.
+`persist_kit.jvm` has the options that use it. A JVM ignores an archive of another Java, or of other jars: it starts as if there were none.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from persist_kit.jvm import SHORT_LIVED
 
 _RUN = "--run"
 
@@ -31,7 +33,7 @@ def archive(file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
         part = Path(folder) / file.name
-        options = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ArchiveClassesAtExit={part} -Xlog:disable"
+        options = f"{SHORT_LIVED} -XX:ArchiveClassesAtExit={part} -Xlog:disable"
         environ = {
             **os.environ,
             "SPARK_SUBMIT_OPTS": options,

@@ -3,7 +3,11 @@
 
 Each driver is a real process with executors in processes of their own (`local-cluster`), killed by SIGKILL. Each next driver begins with an
 empty disk: the checkpoint of the killed one is deleted. The source gives the same rows for the same offsets, so the contents follow from
-the number of rows that were read.
+the number of rows that were read. Each driver draws how many rows a batch has: few, which the driver stages or decides by itself, or so
+many that executors must.
+
+The two sinks run side by side, because a driver often waits. A kill falls into the life of a batch: after some event of the driver's log,
+and a part of the time that the step before took.
 """
 
 from __future__ import annotations
@@ -19,34 +23,55 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from persist_engine import Antichain, Location, PersistClient, Schema, Settings, ShardId
+from persist_kit import jvm
 
-ROWS_PER_BATCH, KEYS = 100, 150
+KEYS = 150
+#: Rows of a batch: all batches have a multiple of this.
+ROWS_LEAST = 100
 #: A driver that logs nothing for so long hangs.
-SILENCE_S = 300.0
+SILENCE_S = 600.0
+#: The longest wait between an event and a kill.
+PAUSE_MOST_S = 1.0
 CONF = (
     "spark.master local-cluster[2,1,600]\nspark.executor.memory 600m\nspark.executor.cores 1\nspark.ui.enabled false\n"
     "spark.driver.memory 700m\nspark.log.level ERROR\nspark.driver.host 127.0.0.1\nspark.driver.bindAddress 127.0.0.1\n"
-    "spark.sql.shuffle.partitions 2\nspark.worker.cleanup.enabled true\n"
+    f"spark.sql.shuffle.partitions 2\nspark.worker.cleanup.enabled true\n{jvm.executor_properties()}"
 )
-#: By envelope: the SQL over the source's `value`, and the contents after so many rows.
-SQL = {
-    "Append": "select value as id, value % 7 as n from input",
-    "Upsert": f"select value % {KEYS} as id, value as n from input",
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One of the two sinks."""
+
+    sql: str
+    """Over the source's `value`."""
+    rows: tuple[int, int]
+    """Of a batch that the driver stages or decides, and of one that executors do."""
+
+
+KINDS = {
+    "Append": Kind("select value as id, value % 7 as n from input", (ROWS_LEAST, 2_500)),
+    "Upsert": Kind(f"select value % {KEYS} as id, value as n from input", (ROWS_LEAST, 200_000)),
 }
 
 
-def expected(envelope: str, rows: int) -> Counter[tuple[int, int]]:
-    """The contents after the first `rows` rows of the source."""
+def expected(envelope: str, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """The contents after the first `rows` rows of the source: the ids in order, and `n` of each."""
     if envelope == "Append":
-        return Counter((id_, id_ % 7) for id_ in range(rows))
-    return Counter((id_, max(range(id_, rows, KEYS))) for id_ in range(min(KEYS, rows)))
+        ids = np.arange(rows)
+        return ids, ids % 7
+    ids = np.arange(min(KEYS, rows))
+    return ids, rows - 1 - (rows - 1 - ids) % KEYS
 
 
 class Driver:
@@ -65,7 +90,7 @@ class Driver:
             start_new_session=True,
             text=True,
             cwd=self.disk,
-            env={**os.environ, "SPARK_LOCAL_DIRS": str(self.disk), "SPARK_WORKER_DIR": str(self.disk)},
+            env={**os.environ, **jvm.environ(), "SPARK_LOCAL_DIRS": str(self.disk), "SPARK_WORKER_DIR": str(self.disk)},
         )
         self.lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.tail: list[str] = []
@@ -85,12 +110,13 @@ class Driver:
         line = self.lines.get(timeout=SILENCE_S)
         return None if line is None else str(line["event"])
 
-    def executors(self) -> list[int]:
-        """The processes of its executors that run, Java and Python."""
+    def executors(self) -> list[tuple[int, str]]:
+        """The processes of its executors that run, with what they are: Java or Python."""
         listed = subprocess.run(["ps", "-eo", "pid,sid,args"], capture_output=True, text=True, check=True).stdout
         found = [line.split(None, 2) for line in listed.splitlines()[1:]]
         own = [(int(pid), args) for pid, sid, args in found if int(sid) == self.process.pid]
-        return [pid for pid, args in own if "CoarseGrainedExecutorBackend" in args or "pyspark.daemon" in args]
+        java = [(pid, "executor") for pid, args in own if "CoarseGrainedExecutorBackend" in args]
+        return java + [(pid, "Python of an executor") for pid, args in own if "pyspark.daemon" in args]
 
     def kill(self) -> None:
         """Kills the driver with all its processes, and deletes its disk."""
@@ -110,6 +136,9 @@ class Campaign:
     folder: Path
     seed: int
     kills: Counter[str] = field(default_factory=Counter)
+    """By what was killed, and after which event."""
+    ended: Counter[str] = field(default_factory=Counter)
+    """Drivers that ended by themselves, by the reason that they reported."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -122,10 +151,14 @@ class Campaign:
         """Kills so many times, lets the last driver end, and returns the number of rows that the sink read. AssertionError when the
         contents are not those of these rows; also in between.
         """
-        while sum(self.kills.values()) < kills:
+        while self.kills.total() < kills:
             self._one_driver(kills)
-            rows, done = self.check(), sum(self.kills.values())
-            print(f"{self.envelope}: {done} of {kills} kills, {rows} rows are right", file=sys.stderr, flush=True)
+            rows = self.check()
+            print(
+                f"{self.envelope}: {self.kills.total()} of {kills} kills, {rows} rows are right",
+                file=sys.stderr,
+                flush=True,
+            )
         driver = Driver(self.folder, self._spec())
         try:
             self._until(driver, {"batch"}, self.random.randrange(1, 4))
@@ -139,32 +172,45 @@ class Campaign:
         """One driver from its start to its death, and the deaths of some of its executors."""
         driver = Driver(self.folder, self._spec())
         try:
-            if not self._until(driver, {"position", "batch"}, 1):
-                self.kills["driver ended by itself"] += 1
-                return
-            while sum(self.kills.values()) < kills:
+            event = self._until(driver, {"position"}, 1)
+            while event is not None:
                 # Any event: between them lie the reading, the staging, and the commit of a batch.
-                if not self._until(driver, None, self.random.randrange(1, 9)):
-                    self.kills["driver ended after the loss of executors"] += 1
+                began_s = time.monotonic()
+                event = self._until(driver, None, self.random.randrange(1, 7))
+                took_s = min(PAUSE_MOST_S, time.monotonic() - began_s)
+                threading.Event().wait(self.random.uniform(0, took_s))
+                if event is None:
+                    break
+                if self.random.random() < 0.4 or not (running := driver.executors()):
+                    self.kills[f"driver after {event}"] += 1
                     return
-                threading.Event().wait(self.random.uniform(0, 0.2))
-                if self.random.random() < 0.5 or not (running := driver.executors()):
-                    self.kills["driver"] += 1
-                    return
+                pid, what = self.random.choice(running)
                 with suppress(ProcessLookupError):
-                    os.kill(self.random.choice(running), signal.SIGKILL)
-                self.kills["executor"] += 1
+                    os.kill(pid, signal.SIGKILL)
+                    self.kills[f"{what} after {event}"] += 1
+                if self.kills.total() == kills:
+                    return
+            self.ended[self._reported(driver)] += 1
         finally:
             driver.kill()
 
-    def _until(self, driver: Driver, names: set[str] | None, count: int) -> bool:
-        """Waits for so many events of these names (None: of any). False when the driver ends first."""
+    def _reported(self, driver: Driver) -> str:
+        """Why a driver ended by itself."""
+        driver.process.wait(timeout=SILENCE_S)
+        with suppress(OSError, ValueError):
+            return str(json.loads((self.folder / "report.json").read_text())["message"])[:200]
+        return f"exit code {driver.process.returncode}"
+
+    def _until(self, driver: Driver, names: set[str] | None, count: int) -> str | None:
+        """Waits for so many events of these names (None: of any step), and returns the last one. None when the driver ends first."""
+        event = None
         while count > 0:
             event = driver.event()
             if event is None:
-                return False
-            count -= names is None or event in names
-        return True
+                return None
+            # `stage` is no step: it comes every few seconds, so on a busy machine no long batch would reach its end.
+            count -= event != "stage" if names is None else event in names
+        return event
 
     def check(self) -> int:
         """Compares the contents with the source. Returns the rows that were read."""
@@ -173,24 +219,32 @@ class Campaign:
             if not upper:
                 return 0
             with client.open_leased_reader(self.shard, purpose="check") as reader:
-                rows = reader.snapshot(Antichain.of(upper - 1)).to_table()
+                rows = reader.snapshot(Antichain.of(upper - 1)).to_table().combine_chunks()
             position = client.progress(self.shard, "ns/s")
-        keys, values, diffs = (rows.column(name).to_pylist() for name in ("key", "val", "diff"))
-        found = Counter({(key["id"], val["n"]): diff for key, val, diff in zip(keys, values, diffs, strict=True)})
-        read = max((id_ if self.envelope == "Append" else n for id_, n in found), default=-1) + 1
-        assert read % ROWS_PER_BATCH == 0, f"{self.folder}: {read} rows are no whole batches"
-        assert found == expected(self.envelope, read), (
-            f"{self.folder}: {found - expected(self.envelope, read)} are too many"
-        )
         assert position is not None
+        ids, n = (rows.column(side).chunk(0).field(0).to_numpy() for side in ("key", "val"))
+        order = np.argsort(ids, kind="stable")
+        ids, n, diffs = ids[order], n[order], rows.column("diff").to_numpy()
+        read = int((ids if self.envelope == "Append" else n).max()) + 1
+        assert read % ROWS_LEAST == 0, f"{self.folder}: {read} rows are no whole batches"
+        wanted_ids, wanted = expected(self.envelope, read)
+        lost, doubled = np.setdiff1d(wanted_ids, ids)[:9], ids[1:][np.diff(ids) == 0][:9]
+        assert len(ids) == len(wanted_ids), (
+            f"{self.folder}: of {read} rows, lost the ids {lost}, doubled the ids {doubled}"
+        )
+        wrong = np.flatnonzero((ids != wanted_ids) | (n != wanted) | (diffs[order] != 1))[:9]
+        assert not len(wrong), (
+            f"{self.folder}: of {read} rows, wrong: {[(ids[i], n[i], diffs[order][i]) for i in wrong]}"
+        )
         return read
 
     def _client(self) -> PersistClient:
         return PersistClient.open(Location(**self.location), settings=Settings(retain_ms=None))
 
     def _spec(self) -> dict[str, Any]:
-        options = {"rowsPerBatch": str(ROWS_PER_BATCH), "numPartitions": "2"}
-        source = {"name": "rate-micro-batch", "options": options, "sql": SQL[self.envelope]}
+        kind = KINDS[self.envelope]
+        options = {"rowsPerBatch": str(self.random.choice(kind.rows)), "numPartitions": "2"}
+        source = {"name": "rate-micro-batch", "options": options, "sql": kind.sql}
         return {
             "sink_id": "ns/s",
             "run_id": "u-1",
@@ -210,12 +264,22 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200, help="kills in all, half of them for each envelope (200)")
     parser.add_argument("--seed", type=int, default=0, help="of the random points (0)")
     given = parser.parse_args()
-    for at, envelope in enumerate(SQL):
-        with tempfile.TemporaryDirectory(prefix="persist-kills-") as folder:
-            campaign = Campaign(envelope, Path(folder), given.seed + at)
-            rows = campaign.run(given.kills // 2)
-            counts = ", ".join(f"{count} {name}" for name, count in sorted(campaign.kills.items()))
-            print(f"{envelope}: {counts}; {rows} rows were read, and the shard holds exactly them", flush=True)
+
+    def campaign(at: int, envelope: str) -> None:
+        # A folder with wrong rows stays, to be looked at.
+        folder = Path(tempfile.mkdtemp(prefix="persist-kills-"))
+        one = Campaign(envelope, folder, given.seed + at)
+        rows = one.run(given.kills // 2)
+        shutil.rmtree(folder, ignore_errors=True)
+        print(f"{envelope}: {one.kills.total()} kills; {rows} rows were read, and the shard holds exactly them")
+        for what, counts in (("killed", one.kills), ("ended by itself", one.ended)):
+            for name, count in counts.most_common():
+                print(f"  {count} times {what}: {name}", flush=True)
+
+    with ThreadPoolExecutor(len(KINDS)) as pool:
+        running = [pool.submit(campaign, at, envelope) for at, envelope in enumerate(KINDS)]
+    for one in running:
+        one.result()
     return 0
 
 

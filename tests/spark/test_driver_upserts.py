@@ -55,11 +55,10 @@ class Files:
         os.utime(path, (1_700_000_000 + self.count,) * 2)  # Spark takes the oldest first
         self.count += 1
 
-    def run(self, target, envelope, log=None, stop=None, **changes):
+    def run(self, target, envelope, log=None, stop=None, *, sql=None, **changes):
         """A driver that reads what is new and ends, or runs until `stop`."""
-        input_ = Input(
-            format="json", schema=COLUMNS, options={"path": str(self.folder), "maxFilesPerTrigger": "1"}, sql=_SQL
-        )
+        options = {"path": str(self.folder), "maxFilesPerTrigger": "1"}
+        input_ = Input(format="json", schema=COLUMNS, options=options, sql=sql or _SQL)
         changes = {"stream": Stream(is_bounded=True), **changes}
         spec = replace(target.spec([], COLUMNS, envelope), input=input_, **changes)
         log = log or Acts()
@@ -225,3 +224,14 @@ def test_the_handle_goes_with_the_driver(files, make_target):
     files.run(target, PLAIN)
     found = target.client.inspect(target.id)
     assert (len(found.readers), len(found.writers)) == (0, 0)
+
+
+def test_maps_are_refused_before_the_first_batch_whatever_its_size(files, make_target):
+    """Executors cannot compare maps, so the driver does not either."""
+    target = make_target("id BIGINT", "at MAP<STRING, INT>")
+    files.add(_one(1))
+    with pytest.raises(
+        ConfigurationError, match="Spark cannot compare the values of at, which are MAPs: use Mirror or Append"
+    ):
+        files.run(target, Envelope(type=EnvelopeType.UPSERT), sql="select id, map('a', 1) as at from input")
+    assert target.state() == {}

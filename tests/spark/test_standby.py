@@ -1,12 +1,15 @@
 """A stream on standby: it compares, takes over from the driver that writes, and no row is lost or doubled."""
 
+import random
 import uuid
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from persist_engine import Antichain, Appended
 from persist_engine.base.errors import Fenced
+from persist_kit.depth import draws
 from persist_spark.envelopes.compared import Difference
 from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Input
 from persist_spark.streaming import standby, stream
@@ -23,7 +26,7 @@ def world(local_spark, tmp_path, monkeypatch):
     def started(spec, progress, env):
         """Spark stops a query when the same process starts another one with its id. The drivers of a sink are processes."""
         found = start(spec, progress, env)
-        return replace(found, query=str(uuid.UUID(bytes=env.random_bytes(16)))) if spec.run_id == "r-2" else found
+        return replace(found, query=str(uuid.UUID(bytes=env.random_bytes(16)))) if spec.stream.stands_by else found
 
     monkeypatch.setattr(stream, "_start", started)
     made = StandbyWorld(local_spark, tmp_path)
@@ -115,6 +118,70 @@ def test_a_commit_between_the_look_and_the_takeover_is_taken_along(world, monkey
     blue.ended()
     green.stopped()
     assert world.rows() == appended(world)
+
+
+class Died(Exception):
+    """The driver is gone."""
+
+
+def _dying():
+    raise Died
+
+
+#: When a driver on standby dies: before its compare-and-set, between it and all else, or at an event of its first batch as the one that writes.
+#: None: it lives.
+_DEATHS = ["before", "after", "position", "staged", "appended", "batch", None]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(draws(1)))
+@pytest.mark.parametrize(("sql", "envelope", "held"), [(APPENDED, APPEND, appended), (UPSERTED, UPSERT, upserted)])
+def test_takeovers_there_and_back_that_die_at_any_step_lose_and_double_nothing(
+    world, monkeypatch, seed, sql, envelope, held
+):
+    """In turn, drivers of two revisions take over from each other. The driver that writes is held within a batch meanwhile, or it is not."""
+    dice, append, mode = random.Random(f"{seed} {envelope.type}"), standby.append_position, [None]
+    deaths = dice.sample(_DEATHS[:-1], 3) + [None, dice.choice(_DEATHS), None]
+    revisions = [{"sql": f"select * from ({sql}) where {each}", "envelope": envelope} for each in ("true", "1 = 1")]
+
+    def appending(*given, **expected):
+        if mode[0] == "before":
+            raise Died
+        answer = append(*given, **expected)
+        if mode[0] == "after":
+            raise Died
+        return answer
+
+    monkeypatch.setattr(standby, "append_position", appending)
+    writes = world.blue(**revisions[0])
+    for turn, death in enumerate(deaths, 1):
+        spec = world.spec(**revisions[turn % 2])
+        green = world._started(f"g-{turn}", replace(spec, stream=replace(spec.stream, stands_by=True)))
+        if dice.random() < 0.5:
+            green.log.until("followed", stage="Proven")
+        mode[0] = death
+        if death not in (None, "before", "after"):
+            event = "decided" if death == "staged" and envelope is UPSERT else death
+            green.log.acts[event] = _dying
+        if dice.random() < 0.5:  # the takeover comes while a batch is in flight
+            within = dice.choice(["decided"] if envelope is UPSERT else ["minted", "staged"])
+            writes.log.acts[within] = partial(green.log.until, "taken_over" if death is None else "end")
+        green.promoted.set()
+        if death is None:
+            green.log.until("batch")
+        else:
+            assert isinstance(green.ended().error, Died)
+        if death == "before":
+            writes.log.until("batch", len(writes.log.events("batch")) + 1)
+            continue
+        assert isinstance(writes.ended().error, Fenced)
+        if death is not None:
+            assert world.rows() == held(world), f"after turn {turn}, {death}"
+            green = world._started(f"p-{turn}", spec)
+            green.log.until("batch")
+        writes = green
+    assert writes.stopped().error is None
+    assert world.rows() == held(world)
 
 
 def test_a_stream_over_files_stands_by_and_reads_no_file_twice(world, tmp_path):

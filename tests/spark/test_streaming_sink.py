@@ -9,12 +9,15 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from persist_engine import Antichain, Appended, Location, PersistClient, Schema, Settings, ShardId
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import Fenced, Incompatible
 from persist_kit.depth import draws
 from persist_spark import frames
+from persist_spark.failures import classify
 from persist_spark.report import Log
 from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Input, OnError, SinkSpec, Stream, Write
 from persist_spark.streaming import batches, stream
@@ -191,7 +194,6 @@ def test_a_driver_stages_few_rows_itself_and_looks_again_after_a_batch_of_few(wo
     looked = []
     look = frames.few_rows
     monkeypatch.setattr(frames, "FEW_ROWS", 9)
-    monkeypatch.setattr(batches, "FEW_ROWS", 9)
     monkeypatch.setattr(frames, "few_rows", lambda flat, **few: looked.append(look(flat, **few)) or looked[-1])
     passes = "(value < 10 and value = 3) or (value between 10 and 29) or (value between 30 and 49 and value % 3 = 0)"
     world.until(5, input=replace(RATE, sql=f"{RATE.sql} where {passes}"))
@@ -448,3 +450,62 @@ def test_the_source_keeps_the_files_of_a_batch_that_failed(world, tmp_path, monk
         world.run(input=source)
     assert world.rows() == Counter([(0, 0)])
     assert {path.name for path in folder.iterdir()} >= {"1.json", "2.json", "3.json", "4.json"}
+
+
+WIDER = Schema.from_ddl("id BIGINT", "n BIGINT, more STRING")
+
+
+@pytest.mark.parametrize("kind", [EnvelopeType.APPEND, EnvelopeType.UPSERT])
+def test_the_shard_evolves_while_a_stream_writes_it(world, kind):
+    """An Append goes on, and its rows lack the new field. An Upsert would compare values that it does not see, so it stops by name. The next
+    driver needs the new schema either way.
+    """
+    envelope = Envelope(type=kind)
+    stop, log = threading.Event(), Acts(lambda: world.client.evolve_schema(world.shard, WIDER), "batch")
+
+    def heard(name, **fields):
+        Acts.event(log, name, **fields)
+        if log.names.count("batch") == 3:
+            stop.set()
+
+    log.event, upper = heard, None
+    if kind is EnvelopeType.APPEND:
+        assert world.run_rate(log, stop=stop, envelope=envelope).batches >= 3
+    else:
+        with pytest.raises(ConfigurationError, match=r"schema: .*evolved"):
+            world.run_rate(log, stop=stop, envelope=envelope)
+        assert world.position().batch == 0
+    assert world.rows() == Counter((id_, id_ % 7) for id_ in range(10 * (world.position().batch + 1)))
+    upper = world.client.recent_upper(world.shard)
+    with pytest.raises(ConfigurationError, match="schema: differs from that of shard"):
+        world.until(1, run="r-2", envelope=envelope)
+    assert world.client.recent_upper(world.shard) == upper
+    wide = "select value as id, value % 7 as n, 'x' as more from input"
+    input_ = replace(RATE, sql=wide)
+    world.until(1, run="r-3", envelope=envelope, value_ddl="n BIGINT, more STRING", input=input_)
+    assert set(world.rows()) == {(id_, id_ % 7) for id_ in range(10 * (world.position().batch + 1))}
+
+
+def test_a_file_of_another_schema_stops_a_stream_by_its_name_and_the_next_driver_goes_on_there(world, tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+
+    def drop(number, n):
+        pq.write_table(pa.table({"id": [number], "n": [n]}), folder / f".{number}")
+        os.utime(folder / f".{number}", (1_700_000_000 + number,) * 2)
+        (folder / f".{number}").rename(folder / f"{number}.parquet")
+
+    for number, n in enumerate([0, 1, "two", 3]):
+        drop(number, n)
+    source = Input(
+        format="parquet", schema="id BIGINT, n BIGINT", options={"path": str(folder), "maxFilesPerTrigger": "1"}
+    )
+    for _ in range(2):
+        with pytest.raises(Exception, match="MISMATCH") as raised:
+            world.run(input=source)
+        failure = classify(raised.value)
+        assert (failure.failure_class, "2.parquet" in failure.message) == ("Configuration", True)
+        assert world.rows() == Counter([(0, 0), (1, 1)])
+    drop(2, 2)
+    assert world.run(input=source).batches == 2
+    assert world.rows() == Counter((number, number) for number in range(4))

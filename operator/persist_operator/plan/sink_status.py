@@ -179,9 +179,10 @@ def _ready(
     if sink.spec.suspend and not is_done:
         return _suspended(observed)
     if not scheduled and state == "Succeeded":
-        return [Condition("Ready", "True", "Completed", _wrote(run, status.progress))]
+        reason = "Differs" if _differs(status, sink) else "Completed"
+        return [Condition("Ready", "True", reason, _wrote(run, status.progress))]
     if scheduled and state != "Running":
-        reason = "Scheduled" if state is None else "Succeeded"
+        reason = "Scheduled" if state is None else "Differs" if _differs(status, sink) else "Succeeded"
         return [Condition("Ready", "True", reason, f"the next run is at {status.schedule.next_time}")]
     return _under_way(
         status, observed, lasting=sink.spec.mode != "Once", was_ready=conditions.is_true(sink.status, "Ready")
@@ -232,11 +233,18 @@ def _starts_well(observed: SinkObserved) -> bool:
     return not any(one.reason for one in observed.runs if one.phase is Phase.PENDING)
 
 
+def _differs(status: SinkStatus, sink: Sink) -> bool:
+    """Whether the last run of a sink that writes nothing found a difference. What the table of `get` shows must not look like success."""
+    progress = status.progress
+    return sink.spec.write_mode == "ReadOnly" and bool(progress.missing or progress.extra)
+
+
 def _wrote(run: RunState, progress: Progress) -> str:
     """The message of a run that succeeded. The number of updates is unknown when the attempt was lost after its commit."""
-    written = progress.updates_written
-    if progress.missing is not None:
-        return f"run {run.number} compared the shard with its input"
+    written, missing, extra = progress.updates_written, progress.missing, progress.extra
+    if missing is not None:
+        found = f"rows missing in the shard: {missing}, rows too many: {extra}" if missing or extra else "they are equal"
+        return f"run {run.number} compared the shard with its input: {found}"
     return f"run {run.number} is committed" if written is None else f"run {run.number} wrote {written} updates"
 
 

@@ -17,8 +17,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
 
 from persist_spark.envelopes.collected import error_column
-from persist_spark.frames import DELETED, FAULT, ORDER, Field, fields_of, missing_fields, to_flat
-from persist_spark.spec import Envelope
+from persist_spark.frames import DELETED, FAULT, ORDER, Field, fields_of, has_maps, missing_fields, to_flat
+from persist_spark.spec import ConfigurationError, Envelope
 
 #: How many rows of the input a command stands for.
 WEIGHT = "weight"
@@ -45,8 +45,15 @@ def upsert_commands(frame: DataFrame, schema: Schema, envelope: Envelope) -> Dat
 
 
 def completed(commands: DataFrame, schema: Schema) -> DataFrame:
-    """`commands` in which removals have no values, and nulls where the shard has NOT NULL are faults."""
+    """`commands` in which removals have no values, and nulls where the shard has NOT NULL are faults. ConfigurationError for maps: a driver
+    could decide between them, but executors cannot, and one sink needs both.
+    """
     fields = fields_of(schema)
+    if maps := [f.name for f in fields if has_maps(f.type)]:
+        raise ConfigurationError(
+            f"envelope.type: Spark cannot compare the values of {', '.join(maps)}, which are MAPs: use Mirror or Append, or an "
+            "ARRAY<STRUCT<key, value>> in the shard's schema"
+        )
     is_given = ~F.col(DELETED)
     return commands.select(
         *(f.column for f in fields if f.side == "key"),

@@ -46,7 +46,7 @@ def few_winners(found: pa.Table, schema: Schema) -> FewWinners | None:
     is_error = found.column(f"k{len(schema.key) - 1}").is_valid() if holds_errors(schema) else None
     return FewWinners(
         commands=commands.add_column(1, "val", kept),
-        rows=found.num_rows,
+        rows=int(found.column("weight").to_numpy().sum()),
         errors=0 if is_error is None else int(is_error.to_numpy().sum()),
     )
 

@@ -21,7 +21,7 @@ from persist_spark.columns import struct_column
 from persist_spark.envelopes.collected import is_error
 from persist_spark.envelopes.commands import WEIGHT, key_text
 from persist_spark.envelopes.mirror import leaves_of
-from persist_spark.frames import DELETED, FAULT, ORDER, Field, fields_of, has_maps
+from persist_spark.frames import DELETED, FAULT, ORDER, Field, fields_of
 from persist_spark.spec import ConfigurationError
 
 #: The types of key fields by whose least and greatest value parts of the shard are skipped. Others have no plain order.
@@ -69,11 +69,6 @@ def decided(commands: DataFrame, schema: Schema) -> Winners:
     fields = fields_of(schema)
     keys = [f.column for f in fields if f.side == "key"]
     values = [f.column for f in fields if f.side == "value"]
-    if maps := [f.name for f in fields if has_maps(f.type)]:
-        raise ConfigurationError(
-            f"envelope.type: Spark cannot compare the values of {', '.join(maps)}, which are MAPs: use Mirror or Append, or an "
-            "ARRAY<STRUCT<key, value>> in the shard's schema"
-        )
     given = F.struct(DELETED, *values)
     # Of all fields one by one: Spark's own hash of a struct does not see which of its fields is null.
     digest = F.xxhash64(

@@ -4,25 +4,25 @@ last. Another driver of the same sink is therefore refused by the shard.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import pyarrow as pa
 from persist_engine import PersistClient, ProgressMismatch, SourceProgress, WriteHandle
 from persist_engine.base.env import Env
 from persist_engine.base.errors import Fenced
 from persist_engine.model.frontier import Antichain
 from pyspark.sql import DataFrame
 
-from persist_spark.frames import FEW_ROWS
+from persist_spark import frames
 from persist_spark.inputs.shard import read_before
 from persist_spark.report import Log, SinkReport
-from persist_spark.session import executor_count
 from persist_spark.sink import Run
 from persist_spark.spec import SinkSpec
 from persist_spark.staging import Staging
-from persist_spark.streaming.checkpoint import Checkpoint
-from persist_spark.streaming.driver_upserts import DriverUpserts
+from persist_spark.streaming.checkpoint import Checkpoint, Planned
+from persist_spark.streaming.driver_upserts import DriverUpserts, commands_max, texts_max
 from persist_spark.streaming.position import NO_BATCH, Position, committer, encode_position
 from persist_spark.streaming.position_append import append_position
 
@@ -33,13 +33,37 @@ IDLE_COMMIT_S = 60.0
 KEEP_UP_S = 30.0
 
 
-class NotCommitted(Exception):
-    """Ends Spark's query before Spark takes a batch for committed."""
+@dataclass(kw_only=True)
+class Few:
+    """Which batches the driver takes to itself: those with few enough rows, all of them short. A look at a batch with more costs a job, so
+    the driver looks only if the batch before had few.
+    """
+
+    rows_max: int
+    row_bytes_max: int
+    _expects_few: bool = True
+
+    @classmethod
+    def of(cls, spec: SinkSpec) -> Few:
+        """The limits for the envelope of `spec`: an upsert keeps less of a row than a driver that stages it."""
+        if spec.envelope.type.has_keys:
+            return cls(rows_max=commands_max(spec.schema), row_bytes_max=texts_max(spec.schema))
+        return cls(rows_max=frames.FEW_ROWS, row_bytes_max=frames.FEW_ROW_BYTES)
+
+    def rows(self, batch: DataFrame) -> pa.Table | None:
+        """All rows of the batch. None when they are for executors."""
+        if not self._expects_few:
+            return None
+        return frames.few_rows(batch, rows_max=self.rows_max, row_bytes_max=self.row_bytes_max)
+
+    def had(self, rows: int) -> None:
+        """Takes the number of rows of the last batch."""
+        self._expects_few = rows <= self.rows_max
 
 
 @dataclass(kw_only=True)
 class Batches:
-    """What one query has committed. Spark calls it in a thread of its own, one batch at a time."""
+    """What one query has committed. Work as of `EachBatch`."""
 
     spec: SinkSpec
     client: PersistClient
@@ -53,125 +77,75 @@ class Batches:
     """The sink's progress in the shard as this driver last saw it."""
     env: Env
     log: Log
-    on_failure: Callable[[], None]
-    """Wakes the main thread."""
-    failure: BaseException | None = None
-    """Why the query must end."""
-    planned_ms: int | None = None
-    """When Spark chose the newest batch that this driver has committed."""
-    report: SinkReport = field(init=False)
+    _few: Few = field(init=False)
     _pending: Position | None = None
     _pending_s: float = 0.0
     _kept_up_s: float = 0.0
-    _has_ended: bool = False
-    _expects_few: bool = True
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        upper = None if self.expected is None else self.expected.upper.time
-        read = read_before(self.spec, self.committed.offsets)
-        self.report = SinkReport(run_id=self.spec.run_id, upper=upper, input_upper=read, batches=0)
+        self._few = Few.of(self.spec)
 
-    def __call__(self, frame: DataFrame, batch: int) -> None:
-        """Commits one batch. The caller finds an error in `failure`, and no later batch is committed.
-
-        Raises only NotCommitted, so that Spark lets the source forget no row of a batch that was not committed: an exception on its way
-        through the JVM loses its class, and a long one overflows Spark's stack.
-        """
-        with self._lock:
-            if batch <= self.committed.batch:
-                return
-            if not self._has_ended and self.failure is None:
-                try:
-                    self._commit(frame, batch)
-                    return
-                except BaseException as error:  # noqa: BLE001 - kept for the main thread, which raises it
-                    self.failure = error
-                    self.on_failure()
-        raise NotCommitted(f"batch {batch} was not committed")
-
-    def commit_idle(self) -> None:
-        """Commits where the sources began, before the first batch, and the position of batches without rows after IDLE_COMMIT_S; lets the
-        driver's upserts keep up. Does nothing while a batch is in flight.
-        """
-        if not self._lock.acquire(blocking=False):
-            return
-        try:
-            if self.expected is None and self._pending is None and (logs := self.checkpoint.logs(None)):
-                # A source that begins with what is newest has chosen now. The next driver must not choose again.
-                self._commit_position(replace(self.committed, logs=logs))
-            elif self._pending is not None and self.env.monotonic_s() - self._pending_s >= IDLE_COMMIT_S:
-                self._commit_position(self._pending)
-            if self.env.monotonic_s() - self._kept_up_s >= KEEP_UP_S:
-                self._kept_up_s = self.env.monotonic_s()
-                self.upserts.keep_up()
-        finally:
-            self._lock.release()
-
-    def end(self, timeout_s: float) -> bool:
-        """Waits for the batch in flight and commits what is pending. No batch is committed after that. False when the batch was still in
-        flight after `timeout_s`: it may be committed or not.
-        """
-        if not self._lock.acquire(timeout=timeout_s):
-            self._has_ended = True
-            return False
-        try:
-            self._has_ended = True
-            if self._pending is not None and self.failure is None:
-                self._commit_position(self._pending)
-        finally:
-            self._lock.release()
-        return True
-
-    def _commit(self, frame: DataFrame, batch: int) -> None:
-        offsets = self.checkpoint.offsets(batch)
-        position = replace(self.committed, batch=batch, offsets=offsets, logs=self.checkpoint.logs(offsets))
-        token = encode_position(position)
-        done = self.upserts.commit(frame, token, expected=self.expected)
-        if done is None:
-            done = self._on_executors(frame, token)
-            self.upserts.executors_did(done.rows_read)
-        if done.upper is None:
+    def do(self, rows: DataFrame, planned: Planned) -> SinkReport | None:
+        """Commits one batch, together with the position after it. A batch without rows is only noted."""
+        if planned.batch <= self.committed.batch:
+            return None
+        logs = self.checkpoint.logs(planned.offsets)
+        position = replace(self.committed, batch=planned.batch, offsets=planned.offsets, logs=logs)
+        few = None if self.upserts.is_off else self._few.rows(rows)
+        if few is not None and not few.num_rows:
+            done = SinkReport(run_id=self.spec.run_id)
             self._note(position)
         else:
-            self._advance(position, SourceProgress(token=token, upper=Antichain.of(done.upper)))
-        self._expects_few = done.rows_read <= FEW_ROWS
-        total = self.report
-        self.report = replace(
-            total,
-            lower=done.lower if total.lower is None else total.lower,
-            upper=total.upper if done.upper is None else done.upper,
-            input_upper=read_before(self.spec, offsets),
-            rows_read=total.rows_read + done.rows_read,
-            errors=total.errors + done.errors,
-            updates_written=total.updates_written + done.updates_written,
-            executors=executor_count(self.staging.spark),
-            batches=(total.batches or 0) + 1,
-        )
-        self.planned_ms = self.checkpoint.planned_ms(batch)
-        self.log.event(
-            "batch",
-            batch=batch,
-            rows=done.rows_read,
-            errors=done.errors,
-            updates=done.updates_written,
-            upper=self.report.upper,
-            input_upper=self.report.input_upper,
-            lag_ms=self.env.now_ms() - self.planned_ms,
-        )
+            token = encode_position(position)
+            done = self._written(rows, few, token)
+            self._few.had(done.rows_read)
+            if done.upper is None:
+                self._note(position)
+            else:
+                self._advance(position, SourceProgress(token=token, upper=Antichain.of(done.upper)))
+        return replace(done, input_upper=read_before(self.spec, planned.offsets))
 
-    def _on_executors(self, frame: DataFrame, token: bytes) -> SinkReport:
+    def line(self, done: SinkReport, total: SinkReport) -> tuple[str, Mapping[str, Any]]:
+        """With what the batch wrote."""
+        return "batch", {"updates": done.updates_written, "upper": total.upper, "input_upper": total.input_upper}
+
+    def idle(self) -> None:
+        """Commits where the sources began, before the first batch, and the position of batches without rows after IDLE_COMMIT_S; lets the
+        driver's upserts keep up.
+        """
+        if self.expected is None and self._pending is None and (logs := self.checkpoint.logs(None)):
+            # A source that begins with what is newest has chosen now. The next driver must not choose again.
+            self._commit_position(replace(self.committed, logs=logs))
+        elif self._pending is not None and self.env.monotonic_s() - self._pending_s >= IDLE_COMMIT_S:
+            self._commit_position(self._pending)
+        if self.env.monotonic_s() - self._kept_up_s >= KEEP_UP_S:
+            self._kept_up_s = self.env.monotonic_s()
+            self.upserts.keep_up()
+
+    def finish(self) -> None:
+        """Commits what is pending."""
+        if self._pending is not None:
+            self._commit_position(self._pending)
+
+    def _written(self, rows: DataFrame, few: pa.Table | None, token: bytes) -> SinkReport:
+        """Appends the rows of one batch. `few`: all of them, if they are not for executors."""
+        if self.spec.envelope.type.has_keys:
+            done = None if few is None else self.upserts.commit(few, token, expected=self.expected)
+            if done is not None:
+                return done
+            few = None
         run = Run(
             spec=self.spec,
             client=self.client,
             writer=self.writer,
             # The frame belongs to a session of the query's own, and so do the settings that concern it.
-            staging=replace(self.staging, spark=frame.sparkSession, expects_few=self._expects_few),
+            staging=replace(self.staging, spark=rows.sparkSession),
             env=self.env,
             log=self.log,
             token=token,
             expected=self.expected,
-            read=lambda: frame,
+            read=lambda: rows,
+            few=few,
             lands_nothing=False,
         )
         return run.until_done()

@@ -31,6 +31,20 @@ _SETTINGS = {
 
 
 @dataclass(frozen=True, slots=True)
+class Planned:
+    """A batch that Spark is about to run."""
+
+    batch: int
+    offsets: str
+    """The text of Spark's file offsets/<batch>."""
+
+    @property
+    def at_ms(self) -> int:
+        """When Spark chose the rows of the batch."""
+        return int(json.loads(self.offsets.split("\n", 2)[1])["batchTimestampMs"])
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """The folder of one query."""
 
@@ -58,13 +72,9 @@ class Checkpoint:
         assert after.offsets is not None
         self._put(f"offsets/{before.batch + 1}", after.offsets)
 
-    def offsets(self, batch: int) -> str:
+    def planned(self, batch: int) -> Planned:
         """What Spark wrote about the batch that it is about to run."""
-        return (self.folder / "offsets" / str(batch)).read_text(encoding="utf-8")
-
-    def planned_ms(self, batch: int) -> int:
-        """When Spark chose the rows of the batch."""
-        return int(json.loads(self.offsets(batch).splitlines()[1])["batchTimestampMs"])
+        return Planned(batch, (self.folder / "offsets" / str(batch)).read_text(encoding="utf-8"))
 
     def logs(self, offsets: str | None) -> dict[str, str]:
         """What Spark's folder `sources` must hold by its paths, after the batch that ends at `offsets` (None: before the first batch)."""

@@ -5,9 +5,10 @@ stored, so the next driver begins where this one did.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from typing import Any
 
 from persist_engine import PersistClient, ReadHandle
 from persist_engine.base.env import Env
@@ -16,99 +17,53 @@ from pyspark.sql import DataFrame
 from persist_spark.inputs.shard import read_before
 from persist_spark.progress.live import Stage
 from persist_spark.report import Log, SinkReport
-from persist_spark.session import executor_count
 from persist_spark.spec import SinkSpec
 from persist_spark.staging import difference
-from persist_spark.streaming.checkpoint import Checkpoint, temporary_checkpoint
+from persist_spark.streaming.checkpoint import Planned, temporary_checkpoint
+from persist_spark.streaming.each_batch import EachBatch
 from persist_spark.streaming.position import Position
-
-
-class NotCompared(Exception):
-    """Ends Spark's query before Spark takes a batch for done."""
 
 
 @dataclass(kw_only=True)
 class ComparedBatches:
-    """What one query has compared. Spark calls it in a thread of its own, one batch at a time. Each batch is compared with the shard as it
-    is then, and `report` has the sums. It has the interface of Batches.
-    """
+    """Compares each batch with the shard as it is then. Work as of `EachBatch`."""
 
     spec: SinkSpec
     client: PersistClient
     reader: ReadHandle
-    checkpoint: Checkpoint
-    env: Env
-    log: Log
-    on_failure: Callable[[], None]
-    """Wakes the main thread."""
-    failure: BaseException | None = None
-    """Why the query must end."""
-    planned_ms: int | None = None
-    report: SinkReport = field(init=False)
-    _has_ended: bool = False
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def __post_init__(self) -> None:
-        self.report = SinkReport(run_id=self.spec.run_id, missing=0, extra=0, batches=0)
-
-    def __call__(self, frame: DataFrame, batch: int) -> None:
-        """Compares one batch. The caller finds an error in `failure`, and no later batch is compared. Raises only NotCompared."""
-        with self._lock:
-            if not self._has_ended and self.failure is None:
-                try:
-                    self._compare(frame, batch)
-                    return
-                except BaseException as error:  # noqa: BLE001 - kept for the main thread, which raises it
-                    self.failure = error
-                    self.on_failure()
-        raise NotCompared(f"batch {batch} was not compared")
-
-    def commit_idle(self) -> None:
-        """Nothing is committed. Lets since follow the shard, for the newest contents are all that is read."""
-        if self._lock.acquire(blocking=False):
-            try:
-                self.reader.maybe_downgrade_since(max(0, self.client.recent_upper(self.spec.shard_id).newest_complete))
-            finally:
-                self._lock.release()
-
-    def end(self, timeout_s: float) -> bool:
-        """Waits for the batch in flight. None is compared after that. False when it was still in flight after `timeout_s`."""
-        self._has_ended = True
-        is_done = self._lock.acquire(timeout=timeout_s)
-        if is_done:
-            self._lock.release()
-        return is_done
-
-    def _compare(self, frame: DataFrame, batch: int) -> None:
-        offsets, planned_ms = self.checkpoint.offsets(batch), self.checkpoint.planned_ms(batch)
+    def do(self, rows: DataFrame, planned: Planned) -> SinkReport:
+        """Compares one batch."""
         upper = self.client.recent_upper(self.spec.shard_id)
         as_of = upper.newest_complete
-        found = difference(frame.sparkSession, frame, self.spec, self.reader, None if as_of < 0 else as_of)
-        total, self.planned_ms = self.report, planned_ms
-        self.report = total = replace(
-            total,
+        found = difference(rows.sparkSession, rows, self.spec, self.reader, None if as_of < 0 else as_of)
+        return SinkReport(
+            run_id=self.spec.run_id,
             upper=upper.time,
-            input_upper=read_before(self.spec, offsets),
-            rows_read=total.rows_read + found.rows,
-            errors=total.errors + found.errors,
-            missing=(total.missing or 0) + found.missing,
-            extra=(total.extra or 0) + found.extra,
-            executors=executor_count(frame.sparkSession),
-            batches=(total.batches or 0) + 1,
-        )
-        is_equal = not (total.missing or total.extra)
-        self.log.event(
-            "compared_batch",
-            stage=Stage.DIFFERS if not is_equal else Stage.PROVEN if total.rows_read else Stage.STANDING_BY,
-            batch=batch,
-            rows=found.rows,
+            input_upper=read_before(self.spec, planned.offsets),
+            rows_read=found.rows,
             errors=found.errors,
-            compared=total.rows_read,
-            missing=total.missing,
-            extra=total.extra,
-            upper=upper.time,
-            lag_ms=self.env.now_ms() - planned_ms,
+            missing=found.missing,
+            extra=found.extra,
         )
+
+    def line(self, done: SinkReport, total: SinkReport) -> tuple[str, Mapping[str, Any]]:
+        """With the sums of all batches."""
+        is_equal = not (total.missing or total.extra)
+        return "compared_batch", {
+            "stage": Stage.DIFFERS if not is_equal else Stage.PROVEN if total.rows_read else Stage.STANDING_BY,
+            "compared": total.rows_read,
+            "missing": total.missing,
+            "extra": total.extra,
+            "upper": done.upper,
+        }
+
+    def idle(self) -> None:
+        """Lets since follow the shard, for the newest contents are all that is read."""
+        self.reader.maybe_downgrade_since(max(0, self.client.recent_upper(self.spec.shard_id).newest_complete))
+
+    def finish(self) -> None:
+        """Nothing is left: no position is stored."""
 
 
 @contextmanager
@@ -121,7 +76,7 @@ def comparing(
     stop: threading.Event,
     env: Env,
     log: Log,
-) -> Iterator[ComparedBatches]:
+) -> Iterator[EachBatch]:
     """What compares the batches after `position`, with a lease and a checkpoint that end with the block. An error sets `stop`."""
     with (
         client.open_leased_reader(spec.shard_id, spec.schema, purpose=spec.purpose) as reader,
@@ -129,6 +84,11 @@ def comparing(
     ):
         log.event("standing_by", stage=Stage.STANDING_BY, batch=position.batch)
         checkpoint.write(position)
-        yield ComparedBatches(
-            spec=spec, client=client, reader=reader, checkpoint=checkpoint, env=env, log=log, on_failure=stop.set
+        yield EachBatch(
+            work=ComparedBatches(spec=spec, client=client, reader=reader),
+            checkpoint=checkpoint,
+            report=SinkReport(run_id=spec.run_id, missing=0, extra=0, batches=0),
+            env=env,
+            log=log,
+            on_failure=stop.set,
         )

@@ -6,7 +6,7 @@ batches that are too large for it (staging.py), and all batches of a shard with 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
@@ -16,14 +16,13 @@ from persist_engine.base.errors import Fenced, InvariantViolated, PersistError, 
 from persist_engine.base.settings import MIB
 from persist_engine.flow.append_run import after_progress_mismatch
 from persist_engine.flow.mint_run import AlreadyDone
-from pyspark.sql import DataFrame
+from persist_engine.rows.schema import Schema
 
 from persist_spark.envelopes.few_commands import FewWinners, few_winners
-from persist_spark.frames import few_rows, fields_of, has_texts
+from persist_spark.frames import fields_of, has_texts
 from persist_spark.report import Log, SinkReport
-from persist_spark.session import executor_count
 from persist_spark.spec import ConfigurationError, SinkSpec
-from persist_spark.staging import rows_of, shard_order
+from persist_spark.staging import shard_order
 from persist_spark.streaming.position import committer
 
 #: The memory for the commands of one batch that the driver decides.
@@ -46,17 +45,14 @@ class _StateTooLarge(Exception):
 
 @dataclass(kw_only=True)
 class DriverUpserts:
-    """The driver's own way for a stream's batches, if its envelope has keys. For one thread. A context manager that lets its handle go."""
+    """The driver's own way for batches of a stream whose envelope has keys. For one thread. A context manager that lets its handle go."""
 
     spec: SinkSpec
     client: PersistClient
     log: Log
+    is_off: bool = field(default=False, init=False)
+    """Whether executors do all batches from now on."""
     _handle: UpsertHandle | None = field(default=None, init=False)
-    _expects_few: bool = field(default=True, init=False)
-    _is_off: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._is_off = not self.spec.envelope.type.has_keys
 
     def __enter__(self) -> Self:
         return self
@@ -66,47 +62,21 @@ class DriverUpserts:
     ) -> None:
         self._let_go()
 
-    def commit(self, frame: DataFrame, token: bytes, *, expected: SourceProgress | None) -> SinkReport | None:
-        """Appends the rows of one batch with the progress `token`, after the progress `expected`, in one compare-and-set. None, and nothing
-        was written, when executors must do it, or must say why it cannot be done. A batch without rows is not committed.
+    def commit(self, commands: pa.Table, token: bytes, *, expected: SourceProgress | None) -> SinkReport | None:
+        """Appends the commands of one batch with the progress `token`, after the progress `expected`, in one compare-and-set. None, and
+        nothing was written, when executors must do it, or must say why it cannot be done.
 
         Fenced when another driver of the sink has committed; ConfigurationError when the shard's schema evolved; else as of
         `UpsertHandle.upsert`.
         """
-        if self._is_off or not self._expects_few:
-            return None
-        commands = rows_of(frame, self.spec.schema, self.spec.envelope)
-        found = few_rows(commands, rows_max=self._rows_max, row_bytes_max=self._texts_bytes)
-        winners = None if found is None else few_winners(found, self.spec.schema)
+        winners = few_winners(commands, self.spec.schema)
         if winners is None:
             return None
-        report = SinkReport(
-            run_id=self.spec.run_id,
-            rows_read=winners.rows,
-            errors=winners.errors,
-            executors=executor_count(frame.sparkSession),
-        )
-        if not winners.rows:
-            return report
+        report = SinkReport(run_id=self.spec.run_id, rows_read=winners.rows, errors=winners.errors)
         order = shard_order(self.spec)
         if order is not None and not _ranks(winners.commands, self.spec.schema.val.field(order).type):
             return None
         return self._upserted(winners, report, token, expected, order)
-
-    def executors_did(self, rows: int) -> None:
-        """Executors wrote a batch of so many rows. A look at a batch that is too large costs a job, so the driver looks at the next one
-        only if this one had few enough.
-        """
-        self._expects_few = rows <= self._rows_max
-
-    @property
-    def _texts_bytes(self) -> int:
-        return TEXT_BYTES_MAX if any(has_texts(f.type) for f in fields_of(self.spec.schema)) else FAULT_BYTES_MAX
-
-    @property
-    def _rows_max(self) -> int:
-        columns = len(fields_of(self.spec.schema)) + _OTHER_COLUMNS
-        return COMMANDS_BYTES_MAX // (_FIXED_BYTES * columns + self._texts_bytes)
 
     def keep_up(self) -> None:
         """Follows what others wrote, so that the handle does not hold since back while the source is idle. For the thread of `commit`, or
@@ -147,21 +117,13 @@ class DriverUpserts:
             self._turn_off(f"the keys take {handle.state_bytes} bytes")
         updates = done.inserted + done.retracted
         self.log.event("appended", lower=lower.time, upper=done.upper.time, updates=updates)
-        return SinkReport(
-            run_id=report.run_id,
-            lower=lower.time,
-            upper=done.upper.time,
-            rows_read=report.rows_read,
-            errors=report.errors,
-            updates_written=updates,
-            executors=report.executors,
-        )
+        return replace(report, lower=lower.time, upper=done.upper.time, updates_written=updates)
 
     def _overtaken(self, current: SourceProgress | None, token: bytes, report: SinkReport) -> SinkReport:
         """The end of a batch after another commit of the sink's progress: that of this batch, if its answer was lost, or of a driver."""
         match after_progress_mismatch(current, run=token):
             case AlreadyDone(upper):
-                return SinkReport(run_id=report.run_id, upper=upper.time, executors=report.executors, already_done=True)
+                return SinkReport(run_id=report.run_id, upper=upper.time, already_done=True)
             case _:
                 raise Fenced(
                     f"{committer(current)} of sink {self.spec.sink_id} appended to {self.spec.shard_id} "
@@ -192,7 +154,7 @@ class DriverUpserts:
             )
 
     def _turn_off(self, reason: str) -> None:
-        self._is_off = True
+        self.is_off = True
         self.log.event("upserts_on_executors", reason=reason[:500])
         self._let_go()
 
@@ -200,6 +162,17 @@ class DriverUpserts:
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.expire()
+
+
+def texts_max(schema: Schema) -> int:
+    """The bytes that the texts of one command may have together."""
+    return TEXT_BYTES_MAX if any(has_texts(f.type) for f in fields_of(schema)) else FAULT_BYTES_MAX
+
+
+def commands_max(schema: Schema) -> int:
+    """How many commands COMMANDS_BYTES_MAX hold."""
+    columns = len(fields_of(schema)) + _OTHER_COLUMNS
+    return COMMANDS_BYTES_MAX // (_FIXED_BYTES * columns + texts_max(schema))
 
 
 def _ranks(commands: pa.Table, kind: pa.DataType) -> bool:

@@ -21,7 +21,7 @@ from persist_spark.held_frames import SPLIT_BYTES
 from persist_spark.partitions import ReadChanges
 from persist_spark.session import parallelism_of
 from persist_spark.spec import PARALLELISM_MAX, OnError, SinkSpec
-from persist_spark.staging import persisted, rows_of, shard_order
+from persist_spark.staging import persisted, shard_order
 from persist_spark.streaming.position import Position, decode_position
 
 
@@ -71,8 +71,8 @@ class Interval:
 def difference_in(
     spark: SparkSession, rows: DataFrame, interval: Interval, spec: SinkSpec, reader: ReadHandle
 ) -> Difference:
-    """How what the sink would write of `rows`, those of the interval, differs from what the shard received. Fenced when the lease of
-    `reader` lapsed; ConfigurationError for rows that cannot be written.
+    """How what the sink would write of `rows`, those of the interval as of `staging.rows_of`, differs from what the shard received. Fenced
+    when the lease of `reader` lapsed; ConfigurationError for rows that cannot be written.
     """
     spark.sparkContext.setJobDescription(f"{spec.sink_id}: on standby, compare as {spec.envelope.type}")
     columns = [f.column for f in fields_of(spec.schema)]
@@ -87,10 +87,9 @@ def difference_in(
 
 @contextmanager
 def _wanted(
-    spark: SparkSession, source: DataFrame, interval: Interval, spec: SinkSpec, reader: ReadHandle
+    spark: SparkSession, rows: DataFrame, interval: Interval, spec: SinkSpec, reader: ReadHandle
 ) -> Iterator[DataFrame]:
-    """The updates that the sink would write of `source` against the shard as it was before: k*, v*, `diff`, and perhaps `time`, `fault`."""
-    rows = rows_of(source, spec.schema, spec.envelope)
+    """The updates that the sink would write of `rows` against the shard as it was before: k*, v*, `diff`, and perhaps `time`, `fault`."""
     one = F.lit(1).cast("bigint")
     if not spec.envelope.type.has_keys:
         yield rows if DIFF in rows.columns else rows.withColumn(DIFF, one)

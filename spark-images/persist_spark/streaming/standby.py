@@ -82,8 +82,8 @@ class Standby:
     spark: SparkSession
     spec: SinkSpec
     client: PersistClient
-    frame: DataFrame
-    """The input as a stream."""
+    rows: DataFrame
+    """The input as a stream, as the envelope reads it (`staging.rows_of`)."""
     file_age_ms: int | None
     _: KW_ONLY
     is_promoted: Callable[[], bool]
@@ -170,10 +170,10 @@ class Standby:
         found: list[Difference] = []
         failures: list[Exception] = []
 
-        def compare(frame: DataFrame, _batch: int) -> None:
-            # As in Batches: an exception on its way through the JVM loses its class.
+        def compare(rows: DataFrame, _batch: int) -> None:
+            # As in EachBatch: an exception on its way through the JVM loses its class.
             try:
-                found.append(difference_in(frame.sparkSession, frame, interval, self.spec, reader))
+                found.append(difference_in(rows.sparkSession, rows, interval, self.spec, reader))
             except Exception as error:  # noqa: BLE001 - raised below
                 failures.append(error)
 
@@ -181,7 +181,7 @@ class Standby:
             query_id = str(uuid.UUID(bytes=self.env.random_bytes(16), version=4))
             checkpoint.write_interval(interval.before.position, interval.end.position, query=query_id)
             configure(self.spark)
-            writer = self.frame.writeStream.foreachBatch(compare).outputMode("append")
+            writer = self.rows.writeStream.foreachBatch(compare).outputMode("append")
             writer = writer.option("checkpointLocation", checkpoint.folder.as_uri())
             # Once, and not availableNow: a batch that was begun is repeated, and no other one follows.
             query = writer.trigger(once=True).start()

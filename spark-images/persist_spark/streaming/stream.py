@@ -15,16 +15,18 @@ from persist_engine.base.metrics import Metrics
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from persist_spark.inputs.shard import check_continues, named_input, resolved
+from persist_spark.inputs.shard import check_continues, named_input, read_before, resolved
 from persist_spark.landing import driver_settings
 from persist_spark.partitions import sink_settings
 from persist_spark.report import Log, SinkReport
+from persist_spark.session import executor_count
 from persist_spark.spec import ConfigurationError, SinkSpec, Stream, WriteMode
 from persist_spark.staging import Staging, part_bytes_of, rows_of
 from persist_spark.streaming.batches import Batches
 from persist_spark.streaming.checkpoint import configure, temporary_checkpoint
-from persist_spark.streaming.comparing import ComparedBatches, comparing
+from persist_spark.streaming.comparing import comparing
 from persist_spark.streaming.driver_upserts import DriverUpserts
+from persist_spark.streaming.each_batch import EachBatch
 from persist_spark.streaming.file_log import file_age_ms
 from persist_spark.streaming.freshness import Freshness
 from persist_spark.streaming.position import NO_BATCH, Position, decode_position
@@ -66,17 +68,17 @@ def run_stream(
         position = _start(spec, progress, env)
         check_continues(spec, position.offsets)
         frame = streaming_input(spark, spec)
-        # Plans only: the refusal of rows that do not fit comes before the first batch.
-        rows_of(frame, spec.schema, spec.envelope)
+        # Planned once for all batches. Also the refusal of rows that do not fit comes before the first batch.
+        rows = rows_of(frame, spec.schema, spec.envelope)
         age_ms = file_age_ms(spec.input) if reads_files(frame) else None
         with _explaining_losses():
-            standby = Standby(spark, spec, client, frame, age_ms, is_promoted=is_promoted, stop=stop, env=env, log=log)
+            standby = Standby(spark, spec, client, rows, age_ms, is_promoted=is_promoted, stop=stop, env=env, log=log)
             if stream.stands_by and not standby.until_promoted():
                 return SinkReport(run_id=spec.run_id, batches=0, stopped=True)
         if spec.write_mode is WriteMode.READ_ONLY:
             comparison = comparing(spec, client, position, file_age_ms=age_ms, stop=stop, env=env, log=log)
             with _explaining_losses(), comparison as compared:
-                return _Driver(stream, frame, compared, stop, log, None).until_stopped(spark)
+                return _Driver(stream, rows, compared, stop, log, None).until_stopped(spark)
         with (
             client.open_writer(spec.shard_id, spec.schema, purpose=spec.purpose) as writer,
             temporary_checkpoint(file_age_ms=age_ms) as checkpoint,
@@ -98,10 +100,20 @@ def run_stream(
                 expected=progress,
                 env=env,
                 log=log,
+            )
+            upper = None if progress is None else progress.upper.time
+            each = EachBatch(
+                work=batches,
+                checkpoint=checkpoint,
+                report=SinkReport(
+                    run_id=spec.run_id, upper=upper, input_upper=read_before(spec, position.offsets), batches=0
+                ),
+                env=env,
+                log=log,
                 on_failure=stop.set,
             )
             with _explaining_losses():
-                return _Driver(stream, frame, batches, stop, log, fresh).until_stopped(spark)
+                return _Driver(stream, rows, each, stop, log, fresh).until_stopped(spark)
 
 
 @contextmanager
@@ -155,8 +167,8 @@ class _Driver:
     """The query and its end."""
 
     stream: Stream
-    frame: DataFrame
-    batches: Batches | ComparedBatches
+    rows: DataFrame
+    batches: EachBatch
     stop: threading.Event
     log: Log
     freshness: Freshness | None
@@ -166,7 +178,7 @@ class _Driver:
         query = self._started(spark)
         try:
             while query.isActive and not self.stop.wait(POLL_S):
-                self.batches.commit_idle()
+                self.batches.idle()
                 if self.freshness is not None:
                     self.freshness.look(query, self.batches.planned_ms)
             error = query.exception()
@@ -179,12 +191,12 @@ class _Driver:
         failure = (self.batches.failure or error) if is_committed else None
         if failure is not None:
             raise failure
-        return replace(self.batches.report, stopped=self.stop.is_set())
+        return replace(self.batches.report, stopped=self.stop.is_set(), executors=executor_count(spark))
 
     def _started(self, spark: SparkSession) -> StreamingQuery:
         configure(spark)
         interval = self.stream.commit_interval_s
-        writer = self.frame.writeStream.foreachBatch(self.batches).outputMode("append")
+        writer = self.rows.writeStream.foreachBatch(self.batches).outputMode("append")
         writer = writer.option("checkpointLocation", self.batches.checkpoint.folder.as_uri())
         if self.stream.is_bounded:
             return writer.trigger(availableNow=True).start()
