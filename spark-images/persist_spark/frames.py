@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from persist_engine.base.settings import MIB
 from persist_engine.rows.schema import Schema
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
 from pyspark.sql import types as T  # noqa: N812
@@ -288,19 +289,29 @@ def to_stage(flat: DataFrame, schema: Schema, tasks: int | None) -> DataFrame:
 def few_rows(flat: DataFrame, *, rows_max: int, row_bytes_max: int) -> pa.Table | None:
     """The rows of `flat` if there are at most `rows_max`, all of them short, from one Spark job without Python workers. Otherwise None."""
     texts = [text for field in flat.schema.fields for text in _texts(f"`{field.name}`", field.dataType)]
-    length = " + ".join(f"coalesce(octet_length({text}), 0)" for text in texts) or "0"
+    length = " + ".join(f"coalesce(octet_length({text}), 0)" for text in texts)
     # The driver never holds a long row: it receives nulls in its place. As text, an expression is one call of the JVM.
-    shown = [f"if({length} > {row_bytes_max}, null, {name}) AS {name}" for name in flat.columns] if texts else ["*"]
-    looked = flat.selectExpr(*shown, f"{length} > {row_bytes_max} AS {_LONG}").limit(rows_max + 1)
+    shown = [f"if({length} > {row_bytes_max}, null, {name}) AS {name}" for name in flat.columns]
+    looked = flat.selectExpr(*shown, f"{length} > {row_bytes_max} AS {_LONG}") if texts else flat
     try:
-        found = looked.toArrow()
+        found = looked.limit(rows_max + 1).toArrow()
     except (
         pa.ArrowInvalid
     ):  # Spark's cast takes a null struct for a null in each of its NOT NULL fields; ours, on executors, does not
         return None
-    if found.num_rows > rows_max or pc.any(found.column(_LONG)).as_py():
+    if found.num_rows > rows_max or (texts and pc.any(found.column(_LONG)).as_py()):
         return None
-    return found.drop_columns([_LONG])
+    return found.drop_columns([_LONG]) if texts else found
+
+
+def is_empty(batch: DataFrame) -> bool:
+    """Whether a batch of a stream, as Spark gives it to `foreachBatch`, has no rows: one job without a plan, less than half of `few_rows`.
+    False also where the job fails: what reads the rows says why.
+    """
+    try:
+        return bool(batch._jdf.queryExecution().logical().rdd().isEmpty())
+    except (PySparkException, Py4JError):
+        return False
 
 
 def _texts(path: str, kind: T.DataType) -> Iterator[str]:

@@ -36,12 +36,13 @@ KEEP_UP_S = 30.0
 @dataclass(kw_only=True)
 class Few:
     """Which batches the driver takes to itself: those with few enough rows, all of them short. A look at a batch with more costs a job, so
-    the driver looks only if the batch before had few.
+    the driver looks only if the batch before had few. After one without rows it first asks whether this one has any.
     """
 
     rows_max: int
     row_bytes_max: int
-    _expects_few: bool = True
+    _had: int | None = None
+    """The rows of the batch before; None before the first one."""
 
     @classmethod
     def of(cls, spec: SinkSpec) -> Few:
@@ -52,13 +53,15 @@ class Few:
 
     def rows(self, batch: DataFrame) -> pa.Table | None:
         """All rows of the batch. None when they are for executors."""
-        if not self._expects_few:
+        if self._had is not None and self._had > self.rows_max:
             return None
+        if self._had == 0 and frames.is_empty(batch):
+            return pa.table({})
         return frames.few_rows(batch, rows_max=self.rows_max, row_bytes_max=self.row_bytes_max)
 
     def had(self, rows: int) -> None:
         """Takes the number of rows of the last batch."""
-        self._expects_few = rows <= self.rows_max
+        self._had = rows
 
 
 @dataclass(kw_only=True)
@@ -98,11 +101,11 @@ class Batches:
         else:
             token = encode_position(position)
             done = self._written(rows, few, token)
-            self._few.had(done.rows_read)
             if done.upper is None:
                 self._note(position)
             else:
                 self._advance(position, SourceProgress(token=token, upper=Antichain.of(done.upper)))
+        self._few.had(done.rows_read)
         return replace(done, input_upper=read_before(self.spec, planned.offsets))
 
     def line(self, done: SinkReport, total: SinkReport) -> tuple[str, Mapping[str, Any]]:
