@@ -13,6 +13,7 @@ from persist_engine.base.errors import Determinate, Indeterminate
 from persist_engine.base.metrics import NoMetrics, PrometheusMetrics
 from persist_engine.storage.addresses import S3Address
 from persist_engine.storage.s3 import blob as blob_s3
+from persist_engine.storage.s3 import deadlines as deadlines_s3
 from persist_engine.storage.s3.blob import S3Blob
 from persist_engine.storage.s3.connect import s3_client
 from persist_engine.storage.s3.deadlines import CallLimits, Deadlines, LeftBehind, NotBegun
@@ -134,6 +135,42 @@ def test_bytes_give_a_call_more_time():
         deadlines().run("get", rests)
     assert deadlines().run("set", rests, byte_count=60) == "whole"
     assert deadlines().run("get", rests_and_says_so) == "whole"
+
+
+def test_calls_one_after_the_other_share_a_thread_and_calls_at_once_do_not():
+    bounded, both = deadlines(base_s=PATIENCE_S), threading.Barrier(2)
+    used = {bounded.run("get", lambda _: threading.get_ident()) for _ in range(50)}
+    assert len(used) == 1
+    at_once = []
+
+    def meets(_):
+        both.wait(PATIENCE_S)
+        return threading.get_ident()
+
+    callers = [threading.Thread(target=lambda: at_once.append(bounded.run("get", meets))) for _ in range(2)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert len(set(at_once)) == 2
+
+
+def test_a_thread_without_a_call_ends_and_the_next_call_has_another(monkeypatch):
+    monkeypatch.setattr(deadlines_s3, "IDLE_S", 0.05)
+    bounded, seen = deadlines(base_s=PATIENCE_S), []
+    for number in range(3):
+        assert bounded.run("get", lambda _: seen.append(threading.current_thread()) or number) == number  # noqa: B023
+        wait_until(lambda: not seen[-1].is_alive())
+    assert len(set(seen)) == 3
+
+
+def test_calls_while_threads_end_are_all_answered(monkeypatch):
+    monkeypatch.setattr(deadlines_s3, "IDLE_S", 0.0001)
+    bounded = deadlines(base_s=PATIENCE_S)
+    pause = threading.Event()
+    for number in range(300):
+        assert bounded.run("get", lambda _: number) == number  # noqa: B023
+        pause.wait(0.0001)
 
 
 def test_what_a_call_raises_is_raised_and_its_thread_is_free_again():
