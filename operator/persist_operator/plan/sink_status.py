@@ -243,7 +243,9 @@ def _wrote(run: RunState, progress: Progress) -> str:
     """The message of a run that succeeded. The number of updates is unknown when the attempt was lost after its commit."""
     written, missing, extra = progress.updates_written, progress.missing, progress.extra
     if missing is not None:
-        found = f"rows missing in the shard: {missing}, rows too many: {extra}" if missing or extra else "they are equal"
+        found = (
+            f"rows missing in the shard: {missing}, rows too many: {extra}" if missing or extra else "they are equal"
+        )
         return f"run {run.number} compared the shard with its input: {found}"
     return f"run {run.number} is committed" if written is None else f"run {run.number} wrote {written} updates"
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-#: A JVM of C1 alone has 48 MiB for code. That of a test process compiles more, and would compile the same methods again and again.
+#: A JVM without its optimising compiler has 48 MiB for code. The one that all tests of a process share compiles more than that, and would
+#: compile the same methods again and again.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
 #: Where the archive of this checkout is.
 ARCHIVE = Path(__file__).parents[3] / "build" / "spark.jsa"
