@@ -379,6 +379,17 @@ def test_kstatus_computes_the_expected_status_in_every_phase(shards, sinks, brok
     assert {what: errors for what, one in fitting.items() if (errors := refused(one, one["status"]))} == {}
 
 
+def test_a_resource_that_no_operator_has_seen_is_in_progress(
+    shard_resource, sink_resource, kstatus, kstatus_twin, argo, tmp_path
+):
+    """By the status that its definition gives it. Without one, kstatus would take it for Current."""
+    new = [shard_resource(), sink_resource()]
+    assert [one["status"] for one in new] == [{"observedGeneration": 0}] * 2
+    assert kstatus(new) == [kstatus_twin(one) for one in new] == [IN_PROGRESS] * 2
+    shown = [argo("health", customizations()["health", one["kind"]], [one], tmp_path)[0] for one in new]
+    assert [one["status"] for one in shown] == ["Progressing"] * 2
+
+
 def customizations():
     """The Lua of the ConfigMap that users merge into Argo CD's: (health or actions, kind) -> script, or discovery and actions."""
     text = (Path(__file__).parents[3] / "examples/gitops/argocd/argocd-cm.yaml").read_text()
@@ -461,9 +472,13 @@ def outside(resource):
 def test_the_first_status_is_in_progress_because_none_counts_as_current(
     shard_resource, sink_resource, kstatus, house, keys
 ):
-    assert kstatus([shard_resource(), sink_resource()]) == [CURRENT, CURRENT]
+    """Under a definition that gives a new resource no status."""
+    new = [
+        {name: one for name, one in made.items() if name != "status"} for made in (shard_resource(), sink_resource())
+    ]
+    assert kstatus(new) == [CURRENT, CURRENT]
     requests = house.cluster.record()
-    for key, kind, made in zip(keys, (PERSIST_SHARD, SPARK_SINK), (shard_resource(), sink_resource()), strict=True):
+    for key, kind, made in zip(keys, (PERSIST_SHARD, SPARK_SINK), new, strict=True):
         house.cluster.create(kind, made)
         house.look(key)
         first = next(one.arguments[3] for one in requests if one.verb == "apply_status")
