@@ -83,6 +83,7 @@ def run(folder: Path, quick: bool) -> list[Row]:
     report = _Report(float(os.environ.get("LIMIT", "570")))
     # So that SIGTERM ends the servers too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    os.environ["VGW_KEEP_ALIVE"] = "true"  # as S3 does: versitygw by itself ends the connection after each request
     with redis_server(appendonly=True) as redis, redis_server(appendonly=True) as other, s3_server() as s3:
         os.environ.update(s3.environment)
         with _stub() as (api, stub_pid):

@@ -19,7 +19,8 @@ from persist_operator.api.shard import ShardSchema, StoreLocation
 from persist_operator.bridge import Bridge, BridgeFailure
 from persist_operator.cluster.lease import Election
 from persist_operator.cluster.port import LEASE, ApiError
-from persist_operator.handlers.controller import Controller
+from persist_operator.handlers import controller as controller_module
+from persist_operator.handlers.controller import Controller, Pressure
 from persist_operator.handlers.logs import JsonFormatter
 from persist_operator.handlers.probes import ProbeServer
 from persist_operator.plan.actions import AdvanceSince, InitialiseShard
@@ -126,6 +127,56 @@ def test_a_standby_reconciles_no_key_and_loses_none(cluster):
     finally:
         controller.stop()
     assert [str(key) for key in done] == ["SparkSink/n/a"]
+
+
+def taken_by(cluster, monkeypatch, *, is_high, workers=6):
+    """The names of the workers that took the keys of a controller, each of which waits until as many as can have one."""
+    monkeypatch.setattr(controller_module, "PAUSE_S", 3600)
+    meet, names = threading.Barrier(controller_module.BUSY_WORKERS if is_high else workers), []
+    all_taken = threading.Event()
+
+    class Recorder:
+        def reconcile(self, key):
+            names.append(threading.current_thread().name)
+            if len(names) == 60:
+                all_taken.set()
+            meet.wait(60)
+
+    settings = OperatorSettings(loop=LoopSettings(workers=workers))
+    controller = Controller(Recorder(), cluster, settings, SystemEnv(), OperatorMetrics(CollectorRegistry()))
+    controller._pressure.is_high = lambda: is_high
+    for number in range(60):
+        controller.changed({"kind": "SparkSink", "metadata": {"namespace": "n", "name": f"sink-{number}"}})
+    controller.start()
+    try:
+        assert all_taken.wait(60)
+    finally:
+        controller.stop()
+    return set(names)
+
+
+def test_workers_beyond_the_first_pause_while_no_processor_is_left(cluster, monkeypatch):
+    assert taken_by(cluster, monkeypatch, is_high=True) == {f"worker-{number}" for number in range(4)}
+
+
+def test_all_workers_take_keys_while_processor_is_left(cluster, monkeypatch):
+    assert taken_by(cluster, monkeypatch, is_high=False) == {f"worker-{number}" for number in range(6)}
+
+
+def test_pressure_is_the_use_of_processor_over_the_last_interval():
+    env, used = SeededEnv(), [0.0]
+    pressure = Pressure(env, lambda: used[0])
+    assert not pressure.is_high()
+    used[0] += 0.5
+    env.advance_ms(499)
+    assert not pressure.is_high(), "the interval is not complete"
+    env.advance_ms(1)
+    assert pressure.is_high()
+    used[0] += 0.1
+    env.advance_ms(499)
+    assert pressure.is_high()
+    env.advance_ms(1)
+    assert not pressure.is_high()
 
 
 def test_a_change_of_a_shard_concerns_the_sinks_that_write_or_read_it(cluster):

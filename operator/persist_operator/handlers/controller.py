@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -26,6 +27,33 @@ _POLL_S = 1.0
 _STUCK_S = 600.0
 #: Pause after a failed list. Lists fail until the resource definitions are installed.
 _LIST_AGAIN_S = 5.0
+#: These workers never pause. Further ones serve to wait for stores and the API server at once. While the process has no processor left,
+#: they would only contend for it, so each pauses before it takes a key.
+BUSY_WORKERS = 4
+PAUSE_S = 0.25
+#: How often the use of processor is measured, and the share of a core from which on nothing is left.
+_MEASURE_S, _BUSY_SHARE = 0.5, 0.75
+
+
+class Pressure:
+    """Whether the process uses about all that one interpreter can of a core. Thread-safe."""
+
+    def __init__(self, env: Env, cpu_s: Callable[[], float] = time.process_time) -> None:
+        """`cpu_s` gives the seconds of processor that the process has used."""
+        self._env, self._cpu_s = env, cpu_s
+        self._lock = threading.Lock()
+        self._last = env.monotonic_s(), cpu_s()
+        self._is_high = False
+
+    def is_high(self) -> bool:
+        """Over the last interval that is complete."""
+        with self._lock:
+            now_s, (since_s, cpu_s) = self._env.monotonic_s(), self._last
+            if now_s - since_s >= _MEASURE_S:
+                used_s = self._cpu_s()
+                self._is_high = (used_s - cpu_s) / (now_s - since_s) >= _BUSY_SHARE
+                self._last = now_s, used_s
+            return self._is_high
 
 
 class Controller:
@@ -63,6 +91,7 @@ class Controller:
         self._threads: list[threading.Thread] = []
         self._begun_s: dict[str, float] = {}
         self._waits_for: str | None = "the first list of all resources"
+        self._pressure = Pressure(env)
 
     def changed(self, resource: Mapping[str, Any], *, is_gone: bool = False) -> None:
         """Enqueue the keys that a changed resource or child concerns, after `informed` knows of it. Never raises, whatever the resource
@@ -104,7 +133,9 @@ class Controller:
     def start(self) -> None:
         """Start the workers and the resync."""
         for index in range(self._settings.loop.workers):
-            self._threads.append(threading.Thread(target=self._work, name=f"worker-{index}", daemon=True))
+            self._threads.append(
+                threading.Thread(target=self._work, args=(index,), name=f"worker-{index}", daemon=True)
+            )
         self._threads.append(threading.Thread(target=self._resync, name="resync", daemon=True))
         for thread in self._threads:
             thread.start()
@@ -205,8 +236,10 @@ class Controller:
             found.append(Key(SPARK_SINK.kind, namespace, labels[names.LABEL_SINK]))
         return found
 
-    def _work(self) -> None:
+    def _work(self, index: int) -> None:
         while not self._stopping.is_set():
+            if index >= BUSY_WORKERS and self._pressure.is_high():
+                self._stopping.wait(PAUSE_S)
             key = self._queue.take(timeout_s=_POLL_S)
             if key is not None:
                 self._begun_s[threading.current_thread().name] = self._env.monotonic_s()

@@ -22,6 +22,17 @@ def customizations():
 HEALTH = {CURRENT: "Healthy", IN_PROGRESS: "Progressing", FAILED: "Degraded", "Terminating": "Progressing"}
 
 
+def test_a_resource_that_no_operator_has_seen_is_in_progress(
+    shard_resource, sink_resource, kstatus, kstatus_twin, argo, tmp_path
+):
+    """By the status that its definition gives it. Without one, kstatus would take it for Current."""
+    new = [shard_resource(), sink_resource()]
+    assert [one["status"] for one in new] == [{"observedGeneration": 0}] * 2
+    assert kstatus(new) == [kstatus_twin(one) for one in new] == [IN_PROGRESS] * 2
+    shown = [argo("health", customizations()["health", one["kind"]], [one], tmp_path)[0] for one in new]
+    assert [one["status"] for one in shown] == ["Progressing"] * 2
+
+
 @pytest.mark.slow
 def test_argo_shows_what_kstatus_computes_in_every_phase(shards, sinks, broken, argo, kstatus, tmp_path):
     kinds = {"PersistShard": shards, "SparkSink": sinks}
