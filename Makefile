@@ -64,8 +64,8 @@ dashboards-check: ## fail if the chart's dashboards are not what their program m
 	@$(RUN) python charts/dashboards/build.py --check
 
 ##@ Tests
-test: setup ## all tests that need no cluster; names the thirty slowest
-	@$(PYTEST) -n $(or $(JOBS),2) --dist loadfile -m "not kind" --durations=30 --durations-min=1 $(ARGS)
+test: setup ## all tests that need no cluster, in four processes unless JOBS says otherwise, since many wait; names the thirty slowest
+	@$(PYTEST) -n $(or $(JOBS),4) --dist loadfile -m "not kind" --durations=30 --durations-min=1 $(ARGS)
 test-fast: ## the quick tests: no server, no Spark, nothing slow
 	@bash .ci/tools.sh uv && uv sync --frozen --quiet
 	@PERSIST_NO_SERVERS=1 $(PYTEST) -n $(or $(JOBS),2) --dist loadfile -q -m "not kind and not redis and not s3 and not spark and not slow" $(ARGS)

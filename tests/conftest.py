@@ -20,9 +20,23 @@ settings.load_profile("repeatable")
 os.environ |= jvm.environ()
 
 
+#: Files that mostly wait, and the seconds that they take on a quiet machine. They begin first, so that others use the cores meanwhile.
+LONGEST = {
+    "tests/operator/test_alerts_delivered.py": 189,
+    "tests/operator/local/test_runner.py": 57,
+    "tests/operator/test_lifecycle.py": 56,
+    "tests/engine/work/test_compaction_memory.py": 48,
+    "tests/test_tutorial.py": 40,
+    "tests/operator/local/test_local_rollout.py": 37,
+    "tests/linearizability/test_list_append.py": 35,
+    "tests/operator/test_lost_redis.py": 33,
+    "tests/operator/local/test_local_spark.py": 33,
+}
+
+
 class SparkTogether(LoadFileScheduling):
-    """Deals out files to the processes of `-n`. The first process takes the files of tests/spark, because a JVM and its data are dear.
-    Another process takes one only when nothing else is left.
+    """Deals out files to the processes of `-n`. The first process takes the files of tests/spark, because a JVM and its data are dear. When
+    nothing else is left, the second one helps it, and the others end.
     """
 
     def __init__(self, config, log):
@@ -34,6 +48,9 @@ class SparkTogether(LoadFileScheduling):
         mine = (file for file in self.workqueue if file.startswith("tests/spark/") == takes_spark)
         if (file := next(mine, None)) is not None:
             self.workqueue.move_to_end(file, last=False)
+        elif node not in self.nodes[:2]:
+            node.shutdown()
+            return
         super()._assign_work_unit(node)
 
 
@@ -43,9 +60,9 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_modifyitems(items):
-    """Files with slow tests come first, so that no process is alone with one at the end."""
+    """The longest files come first, then all with slow tests, so that no process is alone with one at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    items.sort(key=lambda item: -LONGEST.get(item.nodeid.partition("::")[0], item.path in slow))
 
 
 def pytest_collection_finish():
