@@ -405,6 +405,28 @@ def test_two_operators_with_one_store_never_serve_one_shard(operators, resource)
     assert operators.go("team", "own")["shardId"] != own
 
 
+def test_two_operators_that_watch_one_resource_do_not_replace_its_status_for_ever(operators, resource):
+    """Two releases, and the watches of both see each write. The one that owns the shard serves it; its status stands nearly all the time."""
+    operators.create(resource())
+    operators.go("team", "flights")
+    cluster = operators.clusters["rival"] = operators.clusters["main"]
+    written = []
+    for _ in range(20):
+        for one in ("rival", "main"):
+            before = cluster.get(PERSIST_SHARD, "team", "flights")["metadata"]["resourceVersion"]
+            status = operators.go("team", "flights", operator_id=one, times_=1, step_ms=15_000)
+            after = cluster.get(PERSIST_SHARD, "team", "flights")["metadata"]["resourceVersion"]
+            if after != before:
+                written.append((one, *ready(status)))
+    # Ten minutes: at once, after 60 s, after 120 s more, after 240 s more.
+    assert written.count(("rival", "False", "ShardIdConflict")) == 4
+    assert written.count(("main", "True", "Healthy")) >= 4
+    assert ready(status) == ("True", "Healthy")
+    operators.delete("team", "flights")
+    operators.create(resource(uid="anew", shardId="s00000000-0000-4000-8000-000000000001"))
+    assert ready(operators.go("team", "flights", operator_id="rival", times_=1)) == ("True", "Healthy")
+
+
 def test_an_annotation_moves_a_shard_to_another_operator_where_the_profile_allows_it(operators, resource):
     operators.create(resource())
     shard_id = operators.go("team", "flights")["shardId"]

@@ -46,6 +46,7 @@ from persist_operator.settings import OperatorSettings
 from persist_operator.steps import refused
 from persist_operator.steps.act import Actor
 from persist_operator.steps.canary import Canary
+from persist_operator.steps.contested import Contested
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.observe import Observer, Sight
 
@@ -57,6 +58,7 @@ _INVALID = 422
 _PASSING_SHOWN_MIN = 2
 #: Actions whose refusals plan/shard.py shows in its own way, with their retries.
 _SHOWN_BY_THE_SHARD = {InitialiseShard.__name__, EvolveSchema.__name__, AdvanceSince.__name__}
+_CONTESTED = "another operator serves this resource and writes its status: let only one release watch the namespace"
 _ACCEPTED = conditions.reconciling("Accepted", "not reconciled yet", ready="Unknown")
 
 
@@ -107,6 +109,7 @@ class Reconciler:
         self._observer = Observer(cluster, bridge, settings, env, self._informed)
         self._actor = Actor(cluster, bridge, settings, env, metrics)
         self._canary = Canary(bridge, settings, env, metrics)
+        self._contested = Contested()
         self._lock = threading.Lock()
         self._failures: dict[Key, dict[str, ActionFailure]] = {}
         self._blind: dict[Key, int] = {}
@@ -152,6 +155,11 @@ class Reconciler:
             self._metrics.resources.deleting(resource)
             if not plan.actions and plan.requeue_after_s is None:
                 return None
+        yields_s = self._contested.yields_s(key, resource, plan.status, now_s=started_s)
+        if yields_s > 0:
+            self._metrics.refusals.labels(what="contested").inc()
+            _LOG.warning(_CONTESTED, extra={"key": str(key), "seconds": round(yields_s)})
+            return yields_s
         try:
             if self._write_status(key, resource, plan.status, planned) is None:
                 self.forget(key)
@@ -375,6 +383,7 @@ class Reconciler:
             raise
         if stored is not None:
             self._informed.note(stored)
+            self._contested.wrote(key, resource, stored, now_s=self._env.monotonic_s())
             if not is_deleting:
                 self._metrics.resources.written(resource, status, () if planned is None else planned.runs)
         return stored
@@ -385,6 +394,7 @@ class Reconciler:
         if key.kind == PERSIST_SHARD.kind:
             self._observer.answers.forget((key.namespace, key.name))
         self._metrics.forget(key.kind, key.namespace, key.name)
+        self._contested.forget(key)
         with self._lock:
             self._failures.pop(key, None)
             self._blind.pop(key, None)
