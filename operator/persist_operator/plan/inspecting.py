@@ -287,7 +287,7 @@ def _left_s(
     is_news = ended[-1].revision != revision or is_behind(observed, ShardStatus.of(plan.status).maintenance or {})
     whole_s = inline.inspect_seconds
     if failures:
-        whole_s = min(_MAX_S, _FIRST_S * 2 ** min(failures - 1, 10))
+        whole_s = times.backoff_s(failures, first_s=_FIRST_S, max_s=_MAX_S)
     elif is_news:
         whole_s = min(whole_s, _APART_S)
     elif conditions.is_true(plan.status, "Stalled"):
