@@ -96,7 +96,7 @@ def answer(
     ended = _ended(shard, runs, location)
     if not ended:
         why = f"; {going[-1].name}: {maintenance.why_stuck(going[-1])}" if going and going[-1].reason else ""
-        return _awaited("Inspecting", f"waiting for a pod that looks at {location.blob} and {location.consensus}{why}")
+        return _awaited("Inspecting", f"waiting for a pod that inspects {location.blob} and {location.consensus}{why}")
     last, inline = ended[-1], settings.inline_storage
     if now_ms - _end_ms(last) > 1000 * (_MAX_S + inline.inspect_seconds + inline.deadline_seconds):
         return _awaited(
