@@ -31,6 +31,7 @@ fake_cluster, api_server, sink_world, *_ = neighbours(
     "deadline_house",
     "reconcile_world",
     "replicas",
+    "rollout_world",
     "shard_plans",
 )
 

@@ -56,10 +56,8 @@ class ClusterSource:
 
     def every(self, kind: KindName, viewer: Viewer) -> list[Resource]:
         scopes: tuple[str | None, ...] = self._namespaces or (None,)
-        if not self._rights.precedes:
-            return [one for scope in scopes for one in self._found(kind, scope, viewer)]
         everywhere = reading(kind, "list", None)
-        if self._rights.has(viewer, everywhere):
+        if not self._rights.precedes or self._rights.has(viewer, everywhere):
             return [one for scope in scopes for one in self._found(kind, scope, viewer)]
         if self._namespaces:
             allowed = [one for one in self._namespaces if self._rights.has(viewer, reading(kind, "list", one))]

@@ -235,7 +235,8 @@ class LocalRunner:
     def one_pass(self) -> Pass:
         """Observe, plan, write status and act for every shard, then for every sink."""
         children = self._processes.every()
-        settled, failed, self._changed = True, [], False
+        results: list[tuple[str, bool, bool]] = []  # owner, settled, failed
+        self._changed = False
         sinks = [
             one
             for one in self._objects.every("SparkSink")
@@ -244,24 +245,24 @@ class LocalRunner:
         used = {name for one in sinks for name in (chains.written_by(one), *chains.read_by(one))}
         for document in self._objects.every("PersistShard"):
             name = document["metadata"]["name"]
+            owner = f"PersistShard/{name}"
             if document["metadata"].get("deletionTimestamp"):
-                is_settled, has_failed = self._one_deletion(document, children)
-                settled = settled and is_settled
-                failed += [f"PersistShard/{name}"] if has_failed else []
+                results.append((owner, *self._one_deletion(document, children)))
             elif self._sinks is None:
-                is_settled, has_failed = self._one_shard(document, children)
-                settled = settled and is_settled
-                failed += [f"PersistShard/{name}"] if has_failed else []
+                results.append((owner, *self._one_shard(document, children)))
             elif name in used:
                 self._one_shard(document, children, maintains=False)
         busy: set[str] = set()
         for document in chains.upstream_first(sinks):
             is_settled, has_failed = self._one_sink(document, children, busy if self._actor.is_bounded else frozenset())
-            settled = settled and is_settled
+            results.append((f"SparkSink/{document['metadata']['name']}", is_settled, has_failed))
             if not is_settled and (written := chains.written_by(document)) is not None:
                 busy.add(written)
-            failed += [f"SparkSink/{document['metadata']['name']}"] if has_failed else []
-        return Pass(settled, self._changed, failed)
+        return Pass(
+            settled=all(is_settled for _, is_settled, _ in results),
+            changed=self._changed,
+            failed=[owner for owner, _, has_failed in results if has_failed],
+        )
 
     def _one_shard(self, document: Document, children: Sequence[Child], *, maintains: bool = True) -> tuple[bool, bool]:
         """Reconcile one shard. Returns whether it has settled (no run, nothing due soon, or stalled), and whether it failed."""
@@ -397,14 +398,12 @@ class LocalRunner:
             return False
         until_ms = self._env.now_ms() + _PATIENCE_MS
         blocks = _upkeep(plan)
-        kinds = maintenance.automatic_kinds(shard)
-        soon = [
-            kind
-            for kind in kinds
-            if blocks.get(kind, Upkeep()).wait_reason is None
-            and maintenance.not_before_ms(blocks.get(kind, Upkeep())) <= until_ms
-        ]
-        return any(maintenance.debt_reason(shard, inspected, blocks, kind) for kind in soon)
+        for kind in maintenance.automatic_kinds(shard):
+            block = blocks.get(kind, Upkeep())
+            is_soon = block.wait_reason is None and maintenance.not_before_ms(block) <= until_ms
+            if is_soon and maintenance.debt_reason(shard, inspected, blocks, kind):
+                return True
+        return False
 
     @staticmethod
     def _is_done(plan: Plan) -> bool:

@@ -96,7 +96,7 @@ def answer(
     ended = _ended(shard, runs, location)
     if not ended:
         why = f"; {going[-1].name}: {maintenance.why_stuck(going[-1])}" if going and going[-1].reason else ""
-        return _awaited("Inspecting", f"waiting for a pod that looks at {location.blob} and {location.consensus}{why}")
+        return _awaited("Inspecting", f"waiting for a pod that inspects {location.blob} and {location.consensus}{why}")
     last, inline = ended[-1], settings.inline_storage
     if now_ms - _end_ms(last) > 1000 * (_MAX_S + inline.inspect_seconds + inline.deadline_seconds):
         return _awaited(
@@ -287,7 +287,7 @@ def _left_s(
     is_news = ended[-1].revision != revision or is_behind(observed, ShardStatus.of(plan.status).maintenance or {})
     whole_s = inline.inspect_seconds
     if failures:
-        whole_s = min(_MAX_S, _FIRST_S * 2 ** min(failures - 1, 10))
+        whole_s = times.backoff_s(failures, first_s=_FIRST_S, max_s=_MAX_S)
     elif is_news:
         whole_s = min(whole_s, _APART_S)
     elif conditions.is_true(plan.status, "Stalled"):

@@ -214,12 +214,9 @@ def due(
 
 def automatic_kinds(shard: Shard) -> frozenset[MaintenanceKind]:
     """The kinds that are due by their debt, not only by request or by time."""
-    spec, found = shard.spec, {"rollup"}
-    if spec.gc_enabled:
-        found.add("gc")
-    if spec.compaction_mode == "Automatic":
-        found.add("compaction")
-    return frozenset(kind for kind in MAINTENANCE_KINDS if kind in found)
+    spec = shard.spec
+    are_due = {"rollup": True, "gc": spec.gc_enabled, "compaction": spec.compaction_mode == "Automatic"}
+    return frozenset(kind for kind in MAINTENANCE_KINDS if are_due.get(kind))
 
 
 def _is_waiting(shard: Shard, block: Upkeep, kind: MaintenanceKind, now_ms: int, *, requested: bool) -> bool:
@@ -374,7 +371,7 @@ def _settled(block: Upkeep, shard: Shard, run: Run, item: UpkeepRun, now_ms: int
     failures = (block.consecutive_failures or 0) + 1 if outcome == "Failed" else 0
     next_ms: int | None = None
     if outcome == "Failed":
-        next_ms = now_ms + 1000 * min(_BACKOFF_MAX_S, _BACKOFF_FIRST_S * 2 ** min(failures - 1, 10))
+        next_ms = now_ms + 1000 * times.backoff_s(failures, first_s=_BACKOFF_FIRST_S, max_s=_BACKOFF_MAX_S)
     elif outcome == "Conflict":
         next_ms = now_ms + 1000 * _AFTER_CONFLICT_S
     elif run.kind in names.AUDIT_KINDS:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from persist_operator.api import conditions
+from persist_operator.api import conditions, times
 from persist_operator.api.conditions import Condition
 from persist_operator.api.resource import Meta
 from persist_operator.plan.actions import (
@@ -35,8 +35,8 @@ def wait_s(failure: ActionFailure, *, generation: int, now_ms: int) -> float:
         return 0.0
     if failure.place:
         return max(0.0, queue_wait_s(failure.place) - abs(now_ms - failure.at_ms) / 1000)
-    whole_s = _PERMANENT_S if failure.permanent else min(_MAX_S, _FIRST_S * 2 ** min(failure.count - 1, 10))
-    return max(0.0, whole_s - abs(now_ms - failure.at_ms) / 1000)
+    backoff_s = times.backoff_s(failure.count, first_s=_FIRST_S, max_s=_MAX_S)
+    return max(0.0, (_PERMANENT_S if failure.permanent else backoff_s) - abs(now_ms - failure.at_ms) / 1000)
 
 
 def queue_wait_s(place: int) -> float:
@@ -74,17 +74,10 @@ def with_refusals(
     }
     actions = tuple(one for one in plan.actions if action_key(one) not in waits)
     plan = replace(plan, actions=actions, refused=plan.refused | frozenset(standing))
-    if conditions.is_true(plan.status, "Stalled"):
-        found: Sequence[Condition] = ()
-    elif refused := [*shown.values(), *(_of_pod(one) for one in runs if one.refused)]:
-        found = _conditions(refused)
-    else:
-        found = (
-            _kept(before)
-            if any(isinstance(one, StartDriver | StartInspection | StartMaintenance) for one in mine)
-            else ()
-        )
-    if not found:
+    refused = [*shown.values(), *(_of_pod(one) for one in runs if one.refused)]
+    starts = any(isinstance(one, StartDriver | StartInspection | StartMaintenance) for one in mine)
+    found = _conditions(refused) if refused else _kept(before) if starts else []
+    if not found or conditions.is_true(plan.status, "Stalled"):
         return plan
     status = conditions.with_outcome(
         plan.status, found, before.get("conditions", ()), generation=meta.generation, now_ms=now_ms

@@ -297,7 +297,7 @@ def _failed(draft: Draft, failure: Failure, *, phase: DriverPhase) -> Draft:
     is_exhausted = failure.counts and count >= spec.max_consecutive_failures
     if spec.restart_policy == "Never" or failure.is_final or is_exhausted:
         return _rolled_back(draft, f"{failure.reason}: {failure.message}")
-    delay_s = min(spec.max_backoff_seconds, spec.backoff_seconds * 2 ** min(20, max(0, count - 1)))
+    delay_s = times.backoff_s(count, first_s=spec.backoff_seconds, max_s=spec.max_backoff_seconds)
     again = times.to_text(draft.now_ms + 1000 * delay_s)
     text = clip(f"{failure.reason}: {failure.message}", _MESSAGE_MAX)
     return draft.having_rollout(state=_waiting(state), next_attempt_time=again, message=text)

@@ -83,7 +83,7 @@ def _settled(known: Deletion, run: Run, now_ms: int) -> Deletion:
     message = clip(redact(str(report.get("message") or run.message or run.reason or "it left no report")), _MESSAGE_MAX)
     failures = 0 if verdict in {"Held", "Incomplete"} else (known.consecutive_failures or 0) + 1
     wait_s = {"Held": _HELD_S, "Incomplete": 0}.get(
-        str(verdict), min(_MAX_S, _FIRST_S * 2 ** min(max(failures - 1, 0), 10))
+        str(verdict), times.backoff_s(failures, first_s=_FIRST_S, max_s=_MAX_S)
     )
     return replace(
         known,
