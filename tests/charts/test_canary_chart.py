@@ -13,6 +13,8 @@ from persist_operator.settings import OperatorSettings
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "persist-operator"
 Manifest = dict[str, Any]
+STORES = {"blob": "s3://bucket/persist", "consensus": "redis://redis:6379/0"}
+PROFILES = {"storageProfiles": {"eu": STORES, "us": STORES}, "defaultProfile": "us"}
 
 
 def canaries(manifests: list[Manifest]) -> list[Manifest]:
@@ -32,7 +34,7 @@ def test_the_operator_writes_the_canary_that_the_chart_makes(template: Callable[
     settings = settings_of(manifests).canary
     assert settings.resource == f"{canary['metadata']['namespace']}/{canary['metadata']['name']}"
     assert settings.interval_seconds == 30
-    (elsewhere,) = canaries(template({"canary": {"enabled": True, "storageProfile": "eu"}}))
+    (elsewhere,) = canaries(template({"canary": {"enabled": True, "storageProfile": "eu"}, **PROFILES}))
     assert elsewhere["spec"]["storageProfile"] == "eu"
 
 
@@ -50,3 +52,10 @@ def test_the_operator_must_watch_it(run_helm: Callable[..., Any]) -> None:
     values["watch"] = {"namespaces": ["red", "sys"]}
     done = run_helm("template", "persist", str(CHART), "--namespace", "sys", "--kube-version", "1.34.0", values=values)
     assert len(canaries(list(yaml.safe_load_all(done.stdout)))) == 1
+
+
+def test_a_profile_that_is_not_there_is_refused(run_helm: Callable[..., Any]) -> None:
+    values = {"canary": {"enabled": True, "storageProfile": "nope"}, **PROFILES}
+    done = run_helm("template", "persist", str(CHART), "--namespace", "sys", "--kube-version", "1.34.0", values=values)
+    assert done.returncode != 0
+    assert 'canary.storageProfile "nope" is not among storageProfiles (eu, us)' in done.stderr

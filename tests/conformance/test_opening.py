@@ -18,7 +18,7 @@ from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import ErrorKind, StoreRefused, Unavailable
 from persist_engine.base.metrics import PrometheusMetrics
 from persist_engine.base.settings import RetrySettings
-from persist_kit.servers import free_port, redis_server
+from persist_kit.servers import free_port, redis_server, s3_server
 from prometheus_client import CollectorRegistry
 
 PATIENCE_S = 60.0
@@ -108,6 +108,22 @@ def test_regression_a_server_that_is_no_redis_is_refused(redis_server_with_users
     with redis_server(tls=True) as server:
         refused(consensus=server.url, match="certificate")
         refused(blob=f"s3://bucket/?endpoint=https%3A%2F%2F{server.address}", match="certificate")
+
+
+@pytest.mark.redis
+@pytest.mark.s3
+def test_a_server_with_tls_behind_an_address_without_it_is_named(monkeypatch):
+    """Both looked like broken connections, and were waited for."""
+    with redis_server(tls=True) as server:
+        refused(consensus=f"redis://{server.address}/0", match="the server speaks TLS; use rediss://")
+    with redis_server(tls=True, wants_certificate=True) as server:
+        refused(consensus=f"redis://{server.address}/0", match="the server speaks TLS; use rediss://")
+    with s3_server(tls=True) as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        url = server.location("p").replace("https%3A", "http%3A").partition("&ca_file")[0]
+        assert "http%3A" in url
+        refused(blob=url, match="the server speaks TLS; use an endpoint with https://")
 
 
 @pytest.mark.s3

@@ -122,6 +122,26 @@ def test_an_address_names_its_own_files(strict_redis: RedisServer, tmp_path: Pat
 
 
 @pytest.mark.redis
+def test_a_file_that_is_no_pem_is_named(strict_redis: RedisServer, tmp_path: Path) -> None:
+    """OpenSSL says that something is wrong, and not with which file."""
+    (tmp_path / "password").write_text("admin")
+    wrong = tmp_path / "wrong.pem"
+    wrong.write_text("no certificate")
+    url = f"rediss://{strict_redis.address}/0?password_file={tmp_path}/password"
+    with pytest.raises(StoreRefused, match=f"{strict_redis.address}.*{wrong} holds no certificates as PEM"):
+        consensus_at(f"{url}&ca_file={wrong}")
+    url += f"&ca_file={strict_redis.ca_file}"
+    other = f"{url}&cert_file={strict_redis.cert_file}&key_file={wrong}"
+    with pytest.raises(StoreRefused, match=f"{strict_redis.cert_file} and {wrong} are not a certificate and its"):
+        consensus_at(other)
+    with pytest.raises(StoreRefused, match=f"{wrong} holds no certificates as PEM"):
+        blob_at(f"s3://bucket/p?endpoint=https%3A%2F%2Flocalhost&region=us-east-1&ca_file={wrong}")
+    folder = folder_for(strict_redis, tmp_path / "secret", **{"redis-ca.crt": "none"})
+    with pytest.raises(StoreRefused, match=r"redis-ca\.crt holds no certificates as PEM"):
+        consensus_at(with_credentials(bare(strict_redis), str(folder)))
+
+
+@pytest.mark.redis
 def test_rotated_files_are_used_by_the_next_connection(strict_redis: RedisServer, tmp_path: Path) -> None:
     folder = folder_for(strict_redis, tmp_path / "secret")
     consensus = consensus_at(with_credentials(bare(strict_redis), str(folder)))

@@ -80,6 +80,10 @@ class InvalidUsage(PersistError, ValueError):
     kind = ErrorKind.INVALID_ARGUMENT
 
 
+class NoStore(InvalidUsage):
+    """There is no store at this path of this machine yet. Nothing was created."""
+
+
 class InvalidBounds(InvalidUsage):
     """`upper` is before `lower`."""
 

@@ -1,4 +1,4 @@
-"""Writers of record batches: a table for people (text with tabs where no terminal is), Arrow IPC, Parquet, CSV, JSON
+"""Writers of record batches: a table for people (where no terminal is, text with tabs), Arrow IPC, Parquet, CSV, JSON
 lines. Files appear complete or not at all.
 """
 
@@ -21,12 +21,16 @@ import pyarrow.parquet as pq
 
 from persist_engine.base.env import system_random_bytes
 from persist_engine.base.errors import InvalidUsage, InvariantViolated
-from persist_engine.cli.output import print_rows, tab_separated
+from persist_engine.cli.output import print_rows
 from persist_engine.rows.columns import storable
 from persist_engine.rows.nested.layout import ListColumn, is_list, list_of, map_of, values_type
 from persist_engine.storage.directories import sync_directory
 
 Write = Callable[[pa.RecordBatch], None]
+
+#: What would end a cell or a row of text, and the character that says so.
+_ESCAPED = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
+_NULL = "\\N"
 
 
 def flattened(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -134,8 +138,8 @@ def _writer(format_name: str, file: IO[bytes], schema: pa.Schema) -> Iterator[Wr
             # What the user's numbers are, only the user knows.
             print_rows(schema.names, rows, counts=lambda _name: False, times=lambda name: name == "_time")
         case _:
-            file.write(tab_separated(schema.names).encode())
-            yield lambda batch: file.writelines(tab_separated(row).encode() for row in _cells(batch))
+            file.write(_copied(schema.names))
+            yield lambda batch: file.writelines(map(_copied, _cells(batch)))
 
 
 def _storable(batch: pa.RecordBatch) -> pa.Table:
@@ -154,7 +158,9 @@ def _csv_ready(column: pa.Array) -> pa.Array:
         return _hexadecimal(column)
     if not pa.types.is_nested(column.type):
         return column
-    return pa.array([None if value is None else _json(value) for value in _values(_json_ready(column))], pa.string())
+    return pa.array(
+        [None if value is None else _json(value) for value in python_values(_json_ready(column))], pa.string()
+    )
 
 
 def _json(value: Any) -> str:
@@ -175,7 +181,7 @@ def json_lines(batch: pa.RecordBatch) -> str:
     """
     plain = [_json_ready(column) for column in batch.columns]
     names = batch.schema.names
-    rows = zip(*(_values(column) for column in plain), strict=True)
+    rows = zip(*(python_values(column) for column in plain), strict=True)
     lines = (_json(dict(zip(names, row, strict=True))) for row in rows)
     return "".join(f"{line}\n" for line in lines)
 
@@ -211,8 +217,8 @@ def _json_value(value: Any) -> str:
     return value.hex() if isinstance(value, bytes) else value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
-def _values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """As Python has them, but for dates and instants in years that it does not have: those as numbers, said to be so."""
+def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """As Python has them, maps as dicts, but for dates and instants in years that it does not have: those as numbers, said to be so."""
     try:
         found: list[Any] = column.to_pylist(maps_as_pydicts="strict")
     except (OverflowError, ValueError):
@@ -233,7 +239,12 @@ def _value(scalar: pa.Scalar) -> Any:
 
 def _cells(rows: pa.Table | pa.RecordBatch) -> Iterator[tuple[object, ...]]:
     """Text for people, row by row."""
-    return zip(*(map(_shown, _values(column)) for column in rows.columns), strict=True)
+    return zip(*(map(_shown, python_values(column)) for column in rows.columns), strict=True)
+
+
+def _copied(cells: Sequence[object]) -> bytes:
+    """A line of the text format of PostgreSQL's COPY, in which null is another cell than no text."""
+    return ("\t".join(_NULL if cell is None else str(cell).translate(_ESCAPED) for cell in cells) + "\n").encode()
 
 
 def _shown(value: Any) -> object:

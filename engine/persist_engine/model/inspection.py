@@ -112,6 +112,11 @@ class Inspection:
         return 100 * self.updates // self.net_updates if self.net_updates else None
 
     @property
+    def data_bytes(self) -> int:
+        """Bytes of the live parts, with those that are inside the state."""
+        return self.live_bytes + self.inline_bytes
+
+    @property
     def owed_from_ms(self) -> int | None:
         """Since when the oldest update that was retracted may still be in the stores; None: none is. Never later than the truth."""
         return min((at for at in (self.waits_from_ms, self.uncollected_from_ms) if at is not None), default=None)
@@ -185,7 +190,9 @@ def inspection_of(
         readers=_readers(state, now_ms),
         writers=_writers(state, now_ms),
         progress={
-            sink_id: progress.upper.time for sink_id, progress in state.progress.items() if sink_id != COMMIT_INFO
+            sink_id: progress.upper.time
+            for sink_id, progress in state.progress.items()
+            if sink_id != COMMIT_INFO
         },
         is_tombstone=is_tombstone(state),
         birth=state.birth.hex(),

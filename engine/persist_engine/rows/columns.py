@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_engine.base.errors import check
-from persist_engine.rows.nested.layout import is_list, mapped, values_type
+from persist_engine.rows.nested.layout import has_required, is_list, mapped, values_type
 from persist_engine.rows.nested.ordered import ordered
 
 Bools = npt.NDArray[np.bool_]
@@ -123,6 +123,15 @@ def _canonical(array: pa.Array) -> pa.Array:
     return pa.StructArray.from_arrays(
         children, fields=list(array.type), mask=array.is_null() if array.null_count else None
     )
+
+
+def field_of(array: pa.StructArray, index: int, wanted: pa.DataType) -> pa.Array:
+    """A field of `array` that is to become `wanted`. What is under a null struct is no value, and may not fit: where that could matter, the
+    field is null there.
+    """
+    values = array.field(index)
+    is_fitting = values.type == wanted and not has_required(wanted)
+    return values if is_fitting or not array.null_count else array.flatten()[index]
 
 
 def storable(column: pa.ChunkedArray) -> pa.ChunkedArray:

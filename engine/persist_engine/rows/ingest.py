@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_engine.base.errors import InvalidUsage, SchemaMismatch
-from persist_engine.rows.columns import empty_struct
+from persist_engine.rows.columns import empty_struct, field_of
 from persist_engine.rows.ddl import print_type
 from persist_engine.rows.nested.entries import KeyProblem, sorted_entries
 from persist_engine.rows.nested.layout import as_plain_list, holds_lists, is_any_list, is_list, mapped, values_type
@@ -181,7 +181,7 @@ def _conform_struct(array: pa.Array, field: pa.Field, path: str, problems: list[
                 problems.append(f"{path}.{child.name} is missing")
             continue
         # Nulls are counted after the conversion: a dictionary may hold nulls among its values, where null_count misses them.
-        values = _conform(array.field(given.index(child.name)), child, f"{path}.{child.name}", problems)
+        values = _conform(field_of(array, given.index(child.name), child.type), child, f"{path}.{child.name}", problems)
         children.append(values)
         if not child.nullable and values.null_count:
             nulls = values.is_null() if absent is None else pc.and_not(values.is_null(), absent)

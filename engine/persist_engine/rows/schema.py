@@ -16,7 +16,7 @@ import pyarrow as pa
 from persist_engine.base.errors import CorruptData, InvalidUsage
 from persist_engine.model.state import CodecNames, SchemaPair
 from persist_engine.rows.ddl import DEPTH_MAX, parse_ddl, print_ddl, print_type, type_name
-from persist_engine.rows.nested.layout import holds_lists, is_any_list, list_of, map_of
+from persist_engine.rows.nested.layout import has_required, holds_lists, is_any_list, list_of, map_of
 
 #: The codec names of every shard that this code creates: typed structs, u64 times, i64 diffs.
 CODECS = CodecNames(key="struct", val="struct")
@@ -107,7 +107,7 @@ class Schema:
         if self.holds_lists:
             return None
         sides = [(side, list(enumerate(fields))) for side, fields in (("key", self.key), ("val", self.val))]
-        if any(_has_required(field.type) for _, fields in sides for _, field in fields):
+        if any(has_required(field.type) for _, fields in sides for _, field in fields):
             return None
         return tuple((side, index) for side, fields in sides for index, field in fields if not field.nullable)
 
@@ -168,12 +168,6 @@ class Schema:
         return f"Schema(({self.key_ddl}) -> ({self.val_ddl}))"
 
 
-def _has_required(data_type: pa.DataType) -> bool:
-    if not pa.types.is_struct(data_type):
-        return False
-    return any(not child.nullable or _has_required(child.type) for child in data_type)
-
-
 def _allowed(path: str, fields: list[pa.Field], depth: int) -> list[pa.Field]:
     """The fields without metadata. InvalidUsage names the first field that a shard cannot hold."""
     out: list[pa.Field] = []
@@ -225,7 +219,7 @@ def _allowed_list(name: str, kind: pa.DataType, depth: int) -> pa.DataType:
 
 
 def _allowed_element(name: str, kind: pa.DataType, depth: int) -> pa.DataType:
-    if _has_required(kind):
+    if has_required(kind):
         raise InvalidUsage(f"field {name}: a field within an ARRAY or a MAP cannot be NOT NULL", field=name)
     return _allowed_type(name, kind, depth + 1)
 

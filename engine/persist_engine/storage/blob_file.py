@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from persist_engine.base.env import Env
-from persist_engine.base.errors import Determinate, Indeterminate, InvalidUsage, NotKept
+from persist_engine.base.errors import Determinate, Indeterminate, NoStore, NotKept
 from persist_engine.storage.blob import BlobInfo, KeptBlob
 from persist_engine.storage.checks import check_blob_key, check_blob_value, check_prefix, check_range
 from persist_engine.storage.directories import make_directory, not_opened, sync_directory
@@ -31,7 +31,7 @@ _TEMP = ".tmp"
 
 
 class FileBlob:
-    """Opens the directory `root`, which several processes may share. A missing directory is created, or raises InvalidUsage
+    """Opens the directory `root`, which several processes may share. A missing directory is created, or raises NoStore
     without `create`. StoreRefused for an impossible path.
     """
 
@@ -50,17 +50,17 @@ class FileBlob:
             raise not_opened(self.address(), error) from error
 
     def _check_exists(self) -> None:
-        """InvalidUsage if no blobs were ever stored here, OSError if that cannot be determined. Changes nothing, because the
+        """NoStore if no blobs were ever stored here, OSError if that cannot be determined. Changes nothing, because the
         directory may belong to something else.
         """
         try:
             (self._root / _TEMP).stat()
         except FileNotFoundError as error:
             if not self._root.exists():
-                raise InvalidUsage(
+                raise NoStore(
                     f"there is no directory {self.address()}: check the path; the first write creates it"
                 ) from error
-            raise InvalidUsage(
+            raise NoStore(
                 f"{self.address()} is no blob store: it has no {_TEMP}/ in it; check the path (if it is a copy of a store, create the "
                 f"missing directory {_TEMP}/ in it)"
             ) from error

@@ -28,6 +28,7 @@ from persist_engine.base.errors import (
     Determinate,
     Indeterminate,
     InvalidUsage,
+    NoStore,
     PersistError,
     StorageError,
     StoreRefused,
@@ -85,7 +86,7 @@ class _Idle:
 
 class SqliteConsensus:
     """Opens the file at `path`. Thread-safe: each call borrows its own connection. A missing file or table is created, or
-    raises InvalidUsage without `create`. StoreRefused for an impossible path. A call waits up to `busy_timeout_s` for the commit
+    raises NoStore without `create`. StoreRefused for an impossible path. A call waits up to `busy_timeout_s` for the commit
     of another process.
     """
 
@@ -180,7 +181,7 @@ class SqliteConsensus:
             each.connection.close()
 
     def _check_exists(self) -> None:
-        """InvalidUsage if no log was ever started here, StoreRefused or Determinate if that cannot be determined. Changes
+        """NoStore if no log was ever started here, StoreRefused or Determinate if that cannot be determined. Changes
         nothing, because the file may belong to something else.
         """
         try:
@@ -195,7 +196,7 @@ class SqliteConsensus:
                 is_begun = connection.execute(_TABLE).fetchone() is not None
         if not is_begun:
             what = "holds no shards" if self._path.exists() else "is not there"
-            raise InvalidUsage(f"{self.address()} {what}: check the path; the first write creates the file")
+            raise NoStore(f"{self.address()} {what}: check the path; the first write creates the file")
 
     @contextmanager
     def _borrow(self, verb: str, key: str = "") -> Iterator[sqlite3.Connection]:

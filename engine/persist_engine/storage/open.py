@@ -44,7 +44,7 @@ def open_blob(url: str, *, env: Env, metrics: Metrics, create: bool = True) -> B
 
     InvalidUsage for any other URL, or one whose driver is not installed; UnsafeStore if the store lacks a required guarantee,
     Determinate or Indeterminate if it cannot be reached. Errors name the address, never a credential. A missing directory is
-    created, or raises InvalidUsage without `create`.
+    created, or raises NoStore without `create`.
     """
     parsed = parse_url(url, allowed=_BLOB_URLS)
     blob: Blob

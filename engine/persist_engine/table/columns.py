@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_engine.base.errors import InvalidUsage, InvariantViolated, SchemaMismatch
-from persist_engine.rows.columns import empty_struct
+from persist_engine.rows.columns import empty_struct, field_of
 from persist_engine.rows.ddl import print_type
 from persist_engine.rows.nested.entries import KeyProblem, sorted_entries
 from persist_engine.rows.nested.layout import as_plain_list, holds_lists, is_any_list, is_list, mapped, values_type
@@ -203,7 +203,7 @@ def _nested(array: pa.Array, wanted: pa.DataType) -> pa.Array:
         names = [field.name for field in given] if pa.types.is_struct(given) else []
         if sorted(names) != sorted(field.name for field in wanted):
             raise TypeError(f"it must be {print_type(wanted)}")
-        children = [_nested(array.field(names.index(field.name)), field.type) for field in wanted]
+        children = [_nested(field_of(array, names.index(field.name), field.type), field.type) for field in wanted]
         mask = array.is_null() if array.null_count else None
         return pa.StructArray.from_arrays(children, fields=list(wanted), mask=mask)
     if not is_list(wanted):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ _DEFAULT_NAMESPACE = "default"
 #: Codes that say nothing about the next try. 409: another writer came first, and a patch states no version.
 _PASSING = {0, 409, 429, 500, 502, 503, 504}
 _TRIES = 4
+#: A person sees what a call waits for after so long a silence.
+QUIET_S = 2.0
 _PAUSE_S = (0.5, 4.0)
 #: A watch without an event ends after this, and begins again with a read.
 _WATCH_S = 30.0
@@ -80,8 +83,12 @@ def load_access(kubeconfig: str | None, context: str | None) -> Access:
 class UserCluster:
     """The API server with a person's rights. Thread-safe."""
 
-    def __init__(self, client: kubernetes.client.ApiClient, env: Env) -> None:
+    def __init__(
+        self, client: kubernetes.client.ApiClient, env: Env, *, on_wait: Callable[[str], None] | None = None
+    ) -> None:
+        """`on_wait` receives one line, from another thread, when a call has waited QUIET_S; once, whatever else waits."""
         self._kube, self._env = KubeCluster(client), env
+        self._server, self._on_wait = str(client.configuration.host), on_wait
 
     def get(self, kind: Kind, namespace: str, name: str) -> Resource | None:
         """The resource; None when there is none."""
@@ -184,7 +191,7 @@ class UserCluster:
     def _asked(self, verb: str, kind: Kind, namespace: str | None, send: Callable[[], _T]) -> _T:
         """What `send` returns, tried again after an answer that says nothing about the next try."""
         pause_s = _PAUSE_S[0]
-        with self._explained(verb, kind, namespace):
+        with self._explained(verb, kind, namespace), self._heard():
             for _ in range(_TRIES - 1):
                 try:
                     return send()
@@ -194,6 +201,26 @@ class UserCluster:
                     self._env.sleep(max(pause_s, min(error.retry_after_s, _PAUSE_S[1])))
                     pause_s = min(2 * pause_s, _PAUSE_S[1])
             return send()
+
+    @contextlib.contextmanager
+    def _heard(self) -> Iterator[None]:
+        """Says what a call waits for, should it wait long."""
+        if self._on_wait is None:
+            yield
+            return
+
+        def say() -> None:
+            on_wait, self._on_wait = self._on_wait, None
+            if on_wait is not None:
+                on_wait(f"waiting: no answer yet from the API server at {self._server}")
+
+        timer = threading.Timer(QUIET_S, say)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     @contextlib.contextmanager
     def _explained(self, verb: str, kind: Kind, namespace: str | None) -> Iterator[None]:

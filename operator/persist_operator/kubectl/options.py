@@ -142,7 +142,12 @@ def open_session(
         raise InvalidUsage("-n and -A exclude each other")
     access, env = load_access(kubeconfig, context), SystemEnv()
     chosen = None if all_namespaces else namespace or access.namespace
-    return Session(UserCluster(access.client, env), chosen, env)
+    on_wait = _say if sys.stderr.isatty() else None
+    return Session(UserCluster(access.client, env, on_wait=on_wait), chosen, env)
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
 
 
 def clustered(function: Callable[..., None]) -> Callable[..., None]:

@@ -59,7 +59,7 @@ def with_numbers(
             runs=inspection.runs,
             parts=inspection.parts,
             updates=inspection.updates,
-            live_bytes=inspection.live_bytes,
+            live_bytes=inspection.data_bytes,
             amplification_percent=inspection.amplification_percent,
             inline_bytes=inspection.inline_bytes,
             rollups=inspection.rollups,

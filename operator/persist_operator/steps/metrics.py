@@ -147,7 +147,7 @@ class OperatorMetrics:
         if inspection is not None and frontiers.seqno is not None:
             values |= {
                 "batches": inspection.batches,
-                "live_bytes": inspection.live_bytes,
+                "live_bytes": inspection.data_bytes,
                 "debt_bytes": inspection.compaction_bytes,
                 "live_diffs": inspection.live_diffs,
                 "last_rollup_seqno": inspection.latest_rollup_seqno,

@@ -25,7 +25,7 @@ OF_SHARD: Mapping[str, str] = {
     "upper_lag_seconds": "Seconds from upper to now.",
     "since_lag_seconds": "Seconds from since to upper.",
     "batches": "Batches in the trace.",
-    "live_bytes": "Bytes of live parts.",
+    "live_bytes": "Bytes of live parts, with those inside the state.",
     "debt_bytes": "Bytes that compaction would read.",
     "oldest_uncompacted_seconds": "How long ago the oldest update was retracted that may still be stored; 0: none.",
     "deadline_seconds": "compaction.deadlineSeconds: the age at which such an update must be gone.",
@@ -39,7 +39,7 @@ _SUMS: Mapping[str, str] = {
     "persist_shards": "PersistShards, by namespace.",
     "persist_shards_ready": "PersistShards whose Ready is True, by namespace.",
     "persist_shards_failing": "PersistShards of which a kind of maintenance failed last, by namespace.",
-    "persist_shards_live_bytes": "Bytes of live parts, by namespace.",
+    "persist_shards_live_bytes": "Bytes of live parts, with those inside the state, by namespace.",
     "persist_shards_debt_bytes": "Bytes that compaction would read, by namespace.",
 }
 _INDEX = {name: index for index, name in enumerate(OF_SHARD)}

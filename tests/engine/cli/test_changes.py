@@ -1,5 +1,6 @@
 """`persist changes`: what happened to a table, for people and for programs, once or as it goes on."""
 
+import datetime as dt
 import json
 import os
 import signal
@@ -36,6 +37,19 @@ def test_each_change_is_a_line(shop, stores, persist):
         'insert  id=2  name="a\\n\\u001b[31mb"  price=null',
         "update  id=1  price: 120 -> 110",
         'delete  id=2  name="a\\n\\u001b[31mb"  price=null',
+    ]
+
+
+def test_maps_are_objects_with_texts_as_names(tmp_path, stores, persist):
+    with connect(f"file://{tmp_path}/shop") as db:
+        made = db.create("maps", key="id BIGINT", value="scores MAP<STRING, DOUBLE>, days ARRAY<MAP<DATE, INT>>")
+        made.append([{"id": 1, "scores": {"b": 2.0, "a": float("nan")}, "days": [{dt.date(2020, 1, 2): 3}, None]}])
+        made.upsert([{"id": 1, "scores": {"b": 2.0, "a": 1.0}, "days": [{dt.date(2020, 1, 2): 3}, None]}])
+    code, out, _ = persist("changes", "maps", *stores)
+    assert code == 0
+    assert [line.split("  ", 1)[1] for line in out.splitlines()] == [
+        'insert  id=1  scores={"a": NaN, "b": 2.0}  days=[{"2020-01-02": 3}, null]',
+        'update  id=1  scores: {"a": NaN, "b": 2.0} -> {"a": 1.0, "b": 2.0}',
     ]
 
 

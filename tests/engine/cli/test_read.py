@@ -62,6 +62,16 @@ def test_read_writes_every_row_into_a_pipe(shop):
     assert ids_of(piped.stdout, form) == expected_rows()
 
 
+def test_a_pipe_gets_null_and_no_text_apart(capsys):
+    """As PostgreSQL's COPY reads it: they were the same cell, and a backslash was none of the text's."""
+    texts = ["", None, "\\N", "a\tb\nc\\d\r"]
+    batch = pa.RecordBatch.from_pydict({"id": [1, 2, 3, 4], "text": texts})
+    with writing("table", None, batch.schema) as write:
+        write(batch)
+    lines = capsys.readouterr().out.split("\n")
+    assert lines == ["id\ttext", "1\t", "2\t\\N", "3\t\\\\N", "4\ta\\tb\\nc\\\\d\\r", ""]
+
+
 @pytest.mark.parametrize("form", ["arrow", "parquet", "csv", "jsonl", "table"])
 def test_regression_read_writes_a_null_struct_whose_fields_are_not_null(tmp_path, capsys, form):
     """Parquet takes it for a null in each of these fields, and refused the file."""

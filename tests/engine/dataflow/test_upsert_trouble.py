@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,7 @@ def test_an_upsert_handle_whose_lease_lapsed_hydrates_again(
         maintenance=MaintenanceSettings(rollup_threshold=2),
     )
     world = World(settings=eager)
+    caplog.set_level(logging.INFO)
     client, other = world.process(), world.process()
     one, two = opened(client, shard_id), opened(other, shard_id)
     one.upsert(commands((1, "a"), (2, "b")))

@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from persist_engine.base.errors import InvalidUsage, SchemaMismatch
+from persist_engine.codec.part import decode_part, encode_part
+from persist_engine.model.frontier import Antichain, Description
 from persist_engine.rows.ingest import ROWS_PER_TABLE
 from persist_engine.rows.schema import Schema
 from persist_engine.rows.updates import normalise
@@ -209,3 +211,33 @@ def test_python_values_that_arrow_would_cut_without_a_word_are_refused(ddl: str,
     with pytest.raises(SchemaMismatch, match="val.v does not fit"):
         only([(((1,), (value,)), 0, 1) for value in values], schema)
     assert only([(((1,), (float("inf"),)), 0, 1)], Schema.from_ddl("id INT", "v FLOAT")).num_rows == 1
+
+
+def hidden(values: pa.Array, name: str = "v", *, nullable: bool = True) -> pa.StructArray:
+    """A struct of `values` that is null in its last row, whatever is there."""
+    mask = pa.array([False] * (len(values) - 1) + [True])
+    return pa.StructArray.from_arrays([values], fields=[pa.field(name, values.type, nullable=nullable)], mask=mask)
+
+
+@pytest.mark.parametrize(
+    ("ddl", "struct"),
+    [
+        ("v TIMESTAMP", hidden(pa.array([1000, 1], pa.timestamp("ns", "UTC")))),
+        ("v STRING", hidden(pa.array(["a", "b"], pa.large_string()))),
+        ("v TIMESTAMP NOT NULL", hidden(pa.array([1000, None], pa.timestamp("us", "UTC")), nullable=False)),
+        ("v STRUCT<w: TIMESTAMP>", hidden(hidden(pa.array([1000, 1], pa.timestamp("ns", "UTC")), "w"))),
+        (
+            "v STRUCT<w: BIGINT NOT NULL>",
+            hidden(
+                pa.StructArray.from_arrays([pa.array([1, None])], fields=[pa.field("w", pa.int64(), nullable=False)])
+            ),
+        ),
+    ],
+)
+def test_what_is_under_a_null_struct_is_no_value(ddl: str, struct: pa.StructArray) -> None:
+    schema = Schema.from_ddl("id BIGINT", f"s STRUCT<{ddl.replace('v ', 'v: ', 1)}>")
+    keys, val = pa.array([{"id": 1}, {"id": 2}]), pa.StructArray.from_arrays([struct], ["s"])
+    (out,) = normalise(pa.table({"key": keys, "val": val, "time": [0, 0], "diff": [1, 1]}), schema)
+    assert [row["s"] is None for row in out.column("val").to_pylist()] == [False, True]
+    data = encode_part(out, desc=Description(Antichain.of(0), Antichain.of(1), Antichain.of(0)), schema=schema)
+    assert decode_part(data, key="k", schema=schema).table.column("val").to_pylist() == out.column("val").to_pylist()

@@ -1,9 +1,14 @@
 """The calls of a person: the access that kubectl would have, a watch that breaks, repetition."""
 
+import contextlib
+import socket
+import threading
+
 import pytest
 import yaml
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import InvalidUsage
+from persist_operator.cluster import user as user_module
 from persist_operator.cluster.port import PERSIST_SHARD, ApiError
 from persist_operator.cluster.user import UserCluster, load_access
 
@@ -66,3 +71,27 @@ def test_what_was_refused_for_good_is_not_repeated(user, server, shard_resource)
         user.patch(PERSIST_SHARD, "team", "flights", {})
     assert len(server.refuse_next) == 1
     assert user.patch(PERSIST_SHARD, "team", "none", {}) is None
+
+
+def test_a_server_that_does_not_answer_is_named_once(kubeconfig, monkeypatch):
+    said = []
+    monkeypatch.setattr(user_module, "QUIET_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        document = yaml.safe_load(kubeconfig.read_text())
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        document["clusters"][0]["cluster"] = {"server": address}
+        kubeconfig.write_text(yaml.safe_dump(document))
+        told = threading.Event()
+        silent_user = UserCluster(
+            load_access(None, None).client, SystemEnv(), on_wait=lambda text: (said.append(text), told.set())
+        )
+
+        def ask():
+            with contextlib.suppress(ApiError):
+                silent_user.find(PERSIST_SHARD, "team")
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        assert told.wait(30)
+    asking.join(60)
+    assert said == [f"waiting: no answer yet from the API server at {address}"]

@@ -92,7 +92,7 @@ def _shard_row(client: PersistClient, shard_id: ShardId) -> tuple[object, ...]:
         *frontiers,
         seen.updates,
         seen.parts,
-        seen.live_bytes,
+        seen.data_bytes,
         len(seen.readers),
         len(seen.writers),
     )

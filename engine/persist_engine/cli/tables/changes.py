@@ -82,16 +82,18 @@ def changes(
             with it.changes(begin, upto=end, follow=follow, where=where) as feed:
                 for batch in feed.to_batches():
                     shown = batch if limit is None else batch.slice(0, limit)
-                    sys.stdout.write(_text(shown, key) if is_text else json_lines(shown))
+                    sys.stdout.write(_lines(shown, key) if is_text else json_lines(shown))
                     sys.stdout.flush()
                     limit = None if limit is None else limit - shown.num_rows
                     if limit == 0:
                         return
 
 
-def _text(changes: pa.RecordBatch, key: tuple[str, ...]) -> str:
+def _lines(changes: pa.RecordBatch, key: tuple[str, ...]) -> str:
     """One line a change: when, what, the key, and the row or what of it is new."""
-    columns = (changes.column(name).to_pylist() for name in ("_time", "_change", "_before", "_after"))
+    from persist_engine.cli.export import python_values
+
+    columns = (python_values(changes.column(name)) for name in ("_time", "_change", "_before", "_after"))
     return "".join(_line(*row, key=key) for row in zip(*columns, strict=True))
 
 
@@ -111,6 +113,15 @@ def _line(
 
 def _json(value: Any) -> str:
     """A value on one line, whatever characters are in it."""
-    return json.dumps(
-        value, ensure_ascii=False, default=lambda other: other.hex() if isinstance(other, bytes) else str(other)
-    )
+    return json.dumps(_named(value), ensure_ascii=False, default=_text_of)
+
+
+def _named(value: Any) -> Any:
+    """`value` with texts as the keys of maps, at any depth: JSON has no others."""
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else _text_of(key): _named(each) for key, each in value.items()}
+    return list(map(_named, value)) if isinstance(value, list) else value
+
+
+def _text_of(value: Any) -> str:
+    return value.hex() if isinstance(value, bytes) else str(value)

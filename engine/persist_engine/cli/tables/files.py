@@ -5,10 +5,14 @@ Owns how text becomes values of a table's columns. Arrow reads all of it, in bat
 
 from __future__ import annotations
 
+import atexit
+import io
 import json
+import os
+import select
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
@@ -74,19 +78,65 @@ def batches_of(
 
 @contextmanager
 def _without_python(opened: IO[bytes]) -> Iterator[_Source]:
-    """The same file, of which nothing was read yet, for Arrow to read without the interpreter. A pipe stays as it is: Arrow's own files
-    want to seek.
+    """The same file, of which nothing was read yet, for Arrow to read without the interpreter. Arrow's own files want to seek, so a pipe is
+    read by Python.
 
     Arrow reads ahead in threads. After a refusal such a thread may still wait for the interpreter when that ends, and the process ends
-    with SIGABRT, or not at all.
+    with SIGABRT; or for a pipe whose writer stays, and the process does not end at all.
     """
     try:
-        source: _Source = pa.OSFile(f"/dev/fd/{opened.fileno()}")
-    except OSError:
+        number = opened.fileno()
+    except OSError:  # the bytes are in memory
         yield opened
+        return
+    try:
+        source: _Source = pa.OSFile(f"/dev/fd/{number}")
+    except OSError:
+        pipe = _Pipe(number)
+        try:
+            yield io.BufferedReader(pipe)
+        finally:
+            pipe.stop()
         return
     with source:
         yield source
+
+
+class _Pipe(io.RawIOBase):
+    """Reads a pipe that another object owns. `stop`, from any thread, ends a read that waits for the writer; at the latest the end of the
+    interpreter does, before Arrow waits for its threads.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self._ahead = fd, b""
+        self._stopped, self._stopping = os.pipe()
+        atexit.register(self.stop)
+
+    def first_line(self) -> bytes:
+        """The first line, which reads still see. Call it before the first read."""
+        while b"\n" not in self._ahead and (data := self._next(1 << 16)):
+            self._ahead += data
+        return self._ahead.partition(b"\n")[0] + b"\n"
+
+    def readable(self) -> bool:
+        """See RawIOBase."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """See RawIOBase. 0, as at the end, once it was stopped."""
+        size = len(buffer)
+        data, self._ahead = self._ahead[:size], self._ahead[size:]
+        data = data or self._next(size)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _next(self, size: int) -> bytes:
+        ready, _, _ = select.select([self._fd, self._stopped], [], [])
+        return b"" if self._stopped in ready else os.read(self._fd, size)
+
+    def stop(self) -> None:
+        """Ends all reads, now and later."""
+        os.write(self._stopping, b"!")
 
 
 def _format(name: str) -> InputFormat:
@@ -112,6 +162,11 @@ def _csv(source: _Source, wanted: pa.Schema) -> Iterator[pa.Table]:
     options = pyarrow.csv.ConvertOptions(
         column_types=kinds, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
     )
+    if isinstance(source, io.BufferedReader) and isinstance(source.raw, _Pipe):
+        # Arrow first waits for a megabyte. Columns that do not fit are refused before.
+        with suppress(pa.ArrowInvalid):
+            named = pyarrow.csv.read_csv(pa.BufferReader(source.raw.first_line()), convert_options=options)
+            yield _read(_without_json(named, wanted), wanted)
     try:
         opened = pyarrow.csv.open_csv(source, convert_options=options)
     except pa.ArrowInvalid as error:

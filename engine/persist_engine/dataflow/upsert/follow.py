@@ -102,9 +102,9 @@ class UpsertFollower:
                     return machine
                 self._follow(machine)
             except (Fenced, InvariantViolated, MissingBlob) as error:
-                # A lease that expired unnoticed looks like this. If the cause is another, a new reader finds it again.
-                text = "following the shard from %s failed, hydrating again: %s"
-                _log.warning(text, machine.persisted_frontier, error, extra={"shard": self.shard_id})
+                # A lease that expired unnoticed looks like this, and that is no fault. If the cause is another, the new reader raises it.
+                text = "following the shard from %s ended, hydrating again: %s"
+                _log.info(text, machine.persisted_frontier, error, extra={"shard": self.shard_id})
                 self._forget_reader()
                 self._hydrate()
 

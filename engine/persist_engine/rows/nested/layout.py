@@ -124,3 +124,10 @@ def as_plain_list(array: pa.Array) -> pa.Array:
         raise pa.ArrowInvalid(f"{ends[-1]} elements are more than one column holds")
     offsets = np.concatenate([[0], ends]).astype(np.int32)
     return ListColumn(offsets, array.flatten(), array.is_null() if array.null_count else None).array(plain)
+
+
+def has_required(data_type: pa.DataType) -> bool:
+    """Whether a field within the struct is NOT NULL; False for other types."""
+    if not pa.types.is_struct(data_type):
+        return False
+    return any(not child.nullable or has_required(child.type) for child in data_type)

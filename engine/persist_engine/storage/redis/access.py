@@ -20,6 +20,7 @@ from persist_engine.storage.addresses import (
     REDIS_USERNAME_FILE,
     RedisAddress,
 )
+from persist_engine.storage.refusals import check_pem
 
 
 class Credentials(redis.CredentialProvider):
@@ -42,7 +43,9 @@ class Credentials(redis.CredentialProvider):
 
 
 def access(at: RedisAddress) -> dict[str, Any]:
-    """The options of connections to `at`. InvalidUsage if a file of TLS that the address names is not there."""
+    """The options of connections to `at`. InvalidUsage if a file of TLS that the address names is not there,
+    StoreRefused if one is not what it should be.
+    """
     return _credentials(at) | (_tls(at) if at.tls else {})
 
 
@@ -64,12 +67,10 @@ def _tls(at: RedisAddress) -> dict[str, Any]:
         found = Path(at.credentials_dir or "", name)
         return named or (str(found) if at.credentials_dir and found.exists() else None)
 
-    return {
-        "connection_class": redis.SSLConnection,
-        "ssl_ca_certs": file(at.ca_file, REDIS_CA_FILE),
-        "ssl_certfile": file(at.cert_file, REDIS_CERT_FILE),
-        "ssl_keyfile": file(at.key_file, REDIS_KEY_FILE),
-    }
+    ca, cert = file(at.ca_file, REDIS_CA_FILE), file(at.cert_file, REDIS_CERT_FILE)
+    key = file(at.key_file, REDIS_KEY_FILE)
+    check_pem(at.shown, ca=ca, cert=cert, key=key)
+    return {"connection_class": redis.SSLConnection, "ssl_ca_certs": ca, "ssl_certfile": cert, "ssl_keyfile": key}
 
 
 def _text(file: Path) -> str:

@@ -47,7 +47,7 @@ from persist_engine.storage.notify import NEWS_BYTES_MAX
 from persist_engine.storage.redis.access import access
 from persist_engine.storage.redis.durability import CLUSTER_NODE, RunWatch, check_durability, check_role
 from persist_engine.storage.redis.notify import news_channel
-from persist_engine.storage.refusals import is_untrusted
+from persist_engine.storage.refusals import is_untrusted, speaks_tls
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +104,8 @@ def open_redis_consensus(at: RedisAddress) -> RedisConsensus:
         consensus.head(_NO_LOG)  # checks that the user may run the verbs
     except StorageError as error:
         consensus.close()
+        if not at.tls and speaks_tls(at.host, at.port):
+            raise StoreRefused(f"open consensus: {error}: the server speaks TLS; use rediss://") from error
         if _is_refusal(error.__cause__):
             raise StoreRefused(f"open consensus: {error}") from error
         raise

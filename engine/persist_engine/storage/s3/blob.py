@@ -16,6 +16,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+from urllib.parse import urlsplit
 
 import botocore.exceptions
 import botocore.parsers
@@ -36,8 +37,8 @@ from persist_engine.base.metrics import Metrics
 from persist_engine.storage.addresses import S3Address
 from persist_engine.storage.blob import BlobInfo, KeptBlob
 from persist_engine.storage.checks import check_blob_key, check_blob_value, check_prefix, check_range
-from persist_engine.storage.refusals import is_untrusted
-from persist_engine.storage.s3.connect import NOT_ENCRYPTED, encryption_of, s3_client
+from persist_engine.storage.refusals import check_pem, is_untrusted, speaks_tls
+from persist_engine.storage.s3.connect import NOT_ENCRYPTED, encryption_of, s3_client, trusted
 from persist_engine.storage.s3.deadlines import Allowance, CallLimits, Deadlines, NotBegun, race
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def open_s3_blob(at: S3Address, *, env: Env, metrics: Metrics) -> S3Blob:
     # boto3 has an error without the name, which looks like a broken network.
     if at.ca_file is not None and not Path(at.ca_file).is_file():
         raise InvalidUsage(f"open {address}: there is no file {at.ca_file}; correct the parameter, or mount the file")
+    check_pem(address, ca=trusted(at))
     try:
         blob = S3Blob(
             lambda: s3_client(at),
@@ -107,6 +109,10 @@ def open_s3_blob(at: S3Address, *, env: Env, metrics: Metrics) -> S3Blob:
         raise StoreRefused(f"open blob store: {address}: {text}") from error
     except StorageError as error:
         blob.close()
+        if _needs_https(at.endpoint):
+            raise StoreRefused(
+                f"open blob store: {error}: the server speaks TLS; use an endpoint with https://"
+            ) from error
         if _is_refusal(error.__cause__):
             raise StoreRefused(f"open blob store: {error}") from error
         raise
@@ -449,6 +455,12 @@ _NEVER_SENT = (
 _MISSING_CODES = ("NoSuchKey",)
 #: 4xx answers after which the request may still have taken effect.
 _UNDECIDED_CODES = ("RequestTimeout", "OperationAborted")
+
+
+def _needs_https(endpoint: str | None) -> bool:
+    """Whether the server at an endpoint with http:// speaks TLS."""
+    split = urlsplit(endpoint or "")
+    return split.scheme == "http" and split.hostname is not None and speaks_tls(split.hostname, split.port or 80)
 
 
 def _host_of(endpoint: str) -> str:

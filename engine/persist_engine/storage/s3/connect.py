@@ -54,7 +54,7 @@ def s3_client(at: S3Address) -> S3Client:
         s3={"addressing_style": "path" if at.path_style else "auto"},
     )
     client: S3Client = boto3.session.Session(botocore_session=_session(at.credentials_dir)).client(
-        "s3", region_name=at.region, endpoint_url=at.endpoint, verify=_trusted(at), config=config
+        "s3", region_name=at.region, endpoint_url=at.endpoint, verify=trusted(at), config=config
     )
     client.meta.events.unregister("before-call.s3", add_expect_header)
     return client
@@ -79,7 +79,7 @@ def _descriptions() -> botocore.loaders.Loader:
     return loader
 
 
-def _trusted(at: S3Address) -> str | None:
+def trusted(at: S3Address) -> str | None:
     """The file with the CAs that may sign the server's certificate. None: those of boto3, or of AWS_CA_BUNDLE."""
     file = Path(at.credentials_dir or "", S3_CA_FILE)
     return at.ca_file or (str(file) if at.credentials_dir and file.exists() else None)

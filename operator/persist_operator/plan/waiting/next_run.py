@@ -123,7 +123,7 @@ def answers(shard: Shard, ahead: Outlook) -> tuple[Mapping[str, str], tuple[Note
 def estimated_bytes(inspection: Inspection, kind: MaintenanceKind, *, full: bool) -> int | None:
     """What a run would read, or write, of a rollup; None when nothing says so."""
     if kind == "compaction":
-        return inspection.live_bytes + inspection.inline_bytes if full else inspection.compaction_bytes
+        return inspection.data_bytes if full else inspection.compaction_bytes
     return inspection.latest_rollup_bytes if kind == "rollup" else None
 
 
