@@ -20,8 +20,9 @@ from persist_engine.codec.envelope import Kind, sealed
 from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
 from persist_engine.model.batch import HollowRollup
 from persist_engine.model.diff.state_diff import apply
-from persist_engine.model.ids import ShardId
-from persist_engine.model.state import ShardState
+from persist_engine.model.frontier import MINIMUM
+from persist_engine.model.ids import CriticalReaderId, ShardId
+from persist_engine.model.state import CriticalReader, DebugInfo, ShardState
 from persist_engine.pb import diff_pb2
 from persist_engine.rows.schema import CODECS
 from persist_engine.shard.log_reader import LiveDiffBounds
@@ -67,6 +68,23 @@ def test_init_makes_version_one_with_its_rollup_and_schema():
     assert set(state.rollups) == {SeqNo(1)}
     assert state.schemas[0] == SCHEMA.to_pair()
     assert world.blob_keys(shard_id, kind="rollup") == {f"{shard_id}/{state.rollups[SeqNo(1)].key}"}
+
+
+def test_a_shard_has_the_reader_of_its_creation_from_the_first_version_on_and_keeps_it():
+    """Spec 7.1."""
+    world = World()
+    client, shard_id = world.process(), world.shard_id()
+    first = CriticalReaderId.from_bytes(bytes(16))
+    client.initialise(shard_id, SCHEMA, critical=(first, b"mine", "retention"))
+    client.initialise(shard_id, SCHEMA, critical=(CriticalReaderId.from_bytes(bytes([1] * 16)), b"late", "too late"))
+    for process in (client, world.process()):
+        state = process.machine(shard_id).refresh()
+        assert state.seqno == 1
+        assert dict(state.critical_readers.items()) == {
+            first: CriticalReader(MINIMUM, b"mine", DebugInfo(state.hostname, "retention"))
+        }
+    registered = client.open_critical_since(shard_id, first, opaque=b"other")
+    assert (registered.since, registered.opaque) == (MINIMUM, b"mine")
 
 
 def test_init_again_changes_nothing_and_checks_codecs():
