@@ -12,14 +12,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import cel
 import jsonschema
 import yaml
 from persist_engine.base.errors import InvalidUsage
 
 from persist_operator.api import names
+
+if TYPE_CHECKING:
+    import cel
 
 Json = Any
 #: In a checkout, a symbolic link to `crds/` at the root; builds copy the files behind it.
@@ -211,4 +213,7 @@ def _holds(rule: str, variables: Mapping[str, Json]) -> bool:
 @functools.cache
 def _program(rule: str) -> cel.Program:
     """The compiled rule. Cached, because to compile a rule takes longer than to evaluate it."""
+    # It brings a command line with it, an eighth of what `persist local get` loads. Most commands, and the operator, check no rule.
+    import cel
+
     return cel.compile(rule)
