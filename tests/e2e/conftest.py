@@ -43,7 +43,9 @@ T = TypeVar("T")
 
 
 class Seen:
-    """Every object of a kind that existed while the block ran, also those that are gone again: their uids by name."""
+    """Every object of a kind that existed while the block ran, also those that are gone again: their uids by name. `lines` has the name of
+    one for each of its changes.
+    """
 
     def __init__(self, environment: dict[str, str], kind: str, selector: str) -> None:
         columns = "custom-columns=UID:.metadata.uid,NAME:.metadata.name"
@@ -51,6 +53,7 @@ class Seen:
         self._command = ["kubectl", "--namespace", NAMESPACE, "get", kind, *words]
         self._environment = environment
         self.uids: dict[str, set[str]] = {}
+        self.lines: list[str] = []
 
     def __enter__(self) -> Seen:
         self._watch = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True, env=self._environment)
@@ -68,6 +71,7 @@ class Seen:
         for line in self._watch.stdout:
             uid, name = line.split()
             self.uids.setdefault(name, set()).add(uid)
+            self.lines.append(name)
 
 
 class Cluster:
@@ -268,7 +272,7 @@ class Cluster:
             *words,
         )
 
-    def figure(self, name: str, **labels: str) -> float:
+    def figure(self, series: str, /, **labels: str) -> float:
         """The sum of the samples of a series of the operator that have these labels."""
         pod = self.operator_pod()
         assert pod is not None, "no operator is ready"
@@ -278,7 +282,7 @@ class Cluster:
             sample.value
             for family in families
             for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
+            if sample.name == series and labels.items() <= sample.labels.items()
         )
 
     def on_node(self, node: str, *command: str, check: bool = True) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ import pytest
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(1200), pytest.mark.usefixtures("operator_is_there")]
 
 STORES = "persist-stores"
+#: How long stores are away in the test of their outage.
+OUTAGE_S = float(os.environ.get("PERSIST_E2E_OUTAGE_S", "120"))
 #: As declared in examples/flights.
 FLIGHTS = {
     "key": "time_hour TIMESTAMP, carrier STRING, flight INT, origin STRING",
@@ -296,3 +300,176 @@ def test_of_two_resources_that_claim_one_shard_the_younger_stalls(
     found = cluster.wait_condition("persistshard", younger, "Stalled", reason="ShardIdConflict")
     assert elder in found["message"]
     assert cluster.condition("persistshard", elder, "Ready")["status"] == "True"
+
+
+@pytest.fixture
+def stores_return(cluster: Any) -> Iterator[Callable[..., None]]:
+    """Scales stores. Afterwards both run."""
+
+    def scale(replicas: int, *names: str) -> None:
+        for name in names:
+            cluster.kubectl("scale", "deployment", name, f"--replicas={replicas}", namespace=STORES)
+            cluster.wait(
+                f"{replicas} pods of {name}",
+                lambda name=name: len(cluster.items("pods", f"app={name}", STORES)) == replicas,
+                namespace=STORES,
+            )
+
+    yield scale
+    scale(1, "redis", "s3")
+    for name in ("redis", "s3"):
+        cluster.kubectl("rollout", "status", f"deployment/{name}", "--timeout=120s", namespace=STORES, timeout_s=130)
+
+
+def test_stores_that_are_away_for_minutes_come_back_with_their_disks_and_all_goes_on(
+    cluster: Any,
+    programs: Any,
+    named: Callable[[str], str],
+    new_shard: Callable[..., tuple[str, str]],
+    stores_return: Callable[..., None],
+    assert_holds_the_flights: Callable[[str], None],
+) -> None:
+    """Redis is away for the first two thirds of the outage, S3 for the last two, so for one third both are. A writer and a driver are at work."""
+    written, written_id = new_shard("away", **IDLE)
+    shard, shard_id = new_shard("away-sink", schema=FLIGHTS)
+    sink = named("away")
+    cluster.apply(flights_sink(sink, shard, write={"parallelism": 16}))
+    cluster.wait("a driver with an executor", lambda: running_driver(cluster, sink), timeout_s=300, every_s=0.2)
+    writer = programs.start("write_batches", written_id, "60", "50", "500")
+
+    def acknowledged() -> int:
+        lines = cluster.kubectl("logs", f"job/{writer}", "--tail=-1", check=False).strip().splitlines()
+        return int(json.loads(lines[-1])["acknowledged"]) if lines else 0
+
+    cluster.wait("the writer to be at work", lambda: acknowledged() > 3, timeout_s=60, every_s=0.3)
+    began_s = time.monotonic()
+
+    def until(share: float) -> None:
+        left_s = began_s + share * OUTAGE_S - time.monotonic()
+        cluster.wait(
+            "a part of the outage", lambda: time.monotonic() - began_s > share * OUTAGE_S, timeout_s=left_s + 60
+        )
+
+    def unreachable(what: str) -> None:
+        found = cluster.wait_condition("persistshard", written, "StorageReachable", "False", timeout_s=90)
+        assert what in found["message"]
+
+    stores_return(0, "redis")
+    unreachable("redis.persist-stores.svc")
+    before = acknowledged()
+    until(1 / 3)
+    stores_return(0, "s3")
+    until(2 / 3)
+    assert acknowledged() == before < 60, "the writer went on without Redis, or was done before: nothing was tested"
+    assert cluster.figure("persist_shard_storage_reachable", namespace="persist-e2e", name=written) == 0
+    stores_return(1, "redis")
+    until(1)
+    assert cluster.operator_pod()["status"]["containerStatuses"][0]["restartCount"] == 0
+    stores_return(1, "s3")
+
+    for name in (written, shard):
+        cluster.wait_condition("persistshard", name, "StorageReachable", timeout_s=120)
+        cluster.wait_condition("persistshard", name, "Ready", timeout_s=120)
+    programs.finish(writer, timeout_s=300)
+    assert acknowledged() == 60
+    assert programs.result("content", written_id)["rows"] == 60 * 50
+    cluster.wait_condition("sparksink", sink, "Ready", reason="Completed", timeout_s=600)
+    assert_holds_the_flights(shard_id)
+    assert cluster.figure("persist_shard_storage_reachable", namespace="persist-e2e", name=written) == 1
+
+
+@pytest.fixture
+def worker(cluster: Any) -> Iterator[str]:
+    """A node without the control plane, the stores and the operator. Afterwards it runs, and takes pods."""
+    nodes = [
+        one["metadata"]["name"]
+        for one in cluster.items("nodes")
+        if "node-role.kubernetes.io/control-plane" not in one["metadata"]["labels"]
+    ]
+    if not nodes:
+        pytest.skip("the cluster has one node: PERSIST_WORKERS=1 makes another")
+    name = str(nodes[0])
+    cluster.run("kubectl", "cordon", name)
+    for namespace, selector in (
+        ("persist-system", "app.kubernetes.io/component=operator"),
+        ("kube-system", "k8s-app=kube-dns"),
+    ):
+        for pod in cluster.items("pods", selector, namespace):
+            if pod["spec"].get("nodeName") == name:
+                cluster.kubectl("delete", "pod", pod["metadata"]["name"], namespace=namespace)
+    cluster.wait("an operator elsewhere", cluster.operator_pod, timeout_s=120, namespace="persist-system")
+    cluster.kubectl("rollout", "status", "deployment/coredns", "--timeout=120s", namespace="kube-system", timeout_s=130)
+    cluster.run("kubectl", "uncordon", name)
+    yield name
+    cluster.node("unpause", name, check=False)
+    cluster.run("kubectl", "uncordon", name)
+    cluster.run("kubectl", "wait", "--for=condition=Ready", f"node/{name}", "--timeout=180s", timeout_s=190)
+
+
+def test_a_driver_whose_node_falls_silent_is_replaced_and_its_return_writes_nothing(
+    cluster: Any,
+    programs: Any,
+    worker: str,
+    named: Callable[[str], str],
+    new_shard: Callable[..., tuple[str, str]],
+    assert_holds_the_flights: Callable[[str], None],
+) -> None:
+    """All processes of the node stand still, with parts staged. Later they go on, and the first driver tries to append."""
+    shard, shard_id = new_shard("node", schema=FLIGHTS)
+    sink = named("node")
+    wanted = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [worker]}]}
+    affinity = {
+        "nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": wanted}]}
+    }
+    tolerated = [
+        {"key": f"node.kubernetes.io/{key}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}
+        for key in ("unreachable", "not-ready")
+    ]
+    template = {"spec": {"affinity": affinity, "tolerations": tolerated}}
+    spark = {"driver": {"template": template}, "executor": {"instances": 1, "template": template}}
+    parts = programs.start("await_parts", shard_id, "2")
+
+    def staged() -> int:
+        lines = cluster.kubectl("logs", f"job/{parts}", "--tail=1", check=False).strip().splitlines()
+        return int(json.loads(lines[-1])["parts"]) if lines else 0
+
+    cluster.wait("the program that counts parts", lambda: cluster.status("job", parts).get("ready"), timeout_s=60)
+    cluster.apply(
+        flights_sink(sink, shard, write={"parallelism": 24}, spark=spark, timeouts={"terminationGraceSeconds": 5})
+    )
+    cluster.wait("staged parts", staged, timeout_s=300, every_s=0.1)
+    first = running_driver(cluster, sink)
+    assert first is not None
+    assert first["spec"]["nodeName"] == worker
+    cluster.node("pause", worker)
+    cluster.run(
+        "kubectl", "cordon", worker
+    )  # its silence is noticed within a minute; the programs of this test need a node now
+    try:
+        assert programs.result("stored", shard_id)["inspection"]["upper"] == 0, (
+            "the driver had appended: nothing was tested"
+        )
+        cluster.wait_condition("sparksink", sink, "Running", "Unknown", reason="DriverEnding", timeout_s=180)
+        cluster.wait_condition("sparksink", sink, "Ready", reason="Completed", timeout_s=600)
+        status = cluster.status("sparksink", sink)
+        assert [one["outcome"] for one in status["history"]] == ["Succeeded", "Failed"]
+        assert status["lastFailure"]["class"] == "Infrastructure"
+        assert status["attempt"] == 2
+        upper = programs.result("stored", shard_id)["inspection"]["upper"]
+    finally:
+        cluster.node("unpause", worker)
+    cluster.run("kubectl", "wait", "--for=condition=Ready", f"node/{worker}", "--timeout=180s", timeout_s=190)
+    cluster.wait(
+        "the pods of the first attempt to be gone",
+        lambda: (
+            not [
+                one
+                for one in cluster.items("pods", f"persistshard.io/sink={sink}")
+                if one["spec"].get("nodeName") == worker and one["metadata"].get("deletionTimestamp")
+            ]
+        ),
+        timeout_s=120,
+    )
+    assert programs.result("stored", shard_id)["inspection"]["upper"] == upper
+    assert_holds_the_flights(shard_id)
+    assert cluster.status("sparksink", sink)["attempt"] == 2

@@ -101,6 +101,7 @@ def test_a_driver_whose_deletion_does_not_end_is_deleted_by_force(world):
     one.change(deleting=True, deleted_ms=one.now + 30_000)
     one.step(after=80_000)
     assert (one.stops(), one.plan.requeue_after_s) == ([], 10)
+    assert one.reason("Running") == ("Unknown", "DriverEnding")
     one.step(after=10_000)
     assert [(stop.name, stop.grace_seconds) for stop in one.stops()] == [(one.status["driver"]["podName"], 0)]
     one.step()

@@ -138,10 +138,13 @@ def _rolled_out(status: SinkStatus, sink: Sink) -> Condition:
 
 def _running(status: SinkStatus, observed: SinkObserved, secret: str | None) -> Condition:
     driver = status.driver
+    child = next((one for one in observed.runs if one.name == driver.pod_name), None)
+    if driver.phase == "Running" and child is not None and child.deleting:
+        what = "is being deleted; if its node does not report its end a minute after the grace period, it is deleted by force"
+        return Condition("Running", "Unknown", "DriverEnding", f"{driver.pod_name} {what}")
     if driver.phase == "Running":
         return Condition("Running", "True", "DriverRunning", f"{driver.pod_name} runs")
     if driver.phase in {"Creating", "Pending"}:
-        child = next((one for one in observed.runs if one.name == driver.pod_name), None)
         why = redact(f": {child.reason} {child.message}".rstrip()) if child is not None and child.reason else ""
         if child is not None and child.phase is Phase.PENDING and failures.waits_for(child, secret):
             why = f"{why}; {failures.waits_for(child, secret)}"
