@@ -190,9 +190,7 @@ def inspection_of(
         readers=_readers(state, now_ms),
         writers=_writers(state, now_ms),
         progress={
-            sink_id: progress.upper.time
-            for sink_id, progress in state.progress.items()
-            if sink_id != COMMIT_INFO
+            sink_id: progress.upper.time for sink_id, progress in state.progress.items() if sink_id != COMMIT_INFO
         },
         is_tombstone=is_tombstone(state),
         birth=state.birth.hex(),

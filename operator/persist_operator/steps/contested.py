@@ -22,17 +22,22 @@ _FIRST_S, _MAX_S = 60.0, 300.0
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """A status that is not Ready, with which this process made `version` of the resource, and until when a later one of another writer
-    stands.
+    """A status that is not Ready, with which this process made `version` of the resource with this uid, and until when a later one of
+    another writer stands.
     """
 
+    uid: str
     status: Mapping[str, Any]
     version: int
     replaced: int
     until_s: float
 
     def is_replaced_in(self, resource: Resource) -> bool:
-        """Whether another writer has changed the status since. An older copy of the resource proves nothing."""
+        """Whether another writer has changed the status since. An older copy of the resource proves nothing, and neither does another
+        resource of the same name.
+        """
+        if _uid(resource) != self.uid:
+            return False
         return _version(resource) > self.version and (resource.get("status") or {}) != self.status
 
 
@@ -48,7 +53,7 @@ class Contested:
         if not conditions.is_true(status, "Ready"):
             replaced = last.replaced + 1 if last is not None and last.is_replaced_in(before) else 0
             until_s = now_s + min(_MAX_S, _FIRST_S * 2.0 ** min(replaced, 10))
-            self._verdicts[key] = _Verdict(status, _version(stored), replaced, until_s)
+            self._verdicts[key] = _Verdict(_uid(stored), status, _version(stored), replaced, until_s)
 
     def yields_s(self, key: Hashable, resource: Resource, status: Mapping[str, Any], *, now_s: float) -> float:
         """Seconds for which the status of `resource`, which another writer put in the place of a verdict of this process, is left alone
@@ -62,6 +67,10 @@ class Contested:
     def forget(self, key: Hashable) -> None:
         """Forget a resource that is gone, or that another replica reconciles now."""
         self._verdicts.pop(key, None)
+
+
+def _uid(resource: Resource) -> str:
+    return str(resource["metadata"].get("uid", ""))
 
 
 def _version(resource: Resource) -> int:

@@ -101,17 +101,9 @@ def run_stream(
                 env=env,
                 log=log,
             )
-            upper = None if progress is None else progress.upper.time
-            each = EachBatch(
-                work=batches,
-                checkpoint=checkpoint,
-                report=SinkReport(
-                    run_id=spec.run_id, upper=upper, input_upper=read_before(spec, position.offsets), batches=0
-                ),
-                env=env,
-                log=log,
-                on_failure=stop.set,
-            )
+            upper, read = None if progress is None else progress.upper.time, read_before(spec, position.offsets)
+            report = SinkReport(run_id=spec.run_id, upper=upper, input_upper=read, batches=0)
+            each = EachBatch(work=batches, checkpoint=checkpoint, report=report, env=env, log=log, on_failure=stop.set)
             with _explaining_losses():
                 return _Driver(stream, rows, each, stop, log, fresh).until_stopped(spark)
 

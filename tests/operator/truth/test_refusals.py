@@ -255,12 +255,14 @@ def test_a_refused_status_is_counted_and_replaced_by_its_refusal(house, shard):
     assert house.metrics.registry.get_sample_value("persist_operator_refusals_total", {"what": "status"}) == 1
 
 
-def test_a_resource_has_a_status_before_anything_is_observed(house, keys, sink_resource, shard_resource):
+def test_a_resource_is_in_progress_before_anything_is_observed(
+    house, keys, sink_resource, shard_resource, kstatus_twin
+):
     observed, following = [], house.cluster.intercept
 
     def intercept(request):
         if request.verb == "find":
-            observed.append((request.kind, house.cluster.stored(key.kind, "team", key.name).get("status")))
+            observed.append((request.kind, house.cluster.stored(key.kind, "team", key.name)))
         return following(request)
 
     house.cluster.intercept = intercept
@@ -270,9 +272,7 @@ def test_a_resource_has_a_status_before_anything_is_observed(house, keys, sink_r
         while not observed:
             house.look(key)
         assert observed[0][0] == OBSERVED[key.kind]
-        first = observed[0][1]
-        assert conditions.find(first, "Ready")["status"] == "Unknown"
-        assert conditions.is_true(first, "Reconciling")
+        assert kstatus_twin(observed[0][1]) == "InProgress"
 
 
 def test_secrets_of_a_refusal_are_redacted(house, sink):
