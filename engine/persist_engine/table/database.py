@@ -18,6 +18,7 @@ from persist_engine.model.ids import ShardId
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.ownership import Adopted
 from persist_engine.rows.schema import Schema
+from persist_engine.table.columns import Columns
 from persist_engine.table.frames import Frame
 from persist_engine.table.names import PYTHON, Hints, Named, listed, new_owner, of_table, resolved
 from persist_engine.table.schemas import Fields, declared, inferred
@@ -74,18 +75,21 @@ class Database:
         *,
         like: Frame | pa.Schema | None = None,
         retain: Span | None = RETAIN,
+        bloom: Sequence[str] = (),
         exist_ok: bool = False,
     ) -> Table:
         """Creates a table without rows, NAME or NAMESPACE.NAME. Its columns are DDL (`key="id BIGINT"`, `value="name STRING, price
         DECIMAL(10,2)"`) or pyarrow schemas; or those of the frame or schema `like`, with `key` naming the columns of the key.
 
-        `retain` says how long times stay readable: a span, or None for only the newest. InvalidUsage when the name is taken; with
+        `retain` says how long times stay readable: a span, or None for only the newest. `bloom` names columns in which reads look for
+        single values (`email = 'a@b.c'`): Bloom filters of them rule out most of the files. InvalidUsage when the name is taken; with
         `exist_ok` the table that has it is returned if its columns are the same, and SchemaMismatch if not. Completes an interrupted call.
         """
         with of_table(str(name)):
             owner = new_owner(name)
             schema = self._schema(key, value, like)
             retain_ms = span_ms(retain, "retain")
+            filtered = self._filtered(bloom, schema)
             client = self._open_client(create=True)
             found = client.registered(owner)
             if found is not None and client.owner_of(found) == owner and _exists(client, found):
@@ -96,6 +100,8 @@ class Database:
                     f"the name leads to shard {adopted.shard_id}, which has another owner; use another name"
                 )
             client.initialise(adopted.shard_id, schema, retain_ms=retain_ms or 0)
+            if filtered:
+                client.set_filtered(adopted.shard_id, filtered)
         return self._table(Named(adopted.shard_id, owner))
 
     def table(self, name: str) -> Table:
@@ -233,6 +239,15 @@ class Database:
         if isinstance(key, pa.Schema) or (not isinstance(value, str) or value):
             raise InvalidUsage("with like=, key names columns of the frame, and value is left out")
         return inferred(like, key)
+
+    def _filtered(self, bloom: Sequence[str], schema: Schema) -> tuple[str, ...]:
+        """The engine's names of the columns with Bloom filters. InvalidUsage."""
+        columns = Columns(schema).placed(bloom, "bloom")
+        if not columns:
+            return ()
+        from persist_engine.client.write.filtered import checked_filtered
+
+        return checked_filtered(columns, schema)
 
     def _existing(self, named: Named, schema: Schema, *, exist_ok: bool) -> Table:
         if not exist_ok:
