@@ -27,7 +27,8 @@ from persist_engine.model.batch import Footing
 from persist_engine.model.state import FILTERED
 from persist_engine.rows.comparable import EXACT, NAN, Comparable
 
-#: The share of the row groups without a value that a filter does not rule out. Each row takes 1.2 to 2.4 bytes of each filter, since its size is a power of two.
+#: The share of the row groups without a value that a filter does not rule out. A row takes one to two and a half bytes of a filter, since
+#: its size is a power of two.
 FALSE_POSITIVES = 0.01
 #: The values of each filter that a verification looks for.
 CHECKED_VALUES = 16
