@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 
 def checked_filtered(columns: Sequence[str], schema: Schema) -> tuple[str, ...]:
     """The columns, each once. InvalidUsage names those that can have no filter."""
-    if isinstance(columns, str) or not all(isinstance(each, str) for each in columns):
-        raise InvalidUsage("the columns with Bloom filters are a list of names")
+    if (
+        isinstance(columns, str)
+        or not isinstance(columns, Sequence)
+        or not all(isinstance(each, str) for each in columns)
+    ):
+        raise InvalidUsage("columns: those with Bloom filters are a list of names")
     wanted = tuple(dict.fromkeys(columns))
     possible = filtered_paths(schema.updates_schema, wanted)
     refused = [each for each in wanted if each not in possible]
