@@ -26,6 +26,7 @@ BENCHES = (
     "snapshot",
     "compaction",
     "history",
+    "lookup",
     "maintained",
     "mirror",
     "sink",

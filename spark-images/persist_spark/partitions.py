@@ -221,6 +221,8 @@ class ExecutorStore:
     env: Env
     metrics: Metrics
     staging_floor_ms: int
+    filtered: tuple[str, ...] = ()
+    """Parts that a sink stages have no Bloom filters; those that replace them in a compaction do."""
 
 
 def store_at(blob: str, shard_id: str, settings: Settings, *, staging_floor_ms: int) -> ExecutorStore:

@@ -70,6 +70,7 @@ LISTS = Schema.from_ddl(
     "id BIGINT NOT NULL",
     "l ARRAY<STRING>, m MAP<STRING, DOUBLE>, s STRUCT<x: ARRAY<STRUCT<y: INT, z: ARRAY<DATE>>>>, n MAP<INT, ARRAY<DECIMAL(9,2)>>",
 )
+FILTERED = ("key.id", "val.i", "val.f", "val.m", "val.s", "val.r", "val.d", "val.t", "val.w")
 BIRTH = b"\x0b" * 16
 STORE = Identity(StoreId.from_bytes(b"\x0c" * 16))
 OWNER = Owner("persist-operator/main", "analytics", "flights")
@@ -127,7 +128,7 @@ def batch() -> HollowBatch:
         key_lower=key_lower(table()),
         stats=part_stats(table(), SCHEMA, 10_000),
         schema_id=0,
-        footer=Footing(200, checksum(b"footer")),
+        footer=Footing(200, checksum(b"footer"), 96, ("key.id", "val.s")),
     )
     inline = InlinePart(b"inline", 1, -1, ts_rewrite=Antichain(5), schema_id=0)
     run = RunMeta(RunOrder.STRUCTURED, RunId.from_bytes(b"\x03" * 16), 0, 3, waits_from_ms=1_700_000_000_000)
@@ -251,6 +252,7 @@ def files() -> dict[str, bytes]:
     """Name of each golden file and what this code would write there."""
     return {
         "part.parquet": encode_part(table(), desc=DESC, schema=SCHEMA),
+        "part-filtered.parquet": encode_part(table(), desc=DESC, schema=SCHEMA, filtered=FILTERED),
         "inline.bin": encode_inline(table(), desc=DESC, schema=SCHEMA, bytes_max=1 << 20) or b"",
         "part-lists.parquet": encode_part(lists_table(), desc=DESC, schema=LISTS),
         "inline-lists.bin": encode_inline(lists_table(), desc=DESC, schema=LISTS, bytes_max=1 << 20) or b"",

@@ -12,9 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from persist_engine.base.errors import CorruptData
 from persist_engine.codec.batch import decode_run_listing, decode_transmittable
+from persist_engine.codec.bloom import PartFilters, wrong_filters
 from persist_engine.codec.inline_part import decode_inline
 from persist_engine.codec.part import decode_part
 from persist_engine.codec.registry import decode_identity, decode_name, decode_shard_owner
+from persist_engine.codec.row_groups import footing_of
 from persist_engine.codec.state import decode_rollup
 from persist_engine.codec.state_diff import decode_state_diff
 from persist_engine.pb import state_pb2
@@ -105,6 +107,22 @@ def test_the_stored_part_decodes_to_its_rows(golden: ModuleType) -> None:
     assert repr(part.table.to_pylist()) == repr(golden.table().to_pylist())
     assert part.table.schema == golden.table().schema
     assert part.desc == golden.DESC
+
+
+def test_the_filters_of_the_stored_part_hold_its_values(golden: ModuleType) -> None:
+    data = stored("part-filtered.parquet")
+    footing = footing_of(data, golden.FILTERED)
+    assert footing.filters_bytes == 978
+    assert list(wrong_filters(data, footing, key="golden")) == []
+    rows = decode_part(data, key="golden", schema=golden.SCHEMA).table.to_pylist()
+    assert repr(rows) == repr(golden.table().to_pylist())
+    start = len(data) - footing.size_bytes - footing.filters_bytes
+    metadata = pq.read_metadata(io.BytesIO(data))
+    filters = PartFilters.read(data[start : len(data) - footing.size_bytes], start=start, metadata=metadata)
+    assert filters is not None
+    texts = {row["val"]["s"] for row in rows} - {None}
+    assert not any(filters.lacks(0, ("val", "s"), text) for text in texts)
+    assert all(filters.lacks(0, ("val", "s"), f"{text} and more") for text in texts)
 
 
 def test_the_stored_inline_part_decodes_to_its_rows(golden: ModuleType) -> None:

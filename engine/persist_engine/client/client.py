@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
@@ -241,6 +241,15 @@ class PersistClient:
         if retain_ms is not None:
             expect_count(retain_ms, "retain_ms", least=0)
         return self.machine(shard_id).set_retention(retain_ms or None)[0]
+
+    def set_filtered(self, shard_id: ShardId, columns: Sequence[str]) -> None:
+        """Gives parts that are written from now on Bloom filters of exactly these columns, `key.<field>` or `val.<field>`, so that reads
+        which look for single values of them fetch less. Parts that are there get them when a compaction replaces them. Idempotent.
+        InvalidUsage for a column that can have none. ShardNotFound.
+        """
+        from persist_engine.client.write.filtered import set_filtered
+
+        set_filtered(self, expect_shard(shard_id), columns)
 
     def recent_upper(self, shard_id: ShardId) -> Antichain:
         """The shard's upper, never below one that was acknowledged before the call. ShardNotFound."""

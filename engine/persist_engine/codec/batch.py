@@ -189,7 +189,7 @@ def _part_to_pb(part: RunPart) -> pb.Part:
         schema_id=part.schema_id,
         format=part.format,
         sum_wraps=part.sum_wraps,
-        footer=None if footer is None else pb.Footing(size_bytes=footer.size_bytes, checksum=footer.checksum),
+        footer=None if footer is None else _footing_to_pb(footer),
     )
     return pb.Part(hollow=hollow)
 
@@ -263,8 +263,21 @@ def _part_from_pb(message: pb.Part) -> RunPart:
         schema_id=hollow.schema_id if hollow.HasField("schema_id") else None,
         format=hollow.format,
         sum_wraps=hollow.sum_wraps,
-        footer=Footing(hollow.footer.size_bytes, hollow.footer.checksum) if hollow.HasField("footer") else None,
+        footer=_footing_from_pb(hollow.footer) if hollow.HasField("footer") else None,
     )
+
+
+def _footing_to_pb(footer: Footing) -> pb.Footing:
+    return pb.Footing(
+        size_bytes=footer.size_bytes,
+        checksum=footer.checksum,
+        filters_bytes=footer.filters_bytes,
+        filtered=footer.filtered,
+    )
+
+
+def _footing_from_pb(footer: pb.Footing) -> Footing:
+    return Footing(footer.size_bytes, footer.checksum, footer.filters_bytes, tuple(footer.filtered))
 
 
 def _stats_to_pb(stats: PartStats) -> pb.PartStats:

@@ -201,9 +201,9 @@ def _format_of(schema: Schema) -> int:
     return PART_FORMAT if schema.holds_lists else 1
 
 
-def encode_part(table: pa.Table, *, desc: Description, schema: Schema) -> bytes:
+def encode_part(table: pa.Table, *, desc: Description, schema: Schema, filtered: Sequence[str] = ()) -> bytes:
     """The bytes of the file. Equal inputs give equal bytes under the same Arrow release. `table` has
-    `schema.updates_schema`; its rows may have any order.
+    `schema.updates_schema`; its rows may have any order. `filtered`: columns with Bloom filters (codec.bloom.filtered_paths).
 
     InvariantViolated when a column of the updates has nulls.
     """
@@ -229,6 +229,13 @@ def encode_part(table: pa.Table, *, desc: Description, schema: Schema) -> bytes:
     stored = pa.table(columns, schema=pa.schema(fields, metadata=metadata))
     repeating, deltas = column_encodings(stored)
     sink, group = pa.BufferOutputStream(), group_rows(stored)
+    # Not in the schema's metadata, which the file holds twice.
+    described, filters = groups_metadata(table, schema, group), {}
+    if filtered:
+        from persist_engine.codec import bloom  # most parts have none
+
+        filters = bloom.filter_options(filtered, max(1, min(group, table.num_rows)))
+        described |= bloom.filters_metadata()
     with pq.ParquetWriter(
         sink,
         stored.schema,
@@ -239,12 +246,14 @@ def encode_part(table: pa.Table, *, desc: Description, schema: Schema) -> bytes:
         write_page_index=True,
         write_page_checksum=True,
         store_schema=True,
+        bloom_filter_options=filters,
     ) as writer:
         writer.write_table(stored, group)
-        # Not in the schema's metadata, which the file holds twice.
-        writer.add_key_value_metadata(groups_metadata(table, schema, group))
+        writer.add_key_value_metadata(described)
     data = bytearray(sink.getvalue())
     fill_checks(data)
+    if filtered:
+        bloom.fill_filters_check(data)
     at = _check_at(data)
     assert at is not None, "the footer just written holds the mark"
     data[at : at + _CHECK_DIGITS] = _check_digits(data, at)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -110,10 +110,15 @@ def fill_checks(data: bytearray) -> None:
         data[first : first + _DIGITS] = b"%08x" % zlib.crc32(view[start:end])
 
 
-def footer_of(data: bytes | memoryview) -> tuple[int, str]:
-    """The size of the footer of a part, with what Parquet has after it, and its checksum."""
+def footing_of(data: bytes, filtered: Sequence[str] = ()) -> Footing:
+    """Where the footer of a part is, and the filters of its columns `filtered`."""
     size_bytes = int.from_bytes(bytes(data[-8:-4]), "little") + _TAIL_BYTES
-    return size_bytes, checksum(memoryview(data)[-size_bytes:])
+    footing = Footing(size_bytes, checksum(memoryview(data)[-size_bytes:]))
+    if not filtered:
+        return footing
+    from persist_engine.codec.bloom import filters_bytes
+
+    return replace(footing, filters_bytes=filters_bytes(data), filtered=tuple(filtered))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +150,7 @@ class Footer:
     """A verified footer: `column`, the first field of the key, and the row groups of the part."""
 
     data: bytes
+    metadata: pq.FileMetaData
     column: str
     groups: tuple[RowGroup, ...]
 
@@ -164,7 +170,7 @@ class Footer:
             spans = [_span(metadata.row_group(group)) for group in range(metadata.num_row_groups)]
             stats = [ColumnStats(*each) for each in named["groups"]]
             groups = [RowGroup(*span, crc, each) for span, crc, each in zip(spans, crcs, stats, strict=True)]
-        return cls(data, str(named["column"]), tuple(groups))
+        return cls(data, metadata, str(named["column"]), tuple(groups))
 
     def fetched(self, wanted: Sequence[int], get: Callable[[int, int], bytes], *, size_bytes: int, key: str) -> Pieces:
         """The row groups `wanted`, in order. `get(start, size)` fetches bytes of the part; it is called once for each row of neighbours.

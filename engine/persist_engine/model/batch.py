@@ -56,10 +56,14 @@ class PartStats:
 
 @dataclass(frozen=True, slots=True)
 class Footing:
-    """The last `size_bytes` bytes of a part, which describe its row groups, and their checksum (codec.row_groups)."""
+    """The last `size_bytes` bytes of a part, which describe its row groups, and their checksum (codec.row_groups). The
+    `filters_bytes` before them hold the Bloom filters of the columns `filtered`, named `key.<field>` and `val.<field>` (codec.bloom).
+    """
 
     size_bytes: int
     checksum: str
+    filters_bytes: int = 0
+    filtered: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,8 @@ class Claim:
 COMMIT_INFO = "persist:commit_info"
 #: Every state, and so every rollup, holds one of them.
 COMMIT_INFO_BYTES_MAX = 4096
+#: Spec 17.14: the entry of `progress` with the columns of which new parts get Bloom filters (codec.bloom).
+FILTERED = "persist:filtered"
 
 
 @dataclass(frozen=True, slots=True)

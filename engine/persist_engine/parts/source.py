@@ -24,7 +24,7 @@ from persist_engine.model.frontier import MINIMUM, Antichain, Description
 from persist_engine.model.ids import ShardId
 from persist_engine.parts.key_range import KeyRange
 from persist_engine.rows import updates
-from persist_engine.rows.filter import Filter
+from persist_engine.rows.filter import Filter, Lacks, nothing_lacks
 from persist_engine.rows.part_stats import stats_name
 from persist_engine.rows.schema import Schema
 from persist_engine.storage.blob import Blob
@@ -83,24 +83,42 @@ class PartSource:
 
     def _is_narrowed(self, part: HollowPart) -> bool:
         """Whether `where` may rule out some row groups of `part`, and not all that it says is known of the whole part."""
-        if self.where is None or part.footer is None or part.size_bytes <= CUT_BYTES_MIN or not len(self.schema.key):
+        if self.where is None or part.footer is None or part.size_bytes <= CUT_BYTES_MIN:
             return False
-        return f"key.{self.schema.key.field(0).name}" in self.where.columns and not self.where.must_pass(part)
+        is_of_key = f"key.{self.schema.key.field(0).name}" in self.where.columns
+        return (is_of_key or self._has_filters(part.footer)) and not self.where.must_pass(part)
+
+    def _has_filters(self, footing: Footing) -> bool:
+        """Whether the part has filters of a column that `where` compares with single values."""
+        return self.where is not None and not self.where.looked_up.isdisjoint(footing.filtered)
 
     def _pieces(self, part: HollowPart, footing: Footing, get: Callable[[int, int], bytes], key: str) -> Pieces:
-        at = part.size_bytes - footing.size_bytes
-        footer = Footer.read(get(at, footing.size_bytes), key=key, expected_checksum=footing.checksum)
-        groups = [at for at, each in enumerate(footer.groups) if self._may_hold(part, footer.column, each.stats)]
+        before = footing.filters_bytes if self._has_filters(footing) else 0
+        start = part.size_bytes - footing.size_bytes - before
+        tail = get(start, before + footing.size_bytes)
+        footer = Footer.read(tail[before:], key=key, expected_checksum=footing.checksum)
+        filters = None
+        if before:
+            from persist_engine.codec.bloom import PartFilters  # most shards have none
+
+            filters = PartFilters.read(tail[:before], start=start, metadata=footer.metadata)
+        groups = [
+            number
+            for number, each in enumerate(footer.groups)
+            if self._may_hold(
+                part, footer.column, each.stats, nothing_lacks if filters is None else partial(filters.lacks, number)
+            )
+        ]
         return footer.fetched(groups, get, size_bytes=part.size_bytes, key=key)
 
-    def _may_hold(self, part: HollowPart, column: str, stats: ColumnStats) -> bool:
-        """Whether a row group with these statistics of a key field may hold wanted rows."""
+    def _may_hold(self, part: HollowPart, column: str, stats: ColumnStats, lacks: Lacks) -> bool:
+        """Whether a row group with these statistics of a key field, which `lacks` some values, may hold wanted rows."""
         wanted = self.key_range
         if wanted is not None and wanted.column == column and not wanted.may_be_within(stats):
             return False
         if self.where is None:
             return True
-        return self.where.may_pass(replace(part, stats=PartStats(((stats_name(("key", column)), stats),))))
+        return self.where.may_pass(replace(part, stats=PartStats(((stats_name(("key", column)), stats),))), lacks)
 
     def _range(self, key: str, desc: Description, start: int, size_bytes: int) -> bytes:
         return self._fetched(key, desc, lambda: self.blob.get_range(key, start, size_bytes))

@@ -7,7 +7,7 @@ blob and loses nothing. It knows nothing of bounds, or of how updates are split 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -19,8 +19,8 @@ from persist_engine.codec.damage import checksum
 from persist_engine.codec.inline_part import ROW_BYTES_MIN, decode_inline, encode_inline, inline_format_name_of
 from persist_engine.codec.keys import blob_key
 from persist_engine.codec.part import encode_part, format_name_of, schema_of
-from persist_engine.codec.row_groups import footer_of
-from persist_engine.model.batch import Footing, HollowPart, HollowRun, InlinePart, Part, RunPart
+from persist_engine.codec.row_groups import footing_of
+from persist_engine.model.batch import HollowPart, HollowRun, InlinePart, Part, RunPart
 from persist_engine.model.frontier import Description
 from persist_engine.model.spine.merge import wrapped
 from persist_engine.parts.listings import RunWriter, deletion_waves, new_part_key
@@ -38,19 +38,32 @@ class PartStore(RunWriter, Protocol):
     @property
     def metrics(self) -> Metrics: ...
 
+    @property
+    def filtered(self) -> Sequence[str]:
+        """The columns of which new parts get Bloom filters: `key.<field>` and `val.<field>`."""
+
 
 def write_part(
-    store: PartStore, table: pa.Table, *, desc: Description, schema: Schema, schema_id: int, inline_bytes_max: int
+    store: PartStore,
+    table: pa.Table,
+    *,
+    desc: Description,
+    schema: Schema,
+    schema_id: int,
+    inline_bytes_max: int,
+    filtered: Sequence[str] | None = None,
 ) -> Part:
     """Encodes `table` (at least one row) under `desc`. The part is durable when this returns.
 
-    The part is inline when its record batch is smaller than `inline_bytes_max` (0: never), else a blob under a fresh key.
+    The part is inline when its record batch is smaller than `inline_bytes_max` (0: never), else a blob under a fresh key, with filters for
+    the columns `filtered` (None: for those of the store).
     """
     started_s = store.env.monotonic_s()
     inline = None
     if table.num_rows * ROW_BYTES_MIN < inline_bytes_max:
         inline = encode_inline(table, desc=desc, schema=schema, bytes_max=inline_bytes_max)
-    data = encode_part(table, desc=desc, schema=schema) if inline is None else inline
+    paths = _paths(table, store.filtered if filtered is None else filtered)
+    data = encode_part(table, desc=desc, schema=schema, filtered=paths) if inline is None else inline
     what = "part" if inline is None else "inline"
     store.metrics.observe_s("codec", store.env.monotonic_s() - started_s, op="encode", what=what)
     store.metrics.count("part_written", kind="blob" if inline is None else "inline")
@@ -61,7 +74,7 @@ def write_part(
         return InlinePart(
             inline, table.num_rows, total, schema_id=schema_id, format=inline_format_name_of(schema), sum_wraps=wraps
         )
-    part = _set_blob(store, data, table, schema=schema, schema_id=schema_id)
+    part = _set_blob(store, data, table, schema=schema, schema_id=schema_id, filtered=paths)
     store.metrics.observe_s("part_write", store.env.monotonic_s() - started_s)
     return part
 
@@ -72,8 +85,9 @@ def flush_inline(store: PartStore, part: InlinePart) -> HollowPart:
     """
     opened = decode_inline(part.data, format_name=part.format, key="inline part", schema=None)
     schema = schema_of(opened.table.schema)
-    data = encode_part(opened.table, desc=opened.desc, schema=schema)
-    hollow = _set_blob(store, data, opened.table, schema=schema, schema_id=part.schema_id)
+    paths = _paths(opened.table, store.filtered)
+    data = encode_part(opened.table, desc=opened.desc, schema=schema, filtered=paths)
+    hollow = _set_blob(store, data, opened.table, schema=schema, schema_id=part.schema_id, filtered=paths)
     return replace(hollow, ts_rewrite=part.ts_rewrite)
 
 
@@ -88,7 +102,9 @@ def delete_parts(store: PartStore, parts: Iterable[RunPart]) -> None:
         store.retry.external("delete part", partial(store.blob.delete, whole_key), shard=store.shard_id)
 
 
-def _set_blob(store: PartStore, data: bytes, table: pa.Table, *, schema: Schema, schema_id: int | None) -> HollowPart:
+def _set_blob(
+    store: PartStore, data: bytes, table: pa.Table, *, schema: Schema, schema_id: int | None, filtered: Sequence[str]
+) -> HollowPart:
     key = new_part_key(store)
     whole_key = blob_key(store.shard_id, key)
     store.retry.external("set part", lambda: store.blob.set(whole_key, data), shard=store.shard_id)
@@ -108,8 +124,17 @@ def _set_blob(store: PartStore, data: bytes, table: pa.Table, *, schema: Schema,
         stats=part_stats(table, schema, store.settings.batch.stats_bytes_max),
         schema_id=schema_id,
         format=format_name_of(schema),
-        footer=Footing(*footer_of(data)),
+        footer=footing_of(data, filtered),
     )
+
+
+def _paths(table: pa.Table, filtered: Sequence[str]) -> tuple[str, ...]:
+    """Those of the columns that `table` has, and that can have filters."""
+    if not filtered:
+        return ()
+    from persist_engine.codec.bloom import filtered_paths  # most shards have none
+
+    return filtered_paths(table.schema, filtered)
 
 
 def _diffs_sum(table: pa.Table) -> tuple[int, bool]:

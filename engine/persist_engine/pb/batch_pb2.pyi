@@ -68,12 +68,16 @@ class PartStats(_message.Message):
     def __init__(self, columns: _Optional[_Iterable[_Union[ColumnStats, _Mapping]]] = ..., time_min: _Optional[int] = ..., time_max: _Optional[int] = ..., diff_min: _Optional[int] = ...) -> None: ...
 
 class Footing(_message.Message):
-    __slots__ = ("size_bytes", "checksum")
+    __slots__ = ("size_bytes", "checksum", "filters_bytes", "filtered")
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    FILTERS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FILTERED_FIELD_NUMBER: _ClassVar[int]
     size_bytes: int
     checksum: str
-    def __init__(self, size_bytes: _Optional[int] = ..., checksum: _Optional[str] = ...) -> None: ...
+    filters_bytes: int
+    filtered: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, size_bytes: _Optional[int] = ..., checksum: _Optional[str] = ..., filters_bytes: _Optional[int] = ..., filtered: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HollowPart(_message.Message):
     __slots__ = ("key", "size_bytes", "rows", "diffs_sum", "checksum", "key_lower", "stats", "ts_rewrite", "schema_id", "format", "sum_wraps", "footer")

@@ -24,7 +24,7 @@ Comparable = Any
 NAN: Comparable = (1, 0.0)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: Literals may have any number of digits. A rounded literal would equal values that the original does not equal.
-_EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
+EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
 #: A literal with more digits before the point is greater than every value of every column.
 _DIGITS_MAX = 60
 #: Matches time text whose fraction is finer than microseconds. Python drops the excess digits.
@@ -131,11 +131,11 @@ def _whole(literal: float | Decimal, scale: int, least: int, greatest: int) -> F
         return None
     if exact.is_infinite() or (exact and exact.adjusted() > _DIGITS_MAX):
         return Floor(None, exact=False, past=exact > 0)
-    scaled = exact.scaleb(scale, _EXACT)
+    scaled = exact.scaleb(scale, EXACT)
     unscaled = int(scaled.to_integral_value(ROUND_FLOOR))
     if not least <= unscaled <= greatest:
         return Floor(None, exact=False, past=unscaled > 0)
-    value = Decimal(unscaled).scaleb(-scale, _EXACT) if scale else unscaled
+    value = Decimal(unscaled).scaleb(-scale, EXACT) if scale else unscaled
     return Floor(value, exact=scaled == unscaled)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import NamedTuple, Protocol
@@ -37,6 +37,15 @@ _NULL = pa.nulls(1, pa.bool_())[0]
 #: The text before the first wildcard of a LIKE, and the rest.
 _PATTERN = re.compile(r"(?P<prefix>(?:[^%_\\]|\\[%_\\])*)(?P<rest>(?:[%_](?:[^\\]|\\[%_\\])*)?)", re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+
+
+#: Whether rows certainly lack a value in the field at a path.
+Lacks = Callable[[tuple[str, ...], Comparable], bool]
+
+
+def nothing_lacks(_path: tuple[str, ...], _value: Comparable) -> bool:
+    """Rows of which nothing is known."""
+    return False
 
 
 class Outcomes(NamedTuple):
@@ -127,8 +136,8 @@ class _Bound(Protocol):
     def mask(self, table: pa.Table) -> pa.ChunkedArray:
         """For each row true, false, or null for unknown."""
 
-    def outcomes(self, part: HollowPart) -> Outcomes:
-        """The results that `mask` may give for rows of `part`."""
+    def outcomes(self, part: HollowPart, lacks: Lacks) -> Outcomes:
+        """The results that `mask` may give for rows of `part`, of which `lacks` says what they do not hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +155,7 @@ class _Below:
         compare = pc.less_equal if self.or_equal else pc.less
         return compare(values, scalar_of(self.value, self.column.data_type))
 
-    def outcomes(self, part: HollowPart) -> Outcomes:
+    def outcomes(self, part: HollowPart, lacks: Lacks) -> Outcomes:
         known = _known(self.column, part)
         if known is None:
             return _ANY
@@ -178,17 +187,17 @@ class _Within:
         wanted = canonical_floats(pa.chunked_array([pa.array(scalars, values.type)])).combine_chunks()
         return _where_valid(values, pc.is_in(values, value_set=wanted))
 
-    def outcomes(self, part: HollowPart) -> Outcomes:
+    def outcomes(self, part: HollowPart, lacks: Lacks) -> Outcomes:
         known = _known(self.column, part)
         if known is None:
-            return _ANY
+            return _ANY._replace(true=any(not lacks(self.column.path, value) for value in self.values))
         if known.null_count == known.rows:
             return Outcomes(true=False, false=False, unknown=True)
         first = 0 if known.lower is None else bisect_left(self.values, known.lower)
         last = len(self.values) if known.upper is None else bisect_right(self.values, known.upper)
         is_one_value = known.lower is not None and known.lower == known.upper
         return Outcomes(
-            true=first < last,
+            true=any(not lacks(self.column.path, value) for value in self.values[first:last]),
             false=not (is_one_value and first < last),
             unknown=known.may_be_null,
         )
@@ -206,7 +215,7 @@ class _Like:
     def mask(self, table: pa.Table) -> pa.ChunkedArray:
         return pc.match_like(self.column.values(table), self.pattern)
 
-    def outcomes(self, part: HollowPart) -> Outcomes:
+    def outcomes(self, part: HollowPart, lacks: Lacks) -> Outcomes:
         known = _known(self.column, part)
         if known is None:
             return _ANY
@@ -232,7 +241,7 @@ class _Null:
     def mask(self, table: pa.Table) -> pa.ChunkedArray:
         return pc.is_null(self.column.values(table))
 
-    def outcomes(self, part: HollowPart) -> Outcomes:
+    def outcomes(self, part: HollowPart, lacks: Lacks) -> Outcomes:
         known = _known(self.column, part)
         if known is None:
             return _ANY
@@ -252,8 +261,8 @@ class _All:
     def mask(self, table: pa.Table) -> pa.ChunkedArray:
         return reduce(pc.and_kleene, [term.mask(table) for term in self.terms])
 
-    def outcomes(self, part: HollowPart) -> Outcomes:
-        some = [term.outcomes(part) for term in self.terms]
+    def outcomes(self, part: HollowPart, lacks: Lacks) -> Outcomes:
+        some = [term.outcomes(part, lacks) for term in self.terms]
         return Outcomes(
             true=all(each.true for each in some),
             false=any(each.false for each in some),
@@ -270,8 +279,8 @@ class _Opposite:
     def mask(self, table: pa.Table) -> pa.ChunkedArray:
         return pc.invert(self.term.mask(table))
 
-    def outcomes(self, part: HollowPart) -> Outcomes:
-        term = self.term.outcomes(part)
+    def outcomes(self, part: HollowPart, lacks: Lacks) -> Outcomes:
+        term = self.term.outcomes(part, lacks)
         return Outcomes(true=term.false, false=term.true, unknown=term.unknown)
 
 
@@ -297,6 +306,7 @@ class Filter:
         self.schema = schema
         self._columns: dict[tuple[str, ...], Column] = {}
         self._zoneless: dict[str, str] = {}
+        self._looked_up: set[str] = set()
         try:
             self._bound = self._bind(predicate)
             self.passes_errors = holds_errors(schema) and ("key", ERR) not in self._columns
@@ -316,15 +326,22 @@ class Filter:
         """A value without a time zone for each column of instants that the predicate compares with one. The filter takes it as UTC."""
         return dict(self._zoneless)
 
-    def may_pass(self, part: Part) -> bool:
-        """Whether some row of `part` may pass, by its statistics. True without statistics, and for inline parts."""
-        return isinstance(part, InlinePart) or self._bound.outcomes(part).true
+    @property
+    def looked_up(self) -> frozenset[str]:
+        """Those of `columns` that the predicate compares with single values."""
+        return frozenset(self._looked_up)
+
+    def may_pass(self, part: Part, lacks: Lacks = nothing_lacks) -> bool:
+        """Whether some row of `part` may pass, by its statistics, and by what `lacks` says of its rows. True without statistics, and for
+        inline parts.
+        """
+        return isinstance(part, InlinePart) or self._bound.outcomes(part, lacks).true
 
     def must_pass(self, part: Part) -> bool:
         """Whether every row of `part` passes, by its statistics. False without statistics."""
         if isinstance(part, InlinePart):
             return False
-        outcomes = self._bound.outcomes(part)
+        outcomes = self._bound.outcomes(part, nothing_lacks)
         return not outcomes.false and not outcomes.unknown
 
     def mask(self, table: pa.Table) -> pa.ChunkedArray:
@@ -403,6 +420,8 @@ class Filter:
     def _within(self, column: Column, values: Sequence[object]) -> _Within:
         if pa.types.is_nested(column.data_type) and not values:
             floor_of(values, column.data_type, ".".join(column.path))  # refused, as with any value
+        if column.is_top:
+            self._looked_up.add(column.top)
         column = column.widened(values)
         floors = [floor_of(value, column.data_type, ".".join(column.path)) for value in values]
         return _Within(column, tuple(sorted({floor.value for floor in floors if floor.exact})))

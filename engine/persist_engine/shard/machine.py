@@ -27,7 +27,7 @@ from persist_engine.model.ids import CriticalReaderId, IdempotencyToken, LeasedR
 from persist_engine.model.leases import held_until_ms
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.spine.trace import MergeOutcome, MergeRes
-from persist_engine.model.state import DebugInfo, SchemaPair, ShardState, SourceProgress
+from persist_engine.model.state import FILTERED, DebugInfo, SchemaPair, ShardState, SourceProgress
 from persist_engine.rows.schema import Schema
 from persist_engine.shard.applier import NO_MAINTENANCE, Applier, UnknownOutcome
 from persist_engine.shard.gauges import count_inline
@@ -97,6 +97,16 @@ class Machine:
     def schema(self) -> Schema:
         """The newest registered schema."""
         return Schema.from_pair(self.state.schemas[self.schema_id])
+
+    @property
+    def filtered(self) -> tuple[str, ...]:
+        """The columns of which new parts get Bloom filters."""
+        stored = self.state.progress.get(FILTERED)
+        if stored is None:
+            return ()
+        from persist_engine.codec.bloom import decode_filtered  # most shards have none
+
+        return decode_filtered(stored.token)
 
     def refresh(self) -> ShardState:
         """Fetches what other processes committed and returns the state. Linearized: sees everything that was acknowledged before

@@ -60,6 +60,17 @@ class Columns:
         fields = [*self.schema.key, *self.schema.val]
         return pa.schema([field.with_name(name) for name, field in zip(self.names, fields, strict=True)])
 
+    def placed(self, columns: Sequence[str], name: str) -> tuple[str, ...]:
+        """The engine's names of columns. InvalidUsage names those that the table lacks; `name` is that of the argument."""
+        if isinstance(columns, str) or not isinstance(columns, Sequence):
+            raise InvalidUsage(f"{name} is a list of columns, not {type(columns).__name__} {columns!r}")
+        unknown = [str(each) for each in columns if each not in self.places]
+        if unknown:
+            raise InvalidUsage(
+                f"{name}: there is no column {', '.join(unknown)}; the columns are {', '.join(self.names)}"
+            )
+        return tuple(self.places[each] for each in columns)
+
     def chosen(self, columns: Sequence[str] | None) -> tuple[str, ...] | None:
         """The names to show, in the caller's order; None for all. InvalidUsage names those that the table lacks."""
         if columns is None:

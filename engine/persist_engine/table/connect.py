@@ -7,13 +7,13 @@ import os
 from pathlib import Path
 
 from persist_engine.base.env import Env, SystemEnv
-from persist_engine.base.errors import StorageError
+from persist_engine.base.errors import NoStore, StorageError
 from persist_engine.base.metrics import Metrics, NoMetrics
 from persist_engine.base.retry import OnWait, Retry
 from persist_engine.base.settings import Settings, with_environ
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import location_of
-from persist_engine.table.database import Database
+from persist_engine.table.database import Database, OpenClient
 
 _log = logging.getLogger(__name__)
 #: A store that does not answer for so long has another address. Once connected, calls wait for a store without end.
@@ -34,14 +34,15 @@ def connect(
 ) -> Database:
     """The tables of a pair of stores. Close it, or use it in a `with` block.
 
-    `url` is `file:///dir` or a Path: blobs and log are in that folder, which is created. Or `s3://bucket/prefix`, or `file:///dir`,
+    `url` is `file:///dir` or a Path: blobs and log are in that folder, which the first `Database.create` makes; until then other calls are
+    NoStore, an InvalidUsage. Or `s3://bucket/prefix`, or `file:///dir`,
     with the log in `consensus`: `redis://host:port/db` or `sqlite:///file`. Or `mem:`, for tests: nothing outlives the connection.
     Or `profile:NAME`, a pair of stores that the user's file of profiles names (client/profiles.py).
     Without arguments the environment says where, in PERSIST_BLOB and PERSIST_CONSENSUS, or in PERSIST_PROFILE, as for the command line.
     Parameters of URLs: `storage.open`.
 
     With `maintain`, threads compact and collect behind the writes to tables that SQL and Python created. Without it, `Table.optimize`
-    and `Table.vacuum` do that. Without `create`, a folder that is missing is InvalidUsage. Unavailable names a store that did not answer
+    and `Table.vacuum` do that. Without `create`, a folder that is missing is NoStore at once. Unavailable names a store that did not answer
     within CONNECT_S; later calls wait for stores, and log warnings meanwhile. Other errors are those of `PersistClient.open`.
 
     >>> db = connect("mem:")
@@ -55,10 +56,20 @@ def connect(
     location = location_of(url, consensus, os.environ)
     given = with_environ(settings or Settings(), os.environ)
     env, metrics = env or SystemEnv(), metrics or NoMetrics()
-    with Retry(env, given.retry, metrics).until(CONNECT_S):
-        client = PersistClient.open(
-            location, settings=given, env=env, metrics=metrics, create=create, on_wait=_saying(env)
-        )
+    on_wait = _saying(env)
+
+    def opened(make: bool) -> PersistClient:  # noqa: FBT001 - Database names it
+        with Retry(env, given.retry, metrics).until(CONNECT_S):
+            return PersistClient.open(
+                location, settings=given, env=env, metrics=metrics, create=make and create, on_wait=on_wait
+            )
+
+    try:
+        client: PersistClient | OpenClient = opened(False)  # noqa: FBT003 - as above
+    except NoStore:
+        if not create:
+            raise
+        client = opened
     return Database(client, location, maintain=maintain, owns_client=True)
 
 

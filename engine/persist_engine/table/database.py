@@ -6,8 +6,8 @@ Owns the names' life (create, rename, drop) and the threads that maintain. What 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Self
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 import pyarrow as pa
 
@@ -18,6 +18,7 @@ from persist_engine.model.ids import ShardId
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.ownership import Adopted
 from persist_engine.rows.schema import Schema
+from persist_engine.table.columns import Columns
 from persist_engine.table.frames import Frame
 from persist_engine.table.names import PYTHON, Hints, Named, listed, new_owner, of_table, resolved
 from persist_engine.table.schemas import Fields, declared, inferred
@@ -26,10 +27,12 @@ from persist_engine.table.times import Span, span_ms
 
 if TYPE_CHECKING:
     from persist_engine.client.write.handle import WriteHandle
-    from persist_engine.work.background import Upkeep
+    from persist_engine.work.background import BackgroundMaintenance, Upkeep
 
 #: How long a new table keeps its times readable.
 RETAIN = "7 days"
+#: Opens a client; NoStore for stores that are not there, unless it is to make them.
+OpenClient: TypeAlias = Callable[[bool], PersistClient]
 
 
 class Database:
@@ -37,24 +40,32 @@ class Database:
 
     def __init__(
         self,
-        client: PersistClient,
+        client: PersistClient | OpenClient,
         location: Location | None = None,
         *,
         maintain: bool,
         owns_client: bool = False,
         hints: Hints = PYTHON,
     ) -> None:
-        self.client = client
-        """The client of the same stores, for the handles below tables."""
+        self._opener = client
+        self._client: PersistClient | None = None
+        self._is_maintained = maintain
         self.location = location
         """Where the stores are, if that is known."""
         self._owns_client = owns_client
         self._hints = hints
-        self._lock = threading.Lock()
+        self._lock, self._opening = threading.Lock(), threading.RLock()
         self._tables: dict[ShardId, Table] = {}
-        self._background = client.background_maintenance() if maintain else None
+        self._background: BackgroundMaintenance | None = None
         self._upkeeps: dict[ShardId, Upkeep | None] = {}
         self._is_closed = False
+        if isinstance(client, PersistClient):
+            self._take(client)
+
+    @property
+    def client(self) -> PersistClient:
+        """The client of the same stores, for the handles below tables. Makes stores that are not there yet."""
+        return self._open_client(create=True)
 
     def create(
         self,
@@ -64,19 +75,22 @@ class Database:
         *,
         like: Frame | pa.Schema | None = None,
         retain: Span | None = RETAIN,
+        bloom: Sequence[str] = (),
         exist_ok: bool = False,
     ) -> Table:
         """Creates a table without rows, NAME or NAMESPACE.NAME. Its columns are DDL (`key="id BIGINT"`, `value="name STRING, price
         DECIMAL(10,2)"`) or pyarrow schemas; or those of the frame or schema `like`, with `key` naming the columns of the key.
 
-        `retain` says how long times stay readable: a span, or None for only the newest. InvalidUsage when the name is taken; with
+        `retain` says how long times stay readable: a span, or None for only the newest. `bloom` names columns in which reads look for
+        single values (`email = 'a@b.c'`): Bloom filters of them rule out most of the files. InvalidUsage when the name is taken; with
         `exist_ok` the table that has it is returned if its columns are the same, and SchemaMismatch if not. Completes an interrupted call.
         """
         with of_table(str(name)):
             owner = new_owner(name)
             schema = self._schema(key, value, like)
             retain_ms = span_ms(retain, "retain")
-            client = self._open_client()
+            filtered = self._filtered(bloom, schema)
+            client = self._open_client(create=True)
             found = client.registered(owner)
             if found is not None and client.owner_of(found) == owner and _exists(client, found):
                 return self._existing(Named(found, owner), schema, exist_ok=exist_ok)
@@ -86,6 +100,8 @@ class Database:
                     f"the name leads to shard {adopted.shard_id}, which has another owner; use another name"
                 )
             client.initialise(adopted.shard_id, schema, retain_ms=retain_ms or 0)
+            if filtered:
+                client.set_filtered(adopted.shard_id, filtered)
         return self._table(Named(adopted.shard_id, owner))
 
     def table(self, name: str) -> Table:
@@ -169,7 +185,7 @@ class Database:
         """Lets go of all readers and writers, ends the threads (`drain` first waits for them), and closes the connections that `connect`
         opened. Idempotent.
         """
-        with self._lock:
+        with self._opening, self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
@@ -181,8 +197,8 @@ class Database:
         finally:
             if self._background is not None:
                 self._background.close()
-            if self._owns_client:
-                self.client.close()
+            if self._owns_client and self._client is not None:
+                self._client.close()
 
     def __enter__(self) -> Self:
         return self
@@ -191,14 +207,27 @@ class Database:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Database({self.location or self.client!r})"
+        return f"Database({self.location or self._client!r})"
 
     # -- private ------------------------------------------------------------------------------------------------------
 
-    def _open_client(self) -> PersistClient:
-        if self._is_closed:
-            raise InvalidUsage("the database was closed: connect again")
-        return self.client
+    def _open_client(self, *, create: bool = False) -> PersistClient:
+        """The client, which opens with the first call. NoStore, without `create`, while there are no stores."""
+        with self._opening:
+            if self._is_closed:
+                raise InvalidUsage("the database was closed: connect again")
+            client = self._client
+            if client is None:
+                assert not isinstance(self._opener, PersistClient), "a client is taken at once"
+                client = self._opener(create)
+                self._take(client)
+            if create and self._owns_client:
+                _ = client.store_id  # drawn now, if the stores are new
+            return client
+
+    def _take(self, client: PersistClient) -> None:
+        self._client = client
+        self._background = client.background_maintenance() if self._is_maintained else None
 
     def _schema(self, key: Fields | Sequence[str], value: Fields, like: Frame | pa.Schema | None) -> Schema:
         if like is None:
@@ -211,22 +240,31 @@ class Database:
             raise InvalidUsage("with like=, key names columns of the frame, and value is left out")
         return inferred(like, key)
 
+    def _filtered(self, bloom: Sequence[str], schema: Schema) -> tuple[str, ...]:
+        """The engine's names of the columns with Bloom filters. InvalidUsage."""
+        columns = Columns(schema).placed(bloom, "bloom")
+        if not columns:
+            return ()
+        from persist_engine.client.write.filtered import checked_filtered
+
+        return checked_filtered(columns, schema)
+
     def _existing(self, named: Named, schema: Schema, *, exist_ok: bool) -> Table:
         if not exist_ok:
             raise InvalidUsage(f"the name is taken: {self._hints.taken(named.name)}")
-        if (difference := self.client.schema(named.shard_id).difference(schema)) is not None:
+        if (difference := self._open_client().schema(named.shard_id).difference(schema)) is not None:
             raise SchemaMismatch(f"it exists with other columns: {difference}")
         return self._table(named)
 
     def _ours(self, name: str, *, owner_after: str | None = None) -> Named:
         """The table of a name, which SQL or Python created. `owner_after`: a rename to this name may have been interrupted."""
         try:
-            named = resolved(self.client, name)
+            named = resolved(self._open_client(), name)
         except ShardNotFound:
             if owner_after is None:
                 raise
-            named = resolved(self.client, owner_after)
-            stale = self.client.registered(new_owner(name))
+            named = resolved(self._open_client(), owner_after)
+            stale = self._open_client().registered(new_owner(name))
             if stale != named.shard_id:
                 raise
             return Named(named.shard_id, new_owner(name))
@@ -236,10 +274,11 @@ class Database:
         return named
 
     def _table(self, named: Named) -> Table:
+        client = self._open_client()
         with self._lock:
             table = self._tables.get(named.shard_id)
             if table is None:
-                table = self._tables[named.shard_id] = Table(self.client, named, self._maintain)
+                table = self._tables[named.shard_id] = Table(client, named, self._maintain)
             table.renamed(named)
             return table
 

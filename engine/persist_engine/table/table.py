@@ -58,6 +58,7 @@ class TableInfo:
     value: str
     clock: str
     retain: str
+    bloom: str
     since: str
     last_write: str
     updates: int
@@ -311,11 +312,12 @@ class Table:
             value=columns.schema.val_ddl,
             clock="wall clock, milliseconds since 1970" if is_clock else "whole numbers that its writers choose",
             retain=in_words(seen.retain_ms),
+            bloom=", ".join(name for name, place in columns.places.items() if place in self._machine.filtered),
             since=dated(seen.since),
             last_write="never" if seen.upper == 0 else dated(newest),
             updates=seen.updates,
             parts=seen.parts,
-            bytes=seen.live_bytes + seen.inline_bytes,
+            bytes=seen.data_bytes,
             batches=seen.batches,
             version=seen.seqno,
             holds=len(seen.readers),
@@ -376,9 +378,12 @@ class Table:
         add: Fields | None = None,
         widen: Mapping[str, str] | None = None,
         retain: Span | None = None,
+        bloom: Sequence[str] | None = None,
     ) -> None:
         """Adds columns to the value, which are null in the rows that are there (`add="note STRING"`); widens numbers of the value
-        (`widen={"amount": "BIGINT"}`); says how long times stay readable (`retain="30 days"`, or "none"). SchemaMismatch says why not.
+        (`widen={"amount": "BIGINT"}`); says how long times stay readable (`retain="30 days"`, or "none"); says of which columns
+        new files have Bloom filters (`bloom=["email"]`, or `[]`); a file that is there gets them when a compaction replaces it.
+        SchemaMismatch says why not.
         """
         with of_table(self.name):
             if add is not None or widen is not None:
@@ -386,6 +391,9 @@ class Table:
                 answer = self._client.evolve_schema(self.id, altered(self._columns.schema, add=add, widen=widen))
                 if isinstance(answer, SchemaIncompatible):
                     raise SchemaMismatch(answer.meaning)
+            if bloom is not None:
+                self._machine.refresh()
+                self._client.set_filtered(self.id, self._columns.placed(bloom, "bloom"))
             if retain is not None:
                 self._client.set_retention(self.id, span_ms(retain, "retain"))
 

@@ -75,6 +75,8 @@ class MergeTask:
     is_sifted: bool = False
     """Whether the rows that cancelled become a run of their own."""
     key_range: KeyRange | None = None
+    filtered: tuple[str, ...] = ()
+    """The columns of which its parts get Bloom filters."""
 
     @property
     def bytes_estimate(self) -> int:
@@ -172,6 +174,7 @@ class MergeJob:
             desc=chunk.desc,
             runs=chunk.runs,
             outstanding_parts=chunk.outstanding_parts,
+            filtered=tuple(self.store.filtered),
             is_sifted=chunk.is_last and size_bytes >= self.store.settings.compaction.sift_bytes_min,
         )
 
@@ -311,6 +314,7 @@ class _RunWriter:
             schema=task.schema,
             schema_id=task.schema_id,
             inline_bytes_max=0,
+            filtered=task.filtered,
         )
 
 

@@ -302,3 +302,11 @@ def test_arrow_reads_a_file_without_the_interpreter(store, kind, monkeypatch):
     )
     assert rows.num_rows == 3
     assert [type(source) for source in seen] == [pa.OSFile]
+
+
+def test_a_table_with_bloom_filters(store):
+    store("create", "users", "--key", "id BIGINT", "--value", "email STRING, name STRING", "--bloom", "email, name")
+    assert json.loads(store("describe", "users", "--json"))["bloom"] == "email, name"
+    assert json.loads(store("describe", "orders", "--json"))["bloom"] == ""
+    err = store("create", "more", "--key", "id BIGINT", "--bloom", "mail", code=64)
+    assert "table more: bloom: there is no column mail; the columns are id" in err

@@ -84,6 +84,7 @@ WRONG: dict[type, dict[str, dict[str, list[Any]]]] = {
         "is_newest": {"shard_id": SHARD, "seqno": [*all_but(int), -1], "tag": all_but(str)},
         "on_commit": {"shard_id": SHARD, "listener": ANYTHING},
         "set_retention": {"shard_id": SHARD, "retain_ms": [*all_but(int, None), -5, 2**64]},
+        "set_filtered": {"shard_id": SHARD, "columns": COLUMNS},
         "progress": {"shard_id": SHARD, "sink_id": TEXT},
         "inspect": {"shard_id": SHARD, "known_seqno": [*all_but(int, None), -1]},
         "metadata": {"shard_id": SHARD, "table": TEXT},
@@ -211,7 +212,7 @@ COMMAND = pa.table({"key": pa.array([{"id": 1}]), "val": pa.array([{"name": "b"}
 #: Correct arguments. The wrong one replaces its own.
 RIGHT: dict[str, Any] = {
     "seqno": 1, "tag": "00", "listener": SimpleNamespace(hear=print),
-    "table": "batches",
+    "table": "batches", "columns": ["key.id"],
     "owner": Owner("operator", "team", "flights"), "old": Owner("operator", "team", "flights"), "wanted": None, "proposed": ShardId.from_bytes(bytes(16)), "schema": SCHEMA, "purpose": "test", "critical_id": CriticalReaderId.from_bytes(bytes(16)), "opaque": b"o", "sink_id": "s",
     "frontier": 12, "lower": 10, "upper": 20, "updates": [row(1, "a", 11)], "expected_upper": 10, "new_upper": 20, "as_of": 3,
     "retain_ms": 5, "since": 3, "upto": 5, "expected_opaque": b"o", "new": (b"o", 1), "commands": COMMAND, "progress": ("s", b"t"),

@@ -12,6 +12,7 @@ from persist_engine import Database, Table, connect
 @pytest.fixture
 def db(tmp_path: Path) -> Iterator[Database]:
     with connect(tmp_path / "shop", maintain=False) as opened:
+        assert opened.client, "which makes the stores"
         yield opened
 
 

@@ -9,10 +9,12 @@ from persist_engine.base.errors import (
     FinalizationError,
     Indeterminate,
     InvalidUsage,
+    NoStore,
     SchemaMismatch,
     ShardNotFound,
     Unavailable,
 )
+from persist_engine.codec.registry import IDENTITY_KEY
 from persist_engine.model.ownership import Adopted, Owner
 from persist_engine.table.connect import CONNECT_S, _saying, location_of
 from persist_kit.servers import free_port
@@ -242,6 +244,33 @@ def test_how_long_times_stay_readable(db, retain, shown):
     assert db.create("t", key="id BIGINT", retain=retain).describe().retain == shown
 
 
+def test_a_path_that_was_mistyped_stays_free(tmp_path):
+    """Looking for tables made a store of it. The first table makes it, and other connections find it then."""
+    typo = tmp_path / "typo"
+    with connect(typo) as db, connect(f"file://{typo}") as other:
+        for look in (db.tables, lambda: db["orders"], lambda: db.drop("orders"), lambda: db.rename("a", "b")):
+            with pytest.raises(NoStore, match=r"there is no directory .*/typo/blobs: check the path; the first write"):
+                look()
+        assert "orders" not in db
+        assert (db.drain(), list(tmp_path.iterdir())) == (True, [])
+        with pytest.raises(NoStore):
+            connect(typo, create=False)
+        db.create("orders", key="id BIGINT").append([{"id": 1}])
+        assert (other.tables(), other["orders"].count()) == (db.tables(), 1)
+    assert sorted(path.name for path in typo.iterdir())[0] == "blobs"
+    with connect(typo, create=False) as again:
+        assert again["orders"].to_pylist() == [{"id": 1}]
+
+
+def test_the_stores_of_a_new_place_are_marked_as_a_pair_by_the_first_table(tmp_path):
+    with connect("mem:") as db:
+        assert db.tables() == []
+        assert db._client is not None
+        assert db._client._consensus.head(IDENTITY_KEY) is None, "nothing was written"
+        db.create("orders", key="id BIGINT")
+        assert db._client._consensus.head(IDENTITY_KEY) is not None
+
+
 def test_a_closed_database(tmp_path):
     db = connect(tmp_path)
     db.close()
@@ -259,9 +288,10 @@ def test_a_client_of_its_own_finds_the_shard(db, orders, tmp_path):
 def test_a_store_that_does_not_answer_is_named(tmp_path, caplog):
     """A port that was mistyped: an error within half a minute, and not a wait without end."""
     env = SeededEnv()
+    connect(tmp_path).create("t", key="id BIGINT")
     start_s = env.monotonic_s()
     with pytest.raises(Unavailable, match=r"open consensus gave up .* redis://127.0.0.1:\d+/0: .*refused") as caught:
-        connect(f"file://{tmp_path}", f"redis://:pass-word@127.0.0.1:{free_port()}/0", env=env)
+        connect(f"file://{tmp_path}/blobs", f"redis://:pass-word@127.0.0.1:{free_port()}/0", env=env)
     assert env.monotonic_s() - start_s == pytest.approx(CONNECT_S, abs=3)
     assert "no answer for" in caplog.text
     assert "pass-word" not in caplog.text + str(caught.value)

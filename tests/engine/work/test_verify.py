@@ -12,10 +12,10 @@ from persist_engine.codec.batch import decode_transmittable, encode_transmittabl
 from persist_engine.codec.damage import checksum
 from persist_engine.codec.keys import blob_key, rollup_key
 from persist_engine.codec.part import decode_part, encode_part
-from persist_engine.codec.row_groups import footer_of
+from persist_engine.codec.row_groups import footing_of
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
 from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
-from persist_engine.model.batch import ColumnStats, Footing, HollowBatch, HollowRollup
+from persist_engine.model.batch import ColumnStats, HollowBatch, HollowRollup
 from persist_engine.model.diff.state_diff import StateDiff
 from persist_engine.model.frontier import MINIMUM, Description
 from persist_engine.model.ids import RollupId
@@ -253,7 +253,7 @@ def test_rows_out_of_order_in_a_sorted_run_are_found(shard):
         table = part.table.take(list(range(part.table.num_rows))[::-1])
         data = encode_part(table, desc=part.desc, schema=SCHEMA)
         shard.blob.set(key, data)
-        return dataclasses.replace(old, checksum=checksum(data), size_bytes=len(data), footer=Footing(*footer_of(data)))
+        return dataclasses.replace(old, checksum=checksum(data), size_bytes=len(data), footer=footing_of(data))
 
     found, key = lying(shard, backwards)
     assert FindingKind.OUT_OF_ORDER in {each.kind for each in found.findings if each.key == key}
@@ -282,7 +282,7 @@ def test_bounds_of_a_row_group_that_would_hide_a_key_are_found(shard, monkeypatc
         monkeypatch.setattr(row_groups, "column_stats", lambda _column: narrow)
         data = encode_part(part.table, desc=part.desc, schema=SCHEMA)
         shard.blob.set(key, data)
-        return dataclasses.replace(old, checksum=checksum(data), size_bytes=len(data), footer=Footing(*footer_of(data)))
+        return dataclasses.replace(old, checksum=checksum(data), size_bytes=len(data), footer=footing_of(data))
 
     found, key = lying(shard, narrowed)
     assert {(each.kind, each.key) for each in found.findings} == {(FindingKind.STATS_NOT_CONSERVATIVE, key)}

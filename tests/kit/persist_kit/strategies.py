@@ -111,7 +111,14 @@ def parts() -> st.SearchStrategy[HollowPart | InlinePart]:
         schema_id=schema_id,
         format=_TEXT,
         sum_wraps=st.booleans(),
-        footer=st.none() | st.builds(Footing, size_bytes=_COUNT, checksum=_TEXT),
+        footer=st.none()
+        | st.builds(
+            Footing,
+            size_bytes=_COUNT,
+            checksum=_TEXT,
+            filters_bytes=_COUNT,
+            filtered=st.lists(_TEXT, max_size=2).map(tuple),
+        ),
     )
     inline = st.builds(
         InlinePart,

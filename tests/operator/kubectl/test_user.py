@@ -81,9 +81,9 @@ def test_a_server_that_does_not_answer_is_named_once(kubeconfig, monkeypatch):
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         document["clusters"][0]["cluster"] = {"server": address}
         kubeconfig.write_text(yaml.safe_dump(document))
-        told = threading.Event()
+        heard = threading.Event()
         silent_user = UserCluster(
-            load_access(None, None).client, SystemEnv(), on_wait=lambda text: (said.append(text), told.set())
+            load_access(None, None).client, SystemEnv(), on_wait=lambda text: (said.append(text), heard.set())
         )
 
         def ask():
@@ -92,6 +92,6 @@ def test_a_server_that_does_not_answer_is_named_once(kubeconfig, monkeypatch):
 
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
-        assert told.wait(30)
+        assert heard.wait(30)
     asking.join(60)
     assert said == [f"waiting: no answer yet from the API server at {address}"]

@@ -131,6 +131,10 @@ def create(
     value: Annotated[str, typer.Option(help="The other columns as DDL.")] = "",
     like: Annotated[str | None, typer.Option(metavar="FILE", help="A Parquet file with the columns.")] = None,
     retain: Annotated[str, typer.Option(help="How long times stay readable: 7 days, 12h, none.")] = "7 days",
+    bloom: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMNS", help="Bloom filters of these columns, in which reads look for single values."),
+    ] = None,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Fine if it exists with the same columns.")] = False,
     stores: Stores,
     as_json: AsJson = False,
@@ -148,7 +152,8 @@ def create(
                 raise InvalidUsage(f"{like} is no Parquet file: --like takes one, or say the columns as DDL") from error
             except OSError as error:
                 raise InvalidUsage(f"cannot read {like}: {error.strerror or error}") from error
-        made = db.create(name, key, value, like=schema, retain=retain, exist_ok=exist_ok)
+        filtered = [] if bloom is None else [each.strip() for each in bloom.split(",")]
+        made = db.create(name, key, value, like=schema, retain=retain, bloom=filtered, exist_ok=exist_ok)
         _print({"name": made.name, "id": str(made.id)}, as_json=as_json)
 
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_engine.base.errors import CorruptData, Incompatible, InvariantViolated, MissingBlob, SchemaMismatch
+from persist_engine.codec.bloom import wrong_filters
 from persist_engine.codec.row_groups import check_row_groups
 from persist_engine.model.batch import ColumnStats, Footing, HollowPart, Part, PartStats, RunKind
 from persist_engine.model.frontier import Description
@@ -131,6 +132,8 @@ def _check_row_groups(data: bytes, footer: Footing, name: str) -> Iterator[Findi
     for number, (group, values) in enumerate(check_row_groups(data, footer, key=name)):
         for text in _beyond_bounds(values, group.stats, f"the key in row group {number}", is_whole=True):
             yield _error(FindingKind.STATS_NOT_CONSERVATIVE, name, text)
+    for text in wrong_filters(data, footer, key=name) if footer.filtered else ():
+        yield _error(FindingKind.STATS_NOT_CONSERVATIVE, name, text)
 
 
 def _beyond_stats(table: pa.Table, stats: PartStats, *, is_whole: bool, is_rewritten: bool) -> Iterator[str]:
