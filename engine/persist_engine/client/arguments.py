@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.model.ids import ShardId
-from persist_engine.model.state import COMMIT_INFO, COMMIT_INFO_BYTES_MAX
+from persist_engine.model.ids import CriticalReaderId, ShardId
+from persist_engine.model.state import COMMIT_INFO, COMMIT_INFO_BYTES_MAX, FirstHold
 
 if TYPE_CHECKING:
     from persist_engine.rows.schema import Schema
@@ -97,6 +97,19 @@ def expect_progress(progress: Any, expected_progress: Any) -> None:
         expect(expected_progress, bytes, "expected_progress", "bytes, or None where none was stored")
         if progress is None:
             raise InvalidUsage("expected_progress is given without progress, so nothing would be compared")
+
+
+def expect_first_hold(critical: Any) -> FirstHold | None:
+    """The critical reader that a new shard has from the beginning, of its id, opaque and purpose."""
+    if critical is None:
+        return None
+    wanted = "a tuple of a CriticalReaderId, its opaque, bytes, and its purpose, a text"
+    expect(critical, tuple, "critical", wanted)
+    kinds = (CriticalReaderId, bytes, str)
+    if len(critical) != len(kinds) or not all(map(isinstance, critical, kinds)):
+        raise InvalidUsage(f"critical must be {wanted}")
+    reader_id, opaque, purpose = critical
+    return FirstHold(reader_id, opaque, expect_text(purpose, "the purpose in critical"))
 
 
 def expect_commit_info(commit_info: Any) -> None:

@@ -22,6 +22,7 @@ from persist_engine.base.versioned import SeqNo, VersionedData
 from persist_engine.client.arguments import (
     expect,
     expect_count,
+    expect_first_hold,
     expect_schema,
     expect_shard,
     expect_text,
@@ -217,9 +218,7 @@ class PersistClient:
         """
         if retain_ms is not None:
             expect_count(retain_ms, "retain_ms", least=0)
-        self._initialised(
-            shard_id, schema, retain_ms=retain_ms, critical=None if critical is None else FirstHold(*critical)
-        )
+        self._initialised(shard_id, schema, retain_ms=retain_ms, critical=expect_first_hold(critical))
 
     def schema(self, shard_id: ShardId) -> Schema:
         """The shard's newest schema, as far as this process knows. ShardNotFound."""

@@ -57,6 +57,16 @@ COMMANDS = [*ANYTHING, pa.table({"a": [1]})]
 WHERE = [7, 9.99, True, b"bytes", [], (), {}, object(), "nope = 1", ""]
 COLUMNS = [7, 9.99, True, "text", object(), [7], ["nope"]]
 PURPOSE = {"purpose": TEXT}
+READER = CriticalReaderId.from_bytes(bytes(16))
+HOLDS = [
+    *all_but(None),
+    (),
+    (READER, b"o"),
+    (READER, "o", "p"),
+    ("c", b"o", "p"),
+    (READER, b"o", "\ud800"),
+    (READER, b"o", "p", 1),
+]
 
 
 class Opening:
@@ -74,7 +84,7 @@ WRONG: dict[type, dict[str, dict[str, list[Any]]]] = {
         "open_critical_since": {"shard_id": SHARD, "critical_id": all_but(), "opaque": BYTES, **PURPOSE},
         "machine": {"shard_id": SHARD},
         "background_maintenance": {"switch": all_but(None)},
-        "initialise": {"shard_id": SHARD, "schema": SCHEMAS, "retain_ms": [*all_but(int, None), -5, 2**64]},
+        "initialise": {"shard_id": SHARD, "schema": SCHEMAS, "retain_ms": [*all_but(int, None), -5, 2**64], "critical": HOLDS},
         "schema": {"shard_id": SHARD},
         "shard_named": {"name": [*all_but(str), "", "\ud800", "no/such name"]},
         "evolve_schema": {"shard_id": SHARD, "schema": SCHEMAS},
