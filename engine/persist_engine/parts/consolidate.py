@@ -30,9 +30,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_engine.base.errors import InvariantViolated, check
+from persist_engine.parts.pieces import consolidate_pieces
 from persist_engine.rows import updates
 from persist_engine.rows.columns import flatten_columns
-from persist_engine.rows.pieces import consolidate_pieces
 
 #: The minimum of windows and of mark distances. Below it, a round costs more in overhead than in rows.
 WINDOW_ROWS_MIN = 1024

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from persist_engine.base.errors import InvariantViolated
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
+from persist_engine.parts.pieces import consolidate_pieces
 from persist_engine.rows import updates as laws
 from persist_engine.rows.columns import canonical_floats, constant
-from persist_engine.rows.pieces import consolidate_pieces
 from persist_engine.rows.schema import Schema
 from persist_kit.strategies import updates_table
 
