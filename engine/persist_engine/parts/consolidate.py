@@ -30,6 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_engine.base.errors import InvariantViolated, check
+from persist_engine.parts.pieces import consolidate_pieces
 from persist_engine.rows import updates
 from persist_engine.rows.columns import flatten_columns
 
@@ -115,7 +116,7 @@ def merge_runs(runs: Iterable[Iterator[pa.Table]], *, memory_bytes: int, submit:
         return
     merging: deque[Result] = deque()
     for pieces in _rounds(cursors, memory_bytes):
-        merging.append(submit(_merged, pieces))
+        merging.append(submit(consolidate_pieces, pieces))
         if len(merging) > ROUNDS_AHEAD:
             table = merging.popleft().result()
             if table.num_rows:
@@ -124,12 +125,6 @@ def merge_runs(runs: Iterable[Iterator[pa.Table]], *, memory_bytes: int, submit:
         table = left.result()
         if table.num_rows:
             yield table
-
-
-def _merged(pieces: list[pa.Table]) -> pa.Table:
-    """The consolidated union of `pieces`, each of which is consolidated."""
-    table = pa.concat_tables(pieces)
-    return table if len(pieces) == 1 else updates.consolidate_pieces(table, len(pieces))
 
 
 def _rounds(cursors: list[_Cursor], memory_bytes: int) -> Iterator[list[pa.Table]]:

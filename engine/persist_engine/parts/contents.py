@@ -199,7 +199,7 @@ class Contents:
         ahead = FetchAhead(self._narrow, [run], budget_bytes=memory_bytes // 4, on_fetched=on_fetched)
         wanted = self._row_filter
         try:
-            for position, (desc, part) in enumerate(run.members):
+            for position, (desc, part, _) in enumerate(run.members):
                 opened = self.source.open(ahead.take(0, position), part, desc, columns=columns)
                 for group in range(opened.groups):
                     table = wanted.apply(opened.read_group(group, seen=wanted.seen, use_threads=True))

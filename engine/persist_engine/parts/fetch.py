@@ -17,6 +17,7 @@ from persist_engine.parts.chains import chained
 from persist_engine.parts.consolidate import merge_runs
 from persist_engine.parts.key_range import KeyRange
 from persist_engine.parts.read_ahead import FetchAhead, RunReader, RunToRead, Shape, Workers
+from persist_engine.parts.sifting import without_settled
 from persist_engine.parts.source import PartSource
 from persist_engine.rows import updates
 from persist_engine.rows.filter import Filter
@@ -67,6 +68,10 @@ class SnapshotFilter:
     def seen(self, time: int) -> int:
         """The time that `apply` gives to a row at `time`; `time` itself when the row does not pass."""
         return max(time, min(self.as_of, DATA_TIME_MAX))
+
+    def without_settled(self, table: pa.Table) -> pa.Table:
+        """See `without_settled`."""
+        return without_settled(table, self.as_of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +125,11 @@ class Matching:
         """The time that `apply` gives to a row at `time`; `time` itself when the row does not pass."""
         return self.rows.seen(time)
 
+    @property
+    def without_settled(self) -> Callable[[pa.Table], pa.Table] | None:
+        """That of `rows`, if it has one."""
+        return getattr(self.rows, "without_settled", None)
+
 
 RowFilter = CompactionFilter | SnapshotFilter | ListenFilter | ChangesFilter | Matching
 
@@ -133,7 +143,7 @@ def runs_of(batches: Iterable[HollowBatch], key_range: KeyRange | None = None) -
         for meta, parts in batch.part_runs():
             wanted = tuple(part for part in parts if key_range is None or key_range.may_hold(part))
             if meta.order is RunOrder.STRUCTURED and wanted:
-                runs.append(RunToRead.of(batch.desc, wanted, is_sorted=True))
+                runs.append(RunToRead.of(batch.desc, wanted, is_sorted=True, is_balanced=meta.is_balanced))
             elif meta.order is not RunOrder.STRUCTURED:
                 runs.extend(RunToRead.of(batch.desc, (part,), is_sorted=False) for part in wanted)
     return runs
@@ -163,7 +173,7 @@ def read_consolidated(
         table = row_filter.apply(table)
         return table if key_range is None else key_range.apply(table)
 
-    shape = Shape(filtered, row_filter.seen)
+    shape = Shape(filtered, row_filter.seen, getattr(row_filter, "without_settled", None))
     try:
         streams = [RunReader(ahead, index, shape, workers.submit, merge_bytes) for index in range(len(runs))]
         if workers.are_there:

@@ -36,10 +36,11 @@ TABLE_BYTES_MIN = 256 << 10
 
 
 class RegisteredPart(NamedTuple):
-    """A part and the description of its batch."""
+    """A part and the description of its batch. `is_balanced`: it is of a balanced run."""
 
     desc: Description
     part: Part
+    is_balanced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +51,9 @@ class RunToRead:
     is_sorted: bool
 
     @classmethod
-    def of(cls, desc: Description, parts: Iterable[Part], *, is_sorted: bool) -> RunToRead:
+    def of(cls, desc: Description, parts: Iterable[Part], *, is_sorted: bool, is_balanced: bool = False) -> RunToRead:
         """A run of parts of one batch."""
-        return cls(tuple(RegisteredPart(desc, part) for part in parts), is_sorted)
+        return cls(tuple(RegisteredPart(desc, part, is_balanced) for part in parts), is_sorted)
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -68,6 +69,15 @@ class Shape:
     """Returns the rows that the reader wants, with their times as the reader sees them."""
     seen: Callable[[int], int]
     """Maps a time to its value after `filtered`. The time of an unwanted row maps to itself."""
+    without_settled: Callable[[pa.Table], pa.Table] | None = None
+    """Of a balanced run, leaves out rows that add up to nothing for the reader."""
+
+    def of(self, member: RegisteredPart) -> Shape:
+        """The shape for a part of a sorted run."""
+        without_settled, filtered = self.without_settled, self.filtered
+        if without_settled is None or not member.is_balanced:
+            return self
+        return Shape(lambda table: filtered(without_settled(table)), self.seen)
 
     def group(self, part: PartToRead, group: int, *, use_threads: bool = False) -> pa.Table:
         """One row group of a part of a sorted run."""
@@ -189,24 +199,24 @@ class RunReader(Iterator[pa.Table]):
 
     def _start(self, data: Fetched, member: RegisteredPart, size_bytes: int) -> _Decoded:
         opened = self._ahead.source.open(data, member.part, member.desc)
-        first = self._first(opened)
+        first = self._first(opened, self._shape.of(member) if opened.is_whole else self._shape)
         return replace(first, started_bytes=size_bytes)
 
-    def _first(self, opened: PartToRead) -> _Decoded:
+    def _first(self, opened: PartToRead, shape: Shape) -> _Decoded:
         if not self._run.is_sorted:
             return _Decoded(self._shape.whole(opened))
-        groups = tuple(partial(self._group, opened, group) for group in range(opened.groups))
+        groups = tuple(partial(self._group, opened, shape, group) for group in range(opened.groups))
         is_ahead = self._calls_max > 1 and opened.group_bytes <= self._group_bytes_max
         if is_ahead and len(groups) > 1:  # for several workers
             return _Decoded(None, groups)
         if is_ahead or opened.row_bytes * self._rows <= self._run_bytes:
             # The whole run fits the memory: decoding it in pieces would only take longer.
             return replace(groups[0](), then=groups[1:]) if groups else _Decoded(None)
-        return self._streamed(self._shape.tables(opened, self._table_bytes))
+        return self._streamed(shape.tables(opened, self._table_bytes))
 
-    def _group(self, opened: PartToRead, group: int) -> _Decoded:
+    def _group(self, opened: PartToRead, shape: Shape, group: int) -> _Decoded:
         is_alone = opened.groups == 1 and len(self._run.members) == 1 and self._calls_max > 1
-        return _Decoded(self._shape.group(opened, group, use_threads=is_alone))
+        return _Decoded(shape.group(opened, group, use_threads=is_alone))
 
     def _streamed(self, tables: Iterator[pa.Table]) -> _Decoded:
         table = next(tables, None)
@@ -250,7 +260,7 @@ class FetchAhead:
         slot = (index, position)
         self._taken.add(slot)
         future = self._pending.pop(slot, None)
-        desc, part = self._member(slot)
+        desc, part, _ = self._member(slot)
         if future is None:
             if isinstance(part, HollowPart):
                 self._count("skipped")
@@ -282,7 +292,7 @@ class FetchAhead:
         while self._next is not None:
             slot = self._next
             if slot not in self._taken:
-                desc, part = self._member(slot)
+                desc, part, _ = self._member(slot)
                 if self._held_bytes + part.hollow_bytes > self._budget_bytes:
                     return
                 self._held_bytes += part.hollow_bytes

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from persist_engine.base.errors import InvariantViolated
+from persist_engine.base.errors import InvariantViolated, check
 from persist_engine.rows.columns import Bools, compare_adjacent, flat_columns
 from persist_engine.rows.updates import rows_at, sums_of_groups
 
@@ -74,6 +74,23 @@ class Sifting:
         if has_more.any():
             self.is_distinct = False
         return rows_at(rows, np.flatnonzero(is_left)), rows_at(rows, np.flatnonzero(~is_left))
+
+
+def without_settled(table: pa.Table, as_of: int) -> pa.Table:
+    """Consecutive rows of a balanced run, without keys that add up to nothing at `as_of` because all their rows are there by then. The
+    first and the last key stay, since the run may have more rows of them. InvariantViolated for rows that are not in order.
+    """
+    is_late = table.column("time").to_numpy() > as_of
+    if len(is_late) < 3 or is_late.all():
+        return table
+    in_order, equal = compare_adjacent(flat_columns(table, ("key",)), table.num_rows)
+    check(in_order, "rows arrived out of order: a balanced run is not sorted")
+    starts = np.flatnonzero(np.insert(~equal, 0, True))
+    stays = np.logical_or.reduceat(is_late, starts)
+    stays[[0, -1]] = True
+    if stays.all():
+        return table
+    return rows_at(table, np.flatnonzero(np.repeat(stays, np.diff(starts, append=len(is_late)))))
 
 
 def _equal(rows: pa.Table) -> Bools:

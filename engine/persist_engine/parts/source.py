@@ -203,22 +203,22 @@ class PartToRead:
         """The rows of one group. When all of them have one time, the times may be returned as `seen` of that time. A
         caller that applies `seen` to all times afterwards then need not write them twice.
         """
-        seen = seen if self._is_whole else as_it_is
+        seen = seen if self.is_whole else as_it_is
         return self._cut(self._opened.read_group(group, seen=seen, use_threads=use_threads))
 
     def stream(self, table_bytes: int, *, seen: Callable[[int], int] = as_it_is) -> Iterator[pa.Table]:
         """All rows, in tables of about `table_bytes`. `seen` is as in `read_group`."""
-        seen = seen if self._is_whole else as_it_is
+        seen = seen if self.is_whole else as_it_is
         return (self._cut(table) for table in self._opened.stream(table_bytes, seen=seen))
 
     @property
-    def _is_whole(self) -> bool:
+    def is_whole(self) -> bool:
         """Whether rows are registered exactly as they were written."""
         desc, written = self._registered, self._opened.desc
         return self._ts_rewrite is None and (written.lower, written.upper) == (desc.lower, desc.upper)
 
     def _cut(self, table: pa.Table) -> pa.Table:
-        if self._is_whole:
+        if self.is_whole:
             return table
         if self._ts_rewrite is not None:
             table = updates.advance_times(table, self._ts_rewrite)

@@ -173,6 +173,19 @@ def _all_valid(array: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(array.type, len(array), [None, *data], null_count=0, offset=array.offset)
 
 
+def same_rows(left: pa.Table, right: pa.Table, names: tuple[str, ...]) -> Bools:
+    """For each place, whether both tables, of one length, have the same row there: null is null, NaN is NaN, -0.0 is 0.0."""
+    same = np.ones(left.num_rows, np.bool_)
+    for one, other in zip(flat_columns(left, names), flat_columns(right, names), strict=True):
+        equal = pc.equal(one, other)
+        if pa.types.is_floating(one.type):
+            equal = pc.or_kleene(equal, pc.and_kleene(pc.is_nan(one), pc.is_nan(other)))
+        if one.null_count or other.null_count:
+            equal = pc.or_(pc.fill_null(equal, False), pc.and_(pc.is_null(one), pc.is_null(other)))  # noqa: FBT003 - Arrow's own signature
+        same &= equal.to_numpy()
+    return same
+
+
 def compare_adjacent(columns: Iterable[pa.ChunkedArray], rows: int) -> tuple[bool, Bools]:
     """Whether the rows are in order; and for each row but the first, whether it equals the row before.
 
@@ -201,9 +214,9 @@ def _rises_strictly(column: pa.ChunkedArray) -> bool:
     """Whether each value is less than the next. Answers false for types that one pass cannot decide. Most runs have
     strictly rising first columns, because each row has another key.
     """
-    if column.null_count or not _is_whole(column.type):
+    if column.null_count or not is_whole(column.type):
         return False
-    values = _whole(column)
+    values = whole(column)
     return bool((values[:-1] < values[1:]).all())
 
 
@@ -224,8 +237,8 @@ def _compared(before: pa.ChunkedArray, after: pa.ChunkedArray) -> tuple[Bools, B
     """(before > after, before == after) for each row, in the order that the module docstring defines."""
     is_float = pa.types.is_floating(before.type)
     if before.null_count == 0 and after.null_count == 0 and not is_float:
-        if _is_whole(before.type):
-            ours, theirs = _whole(before), _whole(after)
+        if is_whole(before.type):
+            ours, theirs = whole(before), whole(after)
             return ours > theirs, ours == theirs
         return _bools(pc.greater(before, after)), _bools(pc.equal(before, after))
     before_rank, after_rank = _rank(before), _rank(after)
@@ -248,13 +261,14 @@ def _bools(column: pa.ChunkedArray) -> Bools:
     return filled
 
 
-def _is_whole(data_type: pa.DataType) -> bool:
+def is_whole(data_type: pa.DataType) -> bool:
+    """Whether `whole` takes the type."""
     return bool(
         pa.types.is_signed_integer(data_type) or pa.types.is_timestamp(data_type) or pa.types.is_date32(data_type)
     )
 
 
-def _whole(column: pa.ChunkedArray) -> npt.NDArray[np.signedinteger]:
+def whole(column: pa.ChunkedArray) -> npt.NDArray[np.signedinteger]:
     """Integers, dates and timestamps as numpy integers. The column has no nulls."""
     if pa.types.is_temporal(column.type):
         column = column.cast(pa.int64() if column.type.bit_width == 64 else pa.int32())

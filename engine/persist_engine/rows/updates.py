@@ -10,8 +10,6 @@ Everything is vectorised; no loop here runs over more than ROWS_MAX rows.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -74,40 +72,19 @@ def consolidate(table: pa.Table) -> pa.Table:
     table = with_canonical_floats(table)
     in_order, equal = compare_adjacent(flat_columns(table), table.num_rows)
     if in_order:
-        return _summed(table, None, equal)
+        return summed(table, None, equal)
     order, equal = order_and_equal(flat_columns(table), table.num_rows)
-    return _summed(table, order, equal)
-
-
-def consolidate_pieces(table: pa.Table, pieces: int) -> pa.Table:
-    """`consolidate` for a concatenation of `pieces` tables that each came from it or from `consolidate_sorted`. Their floats are canonical,
-    and the whole is rarely in order. Copies nothing when the pieces are disjoint ranges.
-    """
-    if (few := consolidate_small(table)) is not None:
-        return few
-
-    def columns() -> Iterator[pa.ChunkedArray]:
-        nonlocal table
-        yield from flat_columns(table, ("key",))
-        table = table.combine_chunks()  # taking from many chunks is several times slower
-        yield from flat_columns(table, ("val", "time"))
-
-    order, equal = order_and_equal(columns(), table.num_rows, is_in_runs=True)
-    ends = np.flatnonzero(order[1:] != order[:-1] + 1) + 1
-    if len(ends) < pieces and not equal.any():
-        stretches = itertools.pairwise([0, *ends.tolist(), table.num_rows])
-        return pa.concat_tables([table.slice(int(order[start]), end - start) for start, end in stretches])
-    return _summed(table, order, equal)
+    return summed(table, order, equal)
 
 
 def consolidate_sorted(table: pa.Table) -> pa.Table | None:
     """`consolidate` for rows that are in order; None when they are not."""
     table = with_canonical_floats(table)
     in_order, equal = compare_adjacent(flat_columns(table), table.num_rows)
-    return _summed(table, None, equal) if in_order else None
+    return summed(table, None, equal) if in_order else None
 
 
-def _summed(table: pa.Table, order: Indices | None, equal: Bools) -> pa.Table:
+def summed(table: pa.Table, order: Indices | None, equal: Bools) -> pa.Table:
     """The rows in `order` (None: as they are). Adds each row that `equal` marks to the row before it. Copies only rows that remain."""
     diffs = _diffs(table)
     if not equal.any():

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -19,7 +17,7 @@ from persist_engine.client.write.batch import Batch
 from persist_engine.client.write.handle import WriteHandle
 from persist_engine.model.frontier import Antichain
 from persist_engine.parts.consolidate import merge_runs
-from persist_engine.rows.columns import flatten_columns
+from persist_engine.rows.columns import same_rows
 from persist_engine.rows.predicate import Predicate
 from persist_engine.rows.updates import consolidate
 
@@ -128,7 +126,7 @@ def correction(persisted: pa.Table, desired: pa.Table, *, time: int) -> pa.Table
     """The updates at `time` that turn `persisted` into `desired`, consolidated. Both are consolidated and sorted."""
     if persisted.num_rows == desired.num_rows:
         # Rows that stay where they are cancel. Usually that is nearly all of them.
-        differs = pa.array(~_same(persisted, desired))
+        differs = pa.array(~same_rows(persisted, desired, _ROW))
         persisted, desired = persisted.filter(differs), desired.filter(differs)
     return consolidate(pa.concat_tables([retracted(persisted, time), _at(desired, time)]))
 
@@ -142,16 +140,3 @@ def corrections(snapshot: Snapshot, desired: pa.Table, *, time: int) -> Iterator
 
 def _at(rows: pa.Table, time: int) -> pa.Table:
     return rows.set_column(2, "time", pa.repeat(pa.scalar(time, pa.int64()), rows.num_rows))
-
-
-def _same(left: pa.Table, right: pa.Table) -> npt.NDArray[np.bool_]:
-    """For each place, whether both have the same row there, as the engine compares: null is null, NaN is NaN, -0.0 is 0.0."""
-    same = np.ones(left.num_rows, np.bool_)
-    for one, other in zip(flatten_columns(left, _ROW), flatten_columns(right, _ROW), strict=True):
-        equal = pc.equal(one, other)
-        if pa.types.is_floating(one.type):
-            equal = pc.or_kleene(equal, pc.and_kleene(pc.is_nan(one), pc.is_nan(other)))
-        if one.null_count or other.null_count:
-            equal = pc.or_(pc.fill_null(equal, False), pc.and_(pc.is_null(one), pc.is_null(other)))  # noqa: FBT003 - Arrow's own signature
-        same &= equal.to_numpy()
-    return same

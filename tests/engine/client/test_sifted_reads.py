@@ -13,6 +13,7 @@ from persist_engine.model.frontier import Antichain
 from persist_engine.parts import selection
 from persist_engine.parts.contents import Contents
 from persist_engine.parts.fetch import PartSource
+from persist_engine.parts.read_ahead import Shape
 from persist_engine.rows.predicate_text import parse_predicate
 from persist_engine.rows.schema import Schema
 from persist_engine.work.audit.verify_parts import RunToCheck, check_run
@@ -130,11 +131,19 @@ def test_a_sifted_shard_reads_as_a_plain_one(seed, since, compacted):
     assert not any(left for (*_, what), left in found.items() if what == "count")
 
 
+SHAPE_OF = Shape.of
+
+
 @pytest.mark.parametrize(
     ("module", "name", "broken"),
     [
         (selection, "_ends_by", lambda last, desc, parts: True),  # a read of the past without the history
         (Contents, "_is_distinct", lambda self, desc, meta, parts: True),  # runs that are not distinct, handed through
+        (
+            Shape,
+            "of",
+            lambda self, member: SHAPE_OF(self, member._replace(is_balanced=True)),
+        ),  # rows of every run left out
     ],
 )
 def test_a_shortcut_taken_too_often_is_found(monkeypatch, module, name, broken):

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from persist_engine.parts import sifting
-from persist_engine.parts.sifting import Sifting
+from persist_engine.parts.sifting import Sifting, without_settled
 from persist_engine.rows.schema import Schema
-from persist_engine.rows.updates import consolidate, is_consolidated
+from persist_engine.rows.updates import consolidate, is_consolidated, times_at
 
 SCHEMA = Schema.from_ddl("id BIGINT", "x DOUBLE, name STRING")
 
@@ -100,3 +100,29 @@ def test_many_times_of_one_row_are_not_held_together(monkeypatch):
     rows = table_of([(1, 1.5, "b", time, 1 - 2 * (time % 2)) for time in range(9)])
     left, cancelled, is_distinct = sifted(rows, [3, 4, 8])
     assert (left.num_rows + cancelled.num_rows, is_distinct) == (9, False)
+
+
+@given(rows_, st.lists(st.integers(0, 100), max_size=3), st.integers(0, 7))
+def test_without_settled_keys_a_balanced_run_adds_up_to_the_same_at_that_time(rows, cuts, as_of):
+    """However the run is cut into tables."""
+    few = [row for row in rows if row[4] < 2**62]
+    whole = consolidate(table_of([*few, *((*row[:3], (row[3] + 3) % 9, -row[4]) for row in few)]))
+    bounds = [0, *sorted(cut % (whole.num_rows + 1) for cut in cuts), whole.num_rows]
+    pieces = [whole.slice(start, end - start) for start, end in zip(bounds, bounds[1:], strict=False)]
+    left = pa.concat_tables([without_settled(piece, as_of) for piece in pieces])
+    assert contents(left, as_of) == contents(whole, as_of)
+    assert is_consolidated(left)
+
+
+def test_keys_whose_rows_are_all_there_are_left_out():
+    rows = table_of([(key, 1.5, "b", time, diff) for key in range(5) for time, diff in ((0, 1), (key, -1))])
+    rows = consolidate(rows)
+    at = [(row["key"]["id"], row["time"]) for row in without_settled(rows, 2).to_pylist()]
+    assert at == [(1, 0), (1, 1), (3, 0), (3, 3), (4, 0), (4, 4)]  # the first and the last key may have more rows
+
+
+def contents(table, as_of):
+    sums = collections.Counter()
+    for what, _, diff in updates_in(times_at(table, as_of)):
+        sums[what] += diff
+    return {what: total for what, total in sums.items() if total}

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from persist_engine.base.errors import InvariantViolated
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
+from persist_engine.parts.pieces import consolidate_pieces
 from persist_engine.rows import updates as laws
 from persist_engine.rows.columns import canonical_floats, constant
 from persist_engine.rows.schema import Schema
@@ -162,7 +163,7 @@ def test_runs_put_together_are_consolidated_as_any_rows_are() -> None:
         laws.consolidate(numbers(*((float(x % m), 3, d) for x in range(300)))) for m, d in ((7, 1), (5, -1), (9, 2))
     ]
     table = pa.concat_tables(runs * 20)
-    assert laws.consolidate_pieces(table, 60).equals(laws.consolidate(table))
+    assert consolidate_pieces(runs * 20).equals(laws.consolidate(table))
     assert table.num_rows > 128  # fewer are not sorted by words
 
 
