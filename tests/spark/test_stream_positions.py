@@ -89,8 +89,8 @@ def test_the_checkpoint_holds_what_the_next_batch_needs(tmp_path, position, expe
     assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()} == expected
     assert made.logs(position.offsets) == {"0/0": "v1\n5"}
     if position.offsets is not None:
-        assert made.offsets(position.batch) == position.offsets
-        assert made.planned_ms(position.batch) == 17
+        planned = made.planned(position.batch)
+        assert (planned.batch, planned.offsets, planned.at_ms) == (position.batch, position.offsets, 17)
 
 
 def entry(number, *, batch, age_ms=0):
