@@ -24,9 +24,8 @@ KEY, VALUE = "id BIGINT", "n BIGINT"
 SQL = "select value as id, value % 7 as n from input"
 #: Keys all over the shard, each with a new value.
 UPSERTS = "select (value * 7919) % 500000 as id, value as n from input"
-#: Batches that do not count: the first ones start Python workers and compile.
-WARM = 8
-
+#: Batches that do not count: the first ones start Python workers, and the JVM compiles for longer than they take.
+WARM = 40
 
 #: The cases: what, rows of a batch, SQL, and the keys that the shard of an Upsert holds (0: an Append).
 CASES = (

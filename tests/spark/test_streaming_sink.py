@@ -201,6 +201,22 @@ def test_a_driver_stages_few_rows_itself_and_looks_again_after_a_batch_of_few(wo
     assert {id_ for id_, _ in world.rows()} == {3, *range(10, 30), *range(30, 50, 3)}
 
 
+def test_after_a_batch_without_rows_the_driver_first_asks_whether_there_are_any(world, monkeypatch):
+    """Batches of 10 rows, of which 1, none, none, and 10 pass. An error of the rows is that of a look, not of the question."""
+    asked, looked = [], []
+    ask, look = frames.is_empty, frames.few_rows
+    monkeypatch.setattr(frames, "is_empty", lambda batch: asked.append(ask(batch)) or asked[-1])
+    monkeypatch.setattr(frames, "few_rows", lambda flat, **few: looked.append(look(flat, **few)) or looked[-1])
+    world.until(4, input=replace(RATE, sql=f"{RATE.sql} where value = 3 or value >= 30"))
+    assert ([found.num_rows for found in looked], asked) == ([1, 0, 10], [True, False])
+    assert {id_ for id_, _ in world.rows()} == {3, *range(30, 40)}
+    sql = "select value as id, bigint(int(value << if(value < 60, 0, 40))) as n from input where value < 50 or value >= 60"
+    with pytest.raises(Exception, match="CAST_OVERFLOW"):
+        world.run_rate(run="r-2", input=replace(RATE, sql=sql))
+    assert asked[2:] == [False]
+    assert (world.position().batch, {id_ for id_, _ in world.rows()}) == (4, {3, *range(30, 50)})
+
+
 def test_the_second_driver_of_a_sink_fences_the_first(world):
     log = Acts(lambda: world.until(2, run="r-2"), "staged")
     with pytest.raises(Fenced, match=r"driver [0-9a-f]+ of run r-2 \(its batch 1\) of sink ns/s appended to"):
