@@ -141,7 +141,7 @@ def test_tls_is_verified():
             opened(f"{server.url}?ca_file={server.ca_file}").close()
         with pytest.raises(StoreRefused, match=f"{server.address}.*certificate"):
             opened(server.url)
-        with pytest.raises(StorageError, match=server.address):
+        with pytest.raises(StoreRefused, match=f"{server.address}.*the server speaks TLS; use rediss://"):
             opened(server.url.replace("rediss", "redis"))
 
 

@@ -157,9 +157,13 @@ def scraped(tmp_path, now, shard_resource, sink_resource, refused):
     reconciler.reconcile(Key("SparkSink", "team", "gone"))
     cluster.edit(SPARK_SINK, "team", "gone", lambda one: one["metadata"].update(deletionTimestamp=AT))
     reconciler.reconcile(Key("SparkSink", "team", "gone"))
-    cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["spec"]["gc"].update(intervalSeconds=700))
+    # A wider schema is a commit of the operator's own.
+    wider = {"key": "id BIGINT", "value": "more STRING"}
+    cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["spec"].update(schema=wider))
     assert cluster.get(PERSIST_SHARD, "team", "flights")["metadata"]["generation"] == 2
-    reconciler.reconcile(Key("PersistShard", "team", "flights"))
+    for _ in range(2):
+        reconciler.reconcile(Key("PersistShard", "team", "flights"))
+        env.advance_ms(20_000)
     metrics.leader.set(1)
     metrics.leaked_pods.set(0)
     metrics.canary_success.labels("sys", "canary").set(env.now_ms() / 1000)

@@ -490,7 +490,8 @@ def test_the_shard_evolves_while_a_stream_writes_it(world, kind):
     else:
         with pytest.raises(ConfigurationError, match=r"schema: .*evolved"):
             world.run_rate(log, stop=stop, envelope=envelope)
-        assert world.position().batch == 0
+        # The next batch may be committed before the driver reads the shard again: no row has the new field yet.
+        assert world.position().batch in (0, 1)
     assert world.rows() == Counter((id_, id_ % 7) for id_ in range(10 * (world.position().batch + 1)))
     upper = world.client.recent_upper(world.shard)
     with pytest.raises(ConfigurationError, match="schema: differs from that of shard"):
