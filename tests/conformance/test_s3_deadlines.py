@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import http.server
 import logging
 import threading
+import weakref
 
 import pytest
 from persist_engine.base.env import SystemEnv
@@ -219,6 +221,33 @@ class Clock(SystemEnv):
 
     def monotonic_s(self):
         return self.past_s
+
+
+def test_regression_an_error_lets_go_of_the_bytes_of_its_call_when_it_is_dropped():
+    """It held itself, until the collector of cycles ran."""
+
+    class Body:
+        """Stands for the bytes of an upload."""
+
+    def failed():
+        body = Body()
+
+        def put(_allowance):
+            raise ValueError(str(body))
+
+        with contextlib.suppress(ValueError):
+            bounded.run("put", put)
+        return weakref.ref(body)
+
+    bounded = deadlines(threads_max=1, base_s=BASE_S)
+    bounded.run("get", lambda _: None)
+    gc.disable()
+    try:
+        body = failed()
+        bounded.run("get", lambda _: None)  # the thread has gone on
+        assert body() is None
+    finally:
+        gc.enable()
 
 
 def test_regression_refused_credentials_cost_a_client_now_and_then(monkeypatch):

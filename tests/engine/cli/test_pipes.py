@@ -7,10 +7,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from persist_engine import connect
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.cli.tables.commands import InputFormat
+from persist_engine.cli.tables.files import batches_of
 
 pytestmark = pytest.mark.slow
 LINES = b"".join(b"%d,a\n" % number for number in range(600_000))
@@ -26,10 +32,10 @@ def pipe(tmp_path: Path) -> Iterator[tuple[Path, int]]:
     os.close(keeper)
 
 
-def append(path: Path, tmp_path: Path) -> subprocess.Popen[bytes]:
+def append(path: Path | str, tmp_path: Path, **given: Any) -> subprocess.Popen[bytes]:
     stores = ["--blob", f"file://{tmp_path}/shop/blobs", "--consensus", f"sqlite://{tmp_path}/shop/consensus.db"]
-    command = [sys.executable, "-m", "persist_engine.cli", "append", "orders", str(path), *stores]
-    return subprocess.Popen(command, stderr=subprocess.PIPE)
+    command = [sys.executable, "-m", "persist_engine.cli", "append", "orders", str(path), "--format", "csv", *stores]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, **given)
 
 
 @pytest.mark.parametrize(
@@ -71,3 +77,69 @@ def test_lines_come_in_pieces(pipe: tuple[Path, int], tmp_path: Path) -> None:
             process.communicate(timeout=120)
         assert process.returncode == 0
         assert orders.count() == 600_000
+
+
+def test_regression_a_refusal_while_the_writer_writes_on_ends_the_process_as_any_other(tmp_path: Path) -> None:
+    """A thread of Arrow was still reading in Python when that ended: SIGABRT in every second run."""
+    with connect(tmp_path / "shop") as db:
+        db.create("orders", key="id BIGINT", value="name STRING")
+    endless = "echo id,name; exec yes x,y"
+    for _ in range(6):
+        writer = subprocess.Popen(["sh", "-c", endless], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        with writer, append("-", tmp_path, stdin=writer.stdout) as process:
+            assert writer.stdout is not None
+            writer.stdout.close()
+            _, err = process.communicate(timeout=120)
+        assert (process.returncode, err.count(b"\n")) == (64, 1), err
+
+
+WANTED = pa.schema([("id", pa.int64()), ("name", pa.string())])
+
+
+def rows_of(data: bytes, tmp_path: Path) -> list[dict[str, Any]]:
+    """What is read of a pipe with these bytes."""
+    path = tmp_path / "pipe"
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+    def write() -> None:
+        with suppress(BrokenPipeError):
+            path.write_bytes(data)
+
+    threading.Thread(target=write, daemon=True).start()
+    tables = list(batches_of([str(path)], InputFormat.CSV, WANTED, lambda _: None))
+    return pa.concat_tables(tables).to_pylist()
+
+
+@pytest.mark.parametrize("end", ["\r", "\n", "\r\n"], ids=["cr", "lf", "crlf"])
+def test_regression_each_line_of_a_pipe_is_one_row_whatever_ends_it(tmp_path: Path, end: str) -> None:
+    """Lines that a carriage return ends were read twice."""
+    text = f"id,name{end}1,a{end}2,b{end}"
+    assert rows_of(text.encode(), tmp_path) == [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
+
+
+def test_regression_a_pipe_without_lines_is_refused_before_all_of_it_is_read(tmp_path: Path) -> None:
+    """All was kept, and searched again with each piece."""
+    with pytest.raises(InvalidUsage, match="its first MiB has no line feed"):
+        rows_of(b"a" * (1 << 22), tmp_path)
+
+
+def test_regression_lines_that_a_shell_has_read_are_not_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("made by hand\nid,name\n1,a\n")
+    with connect(tmp_path / "shop") as db:
+        orders = db.create("orders", key="id BIGINT", value="name STRING")
+        with file.open("rb") as opened:
+            os.lseek(opened.fileno(), len("made by hand\n"), os.SEEK_SET)
+            with append("-", tmp_path, stdin=opened) as process:
+                _, err = process.communicate(timeout=120)
+        assert (process.returncode, err) == (0, b"")
+        assert orders.to_pylist() == [{"id": 1, "name": "a"}]
+
+
+def test_standard_input_is_read_once_and_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidUsage, match="- is named more than once"):
+        list(batches_of(["-", "-"], InputFormat.CSV, WANTED, lambda _: None))
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(InvalidUsage, match="standard input is closed"):
+        list(batches_of(["-"], InputFormat.CSV, WANTED, lambda _: None))

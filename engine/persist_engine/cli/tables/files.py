@@ -38,6 +38,8 @@ _Source = Any
 
 #: What may come before the first value of a JSON file: white space, and the mark of UTF-8.
 _BLANK = b" \t\r\n\xef\xbb\xbf"
+#: Arrow reads CSV in blocks of this size, and refuses a longer line.
+_BLOCK_BYTES = 1 << 20
 
 #: What names of files end in.
 _SUFFIXES = {
@@ -58,11 +60,13 @@ def batches_of(
     number of rows read so far. InvalidUsage names a file that is not there, or not of its format.
     """
     rows = 0
+    if files.count(STDIN) > 1:
+        raise InvalidUsage(f"{STDIN} is named more than once, and standard input has its rows once")
     for name in files:
         kind = chosen or _format(name)
         try:
             with ExitStack() as stack:
-                opened = sys.stdin.buffer if name == STDIN else stack.enter_context(Path(name).open("rb"))
+                opened = _stdin() if name == STDIN else stack.enter_context(Path(name).open("rb"))
                 for table in _READERS[kind](stack.enter_context(_without_python(opened)), wanted):
                     rows += table.num_rows
                     on_rows(rows)
@@ -76,10 +80,16 @@ def batches_of(
             raise InvalidUsage(f"cannot read {_shown(name)}: {error.strerror or error}") from error
 
 
+def _stdin() -> IO[bytes]:
+    if sys.stdin is None:  # the process was started without it
+        raise InvalidUsage("is closed: give it a file or a pipe")
+    return sys.stdin.buffer
+
+
 @contextmanager
 def _without_python(opened: IO[bytes]) -> Iterator[_Source]:
-    """The same file, of which nothing was read yet, for Arrow to read without the interpreter. Arrow's own files want to seek, so a pipe is
-    read by Python.
+    """The rest of the file, for Arrow to read without the interpreter. Arrow's own files begin at the start and want to seek, so a pipe is
+    read by Python, and so is a file of which a shell has read the first lines.
 
     Arrow reads ahead in threads. After a refusal such a thread may still wait for the interpreter when that ends, and the process ends
     with SIGABRT; or for a pipe whose writer stays, and the process does not end at all.
@@ -90,8 +100,11 @@ def _without_python(opened: IO[bytes]) -> Iterator[_Source]:
         yield opened
         return
     try:
-        source: _Source = pa.OSFile(f"/dev/fd/{number}")
+        is_begun = os.lseek(number, 0, os.SEEK_CUR) > 0
+        source: _Source = None if is_begun else pa.OSFile(f"/dev/fd/{number}")
     except OSError:
+        source = None
+    if source is None:
         pipe = _Pipe(number)
         try:
             yield io.BufferedReader(pipe)
@@ -103,19 +116,22 @@ def _without_python(opened: IO[bytes]) -> Iterator[_Source]:
 
 
 class _Pipe(io.RawIOBase):
-    """Reads a pipe that another object owns. `stop`, from any thread, ends a read that waits for the writer; at the latest the end of the
-    interpreter does, before Arrow waits for its threads.
+    """Reads a pipe that another object owns. `stop` ends a read that waits for the writer; at the latest the end of the interpreter does,
+    before Arrow waits for its threads.
     """
 
     def __init__(self, fd: int) -> None:
+        pa.set_io_thread_count(1)  # see `stop`
         self._fd, self._ahead = fd, b""
         self._stopped, self._stopping = os.pipe()
         atexit.register(self.stop)
 
     def first_line(self) -> bytes:
-        """The first line, which reads still see. Call it before the first read."""
+        """What comes before the first line feed, which reads still see. InvalidUsage where that is long. Call it before the first read."""
         while b"\n" not in self._ahead and (data := self._next(1 << 16)):
             self._ahead += data
+            if len(self._ahead) > _BLOCK_BYTES and b"\n" not in data:
+                raise InvalidUsage("is no csv that the table takes: its first MiB has no line feed")
         return self._ahead.partition(b"\n")[0] + b"\n"
 
     def readable(self) -> bool:
@@ -135,8 +151,9 @@ class _Pipe(io.RawIOBase):
         return b"" if self._stopped in ready else os.read(self._fd, size)
 
     def stop(self) -> None:
-        """Ends all reads, now and later."""
+        """Ends all reads, now and later. When it returns, no thread of Arrow is in a read: Python aborts if one is when it ends."""
         os.write(self._stopping, b"!")
+        pyarrow.csv.read_csv(pa.BufferReader(b"a\n"))  # in the one thread that reads for Arrow, after what it does now
 
 
 def _format(name: str) -> InputFormat:
@@ -166,7 +183,8 @@ def _csv(source: _Source, wanted: pa.Schema) -> Iterator[pa.Table]:
         # Arrow first waits for a megabyte. Columns that do not fit are refused before.
         with suppress(pa.ArrowInvalid):
             named = pyarrow.csv.read_csv(pa.BufferReader(source.raw.first_line()), convert_options=options)
-            yield _read(_without_json(named, wanted), wanted)
+            # Lines may also end with a carriage return, so that there are rows among what was read.
+            yield _read(_without_json(named.schema.empty_table(), wanted), wanted)
     try:
         opened = pyarrow.csv.open_csv(source, convert_options=options)
     except pa.ArrowInvalid as error:

@@ -67,7 +67,10 @@ class _Call:
         try:
             return partial(self.answer.set_result, self.call())
         except BaseException as error:  # noqa: BLE001 - raised in the calling thread
-            return partial(self.answer.set_exception, error)
+            try:
+                return partial(self.answer.set_exception, error)
+            finally:
+                del self  # the error holds this frame, and so would hold itself, with the bytes of the call
 
 
 class Deadlines:
@@ -104,7 +107,10 @@ class Deadlines:
         except BaseException:
             slots.release()
             raise
-        return self._awaited(verb, answer, allowance)
+        try:
+            return self._awaited(verb, answer, allowance)
+        finally:
+            del answer  # as in `_Call.run`
 
     def _hand(self, call: _Call) -> None:
         """Let the thread that waits since last run `call`; without one, a new thread."""
@@ -137,19 +143,22 @@ class Deadlines:
             del call, settle  # with the answer, which may be large
 
     def _awaited(self, verb: str, answer: Future[T], allowance: Allowance) -> T:
-        while True:
-            left_s = allowance.deadline_s - self._env.monotonic_s()
-            try:
-                return answer.result(timeout=max(0.0, left_s))
-            except TimeoutError:
-                if answer.done():  # the call's own TimeoutError, or its answer came just now
-                    return answer.result()
-                if self._env.monotonic_s() < allowance.deadline_s:
-                    continue  # the call extended its limit
-                self._leave(verb, answer)
-                raise LeftBehind(
-                    "no whole answer in the time allowed for its bytes, the call was left behind"
-                ) from None
+        try:
+            while True:
+                left_s = allowance.deadline_s - self._env.monotonic_s()
+                try:
+                    return answer.result(timeout=max(0.0, left_s))
+                except TimeoutError:
+                    if answer.done():  # the call's own TimeoutError, or its answer came just now
+                        return answer.result()
+                    if self._env.monotonic_s() < allowance.deadline_s:
+                        continue  # the call extended its limit
+                    self._leave(verb, answer)
+                    raise LeftBehind(
+                        "no whole answer in the time allowed for its bytes, the call was left behind"
+                    ) from None
+        finally:
+            del answer  # as in `_Call.run`
 
     def _leave(self, verb: str, answer: Future[T]) -> None:
         text = "%s at %s exceeded its time limit and was left behind"
