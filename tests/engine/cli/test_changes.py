@@ -74,7 +74,8 @@ def test_what_does_not_fit_is_refused(shop, stores, persist):
 
 def test_it_follows_until_it_is_interrupted(shop, stores):
     command = [sys.executable, "-m", "persist_engine.cli", "changes", "prices", "--follow", "--json", *stores]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ}) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env={**os.environ, "PYTHONFAULTHANDLER": "1"}, **pipes) as process:
         try:
             assert process.stdout is not None
             seen = [json.loads(process.stdout.readline())["_change"] for _ in range(4)]
@@ -83,5 +84,8 @@ def test_it_follows_until_it_is_interrupted(shop, stores):
             assert json.loads(process.stdout.readline())["_after"] == {"id": 3, "name": "plum", "price": 90}
             process.send_signal(signal.SIGINT)
             assert process.wait(30) == 130
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)  # shows where its threads are
+            pytest.fail(process.communicate(timeout=30)[1])
         finally:
             process.kill()

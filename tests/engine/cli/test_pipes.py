@@ -120,7 +120,7 @@ def test_regression_each_line_of_a_pipe_is_one_row_whatever_ends_it(tmp_path: Pa
 
 def test_regression_a_pipe_without_lines_is_refused_before_all_of_it_is_read(tmp_path: Path) -> None:
     """All was kept, and searched again with each piece."""
-    with pytest.raises(InvalidUsage, match="its first MiB has no line feed"):
+    with pytest.raises(InvalidUsage, match="its first record, or a later one, has more than a MiB"):
         rows_of(b"a" * (1 << 22), tmp_path)
 
 

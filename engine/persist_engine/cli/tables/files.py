@@ -5,14 +5,12 @@ Owns how text becomes values of a table's columns. Arrow reads all of it, in bat
 
 from __future__ import annotations
 
-import atexit
-import io
 import json
 import os
-import select
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
@@ -40,6 +38,11 @@ _Source = Any
 _BLANK = b" \t\r\n\xef\xbb\xbf"
 #: Arrow reads CSV in blocks of this size, and refuses a longer line.
 _BLOCK_BYTES = 1 << 20
+#: As Arrow reads CSV: a field is quoted if it begins with a quote, two quotes within stand for one. A carriage return at the end may be
+#: half of a line end.
+_FIELD = rb'(?:"[^"]*+(?:""[^"]*+)*+"[^,\r\n]*+|[^",\r\n][^,\r\n]*+)?+'
+_WHOLE_RECORDS = re.compile(rb"(?:(?:" + _FIELD + rb",)*+" + _FIELD + rb"(?:\r\n|\n|\r(?!\Z)))*+")
+_EMPTY = "is empty: the first line of a CSV file names the columns, also where no row follows"
 
 #: What names of files end in.
 _SUFFIXES = {
@@ -88,72 +91,20 @@ def _stdin() -> IO[bytes]:
 
 @contextmanager
 def _without_python(opened: IO[bytes]) -> Iterator[_Source]:
-    """The rest of the file, for Arrow to read without the interpreter. Arrow's own files begin at the start and want to seek, so a pipe is
-    read by Python, and so is a file of which a shell has read the first lines.
-
-    Arrow reads ahead in threads. After a refusal such a thread may still wait for the interpreter when that ends, and the process ends
-    with SIGABRT; or for a pipe whose writer stays, and the process does not end at all.
+    """The rest of the file, for Arrow to read without the interpreter. Arrow's own files begin at the start and want to seek, so a pipe
+    stays what it is, and so does a file of which a shell has read the first lines. The caller alone may read those: a thread of Arrow that
+    reads in Python may still wait for a writer, or for the interpreter, when the process ends, which then aborts or does not end.
     """
     try:
-        number = opened.fileno()
-    except OSError:  # the bytes are in memory
-        yield opened
-        return
-    try:
-        is_begun = os.lseek(number, 0, os.SEEK_CUR) > 0
-        source: _Source = None if is_begun else pa.OSFile(f"/dev/fd/{number}")
-    except OSError:
+        is_begun = os.lseek(opened.fileno(), 0, os.SEEK_CUR) > 0
+        source = None if is_begun else pa.OSFile(f"/dev/fd/{opened.fileno()}")
+    except OSError:  # a pipe, or bytes in memory
         source = None
     if source is None:
-        pipe = _Pipe(number)
-        try:
-            yield io.BufferedReader(pipe)
-        finally:
-            pipe.stop()
+        yield opened
         return
     with source:
         yield source
-
-
-class _Pipe(io.RawIOBase):
-    """Reads a pipe that another object owns. `stop` ends a read that waits for the writer; at the latest the end of the interpreter does,
-    before Arrow waits for its threads.
-    """
-
-    def __init__(self, fd: int) -> None:
-        pa.set_io_thread_count(1)  # see `stop`
-        self._fd, self._ahead = fd, b""
-        self._stopped, self._stopping = os.pipe()
-        atexit.register(self.stop)
-
-    def first_line(self) -> bytes:
-        """What comes before the first line feed, which reads still see. InvalidUsage where that is long. Call it before the first read."""
-        while b"\n" not in self._ahead and (data := self._next(1 << 16)):
-            self._ahead += data
-            if len(self._ahead) > _BLOCK_BYTES and b"\n" not in data:
-                raise InvalidUsage("is no csv that the table takes: its first MiB has no line feed")
-        return self._ahead.partition(b"\n")[0] + b"\n"
-
-    def readable(self) -> bool:
-        """See RawIOBase."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """See RawIOBase. 0, as at the end, once it was stopped."""
-        size = len(buffer)
-        data, self._ahead = self._ahead[:size], self._ahead[size:]
-        data = data or self._next(size)
-        buffer[: len(data)] = data
-        return len(data)
-
-    def _next(self, size: int) -> bytes:
-        ready, _, _ = select.select([self._fd, self._stopped], [], [])
-        return b"" if self._stopped in ready else os.read(self._fd, size)
-
-    def stop(self) -> None:
-        """Ends all reads, now and later. When it returns, no thread of Arrow is in a read: Python aborts if one is when it ends."""
-        os.write(self._stopping, b"!")
-        pyarrow.csv.read_csv(pa.BufferReader(b"a\n"))  # in the one thread that reads for Arrow, after what it does now
 
 
 def _format(name: str) -> InputFormat:
@@ -179,23 +130,49 @@ def _csv(source: _Source, wanted: pa.Schema) -> Iterator[pa.Table]:
     options = pyarrow.csv.ConvertOptions(
         column_types=kinds, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
     )
-    if isinstance(source, io.BufferedReader) and isinstance(source.raw, _Pipe):
-        # Arrow first waits for a megabyte. Columns that do not fit are refused before.
-        with suppress(pa.ArrowInvalid):
-            named = pyarrow.csv.read_csv(pa.BufferReader(source.raw.first_line()), convert_options=options)
-            # Lines may also end with a carriage return, so that there are rows among what was read.
-            yield _read(_without_json(named.schema.empty_table(), wanted), wanted)
+    parse = pyarrow.csv.ParseOptions(newlines_in_values=True)
     try:
-        opened = pyarrow.csv.open_csv(source, convert_options=options)
+        if isinstance(source, pa.NativeFile):
+            with closing(pyarrow.csv.open_csv(source, parse_options=parse, convert_options=options)) as reader:
+                yield _read(_without_json(reader.schema.empty_table(), wanted), wanted)
+                for batch in reader:
+                    yield _read(_without_json(pa.Table.from_batches([batch]), wanted), wanted)
+            return
+        names: list[str] | None = None
+        for records in _records(source):
+            read = pyarrow.csv.ReadOptions(column_names=names, block_size=len(records) + 1)
+            table = pyarrow.csv.read_csv(
+                pa.BufferReader(records), read_options=read, parse_options=parse, convert_options=options
+            )
+            names = table.column_names
+            yield _read(_without_json(table, wanted), wanted)
+        if names is None:
+            raise InvalidUsage(_EMPTY)
     except pa.ArrowInvalid as error:
         if "Empty CSV file" not in str(error):
             raise
-        text = "is empty: the first line of a CSV file names the columns, also where no row follows"
-        raise InvalidUsage(text) from error
-    with closing(opened) as reader:
-        yield _read(_without_json(reader.schema.empty_table(), wanted), wanted)
-        for batch in reader:
-            yield _read(_without_json(pa.Table.from_batches([batch]), wanted), wanted)
+        raise InvalidUsage(_EMPTY) from error
+
+
+def _records(source: IO[bytes]) -> Iterator[bytes]:
+    """Whole records, some at a time: the first ones as soon as they are there, so that a pipe is refused before its writer ends. Leaves out
+    pieces of empty lines. InvalidUsage where a record is longer than Arrow takes from a file.
+    """
+    held, has_begun = b"", False
+    while data := source.read1(_BLOCK_BYTES):  # type: ignore[attr-defined]
+        held += data
+        if has_begun and len(held) < _BLOCK_BYTES:
+            continue
+        found = _WHOLE_RECORDS.match(held)
+        assert found is not None, "it matches nothing, too"
+        whole, held = held[: found.end()], held[found.end() :]
+        if whole.strip():
+            has_begun = True
+            yield whole
+        elif len(held) > _BLOCK_BYTES:
+            raise InvalidUsage("is no csv that the table takes: its first record, or a later one, has more than a MiB")
+    if held.strip():
+        yield held
 
 
 def _without_json(table: pa.Table, wanted: pa.Schema) -> pa.Table:
@@ -346,7 +323,7 @@ def _missing(data: bytes, names: Sequence[str]) -> set[str]:
 
 
 def _parquet(source: _Source, _wanted: pa.Schema) -> Iterator[pa.Table]:
-    seekable = source if source.seekable() else pa.BufferReader(source.read())
+    seekable = source if isinstance(source, pa.NativeFile) else pa.BufferReader(source.read())
     file = pq.ParquetFile(seekable)
     yield file.schema_arrow.empty_table()
     for batch in file.iter_batches():
