@@ -72,6 +72,15 @@ def test_what_does_not_fit_is_refused(shop, stores, persist):
     assert (code, "a feed that follows has no upto" in err) == (64, True)
 
 
+@pytest.fixture
+def interruptible():
+    """A test process that a shell started in the background ignores SIGINT, and its children would inherit that."""
+    ours = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, ours)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_it_follows_until_it_is_interrupted(shop, stores):
     command = [sys.executable, "-m", "persist_engine.cli", "changes", "prices", "--follow", "--json", *stores]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
