@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from persist_engine import connect
 from persist_engine.base.errors import InvalidUsage
+from persist_engine.cli.tables import files
 from persist_engine.cli.tables.commands import InputFormat
 from persist_engine.cli.tables.files import batches_of
 
@@ -116,6 +122,41 @@ def test_regression_each_line_of_a_pipe_is_one_row_whatever_ends_it(tmp_path: Pa
     """Lines that a carriage return ends were read twice."""
     text = f"id,name{end}1,a{end}2,b{end}"
     assert rows_of(text.encode(), tmp_path) == [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
+
+
+class Pieces(io.BytesIO):
+    """Gives a few bytes at a time, as a pipe may."""
+
+    def __init__(self, data: bytes, sizes: Iterator[int]) -> None:
+        super().__init__(data)
+        self._sizes = sizes
+
+    def read1(self, size: int | None = -1, /) -> bytes:
+        return self.read(next(self._sizes))
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 9), st.sampled_from(["", "a", '5"', '"', "a\nb", "x\r\ny", ",", 'a,b\n"q"\r'])),
+        max_size=9,
+    ),
+    end=st.sampled_from(["\r", "\n", "\r\n"]),
+    sizes=st.lists(st.integers(1, 20), min_size=1, max_size=5),
+    is_ended=st.booleans(),
+)
+@settings(deadline=None)
+def test_pieces_of_a_pipe_are_cut_between_records(
+    rows: list[tuple[int, str]], end: str, sizes: list[int], is_ended: bool
+) -> None:
+    text = io.StringIO()
+    written = csv.writer(text, lineterminator=end, quoting=csv.QUOTE_NONNUMERIC)
+    written.writerows([("id", "name"), *rows])
+    data = text.getvalue().encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "_BLOCK_BYTES", 60)
+        tables = list(files._csv(Pieces(data if is_ended else data.removesuffix(end.encode()), cycle(sizes)), WANTED))
+    found = [(row["id"], row["name"]) for row in pa.concat_tables(tables).to_pylist()]
+    assert found == rows
 
 
 def test_regression_a_pipe_without_lines_is_refused_before_all_of_it_is_read(tmp_path: Path) -> None:

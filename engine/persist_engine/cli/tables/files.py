@@ -172,7 +172,10 @@ def _records(source: IO[bytes]) -> Iterator[bytes]:
         elif len(held) > _BLOCK_BYTES:
             raise InvalidUsage("is no csv that the table takes: its first record, or a later one, has more than a MiB")
     if held.strip():
-        yield held
+        # Arrow takes names without a line end for no file at all.
+        ended = held + b"\n"
+        is_whole = (found := _WHOLE_RECORDS.match(ended)) is not None and found.end() == len(ended)
+        yield ended if is_whole else held
 
 
 def _without_json(table: pa.Table, wanted: pa.Schema) -> pa.Table:
