@@ -209,9 +209,9 @@ class LoopSettings:
     """A shard without news is planned anew this often, from the last answer of its stores: some work falls due with time."""
     poll_seconds: float = 300
     """The stores are asked about a shard without news at least this often."""
-    numbers_seconds: float = 30
+    numbers_seconds: float = 40
     """Numbers that change all the time are written to a status at most this often."""
-    since_seconds: float = 30
+    since_seconds: float = 40
     """The operator advances since at most this often."""
     store_deadline_seconds: float = 10
     """A call to a store fails when the store has not answered after this time."""

@@ -130,12 +130,12 @@ class House:
     def blob_calls(self, verb):
         return self.engine.total("blob_calls", verb=verb)
 
-    def append(self, number):
+    def append(self, number, diff=1):
         """Another process appends."""
         with PersistClient.open(self.location) as client:
             shard_id, schema = ShardId(self.status()["shardId"]), Schema.from_ddl("id BIGINT", "")
             with client.open_writer(shard_id, schema, purpose="test") as writer:
-                rows = [(((number,), ()), number, 1)]
+                rows = [(((1 if diff < 0 else number,), ()), number, diff)]
                 writer.append(rows, lower=writer.shared_upper(), upper=Antichain.of(number + 1))
 
 
@@ -169,7 +169,15 @@ def test_an_idle_shard_costs_no_request(idle, redis):
     waits = [idle.go(seconds=30) for _ in range(3)]
     assert requests == []
     assert (idle.commands(redis), idle.blob_calls("get")) == before
-    assert all(LOOP.idle_seconds <= wait_s <= 1.1 * LOOP.idle_seconds for wait_s in waits)
+    assert all(LOOP.poll_seconds <= wait_s <= 1.1 * LOOP.poll_seconds for wait_s in waits), "nothing falls due before"
+
+
+def test_a_shard_that_waits_for_a_deadline_is_planned_again_sooner(idle):
+    for time, diff in ((1, 1), (2, -1)):
+        idle.append(time, diff)
+    idle.go(3)
+    waits = [idle.go(seconds=30) for _ in range(3)]
+    assert all(LOOP.idle_seconds <= wait_s <= 1.1 * LOOP.idle_seconds for wait_s in waits), "a retraction waits"
 
 
 def test_an_idle_shard_is_asked_for_after_the_polling_interval_with_small_reads_alone(idle, redis):

@@ -161,10 +161,10 @@ def test_since_follows_upper_by_the_lag_and_not_too_often(plan, make_inspection,
     assert action.since_ms == upper - 60_000
     assert action.owner == Owner("persist-operator/persist-operator", "team", "flights")
     assert plan(spec, status=first.status, inspected=inspection, at=now + 10_000).actions == ()
-    later = plan(spec, status=first.status, inspected=make_inspection(upper=upper + 20_000), at=now + 31_000)
+    later = plan(spec, status=first.status, inspected=make_inspection(upper=upper + 20_000), at=now + 41_000)
     assert [one.since_ms for one in later.actions] == [upper - 40_000]
     reached = make_inspection(upper=upper, since=upper - 60_000, readers=(make_own_reader(upper - 60_000),))
-    assert plan(spec, status=first.status, inspected=reached, at=now + 31_000).actions == ()
+    assert plan(spec, status=first.status, inspected=reached, at=now + 41_000).actions == ()
 
 
 def test_the_newest_complete_time_stays_readable_without_lag(plan, make_inspection):
@@ -224,10 +224,32 @@ def test_a_busy_shard_writes_its_numbers_rarely_and_an_idle_one_never(plan, make
     first = plan(status=ASSIGNED, inspected=make_inspection(seqno=10))
     soon = plan(status=first.status, inspected=make_inspection(seqno=11), at=now + 5000)
     assert soon.status == first.status
-    later = plan(status=first.status, inspected=make_inspection(seqno=11), at=now + 31_000)
+    later = plan(status=first.status, inspected=make_inspection(seqno=11), at=now + 41_000)
     assert later.status["frontiers"]["seqno"] == 11
     idle = plan(status=first.status, inspected=make_inspection(seqno=10), at=now + 3_000_000)
     assert idle.status == first.status
+
+
+def test_a_shard_is_settled_while_only_news_can_make_work_for_it(plan, make_inspection, now):
+    first = plan(status=ASSIGNED, inspected=make_inspection())
+    assert first.is_settled
+    assert plan(status=first.status, inspected=make_inspection()).is_settled
+    busy = [
+        {"inspected": make_inspection(seqno=11), "at": now + 5000},  # its numbers are yet to be written
+        {"inspected": make_inspection(waits_from_ms=now)},
+        {"inspected": make_inspection(uncollected_from_ms=now)},
+        {"inspected": make_inspection(), "runs": [run("gc", 10, now)]},
+        {"inspected": make_inspection(since=0, upper=now)},  # since follows
+        {"inspected": make_inspection(gc_seqnos=50)},
+    ]
+    for changes in busy:
+        assert not plan(status=first.status, **changes).is_settled, changes
+    audited = {"verify": {"mode": "Metadata", "intervalSeconds": 3600}}
+    planned = plan(audited, status=ASSIGNED, inspected=make_inspection())
+    due_ms = times.to_ms(planned.status["maintenance"]["verify"]["nextRunTime"])
+    for early_ms, is_settled in ((400_000, True), (200_000, False)):
+        again = plan(audited, status=planned.status, inspected=make_inspection(), at=due_ms - early_ms)
+        assert again.is_settled is is_settled, early_ms
 
 
 def test_every_status_fits_the_crd(plan, make_inspection, shard_resource, refused, now):

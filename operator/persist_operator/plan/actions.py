@@ -201,6 +201,8 @@ class Plan:
     """Events about observations. The reconciler posts the Event of an action (`done_note`) after the action."""
     is_periodic: bool = False
     """Whether the requeue only repeats a routine inspection. Then a delay does no harm, and the queue may spread such requeues."""
+    is_settled: bool = False
+    """Whether, without news, nothing falls due before the stores are asked again: a periodic requeue may wait for that."""
     refused: frozenset[str] = frozenset()
     """The `action_key` of each start or stop whose refusal still stands. The reconciler may forget all other refusals."""
 

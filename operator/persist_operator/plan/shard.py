@@ -337,6 +337,8 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
         actions=(*_evolve(case, schema), *((advance,) if advance else ()), *started),
         notes=(*folded.notes, *recoveries, *answers),
     )
+    if not plan.actions and status.frontiers.seqno == inspection.seqno:
+        plan = replace(plan, is_settled=_is_settled(case, inspection, folded))
     return refusals.with_refusals(
         plan,
         case.observed.failures,
@@ -346,6 +348,21 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
         now_ms=now_ms,
         runs=[one for one in case.observed.runs if not one.phase.finished],
     )
+
+
+def _is_settled(case: _Case, inspection: Inspection, folded: maintenance.Folded) -> bool:
+    """Whether nothing will fall due, unless news comes, before the stores are asked again."""
+    if inspection.owed_from_ms is not None or any(not run.phase.finished for run in case.observed.runs):
+        return False
+    # A tenth more, as the wait is spread.
+    later = replace(case, now_ms=case.now_ms + round(1100 * case.settings.loop.poll_seconds))
+    ahead = _outlook(later, inspection, folded)
+    target = _since_target(later, inspection, folded.maintenance, ahead.horizon_ms)
+    audits = [
+        auditing.due_reason(later.shard, folded.maintenance.get(kind, Upkeep()), kind, later.now_ms)
+        for kind in names.AUDIT_KINDS
+    ]
+    return not ahead.plan.id and not any(audits) and _advance_since(later, inspection, target) is None
 
 
 def _log_news(shard: Shard, inspection: Inspection) -> tuple[Mapping[str, str], tuple[Note, ...]]:

@@ -206,7 +206,9 @@ class Reconciler:
             return None
         if plan.is_periodic:
             # News brings a shard back sooner.
-            idle_s = self._settings.loop.idle_seconds if planned.is_heard else 0.0
+            loop = self._settings.loop
+            quiet_s = max(loop.poll_seconds, loop.idle_seconds) if plan.is_settled else loop.idle_seconds
+            idle_s = quiet_s if planned.is_heard else 0.0
             wait_s = max(plan.requeue_after_s, idle_s) * self._env.uniform(1.0, 1.1)
         else:
             # The time of this reconcile counts towards the delay.
