@@ -291,9 +291,12 @@ def test_prose_says_which_component_acts(room: str) -> None:
 
 def documents() -> list[Path]:
     """Documents, and the files that people read around the code. READMEs of rooms are held by `PLAIN_ROOMS`."""
-    patterns = ("*.md", "docs/*", ".ci/*", ".github/*", "Makefile", "mkdocs.yml", "tests/e2e/*")
+    patterns = ("*.md", "docs/*", ".ci/*", ".github/*", "Makefile", "tests/e2e/*")
+    patterns += tuple(
+        f"*.{kind}" for kind in ("yaml", "yml", "toml", "sh", "proto", "tpl", "html", "css", "java", "go", "lua")
+    )
     found, held = {path for pattern in patterns for path in tracked(pattern)}, set(rooms())
-    texts = {path for path in found if path.suffix != ".png"}
+    texts = {path for path in found if path.suffix != ".png" and path.name != "uv.lock"}
     return sorted(path for path in texts if path.parent not in held and "fixtures" not in path.parts)
 
 

@@ -105,6 +105,28 @@ def test_a_standby_reconciles_no_key_and_loses_none(cluster):
     assert [str(key) for key in done] == ["SparkSink/n/a"]
 
 
+def test_a_sink_waits_behind_no_shards_of_its_namespace(cluster):
+    order, both = [], threading.Event()
+
+    class Recorder:
+        def reconcile(self, key):
+            order.append(key.kind)
+            if set(order) == {"PersistShard", "SparkSink"}:
+                both.set()
+
+    settings = OperatorSettings(loop=LoopSettings(workers=1))
+    controller = Controller(Recorder(), cluster, settings, SystemEnv(), OperatorMetrics(CollectorRegistry()))
+    for number in range(1000):
+        controller.changed({"kind": "PersistShard", "metadata": {"namespace": "n", "name": f"shard-{number}"}})
+    controller.changed({"kind": "SparkSink", "metadata": {"namespace": "n", "name": "sink"}})
+    controller.start()
+    try:
+        assert both.wait(60)
+    finally:
+        controller.stop()
+    assert "SparkSink" in order[:2]
+
+
 def taken_by(cluster, monkeypatch, *, is_high, workers=6):
     """The names of the workers that took the keys of a controller, each of which waits until as many as can have one."""
     monkeypatch.setattr(controller_module, "PAUSE_S", 3600)

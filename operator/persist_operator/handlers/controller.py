@@ -80,7 +80,7 @@ class Controller:
             env,
             backoff_initial_s=loop.backoff_initial_seconds,
             backoff_max_s=loop.backoff_max_seconds,
-            lane_of=lambda key: key.namespace,
+            lane_of=lambda key: f"{key.kind}/{key.namespace}",  # no sink waits behind the shards of its namespace
         )
         self._lock = threading.Lock()
         self._sinks_of: dict[tuple[str, str], set[Key]] = {}
