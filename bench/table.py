@@ -1,8 +1,9 @@
 """Tables of `connect` beside the same tables of Lance, deltalake and pyiceberg: same rows, same disk, same run.
 
 Each system is a process of its own, so that its processor time and its peak of memory are its own. The systems make each call in turn, so
-that all run under the same load; while one works, the others wait. Ratios are of processor time, user and system, which load hardly
-changes; elapsed time is shown beside it. `python -m bench.table [--quick]` prints everything as Markdown.
+that all run under the same load; while one works, the others wait. Before, each makes each kind of call on a small table, so that no call
+that is measured loads modules. Ratios are of processor time, user and system, which load hardly changes; elapsed time is shown beside it.
+`python -m bench.table [--quick]` prints each row on standard error when it is measured, and at the end the whole table as Markdown.
 
 Needs `uv sync --group bench`. Our writes are on disk when they return; those of the peers are not.
 """
@@ -12,10 +13,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import resource
+import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -71,76 +73,77 @@ def run(folder: Path, quick: bool) -> list[Row]:
     return out
 
 
-def markdown(compared_costs: Iterable[tuple[str, Costs]]) -> Iterable[str]:
+def markdown(compared_costs: Iterable[tuple[str, Costs]]) -> Iterator[str]:
     """The lines of the whole table: for each system processor time / elapsed time in ms / peak of memory in MB."""
     yield f"| processor / elapsed ms / peak MB | {' | '.join(SYSTEMS)} | to the best: processor | elapsed |"
     yield "|---|" + "---|" * (len(SYSTEMS) + 2)
-    for what, costs in compared_costs:
-        medians = _medians(costs)
-        cells = [_cell(medians.get(name), costs[name]) for name in SYSTEMS]
-        peers = [cost for name, cost in medians.items() if name != OURS]
-        if OURS in medians and peers:
-            ours = medians[OURS]
-            cells.append(f"{ours.cpu_s / min(each.cpu_s for each in peers):.2f}")
-            cells.append(f"{ours.wall_s / min(each.wall_s for each in peers):.2f}")
-        else:
-            cells += ["", ""]
-        yield f"| {what} | {' | '.join(cells)} |"
+    yield from map(_line, compared_costs)
 
 
-def compared(folder: Path, quick: bool) -> list[tuple[str, Costs]]:
-    """What was measured, with its costs. The folder is left with the tables."""
+def _line(compared_costs: tuple[str, Costs]) -> str:
+    what, costs = compared_costs
+    medians = _medians(costs)
+    cells = [_cell(medians.get(name), costs[name]) for name in SYSTEMS]
+    peers = [cost for name, cost in medians.items() if name != OURS]
+    if OURS in medians and peers:
+        ours = medians[OURS]
+        cells.append(f"{ours.cpu_s / min(each.cpu_s for each in peers):.2f}")
+        cells.append(f"{ours.wall_s / min(each.wall_s for each in peers):.2f}")
+    else:
+        cells += ["", ""]
+    return f"| {what} | {' | '.join(cells)} |"
+
+
+def compared(folder: Path, quick: bool) -> Iterator[tuple[str, Costs]]:
+    """What was measured, with its costs, as soon as it was. The folder is left with the tables."""
     keys, repeat, versions = (50_000, 3, 200) if quick else (500_000, 5, 1_000)
     with _Group(folder, "rows") as rows:
-        out = _upserted(rows, keys, repeat)
+        rows.warm()
+        yield from _upserted(rows, keys, repeat)
     with _Group(folder, "appended") as appended:
-        out += _appended(appended, keys // 10)
+        appended.warm()
+        yield from _appended(appended, keys // 10)
     with _Group(folder, "small") as small:
-        out += _small(small, versions)
-    return out
+        small.warm()
+        yield from _small(small, versions)
 
 
-def _upserted(group: _Group, keys: int, repeat: int) -> list[tuple[str, Costs]]:
+def _upserted(group: _Group, keys: int, repeat: int) -> Iterator[tuple[str, Costs]]:
     few = keys // 25
-    out = [(f"first {keys:,} rows by upsert (peers: append)", group.call("first", [keys]))]
-    out.append((f"upsert of {few:,} of {keys:,} keys", group.call("upsert", [(few, keys, turn) for turn in range(10)])))
-    out += _reads(group, keys, repeat, "after 10 upserts")
-    out.append(("delete of 1 % by a condition", group.call("delete", range(repeat))))
-    out.append(("overwrite with 1 % changed", group.call("overwrite", range(repeat))))
-    out += _reads(group, keys, repeat, "after overwrites")
-    out.append(("optimize", group.call("optimize", [None])))
-    out += _reads(group, keys, repeat, "optimized")
-    out.append(("vacuum", group.call("vacuum", [None])))
-    return out
+    yield f"first {keys:,} rows by upsert (peers: append)", group.call("first", [keys])
+    yield f"upsert of {few:,} of {keys:,} keys", group.call("upsert", [(few, keys, turn) for turn in range(10)])
+    yield from _reads(group, keys, repeat, "after 10 upserts")
+    yield "delete of 1 % by a condition", group.call("delete", range(repeat))
+    yield "overwrite with 1 % changed", group.call("overwrite", range(repeat))
+    yield from _reads(group, keys, repeat, "after overwrites")
+    yield "optimize", group.call("optimize", [None])
+    yield "optimize once more", group.call("optimize", [None] * repeat)
+    yield from _reads(group, keys, repeat, "optimized")
+    yield "vacuum", group.call("vacuum", [None])
 
 
-def _reads(group: _Group, keys: int, repeat: int, state: str) -> list[tuple[str, Costs]]:
-    return [
-        (f"read of all rows, {state}", group.call("read", [None] * repeat)),
-        (f"read of 1 % by a value, {state}", group.call("read_group", [99] * repeat)),
-        (f"read of 1 % by keys, {state}", group.call("read_keys_below", [keys // 100] * repeat)),
-        (f"read of the past, {state}", group.call("read_past", [None] * repeat)),
-    ]
+def _reads(group: _Group, keys: int, repeat: int, state: str) -> Iterator[tuple[str, Costs]]:
+    yield f"read of all rows, {state}", group.call("read", [None] * repeat)
+    yield f"read of 1 % by a value, {state}", group.call("read_group", [99] * repeat)
+    yield f"read of 1 % by keys, {state}", group.call("read_keys_below", [keys // 100] * repeat)
+    yield f"read of the past, {state}", group.call("read_past", [None] * repeat)
 
 
-def _appended(group: _Group, rows: int) -> list[tuple[str, Costs]]:
-    out = [(f"append of {rows:,} rows", group.call("append", [(rows, turn) for turn in range(20)]))]
-    out.append(("read of 20 appends", group.call("read", [None] * 5)))
-    out.append(("optimize 20 appends", group.call("optimize", [None])))
-    out.append(("read of 20 appends, optimized", group.call("read", [None] * 5)))
-    return out
+def _appended(group: _Group, rows: int) -> Iterator[tuple[str, Costs]]:
+    yield f"append of {rows:,} rows", group.call("append", [(rows, turn) for turn in range(20)])
+    yield "read of 20 appends", group.call("read", [None] * 5)
+    yield "optimize 20 appends", group.call("optimize", [None])
+    yield "read of 20 appends, optimized", group.call("read", [None] * 5)
 
 
-def _small(group: _Group, versions: int) -> list[tuple[str, Costs]]:
+def _small(group: _Group, versions: int) -> Iterator[tuple[str, Costs]]:
     commits = group.call("append", [(10, turn) for turn in range(versions)], seconds_max=versions)
     slow = {name: [_at(costs, 0.99)] if isinstance(costs, list) else costs for name, costs in commits.items()}
-    return [
-        ("append of 10 rows, median", commits),
-        ("append of 10 rows, 99th percentile", slow),
-        ("changes of 100 versions", group.call("changes", [100] * 5)),
-        (f"history of {versions:,} versions", group.call("history", [None] * 5)),
-        (f"open a table of {versions:,} versions", group.call("reopen", [None] * 5)),
-    ]
+    yield "append of 10 rows, median", commits
+    yield "append of 10 rows, 99th percentile", slow
+    yield "changes of 100 versions", group.call("changes", [100] * 5)
+    yield f"history of {versions:,} versions", group.call("history", [None] * 5)
+    yield f"open a table of {versions:,} versions", group.call("reopen", [None] * 5)
 
 
 class _Group:
@@ -155,9 +158,14 @@ class _Group:
             process.start()
             self._sides[system] = (process, ours)
 
+    def warm(self) -> None:
+        """Every system makes each kind of call on a small table of its own, so that no measured call loads modules."""
+        for _, pipe in self._sides.values():
+            pipe.send(("warm", None))
+            pipe.recv()
+
     def call(self, what: str, arguments: Iterable[Any], *, seconds_max: float = SECONDS_MAX) -> Costs:
         """Every system makes the call with each argument, in turns. Says so when they read different numbers of rows."""
-        print(f"  {what} ...", file=sys.stderr, flush=True)
         out: Costs = {name: [] for name in self._sides}
         for argument in arguments:
             found = {}
@@ -190,6 +198,10 @@ def _serve(pipe: Connection, kind: str, folder: Path, name: str) -> None:
     steps = _Steps(system)
     while (command := pipe.recv()) is not None:
         what, argument = command
+        if what == "warm":
+            pipe.send(_warmed(SYSTEMS[kind](folder / f"warm-{name}", "rows")))
+            shutil.rmtree(folder / f"warm-{name}")
+            continue
         try:
             call = getattr(steps, what)(argument)
             pipe.send(_measured(call))
@@ -198,6 +210,30 @@ def _serve(pipe: Connection, kind: str, folder: Path, name: str) -> None:
         except Exception as error:  # noqa: BLE001 - a peer's failure is a result
             pipe.send((f"failed: {type(error).__name__}", None))
             print(f"{kind}: {what}: {error}", file=sys.stderr)
+        system.settle()
+    system.close()
+
+
+def _warmed(system: System) -> None:
+    steps, rows = _Steps(system), 2_000
+    calls: list[tuple[str, Any]] = [
+        ("first", rows),
+        *(("upsert", (100, rows, turn)) for turn in range(3)),
+        ("append", (10, 1_000)),
+    ]
+    calls += [(what, 1) for what in ("delete", "overwrite", "read", "read_group", "read_keys_below")]
+    for what, argument in [
+        *calls,
+        ("read_past", None),
+        ("optimize", None),
+        ("vacuum", None),
+        ("history", None),
+        ("reopen", None),
+    ]:
+        try:
+            getattr(steps, what)(argument)()
+        except Exception as error:  # noqa: BLE001 - what fails here fails when it is measured, and is shown there
+            print(f"{type(system).__name__}: {what}, small: {error}", file=sys.stderr)
         system.settle()
     system.close()
 
@@ -316,7 +352,11 @@ def _ms(seconds: float) -> str:
 def main() -> None:
     """Prints the whole table, and what the machine did meanwhile."""
     with tempfile.TemporaryDirectory(prefix="persist-bench-") as folder:
-        for line in markdown(compared(Path(folder), "--quick" in sys.argv)):
+        rows = []
+        for row in compared(Path(folder), "--quick" in sys.argv):
+            print(_line(row), file=sys.stderr, flush=True)
+            rows.append(row)
+        for line in markdown(rows):
             print(line)
         for name in SYSTEMS:
             tables = [path for path in (Path(folder) / name).rglob("*") if path.is_file()]
