@@ -347,10 +347,15 @@ class Table:
     def optimize(self) -> list[Outcome]:
         """Merges small parts until one batch is left, and the times that `retain` has passed. Rows stay the same at
         every readable time. Safe beside writers and readers. Of a table with `retain=None` that SQL or Python created, all times before the
-        last write pass, but for those that readers hold.
+        last write pass, but for those that readers hold. Without anything to merge it costs one look at the log, and changes nothing.
         """
-        from persist_engine.work.repair.force import force_compaction
+        from persist_engine.table.writing import can_let_since_go
+        from persist_engine.work.repair.force import force_compaction, plan_compaction
 
+        state, min_version = self._machine.refresh(), self._machine.settings.compaction.claim_min_version
+        is_since_due = can_let_since_go(state, is_ours=self._named.is_ours)
+        if not is_since_due and not plan_compaction(state, full=True, min_version=min_version):
+            return []
         self._let_go()  # unused, it would keep times apart that `retain` has passed
         self._writer.let_since_go(is_ours=self._named.is_ours)
         return force_compaction(self._machine, full=True)

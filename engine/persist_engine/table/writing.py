@@ -30,6 +30,7 @@ from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.model.ids import ShardId
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.queries import retained_since
+from persist_engine.model.state import ShardState
 from persist_engine.rows.predicate import Predicate
 from persist_engine.rows.updates import consolidate
 from persist_engine.table.columns import Columns
@@ -204,15 +205,15 @@ class TableWriter:
         ours without retention, lets it go to the last write: nothing else would ever move it.
         """
         state = self._machine.refresh()
-        held, since, upper = retained_since(state), state.trace.since, state.trace.upper
-        newest = upper.newest_complete
-        if upper.time is None:
+        if not can_let_since_go(state, is_ours=is_ours):
             return
-        if held is not None and since < held:
+        upper = state.trace.upper
+        if state.retain_ms is not None:
+            assert upper.time is not None, "a closed table lets nothing go"
             self._raise_upper(self._current()[0], upper, upper.time)
-        elif is_ours and state.retain_ms is None and newest > 0 and since.less_equal(newest - 1):
+        else:
             with self._client.open_leased_reader(self._shard_id, purpose=PURPOSE) as reader:
-                reader.downgrade_since(Antichain.of(newest))
+                reader.downgrade_since(Antichain.of(upper.newest_complete))
 
     def let_go(self) -> None:
         """Expires what holds times or versions back, unless it is in use."""
@@ -429,6 +430,16 @@ class TableWriter:
 
     def _ticket(self, txn: Txn | None) -> Ticket | None:
         return None if txn is None else ticket_of(txn, lambda name: self._client.progress(self._shard_id, name))
+
+
+def can_let_since_go(state: ShardState, *, is_ours: bool) -> bool:
+    """Whether `TableWriter.let_since_go` would move since, as far as no reader holds it."""
+    held, since, upper = retained_since(state), state.trace.since, state.trace.upper
+    if upper.time is None:
+        return False
+    if held is not None:
+        return since < held
+    return is_ours and upper.newest_complete > 0 and since.less_equal(upper.newest_complete - 1)
 
 
 def _committed(

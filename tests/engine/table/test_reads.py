@@ -382,6 +382,23 @@ def test_it_is_looked_after(orders):
     assert "<td>orders</td>" in info._repr_html_()
 
 
+@pytest.mark.parametrize("retain", ["7 days", None])
+def test_what_is_optimized_is_optimized_by_a_look(db, retain):
+    table = db.create("t", key="id BIGINT", value="n BIGINT", retain=retain)
+    assert table.optimize() == []
+    for number in range(4):
+        table.upsert([{"id": 1, "n": number}])
+    assert table.optimize()
+    assert table.describe().batches == 1
+    table.optimize()  # the last commit of the first one may have left another merge
+    assert table.to_pylist() == [{"id": 1, "n": 3}]
+    version = table.describe().version
+    assert table.optimize() == []
+    assert table.describe().version == version, "its reader stays, and nothing was committed"
+    table.append([{"id": 2, "n": 0}])
+    assert table.optimize()
+
+
 def test_what_a_notebook_shows(orders):
     orders.append([{"id": number, "name": "<b>&", "price": None} for number in range(1234)])
     html = orders._repr_html_()

@@ -80,7 +80,8 @@ def force_compaction(
         shard_id = shard_called(client, asked)
         machine = client.machine(shard_id)
         if not commit:
-            _told(plan_compaction(machine.refresh(), full=full), as_json=as_json)
+            min_version = machine.settings.compaction.claim_min_version
+            _told(plan_compaction(machine.refresh(), full=full, min_version=min_version), as_json=as_json)
             return
         with progress_bar("compact", quiet=as_json) as bar:
             _done(force(machine, full=full, on_read=reading(bar)), as_json=as_json)

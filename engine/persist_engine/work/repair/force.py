@@ -49,12 +49,15 @@ class Planned:
 # -- compaction --------------------------------------------------------------------------------------------------------
 
 
-def plan_compaction(state: ShardState, *, full: bool) -> list[Planned]:
-    """The merges that `force_compaction` would do on `state`, whether claimed or not."""
+def plan_compaction(state: ShardState, *, full: bool, min_version: str | None = None) -> list[Planned]:
+    """The merges that `force_compaction` would do on `state`, whether claimed or not. `min_version`: the process's
+    `settings.compaction.claim_min_version`.
+    """
     trace = state.trace
     for fuel in _exertions(trace) if full else ():
         trace, _, _ = trace.exert(fuel)
-    return [_planned(request) for request in trace.fueled_requests(claimed_before_ms=state.walltime_ms << 1)]
+    requests = trace.fueled_requests(claimed_before_ms=state.walltime_ms << 1, min_version=min_version)
+    return [_planned(request) for request in requests]
 
 
 def force_compaction(
