@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from persist_engine.parts.consolidate import row_key
-from persist_engine.rows.columns import compare_adjacent, flatten_columns
+from persist_engine.rows.columns import compare_adjacent, flatten_columns, same_as_before
 from persist_engine.rows.sorting import order_and_equal
 from persist_kit.depth import draws
 
@@ -64,9 +64,12 @@ def test_order_and_equality_are_those_of_rows(table: pa.Table, is_in_runs: bool)
     assert ordered == sorted(keys)
     pairs = list(itertools.pairwise(ordered))
     assert equal.tolist() == [a == b for a, b in pairs]
-    in_order, same = compare_adjacent(flatten_columns(table.take(pa.array(order))), table.num_rows)
+    taken = flatten_columns(table.take(pa.array(order)))
+    in_order, same = compare_adjacent(taken, table.num_rows)
     assert in_order
     assert same.tolist() == equal.tolist()
+    assert same_as_before(taken, table.num_rows).tolist() == equal.tolist()
+    assert same_as_before(columns, table.num_rows).tolist() == [a == b for a, b in itertools.pairwise(keys)]
     lies_in_order = all(a <= b for a, b in itertools.pairwise(keys))
     assert compare_adjacent(columns, table.num_rows)[0] == lies_in_order
 
@@ -78,6 +81,25 @@ def test_words_of_any_width_are_sorted(greatest: int) -> None:
     ties = np.random.default_rng(2).integers(0, greatest, 5000)
     order, _ = order_and_equal([pa.chunked_array([values]), pa.chunked_array([ties])], 5000)
     assert np.array_equal(order, np.lexsort((ties, values)))
+
+
+@pytest.mark.parametrize("twice", [False, True], ids=["distinct", "one twice"])
+@pytest.mark.parametrize("step", [1, 3, 9], ids=["dense", "with gaps", "far apart"])
+def test_numbers_that_lie_densely_are_sorted(step: int, twice: bool) -> None:
+    values = np.random.default_rng(step).permutation(5000) * step - 7000
+    values[3] = values[4] if twice else values[3]
+    order, equal = order_and_equal([pa.chunked_array([values])], 5000)
+    assert np.array_equal(values[order], np.sort(values))
+    assert sorted(order.tolist()) == list(range(5000))
+    assert equal.sum() == twice
+
+
+def test_few_equal_neighbours_among_many_are_found() -> None:
+    keys, values = np.arange(1000), np.zeros(1000, np.int64)
+    keys[[10, 500, 999]] -= 1
+    values[500] = 1
+    same = same_as_before([pa.chunked_array([keys[:300], keys[300:]]), pa.chunked_array([values])], 1000)
+    assert np.flatnonzero(same).tolist() == [9, 998]
 
 
 @pytest.mark.parametrize("rows_of_group", [3, 40])

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from persist_engine.base.errors import InvariantViolated, check
-from persist_engine.rows.columns import Bools, compare_adjacent, flat_columns
+from persist_engine.rows.columns import Bools, compare_adjacent, flat_columns, same_as_before
 from persist_engine.rows.updates import rows_at, sums_of_groups
 
 #: Rows with the same key and value that wait for more of them. More rows than this are sifted without those that follow.
@@ -94,4 +94,4 @@ def without_settled(table: pa.Table, as_of: int) -> pa.Table:
 
 
 def _equal(rows: pa.Table) -> Bools:
-    return compare_adjacent(flat_columns(rows, ("key", "val")), rows.num_rows)[1]
+    return same_as_before(flat_columns(rows, ("key", "val")), rows.num_rows)

@@ -25,6 +25,8 @@ Indices = npt.NDArray[np.int64]
 
 #: Rows are ordered by these columns, in this sequence. `diff` takes no part in the order.
 ORDER_COLUMNS = ("key", "val", "time")
+#: To copy rows is cheaper than to compare so many times as many.
+_FEW_FACTOR = 8
 #: 2 MiB for each of at most eight values: the rows of a row group, or of one round of a merge.
 _SHARED_ROWS_MAX = 1 << 18
 
@@ -177,12 +179,34 @@ def same_rows(left: pa.Table, right: pa.Table, names: tuple[str, ...]) -> Bools:
     """For each place, whether both tables, of one length, have the same row there: null is null, NaN is NaN, -0.0 is 0.0."""
     same = np.ones(left.num_rows, np.bool_)
     for one, other in zip(flat_columns(left, names), flat_columns(right, names), strict=True):
-        equal = pc.equal(one, other)
-        if pa.types.is_floating(one.type):
-            equal = pc.or_kleene(equal, pc.and_kleene(pc.is_nan(one), pc.is_nan(other)))
-        if one.null_count or other.null_count:
-            equal = pc.or_(pc.fill_null(equal, False), pc.and_(pc.is_null(one), pc.is_null(other)))  # noqa: FBT003 - Arrow's own signature
-        same &= equal.to_numpy()
+        same &= _same_values(one, other)
+    return same
+
+
+def same_as_before(columns: Iterable[pa.ChunkedArray], rows: int) -> Bools:
+    """For each row but the first, whether it equals the row before. Reads only as many columns as decide the result."""
+    same = np.ones(max(rows - 1, 0), np.bool_)
+    for column in columns:
+        left = np.flatnonzero(same)
+        if not len(left):
+            break
+        if _FEW_FACTOR * len(left) < rows:
+            same[left] = _same_values(column.take(pa.array(left)), column.take(pa.array(left + 1)))
+        else:
+            same &= _same_values(column.slice(0, rows - 1), column.slice(1))
+    return same
+
+
+def _same_values(one: pa.ChunkedArray, other: pa.ChunkedArray) -> Bools:
+    if not one.null_count and not other.null_count and is_whole(one.type):
+        equal_numbers: Bools = whole(one) == whole(other)
+        return equal_numbers
+    equal = pc.equal(one, other)
+    if pa.types.is_floating(one.type):
+        equal = pc.or_kleene(equal, pc.and_kleene(pc.is_nan(one), pc.is_nan(other)))
+    if one.null_count or other.null_count:
+        equal = pc.or_(pc.fill_null(equal, False), pc.and_(pc.is_null(one), pc.is_null(other)))  # noqa: FBT003 - Arrow's own signature
+    same: Bools = equal.to_numpy()
     return same
 
 

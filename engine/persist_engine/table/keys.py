@@ -22,6 +22,7 @@ from persist_engine.rows.ddl import print_type
 from persist_engine.rows.predicate import And, Compare, In, Predicate
 from persist_engine.rows.schema import Schema
 from persist_engine.rows.sorting import order_and_equal
+from persist_engine.rows.updates import rows_at
 from persist_engine.rows.words import RowCodec
 from persist_engine.table.columns import decoded
 
@@ -41,7 +42,7 @@ def one_per_key(structs: pa.Table, order: pa.ChunkedArray | None, *, order_by: s
     if isinstance(chosen, Undecided):
         raise _undecided(structs, chosen, order_by)
     is_as_it_was = len(chosen) == structs.num_rows and (chosen[1:] > chosen[:-1]).all()
-    return structs if is_as_it_was else structs.take(pa.array(chosen))
+    return structs if is_as_it_was else rows_at(structs, chosen)
 
 
 def _comparable(order: pa.ChunkedArray) -> pa.ChunkedArray:
