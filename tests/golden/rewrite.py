@@ -11,6 +11,7 @@ import sys
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from hashlib import sha256
 from pathlib import Path
 
 import pyarrow as pa
@@ -70,6 +71,7 @@ LISTS = Schema.from_ddl(
     "id BIGINT NOT NULL",
     "l ARRAY<STRING>, m MAP<STRING, DOUBLE>, s STRUCT<x: ARRAY<STRUCT<y: INT, z: ARRAY<DATE>>>>, n MAP<INT, ARRAY<DECIMAL(9,2)>>",
 )
+DENSE = Schema.from_ddl("id BIGINT NOT NULL", "x DOUBLE, s STRING")
 FILTERED = ("key.id", "val.i", "val.f", "val.m", "val.s", "val.r", "val.d", "val.t", "val.w")
 BIRTH = b"\x0b" * 16
 STORE = Identity(StoreId.from_bytes(b"\x0c" * 16))
@@ -115,6 +117,15 @@ def lists_table() -> pa.Table:
     key = pa.array([{"id": each} for each in (1, 1, 2)], LISTS.key_type)
     times, diffs = (pa.array(numbers, pa.int64()) for numbers in ([3, 4, 9], [1, -1, 2]))
     return pa.table([key, pa.array(vals, LISTS.val_type), times, diffs], schema=LISTS.updates_schema)
+
+
+def dense_table() -> pa.Table:
+    """As many updates as a sample has rows, with numbers that do not compress."""
+    numbers = [int.from_bytes(sha256(b"%d" % each).digest()[:8], "big") / 2**64 for each in range(1024)]
+    val = pa.array([{"x": each, "s": "same"} for each in numbers], DENSE.val_type)
+    key = pa.array([{"id": each} for each in range(1024)], DENSE.key_type)
+    ones = pa.array([1] * 1024, pa.int64())
+    return pa.table([key, val, ones, ones], schema=DENSE.updates_schema)
 
 
 def batch() -> HollowBatch:
@@ -254,6 +265,7 @@ def files() -> dict[str, bytes]:
         "part.parquet": encode_part(table(), desc=DESC, schema=SCHEMA),
         "part-filtered.parquet": encode_part(table(), desc=DESC, schema=SCHEMA, filtered=FILTERED),
         "inline.bin": encode_inline(table(), desc=DESC, schema=SCHEMA, bytes_max=1 << 20) or b"",
+        "part-dense.parquet": encode_part(dense_table(), desc=DESC, schema=DENSE),
         "part-lists.parquet": encode_part(lists_table(), desc=DESC, schema=LISTS),
         "inline-lists.bin": encode_inline(lists_table(), desc=DESC, schema=LISTS, bytes_max=1 << 20) or b"",
         "batch.bin": encode_transmittable(SHARD, VERSION, batch()),

@@ -109,6 +109,13 @@ def test_the_stored_part_decodes_to_its_rows(golden: ModuleType) -> None:
     assert part.desc == golden.DESC
 
 
+def test_the_stored_part_with_a_column_as_it_is_decodes_to_its_rows(golden: ModuleType) -> None:
+    data = stored("part-dense.parquet")
+    group = pq.read_metadata(io.BytesIO(data)).row_group(0)
+    assert [group.column(each).compression for each in range(5)] == ["ZSTD", "UNCOMPRESSED", *["ZSTD"] * 3]
+    assert decode_part(data, key="golden", schema=golden.DENSE).table == golden.dense_table()
+
+
 def test_the_filters_of_the_stored_part_hold_its_values(golden: ModuleType) -> None:
     data = stored("part-filtered.parquet")
     footing = footing_of(data, golden.FILTERED)

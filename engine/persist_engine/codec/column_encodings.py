@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -11,22 +12,57 @@ import pyarrow.compute as pc
 from persist_engine.rows.nested.layout import ListColumn, is_list
 
 _SAMPLE_ROWS = 1024
+_CODEC, _LEVEL = "zstd", 1
+_PACKER = pa.Codec(_CODEC, _LEVEL)
+#: Compression that leaves more than this share of a column costs more time, with each read, than its bytes are worth.
+_DENSE_RATIO = 0.9
 
 
-def column_encodings(table: pa.Table) -> tuple[list[str], list[str]]:
-    """Paths of columns whose values repeat, and of columns of whole numbers without repeats. Decided by a sample that is
-    the same for equal tables.
-    """
+class Encodings(NamedTuple):
+    """Paths of columns, by how they are stored."""
+
+    repeating: list[str]
+    """Values repeat: they get a dictionary."""
+    deltas: list[str]
+    """Whole numbers without repeats."""
+    compression: str | dict[str, str]
+    """The codec of all columns, or of each."""
+    level: int | dict[str, int]
+    """The level of zstd, for all columns or for each that has it."""
+
+
+def column_encodings(table: pa.Table) -> Encodings:
+    """How to store the columns of `table`. Decided by a sample that is the same for equal tables."""
     repeating: list[str] = []
     deltas: list[str] = []
+    dense: set[str] = set()
     leaves = list(_leaves(table))
+    paths = [path for path, _ in leaves]
     for path, picked in leaves:
         if 2 * pc.count_distinct(picked, mode="all").as_py() <= len(picked):
             repeating.append(path)
         elif pa.types.is_integer(picked.type) and picked.type.bit_width >= 32:
             deltas.append(path)
-    paths = [path for path, _ in leaves]  # a dot in a name may give two columns one path: take neither
-    return repeating, [path for path in deltas if paths.count(path) == 1]
+        elif _is_dense(picked):
+            dense.add(path)
+    # A dot in a name may give two columns one path: take neither.
+    deltas = [path for path in deltas if paths.count(path) == 1]
+    if not dense or len(set(paths)) < len(paths):
+        return Encodings(repeating, deltas, _CODEC, _LEVEL)
+    codecs = {path: "none" if path in dense else _CODEC for path in paths}
+    return Encodings(repeating, deltas, codecs, {path: _LEVEL for path in paths if path not in dense})
+
+
+def _is_dense(picked: pa.ChunkedArray | pa.Array) -> bool:
+    """Whether compression would make values of one width hardly smaller. False for few values, of which a sample says little."""
+    if not isinstance(picked, pa.ChunkedArray) or len(picked) < _SAMPLE_ROWS or not _has_width(picked.type):
+        return False
+    values = picked.combine_chunks().buffers()[1]
+    return bool(_PACKER.compress(values).size > _DENSE_RATIO * values.size)
+
+
+def _has_width(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(kind) or pa.types.is_decimal(kind) or pa.types.is_timestamp(kind))
 
 
 def _leaves(table: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:

@@ -14,7 +14,8 @@ The options were measured on 1M sorted rows of (bigint, 32-byte string, time, di
       and keys as deltas               write 111 ms  read 55 ms   8.8 MB     lz4  141, 60, 18.4     none  108, 52, 36.0
 
 So parts use zstd level 1: as fast as none, a quarter of the size, and the size decides the time of an upload. A column
-gets a dictionary when a sample of it repeats values; columns of whole numbers without repeats are stored as deltas. A row
+gets a dictionary when a sample of it repeats values; columns of whole numbers without repeats are stored as deltas; other
+numbers that zstd makes hardly smaller are stored as they are. A row
 group is the unit of fetching a key range of a part (`codec.row_groups`). Several are decoded at once: DECODED_ROWS rows, or
 16 MiB of wide ones.
 """
@@ -227,7 +228,7 @@ def encode_part(table: pa.Table, *, desc: Description, schema: Schema, filtered:
     if schema.required_fields is None:  # NOT NULL fields within structs that may be null
         columns = [storable(column) for column in columns]
     stored = pa.table(columns, schema=pa.schema(fields, metadata=metadata))
-    repeating, deltas = column_encodings(stored)
+    encodings = column_encodings(stored)
     sink, group = pa.BufferOutputStream(), group_rows(stored)
     # Not in the schema's metadata, which the file holds twice.
     described, filters = groups_metadata(table, schema, group), {}
@@ -239,10 +240,10 @@ def encode_part(table: pa.Table, *, desc: Description, schema: Schema, filtered:
     with pq.ParquetWriter(
         sink,
         stored.schema,
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=repeating,
-        column_encoding=dict.fromkeys(deltas, "DELTA_BINARY_PACKED"),
+        compression=encodings.compression,
+        compression_level=encodings.level,
+        use_dictionary=encodings.repeating,
+        column_encoding=dict.fromkeys(encodings.deltas, "DELTA_BINARY_PACKED"),
         write_page_index=True,
         write_page_checksum=True,
         store_schema=True,

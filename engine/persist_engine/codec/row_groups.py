@@ -8,6 +8,7 @@ footer the row groups.
 A row group is the unit of fetching within a part. Small ones waste less when many readers take a range of keys each, and cost more of the
 footer, some 650 bytes each. Measured on 1M rows of (bigint, 32-byte string, bigint): groups of 16 Ki rows make a file 0.5 % larger than
 groups of 256 Ki, with a footer of 0.2 % of the file, and are written and read in the same time; groups of 8 Ki rows make it 2 % larger.
+On 50,000 rows with two columns more, groups of 4 Ki rows take a fifth more processor time, to write and to read, than groups of 8 Ki.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from persist_engine.rows.schema import Schema
 
 #: Rows of one group, and the bytes in memory of wide ones. A small part has `GROUPS_OF_SMALL` groups, of at least ROW_GROUP_ROWS_MIN rows.
 ROW_GROUP_ROWS = 16 * 1024
-ROW_GROUP_ROWS_MIN = 4096
+ROW_GROUP_ROWS_MIN = 8192
 ROW_GROUP_BYTES = 1 << 20
 GROUPS_OF_SMALL = 32
 _WIDE_ROWS_MIN = 64

@@ -194,6 +194,22 @@ def test_a_null_that_shows_in_a_field_that_is_not_null_is_refused(hole: tuple[An
         encode_part(table, desc=DESC, schema=NESTED)
 
 
+def test_numbers_that_do_not_compress_are_stored_as_they_are() -> None:
+    schema = Schema.from_ddl("id BIGINT", "x DOUBLE, price DOUBLE, s STRING")
+    x, ids = np.random.default_rng(1).random(3000), np.arange(3000)
+    columns = {"x": pa.array(x), "price": pa.array(np.round(x * 1000, 2)), "s": pa.array(ids.astype(str))}
+    val = pa.StructArray.from_arrays(list(columns.values()), fields=list(schema.val_type))
+    key = pa.StructArray.from_arrays([pa.array(ids)], fields=list(schema.key_type))
+    ones = pa.array(np.ones(3000, dtype=np.int64))
+    for rows, codec in ((3000, "UNCOMPRESSED"), (500, "ZSTD")):
+        table = pa.table([key, val, ones, ones], schema=schema.updates_schema).slice(0, rows)
+        data = encode_part(table, desc=DESC, schema=schema)
+        group = pq.read_metadata(io.BytesIO(data)).row_group(0)
+        codecs = {group.column(each).path_in_schema: group.column(each).compression for each in range(6)}
+        assert codecs == dict.fromkeys(codecs, "ZSTD") | {"val.x": codec}
+        assert decode_part(data, key="k", schema=schema).table.equals(table)
+
+
 def test_many_rows_lie_in_row_groups_and_come_back_in_order() -> None:
     schema = Schema.from_ddl("id BIGINT")
     rows = row_groups.DECODED_ROWS + 10
