@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from persist_engine.base.settings import MIB
 from persist_engine.rows.schema import Schema
-from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark.errors import PySparkException
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
 from pyspark.sql import types as T  # noqa: N812
@@ -30,9 +28,6 @@ ORDER, DELETED, FAULT = "o", "deleted", "fault"
 SMALL_BYTES = 64 * MIB
 #: The bytes of such a frame in one write task. Smaller tasks are hardly worth their start, and leave more runs to merge.
 SMALL_TASK_BYTES = 8 * MIB
-#: So many rows, none of them with longer texts than that together, are staged by the driver when a stream brings no more: at most 16 MiB.
-FEW_ROWS, FEW_ROW_BYTES = 1000, 16 << 10
-_LONG = "is_long"
 #: Integer types by width, with the number of decimal digits that each needs.
 _INTEGERS: tuple[tuple[type, int], ...] = ((T.ByteType, 3), (T.ShortType, 5), (T.IntegerType, 10), (T.LongType, 19))
 
@@ -286,35 +281,7 @@ def to_stage(flat: DataFrame, schema: Schema, tasks: int | None) -> DataFrame:
     return by_key_range(flat, schema, tasks)
 
 
-def few_rows(flat: DataFrame, *, rows_max: int, row_bytes_max: int) -> pa.Table | None:
-    """The rows of `flat` if there are at most `rows_max`, all of them short, from one Spark job without Python workers. Otherwise None."""
-    texts = [text for field in flat.schema.fields for text in _texts(f"`{field.name}`", field.dataType)]
-    length = " + ".join(f"coalesce(octet_length({text}), 0)" for text in texts)
-    # The driver never holds a long row: it receives nulls in its place. As text, an expression is one call of the JVM.
-    shown = [f"if({length} > {row_bytes_max}, null, {name}) AS {name}" for name in flat.columns]
-    looked = flat.selectExpr(*shown, f"{length} > {row_bytes_max} AS {_LONG}") if texts else flat
-    try:
-        found = looked.limit(rows_max + 1).toArrow()
-    except (
-        pa.ArrowInvalid
-    ):  # Spark's cast takes a null struct for a null in each of its NOT NULL fields; ours, on executors, does not
-        return None
-    if found.num_rows > rows_max or (texts and pc.any(found.column(_LONG)).as_py()):
-        return None
-    return found.drop_columns([_LONG]) if texts else found
-
-
-def is_empty(batch: DataFrame) -> bool:
-    """Whether a batch of a stream, as Spark gives it to `foreachBatch`, has no rows: one job without a plan, less than half of `few_rows`.
-    False also where the job fails: what reads the rows says why.
-    """
-    try:
-        return bool(batch._jdf.queryExecution().logical().rdd().isEmpty())
-    except (PySparkException, Py4JError):
-        return False
-
-
-def _texts(path: str, kind: T.DataType) -> Iterator[str]:
+def texts_of(path: str, kind: T.DataType) -> Iterator[str]:
     """The texts and binaries in the column at `path`, as SQL names them."""
     match kind:
         case T.StringType() | T.BinaryType():
@@ -323,12 +290,12 @@ def _texts(path: str, kind: T.DataType) -> Iterator[str]:
             yield f"to_json({path})"
         case T.StructType():
             for each in kind.fields:
-                yield from _texts(f"{path}.`{each.name.replace('`', '``')}`", each.dataType)
+                yield from texts_of(f"{path}.`{each.name.replace('`', '``')}`", each.dataType)
 
 
 def has_texts(kind: T.DataType) -> bool:
     """Whether values of this type have no fixed size."""
-    return next(_texts("", kind), None) is not None
+    return next(texts_of("", kind), None) is not None
 
 
 def has_maps(kind: T.DataType) -> bool:

@@ -12,8 +12,9 @@ from persist_spark.envelopes.mirror import corrections, scanned
 from persist_spark.inputs.format import read_input
 from persist_spark.partitions import StageTask, updates_of
 from persist_spark.spec import ConfigurationError, Input
+from persist_spark.streaming.few_rows import FEW_ROW_BYTES, FEW_ROWS, FewRows
 from py4j.protocol import Py4JJavaError
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -225,7 +226,10 @@ def test_the_digest_of_a_mirror_tells_rows_apart_and_knows_no_order(spark):
 
 
 def few_rows(flat):
-    return frames.few_rows(flat, rows_max=frames.FEW_ROWS, row_bytes_max=frames.FEW_ROW_BYTES)
+    """One look at `flat`, made into a frame as Spark gives it to `foreachBatch`."""
+    execution, session = flat._jdf.queryExecution(), flat.sparkSession
+    frame = session._jsparkSession.internalCreateDataFrame(execution.toRdd(), flat._jdf.schema(), False)  # noqa: FBT003
+    return FewRows(rows_max=FEW_ROWS, row_bytes_max=FEW_ROW_BYTES).rows(DataFrame(frame, session))
 
 
 def test_few_rows_are_those_that_executors_would_see(spark):

@@ -41,6 +41,10 @@ class Shard:
     def options(self, **given):
         return StreamOptions.parse({**self.given, "rows": "updates", **given})
 
+    def at(self, upper):
+        """The offset of a stream that has read everything before `upper`."""
+        return {"upper": upper, "shard": str(self.id)}
+
     def ends_leases(self):
         for reader in self.client.inspect(self.id).readers:  # those of queries that Spark has stopped
             self.client.machine(self.id).expire_leased_reader(LeasedReaderId(reader.id))
@@ -174,7 +178,7 @@ def test_a_stream_with_refreshes_shows_the_shard_at_those_times_only(spark, shar
 def test_after_the_last_refresh_nothing_is_shown(shard):
     reader = ShardStreamReader(shard.options(refreshAt="8, 1970-01-01T00:00:00.004Z"), T.StructType([]))
     shard.write((1, 10, 1), upper=30)
-    assert reader.latestOffset({"upper": -1}, ReadAllAvailable()) == {"upper": 9}
+    assert reader.latestOffset({"upper": -1}, ReadAllAvailable()) == shard.at(9)
     assert reader.latestOffset({"upper": 9}, ReadAllAvailable()) == {"upper": 9}
     reader.stop()
 
@@ -185,7 +189,7 @@ def test_a_stream_does_not_begin_at_a_refresh_that_is_no_longer_readable(shard):
     reader = ShardStreamReader(shard.options(refreshEvery="10ms"), T.StructType([]))
     assert reader.latestOffset({"upper": -1}, ReadAllAvailable()) == {"upper": -1}
     shard.write((2, 20, 1), upper=21)
-    assert reader.latestOffset({"upper": -1}, ReadAllAvailable()) == {"upper": 21}
+    assert reader.latestOffset({"upper": -1}, ReadAllAvailable()) == shard.at(21)
     reader.stop()
 
 
@@ -212,6 +216,27 @@ def test_a_query_that_stood_still_for_too_long_stops_and_skips_nothing(spark, sh
         StreamingQueryException, match=r"the stream cannot go on: it has read shard .* up to 5, .*since is 15"
     ):
         stream(spark, shard, checkpoint)
+
+
+def test_a_checkpoint_over_another_shard_is_refused_by_name(spark, shard, tmp_path):
+    """Also in the middle of a batch. A checkpoint of a release that did not note the shard goes on."""
+    checkpoint, other = tmp_path / "checkpoint", Shard(tmp_path / "other")
+    shard.write((1, 10, 1), upper=5)
+    other.write((2, 20, 1), upper=9)
+    assert stream(spark, shard, checkpoint) == [updates((1, 10, 4, 1))]
+    refusal = rf"has read shard {shard.id} up to 5, .*mean nothing in shard {other.id}: .*new checkpointLocation"
+    for _ in range(2):
+        with pytest.raises(StreamingQueryException, match=refusal):
+            stream(spark, other, checkpoint)
+        for name in ("0", ".0.crc"):
+            (checkpoint / "commits" / name).unlink(missing_ok=True)
+    offsets = checkpoint / "offsets" / "0"
+    offsets.write_text(offsets.read_text().replace(f', "shard": "{shard.id}"', ""))
+    (checkpoint / "offsets" / ".0.crc").unlink(missing_ok=True)
+    assert "shard" not in offsets.read_text()
+    shard.write((3, 30, 1), upper=9)
+    assert stream(spark, shard, checkpoint) == [updates((1, 10, 4, 1)), updates((3, 30, 8, 1))]
+    other.client.close()
 
 
 def test_a_stream_without_the_shape_of_its_rows_is_refused(spark, shard, tmp_path):
@@ -241,16 +266,16 @@ def test_the_lease_holds_what_the_query_has_not_read(shard):
     shard.write((1, 10, 1), upper=5)
     options = shard.options()
     reader = ShardStreamReader(options, T.StructType([]))
-    assert reader.initialOffset() == {"upper": -1}
-    assert reader.latestOffset({"upper": -1}, ReadAllAvailable()) == {"upper": 5}
+    assert reader.initialOffset() == shard.at(-1)
+    assert reader.latestOffset(shard.at(-1), ReadAllAvailable()) == shard.at(5)
     shard.write((1, 10, -1), upper=9)
     shard.forgets(8)
-    assert reader.latestOffset({"upper": 5}, ReadMaxBytes(1)) == {"upper": 9}
+    assert reader.latestOffset(shard.at(5), ReadMaxBytes(1)) == shard.at(9)
     assert shard.client.inspect(shard.id).since == 0
     reader.prepareForTriggerAvailableNow()
     shard.write((2, 10, 1), upper=12)
     assert reader.latestOffset({"upper": 9}, ReadAllAvailable()) == {"upper": 9}
-    assert reader.reportLatestOffset() == {"upper": 12}
+    assert reader.reportLatestOffset() == shard.at(12)
     reader.stop()
     reader.stop()
     assert shard.leases() == []

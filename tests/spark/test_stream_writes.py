@@ -11,6 +11,7 @@ from collections import Counter
 
 import pytest
 from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
+from persist_engine.model.ownership import Owner
 from persist_spark.datasource import register
 from pyspark.errors import StreamingQueryException
 
@@ -24,7 +25,7 @@ class Stream:
     """A folder of files, a query over it, and the shard that the query writes."""
 
     def __init__(self, folder):
-        self.files, self.checkpoint = folder / "files", folder / "checkpoint"
+        self.folder, self.files, self.checkpoint = folder, folder / "files", folder / "checkpoint"
         self.files.mkdir()
         self.location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
         self.client, self.id = PersistClient.open(self.location), ShardId.new()
@@ -38,13 +39,17 @@ class Stream:
             path.write_text("\n".join(json.dumps({"id": number, "n": n}) for n in (0, 1)))
             path.rename(self.files / f"{number:04}.json")
 
+    def parts(self):
+        """The blobs with rows."""
+        return list((self.folder / "blobs" / str(self.id)).glob("n*/*"))
+
     def source(self, spark, files=1):
         reader = spark.readStream.format("json").schema("id BIGINT, n BIGINT").option("maxFilesPerTrigger", files)
         return reader.load(str(self.files))
 
     def run(self, frame, mode="append", **options):
         """Writes everything that is there, and returns the numbers of the batches that had rows."""
-        writer = frame.writeStream.format("persist").options(**self.given, **options).outputMode(mode)
+        writer = frame.writeStream.format("persist").options(**{**self.given, **options}).outputMode(mode)
         query = writer.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True).start()
         query.awaitTermination()
         return [progress.batchId for progress in query.recentProgress if progress.numInputRows]
@@ -115,6 +120,71 @@ def test_an_old_copy_of_a_checkpoint_is_refused(spark, stream, tmp_path):
     with pytest.raises(StreamingQueryException, match=r"has batch 2 of query .* but the checkpoint repeats batch 1"):
         stream.run(stream.source(spark, files=3))
     assert stream.rows() == both(1, 2, 3)
+
+
+@pytest.fixture
+def elsewhere(stream, tmp_path):
+    """The same files and the same checkpoint, and another shard."""
+    (tmp_path / "other").mkdir()
+    made = Stream(tmp_path / "other")
+    made.files, made.checkpoint = stream.files, stream.checkpoint
+    yield made
+    made.client.close()
+
+
+@pytest.mark.parametrize("mode", ["append", "complete"])
+def test_a_checkpoint_of_another_shard_is_refused_by_name(either_spark, stream, elsewhere, mode):
+    """The shard lacks the rows of the batches before, so it must not get later ones. The query goes on where it was."""
+    register(either_spark)
+
+    def frame():
+        rows = stream.source(either_spark).selectExpr("explode(sequence(1, 3000)) AS more", "id", "n")
+        grouped = rows.groupBy("id", "n", "more").count() if mode == "complete" else rows
+        return grouped.selectExpr("id * 3000 + more AS id", "cast(hash(id, n, more) as bigint) AS n")
+
+    stream.drop(1)
+    assert stream.run(frame(), mode) == [0]
+    rows = stream.rows()
+    stream.drop(2)
+    refusal = rf"checkpoint of query .* in .*{stream.checkpoint} goes on with batch 1, but shard {elsewhere.id} has none .*new checkpointLoc"
+    for _ in range(2):
+        with pytest.raises(Exception, match=refusal):
+            elsewhere.run(frame(), mode)
+    assert elsewhere.rows() == Counter()
+    assert elsewhere.parts() == [], "what the tasks staged is gone"
+    assert stream.run(frame(), mode) == [1]
+    assert stream.rows() > rows
+    elsewhere.checkpoint = elsewhere.folder / "checkpoint"
+    elsewhere.run(frame(), mode)
+    assert elsewhere.rows() == stream.rows(), "a checkpoint of its own begins at the beginning"
+    assert elsewhere.parts()
+
+
+@pytest.mark.parametrize("condition", ["id > 3", "false"])
+def test_batches_without_rows_are_no_reason_to_refuse(spark, stream, condition):
+    """The first batches of a query have no rows, of `false` not even a partition. The query has changed when the last one is repeated."""
+    for number in range(3):
+        stream.drop(number)
+        stream.run(stream.source(spark).where(condition))
+    assert stream.rows() == Counter()
+    stream.uncommit(2)
+    stream.drop(5)
+    assert stream.run(stream.source(spark)) == [2, 3]
+    assert stream.rows() == both(2, 5)
+
+
+def test_a_fresh_checkpoint_over_a_shard_with_rows_and_a_renamed_one(spark, stream):
+    """A query is known by its id in the shard, whatever the shard is called."""
+    with stream.client.open_writer(stream.id, SCHEMA, purpose="test") as writer:
+        writer.compare_and_append([(((9,), (9,)), 0, 1)], expected_upper=A(0), new_upper=A(1))
+    first, second = (Owner("tests", "demo", name) for name in ("first", "second"))
+    stream.client.adopt(first, stream.id, stream.id, take_over=True)
+    stream.drop(0)
+    stream.run(stream.source(spark), shard="demo/first")
+    stream.client.rename(stream.id, old=first, new=second)
+    stream.drop(1)
+    stream.run(stream.source(spark), shard="demo/second")
+    assert stream.rows() == both(0, 1) + Counter([(9, 9)])
 
 
 def test_complete_output_keeps_the_shard_equal_to_the_result(spark, stream):

@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,11 +17,10 @@ from persist_engine import Antichain, Appended, Location, PersistClient, Schema,
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import Fenced, Incompatible
 from persist_kit.depth import draws
-from persist_spark import frames
 from persist_spark.failures import classify
 from persist_spark.report import Log
 from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Input, OnError, SinkSpec, Stream, Write
-from persist_spark.streaming import batches, stream
+from persist_spark.streaming import batches, few_rows, stream
 from persist_spark.streaming.position import NO_BATCH, Position, decode_position, encode_position
 from persist_spark.streaming.stream import run_stream
 from pyspark.errors import StreamingQueryException
@@ -178,7 +178,7 @@ def test_drivers_that_die_lose_and_double_nothing(world, seed, monkeypatch):
     """
     dice, died = random.Random(seed), 0
     for _ in range(10):
-        monkeypatch.setattr(frames, "FEW_ROWS", dice.choice([9, 10]))
+        monkeypatch.setattr(few_rows, "FEW_ROWS", dice.choice([9, 10]))
         log = Acts(die, dice.choice(["minted", "staged", "appended", "batch"]), dice.choice([1, 1, 2]))
         with pytest.raises(Died):
             world.run_rate(log)
@@ -189,32 +189,62 @@ def test_drivers_that_die_lose_and_double_nothing(world, seed, monkeypatch):
     assert world.rows() == Counter((id_, id_ % 7) for id_ in range(10 * (position.batch + 1)))
 
 
+def looks(monkeypatch):
+    """The number of rows that each look of the driver shows from now on."""
+    seen, look = [], few_rows._Look.at
+
+    def looked(self, batch, limit):
+        found = look(self, batch, limit)
+        seen.append(found.num_rows)
+        return found
+
+    monkeypatch.setattr(few_rows._Look, "at", looked)
+    return seen
+
+
 def test_a_driver_stages_few_rows_itself_and_looks_again_after_a_batch_of_few(world, monkeypatch):
     """Batches of 10 rows, of which 1, 10 or 4 pass. Where 9 are few, the driver looks at a batch after each one that had few."""
-    looked = []
-    look = frames.few_rows
-    monkeypatch.setattr(frames, "FEW_ROWS", 9)
-    monkeypatch.setattr(frames, "few_rows", lambda flat, **few: looked.append(look(flat, **few)) or looked[-1])
+    seen = looks(monkeypatch)
+    monkeypatch.setattr(few_rows, "FEW_ROWS", 9)
     passes = "(value < 10 and value = 3) or (value between 10 and 29) or (value between 30 and 49 and value % 3 = 0)"
     world.until(5, input=replace(RATE, sql=f"{RATE.sql} where {passes}"))
-    assert [None if found is None else found.num_rows for found in looked] == [1, None, 3]
+    assert seen == [1, 10, 3]
     assert {id_ for id_, _ in world.rows()} == {3, *range(10, 30), *range(30, 50, 3)}
 
 
-def test_after_a_batch_without_rows_the_driver_first_asks_whether_there_are_any(world, monkeypatch):
-    """Batches of 10 rows, of which 1, none, none, and 10 pass. An error of the rows is that of a look, not of the question."""
-    asked, looked = [], []
-    ask, look = frames.is_empty, frames.few_rows
-    monkeypatch.setattr(frames, "is_empty", lambda batch: asked.append(ask(batch)) or asked[-1])
-    monkeypatch.setattr(frames, "few_rows", lambda flat, **few: looked.append(look(flat, **few)) or looked[-1])
-    world.until(4, input=replace(RATE, sql=f"{RATE.sql} where value = 3 or value >= 30"))
-    assert ([found.num_rows for found in looked], asked) == ([1, 0, 10], [True, False])
-    assert {id_ for id_, _ in world.rows()} == {3, *range(30, 40)}
-    sql = "select value as id, bigint(int(value << if(value < 60, 0, 40))) as n from input where value < 50 or value >= 60"
+def test_one_look_shows_whether_a_batch_has_no_rows_few_or_many(world, monkeypatch):
+    """Batches of 40 rows in 8 partitions, of which 1, none, none, 8, and 40 pass. A look brings at most 4 times the few, so it can tell from
+    less than 5 rows alone that these are all: 8 are already too many, and after them there is no look.
+    """
+    seen, scheduler = looks(monkeypatch), world.spark.sparkContext._jsc.sc().dagScheduler()
+    monkeypatch.setattr(few_rows, "FEW_ROWS", 9)
+    before, counts = scheduler.numTotalJobs(), []
+    log, stop = Acts(event="batch", count=5), threading.Event()
+    log.act = stop.set
+    noted, log.event = (
+        log.event,
+        lambda event, **fields: (
+            counts.append(scheduler.numTotalJobs()) if event == "batch" else None,
+            noted(event, **fields),
+        ),
+    )
+    many = replace(RATE, options={"rowsPerBatch": "40", "numPartitions": "8"})
+    passes = "value = 3 or value between 120 and 127 or value >= 160"
+    world.run_rate(log, stop=stop, input=replace(many, sql=f"{RATE.sql} where {passes}"))
+    assert seen == [1, 0, 0, 8]
+    jobs = [after - first for first, after in pairwise([before, *counts])]
+    assert jobs[:3] == [1, 1, 1], "jobs of batches that the driver stages, or has nothing to do with"
+    tracker = world.spark.sparkContext.statusTracker()
+    assert [len(tracker.getJobInfo(job).stageIds) for job in range(before, before + 3)] == [1, 1, 1], "no shuffle"
+    assert {id_ for id_, _ in world.rows()} == {3, *range(120, 128), *range(160, 200)}
+
+
+def test_an_error_of_the_rows_is_that_of_the_look(world):
+    """Also after a batch without rows."""
+    sql = "select value as id, bigint(int(value << if(value < 20, 0, 40))) as n from input where value < 10 or value >= 20"
     with pytest.raises(Exception, match="CAST_OVERFLOW"):
-        world.run_rate(run="r-2", input=replace(RATE, sql=sql))
-    assert asked[2:] == [False]
-    assert (world.position().batch, {id_ for id_, _ in world.rows()}) == (4, {3, *range(30, 50)})
+        world.run_rate(input=replace(RATE, sql=sql))
+    assert {id_ for id_, _ in world.rows()} == set(range(10))
 
 
 def test_the_second_driver_of_a_sink_fences_the_first(world):

@@ -115,13 +115,14 @@ class Written:
             writer.delete_batches(self.received(writer))
 
 
-def append(written: Written) -> None:
-    """Appends all batches in one step. When other writers win, the rows get a later time, and the append is repeated.
+def append(written: Written, *, lands_nothing: bool = False) -> None:
+    """Appends all batches in one step. When other writers win, the rows get a later time, and the append is repeated. Without rows nothing
+    changes, unless `lands_nothing`: then the progress alone is committed.
 
     InvalidUsage for a closed shard; Unavailable when a store failed, or other writers won, for too long. After Unavailable and other
     errors of the stores the append may have happened.
     """
-    if written.rows == 0:
+    if written.rows == 0 and not lands_nothing:
         return
     with written.opened() as (_, writer):
         _is_landed(written, written.landing(writer).land())

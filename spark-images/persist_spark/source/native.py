@@ -118,8 +118,8 @@ def _relation(spark: SparkSession, plain: PlainFiles) -> tuple[DataFrame, Any] |
     data_type = java_class(jvm, f"{_SQL}.types.DataType")
     columns = data_type.fromJson(plain.file_type.json())
     no_columns = data_type.fromJson(T.StructType().json())
-    none = _module(jvm, "scala.None")
-    uncached = _module(jvm, f"{sources}.NoopCache")
+    none = scala_object(jvm, "scala.None")
+    uncached = scala_object(jvm, f"{sources}.NoopCache")
     before = spark.conf.get(_LISTED_BY_JOBS)
     spark.conf.set(_LISTED_BY_JOBS, str(_NEVER))
     try:
@@ -149,6 +149,6 @@ def _java_map(jvm: Any, values: Mapping[str, str]) -> Any:
     return made
 
 
-def _module(jvm: Any, name: str) -> Any:
+def scala_object(jvm: Any, name: str) -> Any:
     """The Scala object `name`."""
     return java_class(jvm, "java.lang.Class").forName(f"{name}$").getField("MODULE$").get(None)

@@ -4,7 +4,8 @@ Spark runs one reader of a query in a Python worker of the driver that lives as 
 The former holds a leased reader. It follows the query, so that the changes which the query has not seen stay readable. The tasks use the
 blob store alone.
 
-An offset is `{"upper": n}`: everything at times before n was delivered. -1: nothing was, and the query begins with the contents.
+An offset is `{"upper": n, "shard": id}`: everything of this shard at times before n was delivered. -1: nothing was, and the query begins
+with the contents. Offsets of earlier checkpoints have no shard and count as those of the query's own.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ FOLLOW_S = 60.0
 #: The lease of a stream. Spark ends a query's Python worker with SIGKILL, so a stopped query holds the shard for this long.
 LEASE_MS = 120_000
 _BYTES_MAX = 1 << 50
+Offset = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,10 +198,10 @@ class ShardStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         """What tasks need: no connection and no lease."""
         return {**self.__dict__, "_client": None, "_follower": None}
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - here and below: Spark's names
+    def initialOffset(self) -> Offset:  # noqa: N802 - here and below: Spark's names
         """The offset of a new query."""
         start = self.options.start
-        return {"upper": -1 if start is None else instant(start, SystemEnv().now_ms())}
+        return self._offset(-1 if start is None else instant(start, SystemEnv().now_ms()))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """The limit that the options set."""
@@ -209,12 +211,15 @@ class ShardStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         """The query ends at the upper of this moment."""
         self._target = self._written()
 
-    def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
+    def reportLatestOffset(self) -> Offset:  # noqa: N802
         """The shard's upper."""
-        return {"upper": self._written()}
+        return self._offset(self._written())
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        """The end of the next batch: `start` when there is nothing to read. The contents at the beginning are one batch."""
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
+        """The end of the next batch: `start` when there is nothing to read. The contents at the beginning are one batch. InvalidUsage when
+        `start` is an offset in another shard.
+        """
+        self._check_shard(start)
         since = self._following().reader.since  # from here on what the query has not read stays readable
         begin, written = start["upper"], self._written() if self._target is None else self._target
         if written <= max(0, begin):
@@ -228,13 +233,15 @@ class ShardStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             end = batch_end(self.options.refresh, max(0, begin), end, written)
             if begin < 0 and (end == 0 or not since.less_equal(end - 1)):
                 return start  # the contents at the last refresh are no longer readable: wait for the next one
-        return {"upper": end}
+        return start if end == begin else self._offset(end)
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[ChangesPartition]:
+    def partitions(self, start: Offset, end: Offset) -> Sequence[ChangesPartition]:
         """The splits of one batch. Every call yields the same rows, also in a query that is started again.
 
-        InvalidUsage when the shard's since has passed the batch, or when its columns are no longer those of the query.
+        InvalidUsage when the shard's since has passed the batch, when its columns are no longer those of the query, and when the batch is
+        one of another shard.
         """
+        self._check_shard(end)
         begin, stop = start["upper"], end["upper"]
         if stop <= max(begin, 0):
             return []
@@ -269,7 +276,7 @@ class ShardStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             return records_of(changes)
         return changes_of_rows(changes, arrow_schema(self.row_type))
 
-    def commit(self, end: dict[str, int]) -> None:
+    def commit(self, end: Offset) -> None:
         """Releases the times that the query will not ask for again."""
         if self._follower is not None and end["upper"] > 0:
             self._follower.follow(end["upper"] - 1)
@@ -282,6 +289,17 @@ class ShardStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         if self._client is not None:
             self._client.close()
             self._client = None
+
+    def _offset(self, upper: int) -> Offset:
+        return {"upper": upper, "shard": str(self.options.shard)}
+
+    def _check_shard(self, offset: Offset) -> None:
+        ours, read = str(self.options.shard), offset.get("shard")
+        if read not in (None, ours):
+            raise InvalidUsage(
+                f"the checkpoint of the stream has read shard {read} up to {dated(offset['upper'])}, and times of it mean nothing in shard "
+                f"{ours}: read that shard, or start a query with a new checkpointLocation, which begins with the contents"
+            )
 
     def _opened(self) -> PersistClient:
         if self._client is None:

@@ -2,6 +2,9 @@
 
 The append commits the number of the batch with the rows, under the id of the query, which Spark keeps in the query's checkpoint. A batch
 that Spark repeats after a failure finds its number and appends nothing. The output mode `complete` overwrites the shard's contents.
+
+Invariant (spec 17.12): the first batch of a query commits its number also without rows. So a later batch of a query of which the shard
+has no number comes from a checkpoint of another shard, which has the rows before it.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ from typing import Any
 import pyarrow as pa
 from persist_engine import PersistClient, SourceProgress
 from persist_engine.base.env import SystemEnv
-from persist_engine.base.errors import Fenced, InvariantViolated
+from persist_engine.base.errors import Fenced, InvalidUsage, InvariantViolated
+from persist_engine.base.secrets import without_secrets
 from pyspark import TaskContext
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
@@ -26,7 +30,8 @@ from persist_spark.spec import TARGET_PART_BYTES
 
 _QUERY_ID = "sql.streaming.queryId"
 #: Options of every streaming query, which Spark passes on to the format.
-_OF_SPARK = ("checkpointlocation", "queryname")
+_CHECKPOINT = "checkpointlocation"
+_OF_SPARK = (_CHECKPOINT, "queryname")
 
 
 @dataclass
@@ -43,6 +48,7 @@ class ShardStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # a
 
     def __init__(self, options: Mapping[str, str], columns: T.StructType, *, overwrites: bool) -> None:
         self.columns, self.overwrites = columns, overwrites
+        self.checkpoint = next((value for name, value in options.items() if name.lower() == _CHECKPOINT), None)
         own = {name: value for name, value in options.items() if name.lower() not in _OF_SPARK}
         self.checked = WriteOptions.parse(own, overwrites=False)
 
@@ -65,8 +71,11 @@ class ShardStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # a
         return StagedPart(stage_partition(self.plan, iterator), self.plan.task, query_id)
 
     def commit(self, messages: Sequence[StagedPart | None], batchId: int) -> None:  # noqa: N803 - Spark's signature
-        """Appends a batch once. Fenced when the shard has a later batch of the query. A batch without rows changes nothing, except in the
-        output mode complete.
+        """Appends a batch once. A batch without rows changes nothing, except that the first one commits its number, and in the output mode
+        complete.
+
+        Fenced when the shard has a later batch of the query; InvalidUsage when the query goes on and the shard has none of it. Then nothing
+        was written.
         """
         parts = [message for message in messages if message is not None]
         if not parts:
@@ -82,10 +91,13 @@ class ShardStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # a
                     f"batch {batchId}: another run of the query uses the checkpoint, or it is an old copy; nothing was written"
                 )
             return
+        if stored is None and batchId > 0:
+            written.delete()
+            raise InvalidUsage(self._of_another_shard(parts[0].query_id, batchId))
         if self.overwrites:
             overwrite(written, where=None, allow_empty=True)
         else:
-            append(written)
+            append(written, lands_nothing=stored is None)
 
     def abort(self, messages: Sequence[StagedPart | None], batchId: int) -> None:  # noqa: N803 - Spark's signature
         """Deletes what the tasks of a failed batch staged. After a failed commit every task has a message, and nothing is deleted here: the
@@ -94,6 +106,14 @@ class ShardStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # a
         parts = [message for message in messages if message is not None]
         if parts and len(parts) < len(messages):
             self._written(parts, None).delete()
+
+    def _of_another_shard(self, query_id: str, batch: int) -> str:
+        where = "" if self.checkpoint is None else f" in {without_secrets(self.checkpoint)}"
+        return (
+            f"the checkpoint of query {query_id}{where} goes on with batch {batch}, but shard {self.checked.shard} has none of the batches "
+            "before: they were written to another shard; nothing was written now. Write to that shard, or start a query with a new "
+            "checkpointLocation, which reads its source from the beginning"
+        )
 
     def _stored(self, sink_id: str) -> SourceProgress | None:
         settings = sink_settings(TARGET_PART_BYTES)

@@ -15,14 +15,14 @@ from persist_engine.base.errors import Fenced
 from persist_engine.model.frontier import Antichain
 from pyspark.sql import DataFrame
 
-from persist_spark import frames
 from persist_spark.inputs.shard import read_before
 from persist_spark.report import Log, SinkReport
 from persist_spark.sink import Run
 from persist_spark.spec import SinkSpec
 from persist_spark.staging import Staging
 from persist_spark.streaming.checkpoint import Checkpoint, Planned
-from persist_spark.streaming.driver_upserts import DriverUpserts, commands_max, texts_max
+from persist_spark.streaming.driver_upserts import DriverUpserts
+from persist_spark.streaming.few_rows import FewRows
 from persist_spark.streaming.position import NO_BATCH, Position, committer, encode_position
 from persist_spark.streaming.position_append import append_position
 
@@ -31,37 +31,6 @@ from persist_spark.streaming.position_append import append_position
 IDLE_COMMIT_S = 60.0
 #: How often the driver reads what other writers of the shard wrote, between batches of an upsert.
 KEEP_UP_S = 30.0
-
-
-@dataclass(kw_only=True)
-class Few:
-    """Which batches the driver takes to itself: those with few enough rows, all of them short. A look at a batch with more costs a job, so
-    the driver looks only if the batch before had few. After one without rows it first asks whether this one has any.
-    """
-
-    rows_max: int
-    row_bytes_max: int
-    _had: int | None = None
-    """The rows of the batch before; None before the first one."""
-
-    @classmethod
-    def of(cls, spec: SinkSpec) -> Few:
-        """The limits for the envelope of `spec`: an upsert keeps less of a row than a driver that stages it."""
-        if spec.envelope.type.has_keys:
-            return cls(rows_max=commands_max(spec.schema), row_bytes_max=texts_max(spec.schema))
-        return cls(rows_max=frames.FEW_ROWS, row_bytes_max=frames.FEW_ROW_BYTES)
-
-    def rows(self, batch: DataFrame) -> pa.Table | None:
-        """All rows of the batch. None when they are for executors."""
-        if self._had is not None and self._had > self.rows_max:
-            return None
-        if self._had == 0 and frames.is_empty(batch):
-            return pa.table({})
-        return frames.few_rows(batch, rows_max=self.rows_max, row_bytes_max=self.row_bytes_max)
-
-    def had(self, rows: int) -> None:
-        """Takes the number of rows of the last batch."""
-        self._had = rows
 
 
 @dataclass(kw_only=True)
@@ -80,13 +49,13 @@ class Batches:
     """The sink's progress in the shard as this driver last saw it."""
     env: Env
     log: Log
-    _few: Few = field(init=False)
+    _few: FewRows = field(init=False)
     _pending: Position | None = None
     _pending_s: float = 0.0
     _kept_up_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self._few = Few.of(self.spec)
+        self._few = FewRows.of(self.spec)
 
     def do(self, rows: DataFrame, planned: Planned) -> SinkReport | None:
         """Commits one batch, together with the position after it. A batch without rows is only noted."""
