@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 Where = Predicate | str | Sequence[Any]
 #: Longer filters are made by programs, which can build trees instead of text.
 TEXT_MAX = 100_000
+_ALLOWED = (
+    "a filter compares a column with a value by =, !=, <, <=, >, >=, IN, BETWEEN, LIKE, IS NULL or IS NOT NULL, joined by AND, OR and NOT; "
+    "functions, arithmetic, RLIKE and ILIKE are not allowed"
+)
 
 _FLIPPED: dict[Op, Op] = {"=": "=", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
@@ -196,4 +200,5 @@ class _Reader:
             raise self._refusal(node, "where a date is expected") from None
 
     def _refusal(self, node: Expr, where: str = "") -> InvalidUsage:
-        return InvalidUsage(f"a filter cannot express {_shown(node.sql(dialect='spark'))} {where}".rstrip())
+        problem = f"a filter cannot express {_shown(node.sql(dialect='spark'))} {where}".rstrip()
+        return InvalidUsage(f"{problem}; {_ALLOWED}")

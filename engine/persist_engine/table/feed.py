@@ -35,14 +35,19 @@ POLL_S = 0.25
 _KINDS = ("insert", "update", "delete")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Change:
-    """One row that changed. `before` is None for an insert, `after` for a delete. Two rows of one key may change at one time."""
+    """One row that changed. `before` is None for an insert, `after` for a delete. Two rows of one key may change at one time.
+    Prints its time with the date.
+    """
 
     kind: Kind
     time: int
     before: dict[str, Any] | None
     after: dict[str, Any] | None
+
+    def __repr__(self) -> str:
+        return f"Change({self.kind} at {dated(self.time)}, before={self.before!r}, after={self.after!r})"
 
 
 class ChangeFeed:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.base.wording import dated, iso_text
+from persist_engine.base.wording import dated
 from persist_engine.table.columns import Columns
 from persist_engine.table.filters import Condition, Where
 from persist_engine.table.names import of_table
@@ -144,7 +144,7 @@ class Scan:
         from persist_engine.table.pictures.html import preview_html
 
         rows = self.head(PREVIEW_ROWS + 1)
-        at = "nothing was written yet" if self.time is None else f"at {iso_text(self.time) or self.time}"
+        at = "nothing was written yet" if self.time is None else f"at {dated(self.time)}"
         return preview_html(f"{self._name} {at}", rows, rows_max=PREVIEW_ROWS)
 
     def head(self, rows: int = 5) -> pa.Table:

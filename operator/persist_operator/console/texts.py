@@ -90,4 +90,4 @@ def instant(time: Any) -> str:
     found = number(time)
     if found is None:
         return "closed"
-    return iso_text(found) or f"{found:,}"
+    return iso_text(found) or str(found)

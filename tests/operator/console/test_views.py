@@ -240,6 +240,7 @@ def test_the_page_of_a_sink_shows_progress_failure_and_rollout():
         (ago("nonsense", NOW), ""),
         (instant(None), "closed"),
         (instant("41"), "41"),
+        (instant("12345"), "12345"),
         (instant("1790000000000"), "2026-09-21T14:13:20Z"),
         (number("9" * 40), None),
         (number(True), None),
