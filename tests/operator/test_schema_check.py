@@ -1,5 +1,6 @@
 """Resources are accepted and refused as the API server would, from the same CRD files."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,68 @@ def test_the_policy_answers_the_case_as_the_api_server_does(case):
         assert errors == []
     else:
         assert any(case["want"] in str(error) for error in errors), errors
+
+
+def leaves(schema, path):
+    """The path of each field below `schema` that is no object of fields; `[]` for the items of a list."""
+    if schema.get("type") == "array" and "properties" in schema["items"]:
+        yield from leaves(schema["items"], f"{path}[]")
+    elif "properties" in schema:
+        for name, child in schema["properties"].items():
+            yield from leaves(child, f"{path}.{name}")
+    else:
+        yield path, schema
+
+
+FIELDS = {
+    kind: dict(leaves(SCHEMAS.schema(kind)["properties"]["spec"], "spec")) for kind in ("PersistShard", "SparkSink")
+}
+
+
+def is_set(value, path):
+    """Whether the field at `path` of `value` is there, in at least one item of each list on the way."""
+    name, _, rest = path.partition(".")
+    inner = value.get(name.removesuffix("[]")) if isinstance(value, dict) else None
+    items = inner if name.endswith("[]") and isinstance(inner, list) else [inner]
+    return inner is not None and (not rest or any(is_set(item, rest) for item in items))
+
+
+def refused_fields(case):
+    """The fields that an error of the case is about: by the path of the error, or by their names in the message of a rule."""
+    old = resource(case, case["old"], case.get("status")) if "old" in case else None
+    found = set()
+    for error in SCHEMAS.check(resource(case, case["new"], case.get("status")), old):
+        where = re.sub(r"\[\d+\]|\.\d+(?=\.|$)", "[]", error.path)
+        for path in FIELDS[case["kind"]]:
+            is_named = re.search(rf"\b{path.rpartition('.')[2]}\b", error.message) is not None
+            is_near = path.startswith(where) and any(is_set({"spec": case.get(one)}, path) for one in ("new", "old"))
+            if where.startswith(path) or (is_named and is_near):
+                found.add(path)
+    return found
+
+
+@pytest.mark.parametrize(("kind", "path"), [(kind, path) for kind, fields in FIELDS.items() for path in fields])
+def test_every_field_is_bounded(kind, path):
+    schema = FIELDS[kind][path]
+    if schema.get("type") == "array":
+        schema = schema["items"]
+    elif isinstance(schema.get("additionalProperties"), dict):
+        schema = schema["additionalProperties"]
+    if schema.get("type") == "integer":
+        assert {"minimum", "maximum"} <= schema.keys()
+    elif schema.get("type") == "string" or schema.get("x-kubernetes-int-or-string"):
+        assert "maxLength" in schema or "enum" in schema
+    else:
+        assert schema["type"] == "boolean" or path.endswith(".template")
+
+
+@pytest.mark.parametrize("kind", FIELDS)
+def test_every_field_has_a_case_that_is_accepted_and_one_that_is_refused(kind):
+    cases = [case for case in CASES if case["kind"] == kind]
+    accepted = [case["new"] for case in cases if case["want"] == "ok"]
+    assert [path for path in FIELDS[kind] if not any(is_set({"spec": spec}, path) for spec in accepted)] == []
+    refused = set().union(*(refused_fields(case) for case in cases if case["want"] != "ok"))
+    assert [path for path in FIELDS[kind] if path not in refused] == []
 
 
 def test_unknown_fields_are_errors_with_their_path():
