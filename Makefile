@@ -83,8 +83,11 @@ fuzz: setup ## every decoder under atheris: RUNS=10000 executions each, or one T
 argo: setup ## the Lua for Argo CD with Argo CD's own code, which takes minutes to build
 	@bash .ci/tools.sh argo
 	@$(PYTEST) -q tests/operator/truth/test_argo.py $(ARGS)
+signing: setup ## a whole release into a registry behind TLS, signed with a key by cosign, and verified: minutes, with a container engine more
+	@bash .ci/tools.sh cosign registry
+	@$(PYTEST) -q tests/test_signing.py $(ARGS)
 e2e: setup ## on a real kind cluster: create it, install, apply, inject faults, check, remove it (KEEP=1 keeps it)
-	@bash .ci/tools.sh kind helm flux && bash tests/e2e/run.sh
+	@bash .ci/tools.sh kind helm && bash tests/e2e/run.sh
 bench: setup ## hot paths as ratios against a baseline of the same run
 	@$(RUN) --group bench python -m bench $(ARGS)
 
@@ -100,4 +103,4 @@ cluster-down: ## remove the kind cluster
 
 ##@ Gates
 check: setup lint types rooms tidy proto-check crds-check dashboards-check ## all static checks
-.PHONY: help setup setup-demo catalog clean demo fmt lint types rooms tidy docs proto proto-check crds crds-check console-figure dashboards dashboards-check test test-fast generated sim linearizability kills fuzz argo e2e bench images release cluster-up cluster-down check
+.PHONY: help setup setup-demo catalog clean demo fmt lint types rooms tidy docs proto proto-check crds crds-check console-figure dashboards dashboards-check test test-fast generated sim linearizability kills fuzz argo signing e2e bench images release cluster-up cluster-down check

@@ -70,8 +70,21 @@ plugin() { # the kubectl plugin: its launcher under both names, and the wheels t
   say "krew: $name"
 }
 
+push() { # IMAGE: prints its digest in the registry, which differs from the local one where layers are compressed on the way
+  local file
+  if [ "$ENGINE" = podman ]; then
+    file=$(mktemp)
+    podman push --quiet --digestfile "$file" "$1" >&2
+    cat "$file"
+    rm -f "$file"
+  else
+    "$ENGINE" push --quiet "$1" >&2
+    "$ENGINE" inspect --format '{{range .RepoDigests}}{{println .}}{{end}}' "$1" | sed -n "s|^${1%:*}@||p" | tail -1
+  fi
+}
+
 images() {
-  local name reference
+  local name digest
   if [ "${IMAGES:-}" = no ]; then return 0; fi
   if ! command -v "$ENGINE" >/dev/null; then say "no container engine: no images"; return 0; fi
   mkdir -p "$DIST/images"
@@ -80,9 +93,8 @@ images() {
     "$ENGINE" save --output "$DIST/images/persist-$name-$VERSION.tar" "localhost/persist-$name:$VERSION"
     [ -n "$REGISTRY" ] || continue
     "$ENGINE" tag "localhost/persist-$name:$VERSION" "$REGISTRY/persist-$name:$VERSION"
-    "$ENGINE" push "$REGISTRY/persist-$name:$VERSION"
-    reference=$("$ENGINE" inspect --format '{{range .RepoDigests}}{{println .}}{{end}}' "$REGISTRY/persist-$name:$VERSION" | grep "^$REGISTRY/persist-$name@" | tail -1)
-    PUSHED+=("$reference $name")
+    digest=$(push "$REGISTRY/persist-$name:$VERSION")
+    PUSHED+=("$REGISTRY/persist-$name@$digest $name")
   done
   say "images: engine operator spark"
 }

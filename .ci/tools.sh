@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs missing tools: tools.sh NAME... of uv java javac redis versitygw prometheus chromium checker kstatus lua connector broker kind helm (all of them if none is named),
-# and on request only: argo, flux.
+# and on request only: argo, flux, kueue, cosign, registry.
 # Each step is idempotent and prints what it did or could not get; the exit code is 1 if a requested tool is missing.
 # Programs go to ~/.cache/persist-operator/bin, which make puts on PATH, jars to ~/.cache/persist-operator/jars; packages come from Debian's apt.
 set -uo pipefail
@@ -97,6 +97,7 @@ get_checker() { go_build persist-linearizability-checker linearizability/checker
 get_kstatus() { go_build persist-kstatus operator/truth/kstatus "Tests of statuses read them with it as GitOps tools do"; }
 get_lua() { go_build persist-lua operator/truth/lua "Tests of the Lua for Argo CD run it"; }
 get_argo() { go_build persist-argo operator/truth/argo "The same tests run with Argo CD's own code"; } # minutes; only on request
+get_registry() { go_build persist-registry kit/registry "Tests of signing, and Flux in the end-to-end tests, use it"; }
 
 jars() { # NAME FOLDER-WITH-POM WHAT-FOR: what the pom names, with the checksums beside it, into $JARS/NAME
   local source target=$JARS/$1; source=$(dirname "$(readlink -f "$0")")/../$2
@@ -137,10 +138,11 @@ get_helm() {
   have helm || lacks helm "Install Go 1.26 or newer, then run this again (or see https://helm.sh)."
 }
 
-# The two controllers of Flux that the end-to-end tests run, and their resource definitions, into $PERSIST_CACHE/flux. Each module replaces its
+# The controllers of Flux that the end-to-end tests run, and their resource definitions, into $PERSIST_CACHE/flux. Each module replaces its
 # own api/ by a folder that the proxy's archive lacks, so that `go install` refuses it: the replacement is taken out.
 get_flux() {
-  flux_controller source-controller "$FLUX_SOURCE_VERSION" && flux_controller kustomize-controller "$FLUX_KUSTOMIZE_VERSION" ||
+  flux_controller source-controller "$FLUX_SOURCE_VERSION" && flux_controller kustomize-controller "$FLUX_KUSTOMIZE_VERSION" &&
+    flux_controller helm-controller "$FLUX_HELM_VERSION" ||
     lacks flux "The end-to-end tests of GitOps run it: install Go 1.26 or newer, then run this again."
 }
 
@@ -159,6 +161,20 @@ flux_controller() { # NAME VERSION
   return $status
 }
 
+# The controller of Kueue and its objects, into $PERSIST_CACHE/kueue. The image and its pull policy are those of the end-to-end tests.
+get_kueue() {
+  local target=$PERSIST_CACHE/kueue module
+  [ "$(cat "$target/version" 2>/dev/null)" = "$KUEUE_VERSION" ] && [ -x "$target/kueue" ] && return
+  say "building Kueue $KUEUE_VERSION (some minutes)"
+  mkdir -p "$target"
+  module=$(cd "$target" && golang mod download -json "sigs.k8s.io/kueue@v$KUEUE_VERSION" | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')
+  (cd "$target" && CGO_ENABLED=0 GOFLAGS=-buildvcs=false GOBIN=$target golang install -trimpath -ldflags '-s -w' "sigs.k8s.io/kueue/cmd/kueue@v$KUEUE_VERSION") &&
+    kubectl kustomize "$module/config/default" |
+    sed -e 's|image: .*/kueue:.*|image: localhost/persist-kueue:dev|' -e 's|imagePullPolicy: Always|imagePullPolicy: IfNotPresent|' >"$target/kueue.yaml" &&
+    echo "$KUEUE_VERSION" >"$target/version" ||
+    lacks kueue "The end-to-end test of Kueue runs it: install Go 1.25 or newer and kubectl, then run this again."
+}
+
 get_cosign() { # signs a release; minutes; only on request
   have cosign && return
   go_install cosign "github.com/sigstore/cosign/v3/cmd/cosign@v$COSIGN_VERSION"
@@ -168,8 +184,8 @@ get_cosign() { # signs a release; minutes; only on request
 (($#)) || set -- uv java javac redis versitygw prometheus chromium checker kstatus lua connector broker kind helm
 for tool in "$@"; do
   case $tool in
-    uv | java | javac | redis | versitygw | prometheus | chromium | checker | kstatus | lua | argo | flux | connector | broker | kind | helm | cosign) "get_$tool" ;;
-    *) die "tools.sh knows uv java javac redis versitygw prometheus chromium checker kstatus lua argo flux connector broker kind helm cosign, not $tool" ;;
+    uv | java | javac | redis | versitygw | prometheus | chromium | checker | kstatus | lua | argo | flux | kueue | connector | broker | kind | helm | cosign | registry) "get_$tool" ;;
+    *) die "tools.sh knows uv java javac redis versitygw prometheus chromium checker kstatus lua argo flux kueue connector broker kind helm cosign registry, not $tool" ;;
   esac
 done
 ((${#missing[@]} == 0)) || { printf 'could not get: %s\n' "$(IFS=,; echo "${missing[*]}")" >&2; exit 1; }

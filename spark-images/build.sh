@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the project's images from the Dockerfiles beside this file: with docker if its daemon runs, otherwise with buildah.
 #   build.sh                  persist-engine, persist-operator, persist-spark
-#   build.sh NAME...          some of: engine operator spark examples redis s3 kafka flux
+#   build.sh NAME...          some of: engine operator spark examples redis s3 kafka flux kueue
 # Tags: localhost/persist-NAME:$PERSIST_TAG (dev). A change of the project's code rebuilds one small layer; a change of uv.lock rebuilds
 # the dependencies. pip uses this machine's index, proxy and certificates through build secrets, none of which stays in an image.
 . "$(dirname "$(readlink -f "$0")")/../tests/e2e/cluster/settings.sh"
@@ -69,9 +69,14 @@ stage_s3() {
 }
 
 stage_flux() {
-  bash "$ROOT/.ci/tools.sh" flux || die "the image cannot be built without the controllers of Flux"
+  bash "$ROOT/.ci/tools.sh" flux registry || die "the image cannot be built without the controllers of Flux and a registry"
   mkdir -p "$CONTEXT/flux"
-  cp -u "$PERSIST_CACHE"/flux/{source,kustomize}-controller "$CONTEXT/flux/"
+  cp -u "$PERSIST_CACHE"/flux/{source,kustomize,helm}-controller "$TOOLS/persist-registry" "$CONTEXT/flux/"
+}
+
+stage_kueue() {
+  bash "$ROOT/.ci/tools.sh" kueue || die "the image cannot be built without the controller of Kueue"
+  cp -u "$PERSIST_CACHE/kueue/kueue" "$CONTEXT/"
 }
 
 build() { # NAME DOCKERFILE [OPTION...]
@@ -110,6 +115,7 @@ main() {
       s3) stage_s3; build s3 "$ROOT/tests/e2e/images/s3/Dockerfile" ;;
       kafka) stage_jars broker; build kafka "$ROOT/tests/e2e/images/kafka/Dockerfile" ;;
       flux) stage_flux; build flux "$ROOT/tests/e2e/images/flux/Dockerfile" ;;
+      kueue) stage_kueue; build kueue "$ROOT/tests/e2e/images/kueue/Dockerfile" ;;
       *) die "no image called $name" ;;
     esac
   done

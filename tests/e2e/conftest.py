@@ -294,6 +294,23 @@ class Cluster:
         engine = self.environment.get("KIND_EXPERIMENTAL_PROVIDER", "docker")
         return self.run(engine, *words, check=check).stdout
 
+    @contextmanager
+    def forwarded(self, target: str, port: int, namespace: str) -> Iterator[int]:
+        """A port of this machine that leads to this port of a Service or a pod, while the block runs."""
+        command = ["kubectl", "--namespace", namespace, "port-forward", target, f":{port}"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=self.environment) as forward:
+            try:
+                assert forward.stdout is not None
+                yield int(forward.stdout.readline().split("127.0.0.1:")[1].split()[0])
+            finally:
+                forward.kill()
+
+    def kubeconfig_of(self, account: str, *, namespace: str = NAMESPACE) -> str:
+        """A kubeconfig with a token of a service account."""
+        config = yaml.safe_load(self.kubectl("config", "view", "--raw", "--minify"))
+        config["users"][0]["user"] = {"token": self.kubectl("create", "token", account, namespace=namespace).strip()}
+        return str(yaml.safe_dump(config))
+
     def seen(self, kind: str, selector: str = "") -> Seen:
         """Starts to note the objects of this kind."""
         return Seen(self.environment, kind, selector)

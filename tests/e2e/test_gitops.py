@@ -1,11 +1,13 @@
-"""Flux reconciles examples/gitops: it waits for shards and sinks, undoes an edit, shares no field with the operator, and prunes without a hang."""
+"""Flux reconciles examples/gitops: it waits for shards and sinks, undoes an edit, shares no field with the operator, and prunes without a hang.
+It installs the operator, and upgrades and removes it, from the chart in a registry.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,12 @@ pytestmark = [pytest.mark.kind, pytest.mark.timeout(900), pytest.mark.usefixture
 ROOT = Path(__file__).resolve().parents[2]
 GITOPS = ROOT / "examples" / "gitops"
 CONTROLLERS = Path.home() / ".cache" / "persist-operator" / "flux"
-FLUX = "flux-system"
+FLUX, SYSTEM = "flux-system", "persist-system"
+RELEASE = "persist-operator"
 GIT = "http://git.flux-system.svc/cgi-bin/git"
 #: No run falls due while the test runs: the example's input does not exist here.
 NEVER = "0 0 29 2 *"
+REGISTRY = "registry.flux-system.svc:5000"
 #: The namespace that stands for the example's.
 TEAM = "persist-e2e"
 PLUGIN = str(Path(sys.executable).parent / "kubectl-persist")
@@ -100,11 +104,11 @@ class Fleet:
 @pytest.fixture(scope="module")
 def flux(cluster: Any) -> Iterator[None]:
     """Flux runs in its namespace. Afterwards nothing of it is left."""
-    crds = [str(CONTROLLERS / f"{one}-controller.crds.yaml") for one in ("source", "kustomize")]
+    crds = [str(CONTROLLERS / f"{one}-controller.crds.yaml") for one in ("source", "kustomize", "helm")]
     cluster.kubectl("apply", "--server-side", *(f"--filename={path}" for path in crds), timeout_s=120)
     installed = str(Path(__file__).with_name("flux") / "flux.yaml")
     cluster.kubectl("apply", f"--filename={installed}", namespace=FLUX)
-    for name in ("git", "source-controller", "kustomize-controller"):
+    for name in ("git", "registry", "source-controller", "kustomize-controller", "helm-controller"):
         cluster.kubectl("rollout", "status", f"deployment/{name}", "--timeout=120s", namespace=FLUX, timeout_s=130)
     yield
     cluster.kubectl("delete", f"--filename={installed}", "--timeout=120s", namespace=FLUX, timeout_s=130)
@@ -253,3 +257,118 @@ def test_what_leaves_the_repository_is_deleted_and_nothing_hangs(cluster: Any, f
     fleet.follow()
     fleet.ready()
     assert cluster.status("persistshard", "flights")["shardId"] == shard_id
+
+
+class Chart:
+    """The chart in the registry of the cluster, and the objects of the example by which Flux installs it."""
+
+    def __init__(self, cluster: Any, folder: Path) -> None:
+        self.cluster, self.folder = cluster, folder
+
+    def push(self, version: str) -> None:
+        self.cluster.run(
+            "helm",
+            "package",
+            str(ROOT / "charts" / "persist-operator"),
+            f"--version={version}",
+            f"--destination={self.folder}",
+        )
+        with self.cluster.forwarded("service/registry", 5000, FLUX) as port:
+            archive = str(self.folder / f"persist-operator-{version}.tgz")
+            self.cluster.run("helm", "push", archive, f"oci://127.0.0.1:{port}/charts", "--plain-http")
+
+    def follow(self, **values: Any) -> None:
+        """Applies the two objects. Stores and images are those of the tests; what else the example says of the release stays."""
+        (source,) = [one for one in self._documents("source") if one["kind"] == "OCIRepository"]
+        (release,) = self._documents("operator")
+        source["spec"] |= {"url": source["spec"]["url"].replace("registry.example.com", REGISTRY), "insecure": True}
+        installed = yaml.safe_load(Path(__file__).with_name("values.yaml").read_text())
+        release["spec"]["values"] |= {**installed, **values}
+        self.cluster.apply(source, release, namespace=FLUX)
+
+    def released(self, version: str, reason: str) -> dict[str, Any]:
+        """The newest release, once it is this version of the chart and Ready for this reason."""
+
+        def probe() -> dict[str, Any] | None:
+            status = self.cluster.status("helmrelease", RELEASE, FLUX)
+            ready = self.cluster.condition("helmrelease", RELEASE, "Ready", FLUX)
+            newest: dict[str, Any] = next(iter(status.get("history", [])), {})
+            done = (ready.get("status"), ready.get("reason")) == ("True", reason)
+            return newest if done and newest.get("chartVersion", "").partition("+")[0] == version else None
+
+        found: dict[str, Any] = self.cluster.wait(
+            f"{reason} of {version}", probe, timeout_s=300, every_s=0.5, namespace=FLUX
+        )
+        return found
+
+    def remove(self) -> None:
+        """Deletes the objects, and waits until the finalizer has uninstalled the release."""
+        self.cluster.delete("helmrelease", RELEASE, namespace=FLUX, timeout_s=180)
+        self.cluster.delete("ocirepository", RELEASE, namespace=FLUX)
+
+    @staticmethod
+    def _documents(name: str) -> list[dict[str, Any]]:
+        return list(yaml.safe_load_all((GITOPS / "flux" / f"{name}.yaml").read_text()))
+
+
+@pytest.fixture
+def chart(cluster: Any, flux: None, tmp_path: Path) -> Iterator[Chart]:
+    """Afterwards the operator is installed as before, without Flux."""
+    made = Chart(cluster, tmp_path)
+    yield made
+    made.remove()
+    cluster.install()
+
+
+def revisions(cluster: Any) -> list[int]:
+    return [one["revision"] for one in json.loads(cluster.helm("history", RELEASE, "--output=json"))]
+
+
+def test_flux_takes_over_upgrades_repairs_removes_and_installs_the_operator_from_the_registry(
+    cluster: Any, fleet: Fleet, chart: Chart, new_shard: Callable[..., tuple[str, str]]
+) -> None:
+    shard, shard_id = new_shard("chart")
+    before = revisions(cluster)[-1]
+    chart.push("0.1.1")
+    chart.follow()
+    assert chart.released("0.1.1", "UpgradeSucceeded")["version"] == before + 1
+    assert revisions(cluster)[-1] == before + 1, "helm sees the release that Flux took over"
+
+    chart.push("0.1.2")
+    fleet.ask("ocirepository", RELEASE)
+    chart.released("0.1.2", "UpgradeSucceeded")
+    cluster.wait("an operator", cluster.operator_pod, timeout_s=120, namespace=SYSTEM)
+    cluster.wait_condition("persistshard", shard, "Ready")
+
+    cluster.kubectl("scale", "deployment", RELEASE, "--replicas=0", namespace=SYSTEM)
+    cluster.wait(
+        "no operator",
+        lambda: not cluster.items("pods", "app.kubernetes.io/component=operator", SYSTEM),
+        timeout_s=90,
+        namespace=SYSTEM,
+    )
+    fleet.ask("helmrelease", RELEASE)
+    cluster.wait("the operator to be back", cluster.operator_pod, timeout_s=120, namespace=SYSTEM)
+    assert revisions(cluster)[-1] == before + 2, "what was edited by hand is undone without a new release"
+
+    chart.remove()
+    assert not cluster.items("deployments", "app.kubernetes.io/name=persist-operator", SYSTEM)
+    assert cluster.get("persistshard", shard) is not None
+    chart.follow()
+    chart.released("0.1.2", "InstallSucceeded")
+    later, _ = new_shard("chart-later")
+    assert cluster.status("persistshard", shard)["shardId"] == shard_id
+    assert "Succeeded" in cluster.helm("test", RELEASE, "--timeout", "120s")
+
+
+def test_values_that_the_chart_refuses_fail_the_release_and_leave_the_operator_alone(
+    cluster: Any, chart: Chart
+) -> None:
+    chart.push("0.1.3")
+    chart.follow()
+    chart.released("0.1.3", "UpgradeSucceeded")
+    running = cluster.operator_pod()["metadata"]["uid"]
+    chart.follow(loop={"inspectSeconds": "often"})
+    failed = cluster.wait_condition("helmrelease", RELEASE, "Ready", "False", timeout_s=120, namespace=FLUX)
+    assert "inspectSeconds" in failed["message"]
+    assert cluster.operator_pod()["metadata"]["uid"] == running

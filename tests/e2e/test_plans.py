@@ -1,15 +1,11 @@
-"""Plans on the live cluster: what waits for a person or a window, approved by the plugin, and seen in the console with the rights of the viewer."""
+"""Plans on the live cluster: what waits for a person or a window, approved by the plugin."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +13,7 @@ import pytest
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900), pytest.mark.usefixtures("operator_is_there")]
 
-NAMESPACE, SYSTEM = "persist-e2e", "persist-system"
+NAMESPACE = "persist-e2e"
 PROGRAM = str(Path(sys.executable).parent / "kubectl-persist")
 QUIET = {"gc": {"enabled": False}, "rollup": {"everySeqnos": 1000}}
 
@@ -66,50 +62,3 @@ def test_a_compaction_waits_for_its_window_and_for_an_approval_of_its_plan(
     run = next(one for one in cluster.status("persistshard", shard)["history"] if one["type"] == "Compaction")
     assert run["cpuSeconds"] >= 0
     assert programs.result("content", shard_id)["hash"] == before["hash"]
-
-
-@contextlib.contextmanager
-def console(cluster: Any) -> Iterator[Callable[[str, str], tuple[int, str]]]:
-    """Fetches pages of the console's Service with a token: the code and the page."""
-    command = ["kubectl", "-n", SYSTEM, "port-forward", "service/persist-operator-console", ":8787"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=cluster.environment) as forward:
-        try:
-            assert forward.stdout is not None
-            port = forward.stdout.readline().split("127.0.0.1:")[1].split()[0]
-
-            def page(path: str, token: str) -> tuple[int, str]:
-                request = urllib.request.Request(f"http://127.0.0.1:{port}{path}")
-                if token:
-                    request.add_header("Authorization", f"Bearer {token}")
-                try:
-                    with urllib.request.urlopen(request, timeout=30) as answer:
-                        return answer.status, answer.read().decode()
-                except urllib.error.HTTPError as error:
-                    return error.code, error.read().decode()
-
-            yield page
-        finally:
-            forward.kill()
-
-
-def test_the_console_shows_each_viewer_what_the_viewer_may_see(
-    cluster: Any, named: Callable[[str], str], new_shard: Callable[..., tuple[str, str]]
-) -> None:
-    shard, shard_id = new_shard("console")
-    viewer, stranger = named("viewer"), named("stranger")
-    for account in (viewer, stranger):
-        cluster.kubectl("create", "serviceaccount", account)
-    cluster.kubectl("create", "rolebinding", viewer, "--clusterrole=view", f"--serviceaccount={NAMESPACE}:{viewer}")
-    tokens = {account: cluster.kubectl("create", "token", account).strip() for account in (viewer, stranger)}
-    path = f"/shards/{NAMESPACE}/{shard}"
-    with console(cluster) as page:
-        assert page("/", "")[0] == 401
-        assert page("/", "x" * 20)[0] == 401
-        code, text = page(path, tokens[stranger])
-        assert (code, shard_id in text) == (403, False)
-        assert "get persistshards.persistshard.io" in text
-        code, text = page("/", tokens[viewer])
-        assert (code, shard in text) == (200, True)
-        code, text = page(path, tokens[viewer])
-        assert (code, shard_id in text) == (200, True)
-        assert page(f"/shards/persist-e2e-other/{shard}", tokens[viewer])[0] == 403
