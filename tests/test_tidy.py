@@ -7,6 +7,7 @@ import functools
 import re
 import subprocess
 import tomllib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -101,48 +102,89 @@ def rooms() -> list[Path]:
     return sorted({path.parent for path in product_files()})
 
 
+def named(path: Path) -> str:
+    """How a message names a file."""
+    return str(path.relative_to(ROOT))
+
+
+@functools.cache
+def lines_of(path: Path) -> list[str]:
+    """Its lines. Several rules read each file."""
+    return path.read_text().splitlines()
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """The tree of a module."""
+    return ast.parse(path.read_text())
+
+
+def nodes_of(path: Path) -> Iterator[ast.AST]:
+    """The nodes of a module."""
+    return ast.walk(parsed(path))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgotten() -> Iterator[None]:
+    """The trees of all modules are large, and the tests of other files have no use for them."""
+    yield
+    lines_of.cache_clear()
+    parsed.cache_clear()
+
+
 def test_there_is_something_to_check() -> None:
     """The rules below see the code: an empty listing would make them pass for nothing."""
     assert len(product_files()) > 30
+    assert len(sized_files()) > len(product_files())
+    assert len(rooms()) > 10
+    assert len(documents()) > 30
+
+
+def sized_files() -> list[Path]:
+    """All modules but those of tests."""
+    tests, kit = ROOT / "tests", ROOT / "tests" / "kit"
+    return [path for path in python_files() if not path.is_relative_to(tests) or path.is_relative_to(kit)]
+
+
+def test_a_file_is_not_two_things() -> None:
+    """500 lines a file."""
+    assert not [f"{named(path)}: split it" for path in sized_files() if len(lines_of(path)) > FILE_LINES_MAX]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", python_files(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_file_and_function_size(path: Path) -> None:
-    """500 lines a file, 70 a function; test functions and files are exempt."""
-    text = path.read_text()
-    if path.is_relative_to(ROOT / "tests") and not path.is_relative_to(ROOT / "tests" / "kit"):
-        return
-    assert len(text.splitlines()) <= FILE_LINES_MAX, "split it: two things in one file"
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert node.end_lineno is not None
-            length = node.end_lineno - node.lineno + 1
-            assert length <= FUNCTION_LINES_MAX, f"{node.name} has {length} lines"
+def test_a_function_is_not_too_long() -> None:
+    """70 lines a function."""
+    bad = []
+    for path in sized_files():
+        for node in nodes_of(path):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert node.end_lineno is not None
+                length = node.end_lineno - node.lineno + 1
+                bad += [f"{named(path)}: {node.name} has {length} lines"] if length > FUNCTION_LINES_MAX else []
+    assert not bad
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", product_files(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_module_head_says_what_it_owns(path: Path) -> None:
+def test_a_module_head_says_what_it_owns() -> None:
     """Every module begins with a docstring."""
-    assert ast.get_docstring(ast.parse(path.read_text())), "a module head says what it owns"
+    assert not [named(path) for path in product_files() if not ast.get_docstring(parsed(path))]
 
 
-@pytest.mark.parametrize("room", rooms(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_room_has_readme(room: Path) -> None:
-    """Each room says in about 20 lines what it owns, what it must not know, where to start."""
-    readme = room / "README.md"
-    assert readme.is_file()
-    lines = readme.read_text().splitlines()
-    assert 5 <= len(lines) <= 40
-    assert sum(line.startswith("# ") for line in lines) == 1
+def test_each_room_has_a_readme() -> None:
+    """It says in about 20 lines what the room owns, what it must not know, where to start."""
+    bad = []
+    for room in rooms():
+        readme = room / "README.md"
+        lines = lines_of(readme) if readme.is_file() else []
+        if not 5 <= len(lines) <= 40 or sum(line.startswith("# ") for line in lines) != 1:
+            bad.append(f"{named(readme)}: must have 5 to 40 lines and one heading, has {len(lines)} lines")
+    assert not bad
 
 
-@pytest.mark.parametrize("room", rooms(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_a_shelf_is_not_too_long(room: Path) -> None:
+def test_a_shelf_is_not_too_long() -> None:
     """A reader sees what a room holds at one look."""
-    modules = [path for path in room.glob("*.py") if path.name != "__init__.py"]
-    assert len(modules) <= MODULES_MAX, "make a sub-room"
+    shelves = {room: [path for path in room.glob("*.py") if path.name != "__init__.py"] for room in rooms()}
+    assert not [f"{named(room)}: make a sub-room" for room, held in shelves.items() if len(held) > MODULES_MAX]
 
 
 def test_no_module_is_too_short() -> None:
@@ -160,15 +202,14 @@ def paths_named(document: Path) -> set[str]:
     return set(re.findall(r"`([\w./-]+\.(?:py|md|lua|proto|sh|yaml|toml))`", document.read_text()))
 
 
-@pytest.mark.parametrize(
-    "document",
-    [ROOT / "ARCHITECTURE.md", *tracked("docs/adr/*.md"), *[room / "README.md" for room in rooms()]],
-    ids=lambda p: str(p.relative_to(ROOT)),
-)
-def test_named_paths_exist(document: Path) -> None:
+def test_named_paths_exist() -> None:
     """From the document's own folder, from its package or from the root."""
-    places = [document.parent, ROOT, *[ROOT / folder / name for folder, name in PACKAGES.items()]]
-    missing = {name for name in paths_named(document) if not any((place / name).exists() for place in places)}
+    missing = []
+    readmes = [room / "README.md" for room in rooms()]
+    for document in [ROOT / "ARCHITECTURE.md", *tracked("docs/adr/*.md"), *filter(Path.is_file, readmes)]:
+        places = [document.parent, ROOT, *[ROOT / folder / name for folder, name in PACKAGES.items()]]
+        for name in sorted(paths_named(document)):
+            missing += [] if any((place / name).exists() for place in places) else [f"{named(document)}: {name}"]
     assert not missing
 
 
@@ -198,14 +239,14 @@ def test_the_core_draws_no_fresh_ids() -> None:
     bad = []
     for room in (*PURE_ROOMS, "shard", "parts", "work", "storage"):
         for path in (ROOT / "engine" / "persist_engine" / room).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in nodes_of(path):
                 if (
                     isinstance(node, ast.Call)
                     and isinstance(node.func, ast.Attribute)
                     and node.func.attr == "new"
                     and not node.args
                 ):
-                    bad.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+                    bad.append(f"{named(path)}:{node.lineno}")
     assert not bad
 
 
@@ -216,10 +257,10 @@ def test_the_core_imports_no_clock_and_no_randomness() -> None:
     bad = []
     for room in PURE_ROOMS:
         for path in (ROOT / "engine" / "persist_engine" / room).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in nodes_of(path):
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
                 names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-                bad += [f"{path.relative_to(ROOT)} imports {name}" for name in names if name.split(".")[0] in banned]
+                bad += [f"{named(path)} imports {name}" for name in names if name.split(".")[0] in banned]
     assert not bad
 
 
@@ -252,7 +293,7 @@ def entry_points() -> set[str]:
 def imported_by(path: Path) -> set[str]:
     """Dotted names that a module imports anywhere, with each name of a `from` import as if it were a module."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -275,18 +316,17 @@ def test_no_wheel_holds_a_module_for_tests_only() -> None:
     assert not left
 
 
-@pytest.mark.parametrize("room", PLAIN_ROOMS)
-def test_prose_says_which_component_acts(room: str) -> None:
+def naming_persons(paths: Iterable[Path]) -> list[str]:
+    """The lines with a word that stands for a person."""
+    return [f"{named(path)}:{n}" for path in paths for n, line in enumerate(lines_of(path), 1) if PERSONS.search(line)]
+
+
+def test_prose_says_which_component_acts() -> None:
     """A component acts in a sentence, not a person: such words hide which one."""
-    paths = [path for path in [*tracked("*.py"), *tracked("*.md")] if path.is_relative_to(ROOT / room)]
-    assert paths
-    bad = [
-        f"{path.relative_to(ROOT)}:{n}"
-        for path in paths
-        for n, line in enumerate(path.read_text().splitlines(), 1)
-        if PERSONS.search(line)
-    ]
-    assert not bad
+    texts = [*tracked("*.py"), *tracked("*.md")]
+    held = {room: [path for path in texts if path.is_relative_to(ROOT / room)] for room in PLAIN_ROOMS}
+    assert all(held.values()), held
+    assert not naming_persons(sorted({path for paths in held.values() for path in paths}))
 
 
 def documents() -> list[Path]:
@@ -300,11 +340,9 @@ def documents() -> list[Path]:
     return sorted(path for path in texts if path.parent not in held and "fixtures" not in path.parts)
 
 
-@pytest.mark.parametrize("path", documents(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_documents_say_which_component_acts(path: Path) -> None:
+def test_documents_say_which_component_acts() -> None:
     """As in `PLAIN_ROOMS`."""
-    bad = [n for n, line in enumerate(path.read_text().splitlines(), 1) if PERSONS.search(line)]
-    assert not bad, f"lines {bad}"
+    assert not naming_persons(documents())
 
 
 @pytest.mark.slow
@@ -328,9 +366,5 @@ def test_no_markers_and_no_machine_paths() -> None:
     ]:
         if path == Path(__file__).resolve():
             continue
-        bad += [
-            f"{path.relative_to(ROOT)}:{n}"
-            for n, line in enumerate(path.read_text().splitlines(), 1)
-            if pattern.search(line)
-        ]
+        bad += [f"{named(path)}:{n}" for n, line in enumerate(lines_of(path), 1) if pattern.search(line)]
     assert not bad

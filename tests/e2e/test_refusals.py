@@ -12,7 +12,7 @@ import yaml
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(600)]
 
-CASES = yaml.safe_load((Path(__file__).resolve().parents[1] / "operator" / "crd_cases.yaml").read_text())
+CASES = yaml.load((Path(__file__).resolve().parents[1] / "operator" / "crd_cases.yaml").read_text(), yaml.CSafeLoader)
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import yaml
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(300)]
 
 CHARTS = Path(__file__).resolve().parents[1] / "charts"
-ASKED = yaml.safe_load((CHARTS / "asked.yaml").read_text())
-GOLDEN = yaml.safe_load((CHARTS / "golden" / "can-i-listed.yaml").read_text())
-CASES = yaml.safe_load((CHARTS / "admission_cases.yaml").read_text())
+ASKED = yaml.load((CHARTS / "asked.yaml").read_text(), yaml.CSafeLoader)
+GOLDEN = yaml.load((CHARTS / "golden" / "can-i-listed.yaml").read_text(), yaml.CSafeLoader)
+CASES = yaml.load((CHARTS / "admission_cases.yaml").read_text(), yaml.CSafeLoader)
 SYSTEM, WORKLOAD, OTHER = "persist-system", "persist-e2e", "persist-stores"
 WATCHED = "persist-e2e-other"
 OPERATOR, DRIVER, REST = f"{SYSTEM}:persist-operator", f"{WORKLOAD}:persist-spark-driver", f"{WORKLOAD}:default"

@@ -15,12 +15,12 @@ ENDS_S = 25
 HAPPENS_S = 100
 
 
-def eventually(holds, timeout_s=HAPPENS_S):
+def eventually(holds, timeout_s=HAPPENS_S, *, pause_s=0.05):
     until = time.monotonic() + timeout_s
     while not holds():
         if time.monotonic() > until:
             return False
-        time.sleep(0.05)
+        time.sleep(pause_s)
     return True
 
 
@@ -39,7 +39,7 @@ class Replica:
         config = folder / f"{name}.yaml"
         config.write_text(yaml.safe_dump(settings))
         variables = {"KUBECONFIG": str(kubeconfig), "PERSIST_OPERATOR_CONFIG": str(config), "POD_NAME": name}
-        self.log = folder / f"{name}.log"
+        self.log, self._port = folder / f"{name}.log", 0
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "persist_operator.main"], env={**os.environ, **variables}, stderr=log
@@ -48,8 +48,10 @@ class Replica:
     @property
     def port(self):
         """The port of its probes; 0 until it logs that it serves them."""
-        lines = [line for line in self.log.read_text().splitlines() if '"serving"' in line]
-        return int(json.loads(lines[0])["port"]) if lines else 0
+        if not self._port:
+            lines = [line for line in self.log.read_text().splitlines() if '"serving"' in line]
+            self._port = int(json.loads(lines[0])["port"]) if lines else 0
+        return self._port
 
     def probe(self, path):
         """(code, body); code 0 while no process listens."""
@@ -66,9 +68,14 @@ class Replica:
     def is_ready(self):
         return self.probe("/readyz")[0] == 200
 
+    def metrics(self):
+        """The samples by series, as its /metrics shows them."""
+        lines = [line for line in self.probe("/metrics")[1].splitlines() if not line.startswith("#")]
+        return dict(line.rsplit(" ", 1) for line in lines)
+
     def metric(self, name):
-        lines = self.probe("/metrics")[1].splitlines()
-        return next((float(line.split()[-1]) for line in lines if line.startswith(f"{name} ")), None)
+        sample = self.metrics().get(name)
+        return None if sample is None else float(sample)
 
     def leads(self):
         return self.metric("persist_operator_leader") == 1.0

@@ -65,9 +65,11 @@ def test_replicas_share_the_resources_and_take_over_from_one_that_dies_or_leaves
     def shares(*replicas):
         return sorted(one.metric("persist_operator_slices") or 0 for one in replicas)
 
-    def shown(name):
-        series = f'persist_shard_ready{{name="{name}",namespace="team"}}'
-        return [one for one in every if one.process.poll() is None and one.metric(series) is not None]
+    def shown(names):
+        """The replicas that export each shard."""
+        exported = {one: one.metrics() for one in every if one.process.poll() is None}
+        series = [f'persist_shard_ready{{name="{name}",namespace="team"}}' for name in names]
+        return [[one for one, samples in exported.items() if each in samples] for each in series]
 
     def become_ready(names):
         for name in names:
@@ -78,20 +80,20 @@ def test_replicas_share_the_resources_and_take_over_from_one_that_dies_or_leaves
     assert sum(one.leads() for one in every) == 1
     first = [f"first-{number}" for number in range(9)]
     assert become_ready(first)
-    assert eventually(lambda: all(len(shown(name)) == 1 for name in first)), "only its owner exports a shard"
-    assert len({shown(name)[0].log for name in first}) == 3, "each replica has some"
+    assert eventually(lambda: all(len(one) == 1 for one in shown(first))), "only its owner exports a shard"
+    assert len({one.log for (one,) in shown(first)}) == 3, "each replica has some"
 
     one.process.kill()
     one.process.wait()
     assert eventually(lambda: shares(two, three) == [32, 32])
-    assert eventually(lambda: all(len(shown(name)) == 1 for name in first))
+    assert eventually(lambda: all(len(one) == 1 for one in shown(first)))
     assert become_ready([f"second-{number}" for number in range(6)])
 
     assert two.end() == 0
     lease = server.cluster.get(LEASE, "operator", "persist-operator-two")
     assert lease["spec"]["holderIdentity"] == "", "it was released: nothing waits for its end"
     assert eventually(lambda: shares(three) == [64])
-    assert eventually(lambda: all(shown(name) == [three] for name in first))
+    assert eventually(lambda: all(one == [three] for one in shown(first)))
 
     four = replica("four", **sharing)
     assert eventually(lambda: shares(three, four) == [32, 32])

@@ -29,6 +29,7 @@ def _neighbour(name: str, folder: Path = Path(__file__).parent) -> ModuleType:
 
 twins_module, landing_run = _neighbour("twins"), _neighbour("landing_run")
 _neighbour("table_shard")
+_neighbour("collectors")
 envelope_run = _neighbour("envelope_run")
 catalog_world = _neighbour("catalog_world")
 build_catalog = _neighbour("build_catalog", Path(__file__).parents[2] / "spark-images" / "catalog")

@@ -1,10 +1,8 @@
 """Shards as tables of Spark's SQL, through the catalog in Java. Each test has a namespace of its own in one catalog of the shared session."""
 
-import gc
 import os
 import subprocess
 import sys
-import threading
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 import build_catalog
 import pytest
 from catalog_world import SMALL, A, Catalog
+from collectors import are_gone
 from persist_engine import Location, Schema, ShardId
 from persist_engine.model.ownership import Owner
 from persist_kit.servers import redis_server, s3_server
@@ -61,7 +60,9 @@ def test_the_jar_was_built_from_the_sources_at_hand(local_spark):
 
 
 def test_each_condition_gives_the_rows_that_spark_gives_over_the_same_rows(catalog):
-    """One query asks all of them, so that scans of one table with different conditions are planned together."""
+    """One query asks all of them, so that scans of one table with different conditions are planned together. Over plain rows each condition
+    is a column.
+    """
     catalog.add(catalog.make(schema=SCHEMA), ROWS, 5, SCHEMA)
     sides = [T._parse_datatype_string(ddl) for ddl in (SCHEMA.key_ddl, SCHEMA.val_ddl)]
     flat = T.StructType([*sides[0], *sides[1]])
@@ -69,15 +70,13 @@ def test_each_condition_gives_the_rows_that_spark_gives_over_the_same_rows(catal
     table = f"{catalog.name}.{catalog.namespace}.flights"
     asked = [*PUSHED, *KEPT]
 
-    def found(source):
-        parts = [f"SELECT {at} AS q, id FROM {source} WHERE {asked[at]}" for at in range(len(asked))]
-        rows = catalog.sql(" UNION ALL ".join([*parts, f"SELECT -1, count(*) FROM {source}"]))
-        return {
-            (asked[at] if at >= 0 else "all"): sorted(id_ for q, id_ in rows if q == at) for at in range(-1, len(asked))
-        }
-
+    parts = [f"SELECT {at} AS q, id FROM {table} WHERE {asked[at]}" for at in range(len(asked))]
+    pushed = catalog.sql(" UNION ALL ".join([*parts, f"SELECT -1, count(*) FROM {table}"]))
     try:
-        assert found(table) == found("plain")
+        truths = catalog.sql(f"SELECT id, array({', '.join(f'({text})' for text in asked)}) FROM plain")
+        for at, text in enumerate(asked):
+            assert sorted(id_ for q, id_ in pushed if q == at) == sorted(id_ for id_, true in truths if true[at]), text
+        assert [count for q, count in pushed if q == -1] == [len(ROWS)]
         # pyspark rows compare NaN as unequal, so the contents are compared as text.
         shown = [sorted(map(repr, catalog.sql(f"SELECT * FROM {source}"))) for source in (table, "plain")]
         assert shown[0] == shown[1]
@@ -144,26 +143,11 @@ def test_a_lease_lives_as_long_as_anything_reads_the_table(catalog, small):
     other = catalog.make("other")
     catalog.add(other, [((1,), (1,))], 5)
     assert catalog.sql("SELECT * FROM {n}.other") == [(1, 1)]
-    await_release(catalog, other)
+    assert are_gone(catalog.spark, lambda: catalog.readers(other))
     assert rows.count() == 2
     assert catalog.readers(small) == 1
     del rows
-    await_release(catalog, small)
-
-
-def await_release(catalog, shard):
-    pause = threading.Event()
-    for _ in range(600):
-        if not catalog.readers(shard):
-            return
-        collect(catalog)
-        pause.wait(0.1)
-    pytest.fail("a reader is left")
-
-
-def collect(catalog):
-    gc.collect()
-    catalog.spark._jvm.java.lang.System.gc()
+    assert are_gone(catalog.spark, lambda: catalog.readers(small))
 
 
 def test_names_of_tables_and_namespaces(catalog, small):

@@ -3,14 +3,12 @@
 In real sessions, because the JVM's garbage collector decides when a frame can no longer be read.
 """
 
-import gc
 import subprocess
 import sys
-import threading
 
 import pytest
+from collectors import are_gone
 from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
-from persist_engine.base.env import SystemEnv
 from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.work.repair.force import force_compaction, force_gc
 from persist_kit.depth import draws
@@ -19,7 +17,6 @@ from pyspark.logger import PySparkLogger
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 SCHEMA = Schema.from_ddl("id BIGINT", "name STRING")
-PATIENCE_S = 120.0
 
 
 class Shard:
@@ -50,16 +47,8 @@ class Shard:
         return len(self.client.inspect(self.id).readers)
 
     def ends(self) -> bool:
-        """Whether all leases are released within PATIENCE_S, while both garbage collectors run."""
-        jvm, pause, env = self.spark._jvm, threading.Event(), SystemEnv()
-        began = env.monotonic_s()
-        while self.readers():
-            gc.collect()
-            jvm.java.lang.System.gc()
-            pause.wait(0.1)
-            if env.monotonic_s() - began > PATIENCE_S:
-                return False
-        return True
+        """Whether all leases are released."""
+        return are_gone(self.spark, self.readers)
 
 
 @pytest.fixture(scope="module")
@@ -113,9 +102,10 @@ def test_many_queries_of_a_frame_and_many_frames_leave_one_reader(shard):
 
 
 @pytest.mark.parametrize("how", ["derived", "rdd", "view", "cached"])
-def test_the_lease_lives_as_long_as_anything_reads_the_frame(shard, spark, how):
+def test_the_lease_lives_as_long_as_anything_reads_the_frame(shard, spark, tmp_path, how):
     """The frame itself is dropped. Compaction and collection run, and its blobs stay."""
-    frame = shard.load(splits="4")
+    control = Shard(tmp_path / "control", spark)
+    frame, elsewhere = shard.load(splits="4"), control.load()
     match how:
         case "derived":
             rest = frame.where("id >= 0").select("id")
@@ -126,13 +116,11 @@ def test_the_lease_lives_as_long_as_anything_reads_the_frame(shard, spark, how):
             rest = spark.table("kept")
         case "cached":
             rest = frame.where("id >= 0").cache()
-    del frame
+    assert elsewhere.count() == 10
     other = shard.load(columns="id")
-    del other
+    del frame, other, elsewhere
     shard.grow()
-    for _ in range(3):
-        gc.collect()
-        spark._jvm.java.lang.System.gc()
+    assert control.ends(), "the collectors have run"
     force_compaction(shard.client.machine(shard.id), full=True)
     force_gc(shard.client.machine(shard.id))
     assert rest.count() == 10
@@ -143,6 +131,7 @@ def test_the_lease_lives_as_long_as_anything_reads_the_frame(shard, spark, how):
         spark.catalog.dropTempView("kept")
     del rest
     assert shard.ends()
+    control.client.close()
 
 
 def test_failed_loads_and_failed_queries_leave_no_lease(shard, spark, monkeypatch):

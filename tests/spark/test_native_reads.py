@@ -1,10 +1,9 @@
 """Frames that Spark's own Parquet reader reads show the same rows as the reader in Python, and only where that is certain."""
 
-import gc
-import threading
 from decimal import Decimal
 
 import pytest
+from collectors import are_gone
 from persist_engine import Antichain, Appended, Location, PersistClient, Schema, ShardId
 from persist_engine.base.settings import KIB, BatchSettings, Settings
 from persist_spark.datasource import register
@@ -42,6 +41,9 @@ class Shard:
 
     def load(self, **options):
         return self.reader(shard=self.id, **options).load()
+
+    def readers(self) -> int:
+        return len(self.client.inspect(self.id).readers)
 
     def check(self, *, is_native: bool, count: int, **options):
         """Compares the frame with the one that Python reads, and says which reader it has."""
@@ -202,9 +204,12 @@ def test_damage_and_loss_are_errors_whatever_the_session_ignores(shard, spark):
 
 
 @pytest.mark.parametrize("how", ["derived", "rdd", "cached"])
-def test_the_lease_lives_as_long_as_anything_reads_the_files(shard, spark, how):
-    shard.append(range(100), time=5)
-    frame = shard.load()
+def test_the_lease_lives_as_long_as_anything_reads_the_files(shard, spark, tmp_path, how):
+    """That nothing reads another shard any more shows that the collectors have run."""
+    control = Shard(tmp_path / "control", spark)
+    for each in (control, shard):
+        each.append(range(100), time=5)
+    frame, other = shard.load(), control.load()
     match how:
         case "derived":
             rest = frame.where("id >= 0").select("id")
@@ -213,21 +218,16 @@ def test_the_lease_lives_as_long_as_anything_reads_the_files(shard, spark, how):
         case "cached":
             rest = frame.where("id >= 0").cache()
     assert is_by_spark(frame)
-    del frame
-
-    def readers() -> int:
-        gc.collect()
-        spark._jvm.java.lang.System.gc()
-        threading.Event().wait(0.1)
-        return len(shard.client.inspect(shard.id).readers)
-
-    for _ in range(8):
-        assert readers() == 1
+    assert is_by_spark(other)
+    del frame, other
+    assert are_gone(spark, control.readers)
+    assert shard.readers() == 1
     assert rest.count() == 100
     if how == "cached":
         rest.unpersist(blocking=True)
     del rest
-    assert any(readers() == 0 for _ in range(600))
+    assert are_gone(spark, shard.readers)
+    control.client.close()
 
 
 def test_a_load_by_name_of_options_of_the_session_and_of_a_path_are_native_too(shard, spark):

@@ -1,6 +1,7 @@
 """A shard whose compactions sift out what cancelled reads as one whose compactions do not: at every time, in every form."""
 
 import dataclasses
+import functools
 import random
 
 import pyarrow as pa
@@ -118,16 +119,29 @@ def reads_of(world, shard_id):
     return found
 
 
+@functools.cache
+def plain_and_its_reads(seed, since, compacted):
+    """A shard whose compactions sift nothing out, and what its readers see."""
+    plain = filled(seed, sift_bytes_min=1 << 30, since=since, compacted=compacted)
+    return plain, reads_of(*plain)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgotten():
+    yield
+    plain_and_its_reads.cache_clear()
+
+
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("since", "compacted"), [(0, APPENDS), (4, APPENDS - 2), (LAST, APPENDS)])
 def test_a_sifted_shard_reads_as_a_plain_one(seed, since, compacted):
-    plain = filled(seed, sift_bytes_min=1 << 30, since=since, compacted=compacted)
+    plain, seen = plain_and_its_reads(seed, since, compacted)
     sifted = filled(seed, sift_bytes_min=0, since=since, compacted=compacted)
     assert set(kinds_of(*plain)) == {RunKind.ANY}
     if since < LAST:
         assert RunKind.BALANCED in kinds_of(*sifted)
     found = reads_of(*sifted)
-    assert found == reads_of(*plain)
+    assert found == seen
     assert not any(left for (*_, what), left in found.items() if what == "count")
 
 
@@ -147,9 +161,8 @@ SHAPE_OF = Shape.of
     ],
 )
 def test_a_shortcut_taken_too_often_is_found(monkeypatch, module, name, broken):
-    plain = filled(0, sift_bytes_min=1 << 30, since=0, compacted=APPENDS)
+    plain, right = plain_and_its_reads(0, 0, APPENDS)
     sifted = filled(0, sift_bytes_min=0, since=0, compacted=APPENDS)
-    right = reads_of(*plain)
     monkeypatch.setattr(module, name, broken)
     assert reads_of(*sifted) != right or reads_of(*plain) != right
 
