@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 NAME = "pandas"
 
 
-class _Refusing(MetaPathFinder):
-    """Finds nothing, and ends the search for one module."""
+class _Refusing:
+    """A finder of modules that finds nothing, and ends the search for one module."""
 
     def find_spec(
         self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None

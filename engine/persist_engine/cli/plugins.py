@@ -7,19 +7,23 @@ its own command.
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperGroup
 
 from persist_engine.cli.no_pandas import let_pandas_in
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
 GROUP = "persist.commands"
 
 
 def plugin_entry_points() -> dict[str, EntryPoint]:
     """Name of the command -> where it comes from."""
+    from importlib.metadata import entry_points  # which loads a parser of mail
+
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -57,6 +56,8 @@ def profile_urls(name: str, environ: Mapping[str, str]) -> tuple[str, str | None
 
 
 def _read(path: Path) -> dict[str, object]:
+    import tomllib  # few processes have a profile
+
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
