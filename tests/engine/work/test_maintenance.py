@@ -1,5 +1,6 @@
 """Compaction on real in-memory stores: contents never change, whichever process is killed at whichever call."""
 
+import contextlib
 import itertools
 from dataclasses import replace
 
@@ -128,6 +129,31 @@ def test_compaction_killed_at_any_call_is_repeated_by_the_next(after, merger):
         if finished:
             break
     assert dies_at > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("merger", [None, InRanges(3)], ids=["whole", "in-ranges"])
+def test_a_killed_compaction_loses_at_most_the_chunk_that_it_was_at(merger):
+    """Spec 13.10."""
+    prepared = RecordedShard(seed=2)
+    prepared.append(times=16, rows=8)
+    left, outcomes = [], []
+    for dies_at in itertools.count(1):
+        stores = prepared.copy()
+        mortality = Mortality(dies_at, after=False)
+        mortal = mortality.wrap(stores.blob), mortality.wrap(stores.consensus)
+        with contextlib.suppress(Killed):
+            outcomes = compact_due(connect(*mortal).machine(stores.shard_id), merger=merger)
+        state = stores.client().machine(stores.shard_id).refresh()
+        left.append(sum(len(batch.run_metas) for batch in state.trace.batches()))
+        if left[-1] < left[0]:
+            assert left[-1] <= left[-2], "what was swapped in before an earlier kill is gone"
+        if len(left) > 1 and left[-1] < left[-2]:
+            leaked = stores.blobs() - stores.named_by_live_states()
+            assert leaked == set(), "a chunk that was written waited for the next one"
+        if outcomes:
+            break
+    assert len(set(left)) - 1 > len(outcomes), "no compaction had several chunks"
 
 
 @pytest.mark.parametrize("memory_bytes_max", [4096, 1 << 20], ids=["in pieces", "at once"])
