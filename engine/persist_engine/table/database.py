@@ -18,7 +18,7 @@ from persist_engine.model.ids import ShardId
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.ownership import Adopted
 from persist_engine.rows.schema import Schema
-from persist_engine.table.columns import Columns
+from persist_engine.table.columns import Coerce, Columns, checked_coerce
 from persist_engine.table.frames import Frame
 from persist_engine.table.names import PYTHON, Hints, Named, listed, new_owner, of_table, resolved
 from persist_engine.table.schemas import Fields, declared, inferred
@@ -76,10 +76,12 @@ class Database:
         like: Frame | pa.Schema | None = None,
         retain: Span | None = RETAIN,
         bloom: Sequence[str] = (),
+        coerce: Coerce | None = None,
         exist_ok: bool = False,
     ) -> Table:
         """Creates a table without rows, NAME or NAMESPACE.NAME. Its columns are DDL (`key="id BIGINT"`, `value="name STRING, price
         DECIMAL(10,2)"`) or pyarrow schemas; or those of the frame or schema `like`, with `key` naming the columns of the key.
+        Of instants in nanoseconds it makes microseconds only with `coerce`, as writes do.
 
         `retain` says how long times stay readable: a span, or None for only the newest. `bloom` names columns in which reads look for
         single values (`email = 'a@b.c'`): Bloom filters of them rule out most of the files. InvalidUsage when the name is taken; with
@@ -87,7 +89,7 @@ class Database:
         """
         with of_table(str(name)):
             owner = new_owner(name)
-            schema = self._schema(key, value, like)
+            schema = self._schema(key, value, like, coerce)
             retain_ms = span_ms(retain, "retain")
             filtered = self._filtered(bloom, schema)
             client = self._open_client(create=True)
@@ -229,7 +231,9 @@ class Database:
         self._client = client
         self._background = client.background_maintenance() if self._is_maintained else None
 
-    def _schema(self, key: Fields | Sequence[str], value: Fields, like: Frame | pa.Schema | None) -> Schema:
+    def _schema(
+        self, key: Fields | Sequence[str], value: Fields, like: Frame | pa.Schema | None, coerce: Coerce | None
+    ) -> Schema:
         if like is None:
             if not isinstance(key, str | pa.Schema):
                 raise InvalidUsage(
@@ -238,7 +242,7 @@ class Database:
             return declared(key, value)
         if isinstance(key, pa.Schema) or (not isinstance(value, str) or value):
             raise InvalidUsage("with like=, key names columns of the frame, and value is left out")
-        return inferred(like, key)
+        return inferred(like, key, checked_coerce(coerce))
 
     def _filtered(self, bloom: Sequence[str], schema: Schema) -> tuple[str, ...]:
         """The engine's names of the columns with Bloom filters. InvalidUsage."""

@@ -20,7 +20,7 @@ from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.ownership import Owner
 from persist_engine.model.retention import in_words
 from persist_engine.shard.schemas import SchemaIncompatible
-from persist_engine.table.columns import Columns
+from persist_engine.table.columns import Coerce, Columns, checked_coerce
 from persist_engine.table.filters import Condition, Where
 from persist_engine.table.frames import Frame
 from persist_engine.table.names import Named, of_table
@@ -126,20 +126,34 @@ class Table:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def append(self, rows: Frame, *, txn: Txn | None = None, commit_info: CommitInfo | None = None) -> Written:
+    def append(
+        self,
+        rows: Frame,
+        *,
+        coerce: Coerce | None = None,
+        txn: Txn | None = None,
+        commit_info: CommitInfo | None = None,
+    ) -> Written:
         """Adds rows, however often they come. A stream is staged batch by batch, and becomes visible at once. Lost races are retried.
 
-        Columns are matched by name. Values become the table's types where nothing is lost: numbers that fit, instants of any unit, text of
-        any layout. In pandas' columns NaN is null. With `txn` the write happens once: see notes/transactions.py.
+        Columns are matched by name. Values become the table's types where nothing is lost: numbers that fit, instants of coarser units,
+        text of any layout. Nanoseconds, which pandas gives its times, are refused, here and in the other writes, unless `coerce` is "us"
+        or, to cut digits off, "truncate". In pandas' columns NaN is null. With `txn` the write happens once: see notes/transactions.py.
 
         `commit_info`, here and in the other writes, says why: names with texts or numbers, up to 4 KiB as JSON, that `history` shows.
         A call that writes nothing leaves none.
         """
         with of_table(self.name):
-            return self._writer.append(rows, notes=noted("append", txn, commit_info))
+            return self._writer.append(rows, coerce=checked_coerce(coerce), notes=noted("append", txn, commit_info))
 
     def upsert(
-        self, rows: Frame, *, order_by: str | None = None, txn: Txn | None = None, commit_info: CommitInfo | None = None
+        self,
+        rows: Frame,
+        *,
+        order_by: str | None = None,
+        coerce: Coerce | None = None,
+        txn: Txn | None = None,
+        commit_info: CommitInfo | None = None,
     ) -> Written:
         """Makes each row the only row of its key. Other keys stay; rows that are there already cost no update. Lost races are retried.
 
@@ -148,7 +162,8 @@ class Table:
         and they differ. All rows are in memory.
         """
         with of_table(self.name):
-            return self._writer.upsert(rows, order_by=order_by, notes=noted("upsert", txn, commit_info))
+            notes = noted("upsert", txn, commit_info)
+            return self._writer.upsert(rows, order_by=order_by, coerce=checked_coerce(coerce), notes=notes)
 
     def delete(self, where: Where, *, txn: Txn | None = None, commit_info: CommitInfo | None = None) -> Written:
         """Removes the rows that fulfil a condition (see filters.py). Lost races are retried. To remove all rows, overwrite with none."""
@@ -162,6 +177,7 @@ class Table:
         rows: Frame,
         *,
         expected: Time | None = None,
+        coerce: Coerce | None = None,
         txn: Txn | None = None,
         commit_info: CommitInfo | None = None,
     ) -> Written:
@@ -172,7 +188,8 @@ class Table:
         """
         with of_table(self.name):
             time = None if expected is None else moment(expected, now_ms=self._env.now_ms(), name="expected")
-            return self._writer.overwrite(rows, notes=noted("overwrite", txn, commit_info), expected=time)
+            notes = noted("overwrite", txn, commit_info)
+            return self._writer.overwrite(rows, coerce=checked_coerce(coerce), notes=notes, expected=time)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 

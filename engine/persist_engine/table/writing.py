@@ -32,7 +32,7 @@ from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.queries import retained_since
 from persist_engine.rows.predicate import Predicate
 from persist_engine.rows.updates import consolidate
-from persist_engine.table.columns import Columns
+from persist_engine.table.columns import Coerce, Columns
 from persist_engine.table.corrections import Correction, correction, corrections, retracted
 from persist_engine.table.filters import Condition
 from persist_engine.table.frames import Frame, streamed, table_of, tables_of
@@ -114,7 +114,7 @@ class TableWriter:
         )
         self._upserts, self._has_several = 0, False
 
-    def append(self, frame: Frame, *, notes: Notes) -> Written:
+    def append(self, frame: Frame, *, notes: Notes, coerce: Coerce | None = None) -> Written:
         """Adds the rows of a frame."""
         ticket = self._ticket(notes.txn)
         if ticket is not None and ticket.is_repeat:
@@ -124,7 +124,7 @@ class TableWriter:
         time, rows = self._time_at(lower), 0
         with writer.builder(lower) as builder:
             for table in tables_of(frame, columns.arrow):
-                structs = columns.structs(columns.fitted(table))
+                structs = columns.structs(columns.fitted(table, coerce=coerce))
                 rows += structs.num_rows
                 if structs.num_rows:
                     builder.add(columns.updates(structs, time=time))
@@ -135,7 +135,7 @@ class TableWriter:
         with self._turn, _discarded_when_refused(lambda: writer.discard(batch)):
             return self._landed(writer, batch, Written(time, inserted=rows), ticket, notes.info)
 
-    def upsert(self, frame: Frame, *, order_by: str | None, notes: Notes) -> Written:
+    def upsert(self, frame: Frame, *, order_by: str | None, notes: Notes, coerce: Coerce | None = None) -> Written:
         """Makes each row of a frame the only row of its key."""
         self._machine.fetch_recent_upper()  # with it comes the newest schema, which a correction needs
         columns = self._current()[1]
@@ -147,7 +147,7 @@ class TableWriter:
                     f"order_by: there is no column {order_by}; the rows have {', '.join(table.column_names)}"
                 )
             order = table.column(order_by)
-        structs = columns.structs(columns.fitted(table, besides=() if order_by is None else (order_by,)))
+        structs = columns.structs(columns.fitted(table, besides=() if order_by is None else (order_by,), coerce=coerce))
         rows = one_per_key(structs, order, order_by=order_by)
         if not rows.num_rows:
             return self._corrected(_Plan(lambda *_: (), _none), notes=notes, columns=columns)
@@ -170,7 +170,7 @@ class TableWriter:
 
         return self._corrected(_Plan(updates, touched, condition.predicate), notes=notes)
 
-    def overwrite(self, frame: Frame, *, notes: Notes, expected: int | None) -> Written:
+    def overwrite(self, frame: Frame, *, notes: Notes, expected: int | None, coerce: Coerce | None = None) -> Written:
         """Makes the rows of a frame the contents: writes the difference."""
         if (ticket := self._ticket(notes.txn)) is not None and ticket.is_repeat:
             return Written(None, is_repeat=True)
@@ -179,12 +179,12 @@ class TableWriter:
         stream = streamed(frame)
         frame = table_of(frame, columns.arrow) if stream is None else stream
         if stream is None and frame.nbytes <= COMPARED_BYTES_MAX:
-            return self._overwritten(columns.structs(columns.fitted(frame)), columns, notes, expected)
+            return self._overwritten(columns.structs(columns.fitted(frame, coerce=coerce)), columns, notes, expected)
         lower = writer.shared_upper()
         staged_at = self._time_at(lower)
         with writer.builder(lower) as builder:
             for table in tables_of(frame, columns.arrow):
-                structs = columns.structs(columns.fitted(table))
+                structs = columns.structs(columns.fitted(table, coerce=coerce))
                 if structs.num_rows:
                     builder.add(columns.updates(structs, time=staged_at))
             desired = builder.finish(Antichain.of(staged_at + 1))
