@@ -15,10 +15,11 @@ import pyarrow as pa
 from persist_engine.base.errors import InvalidUsage, SchemaMismatch
 from persist_engine.base.wording import dated, is_instant
 from persist_engine.client.client import PersistClient
+from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.ownership import Owner
-from persist_engine.model.retention import in_words
+from persist_engine.model.queries import clock_of
 from persist_engine.shard.schemas import SchemaIncompatible
 from persist_engine.table.columns import Coerce, Columns, checked_coerce
 from persist_engine.table.filters import Condition, Where
@@ -29,7 +30,7 @@ from persist_engine.table.notes.transactions import Txn
 from persist_engine.table.readers import PURPOSE, SharedReader
 from persist_engine.table.scan import Scan, checked_limit
 from persist_engine.table.schemas import Fields, altered
-from persist_engine.table.times import Span, Time, moment, readable, span_ms
+from persist_engine.table.times import Span, Time, readable, retained, retained_in_words, time_of_clock
 
 # What writes, walks the log or repairs loads with its first use: a process that reads loads neither. Only types are needed here.
 if TYPE_CHECKING:
@@ -45,6 +46,13 @@ if TYPE_CHECKING:
     from persist_engine.table.writing import TableWriter, Written
     from persist_engine.work.audit.finding import Verification
     from persist_engine.work.outcome import Outcome
+
+
+_CLOCKS = {
+    "ms": "wall clock, milliseconds since 1970",
+    "counter": "counter, one more with each write",
+    "theirs": "whole numbers that its writers choose",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +86,8 @@ class Table:
     """A table of a `Database`. Thread-safe. Two objects of one table see the same rows.
 
     Rows have the columns of the key and of the value side by side. A key may have several rows, which `append` adds as they come; `upsert`
-    leaves one. Every write is one commit, at a time of its own: the wall clock in milliseconds, and later than all writes before it.
+    leaves one. Every write is one commit, at a time of its own: the wall clock in milliseconds, or one more than the write before (see
+    `Database.create`), and later than all writes before it.
     InvalidUsage (SchemaMismatch for columns and types) names the table, and nothing was written.
     """
 
@@ -187,7 +196,7 @@ class Table:
         Without it the last overwrite wins.
         """
         with of_table(self.name):
-            time = None if expected is None else moment(expected, now_ms=self._env.now_ms(), name="expected")
+            time = None if expected is None else self._moment(expected, "expected")
             notes = noted("overwrite", txn, commit_info)
             return self._writer.overwrite(rows, coerce=checked_coerce(coerce), notes=notes, expected=time)
 
@@ -209,8 +218,7 @@ class Table:
             upper = self._machine.fetch_recent_upper()
             time: int | None = upper.newest_complete if upper.newest_complete >= 0 else None
             if at is not None:
-                now_ms = self._env.now_ms()
-                time = readable(moment(at, now_ms=now_ms, name="at"), upper, now_ms=now_ms, name="at")
+                time = readable(self._moment(at, "at"), upper, now_ms=self._now_of(upper), name="at")
             return Scan(
                 self.name,
                 self._reader.lent,
@@ -290,16 +298,13 @@ class Table:
                 raise InvalidUsage(
                     "changes: where must be SQL text or tuples; an expression of pyarrow sees one row, not a change"
                 )
-            now_ms, upper = self._env.now_ms(), self._machine.fetch_recent_upper()
-            after = None if since == "start" else moment(since, now_ms=now_ms, name="since")
+            upper = self._machine.fetch_recent_upper()
+            now_ms = self._now_of(upper)
+            after = None if since == "start" else self._moment(since, "since")
             if after is not None:
                 newest = readable(after, upper, now_ms=now_ms, name="since")
                 after = after if newest is None else newest  # None: nothing was written, so all that comes is after it
-            last = (
-                None
-                if upto is None
-                else readable(moment(upto, now_ms=now_ms, name="upto"), upper, now_ms=now_ms, name="upto")
-            )
+            last = None if upto is None else readable(self._moment(upto, "upto"), upper, now_ms=now_ms, name="upto")
             if after is not None and last is not None and last < after:
                 raise InvalidUsage(f"changes: upto {dated(last)} is before since {dated(after)}")
         return ChangeFeed(
@@ -321,14 +326,15 @@ class Table:
         columns = self._columns
         is_clock = seen.upper is None or seen.upper == 0 or is_instant(seen.upper)
         newest = None if not seen.upper else seen.upper - 1
+        clock = clock_of(self._machine.state)
         return TableInfo(
             name=self.name,
             id=str(self.id),
             owner=None if self.owner is None else str(self.owner),
             key=columns.schema.key_ddl,
             value=columns.schema.val_ddl,
-            clock="wall clock, milliseconds since 1970" if is_clock else "whole numbers that its writers choose",
-            retain=in_words(seen.retain_ms),
+            clock=_CLOCKS["counter" if clock == "counter" else "ms" if is_clock else "theirs"],
+            retain=retained_in_words(seen.retain_ms, clock),
             bloom=", ".join(name for name, place in columns.places.items() if place in self._machine.filtered),
             since=dated(seen.since),
             last_write="never" if seen.upper == 0 else dated(newest),
@@ -412,7 +418,7 @@ class Table:
                 self._machine.refresh()
                 self._client.set_filtered(self.id, self._columns.placed(bloom, "bloom"))
             if retain is not None:
-                self._client.set_retention(self.id, span_ms(retain, "retain"))
+                self._client.set_retention(self.id, retained(retain, clock_of(self._machine.state)))
 
     def renamed(self, named: Named) -> None:
         """Takes the name that its shard got. Its handles stay."""
@@ -451,6 +457,13 @@ class Table:
     @property
     def _columns(self) -> Columns:
         return Columns(self._machine.schema)
+
+    def _moment(self, given: Time, name: str) -> int:
+        return time_of_clock(given, clock_of(self._machine.state), now_ms=self._env.now_ms(), name=name)
+
+    def _now_of(self, upper: Antichain) -> int:
+        """The last time that is not in the future."""
+        return self._env.now_ms() if clock_of(self._machine.state) == "ms" else max(0, upper.newest_complete)
 
     def _open_reader(self) -> ReadHandle:
         return self._client.open_leased_reader(self.id, purpose=PURPOSE)

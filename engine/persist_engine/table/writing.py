@@ -29,7 +29,7 @@ from persist_engine.dataflow.upsert.handle import Upserted, UpsertHandle
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.model.ids import ShardId
 from persist_engine.model.maintenance import Maintenance
-from persist_engine.model.queries import retained_since
+from persist_engine.model.queries import clock_time, retained_since
 from persist_engine.rows.predicate import Predicate
 from persist_engine.rows.updates import consolidate
 from persist_engine.table.columns import Coerce, Columns
@@ -419,10 +419,10 @@ class TableWriter:
             return writer, Columns(writer.schema)
 
     def _time_at(self, upper: Antichain) -> int:
-        """The time to write at: the wall clock, and past every time that was written."""
+        """The time to write at: what the clock of the table shows, and past every time that was written."""
         if upper.time is None:
             raise InvalidUsage("the table is closed and takes no more rows")
-        time = max(self._env.now_ms(), upper.time)
+        time = max(clock_time(self._machine.state, self._env.now_ms()), upper.time)
         if time >= DATA_TIME_MAX:
             raise InvalidUsage(f"the upper {upper.time} of the table leaves no time to write at")
         return time

@@ -86,6 +86,20 @@ def test_rows_from_standard_input(store, kind, monkeypatch):
     assert rows_of(store) == ROWS
 
 
+def test_a_table_that_counts_its_writes(store):
+    assert "such as 1000, or none" in store("create", "t", "--key", "id BIGINT", "--clock", "counter", code=64)
+    store("create", "t", "--key", "id BIGINT", "--clock", "counter", "--retain", "1000")
+    path = store.folder / "in.csv"
+    path.write_text("id\n1\n")
+    assert json.loads(store("append", "t", str(path), "--json"))["time"] == 1
+    found = json.loads(store("describe", "t", "--json"))
+    assert (found["clock"], found["retain"], found["last_write"]) == (
+        "counter, one more with each write",
+        "1000 writes",
+        "1",
+    )
+
+
 def test_nanoseconds_of_a_file_on_request(store):
     path = store.folder / "in.parquet"
     pq.write_table(ARROW.set_column(3, "at", pa.array([1001, None, -1], pa.timestamp("ns", "UTC"))), path)

@@ -53,6 +53,13 @@ class Coercion(enum.StrEnum):
     TRUNCATE = "truncate"
 
 
+class ClockName(enum.StrEnum):
+    """The clock of a table: model.state.Clock."""
+
+    MS = "ms"
+    COUNTER = "counter"
+
+
 def complete_table(ctx: typer.Context, incomplete: str) -> list[str]:
     """Tables of the location at hand that begin so, for the shell; none where there is no answer soon."""
     try:
@@ -142,12 +149,17 @@ def create(
     key: Annotated[str, typer.Option(help="Columns of the key as DDL, or with --like their names.")],
     value: Annotated[str, typer.Option(help="The other columns as DDL.")] = "",
     like: Annotated[str | None, typer.Option(metavar="FILE", help="A Parquet file with the columns.")] = None,
-    retain: Annotated[str, typer.Option(help="How long times stay readable: 7 days, 12h, none.")] = "7 days",
+    retain: Annotated[
+        str, typer.Option(help="How long times stay readable: 7 days, 12h, none; with a counter 1000, none.")
+    ] = "7 days",
     bloom: Annotated[
         str | None,
         typer.Option(metavar="COLUMNS", help="Bloom filters of these columns, in which reads look for single values."),
     ] = None,
     coerce: CoerceOption = None,
+    clock: Annotated[
+        ClockName, typer.Option(help="The times of writes: ms since 1970, or a counter, for good.")
+    ] = ClockName.MS,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Fine if it exists with the same columns.")] = False,
     stores: Stores,
     as_json: AsJson = False,
@@ -167,7 +179,15 @@ def create(
                 raise InvalidUsage(f"cannot read {like}: {error.strerror or error}") from error
         filtered = [] if bloom is None else [each.strip() for each in bloom.split(",")]
         made = db.create(
-            name, key, value, like=schema, retain=retain, bloom=filtered, coerce=_coerced(coerce), exist_ok=exist_ok
+            name,
+            key,
+            value,
+            like=schema,
+            retain=retain,
+            bloom=filtered,
+            coerce=_coerced(coerce),
+            clock=clock.value,
+            exist_ok=exist_ok,
         )
         _print({"name": made.name, "id": str(made.id)}, as_json=as_json)
 
