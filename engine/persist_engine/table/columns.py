@@ -127,6 +127,23 @@ class Columns:
                 arrays.append(values)
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
+    def nested(self, schema: pa.Schema) -> pa.Schema:
+        """Those columns of `schema` that are here, as the structs `key` and `val`; without a side of which it has none."""
+        sides: dict[str, list[pa.Field]] = {}
+        for field in schema:
+            side, _, name = self.places[field.name].partition(".")
+            sides.setdefault(side, []).append(field.with_name(name))
+        return pa.schema([(side, pa.struct(sides[side])) for side in _SIDES if side in sides])
+
+    def folded(self, rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+        """Rows of columns side by side as rows of `schema`, which is `nested` of theirs."""
+        names = {place: name for name, place in self.places.items()}
+        arrays = [
+            _struct([rows.column(names[f"{side.name}.{field.name}"]) for field in side.type], side.type, rows.num_rows)
+            for side in schema
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
     def fitted(self, table: pa.Table, *, besides: Sequence[str] = (), coerce: Coerce | None = None) -> pa.Table:
         """`table` with exactly the columns of this table, in its order and with its types. Columns are matched by name. Columns in
         `besides` may be there too, and are left out. `coerce` says what becomes of nanoseconds.

@@ -209,9 +209,11 @@ class Table:
         *,
         at: Time | None = None,
         limit: int | None = None,
+        nested: bool = False,
     ) -> Scan:
         """The rows that fulfil `where`, with these columns, in the order of their keys, the first `limit` of them. As they are now, after
-        everything that was acknowledged before the call; or as they were `at` a time.
+        everything that was acknowledged before the call; or as they were `at` a time. `nested`: as the structs `key`
+        and `val`, in every form that the scan becomes, instead of columns side by side.
         """
         with of_table(self.name):
             now = self._columns
@@ -227,6 +229,7 @@ class Table:
                 condition=Condition.of(where, now),
                 shown=now.chosen(columns),
                 limit=None if limit is None else checked_limit(self.name, limit),
+                nested=nested,
             )
 
     def head(self, rows: int = 5) -> pa.Table:

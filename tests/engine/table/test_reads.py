@@ -53,6 +53,25 @@ def test_a_scan_in_every_form(orders):
         scan.scan("id = 3")
 
 
+def test_a_nested_scan_in_every_form(orders, db):
+    orders.append(ROWS)
+    scan = orders.scan("price >= 5 AND name = 'a'", ["price", "id"], nested=True)
+    wanted = [{"key": {"id": number}, "val": {"price": Decimal(number)}} for number in (6, 9)]
+    assert scan.schema.names == ["key", "val"]
+    assert scan.to_pylist() == scan.to_pandas().to_dict("records") == scan.to_polars().to_dicts() == wanted
+    assert scan.to_reader().read_all().to_pylist() == pa.table(scan).to_pylist() == scan.head(9).to_pylist() == wanted
+    assert scan.to_duckdb().aggregate("sum(val.price)").fetchall() == [(Decimal(15),)]
+    assert (scan.count(), "<td>{&#x27;id&#x27;: 6}</td>" in scan._repr_html_()) == (2, True)
+    assert orders.scan(pc.field("id") == 3, ["name"], nested=True, limit=1).to_pylist() == [{"val": {"name": "a"}}]
+    past = orders.at(orders.last_time).scan("id = 1", nested=True)
+    assert past.to_pylist() == [{"key": {"id": 1}, "val": {"name": "b", "price": Decimal(1)}}]
+    assert orders.scan(nested=True).scan("id < 0").to_arrow() == past.schema.empty_table()
+    both = db.create("both", key="id BIGINT", value="id BIGINT")
+    both.append([{"key.id": 1, "val.id": 2}])
+    assert both.scan(nested=True).to_pylist() == [{"key": {"id": 1}, "val": {"id": 2}}]
+    assert db.create("keys", key="id BIGINT").scan(nested=True).to_arrow().column_names == ["key"]
+
+
 def test_the_first_rows_of_a_scan(orders):
     orders.append(ROWS)
     assert orders.head().to_pylist() == ROWS[:5]
