@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from persist_engine.client.read.handle import ReadHandle
     from persist_engine.client.write.handle import WriteHandle
     from persist_engine.table.feed import ChangeFeed
+    from persist_engine.table.pictures.listing import Listing
     from persist_engine.table.pictures.timeline import Timeline
     from persist_engine.table.writing import TableWriter, Written
     from persist_engine.work.audit.finding import Verification
@@ -168,7 +169,7 @@ class Table:
 
         Of several rows of a key the one with the greatest value in the column `order_by` wins, null being the least; the column is one of
         the table or comes beside them. InvalidUsage, and nothing is written, when several rows share that value, or there is no `order_by`,
-        and they differ. All rows are in memory.
+        and they differ. All rows are in memory: a stream with more than 1 GiB of them is refused.
         """
         with of_table(self.name):
             notes = noted("upsert", txn, commit_info)
@@ -349,13 +350,14 @@ class Table:
             holds=len(seen.readers),
         )
 
-    def history(self, limit: int | None = None) -> pa.Table:
+    def history(self, limit: int | None = None) -> Listing:
         """The versions that changed rows, schema or retention, newest first: see history.py. As far back as the log goes."""
         if limit is not None and (type(limit) is not int or limit < 1):
             raise InvalidUsage(f"table {self.name}: limit must be a whole number from 1 on, or None, not {limit!r}")
         from persist_engine.table.history import history_of
+        from persist_engine.table.pictures.listing import Listing
 
-        return history_of(self._machine, limit)
+        return Listing(f"history of {self.name}", history_of(self._machine, limit), times=("time",))
 
     def timeline(self) -> Timeline:
         """A picture for notebooks: the writes that the log still shows, and which times can be read. `timeline().svg` is its text."""
@@ -394,9 +396,11 @@ class Table:
 
         return verify_shard(self._machine)
 
-    def holds(self) -> pa.Table:
+    def holds(self) -> Listing:
         """The readers, writers and the retention that hold times and old versions, one a row."""
-        return self._client.metadata(self.id, "holds")
+        from persist_engine.table.pictures.listing import Listing
+
+        return Listing(f"holds of {self.name}", self._client.metadata(self.id, "holds"), times=("since",))
 
     def alter(
         self,

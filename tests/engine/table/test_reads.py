@@ -417,6 +417,45 @@ def test_what_a_notebook_shows(orders):
     assert "the first" not in orders.scan("id < 3")._repr_html_()
 
 
+def test_what_a_notebook_shows_of_history_changes_and_holds(orders):
+    first = orders.append([{"id": 1, "name": "<b>", "price": None}], commit_info={"why": "<i>"})
+    orders.upsert([{"id": 1, "name": "ada", "price": None}])
+    history = orders.history()
+    html = history._repr_html_()
+    assert "history of orders" in html
+    assert f"<td>{first.time} (20" in html
+    assert "&lt;i&gt;" in html
+    assert "<i>" not in html
+    assert repr(history).splitlines()[0] == "history of orders: 2 rows"
+    assert f"  append     {first.time} (20" in repr(history)
+    feed = orders.changes("start")
+    html = feed._repr_html_()
+    assert f"<td>{first.time} (20" in html
+    assert "&lt;b&gt;" in html
+    assert "from the start up to now" in html
+    with orders.changes("start", follow=True) as endless:
+        assert endless._repr_html_() == "<div>ChangeFeed(orders from the start on)</div>"
+    held = orders.holds()
+    assert "<td>retention</td>" in held._repr_html_()
+    assert "holds of orders" in repr(held)
+
+
+def test_a_listing_is_as_good_as_a_table(orders):
+    orders.append(ROWS)
+    orders.delete("id = 1")
+    history = orders.history()
+    table = history.to_arrow()
+    assert pa.table(history) == table == history
+    assert (history.num_rows, len(history), history.column_names) == (2, 2, table.column_names)
+    assert history["time"] == history.column("time") == table.column("time")
+    assert history.to_pylist() == table.to_pylist() == history.to_polars().to_dicts()
+    assert history.to_pandas()["operation"].tolist() == ["delete", "append"]
+    assert history.filter(pc.field("operation") == "append").num_rows == 1
+    assert history != orders.history(1)
+    with pytest.raises(AttributeError, match="nothing"):
+        history.nothing  # noqa: B018
+
+
 def test_maintenance_goes_on_behind_the_writes(tmp_path):
     with connect(tmp_path, maintain=True) as db:
         table = db.create("t", key="id BIGINT", value="n BIGINT", retain=None)
