@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from persist_engine.table.database import Database as Database
     from persist_engine.table.feed import Change as Change
     from persist_engine.table.feed import ChangeFeed as ChangeFeed
+    from persist_engine.table.pictures.listing import Listing as Listing
     from persist_engine.table.scan import Scan as Scan
     from persist_engine.table.table import Table as Table
     from persist_engine.table.table import TableInfo as TableInfo
@@ -112,6 +113,7 @@ MODULES = {
     "InlinePart": "model.batch",
     "Inspection": "model.inspection",
     "LeasedPart": "client.read.leased",
+    "Listing": "table.pictures.listing",
     "Location": "client.location",
     "MergeJob": "work.merging",
     "MergeTask": "work.merging",

@@ -163,7 +163,9 @@ class Landing:
     def _decide(self, current: Antichain) -> AfterMismatch:
         since = MINIMUM if self.reader is None else self.reader.since
         try:
-            return after_upper_mismatch(self.staged, current, now_ms=self.env.now_ms(), since=since)
+            return after_upper_mismatch(
+                self.staged, current, now_ms=self.writer.clock_time(self.env.now_ms()), since=since
+            )
         except InvalidUsage as error:
             self._delete()
             raise ConfigurationError(f"shard {self.writer.shard_id}: {error}") from error

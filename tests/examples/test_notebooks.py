@@ -30,12 +30,16 @@ def test_the_tour_runs(tmp_path, monkeypatch):
     assert "<td>eve</td>" in shown(notebook, "no order costs less")["text/html"]
     assert "bob" not in shown(notebook, "no order costs less")["text/html"]
     assert eval(shown(notebook, "orders.at(first.time)")["text/plain"], {"Decimal": Decimal})[2]["name"] == "bob"
-    assert "'delete'" in shown(notebook, "orders.changes")["text/plain"]
+    assert "'delete'" in shown(notebook, "for change in orders.changes")["text/plain"]
     bars = ElementTree.fromstring(shown(notebook, "orders.timeline()")["image/svg+xml"]).iter(
         "{http://www.w3.org/2000/svg}rect"
     )
     assert any("updates" in "".join(bar.itertext()) for bar in bars)
     assert "7d" in shown(notebook, "orders.describe()")["text/html"]
-    assert '{"job":"tour"}' in shown(notebook, "orders.history()")["text/plain"]
+    history = shown(notebook, "orders.history()")
+    assert '{"job":"tour"}' in history["text/plain"]
+    assert "<td>{&quot;job&quot;:&quot;tour&quot;}</td>" in history["text/html"]
+    assert "<td>delete</td>" in shown(notebook, 'orders.changes("start")')["text/html"]
+    assert "<td>retention</td>" in shown(notebook, "orders.holds()")["text/html"]
     assert shown(notebook, "duckdb.sql")["text/plain"] == "Decimal('16.50')"
     assert shown(notebook, "orders.optimize()")["text/plain"] == "False"

@@ -57,6 +57,7 @@ from persist_engine.model.state import (
     SourceProgress,
     Writer,
 )
+from persist_engine.model.step import initial_state
 from persist_engine.rows.schema import CODECS, Schema
 from persist_spark.streaming.position import Position, encode_position
 
@@ -259,6 +260,22 @@ def flat_rollup() -> Rollup:
     return Rollup(replace(state, trace=replace(state.trace, structured=False)))
 
 
+def counting_diff() -> StateDiff:
+    """The first version of a shard whose table counts its writes."""
+    _, diff = initial_state(
+        shard_id=SHARD,
+        codecs=CODECS,
+        schema=SCHEMA.to_pair(),
+        now_ms=1_700_000_000_000,
+        hostname="host",
+        applier_version=VERSION,
+        rollup=HollowRollup("v1/first", None),
+        birth=b"\x0b" * 16,
+        clock="counter",
+    )
+    return diff
+
+
 def files() -> dict[str, bytes]:
     """Name of each golden file and what this code would write there."""
     return {
@@ -272,6 +289,7 @@ def files() -> dict[str, bytes]:
         "batch-of-runs.bin": encode_transmittable(SHARD, VERSION, run_batch()),
         "run-listing.bin": encode_run_listing(SHARD, run_batch().parts, version=VERSION),
         "diff.bin": encode_state_diff(state_diff()),
+        "diff-counter.bin": encode_state_diff(counting_diff()),
         "rollup.bin": encode_rollup(rollup()),
         "rollup-packed.bin": encode_rollup(packed_rollup()),
         "rollup-flat.bin": encode_rollup(flat_rollup()),

@@ -19,6 +19,8 @@ from persist_engine.codec.registry import decode_identity, decode_name, decode_s
 from persist_engine.codec.row_groups import footing_of
 from persist_engine.codec.state import decode_rollup
 from persist_engine.codec.state_diff import decode_state_diff
+from persist_engine.model.frontier import Antichain
+from persist_engine.model.state import SourceProgress
 from persist_engine.pb import state_pb2
 from persist_spark.streaming.position import decode_position
 
@@ -45,6 +47,14 @@ def test_the_stored_messages_decode_to_the_values_they_were_made_of(golden: Modu
     listing = decode_run_listing(stored("run-listing.bin"), key="golden", shard_id=golden.SHARD)
     assert listing == golden.run_batch().parts
     assert decode_state_diff(stored("diff.bin"), key="golden") == golden.state_diff()
+
+
+def test_the_stored_clock_of_a_counter(golden: ModuleType) -> None:
+    diff = decode_state_diff(stored("diff-counter.bin"), key="golden")
+    assert diff == golden.counting_diff()
+    assert [(each.key, each.to) for each in diff.progress] == [
+        ("persist:clock", SourceProgress(b"counter", Antichain(0)))
+    ]
 
 
 def test_the_stored_diff_has_a_change_in_every_collection(golden: ModuleType) -> None:
@@ -85,6 +95,7 @@ def test_the_stored_identity_and_registry_decode_to_the_values_they_were_made_of
         "batch-of-runs.bin",
         "run-listing.bin",
         "diff.bin",
+        "diff-counter.bin",
         "rollup.bin",
         "rollup-flat.bin",
         "identity.bin",

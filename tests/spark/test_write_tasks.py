@@ -9,12 +9,14 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
+from persist_engine import Antichain, Location, PersistClient, Schema, ShardId, connect
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.settings import MIB
+from persist_engine.base.wording import is_instant
 from persist_spark import frames, session, sink
 from persist_spark.report import Log
 from persist_spark.spec import Envelope, EnvelopeType, Input, SinkSpec, Write
+from persist_spark.table.attempt import minted_at
 from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -263,3 +265,14 @@ def test_a_run_keeps_the_settings_of_the_user_and_restores_the_others(writes, co
     with pytest.raises(ZeroDivisionError), session.shuffled_by_bytes(writes.spark, part_bytes=64 * MIB):
         raise ZeroDivisionError
     assert [writes.spark.conf.get(key, None) for key in keys] == before
+
+
+@pytest.mark.parametrize("clock", ["ms", "counter"])
+def test_writes_of_spark_have_the_times_of_the_tables_clock(tmp_path, clock):
+    with connect(tmp_path / "shop", maintain=False) as db:
+        table = db.create("t", key="id BIGINT", clock=clock, retain=None)
+        for expected in (1, 2):
+            with db.client.open_writer(table.id, db.client.schema(table.id), purpose="test") as writer:
+                minted = minted_at(writer, writer.fetch_recent_upper(), Antichain.minimum(), reads_back=False)
+            assert is_instant(minted.time) if clock == "ms" else minted.time == expected
+            table.append([{"id": expected}])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.ids import CriticalReaderId, ShardId
-from persist_engine.model.state import COMMIT_INFO, COMMIT_INFO_BYTES_MAX, FirstHold
+from persist_engine.model.state import CLOCK, COMMIT_INFO, COMMIT_INFO_BYTES_MAX, FirstHold
 
 if TYPE_CHECKING:
     from persist_engine.rows.schema import Schema
@@ -93,6 +93,10 @@ def expect_progress(progress: Any, expected_progress: Any) -> None:
         expect_text(progress[0], "the sink's id in progress")
         if progress[0] == COMMIT_INFO:
             raise InvalidUsage(f"progress: the id {COMMIT_INFO} is that of commit_info; name the sink otherwise")
+        if progress[0] == CLOCK:
+            raise InvalidUsage(
+                f"progress: the id {CLOCK} is that of the clock, which a shard keeps; name the sink otherwise"
+            )
     if expected_progress is not None:
         expect(expected_progress, bytes, "expected_progress", "bytes, or None where none was stored")
         if progress is None:

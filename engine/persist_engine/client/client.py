@@ -34,7 +34,7 @@ from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import CriticalReaderId, ShardId, StoreId
 from persist_engine.model.ownership import Adoption, Owner
 from persist_engine.model.queries import is_finalized
-from persist_engine.model.state import FirstHold, SourceProgress
+from persist_engine.model.state import Clock, FirstHold, SourceProgress
 from persist_engine.rows.schema import CODECS, Schema
 from persist_engine.shard.applier import Applier
 from persist_engine.shard.machine import Machine
@@ -211,14 +211,18 @@ class PersistClient:
         *,
         retain_ms: int | None = None,
         critical: tuple[CriticalReaderId, bytes, str] | None = None,
+        clock: Clock = "ms",
     ) -> None:
         """Creates the shard unless it exists. Its retention is `retain_ms` (0: none), by default `settings.retain_ms`. `critical` is the
         (id, opaque, purpose) of a critical reader that it has from the beginning. Idempotent. SchemaMismatch when the shard exists with
         another schema. A shard that exists stays as it is: without that reader, if it was created without it.
+
+        `clock` is where tables, those of Spark too, have the times of their writes from: `ms`, or `counter`, which counts the writes.
+        Handles below tables are given their times.
         """
         if retain_ms is not None:
             expect_count(retain_ms, "retain_ms", least=0)
-        self._initialised(shard_id, schema, retain_ms=retain_ms, critical=expect_first_hold(critical))
+        self._initialised(shard_id, schema, retain_ms=retain_ms, critical=expect_first_hold(critical), clock=clock)
 
     def schema(self, shard_id: ShardId) -> Schema:
         """The shard's newest schema, as far as this process knows. ShardNotFound."""
@@ -424,7 +428,13 @@ class PersistClient:
         return known
 
     def _initialised(
-        self, shard_id: ShardId, schema: Schema, *, retain_ms: int | None = None, critical: FirstHold | None = None
+        self,
+        shard_id: ShardId,
+        schema: Schema,
+        *,
+        retain_ms: int | None = None,
+        critical: FirstHold | None = None,
+        clock: Clock = "ms",
     ) -> tuple[Machine, int]:
         """The shard, created unless it exists, and the id of `schema` there. `retain_ms` None: as the settings say."""
         shard_id, schema = expect_shard(shard_id), expect_schema(schema)
@@ -433,7 +443,7 @@ class PersistClient:
         if known is None:
             retain_ms = self._versions.settings.retain_ms if retain_ms is None else retain_ms
             state = self._versions.maybe_init_shard(
-                shard_id, CODECS, schema.to_pair(), retain_ms=retain_ms or None, critical=critical
+                shard_id, CODECS, schema.to_pair(), retain_ms=retain_ms or None, critical=critical, clock=clock
             )
             known = self._share(Applier(state, self._versions))
         machine = Machine(known)

@@ -15,7 +15,7 @@ from persist_engine.model.maintenance import collectable_versions
 from persist_engine.model.queries import is_tombstone, latest_rollup, retained_since, rollup_at_or_below, seqno_since
 from persist_engine.model.rebirth import is_recovered_from
 from persist_engine.model.spine.owed import waits_after_merge_ms, waits_from_ms
-from persist_engine.model.state import COMMIT_INFO, FILTERED, ShardState
+from persist_engine.model.state import CLOCK, COMMIT_INFO, FILTERED, ShardState
 
 #: What a report can say.
 _COUNT_MAX = (1 << 63) - 1
@@ -192,7 +192,7 @@ def inspection_of(
         progress={
             sink_id: progress.upper.time
             for sink_id, progress in state.progress.items()
-            if sink_id not in {COMMIT_INFO, FILTERED}
+            if sink_id not in {CLOCK, COMMIT_INFO, FILTERED}
         },
         is_tombstone=is_tombstone(state),
         birth=state.birth.hex(),

@@ -8,12 +8,12 @@ from bisect import bisect_right
 from dataclasses import replace
 from typing import Any
 
-from persist_engine.base.errors import InvariantViolated
+from persist_engine.base.errors import Incompatible, InvariantViolated
 from persist_engine.base.versioned import SeqNo
 from persist_engine.model.batch import HollowRollup
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.model.shared_map import SharedMap
-from persist_engine.model.state import CriticalReader, LeasedReader, ShardState
+from persist_engine.model.state import CLOCK, Clock, CriticalReader, LeasedReader, ShardState
 
 #: Retention moves since in steps of this fraction of `retain_ms`; a shard keeps up to one step more than `retain_ms`.
 RETENTION_STEPS = 100
@@ -119,3 +119,21 @@ def rollup_at_or_below(state: ShardState, seqno: SeqNo) -> SeqNo | None:
     seqnos = rollup_seqnos(state)
     index = bisect_right(seqnos, seqno)
     return seqnos[index - 1] if index else None
+
+
+def clock_of(state: ShardState) -> Clock:
+    """Return the clock of the writes of a table (spec 17.15). Incompatible for a clock of newer code."""
+    stored = state.progress.get(CLOCK)
+    if stored is None:
+        return "ms"
+    if stored.token != b"counter":
+        raise Incompatible(
+            f"shard {state.shard_id} has the clock {stored.token[:40]!r}, which this code does not know: upgrade it",
+            shard_id=state.shard_id,
+        )
+    return "counter"
+
+
+def clock_time(state: ShardState, now_ms: int) -> int:
+    """Return what the clock of a table shows now: a write is at this time, or at upper if that is later. A counter begins with 1."""
+    return now_ms if clock_of(state) == "ms" else 1

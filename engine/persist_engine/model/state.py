@@ -7,6 +7,7 @@ what it changes, and `StateDiff.between` inspects only what changed.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from persist_engine.base.versioned import SeqNo, Tip
 from persist_engine.model.batch import HollowRollup
@@ -94,6 +95,10 @@ COMMIT_INFO = "persist:commit_info"
 COMMIT_INFO_BYTES_MAX = 4096
 #: Spec 17.14: the entry of `progress` with the columns of which new parts get Bloom filters (codec.bloom).
 FILTERED = "persist:filtered"
+#: Spec 17.15: the entry of `progress` of a shard whose table does not write at the wall clock; its token names the clock.
+CLOCK = "persist:clock"
+Clock = Literal["ms", "counter"]
+"""Where a table has the times of its writes from: the wall clock in milliseconds, or the number after that of the last write."""
 
 
 @dataclass(frozen=True, slots=True)

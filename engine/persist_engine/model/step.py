@@ -29,7 +29,18 @@ from persist_engine.model.leases import expire_at
 from persist_engine.model.maintenance import Maintenance, gc_due, rollup_due
 from persist_engine.model.queries import is_tombstone, sealed_maps
 from persist_engine.model.shared_map import SharedMap
-from persist_engine.model.state import Claim, CodecNames, CriticalReader, DebugInfo, FirstHold, SchemaPair, ShardState
+from persist_engine.model.state import (
+    CLOCK,
+    Claim,
+    Clock,
+    CodecNames,
+    CriticalReader,
+    DebugInfo,
+    FirstHold,
+    SchemaPair,
+    ShardState,
+    SourceProgress,
+)
 from persist_engine.model.transitions import Refused, transition
 
 __all__ = ["Refused", "Stepped", "initial_state", "step"]
@@ -119,9 +130,10 @@ def initial_state(
     birth: bytes,
     retain_ms: int | None = None,
     critical: FirstHold | None = None,
+    clock: Clock = "ms",
 ) -> tuple[ShardState, StateDiff]:
-    """Return the first version of a shard, v1, with its rollup linked at v1, its schema under id 0 and the critical reader of `critical`,
-    and the diff from v0. Draw `birth` at random: it distinguishes this log from any other log of the same shard.
+    """Return the first version of a shard, v1, with its rollup linked at v1, its schema under id 0, the critical reader of `critical`,
+    and its clock; and the diff from v0. Draw `birth` at random: it distinguishes this log from any other log of the same shard.
     """
     nothing = ShardState(
         applier_version=applier_version,
@@ -144,5 +156,7 @@ def initial_state(
     if critical is not None:
         reader = CriticalReader(first.trace.since, critical.opaque, DebugInfo(hostname, critical.purpose))
         first = replace(first, critical_readers=first.critical_readers.set(critical.reader_id, reader))
+    if clock != "ms":
+        first = replace(first, progress=first.progress.set(CLOCK, SourceProgress(clock.encode(), first.trace.upper)))
     check_invariants(None, first, deep=True)
     return first, between(nothing, first)

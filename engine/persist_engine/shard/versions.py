@@ -21,7 +21,7 @@ from persist_engine.model.batch import HollowRollup
 from persist_engine.model.diff.state_diff import StateDiff, check_same_entry, forked_log
 from persist_engine.model.ids import RollupId, ShardId
 from persist_engine.model.queries import latest_rollup, sealed
-from persist_engine.model.state import CodecNames, FirstHold, SchemaPair, ShardState
+from persist_engine.model.state import Clock, CodecNames, FirstHold, SchemaPair, ShardState
 from persist_engine.model.step import initial_state
 from persist_engine.shard.log_reader import LogReader
 from persist_engine.shard.roundtrip import validate_roundtrip
@@ -60,19 +60,22 @@ class StateVersions(LogReader):
         *,
         retain_ms: int | None = None,
         critical: FirstHold | None = None,
+        clock: Clock = "ms",
     ) -> ShardState:
         """The shard's current state; creates the shard when it does not exist. Idempotent; any number of processes may
         race.
 
-        `schema`, `retain_ms` and `critical` count only when this call creates the shard: the caller compares its schema with that of
-        the state. CodecMismatch when the shard has other codecs. ShardLost when blobs prove that the shard had a log:
+        `schema`, `retain_ms`, `critical` and `clock` count only when this call creates the shard: the caller compares its schema with
+        that of the state. CodecMismatch when the shard has other codecs. ShardLost when blobs prove that the shard had a log:
         nothing is created over them.
         """
         recent = self.fetch_recent_live_diffs(shard_id)
         if not recent:
             ruin = self.creation.first_ruin(shard_id)
             if ruin is None:
-                created = self._try_init_shard(shard_id, codecs, schema, retain_ms, critical)
+                created = self._try_init_shard(
+                    shard_id, codecs, schema, retain_ms=retain_ms, critical=critical, clock=clock
+                )
                 if created is not None:
                     return created
             # Another process may have created the shard during the listing: its log is there by now.
@@ -91,8 +94,10 @@ class StateVersions(LogReader):
         shard_id: ShardId,
         codecs: CodecNames,
         schema: SchemaPair,
+        *,
         retain_ms: int | None,
         critical: FirstHold | None,
+        clock: Clock,
     ) -> ShardState | None:
         key = rollup_key(_FIRST, RollupId.from_bytes(self.env.random_bytes(16)))
         state, diff = initial_state(
@@ -106,6 +111,7 @@ class StateVersions(LogReader):
             birth=self.env.random_bytes(16),
             retain_ms=retain_ms,
             critical=critical,
+            clock=clock,
         )
         new = VersionedData(state.seqno, encode_state_diff(diff))
         state = replace(state, tag=new.tip.tag)

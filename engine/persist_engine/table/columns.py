@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -18,12 +19,25 @@ from persist_engine.base.errors import InvalidUsage, InvariantViolated, SchemaMi
 from persist_engine.rows.columns import empty_struct, field_of
 from persist_engine.rows.ddl import print_type
 from persist_engine.rows.nested.entries import KeyProblem, sorted_entries
-from persist_engine.rows.nested.layout import as_plain_list, holds_lists, is_any_list, is_list, mapped, values_type
+from persist_engine.rows.nested.layout import (
+    as_plain_list,
+    holds_lists,
+    is_any_list,
+    is_list,
+    list_of,
+    mapped,
+    values_type,
+)
 from persist_engine.rows.schema import Schema
 
 _SIDES = ("key", "val")
 #: Holds every whole number of 64 bits.
 _WHOLE = pa.decimal128(20, 0)
+Coerce: TypeAlias = Literal["us", "truncate"]
+"""What may become of nanoseconds, which no table holds: microseconds where none is lost, or with the rest cut off, towards the past."""
+NANOSECONDS_HINT = (
+    "coerce='us' takes it where no digit is lost, coerce='truncate' cuts digits off (in commands: --coerce)"
+)
 _PLAIN = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
 
 
@@ -113,9 +127,26 @@ class Columns:
                 arrays.append(values)
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
-    def fitted(self, table: pa.Table, *, besides: Sequence[str] = ()) -> pa.Table:
+    def nested(self, schema: pa.Schema) -> pa.Schema:
+        """Those columns of `schema` that are here, as the structs `key` and `val`; without a side of which it has none."""
+        sides: dict[str, list[pa.Field]] = {}
+        for field in schema:
+            side, _, name = self.places[field.name].partition(".")
+            sides.setdefault(side, []).append(field.with_name(name))
+        return pa.schema([(side, pa.struct(sides[side])) for side in _SIDES if side in sides])
+
+    def folded(self, rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+        """Rows of columns side by side as rows of `schema`, which is `nested` of theirs."""
+        names = {place: name for name, place in self.places.items()}
+        arrays = [
+            _struct([rows.column(names[f"{side.name}.{field.name}"]) for field in side.type], side.type, rows.num_rows)
+            for side in schema
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def fitted(self, table: pa.Table, *, besides: Sequence[str] = (), coerce: Coerce | None = None) -> pa.Table:
         """`table` with exactly the columns of this table, in its order and with its types. Columns are matched by name. Columns in
-        `besides` may be there too, and are left out.
+        `besides` may be there too, and are left out. `coerce` says what becomes of nanoseconds.
 
         SchemaMismatch names every column that is missing, unknown, there twice, of a type whose values do not fit, or null where it
         must not be.
@@ -134,6 +165,8 @@ class Columns:
                 continue
             values = table.column(field.name)
             try:
+                if holds_nanoseconds(values.type) and _holds_instants(field.type):
+                    values = _in_microseconds(values, coerce)
                 values = converted(values, field.type)
             except KeyProblem as error:
                 problems.append(f"{field.name}: {error}")
@@ -226,6 +259,62 @@ def _nested(array: pa.Array, wanted: pa.DataType) -> pa.Array:
         raise TypeError(f"it must be {print_type(wanted)}")
     out = mapped(as_plain_list(array), wanted, lambda values: _nested(values, values_type(wanted)))
     return sorted_entries(out) if is_map else out
+
+
+def checked_coerce(coerce: Coerce | None) -> Coerce | None:
+    """InvalidUsage for what is no coercion."""
+    if coerce is not None and coerce not in get_args(Coerce):
+        raise InvalidUsage(f"coerce is {' or '.join(map(repr, get_args(Coerce)))}, or left out, not {coerce!r}")
+    return coerce
+
+
+def holds_nanoseconds(kind: pa.DataType) -> bool:
+    """Whether instants in nanoseconds are somewhere in the type."""
+    return _holds_instants(kind, unit="ns")
+
+
+def _holds_instants(kind: pa.DataType, unit: str | None = None) -> bool:
+    if pa.types.is_timestamp(kind):
+        return unit in {None, kind.unit}
+    if pa.types.is_dictionary(kind):
+        return _holds_instants(kind.value_type, unit)
+    if is_any_list(kind):
+        return _holds_instants(values_type(kind), unit)
+    return pa.types.is_struct(kind) and any(_holds_instants(field.type, unit) for field in kind)
+
+
+def _in_microseconds(values: pa.ChunkedArray, coerce: Coerce | None) -> pa.ChunkedArray:
+    """Nanoseconds at any depth as microseconds. TypeError without `coerce`, and ArrowInvalid where it does not allow a loss."""
+    if coerce is None:
+        raise TypeError(f"it has nanoseconds, and the table microseconds: {NANOSECONDS_HINT}")
+    try:
+        return pa.chunked_array([_coarse(chunk, coerce) for chunk in values.chunks or [pa.nulls(0, values.type)]])
+    except pa.ArrowInvalid as error:
+        raise pa.ArrowInvalid(f"{_why(error)}; coerce='truncate' cuts off the rest") from error
+
+
+def _coarse(array: pa.Array, coerce: Coerce) -> pa.Array:
+    kind = array.type
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        coarse = pa.timestamp("us", kind.tz)
+        if coerce == "us":
+            return array.cast(coarse)
+        # SUBTLE: Arrow's unsafe cast cuts towards 1970, so that times before it would move to the future.
+        return (
+            pc.floor_temporal(array.view(pa.timestamp("ns")), unit="microsecond").cast(pa.timestamp("us")).view(coarse)
+        )
+    if not holds_nanoseconds(kind):
+        return array
+    if pa.types.is_dictionary(kind):
+        return _coarse(array.dictionary_decode(), coerce)
+    if pa.types.is_struct(kind):
+        children = [_coarse(field_of(array, index, field.type), coerce) for index, field in enumerate(kind)]
+        fields = [field.with_type(child.type) for field, child in zip(kind, children, strict=True)]
+        return pa.StructArray.from_arrays(children, fields=fields, mask=array.is_null() if array.null_count else None)
+    plain = as_plain_list(array)
+    inner = _coarse(pa.nulls(0, values_type(plain.type)), coerce).type
+    wanted = pa.map_(inner[0].type, inner[1]) if pa.types.is_map(kind) else list_of(inner)
+    return mapped(plain, wanted, lambda within: _coarse(within, coerce))
 
 
 def decoded(values: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias, get_args
 
 import pyarrow as pa
 
@@ -17,13 +17,15 @@ from persist_engine.client.location import Location
 from persist_engine.model.ids import ShardId
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.ownership import Adopted
+from persist_engine.model.queries import clock_of
+from persist_engine.model.state import Clock
 from persist_engine.rows.schema import Schema
-from persist_engine.table.columns import Columns
+from persist_engine.table.columns import Coerce, Columns, checked_coerce
 from persist_engine.table.frames import Frame
 from persist_engine.table.names import PYTHON, Hints, Named, listed, new_owner, of_table, resolved
 from persist_engine.table.schemas import Fields, declared, inferred
 from persist_engine.table.table import Table
-from persist_engine.table.times import Span, span_ms
+from persist_engine.table.times import Span, retained
 
 if TYPE_CHECKING:
     from persist_engine.client.write.handle import WriteHandle
@@ -76,30 +78,36 @@ class Database:
         like: Frame | pa.Schema | None = None,
         retain: Span | None = RETAIN,
         bloom: Sequence[str] = (),
+        coerce: Coerce | None = None,
+        clock: Clock = "ms",
         exist_ok: bool = False,
     ) -> Table:
         """Creates a table without rows, NAME or NAMESPACE.NAME. Its columns are DDL (`key="id BIGINT"`, `value="name STRING, price
         DECIMAL(10,2)"`) or pyarrow schemas; or those of the frame or schema `like`, with `key` naming the columns of the key.
+        Of instants in nanoseconds it makes microseconds only with `coerce`, as writes do.
 
         `retain` says how long times stay readable: a span, or None for only the newest. `bloom` names columns in which reads look for
         single values (`email = 'a@b.c'`): Bloom filters of them rule out most of the files. InvalidUsage when the name is taken; with
         `exist_ok` the table that has it is returned if its columns are the same, and SchemaMismatch if not. Completes an interrupted call.
+
+        `clock`, which a table keeps, says which times writes have: `ms`, milliseconds, or `counter`, 1, 2, 3 and so on. A counter has
+        `retain` as a number of writes, or None.
         """
         with of_table(str(name)):
             owner = new_owner(name)
-            schema = self._schema(key, value, like)
-            retain_ms = span_ms(retain, "retain")
+            schema = self._schema(key, value, like, coerce)
+            retain_ms = retained(retain, _checked(clock))
             filtered = self._filtered(bloom, schema)
             client = self._open_client(create=True)
             found = client.registered(owner)
             if found is not None and client.owner_of(found) == owner and _exists(client, found):
-                return self._existing(Named(found, owner), schema, exist_ok=exist_ok)
+                return self._existing(Named(found, owner), schema, clock, exist_ok=exist_ok)
             adopted = client.adopt(owner, None, ShardId.new())
             if not isinstance(adopted, Adopted):
                 raise InvalidUsage(
                     f"the name leads to shard {adopted.shard_id}, which has another owner; use another name"
                 )
-            client.initialise(adopted.shard_id, schema, retain_ms=retain_ms or 0)
+            client.initialise(adopted.shard_id, schema, retain_ms=retain_ms or 0, clock=clock)
             if filtered:
                 client.set_filtered(adopted.shard_id, filtered)
         return self._table(Named(adopted.shard_id, owner))
@@ -229,7 +237,9 @@ class Database:
         self._client = client
         self._background = client.background_maintenance() if self._is_maintained else None
 
-    def _schema(self, key: Fields | Sequence[str], value: Fields, like: Frame | pa.Schema | None) -> Schema:
+    def _schema(
+        self, key: Fields | Sequence[str], value: Fields, like: Frame | pa.Schema | None, coerce: Coerce | None
+    ) -> Schema:
         if like is None:
             if not isinstance(key, str | pa.Schema):
                 raise InvalidUsage(
@@ -238,7 +248,7 @@ class Database:
             return declared(key, value)
         if isinstance(key, pa.Schema) or (not isinstance(value, str) or value):
             raise InvalidUsage("with like=, key names columns of the frame, and value is left out")
-        return inferred(like, key)
+        return inferred(like, key, checked_coerce(coerce))
 
     def _filtered(self, bloom: Sequence[str], schema: Schema) -> tuple[str, ...]:
         """The engine's names of the columns with Bloom filters. InvalidUsage."""
@@ -249,11 +259,13 @@ class Database:
 
         return checked_filtered(columns, schema)
 
-    def _existing(self, named: Named, schema: Schema, *, exist_ok: bool) -> Table:
+    def _existing(self, named: Named, schema: Schema, clock: Clock, *, exist_ok: bool) -> Table:
         if not exist_ok:
             raise InvalidUsage(f"the name is taken: {self._hints.taken(named.name)}")
         if (difference := self._open_client().schema(named.shard_id).difference(schema)) is not None:
             raise SchemaMismatch(f"it exists with other columns: {difference}")
+        if (found := clock_of(self._open_client().machine(named.shard_id).state)) != clock:
+            raise InvalidUsage(f"it exists with the clock {found!r}, which a table keeps")
         return self._table(named)
 
     def _ours(self, name: str, *, owner_after: str | None = None) -> Named:
@@ -300,6 +312,12 @@ class Database:
             upkeep = self._upkeeps[shard_id]
         if upkeep is not None:
             upkeep.offer(due)
+
+
+def _checked(clock: Clock) -> Clock:
+    if clock not in get_args(Clock):
+        raise InvalidUsage(f"clock is {' or '.join(map(repr, get_args(Clock)))}, not {clock!r}")
+    return clock
 
 
 def _exists(client: PersistClient, shard_id: ShardId) -> bool:

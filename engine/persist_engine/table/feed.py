@@ -7,8 +7,10 @@ only `__iter__`, the edge to Python, makes objects of them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from html import escape
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -27,7 +29,7 @@ from persist_engine.rows.row_changes import INSERT, UPDATE_AFTER
 from persist_engine.shard.machine import Machine
 from persist_engine.table.columns import Columns
 from persist_engine.table.names import of_table
-from persist_engine.table.scan import gone
+from persist_engine.table.scan import PREVIEW_ROWS, gone
 
 Kind = Literal["insert", "update", "delete"]
 #: A feed that follows looks this often whether it was closed. A commit wakes it sooner.
@@ -145,6 +147,22 @@ class ChangeFeed:
         end = "on" if self._follow else f"up to {'now' if self.upto is None else dated(self.upto)}"
         return f"ChangeFeed({self._name} from {start} {end})"
 
+    def _repr_html_(self) -> str:
+        """The first changes in the order of their keys, which costs little of a large feed; of one that follows, what it is."""
+        from persist_engine.table.pictures.html import preview_html
+
+        if self._follow:
+            return f"<div>{escape(repr(self))}</div>"
+        batches: list[pa.RecordBatch] = []
+        with closing(self._streamed()) as found:
+            for batch in found:
+                batches.append(batch)
+                if sum(each.num_rows for each in batches) > PREVIEW_ROWS:
+                    break
+        rows = pa.Table.from_batches(batches, self.schema).slice(0, PREVIEW_ROWS + 1)
+        times = pa.array([dated(time) for time in rows.column("_time").to_pylist()], pa.string())
+        return preview_html(repr(self), rows.set_column(1, "_time", times), rows_max=PREVIEW_ROWS)
+
     def _wait_past(self, since: int | None) -> None:
         at = Antichain.of(0 if since is None else since + 1)
         while not self._closed.is_set() and not self._machine.wait_for_upper_past(at, POLL_S):
@@ -155,7 +173,7 @@ class ChangeFeed:
         order = pc.sort_indices(table.column("_time"))  # stable: within a time the rows stay in the order of their keys
         return table.take(order)
 
-    def _streamed(self) -> Iterator[pa.RecordBatch]:
+    def _streamed(self) -> Generator[pa.RecordBatch, None, None]:
         with of_table(self._name), self._open() as reader:
             yield from self._read(reader, self.since, self.upto)
 

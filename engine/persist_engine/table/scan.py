@@ -50,27 +50,42 @@ class Scan:
         condition: Condition,
         shown: tuple[str, ...] | None = None,
         limit: int | None = None,
+        nested: bool = False,
     ) -> None:
         self._name, self._lend, self._columns = name, lend, columns
-        self._condition, self._shown, self._limit = condition, shown, limit
+        self._condition, self._shown, self._limit, self._nested = condition, shown, limit, nested
         self.time = time
         """The time whose rows these are; None for a table that nothing was written to."""
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns, in their order."""
+        """The columns, in their order; of a nested scan `key` and `val`."""
+        return self._columns.nested(self._flat_schema) if self._nested else self._flat_schema
+
+    @property
+    def _flat_schema(self) -> pa.Schema:
         whole = self._columns.arrow
         return whole if self._shown is None else pa.schema([whole.field(name) for name in self._shown])
 
-    def scan(self, where: Where | None = None, columns: Sequence[str] | None = None) -> Scan:
-        """Fewer rows and columns at the same time. Only of a scan that has all of them."""
+    def scan(
+        self, where: Where | None = None, columns: Sequence[str] | None = None, *, nested: bool | None = None
+    ) -> Scan:
+        """Fewer rows and columns at the same time. Only of a scan that has all of them. `nested` None: as this scan."""
         if self._shown is not None or not self._condition.is_empty or self._limit is not None:
             raise InvalidUsage(
                 f"table {self._name}: this scan has its condition, columns or limit; scan the table, or the table `at` a time"
             )
         with of_table(self._name):
             condition, shown = Condition.of(where, self._columns), self._columns.chosen(columns)
-        return Scan(self._name, self._lend, self._columns, time=self.time, condition=condition, shown=shown)
+        return Scan(
+            self._name,
+            self._lend,
+            self._columns,
+            time=self.time,
+            condition=condition,
+            shown=shown,
+            nested=self._nested if nested is None else nested,
+        )
 
     def to_reader(self) -> pa.RecordBatchReader:
         """The rows as a stream of record batches, within about 256 MiB however many rows there are. Read it to its end or let go of it:
@@ -179,6 +194,8 @@ class Scan:
         rows = self._condition.applied(self._columns.flat(batch))
         if self._shown is not None:
             rows = rows.select(list(self._shown))
+        if self._nested:
+            return self._columns.folded(rows, self.schema)
         return pa.RecordBatch.from_arrays(rows.columns, schema=self.schema)
 
     def _snapshot(self, reader: ReadHandle) -> Snapshot:

@@ -14,7 +14,7 @@ from persist_engine.base.errors import InvalidUsage
 from persist_engine.rows.ddl import parse_ddl
 from persist_engine.rows.nested.layout import is_any_list, list_of, map_of
 from persist_engine.rows.schema import HELD_AS, Schema
-from persist_engine.table.columns import Columns
+from persist_engine.table.columns import NANOSECONDS_HINT, Coerce, Columns, holds_nanoseconds
 from persist_engine.table.frames import Frame, table_of
 
 Fields: TypeAlias = str | pa.Schema
@@ -29,9 +29,10 @@ def declared(key: Fields, value: Fields) -> Schema:
     return Schema(_fields(key, "key"), _fields(value, "value"))
 
 
-def inferred(like: Frame | pa.Schema, key: str | Sequence[str]) -> Schema:
+def inferred(like: Frame | pa.Schema, key: str | Sequence[str], coerce: Coerce | None = None) -> Schema:
     """The schema of a frame, or of a pyarrow schema, with the columns `key` as the key. Types that no table holds become the next that
-    holds their values: large text, views and dictionaries text, unsigned numbers wider ones, instants of any unit microseconds.
+    holds their values: large text, views and dictionaries text, unsigned numbers wider ones, instants of coarser units microseconds, and
+    with `coerce` nanoseconds too.
 
     InvalidUsage names a column of the key that is not there, and a column of another type.
     """
@@ -44,6 +45,9 @@ def inferred(like: Frame | pa.Schema, key: str | Sequence[str]) -> Schema:
         raise InvalidUsage(
             f"key {', '.join(missing) or '()'} is no column, or is there twice; the columns are {', '.join(schema.names)}"
         )
+    fine = [field.name for field in schema if holds_nanoseconds(field.type)]
+    if fine and coerce is None:
+        raise InvalidUsage(f"columns {', '.join(fine)} have nanoseconds, and tables microseconds: {NANOSECONDS_HINT}")
     fields = {field.name: pa.field(field.name, _stored(field), nullable=field.nullable) for field in schema}
     return Schema(
         pa.schema([fields[name] for name in names]),

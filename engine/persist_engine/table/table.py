@@ -15,12 +15,13 @@ import pyarrow as pa
 from persist_engine.base.errors import InvalidUsage, SchemaMismatch
 from persist_engine.base.wording import dated, is_instant
 from persist_engine.client.client import PersistClient
+from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.ownership import Owner
-from persist_engine.model.retention import in_words
+from persist_engine.model.queries import clock_of
 from persist_engine.shard.schemas import SchemaIncompatible
-from persist_engine.table.columns import Columns
+from persist_engine.table.columns import Coerce, Columns, checked_coerce
 from persist_engine.table.filters import Condition, Where
 from persist_engine.table.frames import Frame
 from persist_engine.table.names import Named, of_table
@@ -29,7 +30,7 @@ from persist_engine.table.notes.transactions import Txn
 from persist_engine.table.readers import PURPOSE, SharedReader
 from persist_engine.table.scan import Scan, checked_limit
 from persist_engine.table.schemas import Fields, altered
-from persist_engine.table.times import Span, Time, moment, readable, span_ms
+from persist_engine.table.times import Span, Time, readable, retained, retained_in_words, time_of_clock
 
 # What writes, walks the log or repairs loads with its first use: a process that reads loads neither. Only types are needed here.
 if TYPE_CHECKING:
@@ -41,10 +42,18 @@ if TYPE_CHECKING:
     from persist_engine.client.read.handle import ReadHandle
     from persist_engine.client.write.handle import WriteHandle
     from persist_engine.table.feed import ChangeFeed
+    from persist_engine.table.pictures.listing import Listing
     from persist_engine.table.pictures.timeline import Timeline
     from persist_engine.table.writing import TableWriter, Written
     from persist_engine.work.audit.finding import Verification
     from persist_engine.work.outcome import Outcome
+
+
+_CLOCKS = {
+    "ms": "wall clock, milliseconds since 1970",
+    "counter": "counter, one more with each write",
+    "theirs": "whole numbers that its writers choose",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +87,8 @@ class Table:
     """A table of a `Database`. Thread-safe. Two objects of one table see the same rows.
 
     Rows have the columns of the key and of the value side by side. A key may have several rows, which `append` adds as they come; `upsert`
-    leaves one. Every write is one commit, at a time of its own: the wall clock in milliseconds, and later than all writes before it.
+    leaves one. Every write is one commit, at a time of its own: the wall clock in milliseconds, or one more than the write before (see
+    `Database.create`), and later than all writes before it.
     InvalidUsage (SchemaMismatch for columns and types) names the table, and nothing was written.
     """
 
@@ -126,29 +136,44 @@ class Table:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def append(self, rows: Frame, *, txn: Txn | None = None, commit_info: CommitInfo | None = None) -> Written:
+    def append(
+        self,
+        rows: Frame,
+        *,
+        coerce: Coerce | None = None,
+        txn: Txn | None = None,
+        commit_info: CommitInfo | None = None,
+    ) -> Written:
         """Adds rows, however often they come. A stream is staged batch by batch, and becomes visible at once. Lost races are retried.
 
-        Columns are matched by name. Values become the table's types where nothing is lost: numbers that fit, instants of any unit, text of
-        any layout. In pandas' columns NaN is null. With `txn` the write happens once: see notes/transactions.py.
+        Columns are matched by name. Values become the table's types where nothing is lost: numbers that fit, instants of coarser units,
+        text of any layout. Nanoseconds, which pandas gives its times, are refused, here and in the other writes, unless `coerce` is "us"
+        or, to cut digits off, "truncate". In pandas' columns NaN is null. With `txn` the write happens once: see notes/transactions.py.
 
         `commit_info`, here and in the other writes, says why: names with texts or numbers, up to 4 KiB as JSON, that `history` shows.
         A call that writes nothing leaves none.
         """
         with of_table(self.name):
-            return self._writer.append(rows, notes=noted("append", txn, commit_info))
+            return self._writer.append(rows, coerce=checked_coerce(coerce), notes=noted("append", txn, commit_info))
 
     def upsert(
-        self, rows: Frame, *, order_by: str | None = None, txn: Txn | None = None, commit_info: CommitInfo | None = None
+        self,
+        rows: Frame,
+        *,
+        order_by: str | None = None,
+        coerce: Coerce | None = None,
+        txn: Txn | None = None,
+        commit_info: CommitInfo | None = None,
     ) -> Written:
         """Makes each row the only row of its key. Other keys stay; rows that are there already cost no update. Lost races are retried.
 
         Of several rows of a key the one with the greatest value in the column `order_by` wins, null being the least; the column is one of
         the table or comes beside them. InvalidUsage, and nothing is written, when several rows share that value, or there is no `order_by`,
-        and they differ. All rows are in memory.
+        and they differ. All rows are in memory: a stream with more than 1 GiB of them is refused.
         """
         with of_table(self.name):
-            return self._writer.upsert(rows, order_by=order_by, notes=noted("upsert", txn, commit_info))
+            notes = noted("upsert", txn, commit_info)
+            return self._writer.upsert(rows, order_by=order_by, coerce=checked_coerce(coerce), notes=notes)
 
     def delete(self, where: Where, *, txn: Txn | None = None, commit_info: CommitInfo | None = None) -> Written:
         """Removes the rows that fulfil a condition (see filters.py). Lost races are retried. To remove all rows, overwrite with none."""
@@ -162,6 +187,7 @@ class Table:
         rows: Frame,
         *,
         expected: Time | None = None,
+        coerce: Coerce | None = None,
         txn: Txn | None = None,
         commit_info: CommitInfo | None = None,
     ) -> Written:
@@ -171,8 +197,9 @@ class Table:
         Without it the last overwrite wins.
         """
         with of_table(self.name):
-            time = None if expected is None else moment(expected, now_ms=self._env.now_ms(), name="expected")
-            return self._writer.overwrite(rows, notes=noted("overwrite", txn, commit_info), expected=time)
+            time = None if expected is None else self._moment(expected, "expected")
+            notes = noted("overwrite", txn, commit_info)
+            return self._writer.overwrite(rows, coerce=checked_coerce(coerce), notes=notes, expected=time)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -183,17 +210,18 @@ class Table:
         *,
         at: Time | None = None,
         limit: int | None = None,
+        nested: bool = False,
     ) -> Scan:
         """The rows that fulfil `where`, with these columns, in the order of their keys, the first `limit` of them. As they are now, after
-        everything that was acknowledged before the call; or as they were `at` a time.
+        everything that was acknowledged before the call; or as they were `at` a time. `nested`: as the structs `key`
+        and `val`, in every form that the scan becomes, instead of columns side by side.
         """
         with of_table(self.name):
             now = self._columns
             upper = self._machine.fetch_recent_upper()
             time: int | None = upper.newest_complete if upper.newest_complete >= 0 else None
             if at is not None:
-                now_ms = self._env.now_ms()
-                time = readable(moment(at, now_ms=now_ms, name="at"), upper, now_ms=now_ms, name="at")
+                time = readable(self._moment(at, "at"), upper, now_ms=self._now_of(upper), name="at")
             return Scan(
                 self.name,
                 self._reader.lent,
@@ -202,6 +230,7 @@ class Table:
                 condition=Condition.of(where, now),
                 shown=now.chosen(columns),
                 limit=None if limit is None else checked_limit(self.name, limit),
+                nested=nested,
             )
 
     def head(self, rows: int = 5) -> pa.Table:
@@ -273,16 +302,13 @@ class Table:
                 raise InvalidUsage(
                     "changes: where must be SQL text or tuples; an expression of pyarrow sees one row, not a change"
                 )
-            now_ms, upper = self._env.now_ms(), self._machine.fetch_recent_upper()
-            after = None if since == "start" else moment(since, now_ms=now_ms, name="since")
+            upper = self._machine.fetch_recent_upper()
+            now_ms = self._now_of(upper)
+            after = None if since == "start" else self._moment(since, "since")
             if after is not None:
                 newest = readable(after, upper, now_ms=now_ms, name="since")
                 after = after if newest is None else newest  # None: nothing was written, so all that comes is after it
-            last = (
-                None
-                if upto is None
-                else readable(moment(upto, now_ms=now_ms, name="upto"), upper, now_ms=now_ms, name="upto")
-            )
+            last = None if upto is None else readable(self._moment(upto, "upto"), upper, now_ms=now_ms, name="upto")
             if after is not None and last is not None and last < after:
                 raise InvalidUsage(f"changes: upto {dated(last)} is before since {dated(after)}")
         return ChangeFeed(
@@ -304,14 +330,15 @@ class Table:
         columns = self._columns
         is_clock = seen.upper is None or seen.upper == 0 or is_instant(seen.upper)
         newest = None if not seen.upper else seen.upper - 1
+        clock = clock_of(self._machine.state)
         return TableInfo(
             name=self.name,
             id=str(self.id),
             owner=None if self.owner is None else str(self.owner),
             key=columns.schema.key_ddl,
             value=columns.schema.val_ddl,
-            clock="wall clock, milliseconds since 1970" if is_clock else "whole numbers that its writers choose",
-            retain=in_words(seen.retain_ms),
+            clock=_CLOCKS["counter" if clock == "counter" else "ms" if is_clock else "theirs"],
+            retain=retained_in_words(seen.retain_ms, clock),
             bloom=", ".join(name for name, place in columns.places.items() if place in self._machine.filtered),
             since=dated(seen.since),
             last_write="never" if seen.upper == 0 else dated(newest),
@@ -323,13 +350,14 @@ class Table:
             holds=len(seen.readers),
         )
 
-    def history(self, limit: int | None = None) -> pa.Table:
+    def history(self, limit: int | None = None) -> Listing:
         """The versions that changed rows, schema or retention, newest first: see history.py. As far back as the log goes."""
         if limit is not None and (type(limit) is not int or limit < 1):
             raise InvalidUsage(f"table {self.name}: limit must be a whole number from 1 on, or None, not {limit!r}")
         from persist_engine.table.history import history_of
+        from persist_engine.table.pictures.listing import Listing
 
-        return history_of(self._machine, limit)
+        return Listing(f"history of {self.name}", history_of(self._machine, limit), times=("time",))
 
     def timeline(self) -> Timeline:
         """A picture for notebooks: the writes that the log still shows, and which times can be read. `timeline().svg` is its text."""
@@ -373,9 +401,11 @@ class Table:
 
         return verify_shard(self._machine)
 
-    def holds(self) -> pa.Table:
+    def holds(self) -> Listing:
         """The readers, writers and the retention that hold times and old versions, one a row."""
-        return self._client.metadata(self.id, "holds")
+        from persist_engine.table.pictures.listing import Listing
+
+        return Listing(f"holds of {self.name}", self._client.metadata(self.id, "holds"), times=("since",))
 
     def alter(
         self,
@@ -400,7 +430,7 @@ class Table:
                 self._machine.refresh()
                 self._client.set_filtered(self.id, self._columns.placed(bloom, "bloom"))
             if retain is not None:
-                self._client.set_retention(self.id, span_ms(retain, "retain"))
+                self._client.set_retention(self.id, retained(retain, clock_of(self._machine.state)))
 
     def renamed(self, named: Named) -> None:
         """Takes the name that its shard got. Its handles stay."""
@@ -439,6 +469,13 @@ class Table:
     @property
     def _columns(self) -> Columns:
         return Columns(self._machine.schema)
+
+    def _moment(self, given: Time, name: str) -> int:
+        return time_of_clock(given, clock_of(self._machine.state), now_ms=self._env.now_ms(), name=name)
+
+    def _now_of(self, upper: Antichain) -> int:
+        """The last time that is not in the future."""
+        return self._env.now_ms() if clock_of(self._machine.state) == "ms" else max(0, upper.newest_complete)
 
     def _open_reader(self) -> ReadHandle:
         return self._client.open_leased_reader(self.id, purpose=PURPOSE)

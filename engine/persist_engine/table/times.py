@@ -12,6 +12,8 @@ from typing import SupportsIndex
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.wording import dated, is_instant
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain, time_of
+from persist_engine.model.retention import in_words
+from persist_engine.model.state import Clock
 
 Time = SupportsIndex | datetime | timedelta | str
 """A time: a whole number, a datetime with its zone, ISO 8601 text with its zone, or a time ago as `-1h`, `-1 day` or a timedelta."""
@@ -49,6 +51,32 @@ def span_ms(given: Span | None, name: str) -> int | None:
             f"{name} must be a span such as '7 days', '12h', '30m', a timedelta, or None, not {_shown(given)}"
         )
     return found
+
+
+def retained(given: Span | None, clock: Clock) -> int | None:
+    """As `span_ms`, for `retain`; of a table that counts its writes a number of them, also as text."""
+    if clock == "ms" or given is None or given == "none":
+        return span_ms(given, "retain")
+    number = int(given) if isinstance(given, str) and given.isdecimal() and len(given) < 20 else given
+    if isinstance(number, str | timedelta):
+        raise InvalidUsage(
+            f"retain: a table that counts its writes keeps a number of them, such as 1000, or none, not {_shown(given)}"
+        )
+    return span_ms(number, "retain")
+
+
+def retained_in_words(kept: int | None, clock: Clock) -> str:
+    """What `retained` parses."""
+    return in_words(kept) if clock == "ms" or kept is None else f"{kept} writes"
+
+
+def time_of_clock(given: Time, clock: Clock, *, now_ms: int, name: str) -> int:
+    """As `moment`; of a table that counts its writes a number alone."""
+    if clock == "counter" and not isinstance(given, SupportsIndex):
+        raise InvalidUsage(
+            f"{name}: the table counts its writes, so a time is a number as Written.time shows it, not {_shown(given)}"
+        )
+    return moment(given, now_ms=now_ms, name=name)
 
 
 def moment(given: Time, *, now_ms: int, name: str) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from persist_engine.base.errors import AmbiguousAppend, Conflict, InvalidUsage, InvariantViolated, SchemaMismatch
-from persist_engine.base.wording import dated
+from persist_engine.base.wording import dated, sized
 from persist_engine.client.client import PersistClient
 from persist_engine.client.read.handle import ReadHandle
 from persist_engine.client.read.snapshot import SinceAhead, Snapshot
@@ -29,11 +29,11 @@ from persist_engine.dataflow.upsert.handle import Upserted, UpsertHandle
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.model.ids import ShardId
 from persist_engine.model.maintenance import Maintenance
-from persist_engine.model.queries import retained_since
+from persist_engine.model.queries import clock_time, retained_since
 from persist_engine.model.state import ShardState
 from persist_engine.rows.predicate import Predicate
 from persist_engine.rows.updates import consolidate
-from persist_engine.table.columns import Columns
+from persist_engine.table.columns import Coerce, Columns
 from persist_engine.table.corrections import Correction, correction, corrections, retracted
 from persist_engine.table.filters import Condition
 from persist_engine.table.frames import Frame, streamed, table_of, tables_of
@@ -51,6 +51,8 @@ READ_UPSERTS = 1
 STATE_UPDATES_MAX = 3_000_000
 #: A frame up to this size is compared with the contents in memory; a larger one, and a stream, by way of the store.
 COMPARED_BYTES_MAX = 256 << 20
+#: An upsert compares its rows with each other, in memory. A stream with more of them is refused before it takes all there is.
+UPSERT_BYTES_MAX = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -115,7 +117,7 @@ class TableWriter:
         )
         self._upserts, self._has_several = 0, False
 
-    def append(self, frame: Frame, *, notes: Notes) -> Written:
+    def append(self, frame: Frame, *, notes: Notes, coerce: Coerce | None = None) -> Written:
         """Adds the rows of a frame."""
         ticket = self._ticket(notes.txn)
         if ticket is not None and ticket.is_repeat:
@@ -125,7 +127,7 @@ class TableWriter:
         time, rows = self._time_at(lower), 0
         with writer.builder(lower) as builder:
             for table in tables_of(frame, columns.arrow):
-                structs = columns.structs(columns.fitted(table))
+                structs = columns.structs(columns.fitted(table, coerce=coerce))
                 rows += structs.num_rows
                 if structs.num_rows:
                     builder.add(columns.updates(structs, time=time))
@@ -136,11 +138,11 @@ class TableWriter:
         with self._turn, _discarded_when_refused(lambda: writer.discard(batch)):
             return self._landed(writer, batch, Written(time, inserted=rows), ticket, notes.info)
 
-    def upsert(self, frame: Frame, *, order_by: str | None, notes: Notes) -> Written:
+    def upsert(self, frame: Frame, *, order_by: str | None, notes: Notes, coerce: Coerce | None = None) -> Written:
         """Makes each row of a frame the only row of its key."""
         self._machine.fetch_recent_upper()  # with it comes the newest schema, which a correction needs
         columns = self._current()[1]
-        table = table_of(frame, columns.arrow)
+        table = table_of(frame, columns.arrow) if streamed(frame) is None else _held(frame, columns.arrow)
         order = None
         if order_by is not None:
             if order_by not in table.column_names:
@@ -148,7 +150,7 @@ class TableWriter:
                     f"order_by: there is no column {order_by}; the rows have {', '.join(table.column_names)}"
                 )
             order = table.column(order_by)
-        structs = columns.structs(columns.fitted(table, besides=() if order_by is None else (order_by,)))
+        structs = columns.structs(columns.fitted(table, besides=() if order_by is None else (order_by,), coerce=coerce))
         rows = one_per_key(structs, order, order_by=order_by)
         if not rows.num_rows:
             return self._corrected(_Plan(lambda *_: (), _none), notes=notes, columns=columns)
@@ -171,7 +173,7 @@ class TableWriter:
 
         return self._corrected(_Plan(updates, touched, condition.predicate), notes=notes)
 
-    def overwrite(self, frame: Frame, *, notes: Notes, expected: int | None) -> Written:
+    def overwrite(self, frame: Frame, *, notes: Notes, expected: int | None, coerce: Coerce | None = None) -> Written:
         """Makes the rows of a frame the contents: writes the difference."""
         if (ticket := self._ticket(notes.txn)) is not None and ticket.is_repeat:
             return Written(None, is_repeat=True)
@@ -180,12 +182,12 @@ class TableWriter:
         stream = streamed(frame)
         frame = table_of(frame, columns.arrow) if stream is None else stream
         if stream is None and frame.nbytes <= COMPARED_BYTES_MAX:
-            return self._overwritten(columns.structs(columns.fitted(frame)), columns, notes, expected)
+            return self._overwritten(columns.structs(columns.fitted(frame, coerce=coerce)), columns, notes, expected)
         lower = writer.shared_upper()
         staged_at = self._time_at(lower)
         with writer.builder(lower) as builder:
             for table in tables_of(frame, columns.arrow):
-                structs = columns.structs(columns.fitted(table))
+                structs = columns.structs(columns.fitted(table, coerce=coerce))
                 if structs.num_rows:
                     builder.add(columns.updates(structs, time=staged_at))
             desired = builder.finish(Antichain.of(staged_at + 1))
@@ -420,10 +422,10 @@ class TableWriter:
             return writer, Columns(writer.schema)
 
     def _time_at(self, upper: Antichain) -> int:
-        """The time to write at: the wall clock, and past every time that was written."""
+        """The time to write at: what the clock of the table shows, and past every time that was written."""
         if upper.time is None:
             raise InvalidUsage("the table is closed and takes no more rows")
-        time = max(self._env.now_ms(), upper.time)
+        time = max(clock_time(self._machine.state, self._env.now_ms()), upper.time)
         if time >= DATA_TIME_MAX:
             raise InvalidUsage(f"the upper {upper.time} of the table leaves no time to write at")
         return time
@@ -470,6 +472,21 @@ def _discarded_when_refused(discard: Callable[[], None]) -> Iterator[None]:
     except InvalidUsage:
         discard()
         raise
+
+
+def _held(frame: Frame, wanted: pa.Schema) -> pa.Table:
+    """All rows of a stream. InvalidUsage for more than an upsert holds."""
+    pieces: list[pa.Table] = []
+    size = 0
+    for piece in tables_of(frame, wanted):
+        size += piece.nbytes
+        if size > UPSERT_BYTES_MAX:
+            raise InvalidUsage(
+                f"upsert holds its rows in memory, and the stream has more than {sized(UPSERT_BYTES_MAX)}: upsert it in pieces, one call for "
+                "each, or use overwrite or append, which hold one batch"
+            )
+        pieces.append(piece)
+    return pa.concat_tables(pieces, promote_options="default") if pieces else wanted.empty_table()
 
 
 def _lost() -> Conflict:

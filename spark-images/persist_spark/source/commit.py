@@ -168,7 +168,9 @@ def _corrected(
     """Appends desired minus persisted. Returns by how many rows the shard grew; None when the write must start over."""
     refuse_outgrown_schema(writer)
     view = ShardView(since=reader.since, upper=writer.fetch_recent_upper(), progress=None)
-    now_ms = max(SystemEnv().now_ms(), written.time)  # the staged rows have this time, and a correction none before it
+    now_ms = max(
+        writer.clock_time(SystemEnv().now_ms()), written.time
+    )  # the staged rows have this time, and a correction none before it
     match mint(view, run=b"", now_ms=now_ms, reads_back=True):
         case RaiseUpper(lower, upper):
             writer.compare_and_append_batch([], expected_upper=lower, new_upper=upper)

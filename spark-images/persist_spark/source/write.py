@@ -86,7 +86,7 @@ class WritePlan:
                     options = replace(options, replace_where=f"({options.replace_where}) AND key.err IS NULL")
             with client.open_writer(options.shard, schema, purpose=PURPOSE) as writer:
                 view = ShardView(since=Antichain.minimum(), upper=writer.fetch_recent_upper(), progress=None)
-                minted = mint(view, run=b"", now_ms=env.now_ms(), reads_back=False)
+                minted = mint(view, run=b"", now_ms=writer.clock_time(env.now_ms()), reads_back=False)
                 assert isinstance(minted, Minted)
                 task = StageTask.at(
                     writer,

@@ -97,7 +97,7 @@ def until_done(table: TableShard, schema: Schema, attempt: Callable[[Attempt], i
         for _ in range(ROUNDS_MAX):
             with client.open_leased_reader(table.id, schema, purpose=PURPOSE) as reader:
                 refuse_outgrown_schema(writer)
-                match minted_at(writer.fetch_recent_upper(), reader.since, reads_back=True):
+                match minted_at(writer, writer.fetch_recent_upper(), reader.since, reads_back=True):
                     case RaiseUpper(lower, upper):
                         writer.compare_and_append_batch([], expected_upper=lower, new_upper=upper)
                         continue
@@ -111,10 +111,10 @@ def until_done(table: TableShard, schema: Schema, attempt: Callable[[Attempt], i
     )
 
 
-def minted_at(upper: Antichain, since: Antichain, *, reads_back: bool) -> Minted | RaiseUpper:
+def minted_at(writer: WriteHandle, upper: Antichain, since: Antichain, *, reads_back: bool) -> Minted | RaiseUpper:
     """The times of a run that begins now. InvalidUsage for a closed shard."""
     view = ShardView(since=since, upper=upper, progress=None)
-    minted = mint(view, run=b"", now_ms=SystemEnv().now_ms(), reads_back=reads_back)
+    minted = mint(view, run=b"", now_ms=writer.clock_time(SystemEnv().now_ms()), reads_back=reads_back)
     assert isinstance(minted, Minted | RaiseUpper), "a run without progress is neither done nor superseded"
     return minted
 

@@ -91,7 +91,7 @@ def delete_here(table: PlacedShard, schema: Schema, where: str | None) -> int:
     """
     with table.opened() as client, client.open_writer(table.id, schema, purpose=PURPOSE) as writer:
         upper = writer.fetch_recent_upper()
-        minted = minted_at(upper, Antichain.minimum(), reads_back=False)
+        minted = minted_at(writer, upper, Antichain.minimum(), reads_back=False)
         assert isinstance(minted, Minted)
         if upper == Antichain.minimum():
             return 0  # nothing was ever written

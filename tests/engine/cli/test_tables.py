@@ -86,6 +86,38 @@ def test_rows_from_standard_input(store, kind, monkeypatch):
     assert rows_of(store) == ROWS
 
 
+def test_a_table_that_counts_its_writes(store):
+    assert "such as 1000, or none" in store("create", "t", "--key", "id BIGINT", "--clock", "counter", code=64)
+    store("create", "t", "--key", "id BIGINT", "--clock", "counter", "--retain", "1000")
+    path = store.folder / "in.csv"
+    path.write_text("id\n1\n")
+    assert json.loads(store("append", "t", str(path), "--json"))["time"] == 1
+    found = json.loads(store("describe", "t", "--json"))
+    assert (found["clock"], found["retain"], found["last_write"]) == (
+        "counter, one more with each write",
+        "1000 writes",
+        "1",
+    )
+
+
+def test_nanoseconds_of_a_file_on_request(store):
+    path = store.folder / "in.parquet"
+    pq.write_table(ARROW.set_column(3, "at", pa.array([1001, None, -1], pa.timestamp("ns", "UTC"))), path)
+    for command in ("append", "upsert", "overwrite"):
+        assert "coerce='truncate' cuts digits off (in commands: --coerce)" in store(
+            command, "orders", str(path), code=64
+        )
+        assert "would lose data" in store(command, "orders", str(path), "--coerce", "us", code=64)
+        store(command, "orders", str(path), "--coerce", "truncate")
+    assert [str(row["at"]) for row in rows_of(store)] == [
+        "1970-01-01 00:00:00.000001+00:00",
+        "None",
+        "1969-12-31 23:59:59.999999+00:00",
+    ]
+    assert "columns at have nanoseconds" in store("create", "t", "--key", "id", "--like", str(path), code=64)
+    store("create", "t", "--key", "id", "--like", str(path), "--coerce", "us")
+
+
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 def test_what_read_writes_can_be_written_again(store, kind):
     store("append", "orders", written_as(store.folder / "rows.parquet", "parquet"))

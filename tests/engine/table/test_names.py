@@ -210,12 +210,19 @@ def test_columns_from_ddl_arrow_and_frames(db):
             "u": pa.array([1], pa.uint32()),
             "at": pa.array([1000], pa.timestamp("ns", tz="Europe/Berlin")),
             "text": pa.array(["x"], pa.large_string()),
+            "raw": pa.array([b"x"], pa.binary_view()),
+            "view": pa.array(["x"], pa.string_view()),
         }
     )
-    table = db.create("d", like=wide, key="k")
-    table.append(wide)
-    kinds = [pa.string(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.string()]
+    with pytest.raises(
+        InvalidUsage, match="table d: columns at have nanoseconds, and tables microseconds: coerce='us' takes it"
+    ):
+        db.create("d", like=wide, key="k")
+    table = db.create("d", like=wide, key="k", coerce="us")
+    table.append(wide, coerce="us")
+    kinds = [pa.string(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.string(), pa.binary(), pa.string()]
     assert table.schema.types == kinds
+    assert table.to_pylist()[0]["raw"] == b"x"
 
 
 @pytest.mark.parametrize(
@@ -227,6 +234,10 @@ def test_columns_from_ddl_arrow_and_frames(db):
         ({"key": "id", "like": pa.table({"id": [1], "n": [None]})}, "column n holds only nulls"),
         ({"key": "n", "like": pa.table({"id": [1], "n": [[1]]})}, "key.n: a key holds no ARRAY"),
         ({"key": "id", "like": pa.table({"id": [1], "n": [[]]})}, "column n.element holds only nulls"),
+        (
+            {"key": "id", "like": pa.table({"id": [1]}), "coerce": "ns"},
+            "coerce is 'us' or 'truncate', or left out, not 'ns'",
+        ),
         ({"key": "id BIGINT", "retain": "a week"}, "retain must be a span"),
         ({"key": "id BIGINT", "retain": 0}, "retain must be a span"),
     ],

@@ -53,6 +53,25 @@ def test_a_scan_in_every_form(orders):
         scan.scan("id = 3")
 
 
+def test_a_nested_scan_in_every_form(orders, db):
+    orders.append(ROWS)
+    scan = orders.scan("price >= 5 AND name = 'a'", ["price", "id"], nested=True)
+    wanted = [{"key": {"id": number}, "val": {"price": Decimal(number)}} for number in (6, 9)]
+    assert scan.schema.names == ["key", "val"]
+    assert scan.to_pylist() == scan.to_pandas().to_dict("records") == scan.to_polars().to_dicts() == wanted
+    assert scan.to_reader().read_all().to_pylist() == pa.table(scan).to_pylist() == scan.head(9).to_pylist() == wanted
+    assert scan.to_duckdb().aggregate("sum(val.price)").fetchall() == [(Decimal(15),)]
+    assert (scan.count(), "<td>{&#x27;id&#x27;: 6}</td>" in scan._repr_html_()) == (2, True)
+    assert orders.scan(pc.field("id") == 3, ["name"], nested=True, limit=1).to_pylist() == [{"val": {"name": "a"}}]
+    past = orders.at(orders.last_time).scan("id = 1", nested=True)
+    assert past.to_pylist() == [{"key": {"id": 1}, "val": {"name": "b", "price": Decimal(1)}}]
+    assert orders.scan(nested=True).scan("id < 0").to_arrow() == past.schema.empty_table()
+    both = db.create("both", key="id BIGINT", value="id BIGINT")
+    both.append([{"key.id": 1, "val.id": 2}])
+    assert both.scan(nested=True).to_pylist() == [{"key": {"id": 1}, "val": {"id": 2}}]
+    assert db.create("keys", key="id BIGINT").scan(nested=True).to_arrow().column_names == ["key"]
+
+
 def test_the_first_rows_of_a_scan(orders):
     orders.append(ROWS)
     assert orders.head().to_pylist() == ROWS[:5]
@@ -413,6 +432,45 @@ def test_what_a_notebook_shows(orders):
     assert html.count("<tr>") == 11
     assert f"orders at {orders.last_time} (20" in html
     assert "the first" not in orders.scan("id < 3")._repr_html_()
+
+
+def test_what_a_notebook_shows_of_history_changes_and_holds(orders):
+    first = orders.append([{"id": 1, "name": "<b>", "price": None}], commit_info={"why": "<i>"})
+    orders.upsert([{"id": 1, "name": "ada", "price": None}])
+    history = orders.history()
+    html = history._repr_html_()
+    assert "history of orders" in html
+    assert f"<td>{first.time} (20" in html
+    assert "&lt;i&gt;" in html
+    assert "<i>" not in html
+    assert repr(history).splitlines()[0] == "history of orders: 2 rows"
+    assert f"  append     {first.time} (20" in repr(history)
+    feed = orders.changes("start")
+    html = feed._repr_html_()
+    assert f"<td>{first.time} (20" in html
+    assert "&lt;b&gt;" in html
+    assert "from the start up to now" in html
+    with orders.changes("start", follow=True) as endless:
+        assert endless._repr_html_() == "<div>ChangeFeed(orders from the start on)</div>"
+    held = orders.holds()
+    assert "<td>retention</td>" in held._repr_html_()
+    assert "holds of orders" in repr(held)
+
+
+def test_a_listing_is_as_good_as_a_table(orders):
+    orders.append(ROWS)
+    orders.delete("id = 1")
+    history = orders.history()
+    table = history.to_arrow()
+    assert pa.table(history) == table == history
+    assert (history.num_rows, len(history), history.column_names) == (2, 2, table.column_names)
+    assert history["time"] == history.column("time") == table.column("time")
+    assert history.to_pylist() == table.to_pylist() == history.to_polars().to_dicts()
+    assert history.to_pandas()["operation"].tolist() == ["delete", "append"]
+    assert history.filter(pc.field("operation") == "append").num_rows == 1
+    assert history != orders.history(1)
+    with pytest.raises(AttributeError, match="nothing"):
+        history.nothing  # noqa: B018
 
 
 def test_maintenance_goes_on_behind_the_writes(tmp_path):

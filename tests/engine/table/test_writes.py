@@ -125,14 +125,15 @@ def test_instants_of_every_unit_and_no_loss(db):
     frame = pd.DataFrame(
         {"id": [1], "at": [pd.Timestamp(at)], "local": [pd.Timestamp("2026-11-21")], "day": [at.date()]}
     )
-    table.append(frame)
-    assert table.to_pylist() == [{"id": 1, "at": at, "local": dt.datetime(2026, 11, 21), "day": at.date()}]
-    with pytest.raises(SchemaMismatch, match="would lose data"):
-        table.append(frame.assign(at=frame["at"] + pd.Timedelta(1, "ns")))
+    rows = [{"id": 1, "at": at, "local": dt.datetime(2026, 11, 21), "day": at.date()}]
+    for unit in ("s", "ms", "us"):
+        table.overwrite([])
+        table.append(frame.assign(at=frame["at"].dt.as_unit(unit), local=frame["local"].dt.as_unit("s")))
+        assert table.to_pylist() == rows
     with pytest.raises(SchemaMismatch, match=r"times have no zone: .*tz_localize\('UTC'\)"):
-        table.append(frame.assign(at=frame["local"]))
+        table.append(frame.assign(at=frame["local"]), coerce="us")
     with pytest.raises(SchemaMismatch, match="times have a zone"):
-        table.append(frame.assign(local=frame["at"]))
+        table.append(frame.assign(local=frame["at"]), coerce="us")
 
 
 def test_appends_add_and_upserts_replace(orders):

@@ -20,6 +20,7 @@ from persist_engine.cli.output import print_json, print_pairs, print_rows, progr
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from persist_engine.table.columns import Coerce
     from persist_engine.table.database import Database
     from persist_engine.table.table import Table
     from persist_engine.table.writing import Written
@@ -43,6 +44,20 @@ class InputFormat(enum.StrEnum):
     JSONL = "jsonl"
     PARQUET = "parquet"
     ARROW = "arrow"
+
+
+class Coercion(enum.StrEnum):
+    """What becomes of nanoseconds: table.columns.Coerce."""
+
+    US = "us"
+    TRUNCATE = "truncate"
+
+
+class ClockName(enum.StrEnum):
+    """The clock of a table: model.state.Clock."""
+
+    MS = "ms"
+    COUNTER = "counter"
 
 
 def complete_table(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -75,6 +90,10 @@ CommitInfoOption = Annotated[
     typer.Option(
         "--commit-info", metavar="NAME=TEXT", help="Say of the write what `persist history` shows; repeatable."
     ),
+]
+CoerceOption = Annotated[
+    Coercion | None,
+    typer.Option(help="Instants in nanoseconds: take those that lose no digit (us), or cut digits off (truncate)."),
 ]
 #: The panel of the help that lists these commands.
 PANEL = "Tables"
@@ -130,11 +149,17 @@ def create(
     key: Annotated[str, typer.Option(help="Columns of the key as DDL, or with --like their names.")],
     value: Annotated[str, typer.Option(help="The other columns as DDL.")] = "",
     like: Annotated[str | None, typer.Option(metavar="FILE", help="A Parquet file with the columns.")] = None,
-    retain: Annotated[str, typer.Option(help="How long times stay readable: 7 days, 12h, none.")] = "7 days",
+    retain: Annotated[
+        str, typer.Option(help="How long times stay readable: 7 days, 12h, none; with a counter 1000, none.")
+    ] = "7 days",
     bloom: Annotated[
         str | None,
         typer.Option(metavar="COLUMNS", help="Bloom filters of these columns, in which reads look for single values."),
     ] = None,
+    coerce: CoerceOption = None,
+    clock: Annotated[
+        ClockName, typer.Option(help="The times of writes: ms since 1970, or a counter, for good.")
+    ] = ClockName.MS,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Fine if it exists with the same columns.")] = False,
     stores: Stores,
     as_json: AsJson = False,
@@ -153,7 +178,17 @@ def create(
             except OSError as error:
                 raise InvalidUsage(f"cannot read {like}: {error.strerror or error}") from error
         filtered = [] if bloom is None else [each.strip() for each in bloom.split(",")]
-        made = db.create(name, key, value, like=schema, retain=retain, bloom=filtered, exist_ok=exist_ok)
+        made = db.create(
+            name,
+            key,
+            value,
+            like=schema,
+            retain=retain,
+            bloom=filtered,
+            coerce=_coerced(coerce),
+            clock=clock.value,
+            exist_ok=exist_ok,
+        )
         _print({"name": made.name, "id": str(made.id)}, as_json=as_json)
 
 
@@ -163,6 +198,7 @@ def append(
     files: Files,
     *,
     format: InputFormatOption = None,  # noqa: A002 - the option's name
+    coerce: CoerceOption = None,
     txn: TxnOption = None,
     commit_info: CommitInfoOption = None,
     stores: Stores,
@@ -170,7 +206,14 @@ def append(
 ) -> None:
     """Add the rows of files, all in one commit."""
     with _writing(table, stores, as_json=as_json) as done:
-        done(lambda it: it.append(_rows(it, files, format, "append"), txn=_txn(txn), commit_info=_info(commit_info)))
+        done(
+            lambda it: it.append(
+                _rows(it, files, format, "append"),
+                coerce=_coerced(coerce),
+                txn=_txn(txn),
+                commit_info=_info(commit_info),
+            )
+        )
 
 
 @on_stores
@@ -182,6 +225,7 @@ def upsert(
     order_by: Annotated[
         str | None, typer.Option(help="The column that decides among several rows of a key: the greatest wins.")
     ] = None,
+    coerce: CoerceOption = None,
     txn: TxnOption = None,
     commit_info: CommitInfoOption = None,
     stores: Stores,
@@ -193,6 +237,7 @@ def upsert(
             lambda it: it.upsert(
                 _rows(it, files, format, "upsert"),
                 order_by=order_by,
+                coerce=_coerced(coerce),
                 txn=_txn(txn),
                 commit_info=_info(commit_info),
             )
@@ -211,6 +256,7 @@ def overwrite(
     allow_empty: Annotated[
         bool, typer.Option("--allow-empty", help="Fine if the files hold no line: all rows are removed.")
     ] = False,
+    coerce: CoerceOption = None,
     txn: TxnOption = None,
     commit_info: CommitInfoOption = None,
     stores: Stores,
@@ -223,7 +269,9 @@ def overwrite(
         def write(it: Table) -> Written:
             rows = _rows(it, files, format, "overwrite")
             sure = rows if allow_empty else _not_empty(rows, files)
-            return it.overwrite(sure, expected=at, txn=_txn(txn), commit_info=_info(commit_info))
+            return it.overwrite(
+                sure, expected=at, coerce=_coerced(coerce), txn=_txn(txn), commit_info=_info(commit_info)
+            )
 
         done(write)
 
@@ -381,6 +429,10 @@ def _not_empty(rows: Iterator[pa.Table], files: list[str]) -> Iterator[pa.Table]
     raise InvalidUsage(
         f"{names} holds no line, and overwrite would remove all rows: give --allow-empty if that is meant"
     )
+
+
+def _coerced(given: Coercion | None) -> Coerce | None:
+    return None if given is None else given.value
 
 
 def _info(given: list[str] | None) -> dict[str, str] | None:

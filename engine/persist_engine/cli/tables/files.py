@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from itertools import chain
@@ -38,6 +40,8 @@ _Source = Any
 _BLANK = b" \t\r\n\xef\xbb\xbf"
 #: Arrow reads CSV in blocks of this size, and refuses a longer line.
 _BLOCK_BYTES = 1 << 20
+#: JSON is read in blocks of whole lines of about this size.
+JSON_BLOCK_BYTES = 16 << 20
 #: As Arrow reads CSV: a field is quoted if it begins with a quote, two quotes within stand for one. A carriage return at the end may be
 #: half of a line end.
 _FIELD = rb'(?:"[^"]*+(?:""[^"]*+)*+"[^,\r\n]*+|[^",\r\n][^,\r\n]*+)?+'
@@ -236,9 +240,9 @@ def _object(number: int, line: bytes) -> dict[str, Any]:
     return found
 
 
-def _jsonl_with_maps(data: bytes, wanted: pa.Schema) -> pa.Table:
-    """Arrow's reader of JSON knows no maps."""
-    rows = [_object(number, line) for number, line in enumerate(data.splitlines(), 1) if line.strip()]
+def _jsonl_with_maps(data: bytes, wanted: pa.Schema, first: int) -> pa.Table:
+    """Arrow's reader of JSON knows no maps. `first`: the number of the first line."""
+    rows = [_object(number, line) for number, line in enumerate(data.splitlines(), first) if line.strip()]
     names = list(dict.fromkeys(chain.from_iterable(rows)))
     columns = {name: [row.get(name) for row in rows] for name in names}
     known = {field.name: field.type for field in wanted}
@@ -248,17 +252,8 @@ def _jsonl_with_maps(data: bytes, wanted: pa.Schema) -> pa.Table:
     return pa.table(arrays, names=names)
 
 
-def _jsonl(source: _Source, wanted: pa.Schema) -> Iterator[pa.Table]:
-    """One object a line. Decimals are numbers or text, the same in all lines; maps are objects."""
+def _jsonl_plain(data: bytes, wanted: pa.Schema) -> pa.Table:
     fields = [field.with_type(_written(field.type)) for field in wanted if not pa.types.is_decimal(field.type)]
-    data = source.read()
-    if not data.strip():
-        return
-    if data.lstrip(_BLANK).startswith(b"null"):  # Arrow's reader ends the process
-        raise InvalidUsage("is no jsonl that the table takes: it begins with null, which is no object")
-    if any(holds_maps(field.type) for field in wanted):
-        yield _jsonl_with_maps(data, wanted)
-        return
     table = pyarrow.json.read_json(
         pa.BufferReader(data), parse_options=pyarrow.json.ParseOptions(explicit_schema=pa.schema(fields))
     )
@@ -271,7 +266,47 @@ def _jsonl(source: _Source, wanted: pa.Schema) -> Iterator[pa.Table]:
             table = table.remove_column(index)
         elif pa.types.is_decimal(kind) and pa.types.is_string(table.column(name).type):
             table = table.set_column(index, name, pc.cast(table.column(name), kind))
-    yield _read(table, wanted)
+    return _read(table, wanted)
+
+
+def _jsonl(source: _Source, wanted: pa.Schema) -> Iterator[pa.Table]:
+    """One object a line, read in blocks of whole lines. Decimals are numbers or text, the same in all lines of a block; maps are objects.
+
+    A column that no line has is left out, at the end of the last block at the latest: whether a table takes that is decided elsewhere.
+    """
+    given: set[str] = set()
+    owed: set[str] = set()
+    has_maps = any(holds_maps(field.type) for field in wanted)
+    for data, line, is_all in _blocks(source):
+        if data.lstrip(_BLANK).startswith(b"null"):  # Arrow's reader ends the process
+            raise InvalidUsage("is no jsonl that the table takes: it begins with null, which is no object")
+        table = _jsonl_with_maps(data, wanted, line) if has_maps else _jsonl_plain(data, wanted)
+        given |= set(table.column_names)
+        if not is_all:  # another block may have what this one lacks
+            absent = [field for field in wanted if field.name not in table.column_names]
+            owed |= {field.name for field in absent}
+            for field in absent:
+                table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+        yield table
+    if owed - given:
+        yield pa.schema([field for field in wanted if field.name in given]).empty_table()
+
+
+def _blocks(source: _Source) -> Iterator[tuple[bytes, int, bool]]:
+    """Whole lines, never blank ones alone, the number of the first, and whether they are all that there are."""
+    held, line, is_first = b"", 1, True
+    while data := source.read(JSON_BLOCK_BYTES):
+        held += data
+        end = held.rfind(b"\n") + 1
+        if len(held) < JSON_BLOCK_BYTES or not end:
+            continue
+        whole, held = held[:end], held[end:]
+        if whole.strip():
+            yield whole, line, False
+            is_first = False
+        line += whole.count(b"\n")
+    if held.strip():
+        yield held, line, is_first
 
 
 def _written(kind: pa.DataType) -> pa.DataType:
@@ -326,11 +361,17 @@ def _missing(data: bytes, names: Sequence[str]) -> set[str]:
 
 
 def _parquet(source: _Source, _wanted: pa.Schema) -> Iterator[pa.Table]:
-    seekable = source if isinstance(source, pa.NativeFile) else pa.BufferReader(source.read())
-    file = pq.ParquetFile(seekable)
-    yield file.schema_arrow.empty_table()
-    for batch in file.iter_batches():
-        yield pa.Table.from_batches([batch])
+    """The end of a file says where its rows are, so a pipe becomes a file first."""
+    with ExitStack() as stack:
+        if not isinstance(source, pa.NativeFile):
+            kept = stack.enter_context(tempfile.TemporaryFile(prefix="persist-"))
+            shutil.copyfileobj(source, kept, _BLOCK_BYTES)
+            kept.flush()
+            source = stack.enter_context(pa.OSFile(f"/dev/fd/{kept.fileno()}"))
+        file = pq.ParquetFile(source)
+        yield file.schema_arrow.empty_table()
+        for batch in file.iter_batches():
+            yield pa.Table.from_batches([batch])
 
 
 def _arrow(source: _Source, _wanted: pa.Schema) -> Iterator[pa.Table]:

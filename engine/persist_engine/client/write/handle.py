@@ -31,6 +31,7 @@ from persist_engine.model.batch import HollowBatch, check_truncation
 from persist_engine.model.frontier import MINIMUM, Antichain, Description, TimeLike, frontier_of
 from persist_engine.model.ids import RunId, ShardId, WriterId
 from persist_engine.model.maintenance import Maintenance
+from persist_engine.model.queries import clock_time
 from persist_engine.model.state import SourceProgress
 from persist_engine.rows.ingest import Updates
 from persist_engine.rows.schema import Schema
@@ -102,6 +103,10 @@ class WriteHandle(Expiring):
                 requested=repr(self._schema),
                 actual=repr(self._machine.schema),
             )
+
+    def clock_time(self, now_ms: int) -> int:
+        """What the clock of the shard's table shows now: the next write is at this time, or at the upper if that is later (spec 17.15)."""
+        return clock_time(self._machine.state, now_ms)
 
     def shared_upper(self) -> Antichain:
         """The newest upper that this process knows; no round trip."""

@@ -332,7 +332,7 @@ class UpsertHandle(Expiring):
         lower = machine.persisted_frontier.time
         if lower is None:
             raise InvalidUsage(f"shard {self.shard_id} is closed: its upper is empty, so nothing more can be upserted")
-        time = max(self._writer.machine.env.now_ms(), lower)
+        time = max(self._writer.clock_time(self._writer.machine.env.now_ms()), lower)
         if time >= DATA_TIME_MAX:
             raise InvalidUsage(f"the upper {{{lower}}} of shard {self.shard_id} leaves no time to upsert at")
         return time

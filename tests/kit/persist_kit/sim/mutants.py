@@ -146,8 +146,8 @@ def _initial_rollup_deleted(put: Callable[[object, str, object], None]) -> None:
         written[id(self)] = key
         original_set(self, shard_id, key, data)
 
-    def try_init(self: StateVersions, shard_id: Any, *rest: Any) -> Any:
-        created = original(self, shard_id, *rest)
+    def try_init(self: StateVersions, shard_id: Any, *rest: Any, **more: Any) -> Any:
+        created = original(self, shard_id, *rest, **more)
         if created is None:
             self.delete_rollup(shard_id, written[id(self)])
         return created
