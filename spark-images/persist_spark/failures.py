@@ -110,6 +110,14 @@ class TaskFailure(Exception):
     """An engine error on an executor, on its way to the driver."""
 
 
+class UserCodeFailed(Exception):
+    """An exception of the user's code, as a message, with what it means."""
+
+    def __init__(self, message: str, exit_code: ExitCode) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
 class Terminated(Exception):
     """The process got SIGTERM. The run appended nothing after that."""
 
@@ -129,17 +137,25 @@ def is_lost_copy(error: Exception) -> bool:
 
 def classify(error: BaseException, *, secrets: Iterable[str] = ()) -> Failure:
     """The failure for `error`. Total: an unknown error has the class Application."""
+    exit_code, text = explained(error)
+    return Failure(exit_code, redact(text, secrets=secrets))
+
+
+def explained(error: BaseException) -> tuple[ExitCode, str]:
+    """What `classify` says, in full and with the secrets."""
+    if isinstance(error, UserCodeFailed):
+        return error.exit_code, str(error)
     if isinstance(error, PersistError):
-        return Failure(_exit_code_of(error), redact(str(error), secrets=secrets))
+        return _exit_code_of(error), str(error)
     text = str(error)
     found = _carried_in(text)
     if found is not None:
-        return Failure(found[0], redact(found[1], secrets=secrets))
+        return found
     name = type(error).__name__
     causes = _causes(text)
     is_given = _is_spark_configuration(name, text) or _is_malformed_input(causes)
     exit_code = ExitCode.CONFIGURATION if is_given else ExitCode.APPLICATION
-    return Failure(exit_code, redact(_summary(name, text, causes), secrets=secrets))
+    return exit_code, _summary(name, text, causes)
 
 
 def redact(text: str, *, secrets: Iterable[str] = ()) -> str:

@@ -74,24 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             type=Path,
             help="where to write the JSON report; default: the container's termination log, if it exists",
         )
-    driver.add_argument(
-        "--progress",
-        help="where to tell what the run does while it goes on: a file, or the URL of an object of the API server with the name of an "
-        "annotation as its fragment; default: nowhere",
-    )
-    driver.add_argument(
-        "--options",
-        type=Path,
-        help="the folder with the options of the input that come from a Secret, a file for each; default: there are none",
-    )
-    driver.add_argument(
-        "--promote",
-        type=Path,
-        help="of a stream on standby: the file whose appearance orders it to take over; default: it never does",
-    )
-    driver.add_argument(
-        "--metrics-port", type=int, help="where to serve Prometheus what the engine counts; default: nowhere"
-    )
+    _add_driver_options(driver)
     commands.add_parser("executor", help="become a Spark executor; arguments are in SPARK_* variables")
     arguments = parser.parse_args(argv)
     compacts = arguments.command == "compact"
@@ -115,9 +98,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.spec,
         arguments.report,
         options=arguments.options,
+        code=arguments.code,
         progress=arguments.progress,
         promote=arguments.promote,
         metrics_port=arguments.metrics_port,
+    )
+
+
+def _add_driver_options(driver: argparse.ArgumentParser) -> None:
+    driver.add_argument(
+        "--progress",
+        help="where to tell what the run does while it goes on: a file, or the URL of an object of the API server with the name of an "
+        "annotation as its fragment; default: nowhere",
+    )
+    driver.add_argument(
+        "--options",
+        type=Path,
+        help="the folder with the options of the input that come from a Secret, a file for each; default: there are none",
+    )
+    driver.add_argument(
+        "--code",
+        type=Path,
+        help="the folder with the files of the ConfigMap that input.python names; default: there are none",
+    )
+    driver.add_argument(
+        "--promote",
+        type=Path,
+        help="of a stream on standby: the file whose appearance orders it to take over; default: it never does",
+    )
+    driver.add_argument(
+        "--metrics-port", type=int, help="where to serve Prometheus what the engine counts; default: nowhere"
     )
 
 
@@ -139,13 +149,14 @@ def run_driver(
     report_path: Path | None,
     *,
     options: Path | None = None,
+    code: Path | None = None,
     progress: str | None = None,
     promote: Path | None = None,
     metrics_port: int | None = None,
 ) -> int:
     """Runs the sink and writes a report in every case. Returns the exit code. `options`: the folder with options of the input that are
-    secret; `progress`: where to tell what the run does; `promote`: the file that orders a stream on standby to take over; `metrics_port`:
-    where to serve what the engine counts.
+    secret; `code`: that with the files of its ConfigMap; `progress`: where to tell what the run does; `promote`: the file that orders a
+    stream on standby to take over; `metrics_port`: where to serve what the engine counts.
     """
     from persist_spark.progress.scraped import Meters
 
@@ -157,7 +168,7 @@ def run_driver(
     spec: SinkSpec | None = None
     report, failure = SinkReport(run_id=""), None
     try:
-        spec = SinkSpec.load(spec_path, options)
+        spec = SinkSpec.load(spec_path, options, code)
         report = SinkReport(run_id=spec.run_id)
         with hidden_output(spec.secrets()):
             log = Log(sys.stderr, env, sink=spec.sink_id, run=spec.run_id, shard=spec.shard_id)

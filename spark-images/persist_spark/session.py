@@ -44,6 +44,12 @@ def start_session(app_name: str) -> SparkSession:
     return builder.getOrCreate()
 
 
+def set_required(spark: SparkSession) -> None:
+    """Sets again what this code requires, after code of the user had the session."""
+    for name, value in _REQUIRED.items():
+        spark.conf.set(name, value)
+
+
 @contextmanager
 def shuffled_by_bytes(spark: SparkSession, *, part_bytes: int) -> Iterator[None]:
     """In the block, shuffles without a number of partitions result in tasks of about one part each, by the bytes actually shuffled: at

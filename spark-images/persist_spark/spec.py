@@ -26,6 +26,8 @@ from persist_spark.inputs.secret_options import secret_options
 
 #: The options of a stream of a shard for input.shard.refresh: everySeconds, alignedTo, at.
 REFRESH_OPTIONS = ("refreshEvery", "refreshAlignedTo", "refreshAt")
+#: The format of an input that a function makes.
+PYTHON = "python"
 #: Limit on write tasks. With more, a task has less input than its start is worth.
 PARALLELISM_MAX = 4096
 #: The default in the resource definition.
@@ -114,11 +116,29 @@ _ATTRIBUTES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PythonFunction:
+    """The function of the user that makes an input."""
+
+    module: str
+    function: str = "load"
+    config_map: str | None = None
+    """The ConfigMap with the files of the module. None: a module that Python finds by itself."""
+    folder: Path | None = None
+    """Where the files of the ConfigMap are."""
+
+    @property
+    def name(self) -> str:
+        """As Python writes it."""
+        return f"{self.module}.{self.function}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
     """A Spark source, and optional SQL over it as the view `input`."""
 
     format: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The options of the format; of `python` its arguments."""
     secret_options: frozenset[str] = frozenset()
     """The names of those options that came from a Secret."""
     schema: str | None = None
@@ -129,6 +149,8 @@ class Input:
     """Whether the sink reads a shard, which the options name. The format is then `persist`."""
     keeps_malformed: bool = False
     """Whether a record that does not parse becomes a row with the reason in the column `err`, instead of an error."""
+    python: PythonFunction | None = None
+    """The function that makes the input. The format is then `python`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,23 +264,25 @@ class SinkSpec:
         return (*hidden, *lines, *(text for v in hidden for pair in _QUOTED.findall(v) for text in pair if text))
 
     @classmethod
-    def load(cls, path: Path, options: Path | None = None) -> SinkSpec:
-        """Read and check the file, and the folder `options` with the input's options from a Secret. Raises ConfigurationError."""
+    def load(cls, path: Path, options: Path | None = None, code: Path | None = None) -> SinkSpec:
+        """Read and check the file, and the folder `options` with the input's options from a Secret. `code`: the folder with the files of
+        the input's ConfigMap. Raises ConfigurationError.
+        """
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigurationError(f"cannot read the sink specification {path}: {error.strerror}") from error
         except ValueError as error:
             raise ConfigurationError(f"the sink specification {path} is not JSON: {error}") from error
-        return cls.parse(document, options)
+        return cls.parse(document, options, code)
 
     @classmethod
-    def parse(cls, document: Any, options: Path | None = None) -> SinkSpec:
-        """Check a decoded `sink.json`. `options` as of `load`. Raises ConfigurationError."""
+    def parse(cls, document: Any, options: Path | None = None, code: Path | None = None) -> SinkSpec:
+        """Check a decoded `sink.json`. `options` and `code` as of `load`. Raises ConfigurationError."""
         try:
             run = decode_sink_run(document)
             envelope = _parse_envelope(Fields(run.envelope, "envelope"))
-            keeps_malformed = envelope.on_error is OnError.COLLECT
+            source = _parse_input(Fields(run.input, "input"), run, options, code)
             spec = cls(
                 sink_id=run.sink_id,
                 run_id=run.run_id,
@@ -267,7 +291,7 @@ class SinkSpec:
                 value_ddl=run.val_schema,
                 blob=run.blob,
                 consensus=run.consensus,
-                input=replace(_parse_input(Fields(run.input, "input"), run, options), keeps_malformed=keeps_malformed),
+                input=replace(source, keeps_malformed=envelope.on_error is OnError.COLLECT),
                 envelope=envelope,
                 write=_parse_write(Fields(run.write, "write")),
                 purpose=run.purpose,
@@ -292,26 +316,42 @@ def _is_long(text: str) -> bool:
     return len(text) >= _SECRET_CHARS_MIN and text.lower() not in {"true", "false"}
 
 
-def _parse_input(fields: Fields, run: SinkRun, folder: Path | None) -> Input:
+def _parse_input(fields: Fields, run: SinkRun, options: Path | None, code: Path | None) -> Input:
     kind = fields.optional_text("type") or "Format"
     if kind == "Shard":
         return _parse_shard_input(fields, run)
-    if kind != "Format":
-        raise ConfigurationError(f"input.type: {kind!r} is not supported, must be 'Format' or 'Shard'")
-    source = fields.group("format")
-    given, secret = source.text_map("options"), source.optional_text("optionsSecretName")
-    added = {} if secret is None else secret_options(secret, folder, given)
+    if kind not in {"Format", "Python"}:
+        raise ConfigurationError(f"input.type: {kind!r} is not supported, must be 'Format', 'Shard' or 'Python'")
+    is_format = kind == "Format"
+    source = fields.group("format" if is_format else "python")
+    given, secret = source.text_map("options" if is_format else "arguments"), source.optional_text("optionsSecretName")
+    added = {} if secret is None else secret_options(source.name("optionsSecretName"), secret, options, given)
     parsed = Input(
-        format=source.text("name"),
+        format=source.text("name") if is_format else PYTHON,
         options={**given, **added},
         secret_options=frozenset(added),
-        schema=source.optional_text("schema"),
+        schema=source.optional_text("schema") if is_format else None,
         sql=source.optional_text("sql"),
         allow_empty=fields.flag("allowEmpty"),
+        python=None if is_format else _parse_function(source, code),
     )
     source.finish()
     fields.finish()
     return parsed
+
+
+def _parse_function(source: Fields, code: Path | None) -> PythonFunction:
+    module, function = source.text("module"), source.optional_text("function") or "load"
+    for name, value, is_valid in (
+        ("module", module, all(part.isidentifier() for part in module.split("."))),
+        ("function", function, function.isidentifier()),
+    ):
+        if not is_valid:
+            raise ConfigurationError(
+                f"{source.name(name)}: {value!r} is not a name in Python; write it as in an import"
+            )
+    config_map = source.optional_text("configMapName")
+    return PythonFunction(module=module, function=function, config_map=config_map, folder=code)
 
 
 def _parse_shard_input(fields: Fields, run: SinkRun) -> Input:
@@ -419,7 +459,13 @@ def _check_stream(spec: SinkSpec) -> None:
             f"envelope.type: {spec.envelope.type} would lose the rows that are taken away from the shard that the sink reads; choose Diff "
             "with diffColumn _diff, or mode Once or Scheduled"
         )
-    for name, value in spec.input.options.items():
+    if spec.input.python is None:  # streaming/sources.py looks into the stream that a function made
+        check_losses(spec.input.options)
+
+
+def check_losses(options: Mapping[str, str]) -> None:
+    """Refuses the option of a source with which a stream would pass over lost rows."""
+    for name, value in options.items():
         if name.lower() == "failondataloss" and value.strip().lower() == "false":
             raise ConfigurationError(
                 f"input.format.options.{name}: must not be false, because the sink would pass over rows that the source has lost; "

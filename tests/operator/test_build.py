@@ -308,11 +308,31 @@ def test_only_the_driver_mounts_the_secret_options_of_the_input(driver, settings
     assert "--options" not in driver()["Pod"]["spec"]["containers"][0]["args"]
 
 
+def test_only_the_driver_mounts_the_files_of_the_function_that_makes_the_input(driver):
+    source = {"type": "Python", "python": {"module": "orders", "function": "load", "configMapName": "orders-input-v2"}}
+    manifests = driver({"input": source})
+    pod, executor = manifests["Pod"]["spec"], executor_of(manifests)["spec"]
+    assert_restricted(pod)
+    (volume,) = [one for one in pod["volumes"] if one.get("configMap") == {"name": "orders-input-v2"}]
+    (mount,) = [one for one in pod["containers"][0]["volumeMounts"] if one["name"] == volume["name"]]
+    arguments = pod["containers"][0]["args"]
+    assert arguments[arguments.index("--code") + 1] == mount["mountPath"]
+    assert mount["readOnly"]
+    assert "orders-input-v2" not in json.dumps(executor)
+    assert json.loads(manifests["ConfigMap"]["data"]["sink.json"])["input"]["python"] == source["python"]
+    del source["python"]["configMapName"]
+    assert "--code" not in driver({"input": source})["Pod"]["spec"]["containers"][0]["args"]
+
+
 @pytest.mark.parametrize("listed", [(), ("other", "orders-db-2")])
-def test_a_secret_that_the_installation_does_not_list_is_refused(driver, settings, listed):
-    source = {"type": "Format", "format": {"name": "jdbc", "optionsSecretName": "orders-db"}}
+@pytest.mark.parametrize(
+    ("kind", "block"), [("Format", {"format": {"name": "jdbc"}}), ("Python", {"python": {"module": "orders"}})]
+)
+def test_a_secret_that_the_installation_does_not_list_is_refused(driver, settings, listed, kind, block):
+    ((name, fields),) = block.items()
+    source = {"type": kind, name: {**fields, "optionsSecretName": "orders-db"}}
     with pytest.raises(
-        PodRefused, match="spec.input.format.optionsSecretName: Secret 'orders-db' is not among"
+        PodRefused, match=f"spec.input.{name}.optionsSecretName: Secret 'orders-db' is not among"
     ) as refused:
         driver({"input": source}, settings=allowing(settings, *listed))
     assert refused.value.reason == "SecretNotAllowed"

@@ -183,6 +183,15 @@ def test_a_driver_that_waits_for_the_secret_of_its_options_says_so(world):
     assert "needs Secret orders-db" in one.status["lastFailure"]["message"]
 
 
+def test_a_driver_that_waits_for_the_files_of_its_function_says_so(world):
+    one = world({"input": {"type": "Python", "python": {"module": "orders", "configMapName": "orders-input"}}})
+    one.step()
+    one.step()
+    assert "needs ConfigMap orders-input in its namespace" in conditions.find(one.status, "Running")["message"]
+    one.step(after=10 * MINUTE)
+    assert "needs ConfigMap orders-input" in one.status["lastFailure"]["message"]
+
+
 GATED = {"reason": "SchedulingGated", "message": "Scheduling is blocked due to non-empty scheduling gates"}
 
 

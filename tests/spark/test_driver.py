@@ -98,6 +98,40 @@ def test_a_broken_input_is_a_configuration_failure_without_secrets(tmp_path, spe
     assert "hunter2" not in json.dumps(report) + err
 
 
+def test_a_function_that_shows_its_secret_arguments_shows_nothing(tmp_path, spec):
+    """Prints, an exception, its line in the log, and a failure of one of its tasks."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "orders.py").write_text(
+        "import sys\nfrom pyspark.sql import functions as F\n\n"
+        "def load(spark, arguments):\n    password = arguments['password']\n    print('printed', password)\n"
+        "    print('printed', password, file=sys.stderr)\n    def bad(number):\n        raise ValueError(f'on an executor {password}')\n"
+        "    if arguments['where'] == 'task':\n"
+        "        return spark.range(1).select('id', F.udf(bad, 'string')('id').alias('name'))\n"
+        "    raise ValueError(f'login refused for {password}')\n"
+    )
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "password").write_text("hunter2-function")
+    given = ("--options", str(tmp_path / "secret"), "--code", str(tmp_path / "code"))
+    for where, line in (
+        ("driver", "in orders.py, line 12: ValueError: login refused for ***"),
+        ("task", "on an executor ***"),
+    ):
+        python = {
+            "module": "orders",
+            "configMapName": "code",
+            "optionsSecretName": "login",
+            "arguments": {"where": where},
+        }
+        spec["input"] = {"type": "Python", "python": python}
+        ended = process(tmp_path, spec, given=given)
+        report = json.loads((tmp_path / "report.json").read_text())
+        assert (ended.returncode, report["class"]) == (1, "Application")
+        assert line in report["message"]
+        assert "printed ***" in ended.stdout
+        assert "printed ***" in ended.stderr
+        assert "hunter2" not in ended.stdout + ended.stderr + json.dumps(report)
+
+
 @pytest.mark.parametrize("column", ["name", "nonsuch"])
 def test_nothing_that_a_run_leaves_behind_shows_a_secret(tmp_path, spec, column):
     """Reports, logs, Spark's event log (all that its web interface shows: plans, settings, names of jobs), blobs and the shard's log; of

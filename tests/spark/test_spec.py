@@ -182,6 +182,13 @@ OF_SHARD = {
     },
     "sql": "select 1",
 }
+FUNCTION = {
+    "module": "team.orders",
+    "function": "recent",
+    "arguments": {"days": "7"},
+    "configMapName": "orders-input",
+    "sql": "select 1",
+}
 DECLARED = {
     "every field": {
         "input": {
@@ -198,6 +205,7 @@ DECLARED = {
         "write": {"parallelism": PARALLELISM_MAX, "targetBatchBytes": "128Mi"},
     },
     "shard": {"input": {"type": "Shard", "shard": SHARD}, "envelope": {"type": "Mirror"}},
+    "function": {"input": {"type": "Python", "python": FUNCTION}, "envelope": {"type": "Mirror"}},
     "required fields": {"input": CSV, "envelope": {"type": "Mirror"}},
     "comparison": {"input": CSV, "envelope": {"type": "Mirror"}, "writeMode": "ReadOnly"},
     "upsert": {"input": CSV, "envelope": {"type": "Upsert", "orderColumn": "lsn", "deleteColumn": "gone"}},
@@ -234,6 +242,12 @@ def test_the_driver_reads_what_the_operator_writes(blocks):
     assert (read.key_ddl, read.value_ddl, read.purpose) == ("id BIGINT", "name STRING", "sink team/load")
     assert (read.blob, read.consensus) == ("s3://b/p?credentials_dir=/c", "redis://r:6379/0?credentials_dir=/c")
     source = blocks["input"].get("format", OF_SHARD)
+    if "python" in blocks["input"]:
+        source = {"name": "python", "options": FUNCTION["arguments"], "sql": FUNCTION["sql"]}
+        made = read.input.python
+        assert (made.module, made.function, made.config_map) == tuple(
+            FUNCTION[name] for name in ("module", "function", "configMapName")
+        )
     assert (read.input.format, read.input.options) == (source["name"], source.get("options", {}))
     assert read.input.is_shard == (source is OF_SHARD)
     assert (read.input.schema, read.input.sql) == (source.get("schema"), source.get("sql"))
@@ -254,7 +268,8 @@ def test_the_sinks_of_this_file_have_every_field_of_the_resource_definition():
     (version,) = yaml.safe_load(path.read_text())["spec"]["versions"]
     spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
     widest = DECLARED["every field"]
-    assert properties(spec, "input") == {*widest["input"], "shard"}
+    assert properties(spec, "input") == {*widest["input"], "shard", "python"}
+    assert properties(spec, "input", "python") == {*FUNCTION, "optionsSecretName"}
     assert properties(spec, "input", "shard") == {*SHARD, "refresh"}
     # test_secret_options.py has the other one.
     assert properties(spec, "input", "format") == {*widest["input"]["format"], "optionsSecretName"}

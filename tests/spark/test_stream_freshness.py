@@ -42,7 +42,7 @@ def reporting():
         env, out = Env(), io.StringIO()
         stream = Stream(commit_interval_s=10, fresh_s=target_s)
         source = Input(format="json", options=options)
-        found = Freshness.of(stream, source, env=env, log=Log(out, env))
+        found = Freshness.of(stream, [source], env=env, log=Log(out, env))
         return found, env, lambda: [json.loads(line)["fresh_ms"] for line in out.getvalue().splitlines()]
 
     return make
@@ -109,7 +109,7 @@ def test_a_long_target_is_reported_in_few_steps(reporting):
 
 
 def test_a_stream_without_a_target_reports_nothing():
-    assert Freshness.of(Stream(), Input(format="json"), env=SystemEnv(), log=Log(io.StringIO(), SystemEnv())) is None
+    assert Freshness.of(Stream(), [Input(format="json")], env=SystemEnv(), log=Log(io.StringIO(), SystemEnv())) is None
 
 
 @pytest.mark.spark

@@ -22,7 +22,7 @@ from persist_spark.streaming.position import (
     decode_position,
     encode_position,
 )
-from persist_spark.streaming.query import source_of
+from persist_spark.streaming.sources import name_of
 
 TEXTS = st.text(min_size=1, max_size=12)
 PLACES = st.one_of(st.tuples(st.just(NO_BATCH), st.none()), st.tuples(st.integers(min_value=0, max_value=2**62), TEXTS))
@@ -155,5 +155,8 @@ def test_the_folder_of_a_driver_ends_with_it(monkeypatch, memory):
 
 
 def test_a_shard_as_a_source_is_named_with_the_source():
-    assert source_of(Input(format="persist", options={"Shard": "s1", "rows": "updates"})) == "persist s1"
-    assert source_of(Input(format="kafka", options={"subscribe": "t"})) == "kafka"
+    for source, name in (
+        (Input(format="persist", options={"Shard": "s1", "rows": "updates"}), "persist s1"),
+        (Input(format="kafka", options={"subscribe": "t"}), "kafka"),
+    ):
+        assert name_of(source, [source]) == name

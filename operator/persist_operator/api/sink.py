@@ -164,8 +164,20 @@ class SinkSpec:
     @property
     def options_secret(self) -> str | None:
         """The Secret with further options of the input; None without one."""
-        name: str | None = (self.input.get("format") or {}).get("optionsSecretName")
+        name: str | None = (self.input.get("format") or self.input.get("python") or {}).get("optionsSecretName")
         return name
+
+    @property
+    def code_config_map(self) -> str | None:
+        """The ConfigMap with the files of the function that makes the input; None without one."""
+        name: str | None = (self.input.get("python") or {}).get("configMapName")
+        return name
+
+    @property
+    def mounted(self) -> tuple[str, ...]:
+        """What the resource names for its driver's pod to mount: without one of these in the namespace, the pod does not start."""
+        named = (("Secret", self.options_secret), ("ConfigMap", self.code_config_map))
+        return tuple(f"{kind} {name}" for kind, name in named if name is not None)
 
     @classmethod
     def of(cls, spec: Mapping[str, Any]) -> SinkSpec:

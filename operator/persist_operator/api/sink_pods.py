@@ -19,7 +19,6 @@ from persist_operator.settings import WorkloadSettings
 
 DRIVER_TEMPLATE, EXECUTOR_TEMPLATE = "spec.spark.driver.template", "spec.spark.executor.template"
 MAINTENANCE_TEMPLATE = "spec.maintenance.template"
-OPTIONS_SECRET = "spec.input.format.optionsSecretName"  # noqa: S105 - the path of a field
 
 #: `schedulerName` of a pod by spec.spark.scheduler.name. Kueue only admits the pods that the cluster's scheduler places.
 SCHEDULER_NAMES = {"Volcano": "volcano", "YuniKorn": "yunikorn"}
@@ -36,7 +35,8 @@ def check(spec: SinkSpec, workload: WorkloadSettings) -> None:
     check_account(spec.spark.service_account_name, where="spec.spark.serviceAccountName", known=known)
     _check_scheduler(spec, DRIVER_TEMPLATE, spec.spark.driver.template)
     _check_scheduler(spec, EXECUTOR_TEMPLATE, spec.spark.executor.template)
-    check_secret(spec.options_secret, where=OPTIONS_SECRET, allow=workload.allow)
+    block = "python" if "python" in spec.input else "format"
+    check_secret(spec.options_secret, where=f"spec.input.{block}.optionsSecretName", allow=workload.allow)
 
 
 def check_maintenance(spec: ShardSpec, workload: WorkloadSettings) -> None:

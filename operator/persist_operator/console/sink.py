@@ -99,7 +99,8 @@ def _facts(resource: Resource, now_ms: int) -> list[tuple[str, str]]:
         block(status, "run"),
         block(status, "schedule"),
     )
-    reads = text(block(source, "format").get("name")) or text(source.get("type"))
+    function = block(source, "python")
+    reads = text(block(source, "format").get("name")) or text(function.get("module")) or text(source.get("type"))
     shard = text(block(source, "shard").get("name"))
     executors = block(status, "executors")
     return [

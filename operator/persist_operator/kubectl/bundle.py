@@ -19,7 +19,7 @@ from persist_operator.kubectl.masking import is_name, is_secret, masked
 #: Copies of what stands elsewhere.
 _COPIES = {"managedFields", "kubectl.kubernetes.io/last-applied-configuration"}
 #: Mappings from names that users chose to values that may hold anything.
-_CHOSEN = {"options", "conf", "hadoopConf", "volumeAttributes", "data", "stringData", "binaryData"}
+_CHOSEN = {"options", "arguments", "conf", "hadoopConf", "volumeAttributes", "data", "stringData", "binaryData"}
 _COMMANDS = {"args", "command"}
 #: Options that say what was read, and how. Whole names: `http.header.Cookie` is another.
 _HARMLESS = re.compile(

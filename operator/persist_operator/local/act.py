@@ -232,6 +232,8 @@ class LocalActor:
         arguments = [part for option, name in files.items() for part in (option, str(folder / name))]
         if spec.options_secret:
             arguments += ["--options", f"{self._credentials_dir}/{spec.options_secret}"]
+        if spec.code_config_map:
+            arguments += ["--code", str(Path.cwd() / spec.code_config_map)]
         command = [sys.executable, "-m", "persist_spark.main", "driver", *arguments]
         return self._processes.start(action.name, command, owner=owner, labels=labels, environ=self._environ)
 

@@ -92,9 +92,9 @@ def up(
 ) -> None:
     """Apply resources, run what is due once, and end when all sinks are done and no maintenance is due.
 
-    Paths of inputs are relative to the current folder. A Scheduled sink runs when it never ran, or when a time of its schedule
-    has come since; with --watch at its times. A Streaming sink runs until its source has nothing new; with --watch it runs on.
-    A failed sink runs again when files of its input changed, or with --retry.
+    Paths of inputs are relative to the current folder, which has a folder for each ConfigMap that an input names. A Scheduled sink
+    runs when it never ran, or when a time of its schedule has come since; with --watch at its times. A Streaming sink runs until its
+    source has nothing new; with --watch it runs on. A failed sink runs again when files of its input changed, or with --retry.
 
     An interrupt (Ctrl-C, SIGTERM) stops the runs within ten seconds. A kill leaves them running.
 

@@ -47,13 +47,15 @@ def problems(sink: Mapping[str, Any], shard: Mapping[str, Any] | None, *, waits:
             "run the command in the folder to which the path is relative"
         )
         return found
+    found += _code_problems(spec)
     columns = _columns(spec, files)
     return found if columns is None or shard is None else [*found, *_column_problems(spec, shard["spec"], columns)]
 
 
 def changed_ms(sink: Mapping[str, Any]) -> int | None:
     """When the input's files last changed or were moved into place; None when that is not known."""
-    files = _files(SinkSpec.of(sink["spec"]))
+    spec = SinkSpec.of(sink["spec"])
+    files = [*_files(spec), *([] if spec.code_config_map is None else [Path(spec.code_config_map)])]
     # The inode's change counts too: a file that is moved into place keeps its older time of modification.
     newest_ns = 0
     for path in _within(files):
@@ -69,6 +71,23 @@ def _schedule_problems(spec: SinkSpec) -> Iterator[str]:
             schedule.next_tick_ms(spec.schedule, 0)
         except InvalidUsage as error:
             yield f"spec.{error}"
+
+
+def _code_problems(spec: SinkSpec) -> Iterator[str]:
+    name = spec.code_config_map
+    if name is None:
+        return
+    if not Path(name).is_dir():
+        yield (
+            f"spec.input.python.configMapName: no such folder: {name} (looked for from {Path.cwd()}); make it, with the files of the "
+            "ConfigMap, or run the command in the folder that has it"
+        )
+    elif not any(Path(name).glob("*.zip")) and not Path(name, module := f"{_top(spec)}.py").is_file():
+        yield f"spec.input.python.module: no file {module} in the folder {name}; correct the module, or add the file"
+
+
+def _top(spec: SinkSpec) -> str:
+    return str(spec.input["python"]["module"]).partition(".")[0]
 
 
 def _pattern(spec: SinkSpec) -> str | None:

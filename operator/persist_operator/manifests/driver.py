@@ -109,6 +109,7 @@ def _arguments(head: dict[str, Any], meta: Meta, action: StartDriver, metrics_po
         *("--progress", _own_annotation(meta.namespace, head["name"])),
         *(("--metrics-port", str(metrics_port)) if metrics_port is not None else ()),
         *(("--options", pods.OPTIONS_DIR) if action.spec.options_secret else ()),
+        *(("--code", pods.CODE_DIR) if action.spec.code_config_map else ()),
         *(("--promote", f"{sink_files.PROMOTION_DIR}/{sink_files.PROMOTION_KEY}") if action.stands_by else ()),
     ]
 

@@ -24,8 +24,10 @@ RPC_DIR, RPC_KEY = "/var/run/secrets/persist/rpc", "secret"
 INPUT_CREDENTIALS_DIR = "/var/run/secrets/persist/input"
 #: The folder of the options of a driver's input that come from a Secret.
 OPTIONS_DIR = "/var/run/secrets/persist/options"
+#: The folder of the files of the function that makes a driver's input.
+CODE_DIR = "/etc/persist-code"
 #: Templates cannot have volumes whose names begin with `store`.
-_INPUT_VOLUME, _OPTIONS_VOLUME = "store-input", "store-options"
+_INPUT_VOLUME, _OPTIONS_VOLUME, _CODE_VOLUME = "store-input", "store-options", "store-code"
 _USER = 10001
 _NAME_MAX = 63
 
@@ -139,16 +141,23 @@ def sink_mounts(action: StartDriver) -> list[dict[str, Any]]:
 
 
 def options_volumes(action: StartDriver) -> list[dict[str, Any]]:
-    """The volume with the secret options of a driver's input; none without them. For drivers only: executors get the options that they
-    need with their tasks, over Spark's encrypted connections. While the Secret does not exist, the pod waits for it.
+    """The volumes with the secret options of a driver's input, and with the files of its function; none without them. For drivers only:
+    executors get what they need from the driver, over Spark's encrypted connections. While one does not exist, the pod waits for it.
     """
-    name = action.spec.options_secret
-    return [{"name": _OPTIONS_VOLUME, "secret": {"secretName": name, "defaultMode": 0o440}}] if name else []
+    secret, code = action.spec.options_secret, action.spec.code_config_map
+    return [
+        *([{"name": _OPTIONS_VOLUME, "secret": {"secretName": secret, "defaultMode": 0o440}}] if secret else []),
+        *([{"name": _CODE_VOLUME, "configMap": {"name": code}}] if code else []),
+    ]
 
 
 def options_mounts(action: StartDriver) -> list[dict[str, Any]]:
-    """The mount of `options_volumes`."""
-    return [mount(_OPTIONS_VOLUME, OPTIONS_DIR, read_only=True)] if action.spec.options_secret else []
+    """The mounts of `options_volumes`."""
+    spec = action.spec
+    return [
+        *([mount(_OPTIONS_VOLUME, OPTIONS_DIR, read_only=True)] if spec.options_secret else []),
+        *([mount(_CODE_VOLUME, CODE_DIR, read_only=True)] if spec.code_config_map else []),
+    ]
 
 
 def credential_env(location: StoreLocation) -> list[dict[str, str]]:

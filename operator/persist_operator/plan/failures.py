@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from persist_operator.api.redact import clip, redact
@@ -96,15 +96,15 @@ def lost(name: str) -> Failure:
     )
 
 
-def waits_for(run: Run, secret: str | None) -> str:
-    """What a driver may wait for that only Events of its pod show: the Secret of its input's options. Otherwise empty."""
-    return f"it needs Secret {secret} in its namespace" if secret is not None and not run.reason else ""
+def waits_for(run: Run, mounted: Sequence[str]) -> str:
+    """What a driver may wait for that only Events of its pod show: what the sink names for it to mount. Otherwise empty."""
+    return f"it needs {' and '.join(mounted)} in its namespace" if mounted and not run.reason else ""
 
 
-def not_started(run: Run, seconds: int, *, secret: str | None = None) -> Failure:
-    """The driver did not run within its time to start. `secret`: the Secret of its input's options."""
+def not_started(run: Run, seconds: int, *, mounted: Sequence[str] = ()) -> Failure:
+    """The driver did not run within its time to start. `mounted`: what the sink names for it to mount."""
     why = f"{run.reason}: {run.message}" if run.reason else run.message or "the pod was not scheduled"
-    why = "; ".join(one for one in (why, waits_for(run, secret)) if one)
+    why = "; ".join(one for one in (why, waits_for(run, mounted)) if one)
     return Failure(
         "Scheduling",
         run.reason or "DriverStartTimeout",

@@ -172,7 +172,7 @@ def _watch_limits(draft: Draft, child: Run) -> Draft:
         return _queued(draft)
     if child.phase is Phase.PENDING:
         draft, limit_ms = _with_start_limit(draft)
-        failure = failures.not_started(child, spec.driver_start_seconds, secret=spec.options_secret)
+        failure = failures.not_started(child, spec.driver_start_seconds, mounted=spec.mounted)
     elif spec.active_deadline_seconds is not None:
         limit_ms = (child.started_ms or child.created_ms) + 1000 * spec.active_deadline_seconds
         failure = failures.too_long(child, spec.active_deadline_seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from persist_engine.base.errors import InvalidUsage
@@ -66,7 +67,7 @@ def finished(
         selector=f"{names.LABEL_SINK}={sink.meta.name},{names.LABEL_ROLE}=executor",
     )
     found = [*_ready(status, sink, observed, problem, words), *_resolved(observed)]
-    found.append(_running(status, observed, sink.spec.options_secret))
+    found.append(_running(status, observed, sink.spec.mounted))
     if sink.spec.write_mode == "ReadOnly":
         found.append(_converged(status, sink))
     if sink.spec.fresh_seconds is not None:
@@ -136,7 +137,7 @@ def _rolled_out(status: SinkStatus, sink: Sink) -> Condition:
     return Condition("RolledOut", "False", str(rollout.state), text)
 
 
-def _running(status: SinkStatus, observed: SinkObserved, secret: str | None) -> Condition:
+def _running(status: SinkStatus, observed: SinkObserved, mounted: Sequence[str]) -> Condition:
     driver = status.driver
     child = next((one for one in observed.runs if one.name == driver.pod_name), None)
     if driver.phase == "Running" and child is not None and child.deleting:
@@ -146,8 +147,8 @@ def _running(status: SinkStatus, observed: SinkObserved, secret: str | None) -> 
         return Condition("Running", "True", "DriverRunning", f"{driver.pod_name} runs")
     if driver.phase in {"Creating", "Pending"}:
         why = redact(f": {child.reason} {child.message}".rstrip()) if child is not None and child.reason else ""
-        if child is not None and child.phase is Phase.PENDING and failures.waits_for(child, secret):
-            why = f"{why}; {failures.waits_for(child, secret)}"
+        if child is not None and child.phase is Phase.PENDING and failures.waits_for(child, mounted):
+            why = f"{why}; {failures.waits_for(child, mounted)}"
         return Condition("Running", "False", "DriverPending", f"{driver.pod_name} is starting{why}")
     return Condition("Running", "False", "NoDriver", "")
 

@@ -99,12 +99,19 @@ def _next(plan: Mapping[str, Any]) -> str:
     return f"{plan['type']} {plan['id']}: {plan['reason']}{size}{took}{waits}"
 
 
+def _function(python: Mapping[str, Any]) -> str:
+    code = f" of ConfigMap {python['configMapName']}" if "configMapName" in python else ""
+    return f"{python['module']}.{python.get('function', 'load')}{code}"
+
+
 def _sink_facts(spec: Mapping[str, Any], status: Mapping[str, Any]) -> list[tuple[str, str]]:
     source, envelope = spec["input"], spec["envelope"]
     what = source.get("format", {}).get("name") or source["type"]
     where = source.get("format", {}).get("options", {}).get("path", "")
     if "shard" in source:
         what, where = f"PersistShard/{source['shard']['name']}", ""
+    if "python" in source:
+        what, where = _function(source["python"]), ""
     columns = {"timestampColumn": " at the times in", "diffColumn": " as often as", "orderColumn": " in the order of"}
     by = "".join(f"{words} {envelope[name]}" for name, words in columns.items() if name in envelope)
     when = f"at `{spec['schedule']['cron']}`" if "schedule" in spec else "once"

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - what every Spark user cal
 from pyspark.sql import types as T  # noqa: N812
 
 from persist_spark.frames import first_line
+from persist_spark.inputs.python import made_input
 from persist_spark.spec import ConfigurationError, Input
 
 #: The name of the input in `input.format.sql`.
@@ -33,6 +34,8 @@ def read_input(spark: SparkSession, source: Input) -> DataFrame:
 
 def load_input(spark: SparkSession, source: Input, *, streaming: bool = False) -> DataFrame:
     """The same without its SQL. `streaming`: as a stream. Where malformed records are kept, they are in a column `_corrupt_record`."""
+    if source.python is not None:
+        return made_input(spark, source, source.python, streaming=streaming)
     read = spark.readStream if streaming else spark.read
     reader = read.format(source.format).options(**careful_options(source))
     try:

@@ -10,17 +10,16 @@ from pathlib import Path
 
 from persist_engine.base.errors import InvalidUsage
 
-_FIELD = "input.format.optionsSecretName"
 
-
-def secret_options(name: str, folder: Path | None, given: Mapping[str, str]) -> dict[str, str]:
-    """The options in the Secret `name`, which is mounted at `folder`. One line end at the end of a value is not part of it: editors and
-    `echo` write it. Refuses a Secret without keys, and a key that is also among the options `given`, since Spark ignores case in names.
+def secret_options(field: str, name: str, folder: Path | None, given: Mapping[str, str]) -> dict[str, str]:
+    """The options in the Secret `name`, which is mounted at `folder`. `field` is the path of the name in the resource. One line end at the
+    end of a value is not part of it: editors and `echo` write it. Refuses a Secret without keys, and a key that is also among the options
+    `given`, since Spark ignores case in names.
     """
     if folder is None or not folder.is_dir():
         where = f" at {folder}" if folder else ""
         raise InvalidUsage(
-            f"{_FIELD}: Secret {name} is not mounted{where}; outside a cluster, make a folder {name} with a file for each option, and name "
+            f"{field}: Secret {name} is not mounted{where}; outside a cluster, make a folder {name} with a file for each option, and name "
             "its parent with --credentials"
         )
     taken = {one.lower() for one in given}
@@ -29,21 +28,21 @@ def secret_options(name: str, folder: Path | None, given: Mapping[str, str]) -> 
     for file in sorted(one for one in folder.iterdir() if not one.name.startswith(".") and one.is_file()):
         if file.name.lower() in taken:
             raise InvalidUsage(
-                f"{_FIELD}: Secret {name} has the key {file.name}, which is also an option of the input; remove the one or the other"
+                f"{field}: Secret {name} has the key {file.name}, which is also an option of the input; remove the one or the other"
             )
         taken.add(file.name.lower())
-        found[file.name] = _value(file, name)
+        found[file.name] = _value(file, field, name)
     if not found:
-        raise InvalidUsage(f"{_FIELD}: Secret {name} has no keys; add a key for each option, such as password")
+        raise InvalidUsage(f"{field}: Secret {name} has no keys; add a key for each option, such as password")
     return found
 
 
-def _value(file: Path, secret: str) -> str:
+def _value(file: Path, field: str, secret: str) -> str:
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         # Without the cause: it holds the value.
-        raise InvalidUsage(f"{_FIELD}: key {file.name} of Secret {secret} is not text in UTF-8") from None
+        raise InvalidUsage(f"{field}: key {file.name} of Secret {secret} is not text in UTF-8") from None
     except OSError as error:
-        raise InvalidUsage(f"{_FIELD}: key {file.name} of Secret {secret} cannot be read: {error.strerror}") from error
+        raise InvalidUsage(f"{field}: key {file.name} of Secret {secret} cannot be read: {error.strerror}") from error
     return text.removesuffix("\n").removesuffix("\r")

@@ -78,13 +78,20 @@ def _opened(location: Location) -> PersistClient:
 
 @contextmanager
 def named_input(spec: SinkSpec) -> Iterator[None]:
-    """Within, errors name the input as the user wrote it: `input.shard` in the place of `input.format`."""
+    """Within, errors name the input as the user wrote it: `input.shard` or `input.python` in the place of `input.format`."""
     try:
         yield
     except ConfigurationError as error:
-        if not spec.input.is_shard:
+        if not spec.input.is_shard and spec.input.python is None:
             raise
-        raise ConfigurationError(str(error).replace("input.format", "input.shard")) from error
+        # The options of a function are in its code.
+        text = (
+            str(error).replace("input.format.options.", "input.python: the option ")
+            if spec.input.python
+            else str(error)
+        )
+        block = "python" if spec.input.python else "shard"
+        raise ConfigurationError(text.replace("input.format", f"input.{block}")) from error
 
 
 @contextmanager
@@ -93,6 +100,11 @@ def opened_input(spark: SparkSession, spec: SinkSpec, *, env: Env) -> Iterator[R
 
     ConfigurationError for a shard without a time that is complete, and for a time before its since or after its last complete time.
     """
+    if spec.input.python is not None:
+        register(spark, blob=spec.blob, consensus=spec.consensus)
+        made = read_input(spark, spec.input)  # the user's code runs once
+        yield RunInput(lambda: made)
+        return
     if not spec.input.is_shard:
         yield RunInput(lambda: read_input(spark, spec.input))
         return

@@ -10,7 +10,7 @@ A stream with refreshes leaves what came after the last one, which is at most on
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from persist_engine.base.env import Env
@@ -50,18 +50,18 @@ class Freshness:
     _planned_ms: int | None = None
 
     @classmethod
-    def of(cls, stream: Stream, source: Input, *, env: Env, log: Log) -> Freshness | None:
+    def of(cls, stream: Stream, sources: Sequence[Input], *, env: Env, log: Log) -> Freshness | None:
         """None when the stream does not report how old its rows are."""
         if stream.fresh_s is None:
             return None
         # An idle source is known to be fresh one interval ago, and the steps must fit into what the target leaves.
-        behind_ms = retention_of(source.options.get(REFRESH_OPTIONS[0], "none")) or 0
+        behind_ms = max(retention_of(one.options.get(REFRESH_OPTIONS[0], "none")) or 0 for one in sources)
         spare_s = max(0, stream.fresh_s - stream.commit_interval_s - behind_ms // 1000)
         return cls(
             step_ms=max(1, 250 * spare_s) if stream.fresh_s >= _STEPS_FROM_S else 1,
             interval_ms=1000 * stream.commit_interval_s,
             behind_ms=behind_ms,
-            is_limited=any("pertrigger" in name.lower() for name in source.options),
+            is_limited=any("pertrigger" in name.lower() for one in sources for name in one.options),
             env=env,
             log=log,
         )

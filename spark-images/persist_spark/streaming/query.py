@@ -6,7 +6,6 @@ streams) would need Spark's state too, so it is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -17,7 +16,8 @@ from persist_spark import frames
 from persist_spark.datasource import register
 from persist_spark.inputs.format import load_input, with_sql
 from persist_spark.inputs.shard import DIFF, flat_changes
-from persist_spark.spec import ConfigurationError, Input, SinkSpec
+from persist_spark.spec import ConfigurationError, SinkSpec
+from persist_spark.streaming.sources import PERSIST, children_of, streaming_nodes
 
 #: The operators of Spark's optimized plan that treat each row by itself.
 _STATELESS = frozenset(
@@ -29,27 +29,36 @@ _STATELESS = frozenset(
         "Repartition",
         "RepartitionByExpression",
         "RebalancePartitions",
+        # Functions of Python over rows, or over the rows of one task in one batch.
+        "ArrowEvalPython",
+        "BatchEvalPython",
+        "ArrowEvalPythonUDTF",
+        "BatchEvalPythonUDTF",
+        "MapInArrow",
+        "MapInPandas",
         "StreamingRelation",
         "StreamingRelationV2",
     }
 )
-_PERSIST = "persist"
 
 
 def streaming_input(spark: SparkSession, spec: SinkSpec) -> DataFrame:
     """The rows of the stream, with the SQL applied. ConfigurationError when the source does not stream, and when the SQL keeps a state."""
-    if spec.input.format == _PERSIST:
+    if spec.input.format == PERSIST or spec.input.python is not None:
         register(spark, blob=spec.blob, consensus=spec.consensus)
     loaded = load_input(spark, spec.input, streaming=True)
     frame = with_sql(flat_changes(loaded, spec) if spec.input.is_shard else loaded, spec.input)
     plan = _optimized(frame)
     if spec.input.is_shard:
         _check_diffs(plan)
-    for node in _streaming_nodes(plan):
+    for node in streaming_nodes(plan):
         name = node.nodeName()
         if name not in _STATELESS and not _is_join_with_a_table(node):
+            where = (
+                "input.format.sql" if spec.input.python is None else f"input.python: {spec.input.python.name}, or sql"
+            )
             raise ConfigurationError(
-                f"input.format.sql: {name} keeps a state over the rows of earlier batches, which a Streaming sink does not store; use "
+                f"{where}: {name} keeps a state over the rows of earlier batches, which a Streaming sink does not store; use "
                 "projections, filters, unions and joins with tables"
             )
     return frame
@@ -58,7 +67,7 @@ def streaming_input(spark: SparkSession, spec: SinkSpec) -> DataFrame:
 def _check_diffs(plan: Any) -> None:
     """Refuses SQL over the changes of a shard that drops their diffs, or that gives a row other values when it is taken away."""
     # The column of the source, which no user can name: SQL sees `_diff`, and the optimizer removes what nothing needs.
-    used = {str(column).partition("#")[0] for node in _streaming_nodes(plan) for column in _columns(node.references())}
+    used = {str(column).partition("#")[0] for node in streaming_nodes(plan) for column in _columns(node.references())}
     if "diff" not in used:
         raise ConfigurationError(
             f"input.shard.sql: it drops {DIFF}, so rows that are taken away from the input would stay; select it, and name it in "
@@ -75,18 +84,6 @@ def _columns(attributes: Any) -> list[Any]:
     return [sequence.apply(index) for index in range(sequence.size())]
 
 
-def reads_files(frame: DataFrame) -> bool:
-    """Whether the source is a folder of files, whatever its format is called."""
-    nodes = _streaming_nodes(frame._jdf.queryExecution().analyzed())
-    return any(node.nodeName() == "StreamingRelation" and node.sourceName().startswith("FileSource") for node in nodes)
-
-
-def source_of(source: Input) -> str:
-    """The source of a position. The offsets of `persist` are times and do not say in which shard."""
-    shards = [value for name, value in source.options.items() if name.lower() == "shard"]
-    return " ".join([source.format, *shards]) if source.format == _PERSIST else source.format
-
-
 def _optimized(frame: DataFrame) -> Any:
     """Spark's plan without views, aliases and common table expressions, and with subqueries as joins. Spark itself refuses to optimize the
     plan of a stream that was not started, so this calls the optimizer.
@@ -98,18 +95,5 @@ def _optimized(frame: DataFrame) -> Any:
         raise ConfigurationError(f"input.format.sql: {frames.first_line(error)}") from error
 
 
-def _streaming_nodes(plan: Any) -> Iterator[Any]:
-    if not plan.isStreaming():
-        return
-    yield plan
-    for child in _children(plan):
-        yield from _streaming_nodes(child)
-
-
-def _children(plan: Any) -> list[Any]:
-    children = plan.children()
-    return [children.apply(index) for index in range(children.size())]
-
-
 def _is_join_with_a_table(node: Any) -> bool:
-    return bool(node.nodeName() == "Join" and sum(child.isStreaming() for child in _children(node)) == 1)
+    return bool(node.nodeName() == "Join" and sum(child.isStreaming() for child in children_of(node)) == 1)

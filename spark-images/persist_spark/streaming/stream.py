@@ -27,10 +27,10 @@ from persist_spark.streaming.checkpoint import configure, temporary_checkpoint
 from persist_spark.streaming.comparing import comparing
 from persist_spark.streaming.driver_upserts import DriverUpserts
 from persist_spark.streaming.each_batch import EachBatch
-from persist_spark.streaming.file_log import file_age_ms
 from persist_spark.streaming.freshness import Freshness
 from persist_spark.streaming.position import NO_BATCH, Position, decode_position
-from persist_spark.streaming.query import reads_files, source_of, streaming_input
+from persist_spark.streaming.query import streaming_input
+from persist_spark.streaming.sources import name_of, oldest_file_ms, reads_files, sources_of
 from persist_spark.streaming.standby import Standby, take_over
 
 #: How Kafka's connector says that records are gone. It advises an option that passes over them, which a sink refuses.
@@ -65,12 +65,14 @@ def run_stream(
     spec = resolved(replace(spec, input=replace(spec.input, allow_empty=True)))
     with named_input(spec), _client(spec, env, metrics) as client:
         progress = client.progress(spec.shard_id, spec.sink_id)
-        position = _start(spec, progress, env)
-        check_continues(spec, position.offsets)
         frame = streaming_input(spark, spec)
+        sources = sources_of(spec.input, frame)
+        source = name_of(spec.input, sources)
+        position = _start(spec, source, progress, env)
+        check_continues(spec, position.offsets)
         # Planned once for all batches. Also the refusal of rows that do not fit comes before the first batch.
         rows = rows_of(frame, spec.schema, spec.envelope)
-        age_ms = file_age_ms(spec.input) if reads_files(frame) else None
+        age_ms = oldest_file_ms(sources) if reads_files(frame) else None
         with _explaining_losses():
             standby = Standby(spark, spec, client, rows, age_ms, is_promoted=is_promoted, stop=stop, env=env, log=log)
             if stream.stands_by and not standby.until_promoted():
@@ -85,10 +87,12 @@ def run_stream(
             DriverUpserts(spec=spec, client=client, log=log) as upserts,
         ):
             if stream.stands_by:
-                position, progress = take_over(writer, spec, client, lambda found: _start(spec, found, env), log)
+                position, progress = take_over(
+                    writer, spec, client, lambda found: _start(spec, source, found, env), log
+                )
             log.event("position", batch=position.batch)
             checkpoint.write(position)
-            size, fresh = part_bytes_of(spark, spec, log), Freshness.of(stream, spec.input, env=env, log=log)
+            size, fresh = part_bytes_of(spark, spec, log), Freshness.of(stream, sources, env=env, log=log)
             batches = Batches(
                 spec=spec,
                 client=client,
@@ -132,9 +136,9 @@ def _explaining_losses() -> Iterator[None]:
         raise ConfigurationError(_explained(" ".join(lost[1].split()))) from error
 
 
-def _start(spec: SinkSpec, progress: SourceProgress | None, env: Env) -> Position:
+def _start(spec: SinkSpec, source: str, progress: SourceProgress | None, env: Env) -> Position:
     """The position to go on from. ConfigurationError when it belongs to another source."""
-    source, driver = source_of(spec.input), env.random_bytes(8).hex()
+    driver = env.random_bytes(8).hex()
     if progress is None:
         query = str(uuid.UUID(bytes=env.random_bytes(16), version=4))
         return Position(source=source, query=query, batch=NO_BATCH, run=spec.run_id, driver=driver, offsets=None)

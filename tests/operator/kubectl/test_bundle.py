@@ -40,6 +40,7 @@ PLANTED = "hunter2"
         {"spec": {"input": {"format": {"options": {"webhook.url": f"https://hooks/{PLANTED}"}}}}},
         {"spec": {"input": {"format": {"options": {"url": f"jdbc:oracle:thin:u/{PLANTED}@//h:1521/s"}}}}},
         {"spec": {"input": {"format": {"options": {"path": f"https://a.blob/c?se=1&sig={PLANTED}"}}}}},
+        {"spec": {"input": {"python": {"arguments": {"login": PLANTED}}}}},
         {"spec": {"input": {"format": {"sql": f"SELECT decrypt(x, '{PLANTED}') FROM input"}}}},
         {"metadata": {"annotations": {"team/config": PLANTED}}},
         {"spec": {"template": {"metadata": {"annotations": {"vault/template": PLANTED}}}}},

@@ -2,7 +2,8 @@
 
 Files in the folder `control` of the test control it: `crash` (it ends by SIGKILL before it appends, once), `hold` (after
 the append it waits until the file is gone), `refuse` (it fails as under a wrong configuration). Each attempt leaves `attempt-PID`, that of a
-stream `stream`, with how it is to run, and one with options from a Secret `options`, with its password backwards.
+stream `stream`, with how it is to run, one with options from a Secret `options`, with its password backwards, and one with a function `code`, with the
+names of its files.
 """
 
 import json
@@ -49,6 +50,8 @@ def main():
     print("the driver speaks", flush=True)
     if "--options" in argv:
         (control / "options").write_text((Path(argv[argv.index("--options") + 1]) / "password").read_text()[::-1])
+    if "--code" in argv:
+        (control / "code").write_text("".join(path.name for path in Path(argv[argv.index("--code") + 1]).iterdir()))
     if "stream" in spec:
         (control / "stream").write_text(json.dumps(spec["stream"]))
     input_upper = None

@@ -81,6 +81,30 @@ def test_the_options_of_an_input_come_from_a_folder_with_the_name_of_their_secre
 
 
 @pytest.mark.slow
+def test_the_files_of_a_function_are_a_folder_with_the_name_of_their_config_map(house):
+    python = {"module": "orders.recent", "configMapName": "orders-input"}
+    file = house.write(house.shard(), house.sink(input={"type": "Python", "python": python}))
+    refused = house.local("up", "-f", file, code=64).stderr
+    assert "spec.input.python.configMapName: no such folder: orders-input (looked for from" in refused
+    (house.folder / "orders-input").mkdir()
+    refused = house.local("up", "-f", file, code=64).stderr
+    assert "spec.input.python.module: no file orders.py in the folder orders-input; correct the module" in refused
+    (house.folder / "orders-input" / "orders.py").touch()
+    (house.control / "refuse").touch()
+    house.local("up", "-f", file, code=1)
+    assert (house.control / "code").read_text() == "orders.py"
+    (house.control / "refuse").unlink()
+    (house.folder / "orders-input" / "orders.py").write_text("mended = True")
+    again = house.local("up", "-f", file)
+    assert "sparksink/load failed, and its input changed since: it runs again" in again.stderr
+    assert re.search(
+        r"^Reads +orders.recent.load of ConfigMap orders-input",
+        house.local("describe", "ssink", "load").stdout,
+        re.MULTILINE,
+    )
+
+
+@pytest.mark.slow
 def test_up_that_fails_names_the_resource_and_its_log(house):
     (house.control / "refuse").touch()
     result = house.local("up", "-f", house.write(house.shard(), house.sink()), code=1)

@@ -1,8 +1,10 @@
 """The whole path on one machine with real Spark: YAML, sinks, shards read back, and the state folder after `down`."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from persist_engine import Antichain, PersistClient, Schema, ShardId
@@ -24,6 +26,22 @@ def rows(state, name):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_the_function_that_the_manual_prints(house):
+    """docs/spark.md: its resources and its module, in the folder that they name."""
+    house.environ.pop("PYTHONPATH")
+    page = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
+    text = page.split("### Sinks over a function")[1]
+    module, resources = (re.search(rf"```{kind}\n(.*?)```", text, re.DOTALL)[1] for kind in ("python", "yaml"))
+    (house.folder / "tides-v1").mkdir()
+    (house.folder / "tides-v1" / "tides.py").write_text(module)
+    (house.folder / "tides.yaml").write_text(resources)
+    house.local("up", "-f", "tides.yaml")
+    found = rows(house.state, "tides")
+    assert all(row["height"] > 0 for row in found)
+    assert {row["harbour"] for row in found} == {"brest", "cuxhaven"}
+    assert (found[0]["hour"], found[0]["height"]) == (0, 3.9)
 
 
 def csv_input(house, name, fields):

@@ -1,0 +1,92 @@
+"""The sources of a stream: the one that the resource declares, or those in the plan of a stream that a function of the user made.
+
+What a sink must know of a source (what its positions mean, which options make it lose rows) a function has in its code, and Spark's plan
+shows it. Starts no Spark job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from persist_spark.spec import PYTHON, ConfigurationError, Input, check_losses
+from persist_spark.streaming.file_log import file_age_ms
+
+PERSIST = "persist"
+_FILES = "FileSource"
+
+
+def streaming_nodes(plan: Any) -> Iterator[Any]:
+    """The nodes of a plan that rows of a stream pass."""
+    if not plan.isStreaming():
+        return
+    yield plan
+    for child in children_of(plan):
+        yield from streaming_nodes(child)
+
+
+def children_of(plan: Any) -> list[Any]:
+    """The nodes from which a node takes its rows."""
+    children = plan.children()
+    return [children.apply(index) for index in range(children.size())]
+
+
+def reads_files(frame: DataFrame) -> bool:
+    """Whether a source is a folder of files, whatever its format is called."""
+    return any(_is_folder(node) for node in _leaves(frame))
+
+
+def sources_of(source: Input, frame: DataFrame) -> list[Input]:
+    """The sources of the stream, each as if the resource declared it. ConfigurationError for a stream of a function that a sink would
+    refuse in a resource: lost rows are passed over, or the list of files that were read would be lost.
+    """
+    if source.python is None:
+        return [source]
+    leaves = list(_leaves(frame))
+    folders = sum(map(_is_folder, leaves))
+    if folders and folders < len(leaves):
+        raise ConfigurationError(
+            f"input.python: {source.python.name} unites a folder of files with another source, and their positions are kept in different "
+            "ways; make a sink for each of them"
+        )
+    found = [_as_input(node) for node in leaves]
+    for one in found:
+        check_losses(one.options)
+    return found
+
+
+def name_of(source: Input, sources: Sequence[Input]) -> str:
+    """What a position says about its source. The offsets of `persist` are times and do not say in which shard."""
+    names = [_name(one) for one in sources]
+    return names[0] if source.python is None else " ".join([PYTHON, *names])
+
+
+def oldest_file_ms(sources: Sequence[Input]) -> int:
+    """How much older than the newest file another one may be. ConfigurationError as of `file_age_ms`."""
+    return max(map(file_age_ms, sources))
+
+
+def _name(source: Input) -> str:
+    shards = [value for name, value in source.options.items() if name.lower() == "shard"]
+    return " ".join([source.format, *shards]) if source.format == PERSIST else source.format
+
+
+def _leaves(frame: DataFrame) -> Iterator[Any]:
+    for node in streaming_nodes(frame._jdf.queryExecution().analyzed()):
+        if node.nodeName().startswith("StreamingRelation"):
+            yield node
+
+
+def _is_folder(node: Any) -> bool:
+    return bool(node.nodeName() == "StreamingRelation" and node.sourceName().startswith(_FILES))
+
+
+def _as_input(node: Any) -> Input:
+    if node.nodeName() == "StreamingRelation":
+        loaded = node.dataSource()
+        pairs = loaded.options().toSeq()
+        options = {str(pairs.apply(index)._1()): str(pairs.apply(index)._2()) for index in range(pairs.size())}
+        return Input(format=str(loaded.className()), options=options)
+    return Input(format=str(node.sourceName()), options=dict(node.extraOptions().asCaseSensitiveMap()))
