@@ -3,8 +3,8 @@
 . "$(dirname "$(readlink -f "$0")")/cluster/settings.sh"
 HERE=$(dirname "$(readlink -f "$0")")
 ROOT=$HERE/../..
-IMAGES=(engine operator spark examples redis s3 kafka flux)
-LOADED=(localhost/persist-{engine,operator,examples,redis,s3,kafka,flux}:dev)       # examples contains spark
+IMAGES=(engine operator spark examples redis s3 kafka flux kueue)
+LOADED=(localhost/persist-{engine,operator,examples,redis,s3,kafka,flux,kueue}:dev)       # examples contains spark
 
 finish() {
   local status=$?

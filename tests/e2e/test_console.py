@@ -29,6 +29,7 @@ CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
 )
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+CUT = "[...document.querySelectorAll('svg text')].filter((one) => one.getBBox().x < 0).map((one) => one.textContent)"
 WAITING = {
     "compaction": {"maxUncompactedBatches": 2},
     "maintenance": {"approval": "Required"},
@@ -119,12 +120,13 @@ def opened(chromium: Any, **options: Any) -> Iterator[Any]:
 
 
 def look(page: Any, url: str, name: str) -> str:
-    """Opens a page, which has one heading and does not scroll sideways. Returns its text."""
+    """Opens a page, which has one heading, does not scroll sideways and cuts no label of a picture. Returns its text."""
     page.goto(url)
     if SCREENSHOTS:
         page.screenshot(path=f"{SCREENSHOTS}/{name}.png", full_page=True)
     assert page.locator("h1").count() == 1, name
     assert page.evaluate("document.documentElement.scrollWidth") <= 1240, name
+    assert page.evaluate(CUT) == [], name
     return str(page.inner_text("main"))
 
 

@@ -14,11 +14,11 @@ from persist_operator.console.port import Resource
 from persist_operator.console.scale import Scale, Tick
 from persist_operator.console.texts import grouped, instant, number, size, text
 
-WIDTH, LEFT, RIGHT = 980.0, 132.0, 968.0
+WIDTH, LEFT, RIGHT = 980.0, 140.0, 968.0
 _LANE, _BAR, _LEVEL, _BATCH = 22.0, 14.0, 34.0, 24.0
 #: Space above the lanes, and below them for the axis.
 _TOP, _FOOT = 8.0, 30.0
-_LABEL_MAX = 19
+_LABEL_MAX = 18
 #: The height of the mark between two hollow batches, below the label.
 _SEAM = 6.0
 #: More holds than this are in the table only.

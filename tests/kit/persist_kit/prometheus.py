@@ -1,4 +1,6 @@
-"""A real Prometheus that scrapes the targets of a test and runs its rules, with its queries; and a real Alertmanager, which it informs."""
+"""A real Prometheus that scrapes the targets of a test, or what its own jobs find, and runs its rules, with its queries; and a real Alertmanager,
+which it informs.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from persist_kit.servers import Server, ServerMissing
 
 
 class PrometheusServer(Server):
-    """Scrapes each target (host:port) four times a second, and gives it its labels, as an installation in a cluster does. Evaluates the
-    groups of rules as often, and sends alerts to `alertmanager` (host:port).
+    """Scrapes each target (host:port) `every` so often, and gives it its labels, as an installation in a cluster does; or what `jobs`, the
+    scrape configurations of a test, find. Evaluates the groups of rules as often, and sends alerts to `alertmanager` (host:port).
     """
 
     def __init__(
@@ -28,15 +30,17 @@ class PrometheusServer(Server):
         *,
         groups: list[dict[str, Any]] | None = None,
         alertmanager: str | None = None,
+        jobs: list[dict[str, Any]] | None = None,
+        every: str = "250ms",
     ) -> None:
-        often = "250ms"
         scraped = [{"targets": [target], "labels": dict(labels)} for target, labels in targets.items()]
+        static = {"job_name": "persist-metrics", "honor_labels": True, "static_configs": scraped}
         rules = folder / "rules.yml"
         rules.write_text(json.dumps({"groups": groups or []}))  # JSON is YAML
         informed = [{"static_configs": [{"targets": [alertmanager]}]}] if alertmanager else []
         config = {
-            "global": {"scrape_interval": often, "scrape_timeout": often, "evaluation_interval": often},
-            "scrape_configs": [{"job_name": "persist-metrics", "honor_labels": True, "static_configs": scraped}],
+            "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
+            "scrape_configs": jobs or [static],
             "rule_files": [str(rules)],
             "alerting": {"alertmanagers": informed},
         }
@@ -98,10 +102,14 @@ def prometheus_server(
     *,
     groups: list[dict[str, Any]] | None = None,
     alertmanager: str | None = None,
+    jobs: list[dict[str, Any]] | None = None,
+    every: str = "250ms",
 ) -> Iterator[PrometheusServer]:
     """A Prometheus without earlier samples. It takes less than a second and 60 MB."""
     with tempfile.TemporaryDirectory(prefix="persist-prometheus-") as folder:
-        server = PrometheusServer(Path(folder), targets, groups=groups, alertmanager=alertmanager)
+        server = PrometheusServer(
+            Path(folder), targets, groups=groups, alertmanager=alertmanager, jobs=jobs, every=every
+        )
         try:
             yield server
         finally:
