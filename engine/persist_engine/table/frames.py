@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist_engine.base.errors import InvalidUsage, SchemaMismatch
+from persist_engine.base.wording import sized
 from persist_engine.rows.nested.entries import holds_maps
 from persist_engine.rows.nested.values import array_of
 
@@ -23,6 +24,8 @@ Frame = Any
 """A pandas or polars DataFrame, a pyarrow Table, RecordBatch or RecordBatchReader, a DuckDB relation or anything else with
 `__arrow_c_stream__`, an iterator of Tables or RecordBatches, a list of dicts, or a dict of lists."""
 
+#: An upsert compares its rows with each other, in memory. A stream with more of them is refused before it takes all there is.
+UPSERT_BYTES_MAX = 1 << 30
 _WANTED = (
     "a DataFrame of pandas or polars, a pyarrow Table, RecordBatch or RecordBatchReader, anything with __arrow_c_stream__, "
     "an iterator of pyarrow Tables, a list of dicts, or a dict of lists"
@@ -47,6 +50,21 @@ def tables_of(frame: Frame, wanted: pa.Schema) -> Iterator[pa.Table]:
                 f"an iterator of rows gave a {type(piece).__name__}; it must give pyarrow Tables or RecordBatches"
             )
         yield table_of(piece)
+
+
+def held(frame: Frame, wanted: pa.Schema) -> pa.Table:
+    """All rows of a stream. InvalidUsage for more than an upsert holds."""
+    pieces: list[pa.Table] = []
+    size = 0
+    for piece in tables_of(frame, wanted):
+        size += piece.nbytes
+        if size > UPSERT_BYTES_MAX:
+            raise InvalidUsage(
+                f"upsert holds its rows in memory, and the stream has more than {sized(UPSERT_BYTES_MAX)}: upsert it in "
+                "pieces, one call for each, or use overwrite or append, which hold one batch"
+            )
+        pieces.append(piece)
+    return pa.concat_tables(pieces, promote_options="default") if pieces else wanted.empty_table()
 
 
 def table_of(frame: Frame, wanted: pa.Schema | None = None) -> pa.Table:

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from persist_engine.base.errors import AmbiguousAppend, Conflict, InvalidUsage, InvariantViolated, SchemaMismatch
-from persist_engine.base.wording import dated, sized
+from persist_engine.base.wording import dated
 from persist_engine.client.client import PersistClient
 from persist_engine.client.read.handle import ReadHandle
 from persist_engine.client.read.snapshot import SinceAhead, Snapshot
@@ -36,7 +36,7 @@ from persist_engine.rows.updates import consolidate
 from persist_engine.table.columns import Coerce, Columns
 from persist_engine.table.corrections import Correction, correction, corrections, retracted
 from persist_engine.table.filters import Condition
-from persist_engine.table.frames import Frame, streamed, table_of, tables_of
+from persist_engine.table.frames import Frame, held, streamed, table_of, tables_of
 from persist_engine.table.keys import KeySet, one_per_key
 from persist_engine.table.notes.commit_info import Notes
 from persist_engine.table.notes.transactions import Ticket, Txn, ticket_of
@@ -51,8 +51,6 @@ READ_UPSERTS = 1
 STATE_UPDATES_MAX = 3_000_000
 #: A frame up to this size is compared with the contents in memory; a larger one, and a stream, by way of the store.
 COMPARED_BYTES_MAX = 256 << 20
-#: An upsert compares its rows with each other, in memory. A stream with more of them is refused before it takes all there is.
-UPSERT_BYTES_MAX = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -142,7 +140,7 @@ class TableWriter:
         """Makes each row of a frame the only row of its key."""
         self._machine.fetch_recent_upper()  # with it comes the newest schema, which a correction needs
         columns = self._current()[1]
-        table = table_of(frame, columns.arrow) if streamed(frame) is None else _held(frame, columns.arrow)
+        table = table_of(frame, columns.arrow) if streamed(frame) is None else held(frame, columns.arrow)
         order = None
         if order_by is not None:
             if order_by not in table.column_names:
@@ -472,21 +470,6 @@ def _discarded_when_refused(discard: Callable[[], None]) -> Iterator[None]:
     except InvalidUsage:
         discard()
         raise
-
-
-def _held(frame: Frame, wanted: pa.Schema) -> pa.Table:
-    """All rows of a stream. InvalidUsage for more than an upsert holds."""
-    pieces: list[pa.Table] = []
-    size = 0
-    for piece in tables_of(frame, wanted):
-        size += piece.nbytes
-        if size > UPSERT_BYTES_MAX:
-            raise InvalidUsage(
-                f"upsert holds its rows in memory, and the stream has more than {sized(UPSERT_BYTES_MAX)}: upsert it in pieces, one call for "
-                "each, or use overwrite or append, which hold one batch"
-            )
-        pieces.append(piece)
-    return pa.concat_tables(pieces, promote_options="default") if pieces else wanted.empty_table()
 
 
 def _lost() -> Conflict:
