@@ -14,7 +14,7 @@ from persist_engine.base.errors import InvalidUsage
 from persist_engine.cli.tables import files
 from persist_engine.cli.tables.commands import InputFormat
 from persist_engine.rows.schema import Schema
-from persist_engine.table import writing
+from persist_engine.table import frames, writing
 from persist_engine.table.columns import Columns
 
 #: Batches of 8 MB of texts which do not compress to nothing in memory. The peak of a process is that of its whole life, so a small write of
@@ -79,7 +79,7 @@ def test_an_upsert_refuses_a_stream_that_memory_might_not_hold(tmp_path):
 
 def test_an_upsert_takes_a_stream_up_to_its_limit(orders, monkeypatch):
     rows = pa.table({"id": range(1000), "name": ["x"] * 1000, "price": pa.nulls(1000, pa.decimal128(10, 2))})
-    monkeypatch.setattr(writing, "UPSERT_BYTES_MAX", 2 * rows.nbytes)
+    monkeypatch.setattr(frames, "UPSERT_BYTES_MAX", 2 * rows.nbytes)
     assert orders.upsert(rows.to_reader(100)).inserted == 1000
     more = pa.concat_tables([rows] * 3)
     with pytest.raises(InvalidUsage, match="^table orders: upsert holds its rows in memory"):
