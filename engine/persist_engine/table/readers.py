@@ -16,6 +16,7 @@ from persist_engine.base.errors import PersistError
 from persist_engine.client.expiring import Expiring
 from persist_engine.model.leases import expires_after_ms
 from persist_engine.model.queries import retained_since
+from persist_engine.model.state import ShardState
 from persist_engine.shard.machine import Machine
 
 if TYPE_CHECKING:
@@ -150,3 +151,13 @@ def has_lapsed(reader: ReadHandle, machine: Machine) -> bool:
     known = machine.state.leased_readers.get(reader.reader_id)
     is_late = known is None or expires_after_ms(known) < machine.env.now_ms()
     return is_late or reader.since.is_empty() or reader.schema != machine.schema
+
+
+def can_let_since_go(state: ShardState, *, is_ours: bool) -> bool:
+    """Whether `TableWriter.let_since_go` would move since, as far as no reader holds it."""
+    held, since, upper = retained_since(state), state.trace.since, state.trace.upper
+    if upper.time is None:
+        return False
+    if held is not None:
+        return since < held
+    return is_ours and upper.newest_complete > 0 and since.less_equal(upper.newest_complete - 1)

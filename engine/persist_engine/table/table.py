@@ -27,7 +27,7 @@ from persist_engine.table.frames import Frame
 from persist_engine.table.names import Named, of_table
 from persist_engine.table.notes.commit_info import CommitInfo, noted
 from persist_engine.table.notes.transactions import Txn
-from persist_engine.table.readers import PURPOSE, SharedReader
+from persist_engine.table.readers import PURPOSE, SharedReader, can_let_since_go
 from persist_engine.table.scan import Scan, checked_limit
 from persist_engine.table.schemas import Fields, altered
 from persist_engine.table.times import Span, Time, readable, retained, retained_in_words, time_of_clock
@@ -377,7 +377,6 @@ class Table:
         every readable time. Safe beside writers and readers. Of a table with `retain=None` that SQL or Python created, all times before the
         last write pass, but for those that readers hold. Without anything to merge it costs one look at the log, and changes nothing.
         """
-        from persist_engine.table.writing import can_let_since_go
         from persist_engine.work.repair.force import force_compaction, plan_compaction
 
         state, min_version = self._machine.refresh(), self._machine.settings.compaction.claim_min_version

@@ -29,8 +29,7 @@ from persist_engine.dataflow.upsert.handle import Upserted, UpsertHandle
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.model.ids import ShardId
 from persist_engine.model.maintenance import Maintenance
-from persist_engine.model.queries import clock_time, retained_since
-from persist_engine.model.state import ShardState
+from persist_engine.model.queries import clock_time
 from persist_engine.rows.predicate import Predicate
 from persist_engine.rows.updates import consolidate
 from persist_engine.table.columns import Coerce, Columns
@@ -40,7 +39,7 @@ from persist_engine.table.frames import Frame, held, streamed, table_of, tables_
 from persist_engine.table.keys import KeySet, one_per_key
 from persist_engine.table.notes.commit_info import Notes
 from persist_engine.table.notes.transactions import Ticket, Txn, ticket_of
-from persist_engine.table.readers import PURPOSE, Shared, SharedReader
+from persist_engine.table.readers import PURPOSE, Shared, SharedReader, can_let_since_go
 
 #: A writer that loses this many races in a row will not win the next one: the table has too many writers for its corrections.
 ATTEMPTS_MAX = 200
@@ -430,16 +429,6 @@ class TableWriter:
 
     def _ticket(self, txn: Txn | None) -> Ticket | None:
         return None if txn is None else ticket_of(txn, lambda name: self._client.progress(self._shard_id, name))
-
-
-def can_let_since_go(state: ShardState, *, is_ours: bool) -> bool:
-    """Whether `TableWriter.let_since_go` would move since, as far as no reader holds it."""
-    held, since, upper = retained_since(state), state.trace.since, state.trace.upper
-    if upper.time is None:
-        return False
-    if held is not None:
-        return since < held
-    return is_ours and upper.newest_complete > 0 and since.less_equal(upper.newest_complete - 1)
 
 
 def _committed(
