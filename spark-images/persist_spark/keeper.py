@@ -19,7 +19,7 @@ import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -64,6 +64,8 @@ class Keeper:
 
     def __init__(self, session: Session, held: HeldFrames) -> None:
         self._session, self._held = session, held
+        self.on_close: Callable[[], None] = lambda: None
+        """Called once, before the frames are dropped."""
         self._folder = Path(tempfile.mkdtemp(prefix="persist-"))
         if len(os.fsencode(self._folder)) > _PATH_BYTES_MAX:
             shutil.rmtree(self._folder)
@@ -111,6 +113,7 @@ class Keeper:
             # Wakes the accepting thread, which closing the listener would not do.
             with suppress(OSError), socket.socket(socket.AF_UNIX) as knock:
                 knock.connect(self.address)
+            self.on_close()
             self._held.close()
         finally:
             self._listener.close()

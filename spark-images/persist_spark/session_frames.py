@@ -15,18 +15,21 @@ from typing import Any
 
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import PersistError
+from persist_engine.storage.addresses import folder_of
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.sql import DataFrame
 from pyspark.sql.readwriter import DataFrameReader
 from pyspark.sql.utils import to_str
 
+from persist_spark.catalog.session_tables import SessionTables
 from persist_spark.held_frames import HeldFrames
 from persist_spark.keeper import Keeper
+from persist_spark.options import Options
 from persist_spark.partitions import sink_settings
 from persist_spark.source.loaded import FORMAT, FRAME_OPTION, new_name
 from persist_spark.source.names import with_shard_id
-from persist_spark.source.native import COLLECTIONS, NativeFrame, java_class, native_frame
+from persist_spark.source.native import COLLECTIONS, java_class, native_frame
 
 _PART_BYTES = 128 << 20
 
@@ -67,6 +70,7 @@ class ClassicSession:
 class _Kept:
     session: ClassicSession
     keeper: Keeper
+    tables: SessionTables
     stores: Mapping[str, str]
     """The session's values for options that a load does not give."""
 
@@ -86,7 +90,10 @@ def keeper_of(context: SparkContext, stores: Mapping[str, str]) -> Keeper:
         if context not in _kept:
             session, env = ClassicSession(context), SystemEnv()
             held = HeldFrames(settings=sink_settings(_PART_BYTES), env=env)
-            _kept[context] = _Kept(session, Keeper(session, held), stores)
+            keeper = Keeper(session, held)
+            tables = SessionTables(held, keeper.address)
+            keeper.on_close = tables.close
+            _kept[context] = _Kept(session, keeper, tables, stores)
             _name_frames_at_load()
         _kept[context].stores = stores
         return _kept[context].keeper
@@ -113,9 +120,8 @@ def _name_frames_at_load() -> None:
             return original(self, path, format, schema, **options)
         name = new_name()
         try:
-            if schema is None and (native := _native(self, kept, name, {**options, "path": path})) is not None:
-                kept.session.watch(name, native.held_by)
-                return native.frame
+            if schema is None and (fast := _fast(self, kept, name, {**options, "path": path})) is not None:
+                return fast
             frame = original(self, path, format, schema, **{**options, FRAME_OPTION: name})
             if self._jreader.userSpecifiedSchema().isDefined():
                 _plan(frame)
@@ -128,18 +134,30 @@ def _name_frames_at_load() -> None:
     DataFrameReader.load = load
 
 
-def _native(reader: DataFrameReader, kept: _Kept, name: str, more: Mapping[str, Any]) -> NativeFrame | None:
-    """The frame `name` as Spark's own reader reads it. None when Python must read it, or must explain why it cannot be loaded."""
+def _fast(reader: DataFrameReader, kept: _Kept, name: str, more: Mapping[str, Any]) -> DataFrame | None:
+    """The frame `name` as Spark's own reader reads it, or as a table of the catalog. None when the format must read it, or must explain why
+    it cannot be loaded.
+    """
     if reader._jreader.userSpecifiedSchema().isDefined():
         return None
     given = {**kept.stores, **_options_of(reader), **{key.lower(): to_str(value) for key, value in more.items()}}
     try:
-        plain = kept.keeper.plain(
-            name, with_shard_id({key: value for key, value in given.items() if value is not None})
-        )
+        given = with_shard_id({key: value for key, value in given.items() if value is not None})
+        plain = kept.keeper.plain(name, given)
     except PersistError:
         return None
-    return None if plain is None else native_frame(reader._spark, plain)
+    if plain is not None:
+        native = native_frame(reader._spark, plain)
+        if native is None:
+            return None
+        kept.session.watch(name, native.held_by)
+        return native.frame
+    options = Options.parse(given)
+    is_plain = options.is_of_plain_rows and options.columns is None
+    # Spark shows options of a scan, of which the blob store is one. What is on files has no further to go.
+    if not is_plain or "@" in options.location.blob or folder_of(options.location.blob) is not None:
+        return None
+    return kept.tables.frame(reader._spark, options)
 
 
 def _options_of(reader: DataFrameReader) -> dict[str, str]:

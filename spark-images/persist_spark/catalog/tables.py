@@ -122,13 +122,18 @@ class Tables:
         if self._is_half(*found):
             return None
         owner, shard = found
-        made = self._made(frame, self._options(shard, _time(version, timestamp_us)))
-        properties = {
-            "provider": "persist",
-            "shard": str(shard),
-            "owner": str(owner),
-            "key": ", ".join(made.schema.key.names),
-        }
+        return self._shown(self._made(frame, self._options(shard, _time(version, timestamp_us))), owner=str(owner))
+
+    def open(self, frame: str, options: Options, *, store: str) -> dict[str, Any]:
+        """As `load`, of the shard, the time and nothing else that `options` name. `store` distinguishes this location from others of the
+        session, which may have copies of the shard. Errors as of HeldFrames.load.
+        """
+        return self._shown(self._made(frame, self._options(options.shard, options.as_of)), store=store)
+
+    @staticmethod
+    def _shown(made: _Loaded, **properties: str) -> dict[str, Any]:
+        key = ", ".join(made.schema.key.names)
+        properties = {"provider": "persist", "shard": str(made.options.shard), **properties, "key": key}
         return {"columns": made.frame.row_type.jsonValue(), "as_of": made.frame.as_of, "properties": properties}
 
     def _load_metadata(self, table: Sequence[str], frame: str, *, is_at_a_time: bool) -> dict[str, Any] | None:
@@ -354,6 +359,10 @@ class Tables:
     def close(self) -> None:
         """Releases everything."""
         self._held.close()
+        self.disconnect()
+
+    def disconnect(self) -> None:
+        """Closes the connections of its own. The frames stay."""
         with self._lock:
             if self._client is not None:
                 self._client.close()

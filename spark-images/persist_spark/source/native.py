@@ -11,9 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+from persist_engine import Snapshot
 from persist_engine.rows.schema import Schema
 from py4j.protocol import Py4JError
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -32,6 +36,8 @@ _OPTIONS = {
 #: From this number of files on, Spark would list them in a job, one by one. The driver asks for local files faster.
 _LISTED_BY_JOBS = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _NEVER = 1 << 30
+#: From this day on, the calendars agree on what comes before what, also where one of them is off by ten days.
+GREGORIAN = datetime(1583, 1, 1, tzinfo=UTC)
 _SQL = "org.apache.spark.sql"
 COLLECTIONS = "scala.jdk.javaapi.CollectionConverters"
 
@@ -44,6 +50,8 @@ class PlainFiles:
     schema: Schema
     row_type: T.StructType
     """The columns to show, by name."""
+    early: frozenset[str] = frozenset()
+    """The fields outside structs, `key.<field>` or `val.<field>`, that may have days before GREGORIAN."""
 
     @property
     def is_readable(self) -> bool:
@@ -78,7 +86,12 @@ def native_frame(spark: SparkSession, plain: PlainFiles) -> NativeFrame | None:
         return None
     rows, held_by = found
     columns = {
-        field.name: _unpushed(F.col(side).getField(field.name), spark_type(field.type), nullable=field.nullable)
+        field.name: _unpushed(
+            F.col(side).getField(field.name),
+            spark_type(field.type),
+            nullable=field.nullable,
+            is_early=f"{side}.{field.name}" in plain.early,
+        )
         for side, fields in (("key", plain.schema.key), ("val", plain.schema.val))
         for field in fields
     }
@@ -86,24 +99,49 @@ def native_frame(spark: SparkSession, plain: PlainFiles) -> NativeFrame | None:
     return NativeFrame(frame, held_by) if frame.schema == plain.row_type else None
 
 
-def _unpushed(column: Column, kind: T.DataType, *, nullable: bool) -> Column:
-    """`column` of type `kind`, with its floats in a form that Spark pushes no filter through.
+def _unpushed(column: Column, kind: T.DataType, *, nullable: bool, is_early: bool = True) -> Column:
+    """`column` of type `kind`, in a form that Spark pushes no filter through where a pushed one would lose rows.
 
     SUBTLE: for Spark NaN equals NaN and is greater than any number. The least and the greatest value of a row group leave NaN out, so a
-    pushed `x > 5` would skip rows with NaN.
+    pushed `x > 5` would skip rows with NaN. And days pass through the Julian calendar on their way to Parquet, which changes those of
+    October 1582 that it lacks. The days of fields within structs are not known.
     """
-    if isinstance(kind, T.FloatType | T.DoubleType):
-        return F.nanvl(column, column)
-    if not isinstance(kind, T.StructType) or not _has_floats(kind):
+    match kind:
+        case T.FloatType() | T.DoubleType():
+            return F.nanvl(column, column)
+        case T.DateType() if is_early:
+            return F.date_add(column, 0)
+        case T.TimestampType() if is_early:
+            return column + F.expr("INTERVAL '0' SECOND")
+    if not isinstance(kind, T.StructType) or not _is_lossy(kind):
         return column
     children = [_unpushed(column.getField(f.name), f.dataType, nullable=f.nullable).alias(f.name) for f in kind.fields]
     return F.when(column.isNotNull(), F.struct(*children)) if nullable else F.struct(*children)
 
 
-def _has_floats(kind: T.DataType) -> bool:
+def _is_lossy(kind: T.DataType) -> bool:
+    """Whether a filter may lose values of this type, at some depth of a struct."""
     if isinstance(kind, T.StructType):
-        return any(_has_floats(field.dataType) for field in kind.fields)
-    return isinstance(kind, T.FloatType | T.DoubleType)
+        return any(_is_lossy(field.dataType) for field in kind.fields)
+    return isinstance(kind, T.FloatType | T.DoubleType | T.DateType | T.TimestampType)
+
+
+def early_fields(snapshot: Snapshot) -> frozenset[str]:
+    """The fields of days and instants, outside structs, of which state does not prove that none is before GREGORIAN."""
+    sides = [("key", snapshot.schema.key), ("val", snapshot.schema.val)]
+    fields = [f"{side}.{field.name}" for side, found in sides for field in found if _is_day(field.type)]
+    known = snapshot.aggregates(fields) if fields else None
+    return frozenset(name for name in fields if known is None or _is_early(known.fields[name].least))
+
+
+def _is_day(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_date(kind) or (pa.types.is_timestamp(kind) and kind.tz is not None))
+
+
+def _is_early(least: pa.Scalar | None) -> bool:
+    if least is None:
+        return True
+    return bool(least.is_valid and pc.less(least, pa.scalar(GREGORIAN).cast(least.type)).as_py())
 
 
 def _relation(spark: SparkSession, plain: PlainFiles) -> tuple[DataFrame, Any] | None:

@@ -22,19 +22,25 @@ import scala.jdk.javaapi.CollectionConverters;
 
 /**
  * The process in Python behind a catalog (persist_spark.catalog.main), and the requests to it. Everything that concerns shards happens
- * there. All catalogs of an application with the same stores share one process. It ends with the application, or with the JVM, whose end
+ * there. Frames of format persist have the driver's own process in its place. All catalogs of an application with the same stores share one process. It ends with the application, or with the JVM, whose end
  * of the pipe closes.
  */
 final class Desk {
   static final ObjectMapper JSON = new ObjectMapper();
   private static final Map<List<String>, Desk> DESKS = new ConcurrentHashMap<>();
 
+  /** Null for the driver's own process, which ends with the JVM. */
   private final Process process;
   private final UnixDomainSocketAddress address;
 
   private Desk(Process process, String address) {
     this.process = process;
     this.address = UnixDomainSocketAddress.of(address);
+  }
+
+  /** That of the driver's own process, at the path of its socket. */
+  static Desk of(String address) {
+    return new Desk(null, address);
   }
 
   /** The running process for these stores; the first call starts it, and so does one after its end. */
@@ -63,7 +69,7 @@ final class Desk {
 
   /** Releases a frame. Called by the garbage collector's thread, so a process that has ended is no error. */
   void dropFrame(String name) {
-    if (!process.isAlive()) return;
+    if (process != null && !process.isAlive()) return;
     try {
       ask("drop_frame", JSON.createObjectNode().put("frame", name));
     } catch (IllegalStateException | IllegalArgumentException ended) {

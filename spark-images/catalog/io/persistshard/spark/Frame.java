@@ -15,8 +15,13 @@ final class Frame {
 
   /** A frame that was not asked for yet. To release it twice, or one that was never loaded, does no harm. */
   Frame(Desk desk) {
+    this(desk, UUID.randomUUID().toString());
+  }
+
+  /** A frame that the process has loaded under this name. */
+  Frame(Desk desk, String name) {
     this.desk = desk;
-    this.name = UUID.randomUUID().toString();
+    this.name = name;
     CLEANER.register(this, new Release(desk, name));
   }
 
