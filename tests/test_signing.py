@@ -101,6 +101,16 @@ def release(tmp_path_factory):
         yield Release(out, pushed, version, *keys, environ)
     finally:
         registry.stop()
+        # Gigabytes: the archives of the images, what the registry has, and the names of this registry for the images.
+        for left in (folder / "blobs", folder / "out" / "images"):
+            shutil.rmtree(left, ignore_errors=True)
+        if ENGINE:
+            names = [f"{registry.address}/persist/persist-{name}" for name in IMAGES]
+            listed = subprocess.run(
+                [ENGINE, "images", "--format", "{{.Repository}}:{{.Tag}}"], capture_output=True, text=True, check=False
+            )
+            mine = [one for one in listed.stdout.split() if one.rpartition(":")[0] in names]
+            subprocess.run([ENGINE, "rmi", *mine], capture_output=True, check=False, timeout=120)
 
 
 @pytest.mark.parametrize("name", CHARTS)

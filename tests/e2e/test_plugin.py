@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900), pytest.mark.usefixtures("operator_is_there")]
 
@@ -71,6 +70,75 @@ def test_the_plugin_shows_asks_waits_and_reads(
     assert programs.result("content", shard_id)["hash"] == before["hash"]
 
 
+def sink_of(name: str, shard: str) -> dict[str, Any]:
+    options = {"path": "examples/flights/data/airlines.csv", "header": "true"}
+    source = {"name": "csv", "schema": "carrier STRING, name STRING", "options": options}
+    return {
+        "apiVersion": "persistshard.io/v1alpha1",
+        "kind": "SparkSink",
+        "metadata": {"name": name},
+        "spec": {
+            "shardRef": {"name": shard},
+            "mode": "Once",
+            "input": {"type": "Format", "format": source},
+            "envelope": {"type": "Mirror"},
+        },
+    }
+
+
+def test_the_plugin_follows_a_log_and_runs_a_sink_again(
+    cluster: Any, plugin: Callable[..., Any], named: Callable[[str], str], new_shard: Callable[..., tuple[str, str]]
+) -> None:
+    shard, _ = new_shard("plugin-sink", key="carrier STRING", value="name STRING")
+    sink = named("plugin-sink")
+    cluster.apply(sink_of(sink, shard))
+    cluster.wait(
+        "a driver", lambda: cluster.condition("sparksink", sink, "Running").get("status") == "True", timeout_s=300
+    )
+    assert '"event"' in plugin("logs", sink, "-f"), "it ends with the driver"
+    cluster.wait_condition("sparksink", sink, "Ready", reason="Completed", timeout_s=300)
+    tree = plugin("status", shard)
+    assert f"SparkSink/{sink}" in tree
+    assert "succeeded" in plugin("restart", sink, "--wait", "--timeout", "400", timeout_s=420)
+    assert len(cluster.status("sparksink", sink)["history"]) == 2
+    assert "there is nothing to promote" in plugin("promote", sink, code=64).stderr
+    completed = cluster.run(str(Path(PROGRAM).with_name("kubectl_complete-persist")), "logs", "-n", NAMESPACE, sink[:8])
+    assert sink in completed.stdout
+
+
+def test_the_plugin_expires_a_hold_adopts_a_shard_and_says_what_stays(
+    cluster: Any,
+    programs: Any,
+    plugin: Callable[..., Any],
+    named: Callable[[str], str],
+    new_shard: Callable[..., tuple[str, str]],
+) -> None:
+    shard, shard_id = new_shard("plugin-hold", retention={"sinceLagSeconds": 1})
+    reader = programs.result("hold", shard_id, "weekly report")["reader"]
+    programs.result("retract", shard_id, "a-mark", "20")
+    cluster.wait("the hold to be shown", lambda: reader in plugin("holds", shard), timeout_s=120, every_s=3)
+    assert "weekly report" in plugin("holds", shard)
+    plugin("rollup", shard, "--wait", "--timeout", "200")  # the pod of the next command is like that of this run
+    assert "critical reader" in plugin("holds", shard, "--expire", reader, "--pod", code=64).stdout
+    plugin("holds", shard, "--expire", reader, "--pod", "--force")
+    assert reader in plugin("holds", shard), "without --commit it says what would happen"
+    plugin("holds", shard, "--expire", reader, "--pod", "--commit", "--force")
+    cluster.wait("the hold to be gone", lambda: reader not in plugin("holds", shard), timeout_s=120, every_s=3)
+
+    stays = plugin("uninstall-check", "-o", "json", code=1)
+    assert any(one["verdict"] == "stays" and shard_id in one["what"] for one in json.loads(stays.stdout)["items"])
+    cluster.delete("persistshards.persistshard.io", shard)
+    again = named("plugin-adopted")
+    assert shard_id in plugin("adopt", again, "--shard-id", shard_id, "--dry-run")
+    assert cluster.get("persistshard", again) is None
+    plugin("adopt", again, "--shard-id", shard_id)
+    cluster.wait_condition("persistshard", again, "Ready", timeout_s=120)
+    assert cluster.status("persistshard", again)["shardId"] == shard_id
+    assert programs.result("content", shard_id)["rows"] == 20
+    plugin("accept-log", again)
+    assert "persistshard.io/request-accept-log" in cluster.get("persistshard", again)["metadata"]["annotations"]
+
+
 def test_a_support_bundle_of_the_live_cluster_holds_no_secret(
     cluster: Any, plugin: Callable[..., Any], new_shard: Callable[..., tuple[str, str]], tmp_path: Path
 ) -> None:
@@ -90,9 +158,7 @@ def test_a_support_bundle_of_the_live_cluster_holds_no_secret(
 
 def test_the_plugin_says_which_right_is_missing(cluster: Any, plugin: Callable[..., Any], tmp_path: Path) -> None:
     cluster.kubectl("create", "serviceaccount", "looker", check=False)
-    config = yaml.safe_load(cluster.kubectl("config", "view", "--raw", "--minify"))
-    config["users"][0]["user"] = {"token": cluster.kubectl("create", "token", "looker").strip()}
-    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    (tmp_path / "config").write_text(cluster.kubeconfig_of("looker"))
     refused = plugin("status", "--kubeconfig", str(tmp_path / "config"), code=1)
     assert "list" in refused.stderr
     assert "persistshards" in refused.stderr
