@@ -33,6 +33,8 @@ _REQUIRED = {
     # Timestamps in SQL must not depend on the driver's time zone.
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.useLargeVarTypes": "false",
+    # Otherwise pyspark notes at each use of a column where in the program that is, with ten calls of the JVM.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
 
 

@@ -13,6 +13,7 @@ import pytest
 from persist_kit.broker import jar_folder
 from persist_kit.servers import ServerMissing
 from persist_spark.session import start_session
+from py4j.java_gateway import JavaClass, JavaMember, JVMView
 from pyspark.sql import SparkSession
 
 
@@ -35,6 +36,21 @@ catalog_world = _neighbour("catalog_world")
 build_catalog = _neighbour("build_catalog", Path(__file__).parents[2] / "spark-images" / "catalog")
 _neighbour("standby_world")
 warm_daemon = _neighbour("warm_daemon")
+
+
+def remember_classes() -> None:
+    """Lets py4j ask the JVM once for each class and each static method, not at each use: they do not change. A name without a package costs
+    the JVM a look into all of its jars.
+    """
+    for view in (JVMView, JavaClass):
+
+        def ask(self: Any, name: str, *, real: Any = view.__getattr__) -> Any:
+            found = real(self, name)
+            if isinstance(found, JavaClass | JavaMember):
+                setattr(self, name, found)
+            return found
+
+        view.__getattr__ = ask
 
 
 @pytest.fixture
@@ -82,6 +98,7 @@ def local_spark(tmp_path_factory) -> Iterator[SparkSession]:
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"{arguments} pyspark-shell"
     with suppress(ServerMissing):  # the tests that need the connector say so
         os.environ["SPARK_DIST_CLASSPATH"] = str(jar_folder("connector") / "*")
+    remember_classes()
     session = start_session("tests")
     os.environ["PYSPARK_PYTHON"] = sys.executable  # for drivers that tests start
     try:

@@ -149,7 +149,9 @@ def test_deletes_beside_a_writer_remove_no_other_row(spark, shard):
     added = []
 
     def rival():
-        while not ended.is_set():
+        while not ended.wait(
+            0.01
+        ):  # some twenty commits during each attempt of a delete, and not all that a core can do
             added.append(row(1000 + len(added)))
             shard.add([added[-1]])
 
