@@ -90,6 +90,16 @@ class Table:
     leaves one. Every write is one commit, at a time of its own: the wall clock in milliseconds, or one more than the write before (see
     `Database.create`), and later than all writes before it.
     InvalidUsage (SchemaMismatch for columns and types) names the table, and nothing was written.
+
+    >>> first = orders.append([{"id": 3, "name": "eve"}])
+    >>> orders.upsert([{"id": 3, "name": "eva"}]), orders.delete("id = 1").deleted  # doctest: +ELLIPSIS
+    (Written(at ..., inserted=1, deleted=1), 1)
+    >>> orders.scan("name LIKE 'e%'").to_pylist(), orders.at(first.time).count()
+    ([{'id': 3, 'name': 'eva'}], 3)
+    >>> [change.kind for change in orders.changes(since=first.time)]
+    ['update', 'delete']
+    >>> orders.history().column("operation").to_pylist()
+    ['delete', 'upsert', 'append', 'append']
     """
 
     def __init__(
