@@ -37,7 +37,8 @@ lint: ## ruff: style, names, docstrings, banned clocks and randomness
 	@$(RUN) ruff format --check $(PYTHON_DIRS) && $(RUN) ruff check $(PYTHON_DIRS)
 types: ## mypy strict
 	@$(RUN) mypy engine/persist_engine operator/persist_operator spark-images/persist_spark tests/kit/persist_kit
-	@MYPYPATH=examples/flights $(RUN) mypy examples/flights
+	@MYPYPATH=examples/flights $(RUN) mypy examples/flights examples/tables
+	@$(RUN) mypy examples/gitops/argocd/build.py
 rooms: ## import-linter: which room may import which
 	@$(RUN) lint-imports --no-cache
 tidy: ## house rules as a test

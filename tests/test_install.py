@@ -137,6 +137,40 @@ def test_the_command_runs_with_its_extra(tmp_path, wheel):
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_the_first_program_and_the_tutorial_run_from_the_wheel(tmp_path, wheel):
+    """In an environment that has the wheel, its command line and pandas, and of this workspace nothing."""
+    python = install(tmp_path / "env", wheel, "cli")
+    locked = tomllib.loads((ROOT / "uv.lock").read_text())["package"]
+    (pandas,) = (each["version"] for each in locked if each["name"] == "pandas")
+    add = ["uv", "pip", "install", "--quiet", "--offline", "--python", str(python), f"pandas=={pandas}"]
+    subprocess.run(add, check=True, timeout=240)
+
+    def ran(*command: str) -> str:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("PERSIST_", "PYTHON"))}
+        environ = {**clean, "PATH": os.pathsep.join((str(python.parent), os.environ["PATH"]))}
+        ended = subprocess.run(
+            command, cwd=tmp_path, env=environ, check=False, capture_output=True, text=True, timeout=240
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
+
+    assert ran("python", "-c", "import persist_engine; print(persist_engine.__file__)").startswith(str(tmp_path))
+    (program,) = blocks((ROOT / "README.md").read_text(), "python")
+    assert "file:///tmp/shop" in program
+    out = ran("python", "-c", program.replace("file:///tmp/shop", f"file://{tmp_path}/readme"))
+    assert "   id  price\n0   2  10.00\n" in out
+    assert "delete {'id': 1, 'name': 'ada', 'price': Decimal('1.50')} None" in out
+    laptop = (ROOT / "docs/tutorial.md").read_text().partition("## On a laptop")[2].partition("## On a cluster")[0]
+    out = ran("bash", "-euo", "pipefail", "-c", "\n".join(blocks(laptop, "sh")))
+    assert "id\tname\tprice\n1\tapple\t120\n2\tpear\t150\n3\tplum\t90\n" in out
+    assert "  update  id=1  price: 120 -> 110\n" in out
+
+
 @pytest.mark.slow
 def test_importing_loads_arrow_and_little_else():
     """In this environment, which has everything: what an import loads is what it takes its time for."""

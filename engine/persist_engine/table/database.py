@@ -66,7 +66,11 @@ class Database:
 
     @property
     def client(self) -> PersistClient:
-        """The client of the same stores, for the handles below tables. Makes stores that are not there yet."""
+        """The client of the same stores, for the handles below tables. Makes stores that are not there yet.
+
+        >>> db.client.inspect(orders.id).updates
+        2
+        """
         return self._open_client(create=True)
 
     def create(
@@ -92,6 +96,9 @@ class Database:
 
         `clock`, which a table keeps, says which times writes have: `ms`, milliseconds, or `counter`, 1, 2, 3 and so on. A counter has
         `retain` as a number of writes, or None.
+
+        >>> db.create("notes", key="id BIGINT", value="text STRING", retain="30 days")
+        Table(notes: key id; id, text)
         """
         with of_table(str(name)):
             owner = new_owner(name)
@@ -115,6 +122,9 @@ class Database:
     def table(self, name: str) -> Table:
         """The table that `name` leads to: NAME, NAMESPACE.NAME, OPERATOR.NAMESPACE.NAME, or the id of a shard. Tables of the Spark
         catalog and of operators have names here too. ShardNotFound, with near names.
+
+        >>> db.table("orders").key
+        ('id',)
         """
         client = self._open_client()
         try:
@@ -138,7 +148,11 @@ class Database:
         return iter(self.tables())
 
     def tables(self, namespace: str | None = None) -> list[str]:
-        """The names of all tables, or of those of a namespace. Lists all keys of the store."""
+        """The names of all tables, or of those of a namespace. Lists all keys of the store.
+
+        >>> db.tables()
+        ['orders']
+        """
         return [
             each.name
             for each in listed(self._open_client())
@@ -148,6 +162,9 @@ class Database:
     def rename(self, name: str, new: str) -> Table:
         """Gives a table another name. Its rows, its id and its readers stay. Completes an interrupted call when it is repeated.
         InvalidUsage when the new name is taken, and for a table that neither SQL nor Python created.
+
+        >>> db.rename("orders", "shop.orders")
+        Table(shop.orders: key id; id, name)
         """
         with of_table(str(name)):
             client, owner = self._open_client(), new_owner(new)
@@ -164,6 +181,10 @@ class Database:
 
         With `purge`, and the name repeated as `confirm`, the rows are deleted for good, at every time. FinalizationError, before
         anything is deleted, while a reader holds the table. Completes an interrupted call.
+
+        >>> kept = db.drop("orders")
+        >>> db.table(kept).count()
+        2
         """
         with of_table(str(name)):
             client = self._open_client()
@@ -186,12 +207,18 @@ class Database:
             return named.shard_id
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Waits until the maintenance that writes left is done. False when `timeout_s` passed first. True at once without maintenance."""
+        """Waits until the maintenance that writes left is done. False when `timeout_s` passed first. True at once without maintenance.
+
+        >>> db.drain(timeout_s=10)
+        True
+        """
         return self._background is None or self._background.drain(timeout_s)
 
     def close(self) -> None:
         """Lets go of all readers and writers, ends the threads (`drain` first waits for them), and closes the connections that `connect`
         opened. Idempotent.
+
+        >>> db.close()
         """
         with self._opening, self._lock:
             if self._is_closed:

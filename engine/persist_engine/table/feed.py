@@ -78,7 +78,11 @@ class ChangeFeed:
 
     @property
     def schema(self) -> pa.Schema:
-        """`_change`, `_time`, the columns of the key, and the rows `_before` and `_after`, which are null where there is none."""
+        """`_change`, `_time`, the columns of the key, and the rows `_before` and `_after`, which are null where there is none.
+
+        >>> orders.changes("start").schema.names
+        ['_change', '_time', 'id', '_before', '_after']
+        """
         row = pa.struct(list(self._columns.arrow))
         key = [self._columns.arrow.field(name) for name in self._columns.key]
         return pa.schema(
@@ -92,13 +96,21 @@ class ChangeFeed:
         )
 
     def to_arrow(self) -> pa.Table:
-        """All changes as a table, ordered by time. Not of a feed that follows."""
+        """All changes as a table, ordered by time. Not of a feed that follows.
+
+        >>> orders.changes("start").to_arrow().column("_change").to_pylist()
+        ['insert', 'insert']
+        """
         self._check_ends("to_arrow")
         with of_table(self._name), self._open() as reader:
             return self._ordered(reader, self.since, self.upto)
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """All changes as a stream of record batches, ordered by key, in bounded memory. Not of a feed that follows."""
+        """All changes as a stream of record batches, ordered by key, in bounded memory. Not of a feed that follows.
+
+        >>> sum(batch.num_rows for batch in orders.changes("start").to_reader())
+        2
+        """
         self._check_ends("to_reader")
         return pa.RecordBatchReader.from_batches(self.schema, self._streamed())
 
@@ -106,7 +118,16 @@ class ChangeFeed:
         return self.to_reader().__arrow_c_stream__(requested_schema)
 
     def close(self) -> None:
-        """Ends every iteration, also one that waits in another thread. Idempotent."""
+        """Ends every iteration, also one that waits in another thread. Idempotent.
+
+        >>> feed = orders.changes("start", follow=True)
+        >>> for change in feed:
+        ...     print(change.after["name"])
+        ...     if change.after["id"] == 2:
+        ...         feed.close()
+        ada
+        lin
+        """
         self._closed.set()
 
     def __enter__(self) -> Self:
@@ -126,7 +147,11 @@ class ChangeFeed:
                 yield Change(kind, time, before, after)
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
-        """The changes as record batches with the columns of `schema`, ordered by time. A feed that follows goes on, as in a loop."""
+        """The changes as record batches with the columns of `schema`, ordered by time. A feed that follows goes on, as in a loop.
+
+        >>> [batch.num_rows for batch in orders.changes("start").to_batches()]
+        [2]
+        """
         with of_table(self._name), self._open() as reader:
             since = self.since
             if since is not None and reader.since.less_equal(since):

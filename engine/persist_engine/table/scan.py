@@ -59,7 +59,11 @@ class Scan:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns, in their order; of a nested scan `key` and `val`."""
+        """The columns, in their order; of a nested scan `key` and `val`.
+
+        >>> orders.scan(columns=["name"]).schema.names
+        ['name']
+        """
         return self._columns.nested(self._flat_schema) if self._nested else self._flat_schema
 
     @property
@@ -70,7 +74,11 @@ class Scan:
     def scan(
         self, where: Where | None = None, columns: Sequence[str] | None = None, *, nested: bool | None = None
     ) -> Scan:
-        """Fewer rows and columns at the same time. Only of a scan that has all of them. `nested` None: as this scan."""
+        """Fewer rows and columns at the same time. Only of a scan that has all of them. `nested` None: as this scan.
+
+        >>> orders.at(orders.last_time).scan("id = 2", ["name"]).to_pylist()
+        [{'name': 'lin'}]
+        """
         if self._shown is not None or not self._condition.is_empty or self._limit is not None:
             raise InvalidUsage(
                 f"table {self._name}: this scan has its condition, columns or limit; scan the table, or the table `at` a time"
@@ -90,11 +98,18 @@ class Scan:
     def to_reader(self) -> pa.RecordBatchReader:
         """The rows as a stream of record batches, within about 256 MiB however many rows there are. Read it to its end or let go of it:
         until then the rows are kept from collection.
+
+        >>> sum(batch.num_rows for batch in orders.scan().to_reader())
+        2
         """
         return pa.RecordBatchReader.from_batches(self.schema, self._batches())
 
     def to_arrow(self) -> pa.Table:
-        """The rows as a pyarrow Table."""
+        """The rows as a pyarrow Table.
+
+        >>> orders.scan("id = 1").to_arrow().column("name").to_pylist()
+        ['ada']
+        """
         if self.time is None:
             return self.schema.empty_table()
         if self._limit is not None:
@@ -104,14 +119,22 @@ class Scan:
             return pa.Table.from_batches(map(self._flat, rows.to_batches()), schema=self.schema)
 
     def to_pandas(self, **options: Any) -> pd.DataFrame:
-        """The rows as a pandas DataFrame. `options` are those of `pyarrow.Table.to_pandas`. InvalidUsage without pandas."""
+        """The rows as a pandas DataFrame. `options` are those of `pyarrow.Table.to_pandas`. InvalidUsage without pandas.
+
+        >>> orders.scan(columns=["id"]).to_pandas()["id"].tolist()
+        [1, 2]
+        """
         try:
             return self.to_arrow().to_pandas(**{"maps_as_pydicts": "strict", **options})
         except ModuleNotFoundError as error:
             raise InvalidUsage("to_pandas needs the package pandas, which is not installed") from error
 
     def to_polars(self) -> pl.DataFrame:
-        """The rows as a polars DataFrame. InvalidUsage without polars."""
+        """The rows as a polars DataFrame. InvalidUsage without polars.
+
+        >>> orders.scan(columns=["id"]).to_polars()["id"].to_list()
+        [1, 2]
+        """
         try:
             import polars as pl
         except ModuleNotFoundError as error:
@@ -125,6 +148,9 @@ class Scan:
         are read into memory once, so the relation can be used again and again. InvalidUsage without duckdb.
 
         To read once and in bounded memory, name the scan in SQL instead: `duckdb.sql("select sum(price) from scan")`.
+
+        >>> orders.scan().to_duckdb().aggregate("max(name)").fetchall()
+        [('lin',)]
         """
         try:
             import duckdb
@@ -133,12 +159,20 @@ class Scan:
         return (duckdb if connection is None else connection).from_arrow(self.to_arrow())
 
     def to_pylist(self) -> list[dict[str, Any]]:
-        """The rows as dicts, maps as dicts too; for few rows."""
+        """The rows as dicts, maps as dicts too; for few rows.
+
+        >>> orders.scan("id = 1").to_pylist()
+        [{'id': 1, 'name': 'ada'}]
+        """
         found: list[dict[str, Any]] = self.to_arrow().to_pylist(maps_as_pydicts="strict")
         return found
 
     def count(self) -> int:
-        """The number of rows. Reads only parts that statistics do not decide."""
+        """The number of rows. Reads only parts that statistics do not decide.
+
+        >>> orders.scan([("id", ">", 1)]).count()
+        1
+        """
         if self.time is None:
             return 0
         if self._condition.expression is not None:
@@ -163,7 +197,11 @@ class Scan:
         return preview_html(f"{self._name} {at}", rows, rows_max=PREVIEW_ROWS)
 
     def head(self, rows: int = 5) -> pa.Table:
-        """The first rows, in the order of their keys. Reads only the parts that they need, and what is being fetched ahead."""
+        """The first rows, in the order of their keys. Reads only the parts that they need, and what is being fetched ahead.
+
+        >>> orders.scan().head(1).to_pylist()
+        [{'id': 1, 'name': 'ada'}]
+        """
         limit = checked_limit(self._name, rows)
         return pa.Table.from_batches(
             self._first(limit if self._limit is None else min(limit, self._limit)), schema=self.schema

@@ -90,6 +90,16 @@ class Table:
     leaves one. Every write is one commit, at a time of its own: the wall clock in milliseconds, or one more than the write before (see
     `Database.create`), and later than all writes before it.
     InvalidUsage (SchemaMismatch for columns and types) names the table, and nothing was written.
+
+    >>> first = orders.append([{"id": 3, "name": "eve"}])
+    >>> orders.upsert([{"id": 3, "name": "eva"}]), orders.delete("id = 1").deleted  # doctest: +ELLIPSIS
+    (Written(at ..., inserted=1, deleted=1), 1)
+    >>> orders.scan("name LIKE 'e%'").to_pylist(), orders.at(first.time).count()
+    ([{'id': 3, 'name': 'eva'}], 3)
+    >>> [change.kind for change in orders.changes(since=first.time)]
+    ['update', 'delete']
+    >>> orders.history().column("operation").to_pylist()
+    ['delete', 'upsert', 'append', 'append']
     """
 
     def __init__(
@@ -372,10 +382,11 @@ class Table:
             )
             return Timeline(self.name, state.trace.since.time or 0, self.last_time, writes)
 
-    def optimize(self) -> list[Outcome]:
+    def optimize(self, *, on_read: Callable[[int, int], None] | None = None) -> list[Outcome]:
         """Merges small parts until one batch is left, and the times that `retain` has passed. Rows stay the same at
         every readable time. Safe beside writers and readers. Of a table with `retain=None` that SQL or Python created, all times before the
         last write pass, but for those that readers hold. Without anything to merge it costs one look at the log, and changes nothing.
+        `on_read` receives the bytes of each part that was read, and of all to be read.
         """
         from persist_engine.work.repair.force import force_compaction, plan_compaction
 
@@ -385,7 +396,7 @@ class Table:
             return []
         self._let_go()  # unused, it would keep times apart that `retain` has passed
         self._writer.let_since_go(is_ours=self._named.is_ours)
-        return force_compaction(self._machine, full=True)
+        return force_compaction(self._machine, full=True, on_read=on_read)
 
     def vacuum(self) -> list[Outcome]:
         """Deletes what no reader can reach any more: replaced parts and old versions. Never what a readable time needs."""

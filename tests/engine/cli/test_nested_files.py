@@ -58,7 +58,7 @@ def there_and_back(rows, name, schema):
         path = Path(folder) / f"rows.{name}"
         with writing(name, path, schema) as write:
             write(batch)
-        tables = list(batches_of([str(path)], None, schema, lambda _: None))
+        tables = list(batches_of([str(path)], None, schema, lambda *_: None))
     found = pa.concat_tables(tables).to_pylist() if tables else []
     assert repr(found) == repr(batch.to_pylist())
 
@@ -83,7 +83,7 @@ def test_a_cell_that_is_no_list_is_refused_by_its_column(tmp_path, cell, message
     path = tmp_path / "rows.csv"
     path.write_text(f'id,l\n1,"{cell}"\n')
     with pytest.raises(InvalidUsage, match=message):
-        list(batches_of([str(path)], None, SCHEMA, lambda _: None))
+        list(batches_of([str(path)], None, SCHEMA, lambda *_: None))
 
 
 @pytest.mark.parametrize(
@@ -101,14 +101,14 @@ def test_a_line_that_is_no_object_is_refused_by_its_number(tmp_path, lines, mess
     path = tmp_path / "rows.jsonl"
     path.write_text(lines)
     with pytest.raises(InvalidUsage, match=f"rows.jsonl is no jsonl that the table takes: {message}"):
-        list(batches_of([str(path)], None, SCHEMA, lambda _: None))
+        list(batches_of([str(path)], None, SCHEMA, lambda *_: None))
 
 
 def test_a_file_that_begins_with_null_is_refused_without_maps_too(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("\ufeff\n null\n")
     with pytest.raises(InvalidUsage, match="it begins with null"):
-        list(batches_of([str(path)], None, PLAIN, lambda _: None))
+        list(batches_of([str(path)], None, PLAIN, lambda *_: None))
 
 
 def test_a_map_in_a_cell_with_a_key_twice_is_refused(tmp_path):
@@ -117,7 +117,7 @@ def test_a_map_in_a_cell_with_a_key_twice_is_refused(tmp_path):
     with pytest.raises(
         InvalidUsage, match="m is MAP<STRING, ARRAY<INT>> as JSON: an object has the name 'a' more than once"
     ):
-        list(batches_of([str(path)], None, SCHEMA, lambda _: None))
+        list(batches_of([str(path)], None, SCHEMA, lambda *_: None))
 
 
 @pytest.mark.parametrize(
@@ -135,14 +135,14 @@ def test_a_line_that_is_no_row_with_maps_is_refused_by_its_number(tmp_path, line
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"id": 1}\n\n' + line + b"\n")
     with pytest.raises(InvalidUsage, match=f"rows.jsonl .*{message}"):
-        list(batches_of([str(path)], None, SCHEMA, lambda _: None))
+        list(batches_of([str(path)], None, SCHEMA, lambda *_: None))
 
 
 def test_a_blank_line_is_no_row_with_maps_or_without(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"id": 1}\n\n \n{"id": 2}\r\n\n')
     for schema in (SCHEMA, PLAIN):
-        (table,) = batches_of([str(path)], None, schema, lambda _: None)
+        (table,) = batches_of([str(path)], None, schema, lambda *_: None)
         assert table.column("id").to_pylist() == [1, 2]
 
 

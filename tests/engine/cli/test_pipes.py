@@ -113,7 +113,7 @@ def rows_of(data: bytes, tmp_path: Path) -> list[dict[str, Any]]:
             path.write_bytes(data)
 
     threading.Thread(target=write, daemon=True).start()
-    tables = list(batches_of([str(path)], InputFormat.CSV, WANTED, lambda _: None))
+    tables = list(batches_of([str(path)], InputFormat.CSV, WANTED, lambda *_: None))
     return pa.concat_tables(tables).to_pylist()
 
 
@@ -180,7 +180,7 @@ def test_regression_lines_that_a_shell_has_read_are_not_read_again(tmp_path: Pat
 
 def test_standard_input_is_read_once_and_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidUsage, match="- is named more than once"):
-        list(batches_of(["-", "-"], InputFormat.CSV, WANTED, lambda _: None))
+        list(batches_of(["-", "-"], InputFormat.CSV, WANTED, lambda *_: None))
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(InvalidUsage, match="standard input is closed"):
-        list(batches_of(["-"], InputFormat.CSV, WANTED, lambda _: None))
+        list(batches_of(["-"], InputFormat.CSV, WANTED, lambda *_: None))

@@ -8,7 +8,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from persist_engine import Antichain, Location, PersistClient, Schema, Settings, ShardId
+from persist_engine import Antichain, Location, PersistClient, Schema, Settings, ShardId, connect
 from persist_engine.cli import main as cli
 
 ROWS = 1234
@@ -50,7 +50,7 @@ def shown(terminal):
 def on_terminal(monkeypatch):
     """Runs `persist ARGS` in this process, on a terminal; (exit code, what a person sees)."""
 
-    def run(*args):
+    def run(*args, term="dumb"):
         ours, theirs = pty.openpty()
         with (
             ThreadPoolExecutor(1) as person,
@@ -58,7 +58,7 @@ def on_terminal(monkeypatch):
             monkeypatch.context() as patch,
         ):
             screen = person.submit(shown, ours)
-            for name, value in {"TERM": "dumb", "COLUMNS": "120"}.items():
+            for name, value in {"TERM": term, "COLUMNS": "120"}.items():
                 patch.setenv(name, value)
             for name, value in {"stdout": terminal, "stderr": terminal, "argv": ["persist", *map(str, args)]}.items():
                 patch.setattr(sys, name, value)
@@ -165,3 +165,20 @@ def test_from_start_is_from_since_where_since_has_moved(persist, tmp_path):
     code, _, err = persist("read", *args, "--from", "start", "--to", 1)
     assert code == 64
     assert "the earliest readable time is 2" in err
+
+
+def test_a_terminal_shows_a_bar_while_files_are_read_and_a_pipe_none(on_terminal, persist, tmp_path):
+    with connect(tmp_path / "shop", maintain=False) as db:
+        db.create("t", key="id BIGINT", value="name STRING")
+    stores = ["--blob", f"file://{tmp_path}/shop/blobs", "--consensus", f"sqlite://{tmp_path}/shop/consensus.db"]
+    path = tmp_path / "in.csv"
+    path.write_text("id,name\n" + "".join(f"{number},n{number}\n" for number in range(200_000)))
+    size = f"{path.stat().st_size / 1e6:.1f} MB"
+    code, screen = on_terminal("append", "t", path, *stores, term="xterm")
+    assert code == 0
+    assert re.search(rf"append .*200,000 rows, {size} of {size}", screen)
+    code, out, err = persist("append", "t", path, *stores)
+    assert (code, "MB" in out + err) == (0, False)
+    code, screen = on_terminal("optimize", "t", *stores, term="xterm")
+    assert code == 0
+    assert re.search(r"optimize .*MB read", screen)

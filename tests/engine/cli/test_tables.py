@@ -330,7 +330,7 @@ def test_arrow_reads_a_file_without_the_interpreter(store, kind, monkeypatch):
     monkeypatch.setitem(files._READERS, InputFormat(kind), noting)
     path = written_as(store.folder / f"rows.{kind}", kind)
     rows = pa.concat_tables(
-        files.batches_of([str(path)], None, ARROW.schema, lambda _: None), promote_options="default"
+        files.batches_of([str(path)], None, ARROW.schema, lambda *_: None), promote_options="default"
     )
     assert rows.num_rows == 3
     assert [type(source) for source in seen] == [pa.OSFile]

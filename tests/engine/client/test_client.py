@@ -111,6 +111,18 @@ def test_inspection_shows_what_state_holds():
     assert seen.to_json()["seqno"] == 3
 
 
+def test_a_snapshot_exports_arrow():
+    world = World()
+    client, shard_id = world.process(), world.shard_id()
+    client.open_writer(shard_id, SCHEMA, purpose="x").append([row(1, "a", 0), row(2, "b", 1)], lower=A(0), upper=A(5))
+    with client.open_leased_reader(shard_id, purpose="x") as reader, reader.snapshot(4) as snapshot:
+        assert pa.table(snapshot) == snapshot.to_reader().read_all() == snapshot.to_table()
+        assert pa.table(snapshot).num_rows == 2
+        stream = pa.RecordBatchReader.from_stream(snapshot)
+    with pytest.raises(pa.ArrowInvalid, match="was closed"):
+        stream.read_all()
+
+
 def test_a_closed_shard_is_finalized_and_an_open_one_refused():
     world = World()
     client, shard_id = world.process(), world.shard_id()

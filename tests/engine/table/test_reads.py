@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import gc
 import threading
@@ -319,6 +320,39 @@ def test_a_feed_follows_and_closes(orders):
     for method in (feed.to_arrow, feed.to_reader):
         with pytest.raises(InvalidUsage, match="would never end"):
             method()
+
+
+def test_a_feed_in_an_event_loop(orders):
+    """As docs/howto/tables.md shows it. The loop goes on while the feed waits, and a task that is cancelled ends it."""
+    seen, ticks = [], []
+
+    async def follow():
+        with orders.changes("start", follow=True) as feed:
+            changes = iter(feed)
+            while (change := await asyncio.to_thread(next, changes, None)) is not None:
+                seen.append(change.after["id"])
+
+    async def tick():
+        while True:
+            ticks.append(len(seen))
+            await asyncio.sleep(0.001)
+
+    async def main():
+        tasks = [asyncio.create_task(follow()), asyncio.create_task(tick())]
+        for row in ROWS[:3]:
+            await asyncio.to_thread(orders.append, [row])
+            async with asyncio.timeout(20):
+                while len(seen) <= row["id"]:
+                    await asyncio.sleep(0.001)
+        for task in tasks:
+            task.cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    ended = asyncio.run(main())  # which waits for its threads
+    assert [type(each) for each in ended] == [asyncio.CancelledError] * 2
+    assert seen == [0, 1, 2]
+    assert set(ticks) >= {1, 2}
+    assert orders.holds().filter(pc.field("kind") == "leased").num_rows == 0
 
 
 def test_iterations_that_are_left_hold_nothing(orders):

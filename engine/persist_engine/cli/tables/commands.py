@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from persist_engine.base.errors import InvalidUsage, PersistError
-from persist_engine.base.wording import dated
+from persist_engine.base.wording import dated, sized
 from persist_engine.cli.options import UNREADABLE, AsJson, Stores, completing, connected, ended_with, on_stores
-from persist_engine.cli.output import print_json, print_pairs, print_rows, progress_bar
+from persist_engine.cli.output import print_json, print_pairs, print_rows, progress_bar, reading
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -332,7 +332,9 @@ def optimize(
 ) -> None:
     """Merge small parts until one batch is left. Rows stay the same at every readable time."""
     with connected(stores, claim_ms=0) as client, _database(client) as db:
-        _print_outcomes(db.table(table).optimize(), as_json=as_json)
+        with progress_bar("optimize", quiet=False) as bar:
+            found = db.table(table).optimize(on_read=reading(bar))
+        _print_outcomes(found, as_json=as_json)
 
 
 @on_stores
@@ -414,7 +416,12 @@ def _rows(table: Table, files: list[str], chosen: InputFormat | None, label: str
     from persist_engine.cli.tables.files import batches_of
 
     with progress_bar(label, quiet=False) as bar:
-        yield from batches_of(files, chosen, table.schema, lambda rows: bar(0, 1, f"{rows:,} rows"))
+
+        def show(rows: int, read: int, total: int) -> None:
+            of = f", {sized(read)} of {sized(total)}" if total else ""
+            bar(read, total or 1, f"{rows:,} rows{of}")
+
+        yield from batches_of(files, chosen, table.schema, show)
 
 
 def _not_empty(rows: Iterator[pa.Table], files: list[str]) -> Iterator[pa.Table]:

@@ -61,12 +61,14 @@ _SUFFIXES = {
 
 
 def batches_of(
-    files: Sequence[str], chosen: InputFormat | None, wanted: pa.Schema, on_rows: Callable[[int], None]
+    files: Sequence[str], chosen: InputFormat | None, wanted: pa.Schema, on_rows: Callable[[int, int, int], None]
 ) -> Iterator[pa.Table]:
-    """The rows of all files, in their order; `-` is standard input. Columns of `wanted` are read as its types. `on_rows` receives the
-    number of rows read so far. InvalidUsage names a file that is not there, or not of its format.
+    """The rows of all files, in their order; `-` is standard input. Columns of `wanted` are read as its types. `on_rows` receives how many
+    rows and bytes of files were read so far, and the bytes of all files; a pipe has none. InvalidUsage names a file that is not there,
+    or not of its format.
     """
-    rows = 0
+    rows = done = 0
+    total = sum(Path(name).stat().st_size for name in files if Path(name).is_file())
     if files.count(STDIN) > 1:
         raise InvalidUsage(f"{STDIN} is named more than once, and standard input has its rows once")
     for name in files:
@@ -74,10 +76,16 @@ def batches_of(
         try:
             with ExitStack() as stack:
                 opened = _stdin() if name == STDIN else stack.enter_context(Path(name).open("rb"))
-                for table in _READERS[kind](stack.enter_context(_without_python(opened)), wanted):
+                source = stack.enter_context(_without_python(opened))
+                size = Path(name).stat().st_size if Path(name).is_file() else 0
+                before, count = rows, pq.read_metadata(name).num_rows if size and kind is InputFormat.PARQUET else 0
+                for table in _READERS[kind](source, wanted):
                     rows += table.num_rows
-                    on_rows(rows)
+                    # The end of a Parquet file is read first.
+                    read = size * (rows - before) // count if count else min(size, source.tell()) if size else 0
+                    on_rows(rows, done + read, total)
                     yield table
+            done += size
         except InvalidUsage as error:
             raise InvalidUsage(f"{_shown(name)} {error}") from error
         except (pa.ArrowException, UnicodeDecodeError) as error:

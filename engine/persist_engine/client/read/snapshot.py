@@ -135,6 +135,13 @@ class Snapshot:
         self.check_open()
         return _record_batches(self, self._contents.tables(memory_bytes=memory_bytes, on_fetched=on_fetched))
 
+    def to_reader(self) -> pa.RecordBatchReader:
+        """The same stream as a reader of Arrow. The snapshot must stay open until its end."""
+        return pa.RecordBatchReader.from_batches(self.updates_schema, self.to_batches())
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.to_reader().__arrow_c_stream__(requested_schema)
+
     def count(self) -> int:
         """The number of rows, each counted diff times. Reads only parts that statistics and sums in state do not cover."""
         self.check_open()
