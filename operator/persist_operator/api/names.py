@@ -44,6 +44,8 @@ ANNOTATION_SCHEDULED_TIME = f"{GROUP}/scheduled-time"
 ANNOTATION_STANDBY = f"{GROUP}/standby"
 #: Of a driver pod, written by the driver itself: what it does now, as JSON (api.sink_status.RunningProgress).
 ANNOTATION_PROGRESS = f"{GROUP}/progress"
+#: Of a resource: the operator leaves it as it is; see api.pausing.
+ANNOTATION_PAUSED = f"{GROUP}/paused"
 #: `take-over: <shard id>`; see plan.ownership.
 ANNOTATION_TAKE_OVER = f"{GROUP}/take-over"
 #: `request-gc: <token>`; a request is new while its token differs from status.lastHandledRequests.gc.

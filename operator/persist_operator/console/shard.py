@@ -8,6 +8,7 @@ from typing import Any
 
 from persist_engine.base.wording import counted
 
+from persist_operator.api import pausing
 from persist_operator.console.fleet import Readiness
 from persist_operator.console.holds import HoldRow, holds_of_shard
 from persist_operator.console.picture import Picture, SpineBatch, frontiers_picture, scale_of, spine_of, spine_picture
@@ -249,6 +250,7 @@ def _facts(resource: Resource, now_ms: int) -> list[tuple[str, str]]:
         ("Consensus", text(store.get("consensus"))),
         ("Engine", text(status.get("engineVersion"))),
         ("Created", ago(metadata.get("creationTimestamp"), now_ms)),
+        ("Paused", "yes" if pausing.is_paused(resource) else ""),
         ("Deletion", "requested" if metadata.get("deletionTimestamp") else ""),
     ]
     return [(name, value) for name, value in facts if value]

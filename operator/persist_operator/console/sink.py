@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from persist_operator.api import pausing
 from persist_operator.api.redact import redact
 from persist_operator.console.fleet import Readiness, mode_of
 from persist_operator.console.port import Event, Log, Resource, Unseen
@@ -107,6 +108,7 @@ def _facts(resource: Resource, now_ms: int) -> list[tuple[str, str]]:
         ("Reads", f"shard {shard}" if shard else reads),
         ("Writes", f"{text(block(spec, 'envelope').get('type'))} to {text(block(spec, 'shardRef').get('name'))}"),
         ("Mode", mode_of(resource)),
+        ("Paused", "yes" if pausing.is_paused(resource) else ""),
         ("Suspended", "yes" if spec.get("suspend") is True else ""),
         ("Revision", text(status.get("activeRevision"))),
         ("Run", f"{text(run.get('number'))} {text(run.get('state'))}".strip()),

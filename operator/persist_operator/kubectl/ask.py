@@ -12,7 +12,7 @@ import typer
 import yaml
 from persist_engine.base.errors import InvalidUsage
 
-from persist_operator.api import conditions, names
+from persist_operator.api import conditions, names, pausing
 from persist_operator.cluster.port import PERSIST_SHARD, SPARK_SINK, Kind, Resource
 from persist_operator.kubectl import waiting
 from persist_operator.kubectl.completion import complete_any, complete_shard, complete_sink
@@ -225,7 +225,11 @@ def _request(
     if session.cluster.patch(kind, session.one_namespace, name, change) is None:
         raise NotFound(f"{kind.kind} {name!r} was deleted meanwhile")
     typer.echo(f"{kind.kind.lower()}/{name} {verb} requested")
-    if (document.get("spec") or {}).get("suspend"):
+    if pausing.is_paused(document):
+        typer.echo(
+            f"note: it is paused, so the operator handles it without the annotation {names.ANNOTATION_PAUSED}", err=True
+        )
+    elif (document.get("spec") or {}).get("suspend"):
         typer.echo(f"note: it is suspended, so the operator handles it after `kubectl persist resume {name}`", err=True)
     _wait(session, kind, document, request, wait_s)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from persist_engine.base.wording import counted
 
-from persist_operator.api import names
+from persist_operator.api import names, pausing
 from persist_operator.api.redact import redact
 from persist_operator.kubectl import figures
 from persist_operator.views.tables import instant
@@ -32,6 +32,7 @@ def shard_node(shard: Json, sinks: Iterable[Json], pods: Sequence[Json], *, now_
         "name": name,
         **figures.ready(shard),
         "suspended": bool(shard["spec"].get("suspend")),
+        "paused": pausing.is_paused(shard),
         "deleting": bool(metadata.get("deletionTimestamp")),
         "shardId": status.get("shardId"),
         "contents": figures.contents(shard),
@@ -61,6 +62,7 @@ def sink_node(sink: Json, pods: Sequence[Json]) -> dict[str, Any]:
         "mode": sink["spec"].get("mode"),
         **figures.ready(sink),
         "suspended": bool(sink["spec"].get("suspend")),
+        "paused": pausing.is_paused(sink),
         "deleting": bool(sink["metadata"].get("deletionTimestamp")),
         "lagSeconds": figures.lag_seconds(sink),
         "upper": (status.get("progress") or {}).get("upper"),
@@ -86,7 +88,9 @@ def lines(node: Json) -> list[str]:
 def _head(node: Json) -> str:
     state = _STATE.get(node["ready"], "not known yet")
     marks = "".join(
-        f" ({word})" for word, on in (("suspended", node["suspended"]), ("being deleted", node["deleting"])) if on
+        f" ({word})"
+        for word, key in (("paused", "paused"), ("suspended", "suspended"), ("being deleted", "deleting"))
+        if node[key]
     )
     return f"{node['kind']}/{node['name']} is {state}: {node['reason']}{marks}"
 

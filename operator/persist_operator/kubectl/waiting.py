@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from persist_operator.api import conditions
+from persist_operator.api import conditions, pausing
 
 Stage = Literal["Waiting", "Running", "Succeeded", "Failed", "Gone"]
 #: The block of status.maintenance of each verb.
@@ -118,6 +118,8 @@ def _ended(request: Request, outcome: str, message: str) -> Seen:
 
 
 def _why_it_waits(document: Mapping[str, Any], status: Mapping[str, Any]) -> str:
+    if pausing.is_paused(document):
+        return "waits: the resource is paused"
     if (document.get("spec") or {}).get("suspend"):
         return "waits: the resource is suspended"
     for name in ("Stalled", "Ready", "CompactionCurrent"):

@@ -26,7 +26,7 @@ from persist_operator.api import conditions, names
 from persist_operator.api.schema_check import load_schemas, printer_columns
 from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR
 from persist_operator.bridge import Bridge
-from persist_operator.local import due, engine_commands, inputs, view
+from persist_operator.local import due, engine_commands, inputs, podless, view
 from persist_operator.local.act import LocalActor, Room, child_environ, java_problem, stop_everything
 from persist_operator.local.engine_commands import STATE, State, runner_settings
 from persist_operator.local.objects import Document, Objects
@@ -124,7 +124,8 @@ def up(
     with runner_lock(state):
         for document in documents:
             applied, outcome = objects.apply(document)
-            console.print(f"{applied['kind'].lower()}/{applied['metadata']['name']} {outcome}", highlight=False)
+            shown = f"{applied['kind'].lower()}/{applied['metadata']['name']} {outcome}{podless.no_effect(applied)}"
+            console.print(shown, highlight=False, soft_wrap=True)
         for document in objects.every("SparkSink"):
             _ask_again(objects, document, env, console, again)
         failed = _run(objects, processes, settings, env, console, watch=watch, drivers=drivers, credentials=credentials)

@@ -18,7 +18,7 @@ from persist_engine.base.env import Env
 from persist_engine.base.errors import InvalidUsage, PersistError
 from persist_engine.model.inspection import Inspection
 
-from persist_operator.api import conditions
+from persist_operator.api import conditions, pausing
 from persist_operator.api.names import MaintenanceKind
 from persist_operator.api.schema_check import ResourceSchemas
 from persist_operator.api.shard import Shard, ShardSchema
@@ -30,6 +30,7 @@ from persist_operator.local.act import LocalActor
 from persist_operator.local.due import Ticks
 from persist_operator.local.objects import Document, Objects
 from persist_operator.local.observe import runs_of
+from persist_operator.local.podless import without_pods
 from persist_operator.local.processes import Child, Processes
 from persist_operator.plan import maintenance
 from persist_operator.plan.actions import KeepFinalizer, Note, Plan, StartMaintenance, action_key, done_note
@@ -52,8 +53,6 @@ from persist_operator.settings import OperatorSettings
 _LOOK_FIRST_S, _LOOK_MAX_S = 0.1, 1.0
 #: `up` waits for maintenance that is due within this time. Later maintenance is left to the next `up`, or to `--watch`.
 _PATIENCE_MS = 15_000
-#: Fields of a spec that are about pods alone.
-_OF_PODS = {"template", "serviceAccountName"}
 #: Reasons why a sink's shard, or the one that it reads, is not usable that only a change of a resource, or a write from elsewhere, ends:
 #: `up` does not wait for such a shard.
 _HOPELESS = {"ShardNotFound", "ShardStalled", "InputNotFound", "InputStalled", "InputClosed", "InputNotWritten"}
@@ -171,18 +170,6 @@ class Pass:
     failed: list[str]
 
 
-def _without_pods(document: Document) -> Document:
-    """The resource without the fields about pods: the local runner has none."""
-    spec = dict(document["spec"])
-    for block in ("maintenance", "spark"):
-        if block in spec:
-            spec[block] = {name: one for name, one in spec[block].items() if name not in _OF_PODS}
-    for pod in ("driver", "executor"):
-        if pod in spec.get("spark", {}):
-            spec["spark"][pod] = {name: one for name, one in spec["spark"][pod].items() if name not in _OF_PODS}
-    return {**document, "spec": spec}
-
-
 def _upkeep(plan: Plan) -> Mapping[MaintenanceKind, Upkeep]:
     return ShardStatus.of(plan.status).maintenance or {}
 
@@ -246,7 +233,9 @@ class LocalRunner:
         for document in self._objects.every("PersistShard"):
             name = document["metadata"]["name"]
             owner = f"PersistShard/{name}"
-            if document["metadata"].get("deletionTimestamp"):
+            if self._is_left_alone(document):
+                results.append((owner, True, False))
+            elif document["metadata"].get("deletionTimestamp"):
                 results.append((owner, *self._one_deletion(document, children)))
             elif self._sinks is None:
                 results.append((owner, *self._one_shard(document, children)))
@@ -264,9 +253,18 @@ class LocalRunner:
             failed=[owner for owner, _, has_failed in results if has_failed],
         )
 
+    def _is_left_alone(self, document: Document) -> bool:
+        """Whether the resource is paused. Its status shows that then."""
+        if not pausing.is_paused(document):
+            return False
+        status = pausing.paused_status(document, now_ms=self._env.now_ms())
+        self._changed = self._changed or status != document["status"]
+        self._objects.set_status(document["kind"], document["metadata"]["name"], status)
+        return True
+
     def _one_shard(self, document: Document, children: Sequence[Child], *, maintains: bool = True) -> tuple[bool, bool]:
         """Reconcile one shard. Returns whether it has settled (no run, nothing due soon, or stalled), and whether it failed."""
-        shard = Shard.of(_without_pods(document))
+        shard = Shard.of(without_pods(document))
         owner = f"PersistShard/{shard.meta.name}"
         answer = self._inspect(shard)
         self._inspected[shard.meta.name] = answer.inspected
@@ -319,10 +317,12 @@ class LocalRunner:
         """Reconcile one sink. Returns whether it has settled (no run, nothing due, or stalled), and whether it failed. `busy`: the shards
         that other sinks have yet to write.
         """
+        if self._is_left_alone(document):
+            return True, False
         if self._ticks.is_over(document):
             return True, conditions.is_true(document["status"], "Stalled")
         shown = self._ticks.shown(document, now_ms=self._env.now_ms())
-        sink = Sink.of(_without_pods(shown))
+        sink = Sink.of(without_pods(shown))
         owner = f"SparkSink/{sink.meta.name}"
         view = chains.target_of(sink, self._found(sink.spec.shard_name), self._settings, busy=busy)
         read = chains.with_news(self._found(sink.spec.input_shard), self._inspected.get(str(sink.spec.input_shard)))

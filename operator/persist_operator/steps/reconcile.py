@@ -19,7 +19,7 @@ from persist_engine.base.env import Env
 from persist_engine.base.errors import PersistError
 from persist_engine.model.inspection import Inspection
 
-from persist_operator.api import conditions, names, times
+from persist_operator.api import conditions, names, pausing, times
 from persist_operator.api.resource import Meta
 from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.shard import Shard
@@ -133,6 +133,8 @@ class Reconciler:
         if resource is None:
             self.forget(key)
             return None
+        if pausing.is_paused(resource):
+            return self._paused(key, resource)
         try:
             planned = self._plan(key, resource)
             if planned is not None and _only_creates(planned.plan):
@@ -146,6 +148,8 @@ class Reconciler:
             self.forget(key)
             return None
         resource, meta, plan = planned.resource, planned.meta, planned.plan
+        if pausing.is_paused(resource):  # since it was first read
+            return self._paused(key, resource)
         with self._lock:
             self._blind.pop(key, None)
         if _only_creates(plan):
@@ -178,6 +182,17 @@ class Reconciler:
         if not is_changed:
             return self._wait_s(planned, started_s)
         return min(plan.requeue_after_s or 0.0, _AFTER_NEWS_S)
+
+    def _paused(self, key: Key, resource: Resource) -> float | None:
+        """Show that the resource is paused, and do nothing else. Returns as `reconcile` does, so that ages go on in the metrics."""
+        if resource["metadata"].get("deletionTimestamp"):
+            self._metrics.forget(key.kind, key.namespace, key.name)
+            self._metrics.resources.deleting(resource)
+        status = pausing.paused_status(resource, now_ms=self._env.now_ms())
+        if self._write_status(key, resource, status) is None:
+            self.forget(key)
+            return None
+        return self._settings.loop.poll_seconds * self._env.uniform(1.0, 1.1)
 
     def _created(self, key: Key, planned: _Planned) -> _Planned | None:
         """Create the shard. Returns the plan that follows: from the first answer of its stores, or the one that shows the refusal.

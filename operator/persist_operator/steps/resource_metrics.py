@@ -13,7 +13,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from persist_operator.api import conditions, quantity, times
+from persist_operator.api import conditions, pausing, quantity, times
 from persist_operator.api.shard_status import ShardStatus, UpkeepRun
 from persist_operator.api.sink_status import SinkStatus
 from persist_operator.plan.observed import Run
@@ -54,6 +54,7 @@ _SINK = {
 
 _RESOURCE = {
     "generations_behind": "Generations of the spec that the stored status does not cover, where there are some.",
+    "paused": "1 while the annotation paused is set, for resources that have it.",
     "deletion_timestamp_seconds": "Time at which the deletion of a resource was asked for that is still there.",
 }
 #: A gauge that most resources do not have is shown of at most so many: when the API server takes no status, every resource is behind.
@@ -104,7 +105,8 @@ class ResourceMetrics:
             name: _Few(Gauge(f"persist_resource_{name}", text, ["kind", *_OF_RESOURCE], registry=registry))
             for name, text in _RESOURCE.items()
         }
-        self._behind, self._deletion = few["generations_behind"], few["deletion_timestamp_seconds"]
+        self._behind, self._paused = few["generations_behind"], few["paused"]
+        self._deletion = few["deletion_timestamp_seconds"]
         self._reports = RunMetrics(registry)
         self._runs = counter("runs", "Maintenance runs that ended.", "runner", "outcome")
         self._seconds = counter("run_seconds", "Duration of maintenance runs that ended.", "runner")
@@ -126,6 +128,10 @@ class ResourceMetrics:
             self._show_failure(
                 namespace, name, None if failed_ms is None else last.failure_class or "Unknown", failed_ms
             )
+        if pausing.is_paused(resource):
+            self._paused.set(_key(resource), 1)
+        else:
+            self._paused.remove(_key(resource))
         self._show_behind(resource, resource.get("status") or {})
 
     def written(self, resource: Mapping[str, Any], status: Mapping[str, Any], runs: Iterable[Run] = ()) -> None:
@@ -157,7 +163,7 @@ class ResourceMetrics:
         for gauge in self._sink.values() if kind == "SparkSink" else ():
             gauge.remove(namespace, name)
         self._show_failure(namespace, name, None, None)
-        for few in (self._behind, self._deletion):
+        for few in (self._behind, self._paused, self._deletion):
             few.remove((kind, namespace, name))
 
     def _show_behind(self, resource: Mapping[str, Any], status: Mapping[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """The views as functions: resources in, texts out."""
 
 import pytest
+from persist_operator.api import names
 from persist_operator.console.fleet import Query, fleet
 from persist_operator.console.holds import holds_page
 from persist_operator.console.port import Event, Log, Unseen
@@ -222,6 +223,17 @@ def test_the_page_of_a_sink_shows_progress_failure_and_rollout():
     assert dict(seen.rollout)["Revisions"] == "a1 → b2"
     assert [(row.outcome, row.took) for row in seen.history] == [("Failed", "90s")]
     assert dict(seen.facts)["Reads"] == "shard raw"
+    assert "Paused" not in dict(seen.facts)
+
+
+@pytest.mark.parametrize(("value", "shown"), [("true", "yes"), ("yes", "yes"), ("false", None), (None, None)])
+def test_the_pages_show_a_pause(value, shown):
+    annotations = {} if value is None else {"annotations": {names.ANNOTATION_PAUSED: value}}
+    metadata = {"namespace": "team", "name": "a", **annotations}
+    sink = sink_page({"metadata": metadata, "spec": {}, "status": {}}, Log("load-1", "line"), [], now_ms=NOW)
+    assert dict(sink.facts).get("Paused") == shown
+    shard = shard_page({"metadata": metadata, "spec": {}, "status": {}}, Unseen("x"), Unseen("y"), now_ms=NOW)
+    assert dict(shard.facts).get("Paused") == shown
 
 
 @pytest.mark.parametrize(

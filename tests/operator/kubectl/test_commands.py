@@ -80,6 +80,21 @@ def test_wait_that_takes_too_long_says_what_it_waited_for(plugin, team):
     assert "error: the time ran out after 0.2 seconds: waits: the resource is suspended; the run may go on" in err
 
 
+def test_a_request_to_a_paused_resource_says_that_it_waits(plugin, team):
+    cluster = team()
+    cluster.edit(PERSIST_SHARD, "team", "flights", pause)
+    code, _, err = plugin("gc", "flights", "-n", "team", "--wait", "--timeout", "0.2")
+    assert code == 2
+    assert "note: it is paused, so the operator handles it without the annotation persistshard.io/paused" in err
+    assert "error: the time ran out after 0.2 seconds: waits: the resource is paused; the run may go on" in err
+    code, out, _ = plugin("status", "flights", "-n", "team")
+    assert (code, "(paused)" in out.splitlines()[0]) == (0, True)
+
+
+def pause(resource):
+    resource["metadata"].setdefault("annotations", {})[names.ANNOTATION_PAUSED] = "true"
+
+
 def test_wait_ends_when_the_resource_is_deleted_or_replaced(plugin, team, shard_resource):
     cluster = team()
     edit = cluster.edit

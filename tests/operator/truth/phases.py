@@ -6,7 +6,7 @@ import pytest
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.inspection import ReaderInfo
 from persist_engine.model.ownership import Owner
-from persist_operator.api import names, times
+from persist_operator.api import names, pausing, times
 from persist_operator.cluster.port import BY_KIND, ApiError
 from persist_operator.plan.observed import (
     ActionFailure,
@@ -38,6 +38,8 @@ SHARDS = {
     "making refused": (FAILED, "SchemaMismatch"),
     "healthy": (CURRENT, "Healthy"),
     "suspended": (CURRENT, "Suspended"),
+    "paused": (IN_PROGRESS, "Paused"),
+    "paused while stalled": (IN_PROGRESS, "Paused"),
     "held by a reader": (CURRENT, "Healthy"),
     "in debt": (CURRENT, "Healthy"),
     "maintained": (CURRENT, "Healthy"),
@@ -82,6 +84,7 @@ SINKS = {
     "running": (IN_PROGRESS, "Running"),
     "completed": (CURRENT, "Completed"),
     "completed, suspended": (CURRENT, "Completed"),
+    "completed, paused": (IN_PROGRESS, "Paused"),
     "completed, changed, suspended": (CURRENT, "Suspended"),
     "failed once": (IN_PROGRESS, "BackingOff"),
     "lost": (IN_PROGRESS, "BackingOff"),
@@ -145,6 +148,8 @@ def shards(shard_resource, make_shard, make_inspection, make_own_reader, setting
         "making refused": status_of(status=known, observed=missing(failures={"InitialiseShard": unlike})),
         "healthy": status_of(status=known, observed=inspected()),
         "suspended": status_of({"suspend": True}, status=known, observed=inspected(**debt)),
+        "paused": paused(shard_resource(status=healthy), now),
+        "paused while stalled": paused(status_of(status=healthy, observed=ShardObserved(inspected=corrupt)), now),
         "held by a reader": status_of(
             status=known, observed=inspected(upper=now, readers=(make_own_reader(0), reader), since=0)
         ),
@@ -217,6 +222,16 @@ def inlines(status_of, inspected, settings, now):
     }
 
 
+def paused(resource, now):
+    """The resource with the annotation and the status that it brings."""
+    metadata = {**resource["metadata"], "annotations": {names.ANNOTATION_PAUSED: "true"}}
+    return {
+        **resource,
+        "metadata": metadata,
+        "status": pausing.paused_status({**resource, "metadata": metadata}, now_ms=now),
+    }
+
+
 class Sinks:
     """A sink that is planned step by step, with the drivers that the test gives."""
 
@@ -283,6 +298,7 @@ def sinks(sink_resource, make_sink, usable_shard, settings, now):
         "running": made.after({}, RUNNING),
         "completed": made.after({}, RUNNING, DONE),
         "completed, suspended": made.after({}, RUNNING, DONE, OFF),
+        "completed, paused": paused(made.after({}, RUNNING, DONE), now),
         "completed, changed, suspended": made.after({}, RUNNING, DONE, other),
         "failed once": made.after({}, RUNNING, CRASHED),
         "lost": made.after({}, RUNNING, {}),

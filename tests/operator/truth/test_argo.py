@@ -53,6 +53,8 @@ def test_argo_shows_what_kstatus_computes_in_every_phase(shards, sinks, broken, 
 @pytest.mark.parametrize(
     ("kind", "spec", "status", "enabled"),
     [
+        ("PersistShard", {"paused": True}, {}, set()),
+        ("SparkSink", {"paused": True}, {}, set()),
         ("PersistShard", {}, {}, {"compact", "gc", "rollup", "verify", "orphan-scan"}),
         ("PersistShard", {"suspend": True}, {}, set()),
         (
@@ -68,10 +70,11 @@ def test_argo_shows_what_kstatus_computes_in_every_phase(shards, sinks, broken, 
     ],
 )
 def test_argo_offers_the_requests_that_can_have_an_effect(kind, spec, status, enabled, argo, tmp_path):
+    annotations = {"annotations": {names.ANNOTATION_PAUSED: "true"}} if spec == {"paused": True} else {}
     resource = {
         "apiVersion": names.API_VERSION,
         "kind": kind,
-        "metadata": {"name": "x"},
+        "metadata": {"name": "x", **annotations},
         "spec": spec,
         "status": status,
     }
