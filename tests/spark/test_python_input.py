@@ -112,7 +112,11 @@ def load(spark, arguments):
     named = F.udf(lambda number: {helper}.name(number) + suffix, "string")
     return spark.range(int(arguments["rows"])).select("id", named("id").alias("name"))
 """
-    files = {f"{helper}.py": 'def name(number):\n    return f"n{number}"\n', "suffix.txt": "?"}
+    files = {
+        "a copy of#.py": "1 / 0",
+        f"{helper}.py": 'def name(number):\n    return f"n{number}"\n',
+        "suffix.txt": "?",
+    }
     report = house.run(
         text,
         files=files,
@@ -150,7 +154,7 @@ def test_a_function_of_the_image_needs_no_files(house, tmp_path, monkeypatch):
         ("def load(spark, arguments)\n    pass", "input.python: MODULE cannot be imported in MODULE.py, line 1: SyntaxError: expected ':'"),
         ("import nonsuch", "input.python: MODULE cannot be imported in MODULE.py, line 1: ModuleNotFoundError: No module named 'nonsuch'"),
         ("x = 1", "input.python.function: module MODULE has no function load"),
-        ("load = 1", "input.python.function: module MODULE has a int, and no function, load"),
+        ("load = 1", "input.python.function: module MODULE has no function load; its load is of type int"),
         ("def load(spark): pass", "input.python.function: MODULE.load must take (spark, arguments), and takes (spark)"),
         ("def load(spark, arguments): pass", "input.python: MODULE.load returned None, and a sink reads a DataFrame of Spark"),
         ("def load(spark, arguments): return [1]", "returned a builtins.list, and a sink reads a DataFrame of Spark"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 import tempfile
 import traceback
@@ -28,6 +29,7 @@ from persist_spark.spec import ConfigurationError, Input, PythonFunction
 _FIELD = "input.python"
 #: What a ConfigMap holds at most. A folder on a laptop has the same limit, so that it fits into one.
 FILES_BYTES_MAX = 1 << 20
+_KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _PACKED = frozenset({".zip", ".egg"})
 _CAUSES_MAX = 5
 
@@ -60,7 +62,8 @@ def _send(spark: SparkSession, config_map: str, folder: Path | None) -> None:
         )
     # Kubernetes links the files into a hidden folder, and exchanges that folder when the ConfigMap changes.
     root = (folder / "..data").resolve() if (folder / "..data").exists() else folder
-    files = [one for one in sorted(root.iterdir()) if one.is_file() and not one.name.startswith(".")]
+    # kubectl too leaves out what no key can name, such as the copies of editors.
+    files = [one for one in sorted(root.iterdir()) if one.is_file() and _KEY.fullmatch(one.name)]
     if not files:
         raise ConfigurationError(
             f"{where} has no files; add the module, such as with kubectl create configmap --from-file"
@@ -102,8 +105,10 @@ def _function(function: PythonFunction) -> Any:
         raise
     found = getattr(module, function.function, None)
     if not callable(found):
-        what = "has no function" if found is None else f"has a {type(found).__name__}, and no function,"
-        raise ConfigurationError(f"{_FIELD}.function: module {function.module} {what} {function.function}")
+        what = "" if found is None else f"; its {function.function} is of type {type(found).__name__}"
+        raise ConfigurationError(
+            f"{_FIELD}.function: module {function.module} has no function {function.function}{what}"
+        )
     return found
 
 
@@ -192,8 +197,6 @@ def _line(error: BaseException, function: PythonFunction) -> str:
 
 def _roots(function: PythonFunction) -> list[str]:
     """The folders or files with the user's code."""
-    if function.config_map is not None:
-        return [SparkFiles.getRootDirectory()]
-    top = sys.modules.get(function.module.partition(".")[0])
-    spec = getattr(top, "__spec__", None)
-    return [] if spec is None else [*(spec.submodule_search_locations or [spec.origin or ""])]
+    sent = [] if function.config_map is None else [SparkFiles.getRootDirectory()]
+    spec = getattr(sys.modules.get(function.module.partition(".")[0]), "__spec__", None)
+    return sent if spec is None else [*sent, *(spec.submodule_search_locations or [spec.origin or "none"])]
