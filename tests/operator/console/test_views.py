@@ -232,7 +232,7 @@ def test_the_pages_show_a_pause(value, shown):
     metadata = {"namespace": "team", "name": "a", **annotations}
     sink = sink_page({"metadata": metadata, "spec": {}, "status": {}}, Log("load-1", "line"), [], now_ms=NOW)
     assert dict(sink.facts).get("Paused") == shown
-    shard = shard_page({"metadata": metadata, "spec": {}, "status": {}}, Unseen("x"), Unseen("y"), now_ms=NOW)
+    shard = made({"metadata": metadata, "spec": {}, "status": {}})
     assert dict(shard.facts).get("Paused") == shown
 
 
