@@ -181,7 +181,8 @@ class Run:
 
     def _mint(self, view: ShardView) -> Minted | RaiseUpper | AlreadyDone | Superseded:
         try:
-            return mint(view, run=self.token, now_ms=self.env.now_ms(), reads_back=self.staging.reads_back)
+            now_ms = self.writer.clock_time(self.env.now_ms())
+            return mint(view, run=self.token, now_ms=now_ms, reads_back=self.staging.reads_back)
         except InvalidUsage as error:
             raise ConfigurationError(f"shard {self.spec.shard_id}: {error}") from error
 

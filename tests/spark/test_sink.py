@@ -140,6 +140,17 @@ def test_an_append_writes_every_row_once_for_each_run_id(shard):
     assert {row[3] for row in shard.rows()} == {2}
 
 
+@pytest.mark.parametrize("envelope", [APPEND, MIRROR], ids=lambda each: each.type.value)
+def test_runs_into_a_table_that_counts_take_one_number_each(shard, envelope):
+    shard.id = ShardId.new()
+    shard.client.initialise(shard.id, shard.schema, clock="counter")
+    for number, query in enumerate((ROWS.format(2), ROWS.format(3)), 1):
+        shard.run(query, envelope, f"u-{number}")
+        assert shard.client.recent_upper(shard.id).time == number + 1
+    assert len(shard.rows(as_of=1)) == 2
+    shard.check_sound()
+
+
 def test_tasks_of_a_small_append_may_hold_the_same_keys(shard, monkeypatch):
     """Nothing brings equal rows into one task. Each task's batch is a run of its own, and readers add up the diffs."""
     monkeypatch.setattr(frames, "SMALL_TASK_BYTES", 1)

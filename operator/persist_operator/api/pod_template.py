@@ -41,7 +41,7 @@ _OWNED_ENV = re.compile(
 _OWNED_VOLUMES = re.compile(r"^(tmp|scratch|config|store.*|rpc|kube-api-access.*)$")
 #: Folders of the operator, the images and the platform. A template must not mount anything over, into or above them.
 _OWNED_PATHS = (
-    "/etc/persist", "/etc/persist-code", "/var/run/secrets", "/run/secrets", "/var/data",
+    "/etc/persist", "/etc/persist-code", "/etc/persist-promotion", "/var/run/secrets", "/run/secrets", "/var/data",
     "/opt/persist", "/opt/app", "/proc", "/sys", "/dev",
 )  # fmt: skip
 _MOUNT_FIELDS = {"name", "mountPath", "readOnly", "subPath", "recursiveReadOnly"}
