@@ -33,6 +33,8 @@ _REQUIRED = {
     # Timestamps in SQL must not depend on the driver's time zone.
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.useLargeVarTypes": "false",
+}
+_AT_START = {
     # Otherwise pyspark notes at each use of a column where in the program that is, with ten calls of the JVM.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
@@ -41,13 +43,13 @@ _REQUIRED = {
 def start_session(app_name: str) -> SparkSession:
     """The session of the process, in client mode. Spark itself reads master, host and executors from its file of properties."""
     builder = SparkSession.builder.appName(app_name)
-    for name, value in _REQUIRED.items():
+    for name, value in (_REQUIRED | _AT_START).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
 
 def set_required(spark: SparkSession) -> None:
-    """Sets again what this code requires, after code of the user had the session."""
+    """Sets again what this code requires and a session can change, after code of the user had the session."""
     for name, value in _REQUIRED.items():
         spark.conf.set(name, value)
 

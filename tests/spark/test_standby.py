@@ -23,9 +23,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 def world(local_spark, tmp_path, monkeypatch):
     start = stream._start
 
-    def started(spec, progress, env):
+    def started(spec, source, progress, env):
         """Spark stops a query when the same process starts another one with its id. The drivers of a sink are processes."""
-        found = start(spec, progress, env)
+        found = start(spec, source, progress, env)
         return replace(found, query=str(uuid.UUID(bytes=env.random_bytes(16)))) if spec.stream.stands_by else found
 
     monkeypatch.setattr(stream, "_start", started)

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.ids import CriticalReaderId, ShardId
-from persist_engine.model.state import CLOCK, COMMIT_INFO, COMMIT_INFO_BYTES_MAX, FirstHold
+from persist_engine.model.state import CLOCK, COMMIT_INFO, COMMIT_INFO_BYTES_MAX, Clock, FirstHold
 
 if TYPE_CHECKING:
     from persist_engine.rows.schema import Schema
@@ -101,6 +101,15 @@ def expect_progress(progress: Any, expected_progress: Any) -> None:
         expect(expected_progress, bytes, "expected_progress", "bytes, or None where none was stored")
         if progress is None:
             raise InvalidUsage("expected_progress is given without progress, so nothing would be compared")
+
+
+def expect_clock(given: Any) -> Clock:
+    """The clock of a new shard's table."""
+    wanted = " or ".join(map(repr, get_args(Clock)))
+    text = expect(given, str, "clock", wanted)
+    if text not in get_args(Clock):
+        raise InvalidUsage(f"clock is {wanted}, not {text[:40]!r}")
+    return cast("Clock", text)
 
 
 def expect_first_hold(critical: Any) -> FirstHold | None:

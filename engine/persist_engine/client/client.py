@@ -21,6 +21,7 @@ from persist_engine.base.settings import Settings
 from persist_engine.base.versioned import SeqNo, VersionedData
 from persist_engine.client.arguments import (
     expect,
+    expect_clock,
     expect_count,
     expect_first_hold,
     expect_schema,
@@ -222,7 +223,8 @@ class PersistClient:
         """
         if retain_ms is not None:
             expect_count(retain_ms, "retain_ms", least=0)
-        self._initialised(shard_id, schema, retain_ms=retain_ms, critical=expect_first_hold(critical), clock=clock)
+        hold, clock = expect_first_hold(critical), expect_clock(clock)
+        self._initialised(shard_id, schema, retain_ms=retain_ms, critical=hold, clock=clock)
 
     def schema(self, shard_id: ShardId) -> Schema:
         """The shard's newest schema, as far as this process knows. ShardNotFound."""

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Self, TypeAlias, get_args
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 import pyarrow as pa
 
 from persist_engine.base.errors import InvalidUsage, SchemaMismatch, ShardNotFound
+from persist_engine.client.arguments import expect_clock
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
 from persist_engine.model.ids import ShardId
@@ -103,7 +104,7 @@ class Database:
         with of_table(str(name)):
             owner = new_owner(name)
             schema = self._schema(key, value, like, coerce)
-            retain_ms = retained(retain, _checked(clock))
+            retain_ms = retained(retain, expect_clock(clock))
             filtered = self._filtered(bloom, schema)
             client = self._open_client(create=True)
             found = client.registered(owner)
@@ -339,12 +340,6 @@ class Database:
             upkeep = self._upkeeps[shard_id]
         if upkeep is not None:
             upkeep.offer(due)
-
-
-def _checked(clock: Clock) -> Clock:
-    if clock not in get_args(Clock):
-        raise InvalidUsage(f"clock is {' or '.join(map(repr, get_args(Clock)))}, not {clock!r}")
-    return clock
 
 
 def _exists(client: PersistClient, shard_id: ShardId) -> bool:

@@ -84,7 +84,7 @@ WRONG: dict[type, dict[str, dict[str, list[Any]]]] = {
         "open_critical_since": {"shard_id": SHARD, "critical_id": all_but(), "opaque": BYTES, **PURPOSE},
         "machine": {"shard_id": SHARD},
         "background_maintenance": {"switch": all_but(None)},
-        "initialise": {"shard_id": SHARD, "schema": SCHEMAS, "retain_ms": [*all_but(int, None), -5, 2**64], "critical": HOLDS},
+        "initialise": {"shard_id": SHARD, "schema": SCHEMAS, "retain_ms": [*all_but(int, None), -5, 2**64], "critical": HOLDS, "clock": [*ANYTHING, "s"]},
         "schema": {"shard_id": SHARD},
         "shard_named": {"name": [*all_but(str), "", "\ud800", "no/such name"]},
         "evolve_schema": {"shard_id": SHARD, "schema": SCHEMAS},
@@ -109,6 +109,7 @@ WRONG: dict[type, dict[str, dict[str, list[Any]]]] = {
     WriteHandle: {
         "wait_for_upper_past": {"frontier": TIME, "timeout": SECONDS},
         "builder": {"lower": TIME},
+        "clock_time": {"now_ms": [*all_but(int), -5, 2**63]},
         "batch": {"updates": ROWS, "lower": TIME, "upper": TIME},
         "batch_from_transmittable": {"data": BYTES, "is_only_copy": FLAG},
         "delete_batches": {"batches": [each for each in ANYTHING if each not in ([], (), b"")] },

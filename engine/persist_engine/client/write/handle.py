@@ -19,7 +19,14 @@ from persist_engine.base.errors import (
     SchemaMismatch,
 )
 from persist_engine.base.version import check_readable
-from persist_engine.client.arguments import expect, expect_all, expect_commit_info, expect_progress, expect_seconds
+from persist_engine.client.arguments import (
+    expect,
+    expect_all,
+    expect_commit_info,
+    expect_count,
+    expect_progress,
+    expect_seconds,
+)
 from persist_engine.client.expiring import Expiring
 from persist_engine.client.write.batch import Batch, BatchBuilder, flush_inline_parts, without_inline_parts
 from persist_engine.client.write.copies import named_keys, restaged, stale_copies
@@ -106,7 +113,7 @@ class WriteHandle(Expiring):
 
     def clock_time(self, now_ms: int) -> int:
         """What the clock of the shard's table shows now: the next write is at this time, or at the upper if that is later (spec 17.15)."""
-        return clock_time(self._machine.state, now_ms)
+        return clock_time(self._machine.state, expect_count(now_ms, "now_ms", least=0))
 
     def shared_upper(self) -> Antichain:
         """The newest upper that this process knows; no round trip."""
