@@ -56,7 +56,8 @@ class ChangeFeed:
     """Changes after `since` (None: from the earliest readable time on, beginning with its rows), up to `upto`, or without end.
 
     Iterating gives `Change` after `Change`, ordered by time. It holds the changes of the range in memory; `to_reader` does not. A feed that
-    follows waits for more until `close`, which any thread may call, or the end of the `with` block. Each use reads the range anew.
+    follows waits for more until `close`, which any thread may call, or the end of the `with` block. Each use reads the range anew. It has
+    the columns that the table had when it was made: later ones are left out, and a widened number that does not fit is SchemaMismatch.
     """
 
     def __init__(
