@@ -11,8 +11,10 @@ from decimal import Decimal
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from persist_engine import connect
-from persist_engine.base.errors import SchemaMismatch
+from persist_engine import Database, connect
+from persist_engine.base.errors import SchemaMismatch, Unavailable
+from persist_engine.base.settings import RetrySettings, Settings
+from persist_kit.world import AheadEnv, World
 
 CALLS = {
     "upsert": lambda table: table.upsert([row(key, "mine") for key in (2, 3, 50)]),
@@ -168,3 +170,36 @@ def test_a_scan_keeps_the_type_of_a_widened_column(db):
     table.append([{"id": 2, "n": 2**40}])
     with pytest.raises(SchemaMismatch, match="table counts: .* do not fit INT"):
         feed.to_arrow()
+
+
+@pytest.mark.parametrize("give_up_ms", [None, 10])
+def test_a_feed_that_follows_outlives_a_log_that_does_not_answer(monkeypatch, give_up_ms):
+    """With a bound on waiting for stores it ends, as every call does."""
+    monkeypatch.setattr("persist_engine.table.feed.POLL_S", 0.01)
+    world = World(env=AheadEnv(), settings=Settings(retry=RetrySettings(give_up_ms=give_up_ms)))
+    with Database(world.process(), maintain=False) as db:
+        table = db.create("t", key="id BIGINT", value="name STRING")
+        table.append([row(1, "a")])
+        with table.changes(since="start", follow=True) as feed:
+            followed, wait, failed = feed.to_batches(), feed._machine.wait_for_upper_past, []
+
+            def waited(*args):
+                """The log is away for the first waits."""
+                try:
+                    return wait(*args)
+                except Unavailable:
+                    failed.append(None)
+                    if len(failed) == 3:
+                        world.faults.heal()
+                        table.append([row(2, "b")])
+                    raise
+
+            monkeypatch.setattr(feed._machine, "wait_for_upper_past", waited)
+            assert next(followed).column("id").to_pylist() == [1]
+            world.faults.set_rates(happens=0.0, answers=0.0)
+            if give_up_ms is None:
+                assert next(followed).column("id").to_pylist() == [2]
+                return
+            with pytest.raises(Unavailable):
+                next(followed)
+            world.faults.heal()
