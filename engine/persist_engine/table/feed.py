@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.errors import InvalidUsage, Unavailable
 from persist_engine.base.wording import dated
 from persist_engine.client.read.changes import Changes
 from persist_engine.client.read.handle import ReadHandle
@@ -56,7 +56,8 @@ class ChangeFeed:
     """Changes after `since` (None: from the earliest readable time on, beginning with its rows), up to `upto`, or without end.
 
     Iterating gives `Change` after `Change`, ordered by time. It holds the changes of the range in memory; `to_reader` does not. A feed that
-    follows waits for more until `close`, which any thread may call, or the end of the `with` block. Each use reads the range anew.
+    follows waits for more until `close`, which any thread may call, or the end of the `with` block. Each use reads the range anew. It has
+    the columns that the table had when it was made: later ones are left out, and a widened number that does not fit is SchemaMismatch.
     """
 
     def __init__(
@@ -190,8 +191,13 @@ class ChangeFeed:
 
     def _wait_past(self, since: int | None) -> None:
         at = Antichain.of(0 if since is None else since + 1)
-        while not self._closed.is_set() and not self._machine.wait_for_upper_past(at, POLL_S):
-            pass
+        is_past = False
+        while not is_past and not self._closed.is_set():
+            try:
+                is_past = self._machine.wait_for_upper_past(at, POLL_S)
+            except Unavailable:  # the log did not answer for POLL_S: a feed waits as long as any other call
+                if self._machine.settings.retry.give_up_ms is not None:
+                    raise
 
     def _ordered(self, reader: ReadHandle, since: int | None, upto: int | None) -> pa.Table:
         table = pa.Table.from_batches(self._read(reader, since, upto), schema=self.schema)

@@ -21,6 +21,7 @@ from persist_engine.shard.machine import Machine
 
 if TYPE_CHECKING:
     from persist_engine.client.read.handle import ReadHandle
+    from persist_engine.rows.schema import Schema
 
 _log = logging.getLogger(__name__)
 
@@ -133,8 +134,20 @@ class SharedReader(Shared["ReadHandle"]):
     While reads go on for longer than the shard's retention, the reader lets go of the times that the retention has passed.
     """
 
-    def __init__(self, open_reader: Callable[[], ReadHandle], machine: Machine) -> None:
+    def __init__(self, open_reader: Callable[..., ReadHandle], machine: Machine) -> None:
+        """`open_reader` opens one with the newest schema, or with the one that it is given."""
         super().__init__(open_reader, lambda reader: has_lapsed(reader, machine), machine)
+        self._open_with = open_reader
+
+    @contextmanager
+    def lent_with(self, schema: Schema) -> Iterator[ReadHandle]:
+        """A reader with `schema`, which the table had: one of its own when the table has a later one by now."""
+        with self.lent() as reader:
+            if reader.schema == schema:
+                yield reader
+                return
+        with self._open_with(schema) as reader:
+            yield reader
 
     @contextmanager
     def lent(self) -> Iterator[ReadHandle]:

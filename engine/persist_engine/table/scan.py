@@ -34,8 +34,9 @@ Lend: TypeAlias = "Callable[[], AbstractContextManager[ReadHandle]]"
 
 
 class Scan:
-    """Rows of one table at one time, chosen when the scan was made. Reading may be repeated and gives the same rows. Nothing is read, and
-    nothing is held, before one of the methods below is called; InvalidUsage once the time can no longer be read.
+    """Rows of one table at one time, chosen when the scan was made, with the columns of that moment. Reading may be repeated and gives the
+    same rows. Nothing is read, and nothing is held, before one of the methods below is called; InvalidUsage once the time can no longer be
+    read.
 
     Exports Arrow (`__arrow_c_stream__`), so that DuckDB, polars, pandas and pyarrow read a scan directly.
     """

@@ -20,6 +20,7 @@ from persist_engine.model.ids import ShardId
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.ownership import Owner
 from persist_engine.model.queries import clock_of
+from persist_engine.rows.schema import Schema
 from persist_engine.shard.schemas import SchemaIncompatible
 from persist_engine.table.columns import Coerce, Columns, checked_coerce
 from persist_engine.table.filters import Condition, Where
@@ -227,14 +228,14 @@ class Table:
         and `val`, in every form that the scan becomes, instead of columns side by side.
         """
         with of_table(self.name):
-            now = self._columns
             upper = self._machine.fetch_recent_upper()
+            now = self._columns
             time: int | None = upper.newest_complete if upper.newest_complete >= 0 else None
             if at is not None:
                 time = readable(self._moment(at, "at"), upper, now_ms=self._now_of(upper), name="at")
             return Scan(
                 self.name,
-                self._reader.lent,
+                lambda: self._reader.lent_with(now.schema),
                 now,
                 time=time,
                 condition=Condition.of(where, now),
@@ -307,12 +308,13 @@ class Table:
         with of_table(self.name):
             if follow and upto is not None:
                 raise InvalidUsage("changes: a feed that follows has no upto")
-            condition = Condition.of(where, self._columns)
+            upper = self._machine.fetch_recent_upper()
+            columns = self._columns
+            condition = Condition.of(where, columns)
             if condition.expression is not None:
                 raise InvalidUsage(
                     "changes: where must be SQL text or tuples; an expression of pyarrow sees one row, not a change"
                 )
-            upper = self._machine.fetch_recent_upper()
             now_ms = self._now_of(upper)
             after = None if since == "start" else self._moment(since, "since")
             if after is not None:
@@ -323,9 +325,9 @@ class Table:
                 raise InvalidUsage(f"changes: upto {dated(last)} is before since {dated(after)}")
         return ChangeFeed(
             self.name,
-            self._open_reader,
+            lambda: self._open_reader(columns.schema),
             self._machine,
-            self._columns,
+            columns,
             since=after,
             upto=last,
             follow=follow,
@@ -487,5 +489,6 @@ class Table:
         """The last time that is not in the future."""
         return self._env.now_ms() if clock_of(self._machine.state) == "ms" else max(0, upper.newest_complete)
 
-    def _open_reader(self) -> ReadHandle:
-        return self._client.open_leased_reader(self.id, purpose=PURPOSE)
+    def _open_reader(self, schema: Schema | None = None) -> ReadHandle:
+        """With the newest schema, or with one that the table had."""
+        return self._client.open_leased_reader(self.id, schema, purpose=PURPOSE)

@@ -142,11 +142,11 @@ class TableWriter:
         table = table_of(frame, columns.arrow) if streamed(frame) is None else held(frame, columns.arrow)
         order = None
         if order_by is not None:
-            if order_by not in table.column_names:
+            if order_by not in table.column_names and table.num_rows:
                 raise InvalidUsage(
                     f"order_by: there is no column {order_by}; the rows have {', '.join(table.column_names)}"
                 )
-            order = table.column(order_by)
+            order = table.column(order_by) if table.num_rows else None
         structs = columns.structs(columns.fitted(table, besides=() if order_by is None else (order_by,), coerce=coerce))
         rows = one_per_key(structs, order, order_by=order_by)
         if not rows.num_rows:

@@ -81,8 +81,9 @@ class Registry:
         """Makes `owner` the owner of a shard: of `wanted`, else of the one that its name leads to, else of `proposed`. Afterwards its name
         leads to that shard.
 
-        A shard that does not exist belongs to the first that claims it. OwnedElsewhere (the shard has another owner) and Unowned (the shard
-        exists without an owner, and the name does not lead to it) are values. With `take_over` both are adopted.
+        A name that an interrupted rename left at a shard without an owner leads to `proposed` afterwards: the rows of a dropped table come
+        back under no name. A shard that does not exist belongs to the first that claims it. OwnedElsewhere (the shard has another owner)
+        and Unowned (the shard exists without an owner, and the name does not lead to it) are values. With `take_over` both are adopted.
         """
         is_new = False
         name_read: tuple[Tip | None, ShardId | None] | None = None
@@ -99,6 +100,11 @@ class Registry:
                 return OwnedElsewhere(shard_id, held)
             if held is None and named != shard_id and not take_over and self._head(shard_id) is not None:
                 return Unowned(shard_id)
+            is_claimed = wanted is not None or take_over or held is not None or named in {None, proposed}
+            if not is_claimed and self._is_left(shard_id):
+                self._put(name_key(owner), name_tip, encode_name(owner, proposed))
+                name_read = owner_read = None
+                continue
             is_new = is_new or held != owner
             # After a crash a proposed id is drawn anew, so its name must be written first. A wanted id is requested again, so its owner is
             # written first: the name must not lead to another's shard.
@@ -132,7 +138,7 @@ class Registry:
         """Gives the shard of `old` to `new`, whose name then leads to it; the name of `old` then leads nowhere. Completes an interrupted
         call when it is repeated: until then the shard answers to one of the two names, never to none.
 
-        InvalidUsage when the name of `new` leads to another shard, or when neither `old` nor `new` owns this one.
+        InvalidUsage when the name of `new` leads to another shard, or when neither `old` nor `new` owns this one; then neither leads to it.
         """
         for _ in range(_STEPS_MAX):
             new_tip, new_named = self._named(new)
@@ -141,6 +147,12 @@ class Registry:
             if new_named not in {None, shard_id}:
                 raise InvalidUsage(f"the name {new} leads to shard {new_named} already", owner=str(new))
             if held not in {old, new}:
+                entries = ((new, new_tip, new_named), (old, old_tip, old_named))
+                left = [(name, tip) for name, tip, named in entries if named == shard_id]
+                if left:  # by this call, or one that was interrupted
+                    for name, tip in left:
+                        self._put(name_key(name), tip, encode_name(name, None))
+                    continue  # the owner may be one of them by now, and then its name leads there again
                 raise InvalidUsage(f"shard {shard_id} belongs to {held or 'no owner'}, not to {old}", owner=str(old))
             # The new name first and the old one last, so that a crash leaves no shard without a name.
             if new_named is None:
@@ -152,6 +164,10 @@ class Registry:
             else:
                 return
         raise Unavailable(f"the owner of shard {shard_id} changes all the time")
+
+    def _is_left(self, shard_id: ShardId) -> bool:
+        """Whether the shard exists without an owner. SUBTLE: the owner is read last, since a new shard gets its owner before it exists."""
+        return self._head(shard_id) is not None and self._owner(shard_id)[1] is None
 
     def _owner(self, shard_id: ShardId) -> tuple[Tip | None, Owner | None]:
         key = owner_key(shard_id)

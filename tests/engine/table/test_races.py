@@ -1,14 +1,20 @@
-"""Corrections beside writers that are faster: they read the table once, follow what others wrote, and end as if they had come last."""
+"""Corrections beside writers that are faster: they read the table once, follow what others wrote, and end as if they had come last. Reads
+beside a schema that evolves.
+"""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
+from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from persist_engine import connect
+from persist_engine import Database, connect
+from persist_engine.base.errors import SchemaMismatch, Unavailable
+from persist_engine.base.settings import RetrySettings, Settings
+from persist_kit.world import AheadEnv, World
 
 CALLS = {
     "upsert": lambda table: table.upsert([row(key, "mine") for key in (2, 3, 50)]),
@@ -133,3 +139,67 @@ def test_a_correction_begins_anew_when_it_cannot_follow(db, monkeypatch):
     assert table.delete("name = 'a'").deleted == 3
     assert contents(table) == Counter({(2, "b"): 1})
     assert table.verify().findings == []
+
+
+def test_scans_and_feeds_keep_their_columns(db, orders):
+    """Another process adds columns and widens one after they were made, before they are read, and while one is read."""
+    orders.append([{"id": 1, "name": "ada", "price": Decimal(1)}])
+    row = {"id": 1, "name": "ada", "price": Decimal("1.00")}
+    scan, where, feed = orders.scan(), orders.scan("id = 1", columns=["price"]), orders.changes(since="start")
+    with orders.changes(since="start", follow=True) as following:
+        followed = following.to_batches()
+        assert next(followed).column("_after").to_pylist() == [row]
+        with connect(db.location.blob.removesuffix("/blobs"), maintain=False) as other:
+            theirs = other["orders"]
+            theirs.alter(add="note STRING, more STRUCT<x: INT>")
+            theirs.append([{"id": 2, "name": "lin", "price": 2, "note": "n", "more": {"x": 1}}])
+        later = {"id": 2, "name": "lin", "price": Decimal("2.00")}
+        assert next(followed).column("_after").to_pylist() == [later]
+    assert orders.scan("note = 'n'", columns=["id", "note"]).to_pylist() == [{"id": 2, "note": "n"}]
+    assert (scan.to_pylist(), scan.count(), where.to_pylist()) == ([row], 1, [{"price": Decimal("1.00")}])
+    assert [change.after for change in feed] == feed.to_arrow().column("_after").to_pylist() == [row, later]
+    assert orders.to_pylist()[0] == {**row, "note": None, "more": None}
+
+
+def test_a_scan_keeps_the_type_of_a_widened_column(db):
+    table = db.create("counts", key="id BIGINT", value="n INT")
+    table.append([{"id": 1, "n": 1}])
+    scan, feed = table.scan(), table.changes(since="start")
+    table.alter(widen={"n": "BIGINT"})
+    assert scan.to_arrow().column("n").type == feed.to_arrow().column("_after").type.field("n").type == pa.int32()
+    table.append([{"id": 2, "n": 2**40}])
+    with pytest.raises(SchemaMismatch, match="table counts: .* do not fit INT"):
+        feed.to_arrow()
+
+
+@pytest.mark.parametrize("give_up_ms", [None, 10])
+def test_a_feed_that_follows_outlives_a_log_that_does_not_answer(monkeypatch, give_up_ms):
+    """With a bound on waiting for stores it ends, as every call does."""
+    monkeypatch.setattr("persist_engine.table.feed.POLL_S", 0.01)
+    world = World(env=AheadEnv(), settings=Settings(retry=RetrySettings(give_up_ms=give_up_ms)))
+    with Database(world.process(), maintain=False) as db:
+        table = db.create("t", key="id BIGINT", value="name STRING")
+        table.append([row(1, "a")])
+        with table.changes(since="start", follow=True) as feed:
+            followed, wait, failed = feed.to_batches(), feed._machine.wait_for_upper_past, []
+
+            def waited(*args):
+                """The log is away for the first waits."""
+                try:
+                    return wait(*args)
+                except Unavailable:
+                    failed.append(None)
+                    if len(failed) == 3:
+                        world.faults.heal()
+                        table.append([row(2, "b")])
+                    raise
+
+            monkeypatch.setattr(feed._machine, "wait_for_upper_past", waited)
+            assert next(followed).column("id").to_pylist() == [1]
+            world.faults.set_rates(happens=0.0, answers=0.0)
+            if give_up_ms is None:
+                assert next(followed).column("id").to_pylist() == [2]
+                return
+            with pytest.raises(Unavailable):
+                next(followed)
+            world.faults.heal()

@@ -177,6 +177,8 @@ def test_several_rows_of_a_key(orders):
         orders.upsert([ADA], order_by="later")
     with pytest.raises(SchemaMismatch, match="seen is no column"):
         orders.upsert(extra[:1])
+    for nothing in ([], iter([]), pa.Table.from_pylist(extra).slice(0, 0)):
+        assert orders.upsert(nothing, order_by="seen") == Written(None), "no rows need no column"
 
 
 @pytest.mark.parametrize("kind", ["FLOAT", "DOUBLE"])

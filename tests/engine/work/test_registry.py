@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+from contextlib import suppress
 
 import pytest
 from persist_engine import Location, PersistClient, ShardId
@@ -119,6 +120,41 @@ def test_a_disowned_shard_has_no_owner_and_no_name(client):
     assert (client.owner_of(shard_id), client.registered(MINE), list(client.names())) == (None, None, [])
     assert client.adopt(MINE, None, again) == Adopted(again, is_new=True)
     assert client.adopt(OTHER, shard_id, again) == Unowned(shard_id)
+
+
+@pytest.mark.slow
+def test_a_name_that_a_killed_rename_left_leads_to_no_dropped_shard(client):
+    """Spec 23.2. Its rows would be those of a table that was just created."""
+    shard_id, fresh = ShardId.new(), ShardId.new()
+    client.adopt(MINE, None, shard_id)
+    client.initialise(shard_id, SCHEMA)
+    dying = connect(Mortality(4, after=True).wrap(client.versions.consensus))
+    with pytest.raises(Killed):
+        dying.rename(shard_id, old=MINE, new=OTHER)
+    assert client.registered(OTHER) == shard_id
+    assert client.disown(shard_id) == MINE
+    assert client.adopt(OTHER, None, fresh) == Adopted(fresh, is_new=True)
+    assert (client.owner_of(shard_id), dict(client.names())) == (None, {OTHER: fresh})
+
+
+def test_a_rename_that_another_process_overtook_takes_its_name_back():
+    """Spec 23.4. Another rename, or a drop, comes between any two of its calls."""
+    for overtakes_at in range(1, 9):
+        for other in (lambda client, shard: client.rename(shard, old=MINE, new=ELSEWHERE), PersistClient.disown):
+            consensus, shard_id = MemConsensus(), ShardId.new()
+            client = connect(consensus)
+            client.adopt(MINE, None, shard_id)
+            client.initialise(shard_id, SCHEMA)
+            try:
+                dying = connect(Mortality(overtakes_at, after=False).wrap(consensus))
+                dying.rename(shard_id, old=MINE, new=OTHER)
+            except Killed:
+                with suppress(InvalidUsage):
+                    other(client, shard_id)
+            with suppress(InvalidUsage):
+                client.rename(shard_id, old=MINE, new=OTHER)
+            owner = client.owner_of(shard_id)
+            assert dict(client.names()) == ({} if owner is None else {owner: shard_id})
 
 
 @pytest.mark.slow
