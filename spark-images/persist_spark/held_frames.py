@@ -346,8 +346,8 @@ class _HeldShard:
         as_of = latest if options.as_of is None else instant(options.as_of, self.store.env.now_ms())
         if as_of > latest:
             raise InvalidUsage(
-                f"cannot read shard {self._shard} at as_of {as_of}: its upper is {upper}, "
-                f"the latest readable time is {latest}"
+                f"cannot read shard {self._shard} at as_of {dated(as_of)}: its upper is {upper}, "
+                f"the latest readable time is {dated(latest)}"
             )
         return None if as_of < 0 else as_of
 
@@ -379,9 +379,10 @@ class _HeldShard:
     def _snapshot(self, reader: ReadHandle, as_of: int, options: Options) -> Snapshot:
         snapshot = reader.snapshot(Antichain.of(as_of), where=options.where, columns=options.columns)
         if isinstance(snapshot, SinceAhead):
+            since = next(iter(snapshot.since.elements), None)
             raise InvalidUsage(
-                f"cannot read shard {self._shard} at as_of {as_of}: "
-                f"times before since {snapshot.since} are no longer readable"
+                f"cannot read shard {self._shard} at as_of {dated(as_of)}: "
+                f"times before since {dated(since)} are no longer readable"
             )
         return snapshot
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import yaml
-from chart_values import CHART, FULL, STORES, Manifest, of_kind, operator_config, pod_specs, profiles
+from chart_values import CHART, FULL, ROOT, STORES, Manifest, of_kind, operator_config, pod_specs, profiles
 from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR
 from persist_operator.settings import OperatorSettings, ShardingSettings
 
@@ -258,3 +259,16 @@ def test_an_old_cluster_is_refused(run_helm: Callable[..., Any]) -> None:
 )
 def test_such_values_are_refused(run_helm: Callable[..., Any], values: Manifest) -> None:
     assert run_helm("lint", str(CHART), values=values).returncode
+
+
+def test_the_values_that_pages_print_render(template: Callable[..., list[Manifest]]) -> None:
+    """Blocks whose every key is a value of the chart; `storage` alone is a part of a resource."""
+    names = set(yaml.safe_load((CHART / "values.yaml").read_text()))
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), CHART / "README.md"]
+    rendered = set()
+    for page in pages:
+        for block in re.findall(r"^```yaml\n(\w.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL):
+            if names >= (keys := set(re.findall(r"^(\w+):", block, flags=re.MULTILINE))) and keys != {"storage"}:
+                template(yaml.safe_load(block))
+                rendered.add(page.name)
+    assert {"README.md", "security.md", "scale.md", "monitoring.md"} <= rendered

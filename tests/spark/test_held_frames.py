@@ -166,7 +166,7 @@ def test_a_time_before_since_is_refused_and_holds_nothing(shard, held):
     shard.write(10)
     with shard.client.open_leased_reader(shard.id, purpose="test") as reader:
         reader.downgrade_since(Antichain.of(10))
-    with pytest.raises(InvalidUsage, match=r"at as_of 5: times before since \{10\} are no longer readable"):
+    with pytest.raises(InvalidUsage, match=r"at as_of 5: times before since 10 are no longer readable"):
         held.load("f", shard.options(as_of="5"))
     assert (shard.readers(), held.count) == ((), 0)
 

@@ -58,7 +58,7 @@ class FileBlob:
         except FileNotFoundError as error:
             if not self._root.exists():
                 raise NoStore(
-                    f"there is no directory {self.address()}: check the path; the first write creates it"
+                    f"there is no directory {self.address()}: check the path; creating a table or shard there makes it"
                 ) from error
             raise NoStore(
                 f"{self.address()} is no blob store: it has no {_TEMP}/ in it; check the path (if it is a copy of a store, create the "

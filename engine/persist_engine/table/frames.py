@@ -128,7 +128,7 @@ def _from_pandas(frame: Frame, wanted: pa.Schema | None) -> pa.Table:
             kind = wanted.field(name).type if wanted is not None and name in maps else None
             arrays.append(pa.array(frame[name], kind, from_pandas=True))
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-            problems.append(f"{name}: {_first_line(error)}")
+            problems.append(f"{name}: {_why(error, frame[name].tolist())}")
     if problems:
         raise SchemaMismatch("; ".join(problems))
     return pa.table(arrays, names=list(frame.columns))
@@ -155,7 +155,7 @@ def _from_lists(columns: Mapping[str, Any], wanted: pa.Schema | None) -> pa.Tabl
         except SchemaMismatch as error:
             problems.append(str(error))
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-            problems.append(f"{name}: {_first_line(error)}")
+            problems.append(f"{name}: {_why(error, values)}")
     lengths = {name: len(values) for name, values in arrays.items()}
     if not problems and len(set(lengths.values())) > 1:
         problems.append(
@@ -203,6 +203,17 @@ def _check_instants(values: Sequence[Any]) -> None:
         raise TypeError("some of its times have a zone, and some have none: give all of them one")
     if any(getattr(value, "nanosecond", 0) for value in times):
         raise TypeError("some of its times have nanoseconds that are no whole microseconds")
+
+
+def _why(error: Exception, values: Any) -> str:
+    """What Arrow says of `values`, on one line; without the types of C and Python where it says no more than those."""
+    text = _first_line(error)
+    if isinstance(error, OverflowError) and "int too" in text:
+        return "some numbers do not fit BIGINT"
+    if text.startswith("Expected ") and isinstance(values, Sequence):
+        kinds = sorted({each.__name__ for each in set(map(type, values)) - {type(None)}})
+        return f"values of {' and '.join(kinds)} in one column: convert them to one type"
+    return text
 
 
 def _first_line(error: Exception) -> str:

@@ -180,7 +180,8 @@ def test_several_files_are_one_commit(store):
     [
         ("id,name\n1,a\n", "table orders: price is missing; at is missing"),
         ("id,name,price,at,x\n1,a,,,1\n", "x is no column of the table"),
-        ("id,name,price,at\none,a,,\n", "is no csv that the table takes"),
+        ("id,name,price,at\none,a,,\n", "is no csv that the table takes: id is BIGINT: invalid value 'one'"),
+        ('"id",name,"price",at\n1,a,1.234,\n', "is no csv that the table takes: price is DECIMAL(10,2): "),
         ("id,name,price,at\n1,a\n", "is no csv that the table takes"),
     ],
 )
@@ -189,6 +190,13 @@ def test_files_that_do_not_fit(store, text, message):
     path.write_text(text)
     for command in ("append", "upsert", "overwrite"):
         assert message in store(command, "orders", path, code=64)
+    assert rows_of(store) == []
+
+
+def test_a_value_of_a_pipe_that_does_not_fit(store, monkeypatch):
+    data = b"id,name,price,at\n" + b"1,a,,\n" * 400_000 + b"2,b,x,\n"
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(data))))
+    assert "price is DECIMAL(10,2): " in store("append", "orders", "-", "--format", "csv", code=64)
     assert rows_of(store) == []
 
 

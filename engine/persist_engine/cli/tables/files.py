@@ -5,13 +5,15 @@ Owns how text becomes values of a table's columns. Arrow reads all of it, in bat
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from itertools import chain
 from pathlib import Path
@@ -143,6 +145,7 @@ def _csv(source: _Source, wanted: pa.Schema) -> Iterator[pa.Table]:
         column_types=kinds, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
     )
     parse = pyarrow.csv.ParseOptions(newlines_in_values=True)
+    head = b""
     try:
         if isinstance(source, pa.NativeFile):
             with closing(pyarrow.csv.open_csv(source, parse_options=parse, convert_options=options)) as reader:
@@ -152,6 +155,7 @@ def _csv(source: _Source, wanted: pa.Schema) -> Iterator[pa.Table]:
             return
         names: list[str] | None = None
         for records in _records(source):
+            head = head or records
             read = pyarrow.csv.ReadOptions(column_names=names, block_size=len(records) + 1)
             table = pyarrow.csv.read_csv(
                 pa.BufferReader(records), read_options=read, parse_options=parse, convert_options=options
@@ -161,9 +165,24 @@ def _csv(source: _Source, wanted: pa.Schema) -> Iterator[pa.Table]:
         if names is None:
             raise InvalidUsage(_EMPTY)
     except pa.ArrowInvalid as error:
-        if "Empty CSV file" not in str(error):
-            raise
-        raise InvalidUsage(_EMPTY) from error
+        if "Empty CSV file" in str(error):
+            raise InvalidUsage(_EMPTY) from error
+        raise pa.ArrowInvalid(_with_name(str(error), kinds, source, head)) from error
+
+
+def _with_name(text: str, kinds: Mapping[str, pa.DataType], source: _Source, head: bytes) -> str:
+    """What Arrow says of a value, with the name and type of its column in place of its position, which counts from 0. `head` begins with
+    the names; without it a file of Arrow is read once more.
+    """
+    found = re.match(r"In CSV column #(\d+): (Row #\d+: )?(?:CSV conversion error to [^:]+: )?", text)
+    if found is None:
+        return text
+    if not head:
+        source.seek(0)
+        head = source.read(_BLOCK_BYTES)
+    names = next(filter(None, csv.reader(io.StringIO(head.decode("utf-8-sig", "replace"), newline=""))), [])
+    name = next(iter(names[int(found[1]) :]), "")
+    return text if name not in kinds else f"{name} is {print_type(kinds[name])}: {found[2] or ''}{text[found.end() :]}"
 
 
 def _records(source: IO[bytes]) -> Iterator[bytes]:
