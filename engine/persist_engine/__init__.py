@@ -71,10 +71,10 @@ if TYPE_CHECKING:
     from persist_engine.table.database import Database as Database
     from persist_engine.table.feed import Change as Change
     from persist_engine.table.feed import ChangeFeed as ChangeFeed
+    from persist_engine.table.pictures.info import TableInfo as TableInfo
     from persist_engine.table.pictures.listing import Listing as Listing
     from persist_engine.table.scan import Scan as Scan
     from persist_engine.table.table import Table as Table
-    from persist_engine.table.table import TableInfo as TableInfo
     from persist_engine.table.writing import Written as Written
     from persist_engine.work.compact import compact_due as compact_due
     from persist_engine.work.merging import Merged as Merged
@@ -142,7 +142,7 @@ MODULES = {
     "SourceProgress": "model.state",
     "SystemEnv": "base.env",
     "Table": "table.table",
-    "TableInfo": "table.table",
+    "TableInfo": "table.pictures.info",
     "Undecided": "dataflow.upsert.last_of_key",
     "UpperMismatch": "client.write.outcomes",
     "UpsertHandle": "dataflow.upsert.handle",

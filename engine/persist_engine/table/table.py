@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -28,6 +27,7 @@ from persist_engine.table.frames import Frame
 from persist_engine.table.names import Named, of_table
 from persist_engine.table.notes.commit_info import CommitInfo, noted
 from persist_engine.table.notes.transactions import Txn
+from persist_engine.table.pictures.info import TableInfo
 from persist_engine.table.readers import PURPOSE, SharedReader, can_let_since_go
 from persist_engine.table.scan import Scan, checked_limit
 from persist_engine.table.schemas import Fields, altered
@@ -55,33 +55,6 @@ _CLOCKS = {
     "counter": "counter, one more with each write",
     "theirs": "whole numbers that its writers choose",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableInfo:
-    """A table in numbers and words. Times show their date; `updates` bounds the number of rows from above until all is compacted."""
-
-    name: str
-    id: str
-    owner: str | None
-    key: str
-    value: str
-    clock: str
-    retain: str
-    bloom: str
-    since: str
-    last_write: str
-    updates: int
-    parts: int
-    bytes: int
-    batches: int
-    version: int
-    holds: int
-
-    def _repr_html_(self) -> str:
-        from persist_engine.table.pictures.html import pairs_html
-
-        return pairs_html(f"table {self.name}", asdict(self))
 
 
 class Table:
@@ -352,8 +325,8 @@ class Table:
             clock=_CLOCKS["counter" if clock == "counter" else "ms" if is_clock else "theirs"],
             retain=retained_in_words(seen.retain_ms, clock),
             bloom=", ".join(name for name, place in columns.places.items() if place in self._machine.filtered),
-            since=dated(seen.since),
-            last_write="never" if seen.upper == 0 else dated(newest),
+            since=seen.since,
+            last_write=newest,
             updates=seen.updates,
             parts=seen.parts,
             bytes=seen.data_bytes,

@@ -96,8 +96,9 @@ def test_a_table_that_counts_its_writes(store):
     assert (found["clock"], found["retain"], found["last_write"]) == (
         "counter, one more with each write",
         "1000 writes",
-        "1",
+        1,
     )
+    assert store("read", "t", "--as-of", str(found["last_write"]), "--json").strip() == '{"id": 1}'
 
 
 def test_nanoseconds_of_a_file_on_request(store):

@@ -28,7 +28,7 @@ def test_a_counter_counts_the_writes(counted, db):
     assert times == [1, 2, 3, 4, 5, 6, 7]
     assert (counted.last_time, counted.at(3).to_pylist()[1]["name"]) == (7, "c")
     assert [change.time for change in counted.changes(since=5)] == [6, 7, 7]
-    assert counted.describe().last_write == "7"
+    assert counted.describe().last_write == 7
     assert counted.describe().retain == "100 writes"
     assert counted.history().column("time").to_pylist()[:7] == [7, 6, 5, 4, 3, 2, 1]
 

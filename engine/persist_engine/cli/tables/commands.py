@@ -130,7 +130,8 @@ def ls(
                 if long:
                     with _database(client) as db:
                         info = db.table(each.name).describe()
-                    more = (info.retain, info.last_write, info.updates, info.bytes)
+                    last = info.last_write if as_json else info.in_words()["last_write"]
+                    more = (info.retain, last, info.updates, info.bytes)
             except UNREADABLE as error:
                 problems.append(error)
                 more = (None,) * 4
@@ -300,7 +301,8 @@ def describe(
 ) -> None:
     """One table in numbers and words. Reads no rows."""
     with connected(stores) as client, _database(client) as db:
-        _print(asdict(db.table(table).describe()), as_json=as_json)
+        found = db.table(table).describe()
+    _print(asdict(found) if as_json else found.in_words(), as_json=as_json)
 
 
 @on_stores
