@@ -196,7 +196,7 @@ class SqliteConsensus:
                 is_begun = connection.execute(_TABLE).fetchone() is not None
         if not is_begun:
             what = "holds no shards" if self._path.exists() else "is not there"
-            raise NoStore(f"{self.address()} {what}: check the path; the first write creates the file")
+            raise NoStore(f"{self.address()} {what}: check the path; creating a table or shard there makes it")
 
     @contextmanager
     def _borrow(self, verb: str, key: str = "") -> Iterator[sqlite3.Connection]:

@@ -48,7 +48,7 @@ def append(path: Path | str, tmp_path: Path, **given: Any) -> subprocess.Popen[b
     ("text", "words"),
     [
         (b"id,nam\n", b"name is missing; nam is no column of the table"),
-        (b"id,name\n" + LINES + b"x,y\n" * 600_000, b"conversion error"),
+        (b"id,name\n" + LINES + b"x,y\n" * 600_000, b"id is BIGINT: invalid value 'x'"),
     ],
     ids=["a wrong column", "a wrong value after megabytes"],
 )

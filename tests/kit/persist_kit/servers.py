@@ -94,7 +94,9 @@ class Server:
 
     def _started(self) -> bool:
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command(self.port), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            self._process = subprocess.Popen(
+                self._command(self.port), stdout=log, stderr=log, stdin=subprocess.DEVNULL, process_group=0
+            )
         waiting = threading.Event()
         for _ in range(int(START_DEADLINE_S / 0.02)):
             if self._process.poll() is not None:
@@ -116,6 +118,13 @@ class Server:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        _end_group(process.pid)
+
+
+def _end_group(leader: int) -> None:
+    """Ends the children of a server that has ended, such as the one that rewrites the log of Redis: they still write into its folder."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 class RedisServer(Server):
