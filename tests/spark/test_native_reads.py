@@ -155,6 +155,24 @@ def test_no_filter_loses_days_that_the_julian_calendar_lacks(tmp_path, spark):
     made.client.close()
 
 
+def test_no_filter_loses_instants_of_a_changed_offset(tmp_path, spark):
+    """Spark pushes instants through java.sql.Timestamp: in Chicago it moves those of the ten minutes before 1883-11-18 18:00 UTC."""
+    made, at = Shard(tmp_path, spark, Schema.from_ddl("id INT", "t TIMESTAMP")), datetime(1883, 11, 18, 17, tzinfo=UTC)
+    for time in range(3):  # 17:00, 17:55 and 18:50
+        rows = [(((time,), (at + timedelta(minutes=55 * time),)), time, 1)]
+        with made.client.open_writer(made.id, made.schema, purpose="test") as writer:
+            assert isinstance(writer.compare_and_append(rows, expected_upper=time, new_upper=time + 1), Appended)
+    frame, zones = made.check(is_native=True, count=3), spark._jvm.java.util.TimeZone
+    before = zones.getDefault()
+    zones.setDefault(zones.getTimeZone("America/Chicago"))
+    try:
+        found = [frame.where(f"t {op} TIMESTAMP '1883-11-18 17:55:00Z'").count() for op in ("=", "<=", ">=")]
+    finally:
+        zones.setDefault(before)
+    assert found == [1, 2, 2]
+    made.client.close()
+
+
 def plan_of_later_days(made):
     """The plan of a filter where state proves that no day is that old."""
     rows = [(((time,), (date(2013, 1, 1), datetime(2013, 1, 1, tzinfo=UTC), None, None)), 0, 1) for time in range(3)]

@@ -38,6 +38,8 @@ _LISTED_BY_JOBS = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _NEVER = 1 << 30
 #: From this day on, the calendars agree on what comes before what, also where one of them is off by ten days.
 GREGORIAN = datetime(1583, 1, 1, tzinfo=UTC)
+#: From this instant on, Java's old and new classes agree on the offsets of all time zones.
+SAME_OFFSETS = datetime(1900, 1, 2, tzinfo=UTC)
 _SQL = "org.apache.spark.sql"
 COLLECTIONS = "scala.jdk.javaapi.CollectionConverters"
 
@@ -51,7 +53,9 @@ class PlainFiles:
     row_type: T.StructType
     """The columns to show, by name."""
     early: frozenset[str] = frozenset()
-    """The fields outside structs, `key.<field>` or `val.<field>`, that may have days before GREGORIAN."""
+    """The fields outside structs, `key.<field>` or `val.<field>`, that may have days before GREGORIAN or instants before
+    SAME_OFFSETS.
+    """
 
     @property
     def is_readable(self) -> bool:
@@ -104,7 +108,8 @@ def _unpushed(column: Column, kind: T.DataType, *, nullable: bool, is_early: boo
 
     SUBTLE: for Spark NaN equals NaN and is greater than any number. The least and the greatest value of a row group leave NaN out, so a
     pushed `x > 5` would skip rows with NaN. And days pass through the Julian calendar on their way to Parquet, which changes those of
-    October 1582 that it lacks. The days of fields within structs are not known.
+    October 1582 that it lacks. So do instants, which also move where the JVM's time zone changed its offset before 1900. The days of
+    fields within structs are not known.
     """
     match kind:
         case T.FloatType() | T.DoubleType():
@@ -127,7 +132,9 @@ def _is_lossy(kind: T.DataType) -> bool:
 
 
 def early_fields(snapshot: Snapshot) -> frozenset[str]:
-    """The fields of days and instants, outside structs, of which state does not prove that none is before GREGORIAN."""
+    """The fields of days and instants, outside structs, of which state does not prove that none is before GREGORIAN, or before
+    SAME_OFFSETS.
+    """
     sides = [("key", snapshot.schema.key), ("val", snapshot.schema.val)]
     fields = [f"{side}.{field.name}" for side, found in sides for field in found if _is_day(field.type)]
     known = snapshot.aggregates(fields) if fields else None
@@ -141,7 +148,8 @@ def _is_day(kind: pa.DataType) -> bool:
 def _is_early(least: pa.Scalar | None) -> bool:
     if least is None:
         return True
-    return bool(least.is_valid and pc.less(least, pa.scalar(GREGORIAN).cast(least.type)).as_py())
+    first = GREGORIAN if pa.types.is_date(least.type) else SAME_OFFSETS
+    return bool(least.is_valid and pc.less(least, pa.scalar(first).cast(least.type)).as_py())
 
 
 def _relation(spark: SparkSession, plain: PlainFiles) -> tuple[DataFrame, Any] | None:
