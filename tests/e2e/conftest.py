@@ -24,7 +24,10 @@ import pytest
 import yaml
 from persist_engine.rows.schema import Schema
 from persist_engine.storage.addresses import with_credentials
+from persist_kit.neighbours import neighbours
 from prometheus_client.parser import text_string_to_metric_families
+
+neighbours(__file__, "sink_manifests")
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

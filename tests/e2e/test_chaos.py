@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sink_manifests import airlines_sink
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900), pytest.mark.usefixtures("operator_is_there")]
 
@@ -34,22 +35,8 @@ IDLE = {
 }
 
 
-def airlines_sink(name: str, shard: str, **spec: Any) -> dict[str, Any]:
-    options = {"path": "examples/flights/data/airlines.csv", "header": "true"}
-    source = {"name": "csv", "schema": "carrier STRING, name STRING", "options": options}
-    return {
-        "apiVersion": "persistshard.io/v1alpha1",
-        "kind": "SparkSink",
-        "metadata": {"name": name},
-        "spec": {
-            "shardRef": {"name": shard},
-            "mode": "Once",
-            "input": {"type": "Format", "format": source},
-            "envelope": {"type": "Mirror"},
-            "restart": {"backoffSeconds": 1},
-            **spec,
-        },
-    }
+def once(name: str, shard: str, **spec: Any) -> dict[str, Any]:
+    return airlines_sink(name, shard, restart={"backoffSeconds": 1}, **spec)
 
 
 def ask(cluster: Any, action: str, *shards: str, token: str = "once") -> None:
@@ -102,7 +89,7 @@ def test_an_operator_that_is_killed_again_and_again_starts_each_of_twenty_runs_o
         return any("verify" in statuses[one].get("lastHandledRequests", {}) for one in shards)
 
     with cluster.seen("pods") as seen:
-        cluster.apply(airlines_sink(sink, target))
+        cluster.apply(once(sink, target))
         for group in groups:
             cluster.wait("a leader", lambda: leader(cluster), timeout_s=90, every_s=0.2, namespace=SYSTEM)
             ask(cluster, "verify", *group)
@@ -142,7 +129,7 @@ def test_two_operators_that_act_at_once_start_nothing_twice(
     target, target_id = new_shard("two-sink", schema=AIRLINES, **IDLE)
     sink = named("two")
     with cluster.seen("pods") as seen:
-        cluster.apply(airlines_sink(sink, target))
+        cluster.apply(once(sink, target))
         ask(cluster, "verify", *verified)
         cluster.wait(
             "all verifications", lambda: all(runs(cluster, one, "Verify") for one in verified), timeout_s=180, every_s=3
@@ -213,7 +200,7 @@ def test_a_sink_that_is_deleted_while_its_driver_starts_and_made_again_leaves_no
     """At three moments: when the status has the intent, when the pod exists, and when an executor exists. The name is the same each time."""
     shard, shard_id = new_shard("again", schema=AIRLINES, **IDLE)
     sink = named("again")
-    manifest = airlines_sink(sink, shard)
+    manifest = once(sink, shard)
     of_sink = f"persistshard.io/sink={sink}"
     moments: dict[str, Callable[[], object]] = {
         "the intent": lambda: cluster.status("sparksink", sink).get("driver", {}).get("podName"),
@@ -606,7 +593,7 @@ def test_an_operator_whose_clock_is_ahead_and_then_right_again_repeats_nothing(
     cluster.wait("a Lease of the clock that is ahead", lambda: ahead_s() > 500, timeout_s=60, namespace=SYSTEM)
     target, target_id = new_shard("skew-new", schema=AIRLINES, **IDLE)
     sink = named("skew")
-    cluster.apply(airlines_sink(sink, target))
+    cluster.apply(once(sink, target))
     ask(cluster, "verify", elder)
     cluster.wait("the verification", lambda: runs(cluster, elder, "Verify"), timeout_s=120)
     cluster.wait_condition("sparksink", sink, "Ready", reason="Completed", timeout_s=300)

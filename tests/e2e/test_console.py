@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sink_manifests import airlines_sink
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(1200), pytest.mark.usefixtures("operator_is_there")]
 
@@ -36,22 +37,6 @@ WAITING = {
     "gc": {"enabled": False},
     "rollup": {"everySeqnos": 1000},
 }
-
-
-def airlines_sink(name: str, shard: str) -> dict[str, Any]:
-    options = {"path": "examples/flights/data/airlines.csv", "header": "true"}
-    source = {"name": "csv", "schema": "carrier STRING, name STRING", "options": options}
-    return {
-        "apiVersion": "persistshard.io/v1alpha1",
-        "kind": "SparkSink",
-        "metadata": {"name": name},
-        "spec": {
-            "shardRef": {"name": shard},
-            "mode": "Once",
-            "input": {"type": "Format", "format": source},
-            "envelope": {"type": "Mirror"},
-        },
-    }
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sink_manifests import airlines_sink
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(1500), pytest.mark.usefixtures("operator_is_there")]
 
@@ -57,22 +58,9 @@ def kueue(cluster: Any) -> Iterator[None]:
         cluster.run("kubectl", "delete", "--ignore-not-found", f"--filename={OBJECTS}", "--timeout=150s", timeout_s=160)
 
 
-def sink_manifest(name: str, shard: str) -> dict[str, Any]:
-    options = {"path": "examples/flights/data/airlines.csv", "header": "true"}
-    source = {"name": "csv", "schema": "carrier STRING, name STRING", "options": options}
-    return {
-        "apiVersion": "persistshard.io/v1alpha1",
-        "kind": "SparkSink",
-        "metadata": {"name": name},
-        "spec": {
-            "shardRef": {"name": shard},
-            "mode": "Once",
-            "input": {"type": "Format", "format": source},
-            "envelope": {"type": "Mirror"},
-            "spark": {"scheduler": {"name": "Kueue", "queue": QUEUE}, "executor": {"instances": 1}},
-            "timeouts": {"driverStartSeconds": START_S},
-        },
-    }
+def queued_sink(name: str, shard: str) -> dict[str, Any]:
+    spark = {"scheduler": {"name": "Kueue", "queue": QUEUE}, "executor": {"instances": 1}}
+    return airlines_sink(name, shard, spark=spark, timeouts={"driverStartSeconds": START_S})
 
 
 def gates(pod: dict[str, Any]) -> list[str]:
@@ -85,7 +73,7 @@ def test_a_sink_waits_in_the_queue_and_runs_once_there_is_room(
 ) -> None:
     shard, shard_id = new_shard("kueue", key="carrier STRING", value="name STRING")
     sink = named("kueue")
-    cluster.apply(sink_manifest(sink, shard))
+    cluster.apply(queued_sink(sink, shard))
     waiting = cluster.wait_condition("sparksink", sink, "Ready", "False", reason="Queued", timeout_s=120)
     assert "waits in the queue of its scheduler" in waiting["message"]
     driver = cluster.status("sparksink", sink)["driver"]["podName"]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sink_manifests import airlines_sink
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900), pytest.mark.usefixtures("operator_is_there")]
 
@@ -70,28 +71,12 @@ def test_the_plugin_shows_asks_waits_and_reads(
     assert programs.result("content", shard_id)["hash"] == before["hash"]
 
 
-def sink_of(name: str, shard: str) -> dict[str, Any]:
-    options = {"path": "examples/flights/data/airlines.csv", "header": "true"}
-    source = {"name": "csv", "schema": "carrier STRING, name STRING", "options": options}
-    return {
-        "apiVersion": "persistshard.io/v1alpha1",
-        "kind": "SparkSink",
-        "metadata": {"name": name},
-        "spec": {
-            "shardRef": {"name": shard},
-            "mode": "Once",
-            "input": {"type": "Format", "format": source},
-            "envelope": {"type": "Mirror"},
-        },
-    }
-
-
 def test_the_plugin_follows_a_log_and_runs_a_sink_again(
     cluster: Any, plugin: Callable[..., Any], named: Callable[[str], str], new_shard: Callable[..., tuple[str, str]]
 ) -> None:
     shard, _ = new_shard("plugin-sink", key="carrier STRING", value="name STRING")
     sink = named("plugin-sink")
-    cluster.apply(sink_of(sink, shard))
+    cluster.apply(airlines_sink(sink, shard))
     cluster.wait(
         "a driver", lambda: cluster.condition("sparksink", sink, "Running").get("status") == "True", timeout_s=300
     )
