@@ -66,10 +66,10 @@ dashboards-check: ## fail if the chart's dashboards are not what their program m
 
 ##@ Tests
 test: setup ## all tests that need no cluster, in four processes unless JOBS says otherwise, since many wait; names the thirty slowest
-	@$(PYTEST) -n $(or $(JOBS),4) --dist loadfile -m "not kind" --durations=30 --durations-min=1 $(ARGS)
+	@$(PYTEST) -n $(or $(JOBS),4) --dist loadfile -m "not kind and not release" --durations=30 --durations-min=1 $(ARGS)
 test-fast: ## the quick tests: no server, no Spark, nothing slow
 	@bash .ci/tools.sh uv && uv sync --frozen --quiet
-	@PERSIST_NO_SERVERS=1 $(PYTEST) -n $(or $(JOBS),2) --dist loadfile -q -m "not kind and not redis and not s3 and not spark and not slow" $(ARGS)
+	@PERSIST_NO_SERVERS=1 $(PYTEST) -n $(or $(JOBS),2) --dist loadfile -q -m "not kind and not release and not redis and not s3 and not spark and not slow" $(ARGS)
 generated: setup ## 1,000 generated queries against Parquet and 12,000 generated resources under refusals: DEPTH=10
 	@PERSIST_DEPTH=$(or $(DEPTH),10) $(PYTEST) -n 2 --dist loadfile -q -o timeout=900 tests/spark/test_generated_queries.py tests/operator/truth/test_generated.py
 sim: setup ## the engine under seeded schedules and faults: SEEDS=2000 [FIRST= JOBS=], or SEED=17 to repeat one; WITHOUT=disaster,crash omits kinds of faults

@@ -22,6 +22,7 @@ CHARTS = ("persist-operator", "persist-operator-crds")
 IMAGES = ("engine", "operator", "spark")
 
 pytestmark = [
+    pytest.mark.release,
     pytest.mark.slow,
     pytest.mark.timeout(3600),
     pytest.mark.skipif(not (COSIGN and REGISTRY and HELM), reason="`make signing` builds cosign and a registry first"),
