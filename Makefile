@@ -99,9 +99,11 @@ release: catalog ## wheels, chart, bills of materials and images into dist/; REG
 	@bash .ci/tools.sh uv helm $(if $(SIGN),cosign) && bash .ci/release.sh
 cluster-up: ## create a kind cluster: docker and the official node image, else podman and one built here
 	@bash .ci/tools.sh kind helm && bash tests/e2e/cluster/cluster.sh up
+cluster-demo: setup ## a kind cluster with stores and the operator, for examples/flights (docs/tutorial.md); cluster-down removes it
+	@bash .ci/tools.sh kind helm && bash examples/cluster/up.sh
 cluster-down: ## remove the kind cluster
 	@bash tests/e2e/cluster/cluster.sh down
 
 ##@ Gates
 check: setup lint types rooms tidy proto-check crds-check dashboards-check ## all static checks
-.PHONY: help setup setup-demo catalog clean demo fmt lint types rooms tidy docs proto proto-check crds crds-check console-figure dashboards dashboards-check test test-fast generated sim linearizability kills fuzz argo signing e2e bench images release cluster-up cluster-down check
+.PHONY: help setup setup-demo catalog clean demo fmt lint types rooms tidy docs proto proto-check crds crds-check console-figure dashboards dashboards-check test test-fast generated sim linearizability kills fuzz argo signing e2e bench images release cluster-up cluster-demo cluster-down check

@@ -1,4 +1,4 @@
-"""Every command of the tutorial's part on a laptop runs, in order, in a fresh folder."""
+"""Every command of the tutorial's part on a laptop runs, in order, in a fresh folder. tests/e2e/test_flights.py runs those of the part on a cluster."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 TUTORIAL = (Path(__file__).resolve().parents[1] / "docs" / "tutorial.md").read_text()
-LAPTOP = TUTORIAL.partition("## On a laptop")[2].partition("## On a cluster")[0]
+LAPTOP, _, CLUSTER = TUTORIAL.partition("## On a laptop")[2].partition("## On a cluster")
 
 
 def blocks(language: str) -> str:
@@ -29,6 +29,7 @@ def run(script: str, folder: Path, timeout_s: int) -> str:
 
 def test_each_block_is_run_by_a_test():
     assert set(re.findall(r"^```(.+)$", LAPTOP, re.MULTILINE)) == {"sh", "sh spark"}
+    assert set(re.findall(r"^```(.+)$", CLUSTER, re.MULTILINE)) == {"sh cluster"}
 
 
 @pytest.mark.slow

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,8 @@ import pytest
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(1500), pytest.mark.usefixtures("operator_is_there")]
 
+ROOT = Path(__file__).resolve().parents[2]
+NAMESPACE = "persist-e2e"
 NAMES = ("airlines", "airports", "flights")
 ROWS = {"airlines": 16, "airports": 1458, "flights": 336_776}
 
@@ -61,6 +66,24 @@ def test_the_command_line_reads_a_shard_in_a_pod(cluster: Any, programs: Any, so
     found = {(line.get("key", line)["carrier"], line.get("val", line)["name"]) for line in lines}
     expected = source("airlines")
     assert found == set(zip(expected["carrier"].to_pylist(), expected["name"].to_pylist(), strict=True))
+
+
+@pytest.mark.usefixtures("flights")
+def test_the_commands_of_the_tutorial_run(cluster: Any, tmp_path: Path) -> None:
+    """In the namespace of the tests: the tutorial's own is the default of the context that `make cluster-demo` sets."""
+    tutorial = (ROOT / "docs" / "tutorial.md").read_text()
+    commands = "".join(re.findall(r"^```sh cluster\n(.*?)^```$", tutorial, re.DOTALL | re.MULTILINE))
+    assert "kubectl apply" in commands
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(cluster.run("kubectl", "config", "view", "--raw").stdout)
+    kubeconfig.chmod(0o600)
+    path = f"PATH={Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    shell = ("env", f"KUBECONFIG={kubeconfig}", path, "bash", "-euo", "pipefail", "-c")
+    cluster.run(*shell, f"kubectl config set-context --current --namespace {NAMESPACE}")
+    out = cluster.run(*shell, f"cd {ROOT}\n{commands}", timeout_s=900).stdout
+    assert "sparksink.persistshard.io/flights condition met" in out
+    assert all(f"PersistShard/{name}" in out for name in NAMES)
+    assert "AA\tAmerican Airlines Inc.\n" in out
 
 
 @pytest.mark.usefixtures("flights")
