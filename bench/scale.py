@@ -20,7 +20,7 @@ import threading
 import time
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -126,6 +126,9 @@ def _made_ready(report: _Report, api: str, shards: int, operator: _Operators, se
         + f": {sum(spent.values()) / max(took, 1e-9) / cores:.0%} of {cores} cores; most in the {max(spent, key=spent.__getitem__)}",
     )
     report.row("processor of each replica, s", operator.shares())
+    report.row(
+        "reconciles for each shard until ready", _per(_results(sample.metrics), each), _looks(sample.metrics) / each
+    )
     report.row("memory", f"{operator.rss_mib():.0f} MiB", operator.rss_mib(), "300 MiB", 300)
     return ready == shards
 
@@ -457,7 +460,7 @@ def _ids(api: str) -> list[str]:
     return [shard_id for name, shard_id in sorted(_get(f"{api}/stub/shards").items()) if "/shard-" in name]
 
 
-def _per(counts: dict[str, int], shards: int) -> str:
+def _per(counts: Mapping[str, float], shards: int) -> str:
     return ", ".join(f"{one} {count / shards:.2f}" for one, count in sorted(counts.items()) if count > shards / 50)
 
 
@@ -471,6 +474,15 @@ def _blob_gets(metrics: dict[str, float]) -> float:
 
 def _looks(metrics: dict[str, float]) -> float:
     return metrics.get("persist_operator_reconcile_total", 0.0)
+
+
+def _results(metrics: dict[str, float]) -> dict[str, float]:
+    """How many reconciles of shards ended how."""
+    found = {}
+    for series, value in metrics.items():
+        if series.startswith("persist_operator_reconcile_total{") and 'kind="PersistShard"' in series:
+            found[series.partition('result="')[2].partition('"')[0]] = value
+    return found
 
 
 def _redis_calls(redis: Any) -> float:

@@ -45,15 +45,15 @@ from persist_operator.plan import ownership
 from persist_operator.plan.actions import AdvanceSince, EvolveSchema, InitialiseShard, ShardAction
 from persist_operator.plan.observed import Claim, NotOwned, Seen, ShardMissing, StoreFailure
 from persist_operator.settings import OperatorSettings
+from persist_operator.store_calls import PROMPT_S, CallPlaces
 
 T = TypeVar("T")
 #: The key of the canary's shard, in DDL. It has no value columns.
 CANARY_KEY = "at BIGINT NOT NULL"
 #: Limit on concurrent calls to one location, so that threads stay bounded.
 _CALLS_MAX = 8
-#: A store that works answers within this time. A caller waits no longer for a free place at a slow store, or for the answer of a store
-#: that was down.
-_PROMPT_S = 1.0
+#: How long a question waits for its subscription to news. News may have been lost before, so without it a second question would follow.
+_HEARD_S = 0.5
 _PERMANENT: tuple[tuple[type[PersistError], str], ...] = (
     (ForkedLog, "ShardLost"),
     (ShardLost, "ShardLost"),
@@ -69,6 +69,9 @@ _PERMANENT_KINDS = tuple(kind for kind, _ in _PERMANENT)
 
 class Ear(Protocol):
     """Hears of commits to one shard, from any thread. Must be quick and must not raise."""
+
+    def ask(self) -> None:
+        """The stores are asked from now on: what was heard before is older than their answer."""
 
     def hear(self, news: object | None) -> None:
         """There was a commit. None: commits may have been missed."""
@@ -89,31 +92,10 @@ class StoreBusy(PersistError):
 
     kind = ErrorKind.UNAVAILABLE
 
-
-class _Places:
-    """The places for concurrent calls to one location. Thread-safe."""
-
-    def __init__(self, count: int, env: Env) -> None:
-        self._count, self._env = count, env
-        self._changed = threading.Condition()
-        self._since_s: dict[object, float] = {}
-
-    def take(self) -> object | None:
-        """Take a place; the caller must `leave` it. Waits for a free place while the calls under way are young; None once one is slow."""
-        with self._changed:
-            while len(self._since_s) >= self._count:
-                left_s = min(self._since_s.values()) + _PROMPT_S - self._env.monotonic_s()
-                if left_s <= 0 or not self._changed.wait(left_s):
-                    return None
-            place = object()
-            self._since_s[place] = self._env.monotonic_s()
-            return place
-
-    def leave(self, place: object) -> None:
-        """Free the place. Idempotent."""
-        with self._changed:
-            self._since_s.pop(place, None)
-            self._changed.notify()
+    def __init__(self, message: str, is_over: Callable[[], bool]) -> None:
+        """`is_over` is whether a call would begin now, or learn at once that the store is down. It never waits."""
+        super().__init__(message)
+        self.is_over = is_over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,13 +111,17 @@ class _Store:
     """One location: its client, its threads, and the state of its circuit breaker."""
 
     executor: ThreadPoolExecutor
-    places: _Places
+    places: CallPlaces
     opening: threading.Lock = field(default_factory=threading.Lock)
     client: PersistClient | None = None
     retired: PersistClient | None = None
     """The former client, which knew a log that consensus lost. Calls to it may still be under way."""
     open_until_s: float = 0.0
     last_failure: StoreFailure | None = None
+
+    def is_ready(self) -> bool:
+        """Whether a call would begin now, or raise the last failure at once."""
+        return self.last_failure is not None or not self.places.are_taken
 
 
 class Bridge:
@@ -248,6 +234,7 @@ class Bridge:
             _check_owner(client, action)
             shard_id = ShardId(action.shard_id)
             client.initialise(shard_id, wanted, critical=hold)
+            client.hears_commits(shard_id, timeout_s=_HEARD_S)
             looks()
             return _inspected(client, shard_id, None)
 
@@ -324,7 +311,7 @@ class Bridge:
             # All fields are the key: the same addresses with other credentials are another location.
             if location not in self._stores:
                 executor = ThreadPoolExecutor(max_workers=self._calls_max, thread_name_prefix="store")
-                self._stores[location] = _Store(executor, _Places(self._calls_max, self._env))
+                self._stores[location] = _Store(executor, CallPlaces(self._calls_max, self._env))
             return self._stores[location]
 
     def _call(self, location: StoreLocation, call: Callable[[PersistClient], T]) -> T:
@@ -347,7 +334,7 @@ class Bridge:
         if place is None and down is not None:
             raise BridgeFailure(down)
         if place is None:
-            raise StoreBusy(f"{_addresses(location)}: other calls to it are under way and slow")
+            raise StoreBusy(f"{_addresses(location)}: other calls to it are under way and slow", store.is_ready)
         try:
             future: Future[T] = store.executor.submit(self._run, store, location, call)
         except RuntimeError:
@@ -355,7 +342,7 @@ class Bridge:
             raise
         future.add_done_callback(lambda _: store.places.leave(place))
         try:
-            answer = future.result(timeout=self._deadline_s if down is None else min(_PROMPT_S, self._deadline_s))
+            answer = future.result(timeout=self._deadline_s if down is None else min(PROMPT_S, self._deadline_s))
         except FutureTimeout as error:
             if down is not None:
                 future.add_done_callback(lambda late: self._settle(store, location, late))
@@ -428,6 +415,8 @@ def _claimed(client: PersistClient, claim: Claim, ear: Ear | None, known: Seen |
         case Adopted(shard_id):
             if ear is not None:
                 client.on_commit(shard_id, ear)
+                if not client.hears_commits(shard_id) and client.hears_commits(shard_id, timeout_s=_HEARD_S):
+                    ear.ask()
             was = None if known is None else known.inspected
             if isinstance(was, Inspection) and was.shard_id == shard_id:
                 # Readers and writers lapse without a commit, so a state that has some says less with time.

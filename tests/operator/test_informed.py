@@ -52,6 +52,31 @@ def test_the_later_version_stays_and_only_that_is_news(informed, first, second, 
     assert spec_of(informed) == {"n": kept}
 
 
+@pytest.mark.parametrize(
+    ("came", "stored", "is_news"),
+    [
+        ([], "6", False),
+        (["6"], "6", False),
+        (["6", "6"], "6", False),
+        (["5"], "6", False),
+        (["6", "7"], "6", True),
+        (["7"], "6", True),
+        ([], None, False),
+        (["6"], None, True),
+        (["4", "5"], None, False),
+    ],
+)
+def test_what_comes_during_an_own_write_is_news_at_its_end_if_it_is_not_that_write(informed, came, stored, is_news):
+    informed.note(shard("5", n=5))
+    informed.begin_write("PersistShard", "team", "flights")
+    assert [informed.note(shard(version, n=int(version))) for version in came] == [False] * len(came)
+    assert informed.note(shard("6", name="other"))
+    answer = None if stored is None else shard(stored, n=int(stored))
+    assert informed.end_write("PersistShard", "team", "flights", answer) is is_news
+    assert spec_of(informed) == {"n": max(int(one) for one in ["5", *came, stored] if one is not None)}
+    assert informed.note(shard("8", n=8))
+
+
 def test_a_copy_is_a_value_without_managed_fields(informed):
     informed.note(shard("1", n=1))
     informed.resource(PERSIST_SHARD, "team", "flights")["spec"]["n"] = 2

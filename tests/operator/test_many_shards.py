@@ -198,6 +198,17 @@ def test_a_commit_of_another_process_brings_the_shard_back(idle):
     assert idle.status()["frontiers"]["seqno"] > seqno
 
 
+def test_a_first_question_hears_of_nothing_that_was_before_it(idle):
+    """The subscription itself says that news may have been lost. It is waited for, so the answer is newer."""
+    for _ in range(3):
+        idle.restart()
+        idle.heard.clear()
+        idle.go(2)
+        assert idle.heard == []
+    idle.append(1)
+    assert idle.is_heard.wait(60)
+
+
 def asked(answers, name, seen=None):
     """Ask the stores, which answer at once. Returns the ear."""
     ear = answers.begin(name)
@@ -231,6 +242,16 @@ def test_looks_after_a_lost_connection_are_spread(answers):
     waits = [after_s for _, after_s in answers.heard_of]
     assert max(waits) <= LOOP.inspect_seconds
     assert len({round(one) for one in waits}) > 10
+
+
+def test_looks_at_thousands_after_a_lost_connection_take_longer_but_not_longer_than_a_poll(answers):
+    for count, least_s, most_s in ((1500, 20.0, 30.0), (30_000, LOOP.poll_seconds - 30, LOOP.poll_seconds)):
+        ears = [asked(answers, ("team", str(number))) for number in range(count)]
+        answers.env.advance_ms(3600_000)
+        answers.heard_of.clear()
+        for ear in ears:
+            ear.hear(None)
+        assert least_s < max(after_s for _, after_s in answers.heard_of) <= most_s
 
 
 COMMITS = [VersionedData(SeqNo(number), b"%d" % number) for number in (6, 7, 8)]
@@ -375,6 +396,35 @@ def test_an_own_write_does_not_bring_the_shard_back_but_the_sinks_that_use_it(ho
     house.go(4)
     house.controller.changed(house.cluster.stored("PersistShard", "team", "flights"), is_gone=False)
     assert [str(one) for one in iter(lambda: queue.take(timeout_s=0), None)] == ["SparkSink/team/load"]
+
+
+@pytest.mark.parametrize("is_changed", [False, True], ids=["only the write", "and another change"])
+def test_a_watch_that_brings_an_own_write_before_its_answer_brings_no_second_reconcile(
+    house, shard_resource, is_changed, monkeypatch
+):
+    house.cluster.create(PERSIST_SHARD, shard_resource())
+    house.deliver()
+    house.go()
+    before = house.cluster.apply_status
+
+    def applied(kind, *name, **rest):
+        stored = before(kind, *name, **rest)
+        house.controller.changed(house.cluster.stored("PersistShard", "team", "flights"), is_gone=False)
+        if is_changed:
+            house.cluster.edit(
+                PERSIST_SHARD, "team", "flights", lambda one: one["metadata"].update(annotations={"a": "b"})
+            )
+            house.controller.changed(house.cluster.stored("PersistShard", "team", "flights"), is_gone=False)
+        return stored
+
+    monkeypatch.setattr(house.cluster, "apply_status", applied)
+    queue = house.controller._queue
+    while (key := queue.take(timeout_s=0)) is not None:
+        queue.done(key)
+    house.append(1)
+    house.go(2, seconds=60)
+    assert queue.take(timeout_s=0) is None
+    assert any(after_s == 0 for _, after_s in house.heard) is is_changed, "news of a commit waits"
 
 
 def test_an_operator_that_ends_between_intent_and_creation_makes_the_job_once(idle):

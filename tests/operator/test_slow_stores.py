@@ -4,12 +4,17 @@ import threading
 import time
 
 import pytest
+from fake_cluster import FakeCluster
 from persist_engine.base.env import SeededEnv
 from persist_engine.model.ids import ShardId
 from persist_operator.api.shard import StoreLocation
 from persist_operator.bridge import Bridge, BridgeFailure, StoreBusy
+from persist_operator.handlers.controller import Controller
 from persist_operator.plan.observed import StoreFailure
 from persist_operator.settings import LoopSettings, OperatorSettings
+from persist_operator.steps.metrics import OperatorMetrics
+from persist_operator.steps.reconcile import Key
+from prometheus_client import CollectorRegistry
 
 
 def wait_until(condition, seconds=60):
@@ -59,13 +64,48 @@ def test_one_location_never_occupies_all_workers():
             worker.start()
         for _ in workers:
             assert hanging.entered.acquire(timeout=60)
-        with pytest.raises(StoreBusy, match="mem:a"):
+        with pytest.raises(StoreBusy, match="mem:a") as busy:
             answer_of(bridge, HERE)
+        assert not busy.value.is_over()
         assert answer_of(bridge, THERE) == "alive"
         hanging.released.set()
         for worker in workers:
             worker.join(60)
+        assert busy.value.is_over()
         assert answer_of(bridge, HERE) == "alive"
+
+
+def test_a_key_whose_store_is_busy_is_not_reconciled_before_the_store_has_room():
+    class Busy:
+        has_room, count = False, 0
+
+        def reconcile(self, key):
+            self.count += 1
+            if self.count == 1:
+                raise StoreBusy("mem:a: other calls to it are under way", lambda: self.has_room)
+            return 300.0
+
+    key, env, reconciler = Key("PersistShard", "team", "flights"), SeededEnv(), Busy()
+    controller = Controller(
+        reconciler, FakeCluster(now_ms=env.now_ms), OperatorSettings(), env, OperatorMetrics(CollectorRegistry())
+    )
+
+    def pass_the_time():
+        """Until after the key was due once."""
+        env.advance_ms(5_000)
+        assert controller._queue.take(timeout_s=0) == key
+        controller._one(key)
+
+    controller._queue.add(key)
+    pass_the_time()
+    for _ in range(5):
+        pass_the_time()
+    assert reconciler.count == 1
+    reconciler.has_room = True
+    pass_the_time()
+    assert reconciler.count == 2
+    env.advance_ms(299_000)
+    assert controller._queue.take(timeout_s=0) is None
 
 
 @pytest.mark.slow

@@ -85,6 +85,9 @@ class Post:
     def is_live(self, key: str) -> bool:
         return True
 
+    def await_live(self, key: str, timeout_s: float | None) -> bool:
+        return True
+
     def close(self) -> None:
         pass
 

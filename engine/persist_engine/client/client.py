@@ -25,6 +25,7 @@ from persist_engine.client.arguments import (
     expect_count,
     expect_first_hold,
     expect_schema,
+    expect_seconds,
     expect_shard,
     expect_text,
     unexpected,
@@ -304,11 +305,14 @@ class PersistClient:
             raise unexpected(listener, "listener", "a Listener, with a method `hear`")
         self._push.subscribe(expect_shard(shard_id), listener)
 
-    def hears_commits(self, shard_id: ShardId) -> bool:
+    def hears_commits(self, shard_id: ShardId, *, timeout_s: float = 0.0) -> bool:
         """Whether the store pushes all commits to the shard now, as far as is known. False without `on_commit`, and for stores that push
-        nothing.
+        nothing. After `on_commit` it becomes true within some milliseconds, for which this waits at most `timeout_s` (None: for ever). By
+        then each listener has heard None, and no commit is missing from both what is read from now on and the news.
         """
-        return self._push.is_live(expect_shard(shard_id))
+        found = expect_shard(shard_id)
+        wait_s = expect_seconds(timeout_s, "timeout_s")
+        return self._push.is_live(found) if wait_s == 0 else self._push.await_live(found, wait_s)
 
     def has_log(self, shard_id: ShardId) -> bool:
         """Whether consensus has the shard. Linearized. One small read. Without a log, only `initialise` says whether there was one."""

@@ -35,6 +35,11 @@ class Push(Protocol):
     def is_live(self, key: str) -> bool:
         """Whether commits of all processes to `key` are being received, as far as is known."""
 
+    def await_live(self, key: str, timeout_s: float | None) -> bool:
+        """`is_live`, which a subscription makes true soon: waits for that at most `timeout_s` (None: for ever), and not where it never
+        will be. Each listener has heard None for the subscription before this returns True.
+        """
+
     def close(self) -> None:
         """Stop notifying; end threads and connections. Idempotent."""
 
@@ -50,6 +55,10 @@ class NoPush:
 
     def is_live(self, key: str) -> bool:
         """Always False."""
+        return False
+
+    def await_live(self, key: str, timeout_s: float | None) -> bool:
+        """Always False, at once."""
         return False
 
     def close(self) -> None:
@@ -76,6 +85,10 @@ class LocalPush:
             listener.hear(abridged(new))
 
     def is_live(self, key: str) -> bool:
+        """See Push."""
+        return False
+
+    def await_live(self, key: str, timeout_s: float | None) -> bool:
         """See Push."""
         return False
 

@@ -55,9 +55,13 @@ class Informed:
         self._listed: set[str] = set()
         self._doubted: set[str] = set()
         self._epoch = 0
+        #: The resources that this process writes now, each with the latest version that came meanwhile.
+        self._writing: dict[tuple[str, _Name], int | None] = {}
 
     def note(self, resource: Mapping[str, Any]) -> bool:
-        """Keep a copy of a resource that the API server sent. Whether it was news: False when this version, or a later one, is kept."""
+        """Keep a copy of a resource that the API server sent. Whether it was news: False when this version, or a later one, is kept, and
+        while `end_write` will say it.
+        """
         kind, name, version = _identity(resource)
         if kind not in self._copies or (kind != PERSIST_SHARD.kind and not _is_child(resource)):
             return True
@@ -70,7 +74,25 @@ class Informed:
                 return False
             self._put(kind, name, copy)
             self._doubted.discard(copy.owner)
-            return True
+            if version is None or (kind, name) not in self._writing:
+                return True
+            self._writing[kind, name] = version
+            return False
+
+    def begin_write(self, kind: str, namespace: str, name: str) -> None:
+        """Call before the request that writes the resource. A watch may bring the new version before the request has its answer."""
+        with self._lock:
+            self._writing[kind, (namespace, name)] = None
+
+    def end_write(self, kind: str, namespace: str, name: str, stored: Resource | None) -> bool:
+        """Keep what the API server stored; None when it refused. Whether a watch brought another version meanwhile that is news."""
+        version = None
+        if stored is not None:
+            self.note(stored)
+            version = _identity(stored)[2]
+        with self._lock:
+            came = self._writing.pop((kind, (namespace, name)), None)
+        return came is not None and (version is None or came > version)
 
     def note_gone(self, resource: Mapping[str, Any]) -> None:
         """Forget a resource of which a watch says that it was deleted. A later resource of the name stays."""

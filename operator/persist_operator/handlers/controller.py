@@ -23,6 +23,8 @@ from persist_operator.steps.reconcile import Key, Reconciler
 
 _LOG = logging.getLogger(__name__)
 _POLL_S = 1.0
+#: A key whose store was busy comes again within this time. Thousands may wait so, and each look at whether the store has room costs little.
+_BUSY_S = 4.0
 #: A worker is stuck when one reconcile takes longer. Every call of a reconcile has a limit, and their sum is less.
 _STUCK_S = 600.0
 #: Pause after a failed list. Lists fail until the resource definitions are installed.
@@ -90,6 +92,7 @@ class Controller:
         self._stopping, self._to_list = threading.Event(), threading.Event()
         self._threads: list[threading.Thread] = []
         self._begun_s: dict[str, float] = {}
+        self._busy: dict[Key, StoreBusy] = {}
         self._waits_for: str | None = "the first list of all resources"
         self._pressure = Pressure(env)
 
@@ -170,9 +173,9 @@ class Controller:
         self._metrics.queue_depth.set(self._queue.depth)
         self._metrics.queue_oldest.set(self._queue.oldest_s)
 
-    def resync(self) -> None:
-        """List everything, so that a change that a watch missed is known too. Enqueues what is new at once, and every other resource at
-        some time until the next resync.
+    def resync(self, *, is_periodic: bool = True) -> None:
+        """List everything, so that a change that a watch missed is known too. Enqueues what is new at once, and if this is the periodic
+        resync, every other resource at some time until the next one.
         """
         for kind in KEPT:
             for index, namespace in enumerate(self._namespaces):
@@ -184,13 +187,13 @@ class Controller:
                         owned = self._owned(resource)
                         if owned:
                             is_news = self._informed.note(resource)
-                            self._listed(owned, is_news=is_news or self._are_new(owned))
+                            self._listed(owned, is_news=is_news or self._are_new(owned), is_periodic=is_periodic)
                 self._informed.end_list(listing, found, is_last=index + 1 == len(self._namespaces))
         for namespace in self._namespaces:
             for page in self._cluster.pages(SPARK_SINK, namespace, {}):
                 for resource in page:
                     owned = self._owned(resource)
-                    self._listed(owned, is_news=self._are_new(owned))
+                    self._listed(owned, is_news=self._are_new(owned), is_periodic=is_periodic)
 
     @property
     def _namespaces(self) -> tuple[str | None, ...]:
@@ -208,8 +211,8 @@ class Controller:
         with self._lock:
             return any(key not in self._seen for key in keys)
 
-    def _listed(self, owned: Iterable[Key], *, is_news: bool) -> None:
-        for key in owned:
+    def _listed(self, owned: Iterable[Key], *, is_news: bool, is_periodic: bool) -> None:
+        for key in owned if is_news or is_periodic else ():
             # Spread, so that thousands of reconciles do not come at once.
             after_s = 0.0 if is_news else self._env.uniform(0.0, self._settings.loop.resync_seconds)
             self._queue.add(key, after_s=after_s)
@@ -255,6 +258,10 @@ class Controller:
             self._queue.add(key, after_s=_POLL_S)
             self._queue.done(key)
             return
+        if not self._has_room(key):
+            self._queue.add(key, after_s=self._env.uniform(_POLL_S, _BUSY_S))
+            self._queue.done(key)
+            return
         with self._lock:
             self._seen.add(key)
         started_s, result, failed, pause_s = self._env.monotonic_s(), "ok", False, 0.0
@@ -265,9 +272,11 @@ class Controller:
             else:
                 # As it is asked for: the reconcile knows what is due then, and what may be spread over time.
                 self._queue.add(key, after_s=after_s)
-        except StoreBusy:
+        except StoreBusy as error:
             result = "store_busy"
-            self._queue.add(key, after_s=_POLL_S)
+            with self._lock:
+                self._busy[key] = error.with_traceback(None)  # the frames would keep the resource
+            self._queue.add(key, after_s=self._env.uniform(_POLL_S, _BUSY_S))
         except ApiError as error:
             result, failed, pause_s = "api_error", True, error.retry_after_s
             _LOG.warning("reconcile failed", extra={"key": str(key), "error": str(error)})
@@ -280,11 +289,23 @@ class Controller:
             self._metrics.reconciles.labels(kind=key.kind, result=result).inc()
             self._metrics.reconcile_seconds.labels(kind=key.kind).observe(self._env.monotonic_s() - started_s)
 
+    def _has_room(self, key: Key) -> bool:
+        """Whether the store of a key that found it busy has room again. A reconcile that comes to the same end costs some milliseconds, and
+        a store that is busy has many keys that wait for it.
+        """
+        with self._lock:
+            busy = self._busy.get(key)
+            if busy is not None and busy.is_over():
+                del self._busy[key]
+                return True
+            return busy is None
+
     def _leave(self, key: Key) -> None:
         """Let go of a key that another replica reconciles. `resync` brings it back when this replica owns it again."""
         with self._lock:
             is_known = key in self._seen
             self._seen.discard(key)
+            self._busy.pop(key, None)
         if is_known:
             self._reconciler.forget(key)
         self._queue.done(key)
@@ -293,6 +314,7 @@ class Controller:
         """Remove a sink that is gone from the index. The sinks of a shard that is gone stay in it, and find that out by themselves."""
         with self._lock:
             self._seen.discard(key)
+            self._busy.pop(key, None)
         if key.kind != SPARK_SINK.kind:
             return
         with self._lock:
@@ -300,13 +322,17 @@ class Controller:
                 sinks.discard(key)
 
     def _resync(self) -> None:
+        due_s = self._env.monotonic_s()
         while not self._stopping.is_set():
-            wait_s = self._settings.loop.resync_seconds * self._env.uniform(0.9, 1.1)
+            is_periodic = self._env.monotonic_s() >= due_s
+            if is_periodic:
+                due_s += self._settings.loop.resync_seconds * self._env.uniform(0.9, 1.1)
             self._to_list.clear()
             if self._stopping.is_set():
                 return
+            again_s = due_s - self._env.monotonic_s()
             try:
-                self.resync()
+                self.resync(is_periodic=is_periodic)
                 self._waits_for = None
                 self._metrics.last_resync.set(self._env.now_ms() / 1000)
                 self._metrics.leaked_pods.set(leaked_pods(self._cluster, self._namespaces))
@@ -314,5 +340,6 @@ class Controller:
                 if self._waits_for is not None:
                     self._waits_for = f"the first list of all resources: {error}"
                 _LOG.warning("resync failed", extra={"error": str(error)})
-                wait_s = min(wait_s, max(_LIST_AGAIN_S, error.retry_after_s))
-            self._to_list.wait(wait_s)
+                again_s = min(again_s, max(_LIST_AGAIN_S, error.retry_after_s))
+                due_s = min(due_s, self._env.monotonic_s() + again_s) if is_periodic else due_s
+            self._to_list.wait(max(0.0, again_s))

@@ -21,6 +21,8 @@ from persist_operator.api.shard import StoreLocation
 from persist_operator.plan.observed import Claim, Seen
 from persist_operator.settings import LoopSettings
 
+#: How many shards are looked at in a second when news of all may have been lost, as after the loss of a connection.
+_LOOKS_PER_S = 50
 #: (namespace, name) of a PersistShard.
 Name = tuple[str, str]
 #: Called with the name of a shard of which there is news, and the seconds after which it is to be looked at.
@@ -44,6 +46,10 @@ class Ear:
 
     def __init__(self, answers: Answers, name: Name) -> None:
         self._answers, self.name = answers, name
+
+    def ask(self) -> None:
+        """See Answers.begin."""
+        self._answers.begin(self.name)
 
     def hear(self, news: object | None) -> None:
         """See the engine's `PersistClient.on_commit`."""
@@ -125,8 +131,8 @@ class Answers:
         """Note news of the shard, and let it be looked at: no sooner than `inspect_seconds` after its last look. News that comes while the
         stores are asked waits for their answer. None: news may have been lost, of many shards at once, so their looks are spread.
         """
-        spread_s = self._env.uniform(0.0, self._settings.inspect_seconds) if news is None else 0.0
         with self._lock:
+            spread_s = self._env.uniform(0.0, self._spread_s()) if news is None else 0.0
             kept = self._kept.get(name)
             if kept is None or kept.has_news or _is_shown(news, kept.answer):
                 return
@@ -138,6 +144,10 @@ class Answers:
             kept.has_news = True
             after_s = kept.begun_s + self._settings.inspect_seconds - self._env.monotonic_s()
         self.on_news(name, max(spread_s, after_s))
+
+    def _spread_s(self) -> float:
+        """The time for the looks of all shards, when news of all may have been lost."""
+        return min(max(self._settings.inspect_seconds, len(self._kept) / _LOOKS_PER_S), self._settings.poll_seconds)
 
     def forget(self, name: Name) -> None:
         """Forget a shard that is gone, and stop listening."""

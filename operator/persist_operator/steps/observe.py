@@ -136,7 +136,8 @@ class Observer:
     def created(self, shard: Shard, action: InitialiseShard) -> Seen:
         """Create the shard as `action` says, and return what the stores answer then: see Bridge.initialise."""
         name, claim = (shard.meta.namespace, shard.meta.name), ownership.claim_of(shard, self._settings)
-        # The news of the creation itself is older than the question.
+        # The news of the creation itself is older than the question, and no reason for a look before it.
+        self.answers.begin(name)
         answer = self._bridge.initialise(action, looks=lambda: self.answers.begin(name))
         self.answers.keep(name, action.location, claim, answer)
         return answer

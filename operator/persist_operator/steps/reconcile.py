@@ -113,9 +113,13 @@ class Reconciler:
         self._lock = threading.Lock()
         self._failures: dict[Key, dict[str, ActionFailure]] = {}
         self._blind: dict[Key, int] = {}
+        self._again: Callable[[Key, float], None] = lambda key, after_s: None
 
     def on_news(self, listener: Callable[[Key, float], None]) -> None:
-        """Call `listener` with the key of a shard that was changed in its stores, and the seconds after which to reconcile it."""
+        """Call `listener` with the key of a resource that was changed, in its stores or beside a write of this process, and the seconds
+        after which to reconcile it.
+        """
+        self._again = listener
         self._observer.answers.on_news = lambda name, after_s: listener(Key(PERSIST_SHARD.kind, *name), after_s)
 
     def reconcile(self, key: Key) -> float | None:
@@ -390,16 +394,19 @@ class Reconciler:
             self._metrics.resources.show(resource, status)
         if (resource.get("status") or {}) == status:
             return resource
-        version = resource["metadata"]["resourceVersion"]
+        version, name, stored = resource["metadata"]["resourceVersion"], (key.kind, key.namespace, key.name), None
+        self._informed.begin_write(*name)
         try:
             stored = self._cluster.apply_status(BY_KIND[key.kind], key.namespace, key.name, status, version=version)
         except ApiError:
             # The copy may be old. The next reconcile reads the resource live.
-            self._informed.forget(key.kind, key.namespace, key.name)
+            self._informed.forget(*name)
             self._metrics.refusals.labels(what="status").inc()
             raise
+        finally:
+            if self._informed.end_write(*name, stored):
+                self._again(key, 0.0)
         if stored is not None:
-            self._informed.note(stored)
             self._contested.wrote(key, resource, stored, now_s=self._env.monotonic_s())
             if not is_deleting:
                 self._metrics.resources.written(resource, status, () if planned is None else planned.runs)

@@ -90,7 +90,7 @@ WRONG: dict[type, dict[str, dict[str, list[Any]]]] = {
         "evolve_schema": {"shard_id": SHARD, "schema": SCHEMAS},
         "recent_upper": {"shard_id": SHARD},
         "has_log": {"shard_id": SHARD},
-        "hears_commits": {"shard_id": SHARD},
+        "hears_commits": {"shard_id": SHARD, "timeout_s": SECONDS},
         "is_newest": {"shard_id": SHARD, "seqno": [*all_but(int), -1], "tag": all_but(str)},
         "on_commit": {"shard_id": SHARD, "listener": ANYTHING},
         "set_retention": {"shard_id": SHARD, "retain_ms": [*all_but(int, None), -5, 2**64]},

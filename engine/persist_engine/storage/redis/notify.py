@@ -51,6 +51,7 @@ class RedisPush:
         self._lock = threading.Lock()  # guards the fields below, and sending
         self._listeners: dict[str, WeakSet[Listener]] = {}
         self._heard: set[str] = set()
+        self._heard_more = threading.Condition()
         self._connection: redis.Connection | None = None
         self._thread: threading.Thread | None = None
 
@@ -70,6 +71,14 @@ class RedisPush:
             elif is_new:
                 self._send("SUBSCRIBE", channel)
 
+    def await_live(self, key: str, timeout_s: float | None) -> bool:
+        """See Push."""
+        if not self.is_live(key) and news_channel(self._prefix, key) in self._listeners:
+            with self._heard_more:
+                limit_s = None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
+                self._heard_more.wait_for(lambda: self._closing.is_set() or self.is_live(key), limit_s)
+        return self.is_live(key)
+
     def publish(self, key: str, new: VersionedData) -> None:
         """Does nothing: the commit script has already published it."""
 
@@ -82,6 +91,8 @@ class RedisPush:
         self._closing.set()
         if self._is_forked:
             return
+        with self._heard_more:
+            self._heard_more.notify_all()
         with self._lock:
             thread = self._thread
             self._send("PING")  # the answer wakes the thread
@@ -146,9 +157,11 @@ class RedisPush:
                 self._tell(name.decode(errors="replace"), message)
             case [b"subscribe", bytes() as name, _]:
                 channel = name.decode()
-                self._heard.add(channel)  # in place: thousands of shards subscribe at once
                 for listener in self._listeners_of(channel):
                     listener.hear(None)  # earlier commits were not received
+                with self._heard_more:
+                    self._heard.add(channel)  # in place: thousands of shards subscribe at once
+                    self._heard_more.notify_all()
 
     def _tell(self, channel: str, message: bytes) -> None:
         seqno, _, data = message.partition(b" ")

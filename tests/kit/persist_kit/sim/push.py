@@ -71,5 +71,9 @@ class SimPush:
         """See Push. Always true, which is wrong when messages are lost."""
         return True
 
+    def await_live(self, key: str, timeout_s: float | None) -> bool:
+        """See Push and `is_live`."""
+        return True
+
     def close(self) -> None:
         """See Push."""
