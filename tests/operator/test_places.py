@@ -46,7 +46,7 @@ def test_the_order_is_due_time_then_debt_then_drivers_then_the_longest_wait():
     expected = ["due", "due-later", "more-debt", "debt", "early", "late", "rollup"]
     assert first_of(waiting, LimitSettings(total=1)) == expected
     last = waiting[2]
-    assert wait_of(last, waiting[:2] + waiting[3:], [], LimitSettings(total=1)) == Wait(6, "limits.total")
+    assert wait_of(last, waiting[:2] + waiting[3:], [], LimitSettings(total=1)) == Wait(7, "limits.total")
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,8 @@ class ShardSpec:
     gc_enabled: bool
     gc_interval_seconds: int
     gc_deletes_max: int
+    record_days: int
+    """How long the records of deleted blobs are kept; 0: none are written."""
     orphans_mode: Literal["Off", "Report", "Delete"]
     orphans_min_age_seconds: int
     orphans_interval_seconds: int
@@ -155,6 +157,7 @@ class ShardSpec:
             gc_enabled=spec["gc"]["enabled"],
             gc_interval_seconds=spec["gc"]["intervalSeconds"],
             gc_deletes_max=spec["gc"]["maxDeletesPerRun"],
+            record_days=spec["gc"]["recordDays"],
             orphans_mode=spec["gc"]["orphans"]["mode"],
             orphans_min_age_seconds=spec["gc"]["orphans"]["minAgeSeconds"],
             orphans_interval_seconds=spec["gc"]["orphans"]["intervalSeconds"],

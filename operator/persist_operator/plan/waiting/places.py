@@ -61,7 +61,7 @@ def wait_of(start: Place, others: Iterable[Place], running: Iterable[Place], lim
     raise AssertionError("start is among those that were sorted")
 
 
-def _order(one: Place) -> tuple[float, int, int, int, tuple[str, str]]:
+def _order(one: Place) -> tuple[float, int, int, int, int, tuple[str, str]]:
     due = float("inf") if one.due_ms is None else one.due_ms
     return due, -one.debt_bytes, _RANK[one.kind], one.asked_ms, one.key
 
