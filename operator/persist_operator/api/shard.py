@@ -126,6 +126,7 @@ class ShardSpec:
     windows: tuple[Window, ...]
     """When compactions may start; at any time when there are none."""
     max_rewrite_bytes_per_day: int | None
+    queue_priority: int
     priority_class_name: str | None
     service_account_name: str | None
     maintenance_template: Mapping[str, Any]
@@ -166,6 +167,7 @@ class ShardSpec:
             needs_approval=maintenance["approval"] == "Required",
             windows=tuple(map(Window.of, maintenance.get("windows") or ())),
             max_rewrite_bytes_per_day=None if budget is None else quantity.to_bytes(budget),
+            queue_priority=maintenance.get("queuePriority", 0),
             priority_class_name=maintenance.get("priorityClassName"),
             service_account_name=maintenance.get("serviceAccountName"),
             maintenance_template=maintenance.get("template") or {},

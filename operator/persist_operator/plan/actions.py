@@ -62,6 +62,8 @@ class StartJob:
     priority_class_name: str | None
     service_account_name: str | None
     template: Mapping[str, Any]
+    queue_priority: int = 0
+    """Of the starts that wait for a place with the same due time and debt, a greater one goes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,6 +123,7 @@ def _started(
         purge=spec.reclaim_policy == "Purge",
         deletes_max=spec.gc_deletes_max,
         record_days=spec.record_days,
+        queue_priority=spec.queue_priority,
         location=location,
         ttl_seconds=spec.ttl_seconds_after_finished,
         priority_class_name=spec.priority_class_name,

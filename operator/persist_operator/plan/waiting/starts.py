@@ -127,6 +127,7 @@ def _start(
         debt_bytes=inspection.compaction_bytes if is_compaction else 0,
         ended_driver=block.settled_job if block.runner == "Spark" else None,
         record_days=spec.record_days,
+        queue_priority=spec.queue_priority,
         ttl_seconds=spec.ttl_seconds_after_finished,
         priority_class_name=spec.priority_class_name,
         service_account_name=spec.service_account_name,
