@@ -81,12 +81,12 @@ def refused(*, blob="mem:", consensus="mem:", match):
 @pytest.mark.parametrize(
     ("user", "database", "words"),
     [
-        (f":{SECRET}@", "0", "invalid username-password pair"),
+        (f":{SECRET}@", "0", "invalid username-password pair.*; give the location the user and password"),
         (f"unknown:{SECRET}@", "0", "invalid username-password pair"),
-        ("", "0", "Authentication required"),
-        ("idle:pw@", "0", "no permissions"),
+        ("", "0", "Authentication required.*; give the location the user and password"),
+        ("idle:pw@", "0", "no permissions.*; give the Redis user these commands"),
         ("other:pw@", "0", "no permissions|No permissions"),
-        (":right@", "99", "DB index is out of range"),
+        (":right@", "99", "DB index is out of range; correct the number of the database"),
     ],
 )
 def test_regression_an_error_of_redis_is_raised_with_its_words(redis_server_with_users, user, database, words):
@@ -99,14 +99,23 @@ def test_regression_a_server_that_is_no_redis_is_refused(redis_server_with_users
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     plain = redis_server_with_users
-    refused(consensus=f"redis://{plain.address}/0?password_file={quote(f'{tmp_path}/none')}", match="No such file")
+    refused(
+        consensus=f"redis://{plain.address}/0?password_file={quote(f'{tmp_path}/none')}",
+        match="No such file.*; correct the path of the password's file",
+    )
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    refused(consensus=f"redis://{plain.address}/0?password_file={quote(f'{tmp_path}/binary')}", match="can't decode")
-    refused(consensus=f"redis://{64 * 'a'}.b/0", match="at redis://aaa")
+    refused(
+        consensus=f"redis://{plain.address}/0?password_file={quote(f'{tmp_path}/binary')}",
+        match="can't decode.*; write the password as UTF-8",
+    )
+    refused(consensus=f"redis://{64 * 'a'}.b/0", match="at redis://aaa.*; correct the host name")
     with web_server() as address:
-        refused(consensus=f"redis://{address}/0", match="open consensus: INFO at redis://127.0.0.1")
+        refused(
+            consensus=f"redis://{address}/0",
+            match="open consensus: INFO at redis://127.0.0.1.*; no Redis answers there",
+        )
     with redis_server(tls=True) as server:
-        refused(consensus=server.url, match="certificate")
+        refused(consensus=server.url, match="certificate.*; name the file of the authority")
         refused(blob=f"s3://bucket/?endpoint=https%3A%2F%2F{server.address}", match="certificate")
 
 
@@ -128,18 +137,18 @@ def test_a_server_with_tls_behind_an_address_without_it_is_named(monkeypatch):
 
 @pytest.mark.s3
 def test_regression_an_error_of_s3_is_raised_with_its_words(s3, monkeypatch):
-    refused(blob=s3.location("p", bucket="nowhere"), match="bucket nowhere: NoSuchBucket")
+    refused(blob=s3.location("p", bucket="nowhere"), match="bucket nowhere: NoSuchBucket.*; create the bucket")
     refused(blob=s3.location("p", bucket="nowhere") + "&probe=false", match="NoSuchBucket")
     refused(blob=s3.location("p").replace("http%3A", "https%3A"), match="SSL")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    refused(blob=s3.location("wrong"), match="SignatureDoesNotMatch")
+    refused(blob=s3.location("wrong"), match="SignatureDoesNotMatch.*; correct the access key")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "unknown")
-    refused(blob=s3.location("wrong"), match="No user exists with the provided access key ID")
+    refused(blob=s3.location("wrong"), match="No user exists with the provided access key ID.*; correct endpoint, bucket, region and cred")
     for name in s3.environment:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    refused(blob=s3.location("wrong"), match="Unable to locate credentials")
+    refused(blob=s3.location("wrong"), match="Unable to locate credentials; set AWS_ACCESS_KEY_ID")
 
 
 @pytest.mark.s3
@@ -199,7 +208,7 @@ def test_regression_an_unknown_host_is_waited_for_a_while(monkeypatch, blob, con
 @pytest.mark.parametrize(
     ("blob", "consensus", "words"),
     [
-        ("file://{}/file", "mem:", "Not a directory"),
+        ("file://{}/file", "mem:", "Not a directory; correct the path"),
         ("file://{}/file/blobs", "mem:", "Not a directory"),
         ("file://{}/" + "x" * 300, "mem:", "File name too long"),
         ("mem:", "sqlite://{}/file/log.db", "Not a directory|File exists"),

@@ -17,6 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 from persist_engine.base.versioned import SeqNo, VersionedData
 from persist_engine.codec.batch import encode_run_listing, encode_transmittable
+from persist_engine.codec.deletions import Cause, Deletions, encode_deletions
 from persist_engine.codec.inline_part import encode_inline
 from persist_engine.codec.part import checksum, encode_part, key_lower, part_stats
 from persist_engine.codec.registry import Identity, encode_identity, encode_name, encode_shard_owner
@@ -76,6 +77,16 @@ DENSE = Schema.from_ddl("id BIGINT NOT NULL", "x DOUBLE, s STRING")
 FILTERED = ("key.id", "val.i", "val.f", "val.m", "val.s", "val.r", "val.d", "val.t", "val.w")
 BIRTH = b"\x0b" * 16
 STORE = Identity(StoreId.from_bytes(b"\x0c" * 16))
+DELETIONS = Deletions(
+    shard_id=SHARD,
+    cause=Cause.COLLECTION,
+    seqno=SeqNo(42),
+    hostname="flights-gc-42",
+    begun_ms=1_700_000_000_000,
+    gone_ms=1_700_000_000_250,
+    keys=("n0000100/p01010101-0101-0101-0101-010101010101", "v40/r02020202-0202-0202-0202-020202020202"),
+)
+INTENTION = replace(DELETIONS, cause=Cause.ORPHAN_SCAN, gone_ms=None)
 OWNER = Owner("persist-operator/main", "analytics", "flights")
 POSITION = Position(
     source="rate",
@@ -296,6 +307,8 @@ def files() -> dict[str, bytes]:
         "identity.bin": encode_identity(STORE),
         "owner.bin": encode_shard_owner(SHARD, OWNER),
         "name.bin": encode_name(OWNER, SHARD),
+        "deletions.bin": encode_deletions(DELETIONS),
+        "deletions-intended.bin": encode_deletions(INTENTION),
         "position.json": encode_position(POSITION),
     }
 

@@ -13,6 +13,7 @@ import pytest
 from persist_engine.base.errors import CorruptData
 from persist_engine.codec.batch import decode_run_listing, decode_transmittable
 from persist_engine.codec.bloom import PartFilters, wrong_filters
+from persist_engine.codec.deletions import decode_deletions
 from persist_engine.codec.inline_part import decode_inline
 from persist_engine.codec.part import decode_part
 from persist_engine.codec.registry import decode_identity, decode_name, decode_shard_owner
@@ -75,7 +76,17 @@ def test_the_stored_rollups_decode_to_their_states(golden: ModuleType, lazily: b
 
 
 @pytest.mark.parametrize(
-    "name", ["batch.bin", "run-listing.bin", "diff.bin", "rollup.bin", "identity.bin", "owner.bin", "name.bin"]
+    "name",
+    [
+        "batch.bin",
+        "run-listing.bin",
+        "diff.bin",
+        "rollup.bin",
+        "identity.bin",
+        "owner.bin",
+        "name.bin",
+        "deletions.bin",
+    ],
 )
 def test_every_stored_message_is_of_the_one_format(name: str) -> None:
     assert stored(name)[4:6] == b"\1\0"
@@ -101,11 +112,21 @@ def test_the_stored_identity_and_registry_decode_to_the_values_they_were_made_of
         "identity.bin",
         "owner.bin",
         "name.bin",
+        "deletions.bin",
+        "deletions-intended.bin",
         "position.json",
     ],
 )
 def test_messages_are_still_written_byte_for_byte(golden: ModuleType, name: str) -> None:
     assert golden.files()[name] == stored(name)
+
+
+@pytest.mark.parametrize(("name", "value"), [("deletions.bin", "DELETIONS"), ("deletions-intended.bin", "INTENTION")])
+def test_the_stored_records_of_deletions_decode_to_the_values_they_were_made_of(
+    golden: ModuleType, name: str, value: str
+) -> None:
+    """Spec 29.19."""
+    assert decode_deletions(stored(name), key="golden", shard_id=golden.SHARD) == getattr(golden, value)
 
 
 def test_the_stored_position_of_a_stream_decodes_to_the_value_it_was_made_of(golden: ModuleType) -> None:

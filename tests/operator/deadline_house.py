@@ -13,7 +13,7 @@ from persist_engine.base.settings import Settings
 from persist_engine.client.tend import hold_since
 from persist_engine.codec.batch import decode_run_listing
 from persist_engine.codec.inline_part import decode_inline
-from persist_engine.codec.keys import parse_blob_key
+from persist_engine.codec.keys import parse_blob_key, parse_deletions_key
 from persist_engine.codec.state import decode_rollup
 from persist_engine.codec.state_diff import decode_state_diff
 from persist_engine.model.batch import InlinePart
@@ -176,7 +176,7 @@ def _decoded(key: str, data: bytes, shard_id: ShardId) -> Iterator[tuple[str, by
         for entry in rollup.diffs:
             yield key, entry.data
             yield from _inline(key, named_batches(decode_state_diff(entry.data, key=key)))
-    elif data:
+    elif data and parse_deletions_key(key) is None:
         parse_blob_key(key)
         yield key, repr(decode_run_listing(data, key=key, shard_id=shard_id)).encode()
 

@@ -25,7 +25,7 @@ def job(make_shard, settings):
     def make(**changes):
         values = {
             "kind": "compaction", "name": "flights-compact-7", "shard_id": names.shard_id_of("u"), "location": LOCATION,
-            "seqno": 7, "reason": "because", "memory": "2Gi", "ttl_seconds": 60, "priority_class_name": None,
+            "seqno": 7, "reason": "because", "memory": "2Gi", "record_days": 90, "ttl_seconds": 60, "priority_class_name": None,
             "service_account_name": None, "template": {}, **changes,
         }  # fmt: skip
         return StartMaintenance(**values)
@@ -112,7 +112,7 @@ def test_the_maintenance_job_tries_once_and_reports(job):
     assert container["args"] == [
         "maintain", "compact", "--shard", names.shard_id_of("u"), "--blob", "s3://b/p?credentials_dir=/var/run/secrets/persist/store",
         "--consensus", "redis://r:6379/0?credentials_dir=/var/run/secrets/persist/store", "--report", "/dev/termination-log", "--json",
-        "--memory-mib", "2048",
+        "--memory-mib", "2048", "--record-days", "90",
     ]  # fmt: skip
     assert container["resources"]["limits"]["memory"] == "2Gi"
     assert {

@@ -33,20 +33,22 @@ def first_of(waiting, limits):
     return order
 
 
-def test_the_order_is_due_time_then_debt_then_drivers_then_the_longest_wait():
+def test_the_order_is_due_time_then_debt_then_priority_then_drivers_then_the_longest_wait():
     waiting = [
         place("late", asked_ms=9),
         place("early", asked_ms=1),
         place("rollup", "maintenance", asked_ms=0),
         place("debt", "maintenance", debt_bytes=5, asked_ms=7),
+        place("favoured", "maintenance", priority=1, asked_ms=9),
+        place("least", priority=-1, asked_ms=0),
         place("more-debt", "maintenance", debt_bytes=9, asked_ms=8),
         place("due-later", "maintenance", due_ms=200),
         place("due", due_ms=100, asked_ms=9),
     ]
-    expected = ["due", "due-later", "more-debt", "debt", "early", "late", "rollup"]
+    expected = ["due", "due-later", "more-debt", "debt", "favoured", "early", "late", "rollup", "least"]
     assert first_of(waiting, LimitSettings(total=1)) == expected
     last = waiting[2]
-    assert wait_of(last, waiting[:2] + waiting[3:], [], LimitSettings(total=1)) == Wait(6, "limits.total")
+    assert wait_of(last, waiting[:2] + waiting[3:], [], LimitSettings(total=1)) == Wait(7, "limits.total")
 
 
 @pytest.mark.parametrize(
@@ -95,6 +97,7 @@ PLACES = st.builds(
     store=st.sampled_from("st"),
     due_ms=st.none() | st.integers(0, 3),
     debt_bytes=st.integers(0, 2),
+    priority=st.integers(-1, 1),
     asked_ms=st.integers(0, 3),
 )
 NUMBER = st.none() | st.integers(1, 4)
@@ -107,6 +110,38 @@ LIMITS = st.builds(
     per_namespace=NUMBER,
     per_store=NUMBER,
 )
+
+
+def goes_first(one, two):
+    """Whether one goes before two: the first of the keys of the queue in which they differ decides. As documented, key by key."""
+    due = [float("inf") if each.due_ms is None else each.due_ms for each in (one, two)]
+    if due[0] != due[1]:
+        return due[0] < due[1]
+    if one.debt_bytes != two.debt_bytes:
+        return one.debt_bytes > two.debt_bytes
+    if one.priority != two.priority:
+        return one.priority > two.priority
+    if one.kind != two.kind:
+        return one.kind == "driver"
+    return (one.asked_ms, one.key) < (two.asked_ms, two.key)
+
+
+@given(
+    waiting=st.lists(
+        PLACES.filter(lambda one: one.kind != "inspection"), min_size=2, max_size=8, unique_by=lambda one: one.key
+    )
+)
+def test_the_order_is_total_and_as_stated_for_drivers_and_maintenance(waiting):
+    """Of any two, exactly one goes first, whatever else waits; so the first of all is first before each."""
+    one, two, *_ = waiting
+    limits = LimitSettings(total=1)
+    begins = [wait_of(each, [other], [], limits) is None for each, other in ((one, two), (two, one))]
+    assert begins == [goes_first(one, two), goes_first(two, one)]
+    assert sum(begins) == 1
+    (first,) = (
+        each for each in waiting if wait_of(each, [other for other in waiting if other != each], [], limits) is None
+    )
+    assert all(goes_first(first, other) for other in waiting if other != first)
 
 
 @given(waiting=st.lists(PLACES, max_size=12, unique_by=lambda one: one.key), limits=LIMITS)

@@ -86,17 +86,28 @@ def test_a_number_outside_the_definitions_range_is_left_out_of_the_status(plan, 
 
 
 def test_a_finished_run_is_entered_once_with_its_report(plan, make_inspection, now):
+    record = "d001710000000000/d018bcfe5-6800-7000-8000-000000000000"
     report = {"type": "GC", "outcome": "Succeeded", "message": "done", "blobs_deleted": 7, "diffs_truncated": 40}
+    report["deletion_record"] = record
     done = run("gc", 300, now, phase=Phase.SUCCEEDED, report=report, planned_reason="40 versions can be truncated")
     first = plan(status=ASSIGNED, inspected=make_inspection(), runs=[done], at=now + 3000)
     block = first.status["maintenance"]["gc"]
     assert (block["lastResult"], block["consecutiveFailures"], block["lastDurationSeconds"]) == ("Succeeded", 0, 2)
     (item,) = first.status["history"]
     assert (item["type"], item["blobsDeleted"], item["diffsTruncated"]) == ("GC", 7, 40)
+    assert item["deletionRecord"] == record
     assert [note.reason for note in first.notes] == ["GCSucceeded"]
     second = plan(status=first.status, inspected=make_inspection(), runs=[done], at=now + 4000)
     assert second.status["history"] == first.status["history"]
     assert second.notes == ()
+
+
+@pytest.mark.parametrize("key", ["", "d1/d2", "x" * 10_000, 7, None, "../d018bcfe5-6800-7000-8000-000000000000"])
+def test_what_is_no_key_of_a_record_stays_out_of_the_status(plan, make_inspection, now, key):
+    """Pods of the resource's namespace write what they like."""
+    done = run("gc", 300, now, phase=Phase.SUCCEEDED, report={"outcome": "Succeeded", "deletion_record": key})
+    (item,) = plan(status=ASSIGNED, inspected=make_inspection(), runs=[done], at=now + 3000).status["history"]
+    assert "deletionRecord" not in item
 
 
 def test_gc_waits_for_its_interval_and_a_request_does_not(plan, make_inspection, now):

@@ -57,7 +57,7 @@ def both(template, operator_settings=RESTRICTED):
 def job_of(shard, template, operator_settings=RESTRICTED, account=None):
     action = StartMaintenance(
         kind="gc", name="flights-gc-7", shard_id=names.shard_id_of("u"), location=LOCATION, seqno=7,
-        reason="because", memory=None, ttl_seconds=60, priority_class_name=None, service_account_name=account,
+        reason="because", memory=None, record_days=90, ttl_seconds=60, priority_class_name=None, service_account_name=account,
         template=template,
     )  # fmt: skip
     return maintenance_job(action, shard.meta, operator_settings)["spec"]["template"]

@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from persist_engine.base.errors import CorruptData, Incompatible
 from persist_engine.base.version import APPLIER_VERSION
-from persist_engine.base.versioned import SeqNo, VersionedData
+from persist_engine.base.versioned import SEQNO_MAX, SeqNo, VersionedData
 from persist_engine.codec.batch import decode_batch, decode_transmittable, encode_batch, encode_transmittable
+from persist_engine.codec.deletions import Cause, Deletions, decode_deletions, encode_deletions
 from persist_engine.codec.part import decode_part, encode_part, key_lower, part_stats
 from persist_engine.codec.registry import (
     Identity,
@@ -114,6 +115,25 @@ def test_owners_and_identities_round_trip(owner: Owner, shard_id: ShardId, store
     shard, held = (None, None) if absent else (shard_id, owner)
     assert decode_name(encode_name(owner, shard), key=key) == (owner, shard)
     assert decode_shard_owner(encode_shard_owner(shard_id, held), key="k", shard_id=shard_id) == held
+
+
+@quick
+@given(
+    st.builds(
+        Deletions,
+        shard_id=st.binary(min_size=16, max_size=16).map(ShardId.from_bytes),
+        cause=st.sampled_from(Cause),
+        seqno=st.integers(0, SEQNO_MAX).map(SeqNo),
+        hostname=st.text(),
+        begun_ms=st.integers(0, 2**64 - 1),
+        gone_ms=st.none() | st.integers(0, 2**64 - 1),
+        keys=st.lists(st.text()).map(tuple),
+    )
+)
+def test_records_of_deletions_round_trip(record: Deletions) -> None:
+    data = encode_deletions(record)
+    assert decode_deletions(data, key="k", shard_id=record.shard_id) == record
+    assert encode_deletions(decode_deletions(data, key="k", shard_id=record.shard_id)) == data
 
 
 @quick

@@ -138,7 +138,7 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
             "usage_bytes",
             "Bytes in blob, as of the last audit.",
             **_SHARD,
-            bucket="current, referenced_not_current, rollups, not_leaked_not_referenced or leaked",
+            bucket="current, referenced_not_current, rollups, records, not_leaked_not_referenced or leaked",
         ),
     ),
     "Writing": (

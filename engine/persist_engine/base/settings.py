@@ -25,6 +25,8 @@ PARTS_IN_BOUND = 8
 #: The process and its libraries take about 170 MiB without any data; with less memory, too little is left to merge in
 #: (measured: 393 MiB used of 384 MiB).
 MEMORY_BYTES_LEAST = 512 * MIB
+#: 100 years. A time so far ahead still fits into a key.
+_DELETIONS_KEPT_MS_MAX = 36_525 * 24 * 3600 * 1000
 _NO = frozenset({"", "0", "false", "no", "off"})
 
 
@@ -121,6 +123,8 @@ class MaintenanceSettings:
     """One GC request covers at most this many versions beyond the last request."""
     gc_delete_concurrency: int = 32
     """Blob deletes in flight."""
+    deletions_kept_ms: int = 90 * 24 * 60 * 60 * 1000
+    """How long the records of what a run of this process deletes are kept. 0: it writes none."""
     recent_diffs_max: int = 30 * 128
     """Bound of the fast scan on open. A longer log is opened from its newest rollup."""
     structure_flat_traces: bool = True
@@ -138,6 +142,8 @@ class MaintenanceSettings:
         _need(self.gc_claim_ms >= 0, "maintenance.gc_claim_ms must not be negative")
         _need(self.gc_versions_max >= 1, "maintenance.gc_versions_max must be at least 1")
         _need(self.gc_delete_concurrency >= 1, "maintenance.gc_delete_concurrency must be at least 1")
+        is_sound = 0 <= self.deletions_kept_ms <= _DELETIONS_KEPT_MS_MAX
+        _need(is_sound, "maintenance.deletions_kept_ms must be from 0 to 100 years")
         _need(self.recent_diffs_max >= 1, "maintenance.recent_diffs_max must be at least 1")
 
 

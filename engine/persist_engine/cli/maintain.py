@@ -13,10 +13,12 @@ from persist_engine.cli.maintain_reclaim import reclaim
 from persist_engine.cli.maintain_run import run_work
 from persist_engine.cli.options import (
     MEMORY_MIB,
+    RECORD_DAYS,
     AsJson,
     ClaimAge,
     MemoryMib,
     NamedShardArgument,
+    RecordDays,
     ReportFile,
     ShardOption,
     Stores,
@@ -56,6 +58,7 @@ def rollup(
     *,
     shard: ShardOption = None,
     report: ReportFile = None,
+    record_days: RecordDays = RECORD_DAYS,
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
@@ -67,7 +70,7 @@ def rollup(
         return [write_rollup(machine)]
 
     asked = asked_shard(shard_argument, shard)
-    run_work("Rollup", asked, work, stores=stores, report=report, as_json=as_json)
+    run_work("Rollup", asked, work, stores=stores, report=report, as_json=as_json, record_days=record_days)
 
 
 @app.command()
@@ -80,6 +83,7 @@ def gc(
     full: Annotated[
         bool, typer.Option("--full", help="Write rollups too, until nothing is left that the newest version released.")
     ] = False,
+    record_days: RecordDays = RECORD_DAYS,
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
@@ -94,7 +98,7 @@ def gc(
         return [gc_and_truncate(machine, on_progress=_collecting(bar))]
 
     asked = asked_shard(shard_argument, shard)
-    run_work("GC", asked, work, stores=stores, report=report, as_json=as_json)
+    run_work("GC", asked, work, stores=stores, report=report, as_json=as_json, record_days=record_days)
 
 
 @app.command()
@@ -113,6 +117,7 @@ def compact(
     ] = None,
     claim_age: ClaimAge = 0.0,
     memory: MemoryMib = MEMORY_MIB,
+    record_days: RecordDays = RECORD_DAYS,
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
@@ -142,6 +147,7 @@ def compact(
         as_json=as_json,
         claim_ms=claim_ms,
         memory_mib=memory,
+        record_days=record_days,
     )
 
 
@@ -153,6 +159,7 @@ def auto(
     shard: ShardOption = None,
     report: ReportFile = None,
     memory: MemoryMib = MEMORY_MIB,
+    record_days: RecordDays = RECORD_DAYS,
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
@@ -173,6 +180,7 @@ def auto(
         as_json=as_json,
         claim_ms=0,
         memory_mib=memory,
+        record_days=record_days,
     )
 
 

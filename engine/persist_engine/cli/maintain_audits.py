@@ -11,8 +11,10 @@ from persist_engine.base.versioned import SeqNo
 from persist_engine.base.wording import counted, sized
 from persist_engine.cli.maintain_run import run_work
 from persist_engine.cli.options import (
+    RECORD_DAYS,
     AsJson,
     NamedShardArgument,
+    RecordDays,
     ReportFile,
     ShardOption,
     Stores,
@@ -81,6 +83,7 @@ def orphans(
     max_deletes: Annotated[
         int | None, typer.Option(min=1, help="Delete, and stop after this many deletes. Without it, only count.")
     ] = None,
+    record_days: RecordDays = RECORD_DAYS,
     report: ReportFile = None,
     stores: Stores,
     as_json: AsJson = False,
@@ -105,4 +108,5 @@ def orphans(
         stores=stores,
         report=report,
         as_json=as_json,
+        record_days=record_days,
     )

@@ -10,7 +10,9 @@ import typer
 
 from persist_engine.base.errors import PersistError
 from persist_engine.cli.options import (
+    RECORD_DAYS,
     AsJson,
+    RecordDays,
     ReportFile,
     ShardArgument,
     ShardOption,
@@ -34,6 +36,7 @@ def reclaim(
         bool, typer.Option("--purge", help="Also delete what was never linked, and free the name.")
     ] = False,
     max_deletes: Annotated[int, typer.Option(min=1, help="Delete at most so many of these in one run.")] = 10_000,
+    record_days: RecordDays = RECORD_DAYS,
     report: ReportFile = None,
     stores: Stores,
     as_json: AsJson = False,
@@ -48,7 +51,7 @@ def reclaim(
     shard_id, started_s = one_shard(shard_argument, shard), time.monotonic()
     mine, hold = Owner.parse(owner), CriticalReaderId(own_hold)
     try:
-        with connected(stores) as client:
+        with connected(stores, record_days=record_days) as client:
             outcome = carry_out(client, shard_id, mine, own_hold=hold, purge=purge, max_deletes=max_deletes)
     except PersistError as error:
         if report is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from persist_engine.base.env import process_cpu_ns
 from persist_engine.base.errors import CorruptData, InvariantViolated, PersistError
 from persist_engine.base.versioned import SeqNo
-from persist_engine.cli.options import Stores, check_can_write, connected, shard_called
+from persist_engine.cli.options import RECORD_DAYS, Stores, check_can_write, connected, shard_called
 from persist_engine.cli.output import Bar, print_json, print_rows, progress_bar
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def run_work(
     as_json: bool,
     claim_ms: int | None = None,
     memory_mib: int | None = None,
+    record_days: int = RECORD_DAYS,
     unreadable: Callable[[ShardId, CorruptData | InvariantViolated], Outcome] | None = None,
 ) -> None:
     """Do it to the shard with this id or name, report it. A failure is reported too, then raised. `unreadable`: the outcome for a shard
@@ -44,7 +45,9 @@ def run_work(
     started_s = time.monotonic()
     done, tally = _Done(), StoreTally()
     try:
-        with connected(stores, claim_ms=claim_ms, memory_mib=memory_mib, tally=tally) as client:
+        with connected(
+            stores, claim_ms=claim_ms, memory_mib=memory_mib, record_days=record_days, tally=tally
+        ) as client:
             asked = shard_id = shard_called(client, asked)
             try:
                 machine = client.machine(shard_id)
@@ -72,7 +75,7 @@ def run_work(
         total = summary(kind, shard_id, seqno, outcomes) | {"cpu_ms": process_cpu_ns() // 1_000_000}
     _write_report(report, total, tally)
     if as_json:
-        print_json(_with_deleted(total, outcomes))
+        print_json(total)
         return
     rows = [(o.type, o.ending.value, o.message, o.duration_ms) for o in outcomes]
     print_rows(("work", "outcome", "what", "ms"), rows or [(kind, "Skipped", "nothing was due", 0)])
@@ -92,16 +95,6 @@ class _Done:
             bar(done, total, text)
 
         return show
-
-
-def _with_deleted(total: Any, outcomes: list[Outcome]) -> Any:
-    """The report of a collection with the blobs that it deleted and when: the record of the run, in the log of its pod."""
-    from persist_engine.work.outcome import GcOutcome
-
-    deleted = [each for outcome in outcomes if isinstance(outcome, GcOutcome) for each in outcome.deleted]
-    if not deleted or not isinstance(total, dict):
-        return total
-    return total | {"deleted": [{"key": key, "gone_ms": gone_ms} for key, gone_ms in deleted]}
 
 
 def _write_report(report: Path | None, value: Any, tally: StoreTally) -> None:

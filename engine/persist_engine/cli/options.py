@@ -150,6 +150,8 @@ ENVIRON: ContextVar[Mapping[str, str]] = ContextVar("ENVIRON", default=MappingPr
 PROFILE: ContextVar[str | None] = ContextVar("PROFILE", default=None)
 #: The memory that `persist` may use unless --memory-mib says otherwise.
 MEMORY_MIB = 1024
+#: How long records of deletions are kept unless --record-days says otherwise, and the longest.
+RECORD_DAYS, RECORD_DAYS_MAX = 90, 3650
 #: What makes one shard unreadable and says nothing of the others.
 UNREADABLE = (CorruptData, InvariantViolated, Incompatible)
 
@@ -162,6 +164,16 @@ MemoryMib = Annotated[
         min=1,
         max=1 << 30,
         help="MiB this process may take to compact, 512 or more.",
+    ),
+]
+RecordDays = Annotated[
+    int,
+    typer.Option(
+        "--record-days",
+        envvar="PERSIST_RECORD_DAYS",
+        min=0,
+        max=RECORD_DAYS_MAX,
+        help="Keep the records of deleted blobs (`persist admin deletions`) for so many days; 0: write none.",
     ),
 ]
 ClaimAge = Annotated[
@@ -232,6 +244,7 @@ def connected(
     *,
     claim_ms: int | None = None,
     memory_mib: int | None = None,
+    record_days: int = RECORD_DAYS,
     create: bool = False,
     tally: StoreTally | None = None,
 ) -> Iterator[PersistClient]:
@@ -239,7 +252,8 @@ def connected(
     shards, so they do not make the stores of a path that was mistyped either (InvalidUsage), but for one that says `create`.
 
     `claim_ms`: age after which compactions that others claimed are taken over. `memory_mib`: what the process may take for
-    compactions of its own, if it is to do any. `tally`: counts what the client calls in its stores.
+    compactions of its own, if it is to do any. `record_days`: how long its records of deletions are kept. `tally`: counts what the
+    client calls in its stores.
     """
     from dataclasses import replace
 
@@ -254,6 +268,8 @@ def connected(
     if memory_mib is not None:
         settings = within_memory(settings, memory_mib << 20)
         give_back_what_is_freed()
+    kept_ms = record_days * 24 * 3600 * 1000
+    settings = replace(settings, maintenance=replace(settings.maintenance, deletions_kept_ms=kept_ms))
     if claim_ms is not None:
         settings = replace(settings, compaction=replace(settings.compaction, claim_ms=claim_ms))
     metrics, write_metrics = _counting(METRICS_FILE.get())

@@ -7,6 +7,8 @@ that comes late can begin it anew. Nothing is deleted while a reader other than 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from persist_engine.base.errors import FinalizationError, ShardNotFound
 from persist_engine.base.versioned import SeqNo
 from persist_engine.base.wording import counted
@@ -53,24 +55,32 @@ def reclaim(
             return _outcome(shard_id, "Held", str(error), seqno=state.seqno)
     outcomes = finalize_shard(client, shard_id)
     deleted += sum(one.blobs_deleted for one in outcomes)
+    records = [one.deletion_record for one in outcomes]
     failed = [one.message for one in outcomes if one.ending is Ending.FAILED]
     if failed:
-        return _outcome(shard_id, "Incomplete", failed[0], seqno=machine.state.seqno, deleted=deleted)
+        return _outcome(shard_id, "Incomplete", failed[0], seqno=machine.state.seqno, deleted=deleted, records=records)
     if not purge:
         text = f"the shard is a tombstone: {counted(deleted, 'blob')} deleted"
-        return _outcome(shard_id, "Reclaimed", text, seqno=machine.state.seqno, deleted=deleted)
+        return _outcome(shard_id, "Reclaimed", text, seqno=machine.state.seqno, deleted=deleted, records=records)
     found = scan_orphans(machine, older_than_ms=0, commit=True, max_deletes=max_deletes)
     deleted += found.deleted
+    records.append(found.deletion_record)
     if not found.is_complete:
         text = f"{counted(deleted, 'blob')} deleted; stopped at the limit of deletes"
-        return _outcome(shard_id, "Incomplete", text, seqno=machine.state.seqno, deleted=deleted)
+        return _outcome(shard_id, "Incomplete", text, seqno=machine.state.seqno, deleted=deleted, records=records)
     client.disown(shard_id, only=owner)
     text = f"the shard is purged, and its name is free: {counted(deleted, 'blob')} deleted"
-    return _outcome(shard_id, "Reclaimed", text, seqno=machine.state.seqno, deleted=deleted)
+    return _outcome(shard_id, "Reclaimed", text, seqno=machine.state.seqno, deleted=deleted, records=records)
 
 
 def _outcome(
-    shard_id: ShardId, verdict: Reclaimed, message: str, *, seqno: SeqNo = _UNKNOWN, deleted: int = 0
+    shard_id: ShardId,
+    verdict: Reclaimed,
+    message: str,
+    *,
+    seqno: SeqNo = _UNKNOWN,
+    deleted: int = 0,
+    records: Sequence[str] = (),
 ) -> ReclaimOutcome:
     return ReclaimOutcome(
         shard_id=shard_id,
@@ -78,5 +88,6 @@ def _outcome(
         ending=Ending.SUCCEEDED,
         message=message,
         blobs_deleted=deleted,
+        deletion_record=next(filter(None, reversed(records)), ""),
         verdict=verdict,
     )

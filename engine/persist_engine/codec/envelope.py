@@ -43,6 +43,7 @@ class Kind(enum.Enum):
     STORE_IDENTITY = b"I"
     SHARD_OWNER = b"O"
     REGISTERED_NAME = b"N"
+    DELETIONS = b"X"
 
 
 def sealed(kind: Kind, message: Message) -> bytes:

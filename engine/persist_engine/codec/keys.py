@@ -3,9 +3,10 @@
     part    <shard>/n<MMmmmpp>/p<uuid>      partial key: n<MMmmmpp>/p<uuid>
     rollup  <shard>/v<seqno>/r<uuid>        partial key: v<seqno>/r<uuid>
     mark    <shard>/created                 an empty object: the shard's log has begun
+    record  <shard>/d<expires>/d<uuid>      which blobs were deleted, kept until that time (`codec.deletions`)
 
-State holds partial keys. `n...` is the version of the code that wrote the part, with padded digits, so that keys sort by
-version. A shard's consensus key is its textual id; `codec.registry` has the other consensus keys.
+No state names marks and records. State holds partial keys. `n...` is the version of the code that wrote the part, with padded digits, so
+that keys sort by version. A shard's consensus key is its textual id; `codec.registry` has the other consensus keys.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from dataclasses import dataclass
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.version import writer_key
 from persist_engine.base.versioned import SeqNo
-from persist_engine.model.ids import PartId, RollupId, ShardId
+from persist_engine.model.ids import DeletionId, PartId, RollupId, ShardId
 
+_EXPIRES_DIGITS = 15
+_EXPIRES = re.compile(rf"d\d{{{_EXPIRES_DIGITS}}}", re.ASCII)
 _WRITER_KEY = re.compile(r"n(\d{2})(\d{3})(\d{2})", re.ASCII)
 
 
@@ -38,6 +41,15 @@ class RollupKey:
     shard_id: ShardId
     seqno: SeqNo
     rollup_id: RollupId
+    partial: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeletionsKey:
+    """The key of a record of deletions, and the time until which it is kept."""
+
+    expires_ms: int
+    record_id: DeletionId
     partial: str
 
 
@@ -73,6 +85,36 @@ def shard_prefix(shard_id: ShardId) -> str:
 def created_key(shard_id: ShardId) -> str:
     """Key of the empty object that proves that the shard's log has begun. No state names it, and it is never deleted."""
     return f"{shard_id}/created"
+
+
+def deletions_prefix(shard_id: ShardId) -> str:
+    """Prefix of a shard's records of deletions. Their keys sort by the time until which they are kept."""
+    return f"{shard_id}/d"
+
+
+def deletions_key(expires_ms: int, record_id: DeletionId) -> str:
+    """Partial key of a record of deletions that is kept until `expires_ms`."""
+    return f"d{expires_ms:0{_EXPIRES_DIGITS}}/{record_id}"
+
+
+def parse_deletions_key(key: str) -> DeletionsKey | None:
+    """The parsed whole `key`; None when it is not the key of a record of deletions."""
+    shard_id, _, partial = key.partition("/")
+    if not ShardId.is_valid(shard_id) or not is_deletions_key(partial):
+        return None
+    expires, _, record_id = partial.partition("/")
+    return DeletionsKey(int(expires[1:]), DeletionId(record_id), partial)
+
+
+def is_deletions_key(partial: str) -> bool:
+    """Whether `partial` is the partial key of some record of deletions."""
+    expires, _, record_id = partial.partition("/")
+    return _EXPIRES.fullmatch(expires) is not None and DeletionId.is_valid(record_id)
+
+
+def belongs_to_no_version(key: str, shard_id: ShardId) -> bool:
+    """Whether the whole `key` is one that no version of the shard ever names and that still belongs to it: the mark, or a record."""
+    return key == created_key(shard_id) or parse_deletions_key(key) is not None
 
 
 def is_first_rollup(key: str) -> bool:

@@ -1,7 +1,7 @@
 """Typed ids: a prefix of letters and a UUID, printed and stored as text.
 
 s shard, w writer, r leased reader (and, in key paths, rollup), c critical reader, p part, ri run, i idempotency token,
-store- pair of stores.
+d record of deletions, store- pair of stores.
 """
 
 from __future__ import annotations
@@ -141,6 +141,24 @@ class RunId(_Id):
     __slots__ = ()
     letters = "ri"
     what = "run"
+
+
+class DeletionId(_Id):
+    """One record of deletions. The first six bytes are the time at which it was written."""
+
+    __slots__ = ()
+    letters = "d"
+    what = "record of deletions"
+
+    @classmethod
+    def written_at(cls, at_ms: int, random: bytes) -> Self:
+        """Return the id of a record written at `at_ms`; 10 random bytes make it unique."""
+        return cls.from_bytes(min(max(at_ms, 0), STAGED_MS_MAX).to_bytes(6, "big") + random)
+
+    @property
+    def written_ms(self) -> int:
+        """When the record was written."""
+        return int.from_bytes(self.to_bytes()[:6], "big")
 
 
 class IdempotencyToken(_Id):

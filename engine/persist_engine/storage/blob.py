@@ -50,7 +50,7 @@ class Blob(Protocol):
         """Remove the object. Returns its size in bytes, or None if it did not exist."""
 
     def list_prefix(self, prefix: str) -> Iterator[BlobInfo]:
-        """Yield all objects whose key starts with `prefix`, in no particular order. "" lists everything."""
+        """Yield all objects whose key starts with `prefix`, in the order of their keys. "" lists everything."""
 
     def list_kept(self, prefix: str) -> Iterator[KeptBlob]:
         """Yield what the store keeps of deleted and replaced objects whose key starts with `prefix`; nothing if it keeps none.

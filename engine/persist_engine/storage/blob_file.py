@@ -210,7 +210,10 @@ class FileBlob:
     def _walk(self, below: str, prefix: str) -> Iterator[BlobInfo]:
         try:
             with os.scandir(self._root / below) as listing:
-                entries = list(listing)
+                # A folder stands where its keys do, which go on with a slash.
+                entries = sorted(
+                    listing, key=lambda one: f"{one.name}/" if one.is_dir(follow_symlinks=False) else one.name
+                )
         except (FileNotFoundError, NotADirectoryError):
             self._check_there("list", prefix)
             return

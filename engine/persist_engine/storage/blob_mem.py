@@ -48,7 +48,7 @@ class MemBlob:
         check_prefix(prefix)
         with self._lock:
             found = [BlobInfo(key, len(value)) for key, value in self._objects.items() if key.startswith(prefix)]
-        return iter(found)
+        return iter(sorted(found, key=lambda info: info.key))
 
     def list_kept(self, prefix: str) -> Iterator[KeptBlob]:
         """See Blob. This store keeps no deleted objects."""

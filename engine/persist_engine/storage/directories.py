@@ -16,11 +16,16 @@ _WRONG_PATH = frozenset(
     }
 )
 
+_RIGHTS = "give this user the right to make and write files there, or correct the path"
+_REMEDIES = {errno.EACCES: _RIGHTS, errno.EPERM: _RIGHTS, errno.EROFS: "mount it so that it can be written"}
+
 
 def not_opened(address: str, error: OSError) -> PersistError:
     """Return the error for a store that the system did not open: StoreRefused if its path is wrong, else Determinate."""
-    kind = StoreRefused if error.errno in _WRONG_PATH else Determinate
-    return kind(f"open {address}: {error.strerror or error}")
+    text = f"open {address}: {error.strerror or error}"
+    if error.errno not in _WRONG_PATH:
+        return Determinate(text)
+    return StoreRefused(f"{text}; {_REMEDIES.get(error.errno or 0, 'correct the path')}")
 
 
 def make_directory(path: Path) -> None:

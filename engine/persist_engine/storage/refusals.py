@@ -11,6 +11,8 @@ from pathlib import Path
 
 from persist_engine.base.errors import StoreRefused
 
+#: What to do when TLS fails for want of trust.
+TRUST = "name the file of the authority that signed the server's certificate (ca_file), or correct scheme and host"
 #: A TLS handshake is two round trips.
 _HANDSHAKE_S = 2.0
 

@@ -15,7 +15,9 @@ from dataclasses import replace
 from functools import partial
 
 from persist_engine.base.errors import MissingBlob
+from persist_engine.codec.deletions import Cause
 from persist_engine.model.batch import HollowBatch, RunMeta, RunOrder
+from persist_engine.model.diff.state_diff import blobs_of
 from persist_engine.model.ids import RunId
 from persist_engine.model.spine.compaction_plan import (
     CompactionChunk,
@@ -27,12 +29,13 @@ from persist_engine.model.spine.compaction_plan import (
 from persist_engine.model.spine.owed import waits_of_output
 from persist_engine.model.spine.spine import IdBatch, MergeReq, MergeRes
 from persist_engine.model.state import ShardState
-from persist_engine.parts.listings import expand, spill_runs
+from persist_engine.parts.listings import expand, spill_runs, with_nested
 from persist_engine.parts.write import delete_parts
 from persist_engine.rows.schema import Schema
 from persist_engine.shard.applier import NO_MAINTENANCE
 from persist_engine.shard.machine import Machine
 from persist_engine.work.attempts import Attempts
+from persist_engine.work.deletions import DeletionRecords
 from persist_engine.work.merging import InThisProcess, MergeJob, Merger, Output, discard
 from persist_engine.work.outcome import CompactOutcome, Ending
 
@@ -143,6 +146,7 @@ class _Compaction:
         self._schema = Schema.from_pair(machine.state.schemas[self._schema_id])
         self._total_bytes = 0
         self._bytes_read = self._bytes_written = self._blobs_deleted = 0
+        self._records = DeletionRecords(machine, Cause.COMPACTION)
         self._rows_gone = 0
         self._applied = 0
         self._maintenance = NO_MAINTENANCE
@@ -202,8 +206,11 @@ class _Compaction:
         self._bytes_written += output.size_bytes
         machine.metrics.count("compaction", outcome=answer.value)
         if not answer.applied:
-            delete_parts(machine, output.parts)
-            self._blobs_deleted += sum(part.blob_count for part in output.parts)
+            keys = [blob.partial_key for blob in with_nested(machine, blobs_of(output))]
+            with self._records.intended(keys, seqno=machine.state.seqno):
+                delete_parts(machine, output.parts)
+            self._records.prune()
+            self._blobs_deleted += len(keys)
             return Ending.CONFLICT, f"not applied, {answer.value}"
         self._applied += 1
         self._rows_gone += sum(batch.rows for batch in replaced) - output.rows
@@ -268,6 +275,7 @@ class _Compaction:
             bytes_read=self._bytes_read,
             bytes_written=self._bytes_written,
             blobs_deleted=self._blobs_deleted,
+            deletion_record=self._records.last,
             id=req.id,
             applied=min(1, self._applied),
             rows_before=rows_before,

@@ -2,11 +2,13 @@
 
     consensus   v1 .. [r1] ........ [r2] ............ current     rollups r1 < r2 <= seqno_since
                        |-- a step --|                             1. blobs that diffs up to r2 deleted, not live at r2
-                                                                  2. the diffs below r2    3. the entry of r1 in state
+                                                                  2. a record of these     3. the diffs below r2
+                                                                  4. the entry of r1 in state
 
-The reason for the order: blobs are deleted before the diffs that name them, so that a crash leaves their names. Diffs are deleted before
-the rollup entries, so that state always names a rollup at the earliest version. Every step may be repeated, also concurrently. Invariant: a
-blob is deleted only if a diff at or below the truncation point deleted it and neither the state there nor the newest known state names it.
+The reason for the order: blobs are deleted, and recorded as gone, before the diffs that name them, so that a crash leaves their names.
+Diffs are deleted before the rollup entries, so that state always names a rollup at the earliest version. Every step may be repeated, also
+concurrently. Invariant: a blob is deleted only if a diff at or below the truncation point deleted it and neither the state there nor the
+newest known state names it.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from dataclasses import dataclass
 from persist_engine.base.errors import InvalidUsage, check
 from persist_engine.base.versioned import SeqNo
 from persist_engine.base.wording import counted
+from persist_engine.codec.deletions import Cause
 from persist_engine.codec.keys import RollupKey, blob_key, parse_blob_key
 from persist_engine.codec.stored_spine import stored_form
 from persist_engine.model.diff.state_diff import BlobRef, StateDiff, blobs_of, deleted_blobs
@@ -31,7 +34,8 @@ from persist_engine.parts.listings import with_nested
 from persist_engine.shard.applier import NO_MAINTENANCE
 from persist_engine.shard.machine import Machine
 from persist_engine.work.audit.walk import VersionWalk, live_keys
-from persist_engine.work.outcome import DELETED_MAX, Ending, GcOutcome
+from persist_engine.work.deletions import DeletionRecords
+from persist_engine.work.outcome import Ending, GcOutcome
 
 _log = logging.getLogger(__name__)
 
@@ -116,7 +120,7 @@ class _Collection:
         self._on_progress = on_progress
         self._started_s = machine.env.monotonic_s()
         self._blobs_deleted = 0
-        self._deleted: list[tuple[str, int]] = []
+        self._records = DeletionRecords(machine, Cause.COLLECTION)
         self._diffs_truncated = 0
         self._bytes_read = 0
         self._truncated_to: SeqNo | None = None
@@ -137,6 +141,7 @@ class _Collection:
         if not removable:
             return self._ended(state, Ending.SKIPPED, f"no rollup at or below {upto} beyond the earliest version", 0)
         reached = self._collect(state, rollups)
+        self._records.prune()
         if reached < rollups[-1]:
             return self._ended(state, self._ending(0), f"others collect: they are past {reached}", 0)
         with self._timed("remove_rollups"):
@@ -198,6 +203,7 @@ class _Collection:
                 listings.append(key)
             else:
                 parts.append(key)
+        begun_ms = machine.env.now_ms()
         with self._timed("delete_rollups"):
             self._delete(rollups, kind="rollup")
         with self._timed("delete_parts"):
@@ -205,6 +211,7 @@ class _Collection:
             # Children first: an interrupted deletion must be able to find what remains (spec 20, bug 35).
             for key in reversed(listings):
                 self._delete([key], kind="part")
+        self._records.gone(sorted(garbage), seqno=to, begun_ms=begun_ms)
         with self._timed("truncate"):
             truncated = machine.versions.truncate_diffs(walk.state)
         machine.metrics.count("gc_truncated_diffs", truncated)
@@ -227,8 +234,6 @@ class _Collection:
             for _ in pool.map(delete, sorted(partial_keys)):
                 self._blobs_deleted += 1
         machine.metrics.count("gc_deleted_blobs", len(partial_keys), kind=kind)
-        gone_ms, room = machine.env.now_ms(), DELETED_MAX - len(self._deleted)
-        self._deleted += [(blob_key(machine.shard_id, key), gone_ms) for key in sorted(partial_keys)[:room]]
 
     def _count_held(self, reached: ShardState) -> None:
         """Records what readers of older versions still keep: the parts that the earliest version names and the newest does not."""
@@ -264,7 +269,7 @@ class _Collection:
             blobs_deleted=self._blobs_deleted,
             diffs_truncated=self._diffs_truncated,
             truncated_to=self._truncated_to,
-            deleted=tuple(self._deleted),
+            deletion_record=self._records.last,
             rollups_removed=rollups_removed,
             maintenance=maintenance,
         )

@@ -17,9 +17,6 @@ from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.spine.flat import SpineId
 from persist_engine.shard.applier import NO_MAINTENANCE
 
-#: Deleted blobs that an outcome names.
-DELETED_MAX = 10_000
-
 
 class Ending(enum.StrEnum):
     """How the work ended."""
@@ -32,8 +29,8 @@ class Ending(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The fields of every kind. `seqno` is the version that the work was based on. `maintenance` is the work that its
-    commit left.
+    """The fields of every kind. `seqno` is the version that the work was based on. `deletion_record` is the partial key of the last record
+    that names the deleted blobs (work.deletions); "" without one. `maintenance` is the work that its commit left.
     """
 
     type: ClassVar[str] = ""
@@ -45,6 +42,7 @@ class Outcome:
     bytes_read: int = 0
     bytes_written: int = 0
     blobs_deleted: int = 0
+    deletion_record: str = ""
     maintenance: Maintenance = field(default=NO_MAINTENANCE)
 
     def to_json(self) -> dict[str, Any]:
@@ -59,6 +57,7 @@ class Outcome:
             "bytes_read": self.bytes_read,
             "bytes_written": self.bytes_written,
             "blobs_deleted": self.blobs_deleted,
+            "deletion_record": self.deletion_record,
             "diffs_truncated": 0,
             "requests": 0,
             "applied": 0,
@@ -80,14 +79,10 @@ class RollupOutcome(Outcome):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcOutcome(Outcome):
-    """`truncated_to` is the earliest live version after this run, as far as it saw. `deleted` are the blobs that it deleted, each with the
-    time after which it was gone (milliseconds since 1970), the first DELETED_MAX of them. The report has only their number: it must fit
-    into a termination message.
-    """
+    """`truncated_to` is the earliest live version after this run, as far as it saw."""
 
     type: ClassVar[str] = "GC"
     truncated_to: SeqNo | None = None
-    deleted: tuple[tuple[str, int], ...] = ()
     diffs_truncated: int = 0
     rollups_removed: int = 0
 
@@ -186,7 +181,9 @@ def summary(kind: str, shard_id: ShardId, seqno: SeqNo, outcomes: Sequence[Outco
     total = Outcome(shard_id=shard_id, seqno=seqno, ending=ending, message=message).to_json() | {"type": kind}
     for outcome in outcomes:
         for name, value in outcome.to_json().items():
-            if name not in {"type", "outcome", "message", "shard_id", "seqno"}:
+            if name == "deletion_record":
+                total[name] = value or total[name]
+            elif name not in {"type", "outcome", "message", "shard_id", "seqno"}:
                 total[name] += value
     return total
 

@@ -6,8 +6,10 @@ Order: blob first, then the link in state. A crash in between leaks one blob. Th
 
 from __future__ import annotations
 
+from persist_engine.codec.deletions import Cause
 from persist_engine.model.batch import HollowRollup
 from persist_engine.shard.machine import Machine
+from persist_engine.work.deletions import DeletionRecords
 from persist_engine.work.outcome import Ending, RollupOutcome
 
 
@@ -29,8 +31,12 @@ def write_rollup(machine: Machine) -> RollupOutcome:
     key, size_bytes = written
     answer, maintenance = machine.add_rollup(state.seqno, HollowRollup(key, size_bytes))
     if not answer.applied:
-        machine.versions.delete_rollup(machine.shard_id, key)
+        records = DeletionRecords(machine, Cause.ROLLUP)
+        with records.intended([key], seqno=state.seqno):
+            machine.versions.delete_rollup(machine.shard_id, key)
+        records.prune()
         message = f"another rollup of {state.seqno} was linked first"
-        return ended(Ending.CONFLICT, message, bytes_written=size_bytes, blobs_deleted=1, maintenance=maintenance)
+        deleted = {"blobs_deleted": 1, "deletion_record": records.last}
+        return ended(Ending.CONFLICT, message, bytes_written=size_bytes, **deleted, maintenance=maintenance)
     message = f"wrote a rollup of {state.seqno}"
     return ended(Ending.SUCCEEDED, message, bytes_written=size_bytes, key=key, maintenance=maintenance)

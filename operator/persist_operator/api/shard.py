@@ -115,6 +115,8 @@ class ShardSpec:
     gc_enabled: bool
     gc_interval_seconds: int
     gc_deletes_max: int
+    record_days: int
+    """How long the records of deleted blobs are kept; 0: none are written."""
     orphans_mode: Literal["Off", "Report", "Delete"]
     orphans_min_age_seconds: int
     orphans_interval_seconds: int
@@ -124,6 +126,7 @@ class ShardSpec:
     windows: tuple[Window, ...]
     """When compactions may start; at any time when there are none."""
     max_rewrite_bytes_per_day: int | None
+    queue_priority: int
     priority_class_name: str | None
     service_account_name: str | None
     maintenance_template: Mapping[str, Any]
@@ -155,6 +158,7 @@ class ShardSpec:
             gc_enabled=spec["gc"]["enabled"],
             gc_interval_seconds=spec["gc"]["intervalSeconds"],
             gc_deletes_max=spec["gc"]["maxDeletesPerRun"],
+            record_days=spec["gc"]["recordDays"],
             orphans_mode=spec["gc"]["orphans"]["mode"],
             orphans_min_age_seconds=spec["gc"]["orphans"]["minAgeSeconds"],
             orphans_interval_seconds=spec["gc"]["orphans"]["intervalSeconds"],
@@ -163,6 +167,7 @@ class ShardSpec:
             needs_approval=maintenance["approval"] == "Required",
             windows=tuple(map(Window.of, maintenance.get("windows") or ())),
             max_rewrite_bytes_per_day=None if budget is None else quantity.to_bytes(budget),
+            queue_priority=maintenance.get("queuePriority", 0),
             priority_class_name=maintenance.get("priorityClassName"),
             service_account_name=maintenance.get("serviceAccountName"),
             maintenance_template=maintenance.get("template") or {},

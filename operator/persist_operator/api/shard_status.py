@@ -210,6 +210,7 @@ class UpkeepRun(Block):
     bytes_read: int | None = None
     bytes_written: int | None = None
     blobs_deleted: int | None = None
+    deletion_record: str | None = None
     diffs_truncated: int | None = None
     cpu_seconds: int | None = None
     message: str | None = None

@@ -115,6 +115,7 @@ class SparkSpec:
     executor: SparkPod
     dynamic: DynamicAllocation | None
     scheduler: PodScheduler
+    queue_priority: int
 
     @property
     def executors_max(self) -> int:
@@ -239,7 +240,9 @@ def _revised(spec: Mapping[str, Any]) -> dict[str, Any]:
         of_mode["writeMode"] = spec["writeMode"]
     if spec["mode"] == "Streaming" and spec.get("freshness") is not None:
         of_mode["freshness"] = spec["freshness"]  # the driver of a stream reports by it
-    return {**{name: spec.get(name) for name in _REVISED}, **of_mode}
+    # A place in the queue is of the next start, and no reason to stop a driver.
+    spark = {name: value for name, value in spec["spark"].items() if name != "queuePriority"}
+    return {**{name: spec.get(name) for name in _REVISED}, "spark": spark, **of_mode}
 
 
 def _schedule(spec: Mapping[str, Any] | None) -> Schedule | None:
@@ -263,4 +266,5 @@ def _spark(spec: Mapping[str, Any]) -> SparkSpec:
         executor=SparkPod.of(spec["executor"]),
         dynamic=DynamicAllocation.of(spec.get("dynamicAllocation")),
         scheduler=PodScheduler.of(spec.get("scheduler")),
+        queue_priority=spec.get("queuePriority", 0),
     )

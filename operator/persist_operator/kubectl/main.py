@@ -1,7 +1,7 @@
 """The program `kubectl-persist`, which kubectl finds as `kubectl persist`: its commands, how errors look, and its exit codes.
 
-Exit codes: 0 done; 1 any error, and a run that failed; 2 of --wait, the time ran out; 64 usage. `read` and `holds --expire` end as the
-engine does, `uninstall-check` has codes of its own.
+Exit codes: 0 done; 1 any error, and a run that failed; 2 of --wait, the time ran out; 64 usage. `read`, `deletions` and `holds --expire`
+end as the engine does, `uninstall-check` has codes of its own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ kubectl persist top -A
 
 kubectl persist report -n team
 
-Exit codes: 0 done, 1 any error and a run that failed, 2 --wait took too long, 64 usage. `read` and `holds --expire`: as of `persist`."""
+Exit codes: 0 done, 1 any error and a run that failed, 2 --wait took too long, 64 usage. `read`, `deletions` and `holds --expire`: as of
+`persist`."""
 
 app = typer.Typer(
     name="kubectl persist",
@@ -64,6 +65,7 @@ for _name, _command in {
 }.items():
     app.command(_name)(_command)
 app.command("read", context_settings=reading.PASSED_ON)(reading.read)
+app.command("deletions", context_settings=reading.PASSED_ON)(reading.deletions)
 
 
 def _show_version(value: bool) -> None:  # noqa: FBT001 - how the parser calls it

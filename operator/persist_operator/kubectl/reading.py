@@ -1,4 +1,4 @@
-"""The engine's commands on a shard of the cluster, by the name of its resource: `read`, and what `holds --expire` needs.
+"""The engine's commands on a shard of the cluster, by the name of its resource: `read`, `deletions`, and what `holds --expire` needs.
 
 Two ways lead to the stores. In this process, with the person's own credentials, where status.store names the stores, unless --blob and
 --consensus (or $PERSIST_BLOB and $PERSIST_CONSENSUS) do. Or with --pod in a pod of the shard's namespace, which has the image, the stores
@@ -65,6 +65,24 @@ def read(
     Example: kubectl persist read flights --as-of latest --limit 10
     """
     engine(session, session.shard(name), ["read", SHARD, *ctx.args], blob=blob, consensus=consensus, pod=pod)
+
+
+@clustered
+def deletions(
+    session: Session,
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name of the PersistShard.", autocompletion=complete_shard)],
+    *,
+    blob: Blob = None,
+    consensus: Consensus = None,
+    pod: InPod = False,
+) -> None:
+    """Show which blobs of a shard were deleted, when and by which run, with the options of `persist admin deletions` after the name.
+
+    Example: kubectl persist deletions flights --since -7d --blobs
+    """
+    command = ["admin", "deletions", SHARD, *ctx.args]
+    engine(session, session.shard(name), command, blob=blob, consensus=consensus, pod=pod)
 
 
 def engine(

@@ -8,8 +8,8 @@ from persist_operator.local.objects import Document
 
 #: Blocks of a spec -> their fields about pods. None of them has a default, so one that is there was written by the user.
 _OF_PODS = {
-    ("maintenance",): ("priorityClassName", "serviceAccountName", "template"),
-    ("spark",): ("image", "imagePullPolicy", "imagePullSecrets", "serviceAccountName", "scheduler"),
+    ("maintenance",): ("priorityClassName", "queuePriority", "serviceAccountName", "template"),
+    ("spark",): ("image", "imagePullPolicy", "imagePullSecrets", "serviceAccountName", "scheduler", "queuePriority"),
     ("spark", "driver"): ("template",),
     ("spark", "executor"): ("template",),
 }

@@ -166,6 +166,7 @@ def reclaim_arguments(action: StartReclaim, blob: str, consensus: str) -> list[s
         "--blob", blob,
         "--consensus", consensus,
         "--max-deletes", str(action.deletes_max),
+        "--record-days", str(action.record_days),
         "--report", TERMINATION_LOG,
         "--json",
         *(("--purge",) if action.purge else ()),
@@ -185,6 +186,7 @@ def arguments(action: StartMaintenance, blob: str, consensus: str, *, memory: st
         *bounds(full=action.full, max_bytes=action.max_bytes),
         *(() if bound is None else ("--memory-mib", str(quantity.to_mebibytes(bound)))),
         *(() if action.audit is None else _audit_options(action.audit)),
+        *(() if action.kind == "verify" else ("--record-days", str(action.record_days))),
     ]  # fmt: skip
 
 

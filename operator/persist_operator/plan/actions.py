@@ -62,6 +62,8 @@ class StartJob:
     priority_class_name: str | None
     service_account_name: str | None
     template: Mapping[str, Any]
+    queue_priority: int = 0
+    """Of the starts that wait for a place with the same due time and debt, a greater one goes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,8 @@ class StartMaintenance(StartJob):
     seqno: int
     reason: str
     memory: str | None
+    record_days: int
+    """How long the records of what the run deletes are kept."""
     full: bool = False
     """Whether a compaction merges all batches, and a collection goes on until nothing released is left."""
     max_bytes: int | None = None
@@ -101,6 +105,8 @@ class StartReclaim(StartJob):
     """The operator's critical reader, which gives way."""
     purge: bool
     deletes_max: int
+    record_days: int
+    """As of StartMaintenance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

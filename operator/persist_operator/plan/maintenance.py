@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
+from persist_engine.codec.keys import is_deletions_key
 from persist_engine.model.inspection import Inspection
 from persist_engine.model.maintenance import is_collection_due, is_compaction_due, is_rollup_due
 
@@ -355,10 +356,17 @@ def _history_item(run: Run, kind: MaintenanceKind, now_ms: int) -> UpkeepRun:
         bytes_read=_count(report, "bytes_read"),
         bytes_written=_count(report, "bytes_written"),
         blobs_deleted=_count(report, "blobs_deleted"),
+        deletion_record=_deletion_record(report),
         diffs_truncated=_count(report, "diffs_truncated"),
         cpu_seconds=None if (cpu_ms := _count(report, "cpu_ms")) is None else -(-cpu_ms // 1000),
         message=clip(redact(message), 512),
     )
+
+
+def _deletion_record(report: Mapping[str, Any]) -> str | None:
+    """None for a report without one, or with anything else in its place."""
+    key = report.get("deletion_record")
+    return key if isinstance(key, str) and is_deletions_key(key) else None
 
 
 def _count(report: Mapping[str, Any], name: str) -> int | None:

@@ -338,7 +338,7 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
         notes=(*folded.notes, *recoveries, *answers),
     )
     if not plan.actions and status.frontiers.seqno == inspection.seqno:
-        plan = replace(plan, is_settled=_is_settled(case, inspection, folded))
+        plan = replace(plan, is_settled=_is_settled(case, inspection, folded, ahead))
     return refusals.with_refusals(
         plan,
         case.observed.failures,
@@ -350,19 +350,21 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
     )
 
 
-def _is_settled(case: _Case, inspection: Inspection, folded: maintenance.Folded) -> bool:
-    """Whether nothing will fall due, unless news comes, before the stores are asked again."""
-    if inspection.owed_from_ms is not None or any(not run.phase.finished for run in case.observed.runs):
+def _is_settled(case: _Case, inspection: Inspection, folded: maintenance.Folded, ahead: next_run.Outlook) -> bool:
+    """Whether nothing will fall due, unless news comes, before the stores are asked again. `ahead`: the outlook now."""
+    # While nothing is owed, time alone gives the outlook no run that it has not now.
+    if ahead.plan.id or inspection.owed_from_ms is not None:
+        return False
+    if any(not run.phase.finished for run in case.observed.runs):
         return False
     # A tenth more, as the wait is spread.
     later = replace(case, now_ms=case.now_ms + round(1100 * case.settings.loop.poll_seconds))
-    ahead = _outlook(later, inspection, folded)
-    target = _since_target(later, inspection, folded.maintenance, ahead.horizon_ms)
+    target = _since_target(later, inspection, folded.maintenance, later.now_ms)
     audits = [
         auditing.due_reason(later.shard, folded.maintenance.get(kind, Upkeep()), kind, later.now_ms)
         for kind in names.AUDIT_KINDS
     ]
-    return not ahead.plan.id and not any(audits) and _advance_since(later, inspection, target) is None
+    return not any(audits) and _advance_since(later, inspection, target) is None
 
 
 def _log_news(shard: Shard, inspection: Inspection) -> tuple[Mapping[str, str], tuple[Note, ...]]:

@@ -188,6 +188,7 @@ def _place(action: StartMaintenance | StartInspection | StartReclaim | StartDriv
         store=names.store_label(action.location.consensus),
         due_ms=None if isinstance(action, StartInspection | StartReclaim) else action.due_ms,
         debt_bytes=action.debt_bytes if isinstance(action, StartMaintenance) else 0,
+        priority=action.spec.spark.queue_priority if isinstance(action, StartDriver) else action.queue_priority,
     )
 
 

@@ -59,6 +59,22 @@ def ok(result):
 
 
 @pytest.mark.slow
+def test_deletions_are_shown_by_record_and_by_blob(admin, disk):
+    assert ok(admin("deletions", disk.shard_id, "--json")) == []
+    (_, done) = ok(admin("force-gc", disk.shard_id, "--commit", "--json"))["done"]
+    (record,) = ok(admin("deletions", disk.shard_id, "--json"))
+    assert (record["record"], record["cause"], record["outcome"]) == (done["deletion_record"], "Collection", "Deleted")
+    assert len(record["blobs"]) == done["blobs_deleted"]
+    assert record["begun_ms"] <= record["gone_ms"]
+    code, out, err = admin("deletions", disk.shard_id, "--blobs")
+    assert (code, err) == (0, f"1 record of {counted(len(record['blobs']), 'deleted blob')}\n")
+    assert all(key in out for key in record["blobs"])
+    assert done["deletion_record"] in admin("deletions", disk.shard_id)[1]
+    assert ok(admin("deletions", disk.shard_id, "--since", str(record["gone_ms"] + 60_000), "--json")) == []
+    assert admin("deletions", disk.shard_id, "--since", "latest")[0] == 64
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["force-compaction", "force-gc", "restore"])
 def test_a_dry_run_changes_nothing_and_reports_what_would_change(admin, disk, command):
     """Spec B.8."""

@@ -23,7 +23,8 @@ from persist_engine.codec.batch import (
     encode_run_listing,
     encode_transmittable,
 )
-from persist_engine.codec.envelope import Kind, sealed
+from persist_engine.codec.deletions import Cause, Deletions, decode_deletions, encode_deletions
+from persist_engine.codec.envelope import Kind, opened, sealed
 from persist_engine.codec.registry import (
     Identity,
     decode_identity,
@@ -53,7 +54,7 @@ from persist_engine.model.state import (
     SourceProgress,
     Writer,
 )
-from persist_engine.pb import batch_pb2, diff_pb2, state_pb2
+from persist_engine.pb import batch_pb2, deletions_pb2, diff_pb2, state_pb2
 from persist_engine.rows.schema import CODECS
 
 SHARD = ShardId.from_bytes(b"s" * 16)
@@ -191,6 +192,19 @@ def test_one_kind_is_not_read_as_another() -> None:
         decode_rollup(b"abc", key="the-key")
 
 
+DELETIONS = Deletions(
+    shard_id=SHARD, cause=Cause.ROLLUP, seqno=SeqNo(3), hostname="h", begun_ms=1, gone_ms=2, keys=("v3/r",)
+)
+
+
+def test_an_unknown_cause_is_incompatible_with_the_key_of_the_record() -> None:
+    message = opened(Kind.DELETIONS, encode_deletions(DELETIONS), deletions_pb2.Deletions(), "the-key")
+    for cause in (0, 99):
+        message.cause = cause  # type: ignore[assignment]
+        with pytest.raises(Incompatible, match="the-key: .*unknown cause"):
+            decode_deletions(sealed(Kind.DELETIONS, message), key="the-key", shard_id=SHARD)
+
+
 DECODERS: dict[Kind, tuple[Callable[[], bytes], Callable[[bytes], object]]] = {
     Kind.ROLLUP: (lambda: encode_rollup(Rollup(STATE)), lambda data: decode_rollup(data, key="the-key")),
     Kind.STATE_DIFF: (lambda: encode_state_diff(DIFF), lambda data: decode_state_diff(data, key="the-key")),
@@ -214,6 +228,10 @@ DECODERS: dict[Kind, tuple[Callable[[], bytes], Callable[[bytes], object]]] = {
     Kind.REGISTERED_NAME: (
         lambda: encode_name(Owner("operator", "namespace", "name"), SHARD),
         lambda data: decode_name(data, key="the-key"),
+    ),
+    Kind.DELETIONS: (
+        lambda: encode_deletions(DELETIONS),
+        lambda data: decode_deletions(data, key="the-key", shard_id=SHARD),
     ),
 }
 

@@ -28,7 +28,7 @@ from persist_engine.base.settings import (
 from persist_engine.base.versioned import SCAN_ALL, SeqNo
 from persist_engine.client.client import PersistClient
 from persist_engine.client.read.snapshot import SinceAhead
-from persist_engine.codec.keys import blob_key, created_key
+from persist_engine.codec.keys import belongs_to_no_version, blob_key
 from persist_engine.model.diff.state_diff import live_blobs
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
@@ -211,8 +211,8 @@ class RecordedShard:
             assert self.contents(as_of) == (expected, len(expected))
 
     def blobs(self) -> set[str]:
-        """The keys of all blobs except the mark of the created shard, which no version names."""
-        return {info.key for info in self.blob.list_prefix("")} - {created_key(self.shard_id)}
+        """The keys of all blobs that versions can name: neither the mark of the created shard nor its records of deletions."""
+        return {info.key for info in self.blob.list_prefix("") if not belongs_to_no_version(info.key, self.shard_id)}
 
     def named_by_live_states(self) -> set[str]:
         """The keys of the blobs that any live version names."""

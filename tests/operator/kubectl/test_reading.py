@@ -120,6 +120,14 @@ def test_a_hold_is_expired_by_the_engine(plugin, shard):
     ]
 
 
+def test_records_of_deletions_are_shown_by_the_engine(plugin, shard):
+    requested(shard)
+    pods = runs(shard.cluster, "no records\n", 0)
+    assert plugin("deletions", "flights", "-n", "team", "--since", "-7d", "--pod")[1] == "no records\n"
+    expected = ["admin", "deletions", shard.status["shardId"], "--since", "-7d"]
+    assert pods[0]["spec"]["containers"][0]["args"][:5] == expected
+
+
 def test_no_pod_is_like_that_of_a_compaction_on_spark():
     spark = {
         "metadata": {"name": "j"},

@@ -11,6 +11,7 @@ import typer
 
 from persist_engine.base.wording import counted, sized
 from persist_engine.cli.admin import audit as admin_audit
+from persist_engine.cli.admin import deletions as admin_deletions
 from persist_engine.cli.admin import orphans as admin_orphans
 from persist_engine.cli.admin import owners as admin_owners
 from persist_engine.cli.admin import proof as admin_proof
@@ -235,6 +236,7 @@ app.command(epilog=admin_retention.EPILOG)(admin_retention.retention)
 app.command(epilog=admin_audit.USAGE_EPILOG)(admin_audit.usage)
 app.command(epilog=admin_audit.VERIFY_EPILOG)(admin_audit.verify)
 app.command(epilog=admin_proof.EPILOG)(admin_proof.proof)
+app.command(epilog=admin_deletions.EPILOG)(admin_deletions.deletions)
 app.command(epilog=admin_audit.EXPORT_EPILOG)(admin_audit.export)
 app.command(epilog=admin_orphans.EPILOG)(admin_orphans.orphans)
 app.command(epilog=admin_recover.EPILOG)(admin_recover.recover)

@@ -47,7 +47,7 @@ from persist_engine.storage.notify import NEWS_BYTES_MAX
 from persist_engine.storage.redis.access import access
 from persist_engine.storage.redis.durability import CLUSTER_NODE, RunWatch, check_durability, check_role
 from persist_engine.storage.redis.notify import news_channel
-from persist_engine.storage.refusals import is_untrusted, speaks_tls
+from persist_engine.storage.refusals import TRUST, is_untrusted, speaks_tls
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ def open_redis_consensus(at: RedisAddress) -> RedisConsensus:
         if not at.tls and speaks_tls(at.host, at.port):
             raise StoreRefused(f"open consensus: {error}: the server speaks TLS; use rediss://") from error
         if _is_refusal(error.__cause__):
-            raise StoreRefused(f"open consensus: {error}") from error
+            raise StoreRefused(f"open consensus: {error}; {_remedy(error.__cause__)}") from error
         raise
     except BaseException:
         consensus.close()
@@ -405,6 +405,26 @@ def _is_refusal(cause: BaseException | None) -> bool:
         case FileNotFoundError() | PermissionError() | IsADirectoryError() | NotADirectoryError() | UnicodeError():
             return True  # an unreadable password file, as the driver wraps it, or an invalid host name
     return str(cause).startswith(_REFUSED_WORDS) or is_untrusted(cause)
+
+
+def _remedy(cause: BaseException | None) -> str:
+    """What a person does about a refusal."""
+    match cause:
+        case redis.exceptions.NoPermissionError():
+            return "give the Redis user these commands, and the keys and channels of the location (docs/security.md)"
+        case redis.exceptions.InvalidResponse():
+            return "no Redis answers there: correct host and port"
+        case FileNotFoundError() | PermissionError() | IsADirectoryError() | NotADirectoryError():
+            return "correct the path of the password's file, or mount it"
+        case UnicodeDecodeError():
+            return "write the password as UTF-8 text into its file"
+        case UnicodeError():
+            return "correct the host name"
+    if is_untrusted(cause):
+        return TRUST
+    if "DB index" in str(cause):
+        return "correct the number of the database, or raise `databases` of the Redis server"
+    return "give the location the user and password of the Redis server, as in redis://user@host/0?password_file=..."
 
 
 def _glob_escaped(text: str) -> str:

@@ -38,7 +38,7 @@ from persist_engine.storage.addresses import S3Address
 from persist_engine.storage.blob import BlobInfo, KeptBlob
 from persist_engine.storage.checks import check_blob_key, check_blob_value, check_prefix, check_range
 from persist_engine.storage.refusals import check_pem, is_untrusted, speaks_tls
-from persist_engine.storage.s3.connect import NOT_ENCRYPTED, encryption_of, s3_client, trusted
+from persist_engine.storage.s3.connect import NOT_ENCRYPTED, encryption_of, remedy, s3_client, trusted
 from persist_engine.storage.s3.deadlines import Allowance, CallLimits, Deadlines, NotBegun, race
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def open_s3_blob(at: S3Address, *, env: Env, metrics: Metrics) -> S3Blob:
                 f"open blob store: {error}: the server speaks TLS; use an endpoint with https://"
             ) from error
         if _is_refusal(error.__cause__):
-            raise StoreRefused(f"open blob store: {error}") from error
+            raise StoreRefused(f"open blob store: {error}; {remedy(error.__cause__)}") from error
         raise
     except BaseException:
         blob.close()

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 import boto3.session
 import botocore.credentials
+import botocore.exceptions
 import botocore.loaders
 import botocore.session
 from botocore.config import Config
 from botocore.handlers import add_expect_header
 
 from persist_engine.storage.addresses import S3_CA_FILE, S3_CREDENTIALS_FILE, S3Address
+from persist_engine.storage.refusals import TRUST, is_untrusted
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -58,6 +60,35 @@ def s3_client(at: S3Address) -> S3Client:
     )
     client.meta.events.unregister("before-call.s3", add_expect_header)
     return client
+
+
+def remedy(cause: BaseException | None) -> str:
+    """What a person does about a server that refuses a location."""
+    if is_untrusted(cause):
+        return TRUST
+    match cause:
+        case botocore.exceptions.NoCredentialsError() | botocore.exceptions.PartialCredentialsError():
+            return "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or credentials_dir of the location"
+        case botocore.exceptions.ClientError():
+            code = str(cause.response.get("Error", {}).get("Code", ""))
+            return _REMEDIES.get(code, "correct endpoint, bucket, region and credentials of the location")
+    return "no S3 answers there: correct the endpoint"
+
+
+_RIGHTS = "give these credentials the right to list the bucket, and to get, put and delete below the prefix"
+_KEY = "correct the access key and its secret, or the endpoint"
+#: By the code of the answer.
+_REMEDIES = {
+    "NoSuchBucket": "create the bucket, or correct its name or the endpoint",
+    "AccessDenied": _RIGHTS,
+    "403": _RIGHTS,
+    "InvalidAccessKeyId": _KEY,
+    "SignatureDoesNotMatch": _KEY,
+    "ExpiredToken": "renew the credentials",
+    "InvalidToken": "renew the credentials",
+    "PermanentRedirect": "correct the region of the location",
+    "AuthorizationHeaderMalformed": "correct the region of the location",
+}
 
 
 def _session(credentials_dir: str | None) -> botocore.session.Session:

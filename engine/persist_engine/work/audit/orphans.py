@@ -18,13 +18,22 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.codec.keys import PartKey, RollupKey, parse_blob_key, rollups_prefix, shard_prefix
+from persist_engine.codec.deletions import Cause
+from persist_engine.codec.keys import (
+    PartKey,
+    RollupKey,
+    parse_blob_key,
+    parse_deletions_key,
+    rollups_prefix,
+    shard_prefix,
+)
 from persist_engine.model.ids import ShardId
 from persist_engine.model.queries import is_tombstone
 from persist_engine.model.state import ShardState
 from persist_engine.shard.machine import Machine
 from persist_engine.work.audit.references import CHUNK_BLOBS, Bucket, References, is_fenced, listed_in_chunks
 from persist_engine.work.audit.ruins import Ruin, ruined, ruins_among
+from persist_engine.work.deletions import DeletionRecords
 
 #: Receives the blobs listed and the orphans deleted so far; for progress bars.
 OnListed = Callable[[int, int], None]
@@ -43,8 +52,9 @@ class Orphan:
 @dataclass(slots=True)
 class Orphans:
     """The result for one shard. `orphans` are those to delete (the first `REPORTED_MAX` by key); `found` and `found_bytes` count all.
-    `young` counts unnamed blobs that are not old enough. `deleted` counts the deleted orphans. `is_complete`: the scan ended before the
-    limit of deletes. `floor_ms` is the committed floor; None in a dry run.
+    `young` counts unnamed blobs that are not old enough. `deleted` counts the deleted orphans, and `deletion_record` is the partial key of
+    the last record that names them. `is_complete`: the scan ended before the limit of deletes. `floor_ms` is the committed floor; None in a
+    dry run.
     """
 
     shard_id: ShardId
@@ -56,6 +66,7 @@ class Orphans:
     young_bytes: int = 0
     deleted: int = 0
     deleted_bytes: int = 0
+    deletion_record: str = ""
     is_complete: bool = True
     orphans: list[Orphan] = field(default_factory=list)
 
@@ -101,6 +112,7 @@ class _Scan:
         self._max_deletes = max_deletes
         self._on_listed = on_listed
         self._found = Orphans(machine.shard_id)
+        self._records = DeletionRecords(machine, Cause.ORPHAN_SCAN)
         self._claims: dict[str, Ruin] = {}
         """Rollups, by key, of versions that are no longer live and that no live version names."""
 
@@ -123,13 +135,15 @@ class _Scan:
             self._list(floor_ms, commit=commit)
 
         machine.retry.external("list orphans", attempt, shard=machine.shard_id)
+        self._records.prune()
+        self._found.deletion_record = self._records.last
         return self._found
 
     def _list(self, floor_ms: int, *, commit: bool) -> None:
         machine, found = self._machine, self._found
         references: References | None = None
         for chunk in listed_in_chunks(machine.blob, shard_prefix(machine.shard_id)):
-            found.listed += len(chunk)
+            found.listed += sum(parse_deletions_key(info.key) is None for info in chunk)
             candidates = {info.key: (info.size_bytes, key) for info in chunk if (key := _parsed(info.key)) is not None}
             if candidates:
                 # Only now: blobs linked up to here, before or after the floor, count as named.
@@ -200,9 +214,14 @@ class _Scan:
         chosen = orphans[:left]
         if not chosen:
             return not orphans
-        with ThreadPoolExecutor(
-            machine.settings.maintenance.gc_delete_concurrency, thread_name_prefix="persist-orphans"
-        ) as pool:
+        # Nothing but the listing shows an orphan: what a killed scan deleted would be in no record.
+        partial_keys = [orphan.key.removeprefix(shard_prefix(machine.shard_id)) for orphan in chosen]
+        with (
+            self._records.intended(partial_keys, seqno=machine.state.seqno),
+            ThreadPoolExecutor(
+                machine.settings.maintenance.gc_delete_concurrency, thread_name_prefix="persist-orphans"
+            ) as pool,
+        ):
             for orphan, _ in zip(chosen, pool.map(delete, chosen), strict=True):
                 found.deleted += 1
                 found.deleted_bytes += orphan.size_bytes

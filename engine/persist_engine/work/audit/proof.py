@@ -15,7 +15,15 @@ from typing import Any
 
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage
 from persist_engine.base.wording import counted, dated
-from persist_engine.codec.keys import PartKey, RollupKey, blob_key, created_key, parse_blob_key, shard_prefix
+from persist_engine.codec.keys import (
+    PartKey,
+    RollupKey,
+    blob_key,
+    created_key,
+    parse_blob_key,
+    parse_deletions_key,
+    shard_prefix,
+)
 from persist_engine.model.batch import NOTHING_WAITS, HollowBatch
 from persist_engine.model.spine.owed import waits_from_ms
 from persist_engine.shard.machine import Machine
@@ -68,9 +76,14 @@ def prove(machine: Machine, *, before_ms: int) -> Proof:
     when the earliest version has no readable rollup, or a listing of parts is gone. CorruptData.
     """
     prefix = shard_prefix(machine.shard_id)
-    list_all = lambda: sorted(info.key for info in machine.blob.list_prefix(prefix))  # noqa: E731 - bound to this shard
+    # Records of deletions hold no rows.
+    list_all = lambda: sorted(  # noqa: E731 - bound to this shard
+        info.key for info in machine.blob.list_prefix(prefix) if parse_deletions_key(info.key) is None
+    )
     listed = machine.retry.external("list", list_all, shard=machine.shard_id)
-    list_kept = lambda: sorted((one.key, one.version) for one in machine.blob.list_kept(prefix))  # noqa: E731
+    list_kept = lambda: sorted(  # noqa: E731
+        (one.key, one.version) for one in machine.blob.list_kept(prefix) if parse_deletions_key(one.key) is None
+    )
     kept = machine.retry.external("list versions", list_kept, shard=machine.shard_id)
     references = References(machine)
     references.check_listings()

@@ -34,6 +34,8 @@ class Bucket(enum.StrEnum):
     """A part that the newest version names."""
     ROLLUPS = "rollups"
     """A rollup that the newest version names."""
+    RECORDS = "records"
+    """A record of deletions, which no version names."""
     REFERENCED_NOT_CURRENT = "referenced_not_current"
     """Named by older live versions only: readers hold them, or collection has not run yet."""
     NOT_LEAKED_NOT_REFERENCED = "not_leaked_not_referenced"

@@ -100,6 +100,7 @@ def orphan_run(
         message=message,
         duration_ms=round((machine.env.monotonic_s() - started_s) * 1000),
         blobs_deleted=found.deleted,
+        deletion_record=found.deletion_record,
         orphan_blobs=left,
         orphan_bytes=left_bytes,
         is_complete=found.is_complete,

@@ -17,7 +17,7 @@ from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, 
 from persist_engine.base.metrics import Metrics
 from persist_engine.base.retry import Retry
 from persist_engine.base.versioned import SeqNo
-from persist_engine.codec.keys import RollupKey, blob_key, created_key, parse_blob_key
+from persist_engine.codec.keys import RollupKey, blob_key, created_key, parse_blob_key, parse_deletions_key
 from persist_engine.codec.registry import IDENTITY_KEY
 from persist_engine.model.ids import ShardId
 from persist_engine.model.state import ShardState
@@ -91,7 +91,7 @@ def _consensus_bytes(machine: Machine) -> int:
 class ShardUsage:
     """The blobs of one shard. `exists`: consensus knows the shard; otherwise all blobs are leaked (spec 20, bug 26). `problem`: the reason
     why its live versions could not be read; its blobs then count as not leaked. `writers`: bytes by the writer's key prefix, with rollups
-    under `rollups`.
+    under `rollups`, and records of deletions under `records`.
     """
 
     shard_id: ShardId
@@ -188,6 +188,12 @@ class _Audit:
         for row in rows:
             if row.key == created_key(shard_id):
                 shard.blobs[Bucket.ROLLUPS if shard.exists else Bucket.LEAKED] += 1
+                continue
+            if parse_deletions_key(row.key) is not None:
+                bucket = Bucket.RECORDS if shard.exists else Bucket.LEAKED
+                shard.blobs[bucket] += 1
+                shard.bytes[bucket] += row.size_bytes
+                shard.writers["records"] += row.size_bytes
                 continue
             try:
                 key = parse_blob_key(row.key)

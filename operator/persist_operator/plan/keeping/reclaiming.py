@@ -122,6 +122,8 @@ def _started(
         own_hold=names.critical_id_of(shard_id),
         purge=spec.reclaim_policy == "Purge",
         deletes_max=spec.gc_deletes_max,
+        record_days=spec.record_days,
+        queue_priority=spec.queue_priority,
         location=location,
         ttl_seconds=spec.ttl_seconds_after_finished,
         priority_class_name=spec.priority_class_name,

@@ -1,8 +1,8 @@
 """Which of the waiting starts may begin, within the limits of the installation on what runs at once. Pure.
 
-The order: the earliest due time first, then the greatest debt, then drivers before maintenance, then the longest wait. A start that a limit
-on its own store or namespace holds back does not hold back the others. Inspections have a limit and a queue of their own, so a sink never
-waits behind them.
+The order: the earliest due time first, then the greatest debt, then the greatest priority, then drivers before maintenance, then the
+longest wait. A start that a limit on its own store or namespace holds back does not hold back the others. Inspections have a limit and a
+queue of their own, so a sink never waits behind them.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ class Place:
     """When the work should be done; None when nothing says so."""
     debt_bytes: int = 0
     """The bytes that wait for the work."""
+    priority: int = 0
+    """The `queuePriority` of the resource."""
     asked_ms: int = 0
 
     @property
@@ -61,9 +63,9 @@ def wait_of(start: Place, others: Iterable[Place], running: Iterable[Place], lim
     raise AssertionError("start is among those that were sorted")
 
 
-def _order(one: Place) -> tuple[float, int, int, int, tuple[str, str]]:
+def _order(one: Place) -> tuple[float, int, int, int, int, tuple[str, str]]:
     due = float("inf") if one.due_ms is None else one.due_ms
-    return due, -one.debt_bytes, _RANK[one.kind], one.asked_ms, one.key
+    return due, -one.debt_bytes, -one.priority, _RANK[one.kind], one.asked_ms, one.key
 
 
 def _bounds(one: Place, limits: LimitSettings) -> list[tuple[str, int]]:

@@ -126,6 +126,8 @@ def _start(
         due_ms=None if owed_ms is None or due.kind in names.AUDIT_KINDS else deadline.deadline_ms(shard, owed_ms),
         debt_bytes=inspection.compaction_bytes if is_compaction else 0,
         ended_driver=block.settled_job if block.runner == "Spark" else None,
+        record_days=spec.record_days,
+        queue_priority=spec.queue_priority,
         ttl_seconds=spec.ttl_seconds_after_finished,
         priority_class_name=spec.priority_class_name,
         service_account_name=spec.service_account_name,

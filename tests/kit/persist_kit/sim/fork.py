@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
-from persist_engine.codec.keys import parse_blob_key
+from persist_engine.codec.keys import parse_blob_key, parse_deletions_key
 from persist_engine.model.state import ShardState
 from persist_engine.shard.applier import Applier
 from persist_engine.storage.blob import BlobInfo
@@ -192,6 +192,8 @@ class Branches:
 
     def deleting(self, process: Process, key: str) -> None:
         """A blob is about to be deleted. Remembers it if a branch needs it that the process could not know of."""
+        if parse_deletions_key(key) is not None:
+            return
         judge = self.judge(process)
         partial = parse_blob_key(key).partial
         for other in (self.main, self._copy):

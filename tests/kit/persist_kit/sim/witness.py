@@ -16,7 +16,7 @@ from itertools import count
 from persist_engine.base.errors import PersistError
 from persist_engine.base.versioned import SCAN_ALL, SeqNo, Tip, VersionedData
 from persist_engine.codec.batch import decode_run_listing
-from persist_engine.codec.keys import RollupKey, blob_key, created_key, parse_blob_key
+from persist_engine.codec.keys import RollupKey, belongs_to_no_version, blob_key, parse_blob_key
 from persist_engine.codec.state import decode_rollup
 from persist_engine.codec.state_diff import decode_state_diff
 from persist_engine.model.batch import HollowRun, InlinePart
@@ -167,6 +167,8 @@ class Witness:
 
     def deleting(self, key: str) -> None:
         """A blob is about to be deleted."""
+        if belongs_to_no_version(key, self._shard_id):
+            return
         partial = parse_blob_key(key).partial
         if partial in self._named:
             self._scheduler.fail(f"live blob {partial} is deleted")
@@ -178,7 +180,7 @@ class Witness:
 
     def writing(self, key: str, value: bytes) -> None:
         """A blob is about to be written. A rollup must equal the state that the diffs lead to."""
-        if key == created_key(self._shard_id):
+        if belongs_to_no_version(key, self._shard_id):
             return
         parsed = parse_blob_key(key)
         if parsed.partial in self._deleted:
@@ -340,8 +342,8 @@ class Witness:
         """
         if below is None:
             below = self.earliest()
-        listed = {info.key for info in self.blob.list_prefix(f"{self._shard_id}/")} - {created_key(self._shard_id)}
-        there = {parse_blob_key(key).partial for key in listed}
+        listed = (info.key for info in self.blob.list_prefix(f"{self._shard_id}/"))
+        there = {parse_blob_key(key).partial for key in listed if not belongs_to_no_version(key, self._shard_id)}
         there -= self.resurrected
         return {key for key, dropped in self._dropped_at.items() if key in there and dropped <= below}
 
