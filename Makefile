@@ -5,7 +5,7 @@ CACHE ?= $(or $(PERSIST_CACHE),$(HOME)/.cache/persist-operator)
 export PATH := $(CACHE)/bin:$(HOME)/.local/bin:$(PATH)
 # Empty counts as unset: without bytecode files every Python process compiles all that it imports, which takes seconds.
 export PYTHONDONTWRITEBYTECODE :=
-PYTHON_DIRS := engine operator spark-images tests bench examples proto charts .ci
+PYTHON_DIRS := engine operator spark-images tests bench examples proto charts docs .ci
 RUN := uv run --frozen
 PYTEST := $(RUN) pytest
 ARGS ?=

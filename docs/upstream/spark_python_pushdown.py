@@ -35,7 +35,7 @@ class Numbers(DataSource):
     def schema(self) -> str:
         return "id bigint"
 
-    def reader(self, schema: object) -> NumbersReader:  # noqa: ARG002 - Spark hands it over
+    def reader(self, schema: object) -> NumbersReader:
         return NumbersReader()
 
 
@@ -55,7 +55,7 @@ class NumbersReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         return [InputPartition(0)]
 
-    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:  # noqa: ARG002 - there is one
+    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
         return ((n,) for n in range(ROWS) if all(n == wanted for wanted in self.wanted))
 
 

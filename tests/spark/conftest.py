@@ -1,41 +1,34 @@
 """One local Spark session for all Spark tests of a test process. The first test that needs it starts it; it stops at the end."""
 
-import importlib.util
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from persist_kit.broker import jar_folder
+from persist_kit.neighbours import neighbours
 from persist_kit.servers import ServerMissing
 from persist_spark.session import start_session
 from py4j.java_gateway import JavaClass, JavaMember, JVMView
 from pyspark.sql import SparkSession
 
-
-def _neighbour(name: str, folder: Path = Path(__file__).parent) -> ModuleType:
-    """Imports a module of this folder that holds no tests. Test files have no package, so they could not import it otherwise."""
-    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look up their module
-    spec.loader.exec_module(module)
-    return module
-
-
-twins_module, landing_run = _neighbour("twins"), _neighbour("landing_run")
-_neighbour("table_shard")
-_neighbour("collectors")
-envelope_run = _neighbour("envelope_run")
-catalog_world = _neighbour("catalog_world")
-build_catalog = _neighbour("build_catalog", Path(__file__).parents[2] / "spark-images" / "catalog")
-_neighbour("standby_world")
-warm_daemon = _neighbour("warm_daemon")
+twins_module, landing_run, envelope_run, catalog_world, warm_daemon, *_ = neighbours(
+    __file__,
+    "twins",
+    "landing_run",
+    "envelope_run",
+    "catalog_world",
+    "warm_daemon",
+    "table_shard",
+    "collectors",
+    "standby_world",
+    "stream_world",
+    "query_modes",
+)
+(build_catalog,) = neighbours(str(Path(__file__).parents[2] / "spark-images/catalog/README.md"), "build_catalog")
 
 
 def remember_classes() -> None:

@@ -1,10 +1,10 @@
 """Kills the drivers and the executors of two Streaming sinks at random points, and compares what the shards hold with what the source gave
 (`make kills KILLS=200`).
 
-Each driver is a real process with executors in processes of their own (`local-cluster`), killed by SIGKILL. Each next driver begins with an
-empty disk: the checkpoint of the killed one is deleted. The source gives the same rows for the same offsets, so the contents follow from
-the number of rows that were read. Each driver draws how many rows a batch has: few, which the driver stages or decides by itself, or so
-many that executors must.
+Each driver is a real process with executors in processes of their own (`local-cluster`), killed by SIGKILL. After half of the drivers the
+disk and the checkpoint are deleted, and the next driver begins with nothing; after the others it finds what the killed one left. The source
+gives the same rows for the same offsets, so the contents follow from the number of rows that were read. Each driver draws how many rows a
+batch has: few, which the driver stages or decides by itself, or so many that executors must.
 
 The two sinks run side by side, because a driver often waits. A kill falls into the life of a batch: after some event of the driver's log,
 and a part of the time that the step before took.
@@ -78,11 +78,12 @@ class Driver:
     """A driver under way. Reads its log in a thread."""
 
     def __init__(self, folder: Path, spec: dict[str, Any]) -> None:
+        self.disk = folder / "disk"
+        self.disk.mkdir(exist_ok=True)
         (folder / "sink.json").write_text(json.dumps(spec))
         (folder / "spark-defaults.conf").write_text(CONF)
         command = [sys.executable, "-m", "persist_spark.main", "driver", "--spec", str(folder / "sink.json")]
         command += ["--report", str(folder / "report.json"), "--properties", str(folder / "spark-defaults.conf")]
-        self.disk = Path(tempfile.mkdtemp(prefix="disk-", dir=folder))
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.DEVNULL,
@@ -119,10 +120,13 @@ class Driver:
         return java + [(pid, "Python of an executor") for pid, args in own if "pyspark.daemon" in args]
 
     def kill(self) -> None:
-        """Kills the driver with all its processes, and deletes its disk."""
+        """Kills the driver with all its processes."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+    def delete(self) -> None:
+        """Deletes its disk and its checkpoint, after its end. Idempotent."""
         shutil.rmtree(self.disk, ignore_errors=True)
         for checkpoint in Path("/dev/shm").glob(f"persist-stream-{self.process.pid}-*"):
             shutil.rmtree(checkpoint, ignore_errors=True)
@@ -139,9 +143,13 @@ class Campaign:
     """By what was killed, and after which event."""
     ended: Counter[str] = field(default_factory=Counter)
     """Drivers that ended by themselves, by the reason that they reported."""
+    left: Counter[str] = field(default_factory=Counter)
+    """Drivers by what was left of them for the next one."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
+        self.drivers: list[Driver] = []
+        """Those whose disk or checkpoint may be left."""
         self.shard = ShardId.new()
         self.location = {"blob": f"file://{self.folder}/blobs", "consensus": f"sqlite://{self.folder}/consensus.db"}
         with self._client() as client:
@@ -159,7 +167,7 @@ class Campaign:
                 file=sys.stderr,
                 flush=True,
             )
-        driver = Driver(self.folder, self._spec())
+        driver = self._started()
         try:
             self._until(driver, {"batch"}, self.random.randrange(1, 4))
             driver.process.send_signal(signal.SIGTERM)
@@ -168,9 +176,19 @@ class Campaign:
             driver.kill()
         return self.check()
 
+    def _started(self) -> Driver:
+        self.drivers.append(Driver(self.folder, self._spec()))
+        return self.drivers[-1]
+
+    def delete(self) -> None:
+        """Deletes what is left of ended drivers. Idempotent."""
+        for driver in self.drivers:
+            driver.delete()
+        self.drivers.clear()
+
     def _one_driver(self, kills: int) -> None:
         """One driver from its start to its death, and the deaths of some of its executors."""
-        driver = Driver(self.folder, self._spec())
+        driver = self._started()
         try:
             event = self._until(driver, {"position"}, 1)
             while event is not None:
@@ -193,6 +211,10 @@ class Campaign:
             self.ended[self._reported(driver)] += 1
         finally:
             driver.kill()
+            is_deleted = self.random.random() < 0.5
+            self.left["nothing" if is_deleted else "its disk and its checkpoint"] += 1
+            if is_deleted:
+                self.delete()
 
     def _reported(self, driver: Driver) -> str:
         """Why a driver ended by itself."""
@@ -269,10 +291,14 @@ def main() -> int:
         # A folder with wrong rows stays, to be looked at.
         folder = Path(tempfile.mkdtemp(prefix="persist-kills-"))
         one = Campaign(envelope, folder, given.seed + at)
-        rows = one.run(given.kills // 2)
+        try:
+            rows = one.run(given.kills // 2)
+        finally:
+            one.delete()
         shutil.rmtree(folder, ignore_errors=True)
         print(f"{envelope}: {one.kills.total()} kills; {rows} rows were read, and the shard holds exactly them")
-        for what, counts in (("killed", one.kills), ("ended by itself", one.ended)):
+        counted = (("killed", one.kills), ("ended by itself", one.ended), ("left to the next driver", one.left))
+        for what, counts in counted:
             for name, count in counts.most_common():
                 print(f"  {count} times {what}: {name}", flush=True)
 
