@@ -143,7 +143,10 @@ def test_regression_an_error_of_s3_is_raised_with_its_words(s3, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     refused(blob=s3.location("wrong"), match="SignatureDoesNotMatch.*; correct the access key")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "unknown")
-    refused(blob=s3.location("wrong"), match="No user exists with the provided access key ID.*; correct endpoint, bucket, region and cred")
+    refused(
+        blob=s3.location("wrong"),
+        match="No user exists with the provided access key ID.*; correct endpoint, bucket, region and cred",
+    )
     for name in s3.environment:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
