@@ -150,16 +150,17 @@ class PersistClient:
     def open_leased_reader(
         self, shard_id: ShardId, schema: Schema | None = None, *, purpose: str, lease_ms: int | None = None
     ) -> ReadHandle:
-        """A reader that holds the shard's since while it lives (one commit). Without `schema` it reads with the shard's newest schema, and
-        ShardNotFound when the shard does not exist. With `schema` a missing shard is created, and another schema is SchemaMismatch. With a
-        schema that the shard had before it evolved, rows are shown without later fields.
+        """A reader that holds the shard's since while it lives (one commit). It reads with the shard's newest schema, or with `schema`:
+        another one than the shard's is SchemaMismatch, and with one that the shard had before it evolved, rows are shown without later
+        fields. ShardNotFound: no reader creates a shard (`initialise` and writers do).
         """
         from persist_engine.client.read.handle import ReadHandle
 
         expect_text(purpose, "purpose")
         if lease_ms is not None:
             expect_count(lease_ms, "lease_ms", least=0)
-        machine, schema_id = (self.machine(shard_id), None) if schema is None else self._initialised(shard_id, schema)
+        machine = self.machine(shard_id)
+        schema_id = None if schema is None else _registered(machine, expect_schema(schema))
         return ReadHandle.open(machine, schema_id, purpose=purpose, lease_ms=lease_ms)
 
     def open_critical_since(
@@ -453,14 +454,7 @@ class PersistClient:
             )
             known = self._share(Applier(state, self._versions))
         machine = Machine(known)
-        schema_id = schema_id_of(machine, schema)
-        if schema_id is None:
-            raise SchemaMismatch(
-                f"shard {shard_id} has another schema: {machine.schema.difference(schema)}",
-                requested=repr(schema),
-                actual=repr(machine.schema),
-            )
-        return machine, schema_id
+        return machine, _registered(machine, schema)
 
     def _share(self, loaded: Applier) -> Applier:
         """The one Applier of the shard: `loaded`, unless another thread was faster. CodecMismatch, and `loaded` is not kept."""
@@ -476,3 +470,15 @@ class PersistClient:
 
 def _not_found(shard_id: ShardId, consensus: Consensus) -> ShardNotFound:
     return ShardNotFound(f"shard {shard_id} does not exist in {consensus.address()}", shard_id=shard_id)
+
+
+def _registered(machine: Machine, schema: Schema) -> int:
+    """The id of `schema` in the shard. SchemaMismatch names the columns when it is none of the shard's."""
+    schema_id = schema_id_of(machine, schema)
+    if schema_id is None:
+        raise SchemaMismatch(
+            f"shard {machine.shard_id} has another schema: {machine.schema.difference(schema)}",
+            requested=repr(schema),
+            actual=repr(machine.schema),
+        )
+    return schema_id

@@ -100,16 +100,10 @@ def deletions_key(expires_ms: int, record_id: DeletionId) -> str:
 def parse_deletions_key(key: str) -> DeletionsKey | None:
     """The parsed whole `key`; None when it is not the key of a record of deletions."""
     shard_id, _, partial = key.partition("/")
-    if not ShardId.is_valid(shard_id) or not is_deletions_key(partial):
+    expires, _, record_id = partial.partition("/")
+    if not ShardId.is_valid(shard_id) or _EXPIRES.fullmatch(expires) is None or not DeletionId.is_valid(record_id):
         return None
-    expires, _, record_id = partial.partition("/")
     return DeletionsKey(int(expires[1:]), DeletionId(record_id), partial)
-
-
-def is_deletions_key(partial: str) -> bool:
-    """Whether `partial` is the partial key of some record of deletions."""
-    expires, _, record_id = partial.partition("/")
-    return _EXPIRES.fullmatch(expires) is not None and DeletionId.is_valid(record_id)
 
 
 def belongs_to_no_version(key: str, shard_id: ShardId) -> bool:

@@ -5,11 +5,11 @@ Invariant: at most one run of a kind is under way. After n failures in a row, th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from persist_engine.codec.keys import is_deletions_key
 from persist_engine.model.inspection import Inspection
 from persist_engine.model.maintenance import is_collection_due, is_compaction_due, is_rollup_due
 
@@ -29,6 +29,8 @@ _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 10, 600
 _AFTER_CONFLICT_S, _AFTER_SKIPPED_S = 5, 60
 #: The API server refuses a status with a greater number. A report may contain any number, because users can write reports.
 _COUNT_MAX = (1 << 63) - 1
+#: The key of a record of deletions, and nothing else that a report may contain.
+_RECORD = re.compile(r"d\d{15}/d[0-9a-f-]{36}", re.ASCII)
 _TYPE: Mapping[MaintenanceKind, RunType] = {
     "compaction": "Compaction",
     "rollup": "Rollup",
@@ -366,7 +368,7 @@ def _history_item(run: Run, kind: MaintenanceKind, now_ms: int) -> UpkeepRun:
 def _deletion_record(report: Mapping[str, Any]) -> str | None:
     """None for a report without one, or with anything else in its place."""
     key = report.get("deletion_record")
-    return key if isinstance(key, str) and is_deletions_key(key) else None
+    return key if isinstance(key, str) and _RECORD.fullmatch(key) is not None else None
 
 
 def _count(report: Mapping[str, Any], name: str) -> int | None:

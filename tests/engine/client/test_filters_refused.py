@@ -22,6 +22,7 @@ SCHEMA = Schema.from_ddl("id BIGINT, tag STRING", "x DOUBLE, d DATE, place STRUC
 def reader():
     world = World(env=AheadEnv())
     client, shard_id = world.process(), world.shard_id()
+    client.initialise(shard_id, SCHEMA)
     with client.open_leased_reader(shard_id, SCHEMA, purpose="test") as reader:
         yield reader
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from persist_engine import Antichain, Appended, PersistClient, ShardId, UpperMismatch, WriteHandle
-from persist_engine.base.errors import Indeterminate, Unavailable
+from persist_engine.base.errors import Unavailable
 from persist_engine.base.settings import BatchSettings, RetrySettings, Settings
 from persist_engine.client.write.batch import Batch
 from persist_engine.client.write.joined import gathered
@@ -191,18 +191,10 @@ def test_the_only_copy_is_treated_as_a_copy_after_an_append_of_unknown_outcome(h
     assert isinstance(writer.compare_and_append_batch([batch], expected_upper=A(0), new_upper=A(5)), UpperMismatch)
     batch.rewrite_times(A(12), A(13))
     assert not batch.may_have_copies
-    swap = world.consensus.compare_and_set
-
-    def lost_answer(*args: Any) -> Any:
-        if happened:
-            swap(*args)
-        world.env.sleep(1)
-        raise Indeterminate("no answer")
-
-    world.consensus.compare_and_set = lost_answer  # type: ignore[method-assign]  # happens or not, without an answer
+    world.faults.fail_next("compare_and_set", happened=happened, times=1000)
     with pytest.raises(Unavailable):
         writer.compare_and_append_batch([batch], expected_upper=A(10), new_upper=A(13))
-    world.consensus.compare_and_set = swap  # type: ignore[method-assign]
+    world.faults.heal()
     assert batch.may_have_copies
     writer.delete_batches([batch])
     assert writer.fetch_recent_upper() == A(13 if happened else 10)

@@ -48,7 +48,7 @@ def test_the_default_is_seven_days_and_zero_is_none() -> None:
             Settings(retain_ms=bad)
 
 
-@pytest.mark.parametrize("how", ["open_writer", "open_leased_reader", "open_upsert", "open_sink"])
+@pytest.mark.parametrize("how", ["open_writer", "open_upsert", "open_sink"])
 def test_a_shard_gets_its_retention_in_the_commit_that_creates_it(kept: World, how: str) -> None:
     client, shard_id = kept.process(), kept.shard_id()
     opened = {"open_upsert": open_upsert, "open_sink": open_sink}.get(how, getattr(PersistClient, how, None))

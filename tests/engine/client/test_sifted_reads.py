@@ -64,8 +64,8 @@ def filled(seed, *, sift_bytes_min, since, compacted):
     world = World(settings=settings(sift_bytes_min))
     client, shard_id = world.process(), world.shard_id()
     with (
-        client.open_leased_reader(shard_id, SCHEMA, purpose="since") as reader,
         client.open_writer(shard_id, SCHEMA, purpose="test") as writer,
+        client.open_leased_reader(shard_id, SCHEMA, purpose="since") as reader,
     ):
         for append, rows in enumerate(updates_of(seed)):
             lower, upper = at(append * WIDTH), at(append * WIDTH + WIDTH)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 from persist_engine import Antichain, Appended, PersistClient, UpperMismatch, WriteHandle
 from persist_engine.base.errors import (
     BatchExpired,
-    Indeterminate,
     InvalidEmptyTimeInterval,
     InvalidUsage,
     Unavailable,
@@ -272,17 +270,10 @@ def test_a_batch_whose_append_has_an_unknown_end_is_not_linked_a_second_time():
     world = World(settings=Settings(batch=BatchSettings(inline_part_bytes_max=0), retry=RetrySettings(give_up_ms=1)))
     writer = world.process().open_writer(world.shard_id(), SCHEMA, purpose="test")
     again, deleted = (writer.batch([row(n, "a", 0), row(n, "b", 9)], lower=A(0), upper=A(20)) for n in (1, 2))
-    swap = world.consensus.compare_and_set
-
-    def lost_answer(*args: Any) -> Any:
-        swap(*args)
-        world.env.sleep(1)
-        raise Indeterminate("no answer")
-
-    world.consensus.compare_and_set = lost_answer  # type: ignore[method-assign]  # happens without an answer
+    world.faults.fail_next("compare_and_set", happened=True, times=1000)
     with pytest.raises(Unavailable):
         writer.compare_and_append_batch([again, deleted], expected_upper=A(0), new_upper=A(5))
-    world.consensus.compare_and_set = swap  # type: ignore[method-assign]
+    world.faults.heal()
     linked = {*again.hollow.blob_keys(), *deleted.hollow.blob_keys()}
     deleted.delete()
     assert isinstance(writer.append_batch(again, A(0), A(20)), Appended)

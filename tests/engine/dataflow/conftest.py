@@ -44,7 +44,9 @@ class Stores:
 
     def hold(self, since: int = 0) -> None:
         """Keeps every time from `since` on readable. A sink's own reader releases them as it goes."""
-        holder = self.client().open_leased_reader(self.shard_id, SCHEMA, purpose="hold")
+        client = self.client()
+        client.initialise(self.shard_id, SCHEMA)
+        holder = client.open_leased_reader(self.shard_id, SCHEMA, purpose="hold")
         holder.downgrade_since(A(since))
         self.holders.append(holder)
 

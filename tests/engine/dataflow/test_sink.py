@@ -161,8 +161,9 @@ def test_no_relation_of_since_upper_and_as_of_hangs(stores, since, upper, as_of)
 
 
 def test_errors_and_rows_share_one_shard_and_one_frontier(stores):
-    holder = stores.client().open_leased_reader(stores.shard_id, with_errors(SCHEMA), purpose="hold")
-    stores.holders.append(holder)
+    client = stores.client()
+    client.initialise(stores.shard_id, with_errors(SCHEMA))
+    stores.holders.append(client.open_leased_reader(stores.shard_id, with_errors(SCHEMA), purpose="hold"))
     with open_sink(stores.client(), stores.shard_id, SCHEMA, errors=True, workers=2) as sink:
         sink.inputs[0].insert([row(1, "a", 0)])
         sink.inputs[1].insert_errors([("division by zero", 2, 1), ("division by zero", 4, -1)])

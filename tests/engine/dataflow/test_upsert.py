@@ -84,6 +84,7 @@ def test_a_new_handle_hydrates_the_existing_contents(
 
 def test_one_emission_covers_many_times(world: World, shard_id: ShardId) -> None:
     client = world.process()
+    client.initialise(shard_id, SCHEMA)
     with client.open_leased_reader(shard_id, SCHEMA, purpose="holds since"), opened(client, shard_id) as upserts:
         before = client.machine(shard_id).state.seqno
         done = upserts.upsert_at(commands((1, "a"), (1, "b"), (2, "c"), (1, None), time=[3, 5, 5, 9]), upper=A(20))

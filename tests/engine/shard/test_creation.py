@@ -47,16 +47,26 @@ def test_nothing_is_created_over_a_shard_that_consensus_lost(kind: str) -> None:
     fresh = world.process()
     for create in (
         lambda: fresh.open_writer(shard_id, SCHEMA, purpose="test"),
-        lambda: fresh.open_leased_reader(shard_id, SCHEMA, purpose="test"),
         lambda: fresh.initialise(shard_id, SCHEMA),
     ):
         with pytest.raises(ShardLost, match=f"persist admin recover {shard_id}") as raised:
             create()
         assert raised.value.detail["shard_id"] == shard_id
         assert raised.value.detail["key"] in before
-    with pytest.raises(ShardNotFound, match=f"persist admin recover {shard_id}"):
-        fresh.inspect(shard_id)
+    for look in (fresh.inspect, lambda shard_id: fresh.open_leased_reader(shard_id, SCHEMA, purpose="test")):
+        with pytest.raises(ShardNotFound, match=f"persist admin recover {shard_id}"):
+            look(shard_id)
     assert (blobs(world), list(world.consensus.list_keys())) == (before, [])
+
+
+def test_no_reader_creates_a_shard() -> None:
+    """Spec B.2. Also one that knows the schema: a shard that was ended for good, or an id with a slip, would begin anew."""
+    world = World()
+    shard_id = world.shard_id()
+    for schema in (SCHEMA, None):
+        with pytest.raises(ShardNotFound, match=shard_id):
+            world.process().open_leased_reader(shard_id, schema, purpose="test")
+    assert (blobs(world), list(world.consensus.list_keys())) == ({}, [])
 
 
 @pytest.mark.parametrize("verb", ["before", "after"])
