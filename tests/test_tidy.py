@@ -29,7 +29,6 @@ SHORT_MODULES = {
     "engine/persist_engine/cli/exit_codes.py": "value",
     "engine/persist_engine/client/expiring.py": "port",
     "engine/persist_engine/shard/opening.py": "entry point",
-    "engine/persist_engine/work/rollup.py": "entry point",
     "operator/persist_operator/api/quantity.py": "value",
     "operator/persist_operator/api/redact.py": "value",
     "operator/persist_operator/api/times.py": "value",
