@@ -28,6 +28,7 @@ declare -A EXTRAS=([engine]="--extra s3 --extra redis --extra rocksdb --extra cl
 
 wheels() {
   local name
+  uv run --frozen python spark-images/catalog/build_catalog.py --check || die "the wheel persist-spark would have no jar of the catalog: make catalog"
   for name in engine operator spark; do uv build --quiet --package "persist-$name" --out-dir "$DIST/python"; done
   rm -f "$DIST/python/.gitignore"
   say "python: $(ls "$DIST/python" | wc -l) files"

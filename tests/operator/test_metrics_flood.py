@@ -6,6 +6,7 @@ import pytest
 from persist_engine.base.metrics import PrometheusMetrics
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.shard_series import SHARDS_MAX
+from persist_operator.steps.sink_series import OF_SINK, SINKS_MAX
 from prometheus_client import CollectorRegistry, generate_latest
 
 SHARDS, NAMESPACES = 10_000, 10
@@ -74,3 +75,24 @@ def test_ten_thousand_shards_leave_a_scrape_bounded(now, shard_resource):
     assert len(behind) == SHARDS_MAX, "no status was written"
     reported = [line for line in lines if line.startswith("persist_run_") and "_created" not in line]
     assert len(reported) < 10, "whatever pods report"
+
+
+def test_many_sinks_leave_a_scrape_bounded_and_those_in_trouble_in_it(now, sink_resource):
+    registry = CollectorRegistry()
+    metrics, one = OperatorMetrics(registry), sink_resource()
+    failed = {"lastFailure": {"time": "2026-09-21T14:00:00Z", "class": "UserError"}, "consecutiveFailures": 1}
+    for number in range(SINKS_MAX + 500):
+        name, is_ready = f"sink-{number:05}", number != SINKS_MAX + 400
+        status = {"conditions": [{"type": "Ready", "status": str(is_ready), "reason": "Any"}], "attempt": 1, **failed}
+        metrics.set_sink("team", name, status)
+        metrics.resources.show({**one, "metadata": {**one["metadata"], "name": name}, "status": status}, status)
+    lines = [line for line in generate_latest(registry).decode().splitlines() if line.startswith("spark_sink_")]
+    found = Counter(line.partition("{")[0] for line in lines)
+    assert found["spark_sink_ready"] == found["spark_sink_last_failure_timestamp_seconds"] == SINKS_MAX
+    assert max(found.values()) <= SINKS_MAX
+    assert set(found) <= {f"spark_sink_{series}" for series in (*OF_SINK, "last_failure_timestamp_seconds")}
+    in_trouble = [line for line in lines if f"sink-{SINKS_MAX + 400:05}" in line]
+    assert any(line.startswith("spark_sink_ready{") and line.endswith(" 0.0") for line in in_trouble)
+    for number in range(SINKS_MAX + 500):
+        metrics.forget("SparkSink", "team", f"sink-{number:05}")
+    assert "sink-0" not in generate_latest(registry).decode()

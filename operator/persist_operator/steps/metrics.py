@@ -17,30 +17,6 @@ from persist_operator.steps.resource_metrics import ResourceMetrics
 from persist_operator.steps.shard_series import ShardSeries, TaskRuns
 
 _OF_RESOURCE = ("namespace", "name")
-#: The series of a SparkSink, with their descriptions.
-_OF_SINK = {
-    "ready": "1 while Ready is True.",
-    "attempts": "Drivers started so far.",
-    "consecutive_failures": "Failed attempts since the last success.",
-    "executors": "Running executors.",
-    "rows_read": "Rows read by the last successful run.",
-    "errors": "Rows that the last successful run could not write and collected as errors.",
-    "updates_written": "Updates appended by the last successful run.",
-    "missing": "Rows of the input that the shard lacked when a ReadOnly sink last compared them.",
-    "extra": "Rows that the shard held too many when a ReadOnly sink last compared them.",
-    "running_rows_read": "Rows that the running driver has read.",
-    "running_errors": "Rows that the running driver could not write and collected as errors.",
-    "running_bytes_read": "Bytes that the running driver has read, as far as its source counts them.",
-    "running_batches": "Batches that the running driver of a stream has committed.",
-    "rollout": "1 while a new revision is on its way to take over from the driver that runs.",
-    "rolled_back": "1 while the newest revision is rolled back, and an older one runs.",
-    "rollout_lag_seconds": "Seconds from a commit of the driver that runs to its comparison by the driver on standby.",
-    "rollout_missing": "Updates that the driver on standby would have written and the running driver did not.",
-    "rollout_extra": "Updates that the running driver wrote and the driver on standby would not have.",
-    "lag_seconds": "Seconds from the choice of the newest batch of a stream to its commit.",
-    "fresh": "1 while Fresh is True, 0 while it is not. Only of sinks with spec.freshness.",
-    "fresh_timestamp_seconds": "The shard has everything that the input had at this time. Only of sinks with spec.freshness.",
-}
 
 
 class OperatorMetrics:
@@ -91,9 +67,6 @@ class OperatorMetrics:
             registry=registry,
         )
         self._shards = ShardSeries(registry)
-        self._sink = {
-            name: Gauge(f"spark_sink_{name}", text, _OF_RESOURCE, registry=registry) for name, text in _OF_SINK.items()
-        }
 
     def _set_up_canary(self, registry: CollectorRegistry) -> None:
         self.canary_success = Gauge(
@@ -188,16 +161,13 @@ class OperatorMetrics:
             "fresh": None if (fresh := conditions.find(status, "Fresh")) is None else int(fresh["status"] == "True"),
             "fresh_timestamp_seconds": None if (at := times.to_ms(known.freshness.time)) is None else at / 1000,
         }
-        _set(self._sink, namespace, name, values)
+        self.resources.sinks.update((namespace, name), values)
 
     def forget(self, kind: str, namespace: str, name: str) -> None:
         """Drop every series of a resource that is gone. Idempotent."""
         self.resources.forget(kind, namespace, name)
         if kind == "PersistShard":
             self._shards.forget((namespace, name))
-            return
-        for gauge in self._sink.values():
-            gauge.remove_by_labels({"namespace": namespace, "name": name})
 
 
 def _upper_lag_s(frontiers: Frontiers, now_ms: int, inspection: Inspection | None) -> float | None:
@@ -218,11 +188,3 @@ def _owed_s(debt: Debt, deadline_seconds: int | None, now_ms: int) -> float | No
     if until_ms is None or deadline_seconds is None:
         return debt.oldest_uncompacted_seconds or 0
     return max(0, deadline_seconds - (until_ms - now_ms) // 1000)
-
-
-def _set(gauges: Mapping[str, Gauge], namespace: str, name: str, values: Mapping[str, float | None]) -> None:
-    for key, value in values.items():
-        if value is None:
-            gauges[key].remove_by_labels({"namespace": namespace, "name": name})
-        else:
-            gauges[key].labels(namespace, name).set(value)

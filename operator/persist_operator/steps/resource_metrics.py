@@ -1,8 +1,8 @@
 """Series of resources that alerts and dashboards compare with others: conditions, targets from the spec, times, and what ended runs did.
 
-Owns the series `persist_resource_*`, `persist_maintenance_*` and those of _SINK, and the values of OF_SHARD, whose series are in
-`shard_series`. An unknown value has no series. The series of a resource end with the resource; `persist_maintenance_*` are counters of this
-process and have no names of resources.
+Owns the series `persist_resource_*` and `persist_maintenance_*`, and values of those that are in `shard_series` and `sink_series`. An
+unknown value has no series. The series of a resource end with the resource; `persist_maintenance_*` are counters of this process and have
+no names of resources.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from persist_operator.api.sink_status import SinkStatus
 from persist_operator.plan.observed import Run
 from persist_operator.plan.waiting import budget
 from persist_operator.steps.run_metrics import RunMetrics
+from persist_operator.steps.sink_series import SinkSeries
 
 _OF_RESOURCE = ("namespace", "name")
 #: Series of a shard, with their descriptions.
 OF_SHARD = {
     "stalled": "1 while Stalled is True: the operator waits for a change by a person.",
     "suspended": "1 while the resource is suspended.",
+    "log_lost": "1 while the operator refuses the shard because its log lost versions, until it is recovered or accepted.",
     "storage_reachable": "1 while StorageReachable is True, 0 while it is False.",
     "compaction_current": "1 while CompactionCurrent is True, 0 while it is False.",
     "garbage_collected": "1 while GarbageCollected is True, 0 while it is False.",
@@ -41,17 +43,6 @@ OF_SHARD = {
     "rewritten_bytes": "Bytes that compactions read in 24 hours, as maintenance.maxRewriteBytesPerDay counts them.",
     "rewrite_budget_bytes": "maintenance.maxRewriteBytesPerDay.",
 }
-_SINK = {
-    "stalled": "1 while Stalled is True: the operator waits for a change by a person.",
-    "suspended": "1 while the resource is suspended.",
-    "running": "1 while Running is True: a driver runs.",
-    "driver_pending": "1 while the pod of the driver is created or pending.",
-    "executors_wanted": "Executors that the spec asks for, while a driver runs.",
-    "fresh_target_seconds": "spec.freshness.targetSeconds.",
-    "next_run_timestamp_seconds": "Time of the next run of a Scheduled sink that is not suspended.",
-}
-
-
 _RESOURCE = {
     "generations_behind": "Generations of the spec that the stored status does not cover, where there are some.",
     "paused": "1 while the annotation paused is set, for resources that have it.",
@@ -90,17 +81,7 @@ class ResourceMetrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"persist_maintenance_{name}", text, ["type", *labels], registry=registry)
 
-        self._sink = {
-            name: Gauge(f"spark_sink_{name}", text, _OF_RESOURCE, registry=registry) for name, text in _SINK.items()
-        }
-        self._failure = Gauge(
-            "spark_sink_last_failure_timestamp_seconds",
-            "End of the last attempt that failed, by its class.",
-            [*_OF_RESOURCE, "class"],
-            registry=registry,
-        )
-        self._lock = threading.Lock()
-        self._classes: dict[tuple[str, str], str] = {}
+        self.sinks = SinkSeries(registry)
         few = {
             name: _Few(Gauge(f"persist_resource_{name}", text, ["kind", *_OF_RESOURCE], registry=registry))
             for name, text in _RESOURCE.items()
@@ -118,16 +99,11 @@ class ResourceMetrics:
         """Export what `status`, which is to be written on `resource`, says. The resource shows its stored generation until `written`."""
         kind, namespace, name = _key(resource)
         if kind == "SparkSink":
-            for series, value in _of_sink(resource.get("spec") or {}, status).items():
-                if value is None:
-                    self._sink[series].remove(namespace, name)
-                else:
-                    self._sink[series].labels(namespace, name).set(value)
+            self.sinks.update((namespace, name), _of_sink(resource.get("spec") or {}, status))
             last = SinkStatus.of(status).last_failure
             failed_ms = times.to_ms(last.time)
-            self._show_failure(
-                namespace, name, None if failed_ms is None else last.failure_class or "Unknown", failed_ms
-            )
+            failure = None if failed_ms is None else (last.failure_class or "Unknown", failed_ms / 1000)
+            self.sinks.failed((namespace, name), failure)
         if pausing.is_paused(resource):
             self._paused.set(_key(resource), 1)
         else:
@@ -160,9 +136,8 @@ class ResourceMetrics:
 
     def forget(self, kind: str, namespace: str, name: str) -> None:
         """Drop every series of a resource that is gone. Idempotent."""
-        for gauge in self._sink.values() if kind == "SparkSink" else ():
-            gauge.remove(namespace, name)
-        self._show_failure(namespace, name, None, None)
+        if kind == "SparkSink":
+            self.sinks.forget((namespace, name))
         for few in (self._behind, self._paused, self._deletion):
             few.remove((kind, namespace, name))
 
@@ -173,16 +148,6 @@ class ResourceMetrics:
             self._behind.set(_key(resource), behind)
         else:
             self._behind.remove(_key(resource))
-
-    def _show_failure(self, namespace: str, name: str, failure_class: str | None, failed_ms: int | None) -> None:
-        """One series a sink: that of the class of its last failure."""
-        with self._lock:
-            before = self._classes.pop((namespace, name), None)
-            if before not in {None, failure_class}:
-                self._failure.remove(namespace, name, before)
-            if failure_class is not None and failed_ms is not None:
-                self._classes[namespace, name] = failure_class
-                self._failure.labels(namespace, name, failure_class).set(failed_ms / 1000)
 
     def _count(self, run: UpkeepRun) -> None:
         kind, runner = run.type or "Unknown", run.runner or "Pod"
@@ -230,6 +195,7 @@ def of_shard(
     return {
         "stalled": _truth(status, "Stalled") or 0,
         "suspended": _truth(status, "Suspended") or 0,
+        "log_lost": int((conditions.find(status, "Ready") or {}).get("reason") == "ShardLost"),
         "storage_reachable": _truth(status, "StorageReachable"),
         "compaction_current": _truth(status, "CompactionCurrent"),
         "garbage_collected": _truth(status, "GarbageCollected"),

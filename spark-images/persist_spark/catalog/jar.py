@@ -21,7 +21,8 @@ def jar_path() -> Path:
     found = Path(__file__).with_name("persist-catalog.jar")
     if not found.is_file():
         raise InvalidUsage(
-            "this installation of persist_spark has no jar of the SQL catalog: in a checkout, make catalog builds it"
+            f"this installation of persist_spark has no jar of the SQL catalog at {found}: its wheel was built without one. Install the "
+            "wheel of a release, or run `make catalog` in the checkout and build again; persist_spark.attach needs no jar"
         )
     return found
 

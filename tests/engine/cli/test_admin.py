@@ -61,6 +61,7 @@ def ok(result):
 @pytest.mark.slow
 def test_deletions_are_shown_by_record_and_by_blob(admin, disk):
     assert ok(admin("deletions", disk.shard_id, "--json")) == []
+    ok(admin("force-compaction", disk.shard_id, "--commit", "--json"))
     (_, done) = ok(admin("force-gc", disk.shard_id, "--commit", "--json"))["done"]
     (record,) = ok(admin("deletions", disk.shard_id, "--json"))
     assert (record["record"], record["cause"], record["outcome"]) == (done["deletion_record"], "Collection", "Deleted")
