@@ -33,6 +33,7 @@ BENCHES = (
     "spark",
     "spark_compaction",
     "spark_iceberg",
+    "spark_s3",
     "stream",
     "write_task",
     "upsert",
@@ -42,8 +43,8 @@ BENCHES = (
 )
 
 
-#: Those that run only by name: three need packages of their own, and scale takes many minutes.
-ALONE = frozenset({"peers", "scale", "spark_iceberg", "table"})
+#: Those that run only by name: four need packages of their own, and scale takes many minutes.
+ALONE = frozenset({"peers", "scale", "spark_iceberg", "spark_s3", "table"})
 
 
 def main() -> None:

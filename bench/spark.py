@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
@@ -43,8 +44,8 @@ def run(folder: Path, quick: bool) -> list[Row]:
         session.stop()
 
 
-def session_in(folder: Path) -> Any:
-    """A session of two threads."""
+def session_in(folder: Path, more: Mapping[str, str] = MappingProxyType({})) -> Any:
+    """A session of two threads. `more`: settings of its own."""
     from persist_spark.datasource import register
     from persist_spark.session import start_session
 
@@ -52,7 +53,7 @@ def session_in(folder: Path) -> Any:
     conf = {
         "spark.master": "local[2]", "spark.ui.enabled": "false", "spark.driver.memory": "2g", "spark.log.level": "ERROR",
         "spark.ui.showConsoleProgress": "false", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
-        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"), **more,
     }  # fmt: skip
     arguments = " ".join(f"--conf '{name}={value}'" for name, value in conf.items())
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"{arguments} pyspark-shell"
@@ -62,11 +63,11 @@ def session_in(folder: Path) -> Any:
 
 
 class Bench:
-    """One session, its folder, and one pair of stores."""
+    """One session, its folder, and one pair of stores: files, or the blob store `blob`. `plain`: where Parquet beside it is written."""
 
-    def __init__(self, session: Any, folder: Path) -> None:
-        self.spark, self.folder = session, folder
-        self.location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
+    def __init__(self, session: Any, folder: Path, *, blob: str | None = None, plain: str | None = None) -> None:
+        self.spark, self.folder, self.plain = session, folder, plain or str(folder)
+        self.location = Location(blob=blob or f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
 
     # -- writes ------------------------------------------------------------------------------------------------------
 
@@ -109,7 +110,7 @@ class Bench:
         source = self._input(rows)
         shard = self.shard()
         self.sink(shard, source, run="run-1", envelope="Append")
-        plain = f"{self.folder}/reads"
+        plain = f"{self.plain}/reads"
         self.spark.read.parquet(source).repartitionByRange("id").sortWithinPartitions("id").write.parquet(plain)
         found = self._queries(f"{rows:,} rows, one append", shard, plain, rows, repeat=repeat)
         self._compact(shard)

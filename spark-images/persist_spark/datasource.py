@@ -10,8 +10,9 @@ frame use that plan. A read that takes longer may then fail with an error that n
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -153,14 +154,15 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
 def register(spark: SparkSession, *, blob: str | None = None, consensus: str | None = None) -> None:
     """Registers the format `persist` with the session, and from then on keeps the data of its frames as long as they can be read.
     `blob` and `consensus` are the stores of loads and writes that name none. Idempotent; another call replaces the stores. Options that
-    are URLs with credentials are redacted in the session's plans.
+    are URLs with credentials are redacted in the session's plans. Sessions that `newSession` of this one makes know the format too.
     """
-    from persist_spark.session_frames import keeper_of
+    from persist_spark.session_frames import active, keeper_of
     from persist_spark.source.connect_frames import pin_frames_at_load
     from persist_spark.source.names import remember_stores
 
     stores = {name: url for name, url in (("blob", blob), ("consensus", consensus)) if url is not None}
-    if is_connect(spark):
+    on_connect = is_connect(spark)
+    if on_connect:
         pin_frames_at_load()
         address = None
     else:
@@ -170,8 +172,31 @@ def register(spark: SparkSession, *, blob: str | None = None, consensus: str | N
     redacted = spark.conf.get(_REDACTION) or ""
     if _CREDENTIALS not in redacted:  # by default Spark's plans, logs and UI show the options of a view
         spark.conf.set(_REDACTION, f"{redacted}|{_CREDENTIALS}" if redacted else _CREDENTIALS)
-    spark.dataSource.register(type(PersistDataSource.__name__, (PersistDataSource,), members))
+    with nullcontext() if on_connect else active(spark):
+        spark.dataSource.register(type(PersistDataSource.__name__, (PersistDataSource,), members))
     remember_stores(spark, stores)
+    _follow_new_sessions(type(spark))
+
+
+def _follow_new_sessions(kind: type[SparkSession]) -> None:
+    """SUBTLE: replaces `newSession` of this class, once per process. A new session of Spark has none of the formats that were registered in
+    Python, and Spark's error says of them only that it does not find them.
+    """
+    from persist_spark.source.names import stores_of
+
+    original = kind.newSession
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def new_session(self: SparkSession) -> SparkSession:
+        made = original(self)
+        stores = stores_of(self)
+        if stores is not None:
+            register(made, **stores)
+        return made
+
+    kind.newSession = new_session
 
 
 def is_connect(spark: SparkSession) -> bool:

@@ -38,7 +38,7 @@ from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls i
 from persist_spark.options import SPLITS_MAX, Options, instant
 from persist_spark.row_shape import changes_row_type, check_columns, condition, row_type
 from persist_spark.source.loaded import LoadedFrame
-from persist_spark.source.native import PlainFiles, early_fields
+from persist_spark.source.native import PlainFiles
 
 #: Bytes of parts in one split when the option `splits` is not set. A small shard is one task.
 SPLIT_BYTES = 64 << 20
@@ -292,7 +292,7 @@ class _HeldShard:
         if not keys:
             return None
         files = tuple(folder / key for key in keys)
-        return PlainFiles(files=files, schema=read.schema, row_type=loaded.row_type, early=early_fields(read))
+        return PlainFiles(files=files, schema=read.schema, row_type=loaded.row_type)
 
     def aggregates(self, frame: str, fields: Sequence[str]) -> Aggregates | None:
         lease = self._open_lease_of(frame)

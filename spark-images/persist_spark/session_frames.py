@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from persist_engine.base.errors import PersistError
 from persist_engine.storage.addresses import folder_of
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.readwriter import DataFrameReader
 from pyspark.sql.utils import to_str
 
@@ -28,7 +29,7 @@ from persist_spark.keeper import Keeper
 from persist_spark.options import Options
 from persist_spark.partitions import sink_settings
 from persist_spark.source.loaded import FORMAT, FRAME_OPTION, new_name
-from persist_spark.source.names import with_shard_id
+from persist_spark.source.names import stores_of, with_shard_id
 from persist_spark.source.native import COLLECTIONS, java_class, native_frame
 
 _PART_BYTES = 128 << 20
@@ -72,7 +73,7 @@ class _Kept:
     keeper: Keeper
     tables: SessionTables
     stores: Mapping[str, str]
-    """The session's values for options that a load does not give."""
+    """The newest values for options that a load does not give. Sessions that were registered have their own; those of batches have not."""
 
 
 _kept: dict[SparkContext, _Kept] = {}
@@ -99,6 +100,23 @@ def keeper_of(context: SparkContext, stores: Mapping[str, str]) -> Keeper:
         return _kept[context].keeper
 
 
+@contextmanager
+def active(spark: SparkSession) -> Iterator[None]:
+    """Makes `spark` the active session of the thread, within the block. Spark looks for formats of Python in the active session, also where
+    it is asked for those of another one.
+    """
+    sessions = java_class(spark._jvm, "org.apache.spark.sql.classic.SparkSession")
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(spark._jsparkSession)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
+
+
 def _name_frames_at_load() -> None:
     """SUBTLE: replaces `DataFrameReader.load`, once per process. Spark has no hook through which a Python data source learns which JVM
     objects a load created. Without the replacement a frame could only be released at the end of the session.
@@ -122,7 +140,8 @@ def _name_frames_at_load() -> None:
         try:
             if schema is None and (fast := _fast(self, kept, name, {**options, "path": path})) is not None:
                 return fast
-            frame = original(self, path, format, schema, **{**options, FRAME_OPTION: name})
+            with active(self._spark):
+                frame = original(self, path, format, schema, **{**options, FRAME_OPTION: name})
             if self._jreader.userSpecifiedSchema().isDefined():
                 _plan(frame)
             kept.session.watch(name, _loaded_as(frame).table().schema())
@@ -140,7 +159,9 @@ def _fast(reader: DataFrameReader, kept: _Kept, name: str, more: Mapping[str, An
     """
     if reader._jreader.userSpecifiedSchema().isDefined():
         return None
-    given = {**kept.stores, **_options_of(reader), **{key.lower(): to_str(value) for key, value in more.items()}}
+    known = stores_of(reader._spark)
+    stores = kept.stores if known is None else known
+    given = {**stores, **_options_of(reader), **{key.lower(): to_str(value) for key, value in more.items()}}
     try:
         given = with_shard_id({key: value for key, value in given.items() if value is not None})
         plain = kept.keeper.plain(name, given)

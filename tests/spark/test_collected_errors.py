@@ -164,6 +164,9 @@ def test_times_and_diffs_that_are_missing_are_errors(target):
     # Errors alone advance the shard, and their own times, which mean nothing, are not late.
     assert target.run([{"err": "late", "t": 5}], columns, envelope).errors == 1
     assert held(target)[(None, "late", None)] == 1
+    for diff in (2, -2):
+        assert target.run([{"err": "it comes and goes", "d": diff}], columns, envelope).errors == 1
+        assert held(target)[(None, "it comes and goes", None)] == max(diff, 0)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import pytest
 from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
 from persist_engine.base.errors import InvalidUsage, ShardNotFound
 from persist_engine.model.ownership import Owner
+from persist_spark import PersistTable
 from persist_spark.datasource import register
 from persist_spark.source.names import with_shard_id
 
@@ -82,6 +83,22 @@ def test_a_session_with_stores_needs_the_name_alone(local_spark, location, shard
             local_spark.read.format("persist").load("planes")
     finally:
         register(local_spark)
+
+
+def test_a_new_session_knows_the_format_and_the_stores_of_the_session_that_made_it(either_spark, location, shards):
+    register(either_spark, blob=location.blob, consensus=location.consensus)
+    try:
+        made = either_spark.newSession()
+        made.read.format("persist").load("other.flights").write.format("persist").mode("append").save("demo/flights")
+        made.sql("CREATE TEMPORARY VIEW own USING persist OPTIONS (shard 'demo/flights')")
+        assert sorted(row.id for row in made.newSession().read.format("persist").load("demo/flights").collect()) == [
+            0,
+            2,
+        ]
+        assert made.table("own").count() == PersistTable.forName(made, "demo/flights").toDF().count() == 2
+        assert not either_spark.catalog.tableExists("own")
+    finally:
+        register(either_spark)
 
 
 def test_contents_of_a_time_ago(local_spark, location, shards):

@@ -2,7 +2,6 @@
 
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from functools import reduce
 
 import pytest
 from collectors import are_gone
@@ -10,7 +9,6 @@ from persist_engine import Antichain, Appended, Location, PersistClient, Schema,
 from persist_engine.base.settings import KIB, BatchSettings, Settings
 from persist_spark.datasource import register
 from persist_spark.source import native
-from pyspark.sql import DataFrame
 
 pytestmark = pytest.mark.spark
 SCHEMA = Schema.from_ddl(
@@ -126,62 +124,6 @@ def test_no_filter_loses_rows_with_nan(tmp_path, spark):
         ):
             assert [one["p"]["i"] for one in frame.where(condition.format(name)).collect()] == [1]
     made.client.close()
-
-
-def test_no_filter_loses_days_that_the_julian_calendar_lacks(tmp_path, spark):
-    """Spark pushes dates and instants through a calendar that goes from 1582-10-04 to 1582-10-15."""
-    schema = Schema.from_ddl("id INT", "d DATE, t TIMESTAMP, w TIMESTAMP_NTZ, p STRUCT<d: DATE>")
-    made, days = Shard(tmp_path, spark, schema), [date(1582, 10, day) for day in range(1, 32)]
-    for time, day in enumerate(days):  # a part for each day, so that a filter can skip it
-        at = datetime(day.year, day.month, day.day, 12)
-        rows = [(((time,), (day, at.replace(tzinfo=UTC), at, (day,))), time, 1)]
-        with made.client.open_writer(made.id, schema, purpose="test") as writer:
-            assert isinstance(writer.compare_and_append(rows, expected_upper=time, new_upper=time + 1), Appended)
-    frame = made.check(is_native=True, count=31)
-    expected, found = {}, []
-    for day in (4, 5, 14, 15):
-        for name, literal in (
-            ("d", f"DATE '1582-10-{day:02}'"),
-            ("p.d", f"DATE '1582-10-{day:02}'"),
-            ("t", f"TIMESTAMP '1582-10-{day:02} 12:00:00Z'"),
-            ("w", f"TIMESTAMP_NTZ '1582-10-{day:02} 12:00:00'"),
-        ):
-            for op, rows in (("=", 1), ("<=", day), (">=", 32 - day)):
-                expected[name, op, day] = rows
-                found.append(frame.where(f"{name} {op} {literal}").selectExpr(f"'{name}'", f"'{op}'", str(day)))
-    counts = reduce(DataFrame.unionAll, found).toDF("name", "op", "day").groupBy("name", "op", "day").count()
-    assert {tuple(each)[:3]: each["count"] for each in counts.collect()} == expected
-    assert "GreaterThanOrEqual(val.t" in plan_of_later_days(made)
-    made.client.close()
-
-
-def test_no_filter_loses_instants_of_a_changed_offset(tmp_path, spark):
-    """Spark pushes instants through java.sql.Timestamp: in Chicago it moves those of the ten minutes before 1883-11-18 18:00 UTC."""
-    made, at = Shard(tmp_path, spark, Schema.from_ddl("id INT", "t TIMESTAMP")), datetime(1883, 11, 18, 17, tzinfo=UTC)
-    for time in range(3):  # 17:00, 17:55 and 18:50
-        rows = [(((time,), (at + timedelta(minutes=55 * time),)), time, 1)]
-        with made.client.open_writer(made.id, made.schema, purpose="test") as writer:
-            assert isinstance(writer.compare_and_append(rows, expected_upper=time, new_upper=time + 1), Appended)
-    frame, zones = made.check(is_native=True, count=3), spark._jvm.java.util.TimeZone
-    before = zones.getDefault()
-    zones.setDefault(zones.getTimeZone("America/Chicago"))
-    try:
-        found = [frame.where(f"t {op} TIMESTAMP '1883-11-18 17:55:00Z'").count() for op in ("=", "<=", ">=")]
-    finally:
-        zones.setDefault(before)
-    assert found == [1, 2, 2]
-    made.client.close()
-
-
-def plan_of_later_days(made):
-    """The plan of a filter where state proves that no day is that old."""
-    rows = [(((time,), (date(2013, 1, 1), datetime(2013, 1, 1, tzinfo=UTC), None, None)), 0, 1) for time in range(3)]
-    later = ShardId.new()
-    made.client.initialise(later, made.schema)
-    with made.client.open_writer(later, made.schema, purpose="test") as writer:
-        assert isinstance(writer.compare_and_append(rows, expected_upper=0, new_upper=1), Appended)
-    frame = made.reader(shard=str(later)).load().where("t >= TIMESTAMP '2012-10-05 12:00:00Z'")
-    return frame._jdf.queryExecution().executedPlan().toString()
 
 
 def test_rows_that_count_other_than_once_or_later_are_read_by_python(shard):

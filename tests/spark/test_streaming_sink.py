@@ -61,8 +61,8 @@ def looks(monkeypatch):
     """The number of rows that each look of the driver shows from now on."""
     seen, look = [], few_rows._Look.at
 
-    def looked(self, batch, limit):
-        found = look(self, batch, limit)
+    def looked(self, batch, plan, limit):
+        found = look(self, batch, plan, limit)
         seen.append(found.num_rows)
         return found
 
@@ -105,6 +105,17 @@ def test_one_look_shows_whether_a_batch_has_no_rows_few_or_many(world, monkeypat
     tracker = world.spark.sparkContext.statusTracker()
     assert [len(tracker.getJobInfo(job).stageIds) for job in range(before, before + 3)] == [1, 1, 1], "no shuffle"
     assert {id_ for id_, _ in world.rows()} == {3, *range(120, 128), *range(160, 200)}
+
+
+@pytest.mark.parametrize("kind", [EnvelopeType.APPEND, EnvelopeType.UPSERT])
+def test_after_a_batch_without_rows_a_driver_asks_before_it_looks(world, monkeypatch, kind):
+    """Batches of 10 rows, of which 1, none, none, none, 2, and none pass. Of what an Upsert looks at, one column is a text."""
+    seen = looks(monkeypatch)
+    passes = "value = 3 or value between 45 and 46"
+    world.until(6, input=replace(RATE, sql=f"{RATE.sql} where {passes}"), envelope=Envelope(type=kind))
+    assert seen == [1, 0, 2, 0]
+    assert {id_ for id_, _ in world.rows()} == {3, 45, 46}
+    assert world.position().batch == 5
 
 
 def test_an_error_of_the_rows_is_that_of_the_look(world):

@@ -1,8 +1,9 @@
 """Rows that cannot be written, as errors beside the rows: `onError: Collect`. Plans only; starts no Spark job.
 
 An error is a row of the shard whose field `err` has the reason, and whose other fields are null (persist_engine.rows.errors_column). So
-each envelope writes errors as it writes rows: an Append adds one for each bad row, a Mirror removes it when the input no longer has the
-bad row, and for an Upsert the reason is a key, so that two bad rows with the same reason are one error.
+each envelope writes errors as it writes rows: an Append adds one for each bad row, a Diff as many as the diff of the row says, a Mirror
+removes it when the input no longer has the bad row, and for an Upsert the reason is a key, so that two bad rows with the same reason are
+one error.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def error_column(frame: DataFrame, envelope: Envelope) -> str | None:
 
 def collected(flat: DataFrame, schema: Schema, envelope: Envelope) -> DataFrame:
     """`flat` rows or commands of `rows_schema` as those of `schema`: rows with a `fault` as errors, all others unchanged. The result has
-    no faults. An error counts once. Its time, if rows have times of their own, means nothing.
+    no faults. An error has the diff of its row, and 1 where that is null, or where the envelope has none. Its time, if rows have times of
+    their own, means nothing.
     """
     fields = fields_of(schema)
     *keys, err = [f for f in fields if f.side == "key"]

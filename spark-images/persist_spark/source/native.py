@@ -11,13 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-from persist_engine import Snapshot
 from persist_engine.rows.schema import Schema
 from py4j.protocol import Py4JError
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -36,10 +32,6 @@ _OPTIONS = {
 #: From this number of files on, Spark would list them in a job, one by one. The driver asks for local files faster.
 _LISTED_BY_JOBS = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _NEVER = 1 << 30
-#: From this day on, the calendars agree on what comes before what, also where one of them is off by ten days.
-GREGORIAN = datetime(1583, 1, 1, tzinfo=UTC)
-#: From this instant on, Java's old and new classes agree on the offsets of all time zones.
-SAME_OFFSETS = datetime(1900, 1, 2, tzinfo=UTC)
 _SQL = "org.apache.spark.sql"
 COLLECTIONS = "scala.jdk.javaapi.CollectionConverters"
 
@@ -52,10 +44,6 @@ class PlainFiles:
     schema: Schema
     row_type: T.StructType
     """The columns to show, by name."""
-    early: frozenset[str] = frozenset()
-    """The fields outside structs, `key.<field>` or `val.<field>`, that may have days before GREGORIAN or instants before
-    SAME_OFFSETS.
-    """
 
     @property
     def is_readable(self) -> bool:
@@ -90,12 +78,7 @@ def native_frame(spark: SparkSession, plain: PlainFiles) -> NativeFrame | None:
         return None
     rows, held_by = found
     columns = {
-        field.name: _unpushed(
-            F.col(side).getField(field.name),
-            spark_type(field.type),
-            nullable=field.nullable,
-            is_early=f"{side}.{field.name}" in plain.early,
-        )
+        field.name: _unpushed(F.col(side).getField(field.name), spark_type(field.type), nullable=field.nullable)
         for side, fields in (("key", plain.schema.key), ("val", plain.schema.val))
         for field in fields
     }
@@ -103,21 +86,21 @@ def native_frame(spark: SparkSession, plain: PlainFiles) -> NativeFrame | None:
     return NativeFrame(frame, held_by) if frame.schema == plain.row_type else None
 
 
-def _unpushed(column: Column, kind: T.DataType, *, nullable: bool, is_early: bool = True) -> Column:
+def _unpushed(column: Column, kind: T.DataType, *, nullable: bool) -> Column:
     """`column` of type `kind`, in a form that Spark pushes no filter through where a pushed one would lose rows.
 
     SUBTLE: for Spark NaN equals NaN and is greater than any number. The least and the greatest value of a row group leave NaN out, so a
-    pushed `x > 5` would skip rows with NaN. And days pass through the Julian calendar on their way to Parquet, which changes those of
-    October 1582 that it lacks. So do instants, which also move where the JVM's time zone changed its offset before 1900. The days of
-    fields within structs are not known.
+    pushed `x > 5` would skip rows with NaN. And Spark hands the days and instants of a filter to the reader as `java.sql.Date` and
+    `java.sql.Timestamp`: by way of the Julian calendar and of the time zones of two JVMs, which lack days and change their offsets. So
+    days and instants go through their own numbers, which costs nothing and which no filter passes.
     """
     match kind:
         case T.FloatType() | T.DoubleType():
             return F.nanvl(column, column)
-        case T.DateType() if is_early:
-            return F.date_add(column, 0)
-        case T.TimestampType() if is_early:
-            return column + F.expr("INTERVAL '0' SECOND")
+        case T.DateType():
+            return F.date_from_unix_date(F.unix_date(column))
+        case T.TimestampType():
+            return F.timestamp_micros(F.unix_micros(column))
     if not isinstance(kind, T.StructType) or not _is_lossy(kind):
         return column
     children = [_unpushed(column.getField(f.name), f.dataType, nullable=f.nullable).alias(f.name) for f in kind.fields]
@@ -129,27 +112,6 @@ def _is_lossy(kind: T.DataType) -> bool:
     if isinstance(kind, T.StructType):
         return any(_is_lossy(field.dataType) for field in kind.fields)
     return isinstance(kind, T.FloatType | T.DoubleType | T.DateType | T.TimestampType)
-
-
-def early_fields(snapshot: Snapshot) -> frozenset[str]:
-    """The fields of days and instants, outside structs, of which state does not prove that none is before GREGORIAN, or before
-    SAME_OFFSETS.
-    """
-    sides = [("key", snapshot.schema.key), ("val", snapshot.schema.val)]
-    fields = [f"{side}.{field.name}" for side, found in sides for field in found if _is_day(field.type)]
-    known = snapshot.aggregates(fields) if fields else None
-    return frozenset(name for name in fields if known is None or _is_early(known.fields[name].least))
-
-
-def _is_day(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_date(kind) or (pa.types.is_timestamp(kind) and kind.tz is not None))
-
-
-def _is_early(least: pa.Scalar | None) -> bool:
-    if least is None:
-        return True
-    first = GREGORIAN if pa.types.is_date(least.type) else SAME_OFFSETS
-    return bool(least.is_valid and pc.less(least, pa.scalar(first).cast(least.type)).as_py())
 
 
 def _relation(spark: SparkSession, plain: PlainFiles) -> tuple[DataFrame, Any] | None:

@@ -1,5 +1,6 @@
 """The rows of a small batch, in the driver's memory. One look at a batch decides whether it has none, few, or many: one Spark job, without
-a shuffle and without Python workers.
+a shuffle and without Python workers. After a batch without rows the driver asks first whether this one has any, which costs less than half
+of a look.
 
 SUBTLE: it makes a plan of Spark's own classes through py4j. `DataFrame.limit` moves the rows of several partitions to one first, in a
 second stage.
@@ -7,7 +8,7 @@ second stage.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import pyarrow as pa
@@ -25,6 +26,8 @@ from persist_spark.streaming.driver_upserts import commands_max, texts_max
 FEW_ROWS, FEW_ROW_BYTES = 1000, 16 << 10
 #: A look brings at most so many times the rows that are few: some of each partition.
 EXCESS_MAX = 4
+#: Spark asks one partition for a row, then four more, then sixteen. With more partitions a look costs less than these jobs.
+ASKED_MAX = 5
 _LONG = "is_long"
 _SQL = "org.apache.spark.sql"
 
@@ -56,10 +59,17 @@ class FewRows:
             return None
         if self._look is None:
             self._look = _Look.of(batch, self.row_bytes_max)
-        partitions = max(1, batch._jdf.queryExecution().logical().rdd().getNumPartitions())
+        plan = batch._jdf.queryExecution().logical()
+        rdd = plan.rdd()
+        partitions = max(1, rdd.getNumPartitions())
+        if self._seen_max is not None and self._had == 0 and partitions <= ASKED_MAX:
+            # Without a plan where the one row that this brings cannot be long. A plan brings a row without columns.
+            is_empty = rdd.isEmpty() if self._look.shown is None else batch._jdf.isEmpty()
+            if is_empty:
+                return self._look.schema.empty_table()
         limit = min(self.rows_max + 1, -(-EXCESS_MAX * (self.rows_max + 1) // partitions))
         self._seen_max = limit - 1  # with so many rows no partition had more than it showed
-        found = self._look.at(batch, limit)
+        found = self._look.at(batch, plan, limit)
         return None if found is None or found.num_rows > self._seen_max else found
 
     def had(self, rows: int) -> None:
@@ -78,6 +88,8 @@ class _Look:
     literal: Any
     local_limit: Any
     frame_of: Any
+    limits: dict[int, Any] = field(default_factory=dict)
+    """The literals that were used."""
 
     @classmethod
     def of(cls, batch: DataFrame, row_bytes_max: int) -> Self:
@@ -103,12 +115,14 @@ class _Look:
             frame_of=frame_of,
         )
 
-    def at(self, batch: DataFrame, limit: int) -> pa.Table | None:
-        """The first `limit` rows of each partition. None when one of them is long, or cannot be shown."""
-        frame = batch._jdf if self.shown is None else batch._jdf.selectExpr(self.shown)
-        plan = self.local_limit(self.literal.apply(limit), frame.queryExecution().logical())
+    def at(self, batch: DataFrame, plan: Any, limit: int) -> pa.Table | None:
+        """The first `limit` rows of each partition. `plan`: the batch's own. None when one of them is long, or cannot be shown."""
+        shown = plan if self.shown is None else batch._jdf.selectExpr(self.shown).queryExecution().logical()
+        if limit not in self.limits:
+            self.limits[limit] = self.literal.apply(limit)
         session = batch.sparkSession
-        rows = DataFrame(self.frame_of(session._jsparkSession, plan), session)
+        limited = self.frame_of(session._jsparkSession, self.local_limit(self.limits[limit], shown))
+        rows = DataFrame(limited, session)
         try:
             batches = rows._collect_as_arrow()
             found = pa.Table.from_batches(batches).cast(self.schema) if batches else self.schema.empty_table()

@@ -6,16 +6,21 @@ streams) would need Spark's state too, so it is refused.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException
+from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.utils import ForeachBatchFunction
 
 from persist_spark import frames
 from persist_spark.datasource import register
 from persist_spark.inputs.format import load_input, with_sql
 from persist_spark.inputs.shard import DIFF, flat_changes
+from persist_spark.source.native import java_class
 from persist_spark.spec import ConfigurationError, SinkSpec
 from persist_spark.streaming.sources import PERSIST, children_of, streaming_nodes
 
@@ -97,3 +102,24 @@ def _optimized(frame: DataFrame) -> Any:
 
 def _is_join_with_a_table(node: Any) -> bool:
     return bool(node.nodeName() == "Join" and sum(child.isStreaming() for child in children_of(node)) == 1)
+
+
+class _InOneSession(ForeachBatchFunction):  # type: ignore[misc]  # pyspark has no types here: its classes are Any
+    """Spark's wrapper makes a session of Python anew for each batch, which asks the JVM a dozen things. All batches of a query have one."""
+
+    def call(self, jdf: Any, batch_id: int) -> None:
+        """Called by the JVM for each batch."""
+        if self.made is None:
+            self.made = SparkSession(self.session.sparkContext, jdf.sparkSession())
+        self.func(DataFrame(jdf, self.made), batch_id)
+
+    made: SparkSession | None = None
+
+
+def for_each_batch(writer: DataStreamWriter, of: DataFrame, do: Callable[[DataFrame, int], None]) -> DataStreamWriter:
+    """`writer.foreachBatch(do)`, for a writer of the stream `of` that starts one query."""
+    gateway = of.sparkSession.sparkContext._gateway
+    helper = java_class(gateway.jvm, "org.apache.spark.sql.execution.streaming.sources.PythonForeachBatchHelper")
+    helper.callForeachBatch(writer._jwrite, _InOneSession(of.sparkSession, do))
+    ensure_callback_server_started(gateway)
+    return writer

@@ -29,7 +29,7 @@ from persist_spark.streaming.driver_upserts import DriverUpserts
 from persist_spark.streaming.each_batch import EachBatch
 from persist_spark.streaming.freshness import Freshness
 from persist_spark.streaming.position import NO_BATCH, Position, decode_position
-from persist_spark.streaming.query import streaming_input
+from persist_spark.streaming.query import for_each_batch, streaming_input
 from persist_spark.streaming.sources import name_of, oldest_file_ms, reads_files, sources_of
 from persist_spark.streaming.standby import Standby, take_over
 
@@ -192,7 +192,7 @@ class _Driver:
     def _started(self, spark: SparkSession) -> StreamingQuery:
         configure(spark)
         interval = self.stream.commit_interval_s
-        writer = self.rows.writeStream.foreachBatch(self.batches).outputMode("append")
+        writer = for_each_batch(self.rows.writeStream, self.rows, self.batches).outputMode("append")
         writer = writer.option("checkpointLocation", self.batches.checkpoint.folder.as_uri())
         if self.stream.is_bounded:
             return writer.trigger(availableNow=True).start()
