@@ -1,4 +1,4 @@
-"""Desired minus persisted: the updates of a correction, and the correction as it is staged and follows other writers.
+"""Desired minus persisted: the updates of a correction, the correction as it is staged and follows others, and what an overwrite left.
 
 Vectorised over the rows. `Snapshot.corrections` gives the same updates for rows that were staged. This module knows no frames and no times.
 """
@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterable, Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist_engine.client.expiring import Expiring
 from persist_engine.client.read.handle import ReadHandle
 from persist_engine.client.read.pieces import BATCH_ROWS, READ_MEMORY_BYTES
 from persist_engine.client.read.snapshot import SinceAhead, Snapshot
 from persist_engine.client.write.batch import Batch
 from persist_engine.client.write.handle import WriteHandle
 from persist_engine.model.frontier import Antichain
+from persist_engine.model.ids import ShardId
 from persist_engine.parts.consolidate import merge_runs
 from persist_engine.rows.columns import same_rows
 from persist_engine.rows.predicate import Predicate
@@ -115,6 +117,34 @@ class Correction:
         diffs = updates.column("diff").to_numpy()
         self._inserted += int(diffs[diffs > 0].sum())
         self._deleted -= int(diffs[diffs < 0].sum())
+
+
+class LeftRows(Expiring):
+    """The rows that an overwrite left, so that the next one reads none. The contents at a time are definite, so they are right while that
+    time is the newest one. Threads may share it. Holds memory, and nothing of the store.
+    """
+
+    def __init__(self, shard_id: ShardId) -> None:
+        self._shard_id = shard_id
+        self._left: tuple[int, pa.Table] | None = None
+
+    @property
+    def shard_id(self) -> ShardId:
+        """See Expiring."""
+        return self._shard_id
+
+    def at(self, time: int, schema: pa.Schema) -> pa.Table | None:
+        """The contents at `time` as consolidated updates of `schema`; None when they are not known."""
+        left = self._left
+        return left[1] if left is not None and left[0] == time and left[1].schema == schema else None
+
+    def keep(self, time: int, rows: pa.Table) -> None:
+        """Takes the contents at `time`, as consolidated updates, whatever times these have."""
+        self._left = (time, rows)
+
+    def expire(self) -> None:
+        """See Expiring."""
+        self._left = None
 
 
 def retracted(rows: pa.Table, time: int) -> pa.Table:

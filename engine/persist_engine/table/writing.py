@@ -33,7 +33,7 @@ from persist_engine.model.queries import clock_time
 from persist_engine.rows.predicate import Predicate
 from persist_engine.rows.updates import consolidate
 from persist_engine.table.columns import Coerce, Columns
-from persist_engine.table.corrections import Correction, correction, corrections, retracted
+from persist_engine.table.corrections import Correction, LeftRows, correction, corrections, retracted
 from persist_engine.table.filters import Condition
 from persist_engine.table.frames import Frame, held, streamed, table_of, tables_of
 from persist_engine.table.keys import KeySet, one_per_key
@@ -46,6 +46,8 @@ ATTEMPTS_MAX = 200
 #: So many upserts read the rows that they replace. Later ones keep the value of every key in memory until the table is idle: that takes
 #: one read of the whole table, and saves one with every upsert.
 READ_UPSERTS = 1
+#: So many overwrites read the contents that they replace. Later ones keep the rows that they leave until the table is idle.
+READ_OVERWRITES = 1
 #: With more updates than this the values of all keys take too much memory, about 100 bytes each.
 STATE_UPDATES_MAX = 3_000_000
 #: A frame up to this size is compared with the contents in memory; a larger one, and a stream, by way of the store.
@@ -112,7 +114,8 @@ class TableWriter:
         self._upsert = Shared(
             self._open_upsert, lambda handle: handle.schema_id != self._machine.schema_id, self._machine
         )
-        self._upserts, self._has_several = 0, False
+        self._left = Shared(lambda: LeftRows(shard_id), lambda _: False, self._machine)
+        self._upserts, self._overwrites, self._has_several = 0, 0, False
 
     def append(self, frame: Frame, *, notes: Notes, coerce: Coerce | None = None) -> Written:
         """Adds the rows of a frame."""
@@ -221,6 +224,7 @@ class TableWriter:
     def close(self) -> None:
         """Expires its handles. Writes under way fail. Idempotent."""
         self._upsert.close()
+        self._left.close()
         with self._opening:
             writer, self._writer = self._writer, None
         if writer is not None:
@@ -229,13 +233,29 @@ class TableWriter:
     def _overwritten(self, rows: pa.Table, columns: Columns, notes: Notes, expected: int | None) -> Written:
         """Overwrites with rows in memory."""
         desired = consolidate(columns.updates(rows, time=0))
+        self._overwrites += 1
+        if self._overwrites <= READ_OVERWRITES:
+            return self._made(desired, columns, notes, expected, None)
+        with self._left.lent() as left:
+            return self._made(desired, columns, notes, expected, left)
+
+    def _made(
+        self, desired: pa.Table, columns: Columns, notes: Notes, expected: int | None, left: LeftRows | None
+    ) -> Written:
+        """Makes `desired` the contents. What they were is read, unless `left` knows it."""
 
         def updates(snapshot: Snapshot, _at: Columns, time: int) -> Iterable[pa.Table]:
+            known = None if left is None else left.at(snapshot.as_of, desired.schema)
+            if known is not None:
+                return [correction(known, desired, time=time)]
             if snapshot.bytes_estimate > COMPARED_BYTES_MAX // 4:  # Parquet is smaller than rows in memory
                 return corrections(snapshot, desired, time=time)
             return [correction(snapshot.to_table(), desired, time=time)]
 
-        return self._corrected(_Plan(updates, _all), notes=notes, expected=expected, columns=columns)
+        written = self._corrected(_Plan(updates, _all), notes=notes, expected=expected, columns=columns)
+        if left is not None and written.time is not None:
+            left.keep(written.time, desired)
+        return written
 
     # -- upserts ------------------------------------------------------------------------------------------------------
 
