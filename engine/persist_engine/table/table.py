@@ -22,18 +22,17 @@ from persist_engine.model.queries import clock_of
 from persist_engine.rows.schema import Schema
 from persist_engine.shard.schemas import SchemaIncompatible
 from persist_engine.table.columns import Coerce, Columns, checked_coerce
-from persist_engine.table.filters import Condition, Where
 from persist_engine.table.frames import Frame
 from persist_engine.table.names import Named, of_table
 from persist_engine.table.notes.commit_info import CommitInfo, noted
 from persist_engine.table.notes.transactions import Txn
 from persist_engine.table.pictures.info import TableInfo
 from persist_engine.table.readers import PURPOSE, SharedReader, can_let_since_go
-from persist_engine.table.scan import Scan, checked_limit
 from persist_engine.table.schemas import Fields, altered
 from persist_engine.table.times import Span, Time, readable, retained, retained_in_words, time_of_clock
 
-# What writes, walks the log or repairs loads with its first use: a process that reads loads neither. Only types are needed here.
+# What reads rows, writes, walks the log or repairs loads with its first use: a process that does one of them loads no other. Only types are
+# needed here.
 if TYPE_CHECKING:
     import duckdb
     import pandas as pd
@@ -43,8 +42,10 @@ if TYPE_CHECKING:
     from persist_engine.client.read.handle import ReadHandle
     from persist_engine.client.write.handle import WriteHandle
     from persist_engine.table.feed import ChangeFeed
+    from persist_engine.table.filters import Where
     from persist_engine.table.pictures.listing import Listing
     from persist_engine.table.pictures.timeline import Timeline
+    from persist_engine.table.scan import Scan
     from persist_engine.table.writing import TableWriter, Written
     from persist_engine.work.audit.finding import Verification
     from persist_engine.work.outcome import Outcome
@@ -161,6 +162,8 @@ class Table:
 
     def delete(self, where: Where, *, txn: Txn | None = None, commit_info: CommitInfo | None = None) -> Written:
         """Removes the rows that fulfil a condition (see filters.py). Lost races are retried. To remove all rows, overwrite with none."""
+        from persist_engine.table.filters import Condition
+
         if where is None:
             raise InvalidUsage(f"table {self.name}: delete needs a condition; to remove all rows, overwrite([])")
         with of_table(self.name):
@@ -200,6 +203,9 @@ class Table:
         everything that was acknowledged before the call; or as they were `at` a time. `nested`: as the structs `key`
         and `val`, in every form that the scan becomes, instead of columns side by side.
         """
+        from persist_engine.table.filters import Condition
+        from persist_engine.table.scan import Scan, checked_limit
+
         with of_table(self.name):
             upper = self._machine.fetch_recent_upper()
             now = self._columns
@@ -277,6 +283,7 @@ class Table:
         `where` keeps changes of rows that fulfil it: an update that moves a row out of it is a delete. It is no expression of pyarrow.
         """
         from persist_engine.table.feed import ChangeFeed
+        from persist_engine.table.filters import Condition
 
         with of_table(self.name):
             if follow and upto is not None:

@@ -17,7 +17,7 @@ UNREAD = (
     "persist_engine.work.repair.",
 )
 #: Modules of the engine that may load, a few more than do now. All of it are more than 260.
-CONNECT_MODULES_MAX = 126
+CONNECT_MODULES_MAX = 121
 COMMAND_MODULES_MAX = {"ls": 132, "read": 178, "describe": 161}
 VERSION_MODULES_MAX = 38
 
