@@ -54,11 +54,14 @@ FIELDS = {
 }
 
 
+#: In the ten minutes before Chicago moved its clocks, and after them.
+GAP, AFTER = (datetime(1883, 11, 18, *clock, tzinfo=UTC) for clock in ((17, 55), (18, 50)))
+
+
 def around(days: tuple[date, ...]) -> list[datetime]:
-    """Instants of each day within two days of one of these: before, in and after the ten minutes in which Chicago moved its clocks."""
-    near = {day + timedelta(days=shift) for day in days for shift in range(-2, 3) if day.year > 1 or shift >= 0}
-    clocks = ((17, 0), (17, 55), (18, 50))
-    return [datetime(day.year, day.month, day.day, *clock, tzinfo=UTC) for day in sorted(near) for clock in clocks]
+    """An instant of each of these days, and of the days before and after them."""
+    near = {day + timedelta(days=shift) for day in days for shift in (-1, 0, 1) if day.year > 1 or shift >= 0}
+    return sorted([GAP, AFTER, *(datetime(day.year, day.month, day.day, 17, tzinfo=UTC) for day in near)])
 
 
 ALL = around((*ODD_DAYS, *(day for days in ZONES.values() for day in days)))
@@ -110,16 +113,13 @@ def asked_in(zone: str) -> st.SearchStrategy:
     return st.tuples(st.just(zone), st.lists(condition, min_size=2, max_size=4))
 
 
-NOON, GAP = (17, 0), datetime(1883, 11, 18, 17, 55, tzinfo=UTC)
-
-
 @given(asked=st.sampled_from([*ZONES]).flatmap(asked_in))
-@example(asked=("Pacific/Apia", [(name, "=", datetime(2011, 12, 30, *NOON, tzinfo=UTC)) for name in ("d", "p.d")]))
+@example(asked=("Pacific/Apia", [(name, "=", datetime(2011, 12, 30, 17, tzinfo=UTC)) for name in ("d", "p.d")]))
 @example(
-    asked=("UTC", [(name, op, datetime(1582, 10, 5, *NOON, tzinfo=UTC)) for name in ("d", "t") for op in ("=", "<=")])
+    asked=("UTC", [(name, op, datetime(1582, 10, 5, 17, tzinfo=UTC)) for name in ("d", "t") for op in ("=", "<=")])
 )
 @example(asked=("America/Chicago", [(name, op, GAP) for name in ("t", "p.t") for op in ("=", ">=")]))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_no_filter_on_days_or_instants_loses_rows_in_any_time_zone(frames, asked):
     zone, conditions = asked
     found, expected = [], []
