@@ -21,7 +21,9 @@ import yaml
 from persist_engine.rows.schema import Schema
 from persist_kit.neighbours import neighbours
 
-live_cluster, _, pod_programs, _ = neighbours(__file__, "live_cluster", "sink_manifests", "pod_programs", "shard_runs")
+live_cluster, pod_programs, *_ = neighbours(
+    __file__, "live_cluster", "pod_programs", "sink_manifests", "shard_runs", "kafka_streams"
+)
 
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parents[1] / "examples" / "flights"

@@ -220,24 +220,37 @@ class Cluster:
         )
         return "\n".join(parts)
 
-    def operator_pod(self) -> Manifest | None:
-        """The operator's pod that is ready and not terminating."""
+    def ready_operators(self) -> list[Manifest]:
+        """The operator's pods that are ready and not terminating."""
         pods = self.items("pods", "app.kubernetes.io/component=operator", OPERATOR_NAMESPACE)
         alive = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
-        ready = [
+        return [
             pod
             for pod in alive
             if any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))
         ]
-        return ready[0] if ready else None
+
+    def operator_pod(self) -> Manifest | None:
+        """One of the operator's pods that is ready and not terminating."""
+        return next(iter(self.ready_operators()), None)
+
+    def operators(self) -> list[str]:
+        """The names of the operator's pods."""
+        pods = self.items("pods", "app.kubernetes.io/component=operator", OPERATOR_NAMESPACE)
+        return [one["metadata"]["name"] for one in pods]
+
+    def leader(self) -> str:
+        """The operator's pod that holds the Lease; empty if there is none, and while the Lease still names a pod that is gone."""
+        lease = self.get("lease", RELEASE, OPERATOR_NAMESPACE) or {}
+        named = str((lease.get("spec") or {}).get("holderIdentity", "")).partition("_")[0]
+        return named if named in self.operators() else ""
 
     def scale_operator(self, replicas: int) -> None:
-        """Scales the operator. Returns when terminating pods are gone and new pods are ready."""
+        """Scales the operator. Returns when terminating pods are gone and all others are ready."""
         self.kubectl("scale", "deployment", RELEASE, f"--replicas={replicas}", namespace=OPERATOR_NAMESPACE)
 
         def settled() -> bool:
-            pods = self.items("pods", "app.kubernetes.io/component=operator", OPERATOR_NAMESPACE)
-            return len(pods) == replicas and (replicas == 0 or self.operator_pod() is not None)
+            return len(self.operators()) == len(self.ready_operators()) == replicas
 
         self.wait(f"{replicas} operators", settled, timeout_s=180, namespace=OPERATOR_NAMESPACE)
 

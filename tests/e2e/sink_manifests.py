@@ -9,8 +9,6 @@ FLIGHTS = {
     "dep_time INT, dep_delay INT, sched_arr_time INT, arr_time INT, arr_delay INT, air_time INT, distance INT",
 }
 AIRLINES = {"key": "carrier STRING", "value": "name STRING"}
-#: The rows of the airlines.
-AIRLINES_COUNT = 16
 
 
 def sink(name: str, shard: str, **spec: Any) -> dict[str, Any]:
@@ -53,3 +51,15 @@ def rate_input(rows_per_second: int, sql: str) -> dict[str, Any]:
     """An input of Spark that counts by itself."""
     declared = {"name": "rate", "options": {"rowsPerSecond": str(rows_per_second)}, "sql": sql}
     return {"type": "Format", "format": declared}
+
+
+def numbers_stream(name: str, shard: str, **spec: Any) -> dict[str, Any]:
+    """A stream of five rows a second on one executor. `spec` has further fields."""
+    declared = {
+        "mode": "Streaming",
+        "commitIntervalSeconds": 1,
+        "input": rate_input(5, "select value as id, value as number from input"),
+        "envelope": {"type": "Append"},
+        "spark": {"executor": {"instances": 1}},
+    }
+    return sink(name, shard, **{**declared, **spec})

@@ -197,8 +197,8 @@ def test_an_api_server_that_throttles_is_asked_seldom_and_everything_goes_on_aft
         return float(cluster.figure("persist_operator_api_requests_total", code="429"))
 
     def quoted() -> bool:
-        found = {one["metadata"]["name"]: one["status"]["conditions"] for one in cluster.items("persistshards")}
-        shown = [{one["type"]: one for one in found[shard]} for shard in shards]
+        found = {one["metadata"]["name"]: one.get("status", {}) for one in cluster.items("persistshards")}
+        shown = [{one["type"]: one for one in found[shard]["conditions"]} for shard in shards]
         return all(
             (one["Ready"]["reason"], one.get("Reconciling", {}).get("status")) == ("ActionRefused", "True")
             and "429 " in one["Ready"]["message"]

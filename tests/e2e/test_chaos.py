@@ -20,22 +20,10 @@ from sink_manifests import AIRLINES, airlines_sink
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900), pytest.mark.usefixtures("operator_is_there")]
 
 SYSTEM = "persist-system"
-OPERATORS = "app.kubernetes.io/component=operator"
 
 
 def once(name: str, shard: str, **spec: Any) -> dict[str, Any]:
     return airlines_sink(name, shard, restart={"backoffSeconds": 1}, **spec)
-
-
-def operators(cluster: Any) -> list[str]:
-    return [one["metadata"]["name"] for one in cluster.items("pods", OPERATORS, SYSTEM)]
-
-
-def leader(cluster: Any) -> str:
-    """The pod that holds the Lease; empty if that pod is gone."""
-    lease = cluster.get("lease", "persist-operator", SYSTEM) or {}
-    named = str((lease.get("spec") or {}).get("holderIdentity", "")).partition("_")[0]
-    return named if named in operators(cluster) else ""
 
 
 def assert_once(cluster: Any, seen: Any, verified: list[str], sink: str) -> None:
@@ -70,10 +58,10 @@ def test_an_operator_that_is_killed_again_and_again_starts_each_of_twenty_runs_o
     with cluster.seen("pods") as seen:
         cluster.apply(once(sink, target))
         for group in groups:
-            cluster.wait("a leader", lambda: leader(cluster), timeout_s=90, every_s=0.2, namespace=SYSTEM)
+            cluster.wait("a leader", cluster.leader, timeout_s=90, every_s=0.2, namespace=SYSTEM)
             ask(cluster, "verify", *group)
             cluster.wait("a run to begin", lambda group=group: begun(group), timeout_s=90, every_s=0.05)
-            for pod in operators(cluster):
+            for pod in cluster.operators():
                 cluster.kill(pod, namespace=SYSTEM)
         cluster.wait(
             "all verifications to be recorded",
@@ -167,7 +155,8 @@ def children(cluster: Any, sink: str) -> dict[str, set[str]]:
     }
 
 
-def test_a_sink_that_is_deleted_while_its_driver_starts_and_made_again_leaves_nothing_of_the_first(
+@pytest.mark.wish(4)
+def test_wish_a_sink_that_is_deleted_while_its_driver_starts_and_made_again_leaks_no_pod(
     cluster: Any, programs: Any, named: Callable[[str], str], new_shard: Callable[..., tuple[str, str]]
 ) -> None:
     """At three moments: when the status has the intent, when the pod exists, and when an executor exists. The name is the same each time."""
