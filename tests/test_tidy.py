@@ -367,3 +367,26 @@ def test_no_markers_and_no_machine_paths() -> None:
             continue
         bad += [f"{named(path)}:{n}" for n, line in enumerate(lines_of(path), 1) if pattern.search(line)]
     assert not bad
+
+
+def wishes_of(function: ast.FunctionDef) -> set[int]:
+    """The numbers in its marks `pytest.mark.wish(N)`."""
+    calls = [one for one in function.decorator_list if isinstance(one, ast.Call)]
+    marks = [one for one in calls if ast.unparse(one.func) == "pytest.mark.wish"]
+    return {value for one in marks for value in map(ast.literal_eval, one.args)}
+
+
+def test_each_wish_has_a_test_on_the_cluster() -> None:
+    """The table in tests/e2e/README.md names the tests that bear the mark, and there is one for each of the fifteen wishes."""
+    folder = ROOT / "tests" / "e2e"
+    marked: dict[int, set[str]] = {}
+    for path in folder.glob("test_*.py"):
+        for node in parsed(path).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                numbers = wishes_of(node)
+                assert bool(numbers) == node.name.startswith("test_wish_"), f"{named(path)}: {node.name}"
+                for number in numbers:
+                    marked.setdefault(number, set()).add(f"{path.name}::{node.name}")
+    rows = re.findall(r"^\| (\d+) \|.*\| (`test_.*) \|$", (folder / "README.md").read_text(), re.MULTILINE)
+    assert {int(number): set(re.findall(r"`([^`]+)`", tests)) for number, tests in rows} == marked
+    assert set(marked) == set(range(1, 16))

@@ -15,7 +15,8 @@ DEADLINE_S = 300
 MARK = "a-person-to-be-forgotten"
 
 
-def test_what_was_retracted_is_gone_before_its_deadline_and_the_proof_says_so(
+@pytest.mark.wish(1)
+def test_wish_what_was_retracted_is_gone_before_its_deadline_and_the_proof_says_so(
     cluster: Any, programs: Any, new_shard: Callable[..., tuple[str, str]]
 ) -> None:
     """Thresholds that make nothing else due: only the deadline does."""

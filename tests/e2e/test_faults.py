@@ -9,51 +9,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from shard_runs import IDLE, outcomes, patch, runs
+from sink_manifests import AIRLINES, FLIGHTS, airlines_sink, flights_sink
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(1200), pytest.mark.usefixtures("operator_is_there")]
 
 STORES = "persist-stores"
 #: How long stores are away in the test of their outage.
 OUTAGE_S = float(os.environ.get("PERSIST_E2E_OUTAGE_S", "120"))
-#: As declared in examples/flights.
-FLIGHTS = {
-    "key": "time_hour TIMESTAMP, carrier STRING, flight INT, origin STRING",
-    "value": "dest STRING, tailnum STRING, year INT, month INT, day INT, hour INT, minute INT, sched_dep_time INT, "
-    "dep_time INT, dep_delay INT, sched_arr_time INT, arr_time INT, arr_delay INT, air_time INT, distance INT",
-}
-#: First no maintenance is due, then only a compaction.
-IDLE = {"compaction": {"mode": "Disabled"}, "gc": {"enabled": False}, "rollup": {"everySeqnos": 100_000}}
 COMPACTING = {"compaction": {"mode": "Automatic", "maxUncompactedBatches": 2}}
-AIRLINES = {"key": "carrier STRING", "value": "name STRING"}
-
-
-def sink_manifest(
-    name: str, shard: str, input_format: dict[str, Any], envelope: dict[str, Any], **spec: Any
-) -> dict[str, Any]:
-    return {
-        "apiVersion": "persistshard.io/v1alpha1",
-        "kind": "SparkSink",
-        "metadata": {"name": name},
-        "spec": {
-            "shardRef": {"name": shard},
-            "input": {"type": "Format", "format": input_format},
-            "envelope": envelope,
-            "spark": {"executor": {"instances": 2}},
-            "restart": {"backoffSeconds": 1},
-            **spec,
-        },
-    }
-
-
-def flights_sink(name: str, shard: str, **spec: Any) -> dict[str, Any]:
-    source = {"name": "parquet", "options": {"path": "examples/flights/data/flights.parquet"}}
-    return sink_manifest(name, shard, source, {"type": "Append", "timestampColumn": "time_hour"}, **spec)
-
-
-def airlines_sink(name: str, shard: str) -> dict[str, Any]:
-    options = {"path": "examples/flights/data/airlines.csv", "header": "true"}
-    source = {"name": "csv", "schema": "carrier STRING, name STRING", "options": options}
-    return sink_manifest(name, shard, source, {"type": "Mirror"}, mode="Scheduled", schedule={"cron": "* * * * *"})
 
 
 def running_driver(cluster: Any, sink: str) -> dict[str, Any] | None:
@@ -138,7 +102,7 @@ def test_a_killed_operator_duplicates_nothing_and_loses_no_child(
     sink = named("operator-kill")
     cluster.apply(flights_sink(sink, shard))
     cluster.wait("a driver with an executor", lambda: running_driver(cluster, sink), timeout_s=300, every_s=0.2)
-    cluster.kubectl("patch", "persistshard", busy, "--type=merge", "--patch", json.dumps({"spec": COMPACTING}))
+    patch(cluster, "persistshard", busy, COMPACTING)
     of_busy = f"persistshard.io/shard={busy}"
     cluster.wait("a maintenance Job", lambda: cluster.items("jobs", of_busy), timeout_s=60, every_s=0.1)
     before = children(cluster, sink)
@@ -161,12 +125,8 @@ def test_a_killed_operator_duplicates_nothing_and_loses_no_child(
     assert (status["attempt"], [one["outcome"] for one in status["history"]]) == (1, ["Succeeded"])
     assert_holds_the_flights(shard_id)
 
-    def compactions() -> list[dict[str, Any]]:
-        history = cluster.status("persistshard", busy).get("history", [])
-        return [run for run in history if run["type"] == "Compaction"]
-
-    cluster.wait("the compaction to be entered", compactions, timeout_s=300)
-    assert [run["outcome"] for run in compactions()] == ["Succeeded"]
+    cluster.wait("the compaction to be entered", lambda: runs(cluster, busy, "Compaction"), timeout_s=300)
+    assert outcomes(cluster, busy, "Compaction") == ["Succeeded"]
     assert jobs <= {one["metadata"]["uid"] for one in cluster.items("jobs", of_busy)}
     assert len(cluster.items("jobs", f"{of_busy},persistshard.io/kind=compaction")) == 1
     assert programs.result("content", busy_id)["rows"] == 600_000
@@ -183,7 +143,8 @@ def test_a_mirror_puts_right_what_others_changed(
     """The shard keeps an hour of history: correct before the edit, wrong at the edit, correct again after the next run."""
     shard, shard_id = new_shard("mirror", schema=AIRLINES, retention={"sinceLagSeconds": 3600})
     sink = named("mirror")
-    cluster.apply(airlines_sink(sink, shard))
+    every_minute = {"mode": "Scheduled", "schedule": {"cron": "* * * * *"}, "restart": {"backoffSeconds": 1}}
+    cluster.apply(airlines_sink(sink, shard, spark={"executor": {"instances": 2}}, **every_minute))
     right = (16, content.content_hash(source("airlines")))
 
     def last_success() -> str | None:

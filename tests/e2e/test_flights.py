@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sink_manifests import flights_sink
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(1500), pytest.mark.usefixtures("operator_is_there")]
 
@@ -104,22 +105,9 @@ def test_a_sink_whose_input_is_missing_says_so(
 ) -> None:
     shard, _ = new_shard("no-input")
     sink = named("no-input")
-    cluster.apply(
-        {
-            "apiVersion": "persistshard.io/v1alpha1",
-            "kind": "SparkSink",
-            "metadata": {"name": sink},
-            "spec": {
-                "shardRef": {"name": shard},
-                "input": {
-                    "type": "Format",
-                    "format": {"name": "parquet", "options": {"path": "examples/not-there.parquet"}},
-                },
-                "envelope": {"type": "Append"},
-                "restart": {"maxConsecutiveFailures": 1},
-            },
-        }
-    )
+    source = {"name": "parquet", "options": {"path": "examples/not-there.parquet"}}
+    once = {"restart": {"maxConsecutiveFailures": 1}}
+    cluster.apply(flights_sink(sink, shard, input={"type": "Format", "format": source}, **once))
     cluster.wait_condition("sparksink", sink, "Ready", "False", timeout_s=300)
     failure = cluster.wait(
         "status.lastFailure", lambda: cluster.status("sparksink", sink).get("lastFailure"), timeout_s=300

@@ -162,7 +162,8 @@ def both(cluster: Any) -> list[dict[str, Any]]:
     return [yaml.safe_load(cluster.kubectl(*shown, kind, "flights")) for kind in ("persistshard", "sparksink")]
 
 
-def test_flux_is_ready_when_all_shards_and_sinks_are_and_fails_at_once_for_one_that_is_stalled(
+@pytest.mark.wish(5)
+def test_wish_flux_is_ready_when_all_shards_and_sinks_are_and_fails_at_once_for_one_that_is_stalled(
     cluster: Any, fleet: Fleet
 ) -> None:
     """While no operator runs the resources have no status, and Flux waits. A stalled one ends its wait long before the time-out."""
@@ -200,7 +201,10 @@ def test_flux_is_ready_when_all_shards_and_sinks_are_and_fails_at_once_for_one_t
     assert "broken" in failed["message"]
 
 
-def test_what_kubectl_wrote_is_undone_requests_stay_and_no_field_has_two_managers(cluster: Any, fleet: Fleet) -> None:
+@pytest.mark.wish(11)
+def test_wish_gitops_undoes_what_kubectl_wrote_keeps_requests_and_no_field_has_two_managers(
+    cluster: Any, fleet: Fleet
+) -> None:
     """A sync that finds nothing to change writes nothing. `kubectl` stands for its own commands and `kubectl persist suspend`."""
     revision = fleet.commit()
     fleet.follow()

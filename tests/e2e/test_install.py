@@ -4,38 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from sink_manifests import FLIGHTS, flights_sink
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900), pytest.mark.usefixtures("operator_is_there")]
 
+ROOT = Path(__file__).resolve().parents[2]
 GONE = "persist-e2e-gone"
-SINK = {
-    "apiVersion": "persistshard.io/v1alpha1",
-    "kind": "SparkSink",
-    "metadata": {"name": "leaving"},
-    "spec": {
-        "shardRef": {"name": "leaving"},
-        "input": {
-            "type": "Format",
-            "format": {"name": "parquet", "options": {"path": "examples/flights/data/flights.parquet"}},
-        },
-        "envelope": {"type": "Append", "timestampColumn": "time_hour"},
-    },
-}
+FIND_JAVA = ("python3", "-c", "import shutil; print(shutil.which('java') or 'none')")
 SHARD = {
     "apiVersion": "persistshard.io/v1alpha1",
     "kind": "PersistShard",
     "metadata": {"name": "leaving"},
-    "spec": {
-        "schema": {
-            "key": "time_hour TIMESTAMP, carrier STRING, flight INT, origin STRING",
-            "value": "dest STRING, tailnum STRING, year INT, month INT, day INT, hour INT, minute INT, "
-            "sched_dep_time INT, dep_time INT, dep_delay INT, sched_arr_time INT, arr_time INT, "
-            "arr_delay INT, air_time INT, distance INT",
-        }
-    },
+    "spec": {"schema": FLIGHTS},
 }
 
 
@@ -59,6 +44,44 @@ def test_a_driver_may_do_nothing_outside_its_namespace(cluster: Any) -> None:
     )
 
 
+@pytest.mark.wish(4)
+def test_wish_drivers_start_without_a_jvm_in_the_operator_and_without_a_webhook(cluster: Any) -> None:
+    """The rest of this wish is in test_chaos.py: no leaked pod, and a true status."""
+    java = cluster.kubectl("exec", "deployment/persist-operator", "--", *FIND_JAVA, namespace="persist-system")
+    assert java.strip() == "none"
+    for kind in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations"):
+        hooks = cluster.items(kind)
+        assert "persist" not in json.dumps([one.get("webhooks") for one in hooks])
+
+
+@pytest.fixture
+def provisioned(cluster: Any) -> Iterator[None]:
+    """The release has its files for Grafana."""
+    runbooks = 'prometheusRule.runbookUrl="https://docs.test/{alert}.html"'
+    cluster.install("--set", "grafana.alerts.enabled=true,grafana.dashboards.enabled=true", "--set-json", runbooks)
+    yield
+    cluster.install()
+
+
+@pytest.mark.wish(15)
+@pytest.mark.usefixtures("provisioned")
+def test_wish_alert_rules_for_grafana_stand_in_the_cluster_beside_those_of_prometheus(cluster: Any) -> None:
+    """What the sidecar of Grafana's chart finds by its labels: a rule for each alert of Prometheus, with the same name and a runbook."""
+    files = ROOT / "charts" / "persist-operator" / "files" / "monitoring"
+    groups = yaml.safe_load((files / "alerts.yaml").read_text())["groups"]
+    (alerts,) = cluster.items("configmaps", "grafana_alert=1", "persist-system")
+    rules = [
+        rule for group in yaml.safe_load(alerts["data"]["persist-alerts.yaml"])["groups"] for rule in group["rules"]
+    ]
+    assert {rule["title"] for rule in rules} == {rule["alert"] for group in groups for rule in group["rules"]}
+    assert len({rule["uid"] for rule in rules}) == len(rules) > 30
+    pages = {rule["annotations"]["runbook_url"].removeprefix("https://docs.test/") for rule in rules}
+    assert pages <= {f"{page.stem}.html" for page in (ROOT / "docs" / "runbooks").glob("*.md")}
+    boards = cluster.items("configmaps", "grafana_dashboard=1", "persist-system")
+    uids = {json.loads(text)["uid"] for one in boards for text in one["data"].values()}
+    assert len(uids) == len(list((files / "dashboards").glob("*.json"))) == 4
+
+
 @pytest.fixture
 def everything_back(cluster: Any) -> Iterator[None]:
     """Restores the namespace with its Secret, and the chart, after the test."""
@@ -77,7 +100,7 @@ def test_uninstall_and_namespace_deletion_do_not_hang(cluster: Any, programs: An
     """Deletes at the worst moment, while a driver runs, with and without a running operator. The CRDs and the data of every
     shard remain.
     """
-    cluster.apply(SHARD, SINK, namespace=GONE)
+    cluster.apply(SHARD, flights_sink("leaving", "leaving"), namespace=GONE)
     cluster.wait_condition("persistshard", "leaving", "Ready", namespace=GONE)
     shard_id = cluster.status("persistshard", "leaving", GONE)["shardId"]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shard_runs import ask, outcomes
 from sink_manifests import airlines_sink
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(1500), pytest.mark.usefixtures("operator_is_there")]
@@ -76,6 +77,9 @@ def test_a_sink_waits_in_the_queue_and_runs_once_there_is_room(
     cluster.apply(queued_sink(sink, shard))
     waiting = cluster.wait_condition("sparksink", sink, "Ready", "False", reason="Queued", timeout_s=120)
     assert "waits in the queue of its scheduler" in waiting["message"]
+    ask(cluster, "verify", shard)
+    cluster.wait("maintenance, which has no queue", lambda: outcomes(cluster, shard, "Verify"), timeout_s=120)
+    assert outcomes(cluster, shard, "Verify") == ["Succeeded"]
     driver = cluster.status("sparksink", sink)["driver"]["podName"]
     pod = cluster.get("pod", driver)
     assert GATE in gates(pod)

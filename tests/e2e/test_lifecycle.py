@@ -12,25 +12,10 @@ pytestmark = [pytest.mark.kind, pytest.mark.timeout(600), pytest.mark.usefixture
 SYSTEM = "persist-system"
 
 
-def holder(cluster: Any) -> str:
-    """The leading pod; empty if there is none, and while the Lease still names a pod that is gone."""
-    lease = cluster.get("lease", "persist-operator", SYSTEM)
-    named = str(((lease or {}).get("spec") or {}).get("holderIdentity", "")).partition("_")[0]
-    there = {pod["metadata"]["name"] for pod in cluster.items("pods", "app.kubernetes.io/component=operator", SYSTEM)}
-    return named if named in there else ""
-
-
 @pytest.fixture
 def two(cluster: Any) -> Iterator[None]:
     """A leader and a standby, both ready."""
     cluster.scale_operator(2)
-
-    def both_are_ready() -> bool:
-        pods = cluster.items("pods", "app.kubernetes.io/component=operator", SYSTEM)
-        conditions = [one for pod in pods for one in pod["status"].get("conditions", [])]
-        return sum(one["type"] == "Ready" and one["status"] == "True" for one in conditions) == 2
-
-    cluster.wait("two ready operators", both_are_ready, namespace=SYSTEM)
     yield
     cluster.scale_operator(1)
 
@@ -38,11 +23,11 @@ def two(cluster: Any) -> Iterator[None]:
 @pytest.mark.usefixtures("two")
 def test_a_leader_that_is_deleted_gives_the_lease_up_and_the_standby_leads(cluster: Any) -> None:
     """The pod's grace period is 30 s. A leader that kept the Lease would be killed after it, and its Lease would expire 15 s later."""
-    leader = cluster.wait("a leader", lambda: holder(cluster), namespace=SYSTEM)
+    leader = cluster.wait("a leader", cluster.leader, namespace=SYSTEM)
     cluster.kubectl("delete", "pod", leader, "--wait=false", namespace=SYSTEM)
     led = cluster.wait(
         "the standby to lead",
-        lambda: holder(cluster) not in {"", leader} and holder(cluster),
+        lambda: cluster.leader() not in {"", leader} and cluster.leader(),
         timeout_s=12,
         every_s=0.5,
         namespace=SYSTEM,

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from shard_runs import IDLE, outcomes, patch, runs, succeeded
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900), pytest.mark.usefixtures("operator_is_there")]
 
-IDLE = {"compaction": {"mode": "Disabled"}, "gc": {"enabled": False}, "rollup": {"everySeqnos": 1000}}
 EAGER = {
     "compaction": {"mode": "Automatic", "maxUncompactedBatches": 2},
     "gc": {"enabled": True, "intervalSeconds": 30},
@@ -20,19 +19,8 @@ EAGER = {
 KINDS = {"Rollup": "rollup", "Compaction": "compaction", "GC": "gc"}
 
 
-def patch(cluster: Any, shard: str, spec: dict[str, Any]) -> None:
-    cluster.kubectl("patch", "persistshard", shard, "--type=merge", "--patch", json.dumps({"spec": spec}))
-
-
-def succeeded(cluster: Any, shard: str) -> set[str]:
-    return {
-        run["type"]
-        for run in cluster.status("persistshard", shard).get("history", [])
-        if run.get("outcome") == "Succeeded"
-    }
-
-
-def test_maintenance_runs_as_pods_and_changes_no_contents(
+@pytest.mark.wish(2)
+def test_wish_maintenance_of_a_shard_without_writers_runs_in_pods_and_changes_no_contents(
     cluster: Any, programs: Any, new_shard: Callable[..., tuple[str, str]]
 ) -> None:
     """Writes thirty batches while no maintenance is due, then lowers the thresholds; the operator does all three kinds."""
@@ -45,7 +33,7 @@ def test_maintenance_runs_as_pods_and_changes_no_contents(
     assert before["parts"] >= 30
     assert not succeeded(cluster, shard)
 
-    patch(cluster, shard, EAGER)
+    patch(cluster, "persistshard", shard, EAGER)
     cluster.wait(
         "a rollup, a compaction and a garbage collection",
         lambda: succeeded(cluster, shard) >= KINDS.keys(),
@@ -56,6 +44,7 @@ def test_maintenance_runs_as_pods_and_changes_no_contents(
         assert job is not None
         (container,) = job["spec"]["template"]["spec"]["containers"]
         assert container["image"].startswith("localhost/persist-engine")
+        assert container["resources"]["limits"]["memory"]
         assert job["metadata"]["ownerReferences"][0]["kind"] == "PersistShard"
 
     after: dict[str, Any] = {}
@@ -114,14 +103,17 @@ def test_a_shard_without_writers_comes_to_rest(
     assert programs.result("content", shard_id)["rows"] == 50_000
 
 
-def test_a_compaction_on_spark_survives_the_loss_of_its_driver_and_changes_no_contents(
+@pytest.mark.wish(2)
+def test_wish_a_compaction_goes_on_after_the_loss_of_its_driver_and_changes_no_contents(
     cluster: Any, programs: Any, new_shard: Callable[..., tuple[str, str]]
 ) -> None:
     """With real executors. Chunks that the killed driver swapped in stay; the next Job goes on."""
     shard, shard_id = new_shard("sparky", **IDLE)
     programs.result("write_batches", shard_id, "12", "400000", timeout_s=300)
     contents = programs.result("content", shard_id)
-    patch(cluster, shard, {"compaction": {**EAGER["compaction"], "runner": "Spark", "sparkExecutors": 1}})
+    patch(
+        cluster, "persistshard", shard, {"compaction": {**EAGER["compaction"], "runner": "Spark", "sparkExecutors": 1}}
+    )
 
     def pods(role: str) -> list[str]:
         found = cluster.items("pods", f"persistshard.io/shard={shard},persistshard.io/role={role}")
@@ -131,17 +123,13 @@ def test_a_compaction_on_spark_survives_the_loss_of_its_driver_and_changes_no_co
     (driver,) = pods("driver")
     cluster.kill(driver)
 
-    def ended() -> list[dict[str, Any]]:
-        history = cluster.status("persistshard", shard).get("history", [])
-        return [run for run in history if run["type"] == "Compaction"]
-
     cluster.wait(
         "a compaction on Spark that succeeds after the killed one",
-        lambda: "Succeeded" in [run["outcome"] for run in ended()],
+        lambda: "Succeeded" in outcomes(cluster, shard, "Compaction"),
         timeout_s=600,
     )
-    assert {run["runner"] for run in ended()} == {"Spark"}
-    assert "Failed" in [run["outcome"] for run in ended()]
+    assert {run["runner"] for run in runs(cluster, shard, "Compaction")} == {"Spark"}
+    assert "Failed" in outcomes(cluster, shard, "Compaction")
     read = programs.result("content", shard_id)
     assert (read["rows"], read["hash"]) == (contents["rows"], contents["hash"])
     inspection = programs.result("stored", shard_id)["inspection"]
@@ -162,16 +150,12 @@ def test_a_killed_maintenance_pod_is_repeated(
                 return str(pod["metadata"]["name"])
         return None
 
-    def outcomes() -> list[str]:
-        history = cluster.status("persistshard", shard).get("history", [])
-        return [run["outcome"] for run in history if run["type"] == "Compaction"]
-
-    patch(cluster, shard, {"compaction": EAGER["compaction"]})
+    patch(cluster, "persistshard", shard, {"compaction": EAGER["compaction"]})
     cluster.wait("a compaction pod", lambda: compacting("Pending", "Running"), timeout_s=120, every_s=0.05)
     with cluster.cut_off("s3-cut"):  # so that no pod is fast enough to be done before it dies
         pod = cluster.wait("the pod to run", lambda: compacting("Running"), timeout_s=120, every_s=0.1)
         cluster.kill(pod)
-        cluster.wait("the failed run", lambda: "Failed" in outcomes(), timeout_s=120)
+        cluster.wait("the failed run", lambda: "Failed" in outcomes(cluster, shard, "Compaction"), timeout_s=120)
     left = programs.result("stored", shard_id, profile="cut")["inspection"]
     assert left["uncompacted_batches"] >= 2, "the pod was done before it was killed: nothing was tested"
     cluster.wait(

@@ -19,7 +19,15 @@ from typing import Any
 
 import pytest
 import yaml
-from persist_kit.prometheus import AlertmanagerServer, PrometheusServer, alertmanager_server, prometheus_server
+from persist_kit.prometheus import (
+    AlertmanagerServer,
+    PrometheusServer,
+    alertmanager_server,
+    panel_queries,
+    prometheus_server,
+)
+from shard_runs import ask, patch
+from sink_manifests import airlines_sink, rate_input, sink
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(1500), pytest.mark.usefixtures("operator_is_there")]
 
@@ -27,8 +35,9 @@ CHART = Path(__file__).resolve().parents[2] / "charts" / "persist-operator"
 MONITORING = CHART / "files" / "monitoring"
 NAMESPACE, SYSTEM, STORES = "persist-e2e", "persist-system", "persist-stores"
 OPERATORS = "app.kubernetes.io/component=operator"
-#: Queries over what this test does not make: errors of stores, rollouts, streams that differ from their input, a canary.
-RARE = re.compile(r"outcome!~|rollout|spark_sink_(missing|extra|rolled_back)|canary|refusals")
+#: Queries over errors of stores, streams that differ, comparisons, a canary, and refused starts. All others are about a cluster that is well;
+#: tests/operator/test_scraped.py makes the causes of these.
+RARE = re.compile(r"outcome!~|rollout_|spark_sink_(missing|extra)|canary|refusals")
 FOR = "1s"
 #: In queries, until the name of a sink takes its place.
 SINK = "SINK"
@@ -115,6 +124,12 @@ class Observed:
         labels = [one["labels"] for one in self.alertmanager.firing()]
         return {(one["alertname"], one.get("name", "")) for one in labels}
 
+    def finds(self, expressions: dict[str, str], *, timeout_s: float) -> None:
+        """Each of these queries has returned series."""
+        left = self.prometheus.without_series(expressions, within_s=timeout_s)
+        print(f"{len(expressions) - len(left)} of {len(expressions)} queries have returned series")
+        assert not left, f"{left}\n{self.cluster.describe(NAMESPACE)}"
+
     def fires(self, *alerts: str, name: str = "", timeout_s: float = 180) -> None:
         wanted = {(one, name) for one in alerts}
         self.cluster.wait(
@@ -144,38 +159,19 @@ def observed(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield Observed(cluster, prometheus, alertmanager)
 
 
-def queries(shard: str, sink: str) -> dict[str, str]:
-    """Every query of the dashboards, and every expression of the rules, by its name."""
-    values = {"$namespace": NAMESPACE, "$shard": shard, "$sink": sink, "$__rate_interval": "1m"}
-    found = {}
-    for path in sorted((MONITORING / "dashboards").glob("*.json")):
-        for panel in json.loads(path.read_text())["panels"]:
-            for one in panel.get("panels") or [panel]:
-                for target in one.get("targets", ()):
-                    text = target["expr"]
-                    for name, value in values.items():
-                        text = text.replace(name, value)
-                    found[f"{path.stem}: {one['title']}: {target['refId']}"] = text
-    return found
-
-
-def sink_manifest(name: str, shard: str, declared: dict[str, Any], **spec: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "persistshard.io/v1alpha1",
-        "kind": "SparkSink",
-        "metadata": {"name": name},
-        "spec": {"shardRef": {"name": shard}, "input": {"type": "Format", "format": declared}, **spec},
-    }
+def queries(shard: str, *sinks: str) -> dict[str, str]:
+    """Every query of the dashboards, by its name, over one of these sinks."""
+    values = {"$namespace": NAMESPACE, "$shard": shard, "$sink": SINK, "$__rate_interval": "1m"}
+    found = panel_queries(MONITORING / "dashboards", values)
+    return {name: " or ".join(f"({text.replace(SINK, one)})" for one in sinks) for name, text in found.items()}
 
 
 def stream(name: str, shard: str) -> dict[str, Any]:
-    sql = "select value as id, cast(value as string) as text from input"
-    declared = {"name": "rate", "options": {"rowsPerSecond": "50"}, "sql": sql}
-    return sink_manifest(
+    return sink(
         name,
         shard,
-        declared,
         mode="Streaming",
+        input=rate_input(50, "select value as id, cast(value as string) as text from input"),
         commitIntervalSeconds=2,
         freshness={"targetSeconds": 60},
         envelope={"type": "Append"},
@@ -185,10 +181,7 @@ def stream(name: str, shard: str) -> dict[str, Any]:
 
 def once(name: str, shard: str, file: str) -> dict[str, Any]:
     """One run, and no other when it fails."""
-    options = {"path": f"examples/flights/data/{file}.csv", "header": "true"}
-    declared = {"name": "csv", "schema": "carrier STRING, name STRING", "options": options}
-    restart = {"backoffSeconds": 1, "maxConsecutiveFailures": 1}
-    return sink_manifest(name, shard, declared, mode="Once", envelope={"type": "Mirror"}, restart=restart)
+    return airlines_sink(name, shard, file=file, restart={"backoffSeconds": 1, "maxConsecutiveFailures": 1})
 
 
 def test_every_query_of_the_dashboards_returns_series_from_an_operator_at_work(
@@ -216,25 +209,18 @@ def test_every_query_of_the_dashboards_returns_series_from_an_operator_at_work(
     )
     cluster.kill(cluster.status("sparksink", running)["driver"]["podName"])  # a failure to be seen
     for verb in ("verify", "orphan-scan", "rollup", "compact", "gc"):
-        cluster.kubectl("annotate", "persistshard", shard, f"persistshard.io/request-{verb}=once")
-    left = {name: text for name, text in queries(shard, SINK).items() if not RARE.search(text)}
-    total = len(left)
-    assert total > 90
-
-    def seen() -> dict[str, str]:
-        for name, text in list(left.items()):
-            if any(observed.prometheus.query(text.replace(SINK, sink)) for sink in sinks):
-                del left[name]
-        return left
-
-    try:
-        cluster.wait(
-            "series for the queries about a cluster that is well", lambda: not seen(), timeout_s=500, every_s=3
-        )
-    finally:
-        print(f"{total - len(left)} of {total} queries have returned series; not yet: {left}")
+        ask(cluster, verb, shard)
+    wanted = {name: text for name, text in queries(shard, *sinks).items() if not RARE.search(text)}
+    assert len(wanted) > 90
+    observed.finds(wanted, timeout_s=500)
     for text in queries(shard, running).values():
         observed.prometheus.query(text)
+
+
+def leave_redis(cluster: Any) -> None:
+    """Ends the connections to Redis, which survive a Service without endpoints."""
+    leave = 'redis-cli -a "$REDIS_PASSWORD" --no-auth-warning shutdown nosave'
+    cluster.kubectl("exec", "deployment/redis", "--", "sh", "-c", leave, namespace=STORES, check=False)
 
 
 def test_a_store_that_is_cut_off_reaches_the_alertmanager_and_resolves(
@@ -244,9 +230,7 @@ def test_a_store_that_is_cut_off_reaches_the_alertmanager_and_resolves(
     alerts = ("PersistShardStorageUnreachable", "PersistShardLongNotReady")
     observed.ends(*alerts, name=shard)
     with cluster.cut_off("redis-cut"):
-        # Open connections survive a Service without endpoints.
-        leave = 'redis-cli -a "$REDIS_PASSWORD" --no-auth-warning shutdown nosave'
-        cluster.kubectl("exec", "deployment/redis", "--", "sh", "-c", leave, namespace=STORES, check=False)
+        leave_redis(cluster)
         observed.fires(*alerts, name=shard)
     observed.ends(*alerts, name=shard)
 
@@ -260,14 +244,7 @@ def test_a_missed_deadline_reaches_the_alertmanager_and_resolves_when_the_plan_i
     )
     programs.result("retract", shard_id, "a-person", "500")
     observed.fires("PersistShardDeletionDeadlineMissed", name=shard, timeout_s=450)
-    cluster.kubectl(
-        "patch",
-        "persistshard",
-        shard,
-        "--type=merge",
-        "--patch",
-        '{"spec": {"maintenance": {"approval": "Automatic"}}}',
-    )
+    patch(cluster, "persistshard", shard, {"maintenance": {"approval": "Automatic"}})
     observed.ends("PersistShardDeletionDeadlineMissed", name=shard, timeout_s=420)
 
 
@@ -275,19 +252,13 @@ def test_a_sink_that_fails_reaches_the_alertmanager_and_resolves_when_it_is_mend
     cluster: Any, observed: Observed, named: Callable[[str], str], new_shard: Callable[..., tuple[str, str]]
 ) -> None:
     shard, _ = new_shard("fails", key="carrier STRING", value="name STRING")
-    sink = named("fails")
-    cluster.apply(once(sink, shard, "nothing"))
-    observed.fires("SparkSinkCrashLooping", "SparkSinkStalled", name=sink, timeout_s=420)
-    mended = {"spec": {"input": {"format": {"options": {"path": "examples/flights/data/airlines.csv"}}}}}
-    cluster.kubectl("patch", "sparksink", sink, "--type=merge", "--patch", json.dumps(mended))
-    observed.ends("SparkSinkCrashLooping", "SparkSinkStalled", name=sink, timeout_s=420)
-    cluster.wait_condition("sparksink", sink, "Ready", reason="Completed", timeout_s=420)
-
-
-def leader(cluster: Any) -> str:
-    """The pod that holds the Lease."""
-    lease = cluster.get("lease", "persist-operator", SYSTEM) or {}
-    return str((lease.get("spec") or {}).get("holderIdentity", "")).partition("_")[0]
+    failing = named("fails")
+    cluster.apply(once(failing, shard, "nothing"))
+    observed.fires("SparkSinkCrashLooping", "SparkSinkStalled", name=failing, timeout_s=420)
+    mended = {"input": {"format": {"options": {"path": "examples/flights/data/airlines.csv"}}}}
+    patch(cluster, "sparksink", failing, mended)
+    observed.ends("SparkSinkCrashLooping", "SparkSinkStalled", name=failing, timeout_s=420)
+    cluster.wait_condition("sparksink", failing, "Ready", reason="Completed", timeout_s=420)
 
 
 def test_a_killed_leader_and_no_operator_at_all_reach_the_alertmanager_and_resolve(
@@ -297,7 +268,7 @@ def test_a_killed_leader_and_no_operator_at_all_reach_the_alertmanager_and_resol
     cluster.scale_operator(2)
     try:
         observed.ends("PersistOperatorNoLeader", "PersistOperatorDown")
-        killed = leader(cluster)
+        killed = cluster.leader()
         kill_all = "import os, signal; os.kill(-1, signal.SIGKILL)"
         cluster.kubectl("exec", killed, "--", "python3", "-c", kill_all, namespace=SYSTEM, check=False)
         observed.fires("PersistOperatorNoLeader")

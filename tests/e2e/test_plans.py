@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shard_runs import outcomes, patch, runs
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900), pytest.mark.usefixtures("operator_is_there")]
 
@@ -24,12 +24,8 @@ def far_window() -> dict[str, Any]:
     return {"schedule": f"0 {hour} * * *", "durationSeconds": 600, "timeZone": "Etc/UTC"}
 
 
-def compactions(cluster: Any, shard: str) -> list[str]:
-    history = cluster.status("persistshard", shard).get("history", [])
-    return [run["outcome"] for run in history if run["type"] == "Compaction"]
-
-
-def test_a_compaction_waits_for_its_window_and_for_an_approval_of_its_plan(
+@pytest.mark.wish(6)
+def test_wish_a_compaction_waits_for_its_window_and_for_an_approval_of_its_plan(
     cluster: Any, programs: Any, new_shard: Callable[..., tuple[str, str]]
 ) -> None:
     spec = {"compaction": {"maxUncompactedBatches": 2}, "maintenance": {"windows": [far_window()]}}
@@ -41,15 +37,14 @@ def test_a_compaction_waits_for_its_window_and_for_an_approval_of_its_plan(
     )
     assert "the next window opens at" in closed["message"]
 
-    change = {"spec": {"maintenance": {"windows": None, "approval": "Required"}}}
-    cluster.kubectl("patch", "persistshard", shard, "--type=merge", "--patch", json.dumps(change))
+    patch(cluster, "persistshard", shard, {"maintenance": {"windows": None, "approval": "Required"}})
     waiting = cluster.wait_condition(
         "persistshard", shard, "CompactionCurrent", "False", reason="AwaitingApproval", timeout_s=90
     )
     plan = cluster.status("persistshard", shard)["plan"]
     assert plan["id"] in waiting["message"]
     assert (plan["type"], plan["approved"]) == ("Compaction", False)
-    assert compactions(cluster, shard) == []
+    assert outcomes(cluster, shard, "Compaction") == []
     wrong = cluster.run(PROGRAM, "approve", shard, "--id", "another", "-n", NAMESPACE, check=False)
     assert wrong.returncode == 64
     assert plan["id"] in wrong.stderr
@@ -58,7 +53,7 @@ def test_a_compaction_waits_for_its_window_and_for_an_approval_of_its_plan(
         PROGRAM, "approve", shard, "--id", plan["id"], "--wait", "-n", NAMESPACE, timeout_s=300, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert compactions(cluster, shard) == ["Succeeded"]
-    run = next(one for one in cluster.status("persistshard", shard)["history"] if one["type"] == "Compaction")
+    assert outcomes(cluster, shard, "Compaction") == ["Succeeded"]
+    (run,) = runs(cluster, shard, "Compaction")
     assert run["cpuSeconds"] >= 0
     assert programs.result("content", shard_id)["hash"] == before["hash"]

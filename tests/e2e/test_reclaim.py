@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from shard_runs import patch
+from sink_manifests import airlines_sink
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900), pytest.mark.usefixtures("operator_is_there")]
 
@@ -28,27 +30,14 @@ def test_a_purged_shard_leaves_no_row_and_waits_for_its_sinks(
     )  # fmt: skip
     assert refused.returncode
     assert "deletionConfirmation" in refused.stderr
-    cluster.kubectl("patch", "persistshard", shard, "--type=merge", "--patch", json.dumps({"spec": PURGE}))
+    patch(cluster, "persistshard", shard, PURGE)
     cluster.wait(
         "the finalizer",
         lambda: FINALIZER in cluster.get("persistshard", shard)["metadata"].get("finalizers", []),
         timeout_s=60,
     )
     sink = named("sink")
-    options = {"path": "examples/flights/data/airlines.csv", "header": "true"}
-    cluster.apply(
-        {
-            "apiVersion": "persistshard.io/v1alpha1",
-            "kind": "SparkSink",
-            "metadata": {"name": sink},
-            "spec": {
-                "shardRef": {"name": shard},
-                "suspend": True,
-                "input": {"type": "Format", "format": {"name": "csv", "options": options}},
-                "envelope": {"type": "Append"},
-            },
-        }
-    )
+    cluster.apply(airlines_sink(sink, shard, suspend=True))
     cluster.kubectl("delete", "persistshard", shard, "--wait=false")
     blocked = cluster.wait_condition("persistshard", shard, "DeletionBlocked", reason="SinksAttached", timeout_s=90)
     assert sink in blocked["message"]

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import trustme
+from shard_runs import IDLE, ask, succeeded
+from sink_manifests import AIRLINES, airlines_sink
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900), pytest.mark.usefixtures("operator_is_there")]
 
 SYSTEM, NAMESPACE, STORES = "persist-system", "persist-e2e", "persist-stores"
-AIRLINES = {"key": "carrier STRING", "value": "name STRING"}
-IDLE = {"compaction": {"mode": "Disabled"}, "gc": {"enabled": False}, "rollup": {"everySeqnos": 100_000}}
 
 
 def secret(name: str, content: dict[str, bytes]) -> dict[str, Any]:
@@ -105,30 +105,11 @@ def test_a_shard_a_sink_and_maintenance_on_stores_behind_tls(
 ) -> None:
     shard, shard_id = new_shard("tls", schema=AIRLINES, storageProfile="tls", **IDLE)
     sink = named("tls")
-    options = {"path": "examples/flights/data/airlines.csv", "header": "true"}
-    source = {"name": "csv", "schema": "carrier STRING, name STRING", "options": options}
-    cluster.apply(
-        {
-            "apiVersion": "persistshard.io/v1alpha1",
-            "kind": "SparkSink",
-            "metadata": {"name": sink},
-            "spec": {
-                "shardRef": {"name": shard},
-                "mode": "Once",
-                "input": {"type": "Format", "format": source},
-                "envelope": {"type": "Mirror"},
-            },
-        }
-    )
+    cluster.apply(airlines_sink(sink, shard))
     cluster.wait_condition("sparksink", sink, "Ready", reason="Completed", timeout_s=300)
     for action in ("compact", "gc", "verify", "rollup"):
-        cluster.kubectl("annotate", "persistshard", shard, f"persistshard.io/request-{action}=once")
-
-    def succeeded() -> set[str]:
-        history = cluster.status("persistshard", shard).get("history", [])
-        return {one["type"] for one in history if one["outcome"] == "Succeeded"}
-
-    cluster.wait("maintenance", lambda: succeeded() >= {"GC", "Verify", "Rollup"}, timeout_s=240)
+        ask(cluster, action, shard)
+    cluster.wait("maintenance", lambda: succeeded(cluster, shard) >= {"GC", "Verify", "Rollup"}, timeout_s=240)
     assert programs.result("content", shard_id, profile="tls")["rows"] == 16
     shown = everything_shown(cluster)
     assert shard in shown

@@ -2,108 +2,31 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from kafka_streams import (
+    CLIENT,
+    GRACE_S,
+    KAFKA_SECRET,
+    KEYS,
+    LOGIN,
+    RECORDS,
+    ROWS,
+    UPSERT,
+    Stream,
+    last_values,
+    stream_manifest,
+)
+from shard_runs import patch
+from sink_manifests import AIRLINES, airlines_input, airlines_sink, numbers_stream, sink
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(1200), pytest.mark.usefixtures("operator_is_there")]
-
-KEYS, ROWS = 500, 200
-KAFKA_SECRET = "/etc/kafka"
-LOGIN = (
-    'org.apache.kafka.common.security.plain.PlainLoginModule required username="persist" '
-    f'password="${{secret:{KAFKA_SECRET}:password}}";'
-)
-#: No password: Kafka's clients in driver and executors read it from the mounted Secret.
-CLIENT = {
-    "kafka.bootstrap.servers": "kafka.persist-stores.svc:9092",
-    "kafka.security.protocol": "SASL_PLAINTEXT",
-    "kafka.sasl.mechanism": "PLAIN",
-    "kafka.sasl.jaas.config": LOGIN,
-    "kafka.config.providers": "secret",
-    "kafka.config.providers.secret.class": "org.apache.kafka.common.config.provider.DirectoryConfigProvider",
-}
-AIRLINES = {"key": "carrier STRING", "value": "name STRING"}
-GRACE_S = 120
-
-
-def with_secret(container: str, **spec: Any) -> dict[str, Any]:
-    """A pod of the sink with the Secret of Kafka."""
-    mounts = [{"name": "kafka", "mountPath": KAFKA_SECRET, "readOnly": True}]
-    volumes = [{"name": "kafka", "secret": {"secretName": "kafka"}}]
-    pod = {"volumes": volumes, "containers": [{"name": container, "volumeMounts": mounts}]}
-    return {"template": {"spec": pod}, **spec}
-
-
-def stream_manifest(name: str, shard: str, topic: str) -> dict[str, Any]:
-    options = {**CLIENT, "subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "2000"}
-    sql = "select r.* from (select from_json(cast(value as string), 'id BIGINT, number BIGINT') as r from input)"
-    return {
-        "apiVersion": "persistshard.io/v1alpha1",
-        "kind": "SparkSink",
-        "metadata": {"name": name},
-        "spec": {
-            "shardRef": {"name": shard},
-            "mode": "Streaming",
-            "commitIntervalSeconds": 1,
-            "input": {"type": "Format", "format": {"name": "kafka", "options": options, "sql": sql}},
-            "envelope": {"type": "Upsert", "orderColumn": "number"},
-            "write": {"parallelism": 2},
-            "spark": {"driver": with_secret("driver"), "executor": with_secret("executor", instances=2)},
-            # Ready again when a driver has run for ten seconds after a failure.
-            "restart": {"backoffSeconds": 1, "maxBackoffSeconds": 10},
-            "timeouts": {"terminationGraceSeconds": GRACE_S},
-        },
-    }
-
-
-class Stream:
-    """A Streaming sink on the cluster, and its pods."""
-
-    def __init__(self, cluster: Any, name: str) -> None:
-        self.cluster, self.name = cluster, name
-
-    def driver(self, *, after: str = "") -> str:
-        """The pod of the driver that runs, other than `after`."""
-
-        def running() -> str:
-            name = str(self.cluster.status("sparksink", self.name).get("driver", {}).get("podName", ""))
-            pod = self.cluster.get("pod", name) if name and name != after else None
-            return name if pod is not None and pod["status"].get("phase") == "Running" else ""
-
-        return str(self.cluster.wait("a running driver", running, timeout_s=300))
-
-    def batches(self, driver: str) -> int:
-        """How many batches with rows the driver has committed."""
-        log = self.cluster.kubectl("logs", driver, "--tail=-1", check=False)
-        lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
-        return sum(line.get("event") == "batch" and line["rows"] > 0 for line in lines)
-
-    def commits(self, driver: str, count: int) -> None:
-        """Waits until the driver has committed `count` batches more than now."""
-        wanted = self.batches(driver) + count
-        self.cluster.wait(f"{count} more batches", lambda: self.batches(driver) >= wanted, timeout_s=300)
-
-    def executors(self, driver: str) -> list[str]:
-        """The executors of the driver that run."""
-        pods = self.cluster.items("pods", "spark-role=executor")
-        mine = [pod for pod in pods if any(one["name"] == driver for one in pod["metadata"].get("ownerReferences", []))]
-        return [pod["metadata"]["name"] for pod in mine if pod["status"].get("phase") == "Running"]
-
-    def suspend(self, suspended: bool) -> None:
-        patch = json.dumps({"spec": {"suspend": suspended}})
-        self.cluster.kubectl("patch", "sparksink", self.name, "--type=merge", "--patch", patch)
-
-
-def last_values(count: int) -> pa.Table:
-    """What the shard holds after the records 0 to `count`: the last number of each key."""
-    last = {n % KEYS: n for n in range(count)}
-    columns = {"id": list(last), "number": list(last.values()), "diff": [1] * len(last)}
-    return pa.table(columns, schema=pa.schema([(name, pa.int64()) for name in columns]))
 
 
 def test_a_stream_from_kafka_holds_every_record_once_although_its_pods_are_lost(
@@ -165,6 +88,55 @@ def test_a_stream_from_kafka_holds_every_record_once_although_its_pods_are_lost(
     assert read == {"rows": KEYS, "keys": KEYS, "sum": sum(expected["number"].to_pylist())}
 
 
+@pytest.fixture
+def login(cluster: Any) -> Iterator[tuple[str, str]]:
+    """A Secret with an option of Kafka that holds the password, and the password."""
+    held = cluster.get("secret", "kafka", "persist-stores")["data"]["password"]
+    password = base64.b64decode(held).decode()
+    option = LOGIN.replace(f"${{secret:{KAFKA_SECRET}:password}}", password)
+    assert password in option
+    data = {"kafka.sasl.jaas.config": base64.b64encode(option.encode()).decode()}
+    cluster.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "api-key"}, "data": data})
+    yield "api-key", password
+    cluster.delete("secret", "api-key")
+
+
+def test_an_option_in_a_secret_reaches_kafka_and_stands_nowhere_else(
+    cluster: Any,
+    programs: Any,
+    content: Any,
+    login: tuple[str, str],
+    named: Callable[[str], str],
+    new_shard: Callable[..., tuple[str, str]],
+) -> None:
+    """A run over a topic, whose driver and executors get the password as an option. No pod mounts the Secret of the other tests."""
+    secret, password = login
+    shard, shard_id = new_shard("secret", schema={"key": "id BIGINT", "value": "number BIGINT"})
+    name = named("secret")
+    numbers = [str(number) for number in (0, 2, ROWS, KEYS)]
+    programs.result("send_records", json.dumps(CLIENT), f"records-{name}", *numbers, has_spark=True)
+    stated = {key: value for key, value in CLIENT.items() if "config" not in key}
+    options = {**stated, "subscribe": f"records-{name}", "startingOffsets": "earliest", "endingOffsets": "latest"}
+    declared = {"name": "kafka", "options": options, "sql": RECORDS, "optionsSecretName": secret}
+    cluster.apply(
+        sink(
+            name,
+            shard,
+            input={"type": "Format", "format": declared},
+            envelope=UPSERT,
+            cleanup={"retainDriver": "Always"},
+        )
+    )
+    cluster.wait_condition("sparksink", name, "Ready", reason="Completed", timeout_s=400)
+    assert programs.result("content", shard_id)["hash"] == content.content_hash(last_values(2 * ROWS))
+    driver = cluster.status("sparksink", name)["driver"]["podName"]
+    assert secret in json.dumps(cluster.get("pod", driver)["spec"]["volumes"])
+    shown = cluster.kubectl("get", "sparksinks,pods,configmaps,services,events", "-o", "json")
+    shown += cluster.kubectl("logs", driver, "--tail=-1")
+    assert driver in shown
+    assert password not in shown
+
+
 @pytest.mark.parametrize(
     ("path", "words"),
     [
@@ -216,29 +188,14 @@ def test_batch_sinks_with_each_envelope_of_commands(
     named: Callable[[str], str],
     new_shard: Callable[..., tuple[str, str]],
 ) -> None:
-    options = {"path": "examples/flights/data/airlines.csv", "header": "true"}
     shards, sinks = {}, {}
     for name, (envelope, sql) in ENVELOPES.items():
         shard, shards[name] = new_shard(name, schema=AIRLINES)
         sinks[name] = named(name)
-        declared = {"name": "csv", "schema": "carrier STRING, name STRING", "options": options, "sql": sql}
-        spec = {
-            "shardRef": {"name": shard},
-            "input": {"type": "Format", "format": declared},
-            "envelope": envelope,
-            "spark": {"executor": {"instances": 1}},
-        }
-        cluster.apply(
-            {
-                "apiVersion": "persistshard.io/v1alpha1",
-                "kind": "SparkSink",
-                "metadata": {"name": sinks[name]},
-                "spec": spec,
-            }
-        )
+        cluster.apply(airlines_sink(sinks[name], shard, input=airlines_input(sql=sql), envelope=envelope))
     airlines = source("airlines").select(["carrier", "name"]).to_pylist()
-    for name, sink in sinks.items():
-        cluster.wait_condition("sparksink", sink, "Ready", reason="Completed", timeout_s=600)
+    for name, applied in sinks.items():
+        cluster.wait_condition("sparksink", applied, "Ready", reason="Completed", timeout_s=600)
         rows = [(row["carrier"], wanted(name, row["carrier"], row["name"])) for row in airlines]
         kept = [(carrier, *row) for carrier, row in rows if row is not None]
         columns = dict(zip(("carrier", "name", "diff"), map(list, zip(*kept, strict=True)), strict=True))
@@ -253,24 +210,14 @@ def test_a_sink_collects_errors_and_another_one_proves_that_the_shard_equals_its
 ) -> None:
     shard, _ = new_shard("errors", schema={"key": "carrier STRING, err STRING", "value": "name STRING"})
     sql = "select carrier, name, if(carrier > 'V', concat(carrier, ' is bad'), null) as err from input"
-    declared = {
-        "name": "csv",
-        "schema": "carrier STRING, name STRING",
-        "options": {"path": "examples/flights/data/airlines.csv", "header": "true"},
-        "sql": sql,
-    }
+    declared = airlines_input(sql=sql)
 
     def ended(name: str, **spec: Any) -> dict[str, Any]:
         """The status of a sink over the input, after its run."""
-        manifest = {
-            "apiVersion": "persistshard.io/v1alpha1",
-            "kind": "SparkSink",
-            "metadata": {"name": named(name)},
-            "spec": {"shardRef": {"name": shard}, "input": {"type": "Format", "format": declared}, **spec},
-        }
-        cluster.apply(manifest)
-        cluster.wait_condition("sparksink", manifest["metadata"]["name"], "Ready", reason="Completed", timeout_s=600)
-        return dict(cluster.status("sparksink", manifest["metadata"]["name"]))
+        writer = named(name)
+        cluster.apply(sink(writer, shard, input=declared, **spec))
+        cluster.wait_condition("sparksink", writer, "Ready", reason="Completed", timeout_s=600)
+        return dict(cluster.status("sparksink", writer))
 
     carriers = source("airlines").column("carrier").to_pylist()
     bad = sum(carrier > "V" for carrier in carriers)
@@ -283,7 +230,8 @@ def test_a_sink_collects_errors_and_another_one_proves_that_the_shard_equals_its
     assert (converged["status"], converged["reason"]) == ("True", "Equal")
 
 
-def test_a_new_revision_takes_over_under_load_without_a_gap(
+@pytest.mark.wish(10)
+def test_wish_a_new_revision_of_a_sink_takes_over_under_load_without_a_gap(
     cluster: Any, programs: Any, content: Any, named: Callable[[str], str], new_shard: Callable[..., tuple[str, str]]
 ) -> None:
     """One revision that writes the same is promoted by itself while records come. One that leaves records out is not, until it is requested."""
@@ -340,22 +288,8 @@ def test_executors_follow_kubectl_scale_and_then_the_load(
     shard, _ = new_shard("scale", schema={"key": "id BIGINT", "value": "number BIGINT"})
     name = named("scale")
     stream = Stream(cluster, name)
-    sql = "select value as id, value as number from input"
-    declared = {"name": "rate", "options": {"rowsPerSecond": "5"}, "sql": sql}
-    manifest = {
-        "apiVersion": "persistshard.io/v1alpha1",
-        "kind": "SparkSink",
-        "metadata": {"name": name},
-        "spec": {
-            "shardRef": {"name": shard},
-            "mode": "Streaming",
-            "commitIntervalSeconds": 1,
-            "input": {"type": "Format", "format": declared},
-            "envelope": {"type": "Append"},
-            "spark": {"executor": {"instances": 1}, "conf": {"spark.dynamicAllocation.executorIdleTimeout": "5s"}},
-        },
-    }
-    cluster.apply(manifest)
+    idle = {"spark.dynamicAllocation.executorIdleTimeout": "5s"}
+    cluster.apply(numbers_stream(name, shard, spark={"executor": {"instances": 1}, "conf": idle}))
     first = stream.driver()
     cluster.wait("one executor", lambda: len(stream.executors(first)) == 1, timeout_s=300)
     cluster.kubectl("scale", "sparksink", name, "--replicas=2")
@@ -364,8 +298,8 @@ def test_executors_follow_kubectl_scale_and_then_the_load(
     cluster.wait("their count", lambda: cluster.status("sparksink", name)["executors"]["running"] == 2, timeout_s=60)
     stream.commits(second, 2)
 
-    allocation = {"spark": {"dynamicAllocation": {"enabled": True, "minExecutors": 1, "maxExecutors": 2}}}
-    cluster.kubectl("patch", "sparksink", name, "--type=merge", "--patch", json.dumps({"spec": allocation}))
+    allocation = {"dynamicAllocation": {"enabled": True, "minExecutors": 1, "maxExecutors": 2}}
+    patch(cluster, "sparksink", name, {"spark": allocation})
     third = stream.driver(after=second)
     cluster.wait("two executors again", lambda: len(stream.executors(third)) == 2, timeout_s=300, every_s=0.5)
     cluster.wait("one idle executor to go", lambda: len(stream.executors(third)) == 1, timeout_s=120)

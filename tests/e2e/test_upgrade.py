@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sink_manifests import numbers_stream
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(1500), pytest.mark.usefixtures("operator_is_there")]
 
@@ -68,33 +69,15 @@ def goes_on(cluster: Any, driver: str, uid: str) -> None:
     assert cluster.get("pod", driver)["metadata"]["uid"] == uid
 
 
+@pytest.mark.wish(14)
 @pytest.mark.usefixtures("previous")
-def test_definitions_first_then_the_operator_and_no_driver_is_restarted(
+def test_wish_definitions_are_upgraded_first_then_the_operator_and_no_driver_is_restarted(
     cluster: Any, named: Callable[[str], str], new_shard: Callable[..., tuple[str, str]]
 ) -> None:
     assert operator_image(cluster).endswith(":previous")
     shard, _ = new_shard("upgrade", schema={"key": "id BIGINT", "value": "number BIGINT"})
     sink = named("upgrade")
-    declared = {
-        "name": "rate",
-        "options": {"rowsPerSecond": "5"},
-        "sql": "select value as id, value as number from input",
-    }
-    cluster.apply(
-        {
-            "apiVersion": "persistshard.io/v1alpha1",
-            "kind": "SparkSink",
-            "metadata": {"name": sink},
-            "spec": {
-                "shardRef": {"name": shard},
-                "mode": "Streaming",
-                "commitIntervalSeconds": 1,
-                "input": {"type": "Format", "format": declared},
-                "envelope": {"type": "Append"},
-                "spark": {"executor": {"instances": 1}},
-            },
-        }
-    )
+    cluster.apply(numbers_stream(sink, shard))
 
     def running() -> dict[str, Any] | None:
         name = cluster.status("sparksink", sink).get("driver", {}).get("podName")

@@ -110,15 +110,14 @@ class ApiServer:
         if self.is_unserved(path):
             return 404, {"message": "the server could not find the requested resource"}
         kind, namespace, rest = self.parse(path)
-        if method == "POST" and query.get("dryRun") == "All":
+        if method == "POST":
             try:
-                self.cluster.try_create(kind, body)
+                if query.get("dryRun") == "All":
+                    self.cluster.try_create(kind, body)
+                elif not self.cluster.create(kind, body):
+                    return 409, {"message": "exists already"}
             except ApiError as error:
                 return error.status, {"message": str(error)}
-            return 201, body
-        if method == "POST":
-            if not self.cluster.create(kind, body):
-                return 409, {"message": "exists already"}
             return 201, body
         if not rest:
             try:

@@ -45,6 +45,11 @@ def test_a_dry_run_creates_nothing_and_carries_the_refusal_of_the_server(kube, s
     with pytest.raises(ApiError, match="exceeded quota: small") as refusal:
         kube.try_create(POD, pod)
     assert refusal.value.status == 403
+    server.cluster.deny["create", "Pod"] = ApiError('admission webhook "pods" denied: no job "x"', status=404)
+    for create in (kube.create, kube.try_create):
+        with pytest.raises(ApiError, match='no job "x"') as missing:
+            create(POD, pod)
+        assert missing.value.status == 404
 
 
 @pytest.mark.slow
@@ -226,7 +231,17 @@ def test_a_watch_brings_a_new_resource_to_its_reconcile(kube, server, shard_reso
 
 
 @pytest.mark.slow
-def test_the_words_of_a_jobs_events_reach_the_status_before_the_next_resync(kube, server, shard_resource, tmp_path):
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ApiError('pods is forbidden: cannot create resource "pods"', status=403),
+        ApiError('admission webhook "pods" denied: no job "x"', status=404),
+    ],
+    ids=["no-right", "webhook-looks-for-the-job"],
+)
+def test_the_words_of_a_jobs_events_reach_the_status_before_the_next_resync(
+    kube, server, shard_resource, tmp_path, answer
+):
     """The next inspection and resync are an hour away, and Events are not watched."""
     profile = StorageProfile(
         blob=f"file://{tmp_path}/blob",
@@ -236,7 +251,7 @@ def test_the_words_of_a_jobs_events_reach_the_status_before_the_next_resync(kube
     loop = LoopSettings(resync_seconds=3600, inspect_seconds=3600)
     settings = OperatorSettings(storage_profiles={"default": profile}, loop=loop)
     env, metrics = SystemEnv(), OperatorMetrics(CollectorRegistry())
-    server.cluster.deny["create", "Pod"] = ApiError('pods is forbidden: cannot create resource "pods"', status=403)
+    server.cluster.deny["create", "Pod"] = answer
 
     def as_kubernetes(request):
         answer = request.send()

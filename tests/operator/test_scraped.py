@@ -1,8 +1,6 @@
 """A real Prometheus scrapes the registry of an operator: each query of a dashboard returns series, each rule finds what it reads."""
 
-import json
 import re
-import threading
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,7 @@ import yaml
 from fake_cluster import FakeCluster
 from persist_engine.base.env import SeededEnv
 from persist_engine.base.metrics import PrometheusMetrics
-from persist_kit.prometheus import prometheus_server
+from persist_kit.prometheus import panel_queries, prometheus_server
 from persist_operator.bridge import Bridge
 from persist_operator.cluster.port import PERSIST_SHARD, SPARK_SINK
 from persist_operator.handlers.probes import ProbeServer
@@ -184,26 +182,13 @@ def scraped(tmp_path, now, shard_resource, sink_resource, refused):
     try:
         with prometheus_server({f"127.0.0.1:{server.port}": {"namespace": "sys", "pod": "persist-0"}}) as prometheus:
             # A counter grows only between two scrapes.
-            assert empty_after_wait(prometheus, {"first": "persist_run_commit_seconds_count"}) == {}
+            assert prometheus.without_series({"first": "persist_run_commit_seconds_count"}, within_s=WAIT_S) == {}
             metrics.resources.written(shard, BUSY_SHARD, [run])
             metrics.canary_seconds.labels("sys", "canary").observe(0.1)
             yield prometheus, (lambda: reconciler.reconcile(Key("PersistShard", "team", "flights"))), cluster
     finally:
         server.stop()
         bridge.close()
-
-
-def dashboard_queries():
-    found = {}
-    for path in sorted((MONITORING / "dashboards").glob("*.json")):
-        for panel in json.loads(path.read_text())["panels"]:
-            for one in panel.get("panels") or [panel]:
-                for target in one.get("targets", ()):
-                    text = target["expr"]
-                    for name, value in VALUES.items():
-                        text = text.replace(name, value)
-                    found[f"{path.stem}: {one['title']}: {target['refId']}"] = text
-    return found
 
 
 def rule_expressions():
@@ -215,27 +200,16 @@ def rule_expressions():
     return found
 
 
-def empty_after_wait(prometheus, expressions):
-    """Those of `expressions`, by name, that return no series although samples have come for a while."""
-    left, waited, pause = dict(expressions), 0.0, threading.Event()
-    while left and waited < WAIT_S:
-        left = {name: text for name, text in left.items() if not prometheus.query(text)}
-        if left:
-            pause.wait(0.2)
-            waited += 0.2
-    return left
-
-
 @pytest.mark.slow
 def test_every_query_and_rule_runs_on_what_the_operator_exports(scraped):
     prometheus, reconcile, cluster = scraped
-    queries, rules = dashboard_queries(), rule_expressions()
+    queries, rules = panel_queries(MONITORING / "dashboards", VALUES), rule_expressions()
     assert len(queries) > 60
     expected = {name: text for name, text in queries.items() if not set(NAME.findall(text)) & ALERTS}
-    assert empty_after_wait(prometheus, expected) == {}
+    assert prometheus.without_series(expected, within_s=WAIT_S) == {}
 
     read = {name for text in rules.values() for name in NAME.findall(text)} - ALERTS - RARE
-    assert empty_after_wait(prometheus, {name: f"count({name})" for name in read}) == {}
+    assert prometheus.without_series({name: f"count({name})" for name in read}, within_s=WAIT_S) == {}
     firing = {name: prometheus.query(text) for name, text in rules.items()}
     assert firing["PersistShardReaderHold"] == [], "held for 800 s only"
     assert firing["PersistOperatorDown"] == []
@@ -255,4 +229,4 @@ def test_every_query_and_rule_runs_on_what_the_operator_exports(scraped):
     assert prometheus.query('{name="gone",__name__!="persist_resource_deletion_timestamp_seconds"}') == []
     cluster.delete(PERSIST_SHARD, "team", "flights")
     reconcile()
-    assert empty_after_wait(prometheus, {"gone": 'absent(persist_shard_ready{name="flights"})'}) == {}
+    assert prometheus.without_series({"gone": 'absent(persist_shard_ready{name="flights"})'}, within_s=WAIT_S) == {}

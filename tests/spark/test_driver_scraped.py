@@ -84,15 +84,6 @@ def queries_of_stores():
     return found
 
 
-def left_empty(prometheus, expressions):
-    left, waited, pause = dict(expressions), 0.0, threading.Event()
-    while left and waited < WAIT_S:
-        left = {name: text for name, text in left.items() if not prometheus.query(text)}
-        pause.wait(0.2 if left else 0.0)
-        waited += 0.2
-    return left
-
-
 def test_the_dashboards_see_what_a_driver_calls(driver, tmp_path):
     port = event(driver, "metrics")["port"]
     with prometheus_server({f"127.0.0.1:{port}": LABELS}) as prometheus:
@@ -102,7 +93,8 @@ def test_the_dashboards_see_what_a_driver_calls(driver, tmp_path):
         queries = queries_of_stores()
         errors = {name: text for name, text in queries.items() if name.startswith("Errors of both stores")}
         assert len(queries) - len(errors) >= 5
-        assert left_empty(prometheus, {name: text for name, text in queries.items() if name not in errors}) == {}
+        calls = {name: text for name, text in queries.items() if name not in errors}
+        assert prometheus.without_series(calls, within_s=WAIT_S) == {}
         for text in errors.values():
             assert prometheus.query(text) == [], "no call failed"
         commits = prometheus.query('persist_consensus_calls_total{verb="compare_and_set",outcome="ok"}')

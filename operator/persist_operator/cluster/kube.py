@@ -111,16 +111,17 @@ class KubeCluster:
         return frozenset() if status == 404 else frozenset(one["name"] for one in _object(body).get("resources", ()))
 
     def create(self, kind: Kind, manifest: Resource) -> bool:
-        status, _ = self.call("POST", _path(kind, manifest["metadata"]["namespace"]), body=manifest, accept=(409,))
+        path = _path(kind, manifest["metadata"]["namespace"])
+        status, body = self.call("POST", path, body=manifest, accept=(409,))
         if status == 404:
-            raise ApiError(f"namespace {manifest['metadata']['namespace']} is gone", status=404)
+            raise _not_found(path, body)
         return status != 409
 
     def try_create(self, kind: Kind, manifest: Resource) -> None:
         path = _path(kind, manifest["metadata"]["namespace"])
-        status, _ = self.call("POST", path, query={"dryRun": "All"}, body=manifest, accept=(409,))
+        status, body = self.call("POST", path, query={"dryRun": "All"}, body=manifest, accept=(409,))
         if status == 404:
-            raise ApiError(f"namespace {manifest['metadata']['namespace']} is gone", status=404)
+            raise _not_found(path, body)
 
     def events_about(self, namespace: str, uid: str, *, reason: str, limit: int) -> list[Resource]:
         query = {"fieldSelector": f"involvedObject.uid={uid},reason={reason}", "limit": str(limit)}
@@ -259,6 +260,11 @@ def _refusal(method: str, path: str, response: urllib3.BaseHTTPResponse) -> ApiE
         status=response.status,
         retry_after_s=_retry_after_s(response.headers.get("Retry-After")),
     )
+
+
+def _not_found(path: str, body: bytes) -> ApiError:
+    """A creation that was answered with 404: the namespace is gone, or a webhook looks for something else that is not there."""
+    return ApiError(f"POST {path}: 404 {_reason(body)}", status=404)
 
 
 def is_segment(name: str) -> bool:

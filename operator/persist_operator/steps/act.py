@@ -45,7 +45,7 @@ from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.places import Places
 
 _RPC_SECRET_BYTES = 32
-_FORBIDDEN = 403
+_FORBIDDEN, _NOT_FOUND = 403, 404
 #: In the API server's message when a role lacks a right. Quotas and admission policies refuse with 403 too, with other messages.
 _NO_RIGHT = 'cannot create resource "pods"'
 
@@ -132,8 +132,10 @@ class Actor:
             self._cluster.try_create(POD, pod)
         except ApiError as error:
             is_ours = error.status == _FORBIDDEN and _NO_RIGHT in str(error)
+            # A webhook such as Kueue's looks for the Job of the pod, which does not exist yet. A namespace that is gone refuses the Job.
+            is_early = error.status == _NOT_FOUND
             # When the Job exists, its own pod may have used up the quota.
-            if not is_ours and self._cluster.get(JOB, head["namespace"], head["name"]) is None:
+            if not is_ours and not is_early and self._cluster.get(JOB, head["namespace"], head["name"]) is None:
                 raise
 
     def _start_driver(self, action: StartDriver, meta: Meta) -> bool:

@@ -24,7 +24,7 @@ _WHAT_TO_DO = {
     400: "change the spec",
     401: "let the operator's service account in",
     _FORBIDDEN: "let the namespace's quota, its pod security level, its admission policies or the operator's roles allow it",
-    404: "see whether the namespace still exists",
+    404: "create what it does not find",
     409: "it goes on when the conflicting object is gone",
     422: "change the spec",
     429: "tried again by itself",

@@ -9,6 +9,7 @@ import http.client
 import json
 import shutil
 import tempfile
+import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -67,6 +68,29 @@ class PrometheusServer(Server):
             raise ValueError(f"{expression}: {answer['error']}")
         result: list[dict[str, Any]] = answer["data"]["result"]
         return result
+
+    def without_series(self, expressions: Mapping[str, str], *, within_s: float) -> dict[str, str]:
+        """Those of `expressions`, by name, that have returned no series within this time. Returns as soon as each has."""
+        left, end_s = dict(expressions), time.monotonic() + within_s
+        while True:
+            left = {name: text for name, text in left.items() if not self.query(text)}
+            if not left or time.monotonic() >= end_s:
+                return left
+            time.sleep(0.2)
+
+
+def panel_queries(dashboards: Path, values: Mapping[str, str]) -> dict[str, str]:
+    """The queries of all panels of the dashboards in a folder, by file, title and reference, with `values` for their variables."""
+    found = {}
+    for path in sorted(dashboards.glob("*.json")):
+        for panel in json.loads(path.read_text())["panels"]:
+            for one in panel.get("panels") or [panel]:
+                for target in one.get("targets", ()):
+                    text = target["expr"]
+                    for name, value in values.items():
+                        text = text.replace(name, value)
+                    found[f"{path.stem}: {one['title']}: {target['refId']}"] = text
+    return found
 
 
 class AlertmanagerServer(Server):
