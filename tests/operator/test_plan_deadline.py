@@ -33,6 +33,19 @@ def test_the_lead_leaves_room_for_runs_and_failures_within_what_retention_leaves
 
 
 @pytest.mark.parametrize(
+    ("deadline_s", "interval_s", "want_s"),
+    [(300, 604_800, 75), (300, 10, 10), (86_400, 604_800, 21_600), (60, 604_800, 60), (1_209_600, 600, 600)],
+)
+def test_no_interval_of_collections_is_too_long_for_the_deadline(make_shard, deadline_s, interval_s, want_s):
+    spec = {
+        "compaction": {"deadlineSeconds": deadline_s},
+        "retention": {"sinceLagSeconds": 0},
+        "gc": {"intervalSeconds": interval_s},
+    }
+    assert deadline.collection_interval_s(make_shard(spec)) == want_s
+
+
+@pytest.mark.parametrize(
     ("age_h", "left_h", "due"),
     [(17, None, False), (19, None, True), (19, 19, False), (19, 18, False), (19, 2, True), (30, None, True)],
 )

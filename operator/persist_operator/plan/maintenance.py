@@ -226,7 +226,7 @@ def _is_waiting(shard: Shard, block: Upkeep, kind: MaintenanceKind, now_ms: int,
     """Whether the wait after the last run is not over. A time beyond any wait comes from a clock that was set back since. The limit is
     twice the longest wait, because ends of runs come from other clocks.
     """
-    interval_s = auditing.interval_s(shard, kind) or shard.spec.gc_interval_seconds
+    interval_s = auditing.interval_s(shard, kind) or deadline.collection_interval_s(shard)
     farthest_ms = now_ms + 2000 * max(_BACKOFF_MAX_S, interval_s)
     return now_ms < not_before_ms(block, requested=requested) <= farthest_ms
 
@@ -387,7 +387,7 @@ def _settled(block: Upkeep, shard: Shard, run: Run, item: UpkeepRun, now_ms: int
     elif run.kind in names.AUDIT_KINDS:
         next_ms = auditing.next_ms(shard, run, end_ms)
     elif run.kind == "gc":
-        next_ms = end_ms + 1000 * shard.spec.gc_interval_seconds
+        next_ms = end_ms + 1000 * deadline.collection_interval_s(shard)
     elif outcome == "Skipped":
         next_ms = now_ms + 1000 * _AFTER_SKIPPED_S
     has_succeeded = outcome in {"Succeeded", "Skipped"}

@@ -27,6 +27,8 @@ _LEAD_SHARE, _FAILURES_S = 4, 1800
 _REPEATS = 4
 #: A merge must bring the oldest retraction forward by this at least. Otherwise a shard that is always written would be merged always.
 _GAIN_S_MIN = 60
+#: No deadline makes collections more frequent than this.
+_COLLECTION_S_MIN = 60
 
 
 def lead_ms(shard: Shard, blocks: Mapping[MaintenanceKind, Upkeep]) -> int:
@@ -47,7 +49,14 @@ def cannot_wait(
 
 def _runs_ms(shard: Shard, blocks: Mapping[MaintenanceKind, Upkeep]) -> int:
     runs_s = sum(block.last_duration_seconds or 0 for kind, block in blocks.items() if kind not in AUDIT_KINDS)
-    return 1000 * (_REPEATS * runs_s + shard.spec.gc_interval_seconds + _FAILURES_S)
+    return 1000 * (_REPEATS * runs_s + collection_interval_s(shard) + _FAILURES_S)
+
+
+def collection_interval_s(shard: Shard) -> int:
+    """The wait after a collection: `gc.intervalSeconds`, or a quarter of what the deadline leaves, if that is shorter. A longer wait could
+    begin with a collection of something else, and end after the deadline.
+    """
+    return min(shard.spec.gc_interval_seconds, max(_COLLECTION_S_MIN, _spare_ms(shard) // 4000))
 
 
 def _spare_ms(shard: Shard) -> int:
