@@ -79,6 +79,8 @@ _LENGTHS = {"short": 0.7, "usual": 0.22, "listening": 0.08}
 #: desired, perhaps beside an independent writer; upserts only.
 _WRITTEN_BY = {"writers": 0.7, "background": 0.1, "sinks": 0.1, "upserts": 0.1}
 
+_DELETIONS_KEPT_MS = 90 * 24 * 3600 * 1000
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -151,6 +153,8 @@ def plan_of(seed: int, *, without: frozenset[str] = frozenset()) -> Plan:
             gc_versions_min=rng.choice([2, 6]),
             gc_claim_ms=100,
             recent_diffs_max=rng.choice([4, 1000]),
+            # Records are further calls of the stores, and leave less room for what happens seldom.
+            deletions_kept_ms=_DELETIONS_KEPT_MS if seed % 4 == 3 else 0,
         ),
         compaction=CompactionSettings(
             sift_bytes_min=0,
