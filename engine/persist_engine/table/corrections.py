@@ -121,7 +121,7 @@ class Correction:
 
 class LeftRows(Expiring):
     """The rows that an overwrite left, so that the next one reads none. The contents at a time are definite, so they are right while that
-    time is the newest one. Threads may share it. Holds memory, and nothing of the store.
+    time is the newest one. Threads may share it. Holds memory of its own, and nothing of the store.
     """
 
     def __init__(self, shard_id: ShardId) -> None:
@@ -139,8 +139,8 @@ class LeftRows(Expiring):
         return left[1] if left is not None and left[0] == time and left[1].schema == schema else None
 
     def keep(self, time: int, rows: pa.Table) -> None:
-        """Takes the contents at `time`, as consolidated updates, whatever times these have."""
-        self._left = (time, rows)
+        """Takes a copy of the contents at `time`, as consolidated updates, whatever times these have."""
+        self._left = (time, _copied(rows))
 
     def expire(self) -> None:
         """See Expiring."""
@@ -166,6 +166,17 @@ def corrections(snapshot: Snapshot, desired: pa.Table, *, time: int) -> Iterator
     old = (retracted(pa.Table.from_batches([batch]), time) for batch in snapshot.to_batches())
     wanted = (pa.Table.from_batches([batch]) for batch in _at(desired, time).to_batches(max_chunksize=BATCH_ROWS))
     return merge_runs([old, wanted], memory_bytes=READ_MEMORY_BYTES)
+
+
+def _copied(rows: pa.Table) -> pa.Table:
+    """The same rows in buffers of their own.
+
+    SUBTLE: rows that were in order may still lie in the arrays of the caller's frame, and Arrow does not see what the caller writes there later.
+    """
+    copy = pa.BufferOutputStream()
+    with pa.ipc.new_stream(copy, rows.schema) as stream:
+        stream.write_table(rows)
+    return pa.ipc.open_stream(copy.getvalue()).read_all()
 
 
 def _at(rows: pa.Table, time: int) -> pa.Table:

@@ -7,6 +7,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 from persist_engine import Database, Settings, Written, connect
 from persist_engine.base.settings import BatchSettings
@@ -92,6 +95,26 @@ def test_nan_and_both_zeros(db):
     assert measured.overwrite([{"id": each, "x": -math.nan} for each in range(300)]) == Written(None)
     assert measured.overwrite([{"id": each, "x": -0.0} for each in range(300)]).inserted == 300
     assert measured.overwrite([{"id": each, "x": 0.0} for each in range(300)]) == Written(None)
+
+
+def test_a_frame_that_is_changed_in_place(db):
+    """The arrays of a frame of pandas, polars or Arrow may be those that the caller writes into before the next overwrite."""
+    measured = db.create("measured", key="id BIGINT", value="n BIGINT")
+    ids, n = np.arange(300), np.zeros(300, np.int64)
+    frame = pa.table({"id": ids, "n": pa.Array.from_buffers(pa.int64(), 300, [None, pa.py_buffer(n)])})
+    for each in range(4):
+        n[each] = 7
+        assert measured.overwrite(frame).inserted == (1 if each else 300)
+    assert measured.to_arrow()["n"].to_pylist() == [7] * 4 + [0] * 296
+
+
+def test_a_frame_of_pandas_in_a_loop(db):
+    prices = db.create("prices", key="id BIGINT", value="n BIGINT")
+    frame = pd.DataFrame({"id": range(5), "n": [0] * 5})
+    for each in range(5):
+        frame.loc[each, "n"] = each + 1
+        prices.overwrite(frame)
+    assert prices.to_pandas()["n"].tolist() == [1, 2, 3, 4, 5]
 
 
 def test_an_idle_table_keeps_no_rows(db, monkeypatch, metrics):
