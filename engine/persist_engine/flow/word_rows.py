@@ -173,9 +173,14 @@ def _sum_ragged(words: Words, salts: UInt64s) -> UInt64s:
 
 
 def _scrambled(values: UInt64s) -> UInt64s:
-    """Half a finalizer, in place. `_mixed` finishes the sum of its outputs."""
+    """A finalizer but for its last shift, in place. `_mixed` finishes the sum of its outputs.
+
+    SUBTLE: these outputs are added up, so the differences that two words make must not be few, or they cancel. A product moves bits upwards
+    only: without the first shift, a flipped upper bit, such as the sign of a double, leaves two differences.
+    """
+    values ^= values >> np.uint64(30)
     values *= _MULTIPLY_2
-    values ^= values >> np.uint64(32)
+    values ^= values >> np.uint64(27)
     values *= _MULTIPLY_3
     return values
 
