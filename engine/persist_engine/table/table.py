@@ -167,6 +167,7 @@ class Table:
         if where is None:
             raise InvalidUsage(f"table {self.name}: delete needs a condition; to remove all rows, overwrite([])")
         with of_table(self.name):
+            self._machine.refresh()  # another process may have added the column
             return self._writer.delete(Condition.of(where, self._columns), notes=noted("delete", txn, commit_info))
 
     def overwrite(
