@@ -328,7 +328,9 @@ class Table:
             owner=None if self.owner is None else str(self.owner),
             key=columns.schema.key_ddl,
             value=columns.schema.val_ddl,
-            clock=_CLOCKS["counter" if clock == "counter" else "ms" if newest is None or is_instant(newest + 1) else "theirs"],
+            clock=_CLOCKS[
+                "counter" if clock == "counter" else "ms" if newest is None or is_instant(newest + 1) else "theirs"
+            ],
             retain=retained_in_words(seen.retain_ms, clock),
             bloom=", ".join(name for name, place in columns.places.items() if place in self._machine.filtered),
             since=seen.since,

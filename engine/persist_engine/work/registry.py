@@ -158,8 +158,8 @@ class Registry:
                 raise InvalidUsage(f"shard {shard_id} belongs to {held or 'no owner'}, not to {old}", owner=str(old))
             # The new name first and the old one last, so that a crash leaves no shard without a name.
             if new_named is None or held == old:
-                # SUBTLE: also a name that leads here already. `free` may be taking it; either its entry or that of the owner, which was read
-                # before, is then lost.
+                # SUBTLE: also a name that leads here already. `free` may be taking it; either its entry or that of the owner, which was
+                # read before, is then lost.
                 tip = self._put(name_key(new), new_tip, encode_name(new, shard_id))
                 if tip is not None and held == old:
                     self._put(owner_key(shard_id), owner_tip, encode_shard_owner(shard_id, new))
@@ -178,10 +178,12 @@ class Registry:
             if named is None:
                 return True
             owner_tip, held = self._owner(named)
-            if held == owner or (held is None and not self._is_left(named)):  # or the owner's new shard is being created
+            if held == owner or (
+                held is None and not self._is_left(named)
+            ):  # or the owner's new shard is being created
                 return False
-            # SUBTLE: the entry of the shard's owner is written anew as it is. A renaming that still runs would else make `owner` the shard's
-            # owner a moment later, without a name.
+            # SUBTLE: the entry of the shard's owner is written anew as it is. A renaming that still runs would else make `owner` the
+            # shard's owner a moment later, without a name.
             if self._put(owner_key(named), owner_tip, encode_shard_owner(named, held)) is not None:
                 self._put(name_key(owner), name_tip, encode_name(owner, None))
         raise Unavailable(f"the name {owner} changes all the time")

@@ -322,7 +322,9 @@ def test_a_name_that_is_freed_under_a_running_renaming_leads_to_one_shard():
                 client.initialise(fresh, SCHEMA)
 
         with suppress(Killed, InvalidUsage):
-            between = _Between(consensus, lambda calls=calls, at=taken_at, take=take: take() if next(calls) == at else None)
+            between = _Between(
+                consensus, lambda calls=calls, at=taken_at, take=take: take() if next(calls) == at else None
+            )
             dying = between if dies_at is None else Mortality(dies_at, after=True).wrap(between)
             connect(dying).rename(shard_id, old=MINE, new=OTHER)
         with suppress(InvalidUsage):
