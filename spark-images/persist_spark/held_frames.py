@@ -62,6 +62,7 @@ class HeldFrames:
         """What a load would show now. Holds nothing. Raises what `load` raises, except that a time before since is accepted."""
         shard = self._shard_of(options)
         with shard.lock:
+            self._refuse_when_closed(options)
             return shard.look(options, shard.store.client())
 
     def load(self, frame: str, options: Options, schema: Schema | None = None) -> LoadedFrame:
@@ -73,15 +74,12 @@ class HeldFrames:
         ShardNotFound. Store errors. After an error nothing is held.
         """
         shard = self._shard_of(options)
-        with shard.lock:
+        with shard.lock:  # until the frame is known: `close` waits for it
+            self._refuse_when_closed(options)
             loaded = shard.load(frame, options, shard.store.client(), schema)
-        with self._lock:
-            self._frames[frame] = shard
-            is_closed = self._is_closed
-        if is_closed:
-            self.drop(frame)
-            raise InvalidUsage(f"the session that loads shard {options.shard} has ended")
-        return loaded
+            with self._lock:
+                self._frames[frame] = shard
+            return loaded
 
     def splits(self, frame: str, asked: T.StructType) -> list[bytes]:
         """The splits of the frame's contents, for executors. An empty frame has none. They stay readable until the frame is dropped. Every
@@ -148,6 +146,10 @@ class HeldFrames:
         """Drops all frames, releases all leases and closes the stores. Idempotent. Later loads are refused."""
         with self._lock:
             self._is_closed = True
+        for shard in self._snapshot_of_shards():
+            with shard.lock:  # after the loads that began before
+                pass
+        with self._lock:
             frames = list(self._frames)
         for frame in frames:
             self.drop(frame)
@@ -167,6 +169,11 @@ class HeldFrames:
         """The number of frames held."""
         with self._lock:
             return len(self._frames)
+
+    def _refuse_when_closed(self, options: Options) -> None:
+        with self._lock:
+            if self._is_closed:
+                raise InvalidUsage(f"the session that loads shard {options.shard} has ended")
 
     def _close_stores(self) -> None:
         with self._lock:
@@ -283,7 +290,10 @@ class _HeldShard:
         return [split.to_bytes() for split in splits]
 
     def plain(self, frame: str) -> PlainFiles | None:
-        options, loaded = self._loaded[frame]
+        found = self._loaded.get(frame)
+        if found is None:
+            return None  # dropped meanwhile
+        options, loaded = found
         lease, folder = self._lease_of(frame), folder_of(options.location.blob)
         read = None if lease is None else lease.reads[frame]
         if folder is None or not isinstance(read, Snapshot) or not options.is_of_plain_rows:

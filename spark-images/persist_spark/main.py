@@ -46,6 +46,8 @@ _BACKEND_ARGUMENTS = {
 #: Spark reads the run's secret from a file only when it knows that it is on Kubernetes. An executor would learn that from the driver, but
 #: must authenticate first.
 _MASTER = "-Dspark.master=k8s://executor"
+#: As `persist maintain compact --record-days`.
+_RECORD_DAYS_MAX = 3650
 _JAVA_OPTION = re.compile(r"SPARK_JAVA_OPT_(\d+)")
 
 
@@ -61,6 +63,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     compact.add_argument("--consensus", required=True, help="the address of its consensus store")
     compact.add_argument("--full", action="store_true", help="merge all batches into one, not only those that are due")
     compact.add_argument("--max-bytes", type=int, help="leave out merges that would read more than this together")
+    compact.add_argument(
+        "--record-days",
+        type=_record_days,
+        default=90,
+        help="keep records of deleted blobs for so many days; 0: write none",
+    )
     compact.add_argument("--pod", help="the name of the pod that this process runs in, which then owns its executors")
     compact.add_argument("--host", help="the address of this pod, at which its executors reach it")
     for command in (driver, compact):
@@ -92,6 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments.consensus,
             full=arguments.full,
             max_bytes=arguments.max_bytes,
+            record_days=arguments.record_days,
         )
         return run_compact(compaction, arguments.report)
     return run_driver(
@@ -103,6 +112,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         promote=arguments.promote,
         metrics_port=arguments.metrics_port,
     )
+
+
+def _record_days(text: str) -> int:
+    days = int(text)
+    if not 0 <= days <= _RECORD_DAYS_MAX:
+        raise argparse.ArgumentTypeError(f"{days} is not from 0 to {_RECORD_DAYS_MAX}")
+    return days
 
 
 def _add_driver_options(driver: argparse.ArgumentParser) -> None:

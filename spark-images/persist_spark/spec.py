@@ -217,6 +217,8 @@ class CompactionSpec:
     """Whether all batches are merged into one."""
     max_bytes: int | None = None
     """What the merges may read together, unless `full`; None without a bound."""
+    record_days: int = 90
+    """How long the records of what it deletes are kept; with 0 it writes none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,8 @@ import contextlib
 import gc
 import http.server
 import logging
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -264,3 +266,44 @@ def test_regression_refused_credentials_cost_a_client_now_and_then(monkeypatch):
             assert len(connects) == 1 + rounds
             clock.past_s += blob_s3.CREDENTIALS_S
         blob.close()
+
+
+FORKS = """
+import os, threading
+from persist_engine.base.env import SystemEnv
+from persist_engine.base.metrics import NoMetrics
+from persist_engine.storage.s3 import deadlines
+from persist_engine.storage.s3.deadlines import CallLimits, Deadlines
+
+made = Deadlines(CallLimits(5.0, 1 << 20, 4), address="s3://bucket", env=SystemEnv(), metrics=NoMetrics())
+made.run("get", lambda _: None)
+child = os.fork()
+if child:
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+begins, second_is_done = threading.Event(), threading.Event()
+real = threading.BoundedSemaphore
+
+def slow(value):
+    deadlines.threading.BoundedSemaphore = real
+    begins.set()
+    second_is_done.wait()
+    return real(value)
+
+deadlines.threading.BoundedSemaphore = slow
+answers = []
+first = threading.Thread(target=lambda: answers.append(made.run("get", lambda _: "first")))
+first.start()
+begins.wait()
+try:
+    answers.append(made.run("get", lambda _: "second"))
+finally:
+    second_is_done.set()
+    first.join()
+os._exit(0 if sorted(answers) == ["first", "second"] else 1)
+"""
+
+
+def test_regression_two_threads_of_a_forked_child_begin_at_once() -> None:
+    """The second one handed its call to a thread of the parent, which no fork copies, and the call was left behind."""
+    subprocess.run([sys.executable, "-c", FORKS], check=True, timeout=120)

@@ -57,6 +57,7 @@ class Kept:
         self._runs: list[Run] = []
         self.fails: Callable[[StartMaintenance], bool] = lambda _: False
         self.full: list[str] = []
+        self.annotations: dict[str, str] = {}
 
     def write(self, *rows: tuple[int, str, int]) -> None:
         """Commit (id, name, diff) at the present time."""
@@ -68,7 +69,7 @@ class Kept:
 
     def shard(self):
         """The resource as it is now."""
-        return self._make_shard(self._spec, status=self.status)
+        return self._make_shard(self._spec, status=self.status, annotations=self.annotations)
 
     def look(self):
         """One reconcile: plan, and do what the plan says. Returns the inspection."""

@@ -150,7 +150,7 @@ def test_a_compaction_on_spark_is_the_job_of_a_compaction_with_a_driver_in_it(co
     assert container["args"] == [
         "compact", "--shard", names.shard_id_of("u"), "--blob", "s3://b/p?credentials_dir=/var/run/secrets/persist/store",
         "--consensus", "redis://r:6379/0?credentials_dir=/var/run/secrets/persist/store",
-        "--properties", "/etc/persist/spark-defaults.conf", "--report", "/dev/termination-log",
+        "--properties", "/etc/persist/spark-defaults.conf", "--report", "/dev/termination-log", "--record-days", "90",
         "--pod", "$(POD_NAME)", "--host", "$(POD_IP)",
     ]  # fmt: skip
     assert {one["name"] for one in container["env"]} >= {"POD_NAME", "POD_IP", "AWS_SHARED_CREDENTIALS_FILE"}
@@ -176,6 +176,13 @@ def test_a_compaction_gets_its_bound_of_bytes_wherever_it_runs(compaction, job):
         assert options in given(job(kind="compaction", **bounds))
         assert options in given(compaction(**bounds)[0])
     assert "--max-bytes" not in given(compaction(full=True)[0]) + given(job(kind="compaction"))
+
+
+def test_a_compaction_keeps_its_records_for_as_long_as_the_shard_says_wherever_it_runs(compaction, job):
+    """Spec 14.16."""
+    for made in (job(kind="compaction", record_days=7), compaction(record_days=7)[0]):
+        args = made["spec"]["template"]["spec"]["containers"][0]["args"]
+        assert args[args.index("--record-days") + 1] == "7"
 
 
 def test_pods_of_a_compaction_on_spark_are_restricted_and_share_a_secret_of_the_job(compaction, make_shard, job):

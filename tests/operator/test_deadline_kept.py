@@ -7,12 +7,14 @@ import random
 import boto3
 import pytest
 import redis as driver
-from deadline_house import HOUR_MS, MINUTE_MS, Kept
+from deadline_house import HOUR_MS, MINUTE_MS, SCHEMA, Kept
 from persist_engine.cli.main import app
 from persist_engine.codec.keys import blob_key
 from persist_engine.parts.listings import new_part_key
 from persist_engine.work.audit.orphans import scan_orphans
+from persist_engine.work.repair.force import force_compaction
 from persist_kit.servers import redis_server, s3_server
+from persist_operator.api import names
 from persist_operator.api.shard import Window
 from persist_operator.plan.waiting import windows
 from typer.testing import CliRunner
@@ -39,6 +41,32 @@ def keep(make_shard, settings):
 @pytest.fixture
 def on_files(keep, tmp_path):
     return lambda **options: keep(f"file://{tmp_path}/blobs", f"sqlite:///{tmp_path}/log.db", **options)
+
+
+def test_a_compaction_on_request_removes_what_a_hold_kept_in_the_only_run(on_files):
+    """While the reader held since, a compaction merged all into one run, the mark with it. Nothing waits to be merged after that."""
+    request = f"{names.REQUEST_PREFIX}compact"
+    kept = on_files(spec={"retention": {"sinceLagSeconds": 0}, "compaction": {"deadlineSeconds": 30 * 24 * 3600}})
+    kept.write(*OTHERS, (99, MARK, 1))
+    with kept.client.open_leased_reader(kept.shard_id, SCHEMA, purpose="report"):
+        kept.pass_ms(MINUTE_MS, step_ms=MINUTE_MS)
+        kept.write((99, MARK, -1))
+        force_compaction(kept.client.machine(kept.shard_id), full=True)
+        kept.annotations[request] = "held"
+        kept.look()
+        assert kept.client.inspect(kept.shard_id).runs == 1
+        assert kept.full == [], "it would remove nothing"
+        kept.pass_ms(MINUTE_MS, step_ms=MINUTE_MS)
+    kept.pass_ms(5 * MINUTE_MS, step_ms=MINUTE_MS)
+    assert kept.client.inspect(kept.shard_id).updates == len(OTHERS) + 2
+    kept.annotations[request] = "free"
+    kept.look()
+    assert kept.full == ["compaction"]
+    assert kept.client.inspect(kept.shard_id).updates == len(OTHERS)
+    kept.pass_ms(MINUTE_MS, step_ms=MINUTE_MS)
+    kept.annotations[request] = "again"
+    kept.look()
+    assert kept.full == ["compaction"], "there is nothing left to remove"
 
 
 def forget(kept):

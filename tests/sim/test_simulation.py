@@ -43,7 +43,7 @@ WHERE_VERSIONS_ARE_LOST = {
 #: The first seed to look at, for what shows in one of many hundred histories only: a scan for orphans must come between staging
 #: and appending, by a clock that is ahead; versions be lost between the last look of a collection and its truncation. To be
 #: found anew when histories change.
-SHOWS_FROM = {"stages older than the floor are linked": 200, "consensus truncates at any entry": 1800}
+SHOWS_FROM = {"stages older than the floor are linked": 1000, "consensus truncates at any entry": 1800}
 #: A seed that shows the planted bug, looked at first. Where histories have changed and it no longer does, the search begins.
 SHOWS_AT = {
     "no token": 2,
@@ -63,11 +63,11 @@ SHOWS_AT = {
     "progress is not compared": 0,
     "fencing token is not compared": 26,
     "finalize under readers": 70,
-    "stages older than the floor are linked": 221,
+    "stages older than the floor are linked": 1034,
     "a sink's lost append joins later": 38,
     "a sink stages before it has read back": 38,
     "a sink does not read what is appended": 107,
-    "a lapsed sink skips history": 117,
+    "a lapsed sink skips history": 136,
     "an upsert does not follow": 46,
     "late commands come to pass": 17,
     "order keys are not asked": 46,

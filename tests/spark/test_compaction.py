@@ -1,5 +1,6 @@
 """Compaction on executors: it gives what one process gives, beside writers and other compactions, and wherever its driver is killed."""
 
+import io
 import json
 import os
 import pickle
@@ -14,13 +15,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from persist_engine import Antichain, Location, MergeJob, PersistClient, Schema, ShardId, force_compaction
+from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.settings import KIB, MEMORY_BYTES_LEAST, MIB, BatchSettings, Settings, within_memory
+from persist_engine.codec.keys import blob_key, parse_deletions_key
 from persist_engine.model.spine.compaction_plan import compaction_chunks
 from persist_engine.work.audit.verify import verify_shard
 from persist_engine.work.compact import compact
-from persist_spark.compaction.merger import MergeRanges, OnExecutors
+from persist_engine.work.deletions import recorded
+from persist_spark.compaction.merger import CpuTime, MergeRanges, OnExecutors
+from persist_spark.compaction.run import run_compaction
 from persist_spark.main import main
+from persist_spark.report import Log
+from persist_spark.spec import CompactionSpec
 from pyspark.sql import SparkSession
 from table_shard import Shard
 
@@ -148,6 +155,30 @@ def test_a_compaction_that_another_one_overtakes_deletes_its_output_and_no_input
     assert "Conflict" in {each.ending for each in done}
     assert part_files(shard) == inputs | named
     check(shard, before)
+
+
+@pytest.mark.parametrize("days", [0, 7])
+def test_records_of_what_a_compaction_deleted_are_kept_as_long_as_it_was_given(local_spark, shard, monkeypatch, days):
+    """Spec 14.16. Another one overtakes it, so it deletes its output."""
+
+    def overtake():
+        with PersistClient.open(shard.location) as client:
+            machine = client.machine(shard.id)
+            for each in [batch for batch in machine.refresh().trace.spine_batches() if not batch.is_compact]:
+                assert compact(machine, each.request()).applied
+
+    merger = Acting(OnExecutors.of(local_spark, blob=shard.location.blob), act=overtake)
+    merger.spent = CpuTime()
+    monkeypatch.setattr(OnExecutors, "of", lambda *_, **__: merger)
+    spec = CompactionSpec(shard.id, shard.location.blob, shard.location.consensus, full=True, record_days=days)
+    env = SystemEnv()
+    began_ms = env.now_ms()
+    report = run_compaction(local_spark, spec, enabled=True, env=env, log=Log(io.StringIO(), env))
+    assert report["blobs_deleted"] > 0
+    found = [parse_deletions_key(blob_key(shard.id, one.key)) for one in recorded(shard.client.machine(shard.id))]
+    assert bool(found) == bool(days)
+    for one in found:
+        assert began_ms <= one.expires_ms - days * 24 * 3600 * 1000 <= env.now_ms()
 
 
 DRIVER = """

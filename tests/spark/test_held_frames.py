@@ -1,6 +1,8 @@
 """The leases that a session's frames hold, read from the shard's own state after each load and drop. Without Spark."""
 
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
@@ -12,7 +14,7 @@ from persist_engine.client.read.splits import SnapshotSplit
 from persist_engine.model.ids import CriticalReaderId, LeasedReaderId
 from persist_engine.storage.open import open_blob
 from persist_engine.work.repair.force import force_compaction, force_gc
-from persist_spark.held_frames import HeldFrames
+from persist_spark.held_frames import HeldFrames, _HeldShard
 from persist_spark.options import Options
 from pyspark.sql import types as T
 
@@ -293,3 +295,45 @@ def test_aggregates_fetch_no_part(shard, tmp_path):
     assert (found.rows, found.fields["key.id"].greatest.as_py()) == (2, 10)
     assert held.aggregates("some", []).rows == 1
     assert held.aggregates("none", []) is None
+
+
+def test_regression_a_load_that_a_close_overtakes_leaves_no_lease(shard, held, monkeypatch):
+    """The stores were closed before the frame was known, so that its lease could not be released."""
+    shard.write(0)
+    load, closing = _HeldShard.load, []
+
+    def overtaken(*args, **named):
+        loaded = load(*args, **named)
+        closing.append(threading.Thread(target=held.close))
+        closing[0].start()
+        closing[0].join(timeout=1)  # it waits for this load, or has closed the stores
+        return loaded
+
+    monkeypatch.setattr(_HeldShard, "load", overtaken)
+    with suppress(InvalidUsage):
+        held.load("f", shard.options())
+    closing[0].join()
+    assert (shard.readers(), held.count) == ((), 0)
+    with pytest.raises(InvalidUsage, match="has ended"):
+        held.look(shard.options())
+
+
+def test_regression_a_frame_that_is_dropped_while_its_files_are_asked_for_has_none(shard, held):
+    """It was a KeyError."""
+    shard.write(0)
+    held.load("f", shard.options())
+    known = held._frames["f"]
+
+    class Dropping:
+        """The lock of the shard, which is taken after the drop."""
+
+        def __enter__(self):
+            known.lock = lock
+            held.drop("f")
+
+        def __exit__(self, *_):
+            pass
+
+    lock, known.lock = known.lock, Dropping()
+    assert held.plain("f") is None
+    assert (shard.readers(), held.count) == ((), 0)

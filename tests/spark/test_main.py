@@ -74,7 +74,14 @@ def test_a_compaction_in_a_pod_tells_spark_the_name_and_the_address_of_the_pod(m
     assert main(["compact", *stores, "--properties", str(properties), "--pod", "flights-x", "--host", host]) == 0
     assert given == [(CompactionSpec(shard, "mem://a", "mem://b"), None)]
     assert main(["compact", *stores, "--max-bytes", "700"]) == 0
-    assert given[1:] == [(CompactionSpec(shard, "mem://a", "mem://b", max_bytes=700), None)]
+    assert main(["compact", *stores, "--record-days", "7"]) == 0
+    assert given[1:] == [
+        (CompactionSpec(shard, "mem://a", "mem://b", max_bytes=700), None),
+        (CompactionSpec(shard, "mem://a", "mem://b", record_days=7), None),
+    ]
+    for days in ("-1", "3651", "a week"):
+        with pytest.raises(SystemExit):
+            main(["compact", *stores, "--record-days", days])
     assert shlex.split(os.environ["PYSPARK_SUBMIT_ARGS"]) == [
         "--properties-file", str(properties), "--conf", "spark.kubernetes.driver.pod.name=flights-x",
         "--conf", f"spark.driver.host={shown}", "pyspark-shell",

@@ -5,6 +5,7 @@ import threading
 from collections import Counter
 
 import pytest
+from persist_engine import Schema
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.work.audit.verify import verify_shard
 from persist_kit.depth import draws
@@ -59,6 +60,21 @@ def test_an_upsert_changes_the_keys_that_it_names_and_no_other(spark, shard):
     del values[6, "a"]
     assert shard.rows() == held(values)
     assert table.upsert(frame(spark, []).where("id < 0")) == 0
+
+
+def test_a_column_that_another_process_adds_after_the_table_was_opened(spark, shard):
+    table = shard.table(spark)
+    shard.add([((1, "a"), (1, "s1"))])
+    wider = Schema.from_ddl("id BIGINT NOT NULL, area STRING", "n INT, s STRING, note STRING")
+    shard.client.evolve_schema(shard.id, wider)
+    shard.schema = wider
+    columns = f"{COLUMNS}, note STRING"
+    assert table.upsert(frame(spark, [((2, "a"), (2, "s2", "new"))], columns)) == 1
+    rows = frame(spark, [((3, "a"), (3, "s3", "new"))], columns)
+    stores = {"shard": str(shard.id), "blob": shard.location.blob, "consensus": shard.location.consensus}
+    rows.write.format("persist").options(**stores).mode("append").save()
+    assert table.delete("note = 'new' AND n = 3") == 1
+    assert shard.rows() == held({(1, "a"): (1, "s1", None), (2, "a"): (2, "s2", "new")})
 
 
 def test_the_last_row_of_a_key_wins(spark, shard):

@@ -391,6 +391,10 @@ class PersistClient:
         expect(old, Owner, "old", "an Owner")
         self._registry.rename(expect_shard(shard_id), old=old, new=expect(new, Owner, "new", "an Owner"))
 
+    def free_name(self, owner: Owner) -> bool:
+        """Frees the owner's name if it leads to a shard of another owner: see work.registry. False while it leads to a shard of its own."""
+        return self._registry.free(expect(owner, Owner, "owner", "an Owner"))
+
     def registered(self, owner: Owner) -> ShardId | None:
         """The shard that the owner's name leads to. The shard may have another owner by now. Linearized."""
         return self._registry.registered(expect(owner, Owner, "owner", "an Owner"))

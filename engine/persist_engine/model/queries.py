@@ -121,6 +121,14 @@ def rollup_at_or_below(state: ShardState, seqno: SeqNo) -> SeqNo | None:
     return seqnos[index - 1] if index else None
 
 
+def written_upper(state: ShardState) -> Antichain:
+    """Return the upper that appends of rows left: the minimum while only the time 0 is complete, and has none. A correction of a shard
+    that was never written completes that time to read it.
+    """
+    upper = state.trace.upper
+    return Antichain.minimum() if upper.time == 1 and not state.trace.sizes.rows else upper
+
+
 def clock_of(state: ShardState) -> Clock:
     """Return the clock of the writes of a table (spec 17.15). Incompatible for a clock of newer code."""
     stored = state.progress.get(CLOCK)

@@ -110,6 +110,8 @@ class Database:
             found = client.registered(owner)
             if found is not None and client.owner_of(found) == owner and _exists(client, found):
                 return self._existing(Named(found, owner), schema, clock, exist_ok=exist_ok)
+            if found is not None:
+                client.free_name(owner)
             adopted = client.adopt(owner, None, ShardId.new())
             if not isinstance(adopted, Adopted):
                 raise InvalidUsage(

@@ -6,12 +6,12 @@ what its objects offer. Which columns a table takes is decided in columns.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from itertools import chain
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -19,10 +19,13 @@ from persist_engine.base.errors import InvalidUsage, SchemaMismatch
 from persist_engine.base.wording import sized
 from persist_engine.rows.nested.entries import holds_maps
 from persist_engine.rows.nested.values import array_of
+from persist_engine.table.columns import Coerce, Columns
 
 Frame = Any
 """A pandas or polars DataFrame, a pyarrow Table, RecordBatch or RecordBatchReader, a DuckDB relation or anything else with
 `__arrow_c_stream__`, an iterator of Tables or RecordBatches, a list of dicts, or a dict of lists."""
+
+W = TypeVar("W")
 
 #: An upsert compares its rows with each other, in memory. A stream with more of them is refused before it takes all there is.
 UPSERT_BYTES_MAX = 1 << 30
@@ -50,6 +53,51 @@ def tables_of(frame: Frame, wanted: pa.Schema) -> Iterator[pa.Table]:
                 f"an iterator of rows gave a {type(piece).__name__}; it must give pyarrow Tables or RecordBatches"
             )
         yield table_of(piece)
+
+
+def fitted(
+    frame: Frame,
+    current: tuple[W, Columns],
+    newer: Callable[[Columns], tuple[W, Columns] | None],
+    coerce: Coerce | None,
+) -> tuple[W, Columns, Iterator[pa.Table]]:
+    """The rows of `frame` fitted to the columns of `current`, a stream one batch at a time. Only the newest schema refuses them: if the
+    first do not fit, they are fitted to what `newer` finds, which is returned. SchemaMismatch, also when the schema evolves in the midst of
+    a stream, whose first rows cannot be read again.
+    """
+    stream = streamed(frame)
+    pieces = iter(()) if stream is None else tables_of(stream, pa.schema([]))
+    head = next(pieces, None)
+
+    def begun(columns: Columns) -> list[pa.Table]:
+        first = table_of(frame, columns.arrow) if stream is None else head
+        return [] if first is None else [columns.fitted(first, coerce=coerce)]
+
+    writer, columns = current
+    try:
+        first = begun(columns)
+    except SchemaMismatch:
+        found = newer(columns)
+        if found is None:
+            raise
+        writer, columns = found
+        first = begun(columns)
+
+    def rest() -> Iterator[pa.Table]:
+        for piece in pieces:
+            try:
+                yield columns.fitted(piece, coerce=coerce)
+            except SchemaMismatch as error:
+                if newer(columns) is None:
+                    raise
+                raise evolved() from error
+
+    return writer, columns, chain(first, rest())
+
+
+def evolved() -> SchemaMismatch:
+    """The error of a call whose rows were fitted to a schema that is no longer the newest."""
+    return SchemaMismatch("the schema has evolved during the call; nothing was written, call again")
 
 
 def held(frame: Frame, wanted: pa.Schema) -> pa.Table:

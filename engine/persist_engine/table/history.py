@@ -70,6 +70,8 @@ def _row(diff: StateDiff, before: Antichain, upper: Antichain) -> _Row | None:
     if before != upper:
         new = [batch for batch in _batches(diff) if before <= batch.desc.lower]
         updates, size = sum(batch.rows for batch in new), sum(batch.size_bytes + batch.inline_bytes for batch in new)
+        if upper.time == 1 and not updates:
+            return None  # see model.queries.written_upper
         time = None if upper.is_empty() else upper.newest_complete
         operation, info = _noted(diff)
         return (*head, operation or "write", time, updates, size, _transaction(diff), info)

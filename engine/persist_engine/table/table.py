@@ -18,7 +18,7 @@ from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.ownership import Owner
-from persist_engine.model.queries import clock_of
+from persist_engine.model.queries import clock_of, written_upper
 from persist_engine.rows.schema import Schema
 from persist_engine.shard.schemas import SchemaIncompatible
 from persist_engine.table.columns import Coerce, Columns, checked_coerce
@@ -115,9 +115,8 @@ class Table:
 
     @property
     def last_time(self) -> int | None:
-        """The time of the last write, for `expected` and `at`; None when nothing was written. Linearized."""
-        newest = self._machine.fetch_recent_upper().newest_complete
-        return None if newest < 0 else newest
+        """The time of the last write, for `expected` and `at`; None when nothing was written, or the table is closed. Linearized."""
+        return _last_time(written_upper(self._machine.refresh()))
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -167,6 +166,7 @@ class Table:
         if where is None:
             raise InvalidUsage(f"table {self.name}: delete needs a condition; to remove all rows, overwrite([])")
         with of_table(self.name):
+            self._machine.refresh()  # another process may have added the column
             return self._writer.delete(Condition.of(where, self._columns), notes=noted("delete", txn, commit_info))
 
     def overwrite(
@@ -207,7 +207,7 @@ class Table:
         from persist_engine.table.scan import Scan, checked_limit
 
         with of_table(self.name):
-            upper = self._machine.fetch_recent_upper()
+            upper = written_upper(self._machine.refresh())
             now = self._columns
             time: int | None = upper.newest_complete if upper.newest_complete >= 0 else None
             if at is not None:
@@ -288,7 +288,7 @@ class Table:
         with of_table(self.name):
             if follow and upto is not None:
                 raise InvalidUsage("changes: a feed that follows has no upto")
-            upper = self._machine.fetch_recent_upper()
+            upper = written_upper(self._machine.refresh())
             columns = self._columns
             condition = Condition.of(where, columns)
             if condition.expression is not None:
@@ -320,16 +320,17 @@ class Table:
         """The table in numbers and words. Reads no rows."""
         seen = self._client.inspect(self.id)
         columns = self._columns
-        is_clock = seen.upper is None or seen.upper == 0 or is_instant(seen.upper)
-        newest = None if not seen.upper else seen.upper - 1
-        clock = clock_of(self._machine.state)
+        state = self._machine.state
+        newest, clock = _last_time(written_upper(state)), clock_of(state)
         return TableInfo(
             name=self.name,
             id=str(self.id),
             owner=None if self.owner is None else str(self.owner),
             key=columns.schema.key_ddl,
             value=columns.schema.val_ddl,
-            clock=_CLOCKS["counter" if clock == "counter" else "ms" if is_clock else "theirs"],
+            clock=_CLOCKS[
+                "counter" if clock == "counter" else "ms" if newest is None or is_instant(newest + 1) else "theirs"
+            ],
             retain=retained_in_words(seen.retain_ms, clock),
             bloom=", ".join(name for name, place in columns.places.items() if place in self._machine.filtered),
             since=seen.since,
@@ -472,3 +473,7 @@ class Table:
     def _open_reader(self, schema: Schema | None = None) -> ReadHandle:
         """With the newest schema, or with one that the table had."""
         return self._client.open_leased_reader(self.id, schema, purpose=PURPOSE)
+
+
+def _last_time(upper: Antichain) -> int | None:
+    return None if upper.is_empty() or upper.time == 0 else upper.newest_complete

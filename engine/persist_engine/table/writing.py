@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from persist_engine.base.errors import AmbiguousAppend, Conflict, InvalidUsage, InvariantViolated, SchemaMismatch
+from persist_engine.base.errors import AmbiguousAppend, Conflict, InvalidUsage, InvariantViolated
 from persist_engine.base.wording import dated
 from persist_engine.client.client import PersistClient
 from persist_engine.client.read.handle import ReadHandle
@@ -35,7 +35,7 @@ from persist_engine.rows.updates import consolidate
 from persist_engine.table.columns import Coerce, Columns
 from persist_engine.table.corrections import Correction, LeftRows, correction, corrections, retracted
 from persist_engine.table.filters import Condition
-from persist_engine.table.frames import Frame, held, streamed, table_of, tables_of
+from persist_engine.table.frames import Frame, evolved, fitted, held, streamed, table_of, tables_of
 from persist_engine.table.keys import KeySet, one_per_key
 from persist_engine.table.notes.commit_info import Notes
 from persist_engine.table.notes.transactions import Ticket, Txn, ticket_of
@@ -122,12 +122,12 @@ class TableWriter:
         ticket = self._ticket(notes.txn)
         if ticket is not None and ticket.is_repeat:
             return Written(None, is_repeat=True)
-        writer, columns = self._current()
+        writer, columns, tables = fitted(frame, self._current(), self._newer, coerce)
         lower = writer.shared_upper()
         time, rows = self._time_at(lower), 0
         with writer.builder(lower) as builder:
-            for table in tables_of(frame, columns.arrow):
-                structs = columns.structs(columns.fitted(table, coerce=coerce))
+            for table in tables:
+                structs = columns.structs(table)
                 rows += structs.num_rows
                 if structs.num_rows:
                     builder.add(columns.updates(structs, time=time))
@@ -353,7 +353,7 @@ class TableWriter:
                     return Written(None, is_repeat=True)
                 writer, now = self._current()
                 if columns is not None and columns.schema != now.schema:
-                    raise SchemaMismatch("the schema has evolved during the call; nothing was written, call again")
+                    raise evolved()
                 upper = writer.fetch_recent_upper()
                 if expected is not None and upper.newest_complete != expected:
                     raise Conflict(
@@ -418,6 +418,11 @@ class TableWriter:
             break
         correction.discard()
         return None
+
+    def _newer(self, columns: Columns) -> tuple[WriteHandle, Columns] | None:
+        """As `_current`, if another process has made a newer schema than that of `columns`."""
+        self._machine.refresh()
+        return None if self._machine.schema == columns.schema else self._current()
 
     def _raise_upper(self, writer: WriteHandle, upper: Antichain, to: int) -> None:
         """Completes the times before `to`, unless another writer has moved the upper."""

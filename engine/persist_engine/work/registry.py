@@ -145,6 +145,8 @@ class Registry:
             old_tip, old_named = self._named(old)
             owner_tip, held = self._owner(shard_id)
             if new_named not in {None, shard_id}:
+                if self.free(new):
+                    continue
                 raise InvalidUsage(f"the name {new} leads to shard {new_named} already", owner=str(new))
             if held not in {old, new}:
                 entries = ((new, new_tip, new_named), (old, old_tip, old_named))
@@ -155,15 +157,36 @@ class Registry:
                     continue  # the owner may be one of them by now, and then its name leads there again
                 raise InvalidUsage(f"shard {shard_id} belongs to {held or 'no owner'}, not to {old}", owner=str(old))
             # The new name first and the old one last, so that a crash leaves no shard without a name.
-            if new_named is None:
-                self._put(name_key(new), new_tip, encode_name(new, shard_id))
-            elif held == old:
-                self._put(owner_key(shard_id), owner_tip, encode_shard_owner(shard_id, new))
+            if new_named is None or held == old:
+                # SUBTLE: also a name that leads here already. `free` may be taking it; either its entry or that of the owner, which was
+                # read before, is then lost.
+                tip = self._put(name_key(new), new_tip, encode_name(new, shard_id))
+                if tip is not None and held == old:
+                    self._put(owner_key(shard_id), owner_tip, encode_shard_owner(shard_id, new))
             elif old_named == shard_id:
                 self._put(name_key(old), old_tip, encode_name(old, None))
             else:
                 return
         raise Unavailable(f"the owner of shard {shard_id} changes all the time")
+
+    def free(self, owner: Owner) -> bool:
+        """Makes the owner's name lead nowhere if it leads to a shard that is not the owner's: an unfinished renaming to it left it, or
+        somebody took the shard over. Returns whether it leads nowhere then.
+        """
+        for _ in range(_STEPS_MAX):
+            name_tip, named = self._named(owner)
+            if named is None:
+                return True
+            owner_tip, held = self._owner(named)
+            if held == owner or (
+                held is None and not self._is_left(named)
+            ):  # or the owner's new shard is being created
+                return False
+            # SUBTLE: the entry of the shard's owner is written anew as it is. A renaming that still runs would else make `owner` the
+            # shard's owner a moment later, without a name.
+            if self._put(owner_key(named), owner_tip, encode_shard_owner(named, held)) is not None:
+                self._put(name_key(owner), name_tip, encode_name(owner, None))
+        raise Unavailable(f"the name {owner} changes all the time")
 
     def _is_left(self, shard_id: ShardId) -> bool:
         """Whether the shard exists without an owner. SUBTLE: the owner is read last, since a new shard gets its owner before it exists."""

@@ -94,6 +94,7 @@ def arguments(action: StartMaintenance, *, credentials_dir: str, properties: str
         "--properties", properties,
         "--report", report,
         *maintenance.bounds(full=action.full, max_bytes=action.max_bytes),
+        "--record-days", str(action.record_days),
     ]  # fmt: skip
 
 

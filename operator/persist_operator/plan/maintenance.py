@@ -130,12 +130,17 @@ def _amplification_reason(shard: Shard, inspection: Inspection) -> str | None:
     enough must have come since the last merge: otherwise retractions that since does not let go would be merged for ever.
     """
     limit, updates = shard.spec.max_amplification_percent, inspection.updates
-    owed_ms, left_ms = inspection.waits_from_ms, inspection.waits_after_merge_ms
-    if limit is None or owed_ms is None or (left_ms is not None and left_ms <= owed_ms):
+    if limit is None or not _cancels(inspection):
         return None
     if 100 * updates < limit * max(inspection.net_updates, inspection.merged_updates):
         return None
     return f"the stored updates are {limit}% or more of those that a merge would leave"
+
+
+def _cancels(inspection: Inspection) -> bool:
+    """Whether a merge of everything at the present since would remove what was retracted."""
+    owed_ms, left_ms = inspection.waits_from_ms, inspection.waits_after_merge_ms
+    return owed_ms is not None and (left_ms is None or left_ms > owed_ms)
 
 
 def runner_of(
@@ -208,6 +213,9 @@ def due(
         if _is_unfinished(block):
             # The run was intended, or its Job was removed from outside. There is no Job now, so it is started again.
             reason = block.last_reason or ""
+        if kind == "compaction" and (token is not None or (reason or "").startswith(_REQUESTED)):
+            # Nothing waits to be merged, and yet a merge has something to remove: since has passed it after the last one.
+            full = full or (not inspection.compaction_requests and _cancels(inspection))
         if token is not None:
             found.append(Due(kind, f"{_REQUESTED}{token}", token, full=full))
         elif reason is not None and (kind != "compaction" or hold is None or reason.startswith(_REQUESTED)):

@@ -47,8 +47,9 @@ def create(client: PersistClient, table: Sequence[str], columns: T.StructType, p
             f"table {name}: create it as NAMESPACE.NAME; the operator of tables that SQL creates is {OPERATOR}"
         )
     owner = Owner(OPERATOR, table[0], table[1])
+    client.free_name(owner)
     adopted = client.adopt(owner, None, ShardId.new())
-    assert isinstance(adopted, Adopted), "a new id has no other owner"
+    assert isinstance(adopted, Adopted), "a name that leads to no shard leads to a new one"
     client.initialise(adopted.shard_id, schema)
 
 

@@ -20,6 +20,7 @@ from persist_spark.spec import CompactionSpec
 
 #: The `type` of the report, as of `persist maintain compact`.
 KIND = "Compaction"
+_DAY_MS = 24 * 60 * 60 * 1000
 
 
 def run_compaction(
@@ -32,7 +33,11 @@ def run_compaction(
     InvalidUsage when executors have too little memory; ShardNotFound; the errors of the stores, of Spark, and of damaged data.
     """
     merger = OnExecutors.of(spark, blob=spec.blob)
-    settings = replace(merger.settings, compaction=replace(merger.settings.compaction, enabled=enabled))
+    settings = replace(
+        merger.settings,
+        compaction=replace(merger.settings.compaction, enabled=enabled),
+        maintenance=replace(merger.settings.maintenance, deletions_kept_ms=spec.record_days * _DAY_MS),
+    )
     location = Location(blob=spec.blob, consensus=spec.consensus)
     with PersistClient.open(location, settings=settings, env=env, metrics=metrics, create=False) as client:
         machine = client.machine(spec.shard_id)

@@ -86,6 +86,29 @@ def test_rows_from_standard_input(store, kind, monkeypatch):
     assert rows_of(store) == ROWS
 
 
+def test_a_column_that_python_adds_while_rows_wait_in_a_pipe(store, monkeypatch):
+    """The command has opened the table before. A later one deletes by that column."""
+    store("create", "t", "--key", "id BIGINT", "--value", "name STRING")
+
+    class Pipe(io.BytesIO):
+        def read(self, *args):
+            with connect(store.folder / "shop", maintain=False) as db:
+                if "note" not in db["t"].schema.names:
+                    db["t"].alter(add="note STRING")
+            return super().read(*args)
+
+        def __getattribute__(self, name):
+            return self.read if name == "read1" else super().__getattribute__(name)
+
+    rows = Pipe(b'{"id": 1, "name": "ada", "note": "new"}\n')
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=rows))
+    store("append", "t", "-", "--format", "jsonl")
+    with connect(store.folder / "shop", maintain=False) as db:
+        assert db["t"].to_pylist() == [{"id": 1, "name": "ada", "note": "new"}]
+        store("delete", "t", "--where", "note = 'new'")
+        assert db["t"].count() == 0
+
+
 def test_a_table_that_counts_its_writes(store):
     assert "such as 1000, or none" in store("create", "t", "--key", "id BIGINT", "--clock", "counter", code=64)
     store("create", "t", "--key", "id BIGINT", "--clock", "counter", "--retain", "1000")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import gc
+import json
 from decimal import Decimal
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from persist_engine import Schema, ShardId, connect
 from persist_engine.base.errors import InvalidUsage, InvariantViolated
 from persist_engine.base.settings import BatchSettings, Settings
+from persist_engine.client.closing import close_shard
 from persist_kit.counted import CountedMetrics
 
 ROWS = [{"id": number, "name": "abc"[number % 3], "price": Decimal(number)} for number in range(10)]
@@ -154,6 +156,39 @@ def test_an_empty_table(orders):
     assert "nothing was written yet" in orders._repr_html_()
     with pytest.raises(InvalidUsage, match="at .* is in the future: nothing was written yet"):
         orders.at(2**62)
+
+
+@pytest.mark.parametrize("clock", ["ms", "counter"])
+@pytest.mark.parametrize(
+    "write",
+    [lambda table: table.delete("id = 1"), lambda table: table.overwrite([]), lambda table: table.upsert([])],
+    ids=["delete", "overwrite", "upsert"],
+)
+def test_a_table_that_only_calls_without_rows_have_met_is_empty_still(db, persist, clock, write):
+    """They make its first time readable, which is no write: everything says None, and nothing shows 1970."""
+    table = db.create("t", key="id BIGINT", value="name STRING", clock=clock, retain=None)
+    assert write(table).time is None
+    info = table.describe()
+    assert (table.last_time, table.scan().time, table.timeline().last, info.last_write) == (None, None, None, None)
+    assert info.in_words()["last_write"] == "never"
+    assert info.clock.startswith("counter" if clock == "counter" else "wall clock")
+    assert table.history().num_rows == 0
+    assert table.to_pylist() == list(table.changes("start")) == table.at(0).to_pylist() == []
+    if clock == "ms":
+        assert table.at("-1h").to_pylist() == list(table.changes("-1h")) == []
+    stores = ["--blob", db.location.blob, "--consensus", db.location.consensus, "--json"]
+    (listed,) = json.loads(persist("ls", "--long", *stores)[1])
+    described = json.loads(persist("describe", "t", *stores)[1])
+    assert (listed["last_write"], described["last_write"]) == (None, None)
+    written = table.append([{"id": 1, "name": "ada"}])
+    assert table.last_time == table.describe().last_write == written.time
+
+
+def test_a_closed_table_has_no_last_time(db, orders):
+    """As `describe` says."""
+    orders.append([{"id": 1, "name": "ada", "price": None}])
+    close_shard(db.client, orders.id)
+    assert (orders.last_time, orders.describe().last_write, orders.describe().since) == (None, None, None)
 
 
 def test_nested_fields(db):

@@ -283,3 +283,72 @@ def test_any_text_maps_to_one_key():
         Owner("op", "\ud800", "n")
     with pytest.raises(InvalidUsage, match="at most"):
         connect(MemConsensus()).registered(Owner("op", "n" * 800, "n"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", range(1, 10))
+def test_the_middle_name_of_two_renamings_is_free(client, steps):
+    """Spec 23.6. The first was killed after any of its calls. A new shard gets the name, and a third shard after it."""
+    first, second, third = ShardId.new(), ShardId.new(), ShardId.new()
+    for shard_id, owner in ((first, MINE), (third, ELSEWHERE)):
+        client.adopt(owner, None, shard_id)
+        client.initialise(shard_id, SCHEMA)
+    dying = connect(Mortality(steps, after=True).wrap(client.versions.consensus))
+    with suppress(Killed):
+        dying.rename(first, old=MINE, new=OTHER)
+    held, last = client.owner_of(first), Owner("op", "team", "last")
+    client.rename(first, old=held, new=last)
+    assert client.free_name(OTHER)
+    assert client.adopt(OTHER, None, second) == Adopted(second, is_new=True)
+    client.initialise(second, SCHEMA)
+    client.rename(second, old=OTHER, new=MINE)
+    client.rename(third, old=ELSEWHERE, new=OTHER)
+    assert dict(client.names()) == {last: first, MINE: second, OTHER: third}
+    for owner, shard_id in client.names():
+        assert client.owner_of(shard_id) == owner
+
+
+def test_a_name_that_is_freed_under_a_running_renaming_leads_to_one_shard():
+    """Spec 23.6. The name is taken between any two calls of the renaming, which goes on, and may be repeated after it died."""
+    for taken_at, dies_at in itertools.product(range(1, 12), (None, *range(1, 12))):
+        consensus, shard_id, fresh = MemConsensus(), ShardId.new(), ShardId.new()
+        client = connect(consensus)
+        client.adopt(MINE, None, shard_id)
+        client.initialise(shard_id, SCHEMA)
+        calls = itertools.count(1)
+
+        def take(client=client, fresh=fresh):
+            if client.free_name(OTHER) and isinstance(client.adopt(OTHER, None, fresh), Adopted):
+                client.initialise(fresh, SCHEMA)
+
+        with suppress(Killed, InvalidUsage):
+            between = _Between(
+                consensus, lambda calls=calls, at=taken_at, take=take: take() if next(calls) == at else None
+            )
+            dying = between if dies_at is None else Mortality(dies_at, after=True).wrap(between)
+            connect(dying).rename(shard_id, old=MINE, new=OTHER)
+        with suppress(InvalidUsage):
+            client.rename(shard_id, old=MINE, new=OTHER)
+        owner = client.owner_of(shard_id)
+        assert client.registered(owner) == shard_id, (taken_at, dies_at)
+        assert owner in {MINE, OTHER}
+        for name, led in client.names():
+            assert client.owner_of(led) == name, (taken_at, dies_at)
+
+
+class _Between:
+    """A consensus before each call of which something else happens."""
+
+    def __init__(self, inner, before):
+        self._inner, self._before = inner, before
+
+    def __getattr__(self, name):
+        call = getattr(self._inner, name)
+        if not callable(call):
+            return call
+
+        def counted(*args, **named):
+            self._before()
+            return call(*args, **named)
+
+        return counted

@@ -73,76 +73,50 @@ class _Call:
                 del self  # the error holds this frame, and so would hold itself, with the bytes of the call
 
 
+class _Threads:
+    """Those of one process: a fork copies none, and a lock as it was just then."""
+
+    def __init__(self, threads_max: int) -> None:
+        self.pid = os.getpid()
+        self.slots = threading.BoundedSemaphore(threads_max)
+        self.lock = threading.Lock()
+        self.left_behind = 0
+        #: The queues of the threads that wait.
+        self.idle: list[queue.SimpleQueue[_Call]] = []
+
+
 class Deadlines:
     """See the module. Thread-safe, and usable on both sides of a fork."""
 
     def __init__(self, limits: CallLimits, *, address: str, env: Env, metrics: Metrics) -> None:
         self._limits, self._address = limits, address
         self._env, self._metrics = env, metrics
-        self._begin()
-
-    def _begin(self) -> None:
-        """Initialize for this process, in which no thread runs yet: a fork copies none."""
-        self._pid = os.getpid()
-        self._slots = threading.BoundedSemaphore(self._limits.threads_max)
-        self._lock = threading.Lock()
-        self._left_behind = 0
-        #: The queues of the threads that wait.
-        self._idle: list[queue.SimpleQueue[_Call]] = []
+        self._threads = _Threads(limits.threads_max)
 
     def run(self, verb: str, call: Callable[[Allowance], T], *, byte_count: int = 0) -> T:
         """Return or raise what `call` returns or raises. NotBegun if no thread is free. LeftBehind if the call takes longer
         than allowed for `byte_count` bytes and the bytes it adds to its allowance.
         """
-        if self._pid != os.getpid():
-            self._begin()
-        slots = self._slots
-        if not slots.acquire(timeout=self._limits.base_s):
+        threads = self._threads
+        if threads.pid != os.getpid():
+            # SUBTLE: no lock of the parent's can be trusted. Of two threads of a child that begin at once each has threads of its own.
+            threads = self._threads = _Threads(self._limits.threads_max)
+        if not threads.slots.acquire(timeout=self._limits.base_s):
             raise NotBegun(f"all {self._limits.threads_max} threads are busy or hang in calls that were left behind")
         allowance = Allowance(self._limits, self._env.monotonic_s() + self._limits.base_s)
         allowance.add(byte_count)
         answer: Future[T] = Future()
         try:
-            self._hand(_Call(verb, lambda: call(allowance), answer))
+            _hand(threads, _Call(verb, lambda: call(allowance), answer))
         except BaseException:
-            slots.release()
+            threads.slots.release()
             raise
         try:
-            return self._awaited(verb, answer, allowance)
+            return self._awaited(threads, verb, answer, allowance)
         finally:
             del answer  # as in `_Call.run`
 
-    def _hand(self, call: _Call) -> None:
-        """Let the thread that waits since last run `call`; without one, a new thread."""
-        with self._lock:
-            calls = self._idle.pop() if self._idle else None
-        if calls is None:
-            calls = queue.SimpleQueue()
-            threading.Thread(target=self._serve, args=(calls,), name=_IDLE_NAME, daemon=True).start()
-        calls.put(call)
-
-    def _serve(self, calls: queue.SimpleQueue[_Call]) -> None:
-        lock, idle, slots = self._lock, self._idle, self._slots
-        while True:
-            try:
-                call = calls.get(timeout=IDLE_S)
-            except queue.Empty:
-                with lock:
-                    if calls in idle:
-                        idle.remove(calls)
-                        return
-                continue  # a call is on its way
-            threading.current_thread().name = f"persist-{call.verb}"
-            settle = call.run()
-            threading.current_thread().name = _IDLE_NAME
-            # Before the caller goes on, which may call again.
-            with lock:
-                idle.append(calls)
-            slots.release()
-            settle()
-            del call, settle  # with the answer, which may be large
-
-    def _awaited(self, verb: str, answer: Future[T], allowance: Allowance) -> T:
+    def _awaited(self, threads: _Threads, verb: str, answer: Future[T], allowance: Allowance) -> T:
         try:
             while True:
                 left_s = allowance.deadline_s - self._env.monotonic_s()
@@ -153,24 +127,55 @@ class Deadlines:
                         return answer.result()
                     if self._env.monotonic_s() < allowance.deadline_s:
                         continue  # the call extended its limit
-                    self._leave(verb, answer)
+                    self._leave(threads, verb, answer)
                     raise LeftBehind(
                         "no whole answer in the time allowed for its bytes, the call was left behind"
                     ) from None
         finally:
             del answer  # as in `_Call.run`
 
-    def _leave(self, verb: str, answer: Future[T]) -> None:
+    def _leave(self, threads: _Threads, verb: str, answer: Future[T]) -> None:
         text = "%s at %s exceeded its time limit and was left behind"
         _log.warning(text, verb, self._address, extra={"address": self._address})
         self._metrics.count("blob_left_behind", verb=verb)
-        self._count_running(1)
-        answer.add_done_callback(lambda _: self._count_running(-1))
+        self._count_running(threads, 1)
+        answer.add_done_callback(lambda _: self._count_running(threads, -1))
 
-    def _count_running(self, change: int) -> None:
-        with self._lock:
-            self._left_behind += change
-            self._metrics.gauge("blob_left_behind_running", self._left_behind)
+    def _count_running(self, threads: _Threads, change: int) -> None:
+        with threads.lock:
+            threads.left_behind += change
+            self._metrics.gauge("blob_left_behind_running", threads.left_behind)
+
+
+def _hand(threads: _Threads, call: _Call) -> None:
+    """Let the thread that waits since last run `call`; without one, a new thread."""
+    with threads.lock:
+        calls = threads.idle.pop() if threads.idle else None
+    if calls is None:
+        calls = queue.SimpleQueue()
+        threading.Thread(target=_serve, args=(threads, calls), name=_IDLE_NAME, daemon=True).start()
+    calls.put(call)
+
+
+def _serve(threads: _Threads, calls: queue.SimpleQueue[_Call]) -> None:
+    while True:
+        try:
+            call = calls.get(timeout=IDLE_S)
+        except queue.Empty:
+            with threads.lock:
+                if calls in threads.idle:
+                    threads.idle.remove(calls)
+                    return
+            continue  # a call is on its way
+        threading.current_thread().name = f"persist-{call.verb}"
+        settle = call.run()
+        threading.current_thread().name = _IDLE_NAME
+        # Before the caller goes on, which may call again.
+        with threads.lock:
+            threads.idle.append(calls)
+        threads.slots.release()
+        settle()
+        del call, settle  # with the answer, which may be large
 
 
 def race(run: Callable[[int], str], count: int) -> list[str]:

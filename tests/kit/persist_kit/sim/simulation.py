@@ -154,7 +154,7 @@ def plan_of(seed: int, *, without: frozenset[str] = frozenset()) -> Plan:
             gc_claim_ms=100,
             recent_diffs_max=rng.choice([4, 1000]),
             # Records are further calls of the stores, and leave less room for what happens seldom.
-            deletions_kept_ms=_DELETIONS_KEPT_MS if seed % 4 == 3 else 0,
+            deletions_kept_ms=_DELETIONS_KEPT_MS if seed % 2 else 0,
         ),
         compaction=CompactionSettings(
             sift_bytes_min=0,
