@@ -128,6 +128,26 @@ def test_probes_and_strategy_are_the_users_and_what_is_asked_is_not(template: Ca
     assert container["startupProbe"] == {"httpGet": http, "periodSeconds": 2, "failureThreshold": 60}
 
 
+def test_security_contexts_are_the_users_and_null_leaves_a_field_out(template: Callable[..., list[Manifest]]) -> None:
+    """As where the cluster gives each namespace a range of user ids. What is not named stays restricted."""
+    values = {
+        "podSecurityContext": {"runAsUser": None, "runAsGroup": None, "fsGroup": None},
+        "containerSecurityContext": {"seLinuxOptions": {"level": "s0"}},
+        "console": {"enabled": True},
+    }
+    pods = [pod for _, pod in pod_specs(template(values))]
+    assert len(pods) == 5
+    for pod in pods:
+        assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+        for container in pod["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+                "seLinuxOptions": {"level": "s0"},
+            }
+
+
 def test_further_objects_are_rendered_with_the_release(template: Callable[..., list[Manifest]]) -> None:
     as_yaml = {
         "apiVersion": "v1",

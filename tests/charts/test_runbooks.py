@@ -103,8 +103,10 @@ def check_kubectl(words: list[str]) -> None:
             assert path.startswith("metadata.") or has_field(path), path
     if verb == "annotate":
         (asked,) = [word for word in plain if "=" in word]
-        request = re.fullmatch(r"persistshard\.io/request-(?:([a-z]+)=now|(approve)=ID)", asked)
+        # A value that a person gave before asks for nothing.
+        request = re.fullmatch(r"persistshard\.io/request-(?:([a-z-]+)=FRESH|(approve)=ID)", asked)
         assert request, asked
+        assert ("--overwrite", "") in options, "the annotation of an earlier request stands"
         asked = request[1] or request[2]
         assert asked in REQUESTS
         assert (plain[0] == "ssink") == (asked in {"restart", "promote"})
@@ -119,7 +121,8 @@ def check_persist(words: list[str]) -> None:
         found = command.get_command(context, name)
         assert found is not None, name
         command, context = found, typer.Context(found, info_name=name, parent=context)
-    command.make_parser(context).parse_args([word.replace("SHARD", "s0") for word in words])
+    _, left, _ = command.make_parser(context).parse_args([word.replace("SHARD", "s0") for word in words])
+    assert not left, left
     known = {option for parameter in command.params for option in parameter.opts}
     assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known
 
@@ -139,7 +142,7 @@ def test_a_page_can_be_followed(page: Path) -> None:
     found = commands(page)
     assert found
     for command in found:
-        program, *words = shlex.split(command)
+        program, *words = shlex.split(command.replace("$(date +%s)", "FRESH"))
         assert program in {"kubectl", "persist"}, command
         (check_kubectl if program == "kubectl" else check_persist)(words)
     for path in re.findall(r"\b((?:spec|status)(?:\.[a-zA-Z]+)+)", text):
@@ -152,10 +155,13 @@ def test_a_page_can_be_followed(page: Path) -> None:
         "kubectl frobnicate pshard NAME",
         "kubectl get shards NAME",
         "kubectl get pshard NAME -o jsonpath='{.status.nothing}'",
-        "kubectl annotate pshard NAME persistshard.io/request-restart=now",
+        "kubectl annotate pshard NAME persistshard.io/request-restart=FRESH --overwrite",
+        "kubectl annotate pshard NAME persistshard.io/request-compact=now --overwrite",
         "kubectl get pods -l persistshard.io/sinks=NAME",
         "persist admin forget SHARD",
+        "kubectl annotate pshard NAME persistshard.io/request-compact=FRESH",
         "persist admin holds SHARD --loud",
+        "persist admin restore SHARD where the store keeps versions",
     ],
 )
 def test_a_command_that_does_not_exist_is_found(command: str) -> None:

@@ -241,6 +241,8 @@ def test_a_shard_is_settled_while_only_news_can_make_work_for_it(plan, make_insp
         {"inspected": make_inspection(), "runs": [run("gc", 10, now)]},
         {"inspected": make_inspection(since=0, upper=now)},  # since follows
         {"inspected": make_inspection(gc_seqnos=50)},
+        # a label may be taken away
+        {"observed": ShardObserved(inspected=make_inspection(), shard_id=SHARD_ID, namespace_labels={"team": "red"})},
     ]
     for changes in busy:
         assert not plan(status=first.status, **changes).is_settled, changes

@@ -92,17 +92,3 @@ namespaceSelector:
 {{- end -}}
 {{- $names | uniq | sortAlpha | toJson -}}
 {{- end -}}
-
-{{- define "persist.podSecurityContext" -}}
-runAsNonRoot: true
-runAsUser: 10001
-runAsGroup: 10001
-fsGroup: 10001
-seccompProfile: {type: RuntimeDefault}
-{{- end -}}
-
-{{- define "persist.containerSecurityContext" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-capabilities: {drop: [ALL]}
-{{- end -}}

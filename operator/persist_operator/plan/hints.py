@@ -76,7 +76,7 @@ def cluster_words(hint: Hint) -> str:
     """The hint as annotations of the resource and as commands of `persist admin`."""
     match hint:
         case Restart():
-            return f"set the annotation {names.REQUEST_PREFIX}restart"
+            return cluster_words(Request("restart"))
         case Request(verb):
             return f"annotate the resource with {names.REQUEST_PREFIX}{verb}=<any new value>"
         case Approve(plan_id):

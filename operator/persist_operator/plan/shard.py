@@ -352,6 +352,9 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
 
 def _is_settled(case: _Case, inspection: Inspection, folded: maintenance.Folded, ahead: next_run.Outlook) -> bool:
     """Whether nothing will fall due, unless news comes, before the stores are asked again. `ahead`: the outlook now."""
+    # No news comes of a label of a namespace, and one that is taken away takes the stores away.
+    if case.observed.namespace_labels:
+        return False
     # While nothing is owed, time alone gives the outlook no run that it has not now.
     if ahead.plan.id or inspection.owed_from_ms is not None:
         return False

@@ -225,7 +225,7 @@ SHARD_ID = "s00000000-0000-4000-8000-000000000001"
     [
         (
             Restart(),
-            "set the annotation persistshard.io/request-restart",
+            "annotate the resource with persistshard.io/request-restart=<any new value>",
             "mend the input, then `persist local run things`",
         ),
         (

@@ -16,7 +16,7 @@ spec:
   {{- with .account }}
   serviceAccountName: {{ . }}
   {{- end }}
-  securityContext: {{- include "persist.podSecurityContext" .root | nindent 4 }}
+  securityContext: {{- toYaml .root.Values.podSecurityContext | nindent 4 }}
   {{- with .root.Values.pullSecrets }}
   imagePullSecrets:
     {{- range . }}
@@ -36,7 +36,7 @@ spec:
       resources:
         requests: {cpu: 10m, memory: 32Mi}
         limits: {memory: 64Mi}
-      securityContext: {{- include "persist.containerSecurityContext" .root | nindent 8 }}
+      securityContext: {{- toYaml .root.Values.containerSecurityContext | nindent 8 }}
 {{- end -}}
 {{- /* What makes an object a part of `helm test`. Lower weights are created first. */ -}}
 {{- define "persist.testHook" -}}
