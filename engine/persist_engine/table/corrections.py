@@ -171,7 +171,7 @@ def corrections(snapshot: Snapshot, desired: pa.Table, *, time: int) -> Iterator
 def _copied(rows: pa.Table) -> pa.Table:
     """The same rows in buffers of their own.
 
-    SUBTLE: rows that were in order may still lie in the arrays of the caller's frame, and Arrow does not see what the caller writes there later.
+    SUBTLE: rows that were in order may still lie in the arrays of the caller's frame, which the caller may write into later.
     """
     copy = pa.BufferOutputStream()
     with pa.ipc.new_stream(copy, rows.schema) as stream:
