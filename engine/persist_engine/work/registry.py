@@ -171,7 +171,7 @@ class Registry:
 
     def free(self, owner: Owner) -> bool:
         """Makes the owner's name lead nowhere if it leads to a shard that is not the owner's: an unfinished renaming to it left it, or
-        somebody took the shard over. Returns whether it leads nowhere then.
+        another owner took the shard over. Returns whether it leads nowhere then.
         """
         for _ in range(_STEPS_MAX):
             name_tip, named = self._named(owner)
