@@ -178,9 +178,8 @@ class Registry:
             if named is None:
                 return True
             owner_tip, held = self._owner(named)
-            if held == owner or (
-                held is None and not self._is_left(named)
-            ):  # or the owner's new shard is being created
+            is_being_created = held is None and not self._is_left(named)
+            if held == owner or is_being_created:
                 return False
             # SUBTLE: the entry of the shard's owner is written anew as it is. A renaming that still runs would else make `owner` the
             # shard's owner a moment later, without a name.
