@@ -154,6 +154,26 @@ _ROWS = [
         ),
         collapsed=True,
     ),
+    Row(
+        "Spark",
+        (
+            lines(
+                "Time in tasks",
+                "Of the driver that runs, all executors together: it grows by 4 seconds a second while four cores are busy. "
+                "Much garbage collection means too little memory.",
+                "s",
+                (_sink("running_task_seconds"), "tasks"),
+                (_sink("running_gc_seconds"), "of it garbage collection"),
+            ),
+            lines(
+                "Bytes of shuffles",
+                "What tasks have written for other tasks. Grows while the driver runs.",
+                "bytes",
+                (_sink("running_shuffle_bytes"), "bytes"),
+            ),
+        ),
+        collapsed=True,
+    ),
 ]
 
 

@@ -11,7 +11,8 @@ from persist_operator.api.sink_status import RunningProgress
 from persist_operator.plan.observed import Phase
 from persist_operator.steps import children
 
-REPORTED = {"stage": "Reading", "rows_read": 10, "bytes_read": 2048, "tasks": 8, "tasks_done": 3}
+SPARK = {"task_ms": 61_900, "gc_ms": 999, "shuffle_bytes": 4096}
+REPORTED = {"stage": "Reading", "rows_read": 10, "bytes_read": 2048, "tasks": 8, "tasks_done": 3, **SPARK}
 
 
 def reported(**changes):
@@ -35,6 +36,7 @@ def shown(world):
 def test_the_numbers_of_a_running_driver_stand_on_the_status(running, refused, sink_resource):
     assert {name: one for name, one in shown(running).items() if name != "observedTime"} == {
         "stage": "Reading", "rowsRead": 10, "bytesRead": 2048, "tasks": 8, "tasksDone": 3,
+        "taskSeconds": 61, "gcSeconds": 0, "shuffleBytes": 4096,
     }  # fmt: skip
     assert refused(sink_resource(), running.status) == []
 

@@ -102,7 +102,17 @@ BUSY_SINK = {
         "updatesWritten": 10,
         "missing": 0,
         "extra": 0,
-        "running": {"stage": "Streaming", "rowsRead": 5, "errors": 0, "bytesRead": 50, "batches": 2, "lagSeconds": 3},
+        "running": {
+            "stage": "Streaming",
+            "rowsRead": 5,
+            "errors": 0,
+            "bytesRead": 50,
+            "batches": 2,
+            "taskSeconds": 9,
+            "gcSeconds": 1,
+            "shuffleBytes": 70,
+            "lagSeconds": 3,
+        },
     },
     "rollout": {"state": "CatchingUp", "lagSeconds": 1, "missing": 0, "extra": 0},
     "conditions": [

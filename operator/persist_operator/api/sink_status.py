@@ -73,6 +73,9 @@ class RunningProgress(Block):
     batches: int | None = None
     tasks: int | None = None
     tasks_done: int | None = None
+    task_seconds: int | None = None
+    gc_seconds: int | None = None
+    shuffle_bytes: int | None = None
     lag_seconds: int | None = None
     compared: int | None = None
     missing: int | None = None
@@ -105,7 +108,11 @@ class RunningProgress(Block):
             value = number(name)
             return None if value is None else str(value)
 
-        lag_ms, fresh_ms = number("lag_ms"), number("fresh_ms")
+        def seconds(name: str) -> int | None:
+            value = number(name)
+            return None if value is None else value // 1000
+
+        fresh_ms = number("fresh_ms")
         return cls(
             stage=document["stage"],
             rows_read=number("rows_read"),
@@ -115,7 +122,10 @@ class RunningProgress(Block):
             batches=number("batches"),
             tasks=number("tasks"),
             tasks_done=number("tasks_done"),
-            lag_seconds=None if lag_ms is None else lag_ms // 1000,
+            task_seconds=seconds("task_ms"),
+            gc_seconds=seconds("gc_ms"),
+            shuffle_bytes=number("shuffle_bytes"),
+            lag_seconds=seconds("lag_ms"),
             compared=number("compared"),
             missing=number("missing"),
             extra=number("extra"),

@@ -73,7 +73,8 @@ class Live:
                     self._set(rows_read=fields["rows"], errors=fields["errors"])
 
     def count(self, spark: SparkSession) -> None:
-        """Takes Spark's own counts: tasks of the stages that run, bytes, and, while the input of a single run is read, rows. Py4J's errors
+        """Takes Spark's own counts: tasks of the stages that run; bytes, time in tasks and in
+        garbage collection, bytes that shuffles wrote; and, while the input of a single run is read, rows. Py4J's errors
         when Spark has stopped.
         """
         store = spark.sparkContext._jsc.sc().statusStore()
@@ -84,6 +85,9 @@ class Live:
                 tasks=sum(one.numTasks() for one in active),
                 tasks_done=sum(one.numCompleteTasks() for one in active),
                 bytes_read=sum(one.totalInputBytes() for one in executors),
+                task_ms=sum(one.totalDuration() for one in executors),
+                gc_ms=sum(one.totalGCTime() for one in executors),
+                shuffle_bytes=sum(one.totalShuffleWrite() for one in executors),
             )
             if self._stage is Stage.READING:
                 # A stage leaves the list when it ends, so the numbers of ended stages are kept by the greatest sum.
