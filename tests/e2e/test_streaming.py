@@ -55,7 +55,7 @@ def test_a_stream_from_kafka_holds_every_record_once_although_its_pods_are_lost(
 
         cluster.wait(f"the last values of {count} records", equal, timeout_s=300, every_s=3)
 
-    rounds = 80
+    rounds = 120
     sender = send(0, rounds)
     cluster.wait(
         "the first records", lambda: "sent" in cluster.kubectl("logs", f"job/{sender}", check=False), timeout_s=180
@@ -71,9 +71,12 @@ def test_a_stream_from_kafka_holds_every_record_once_although_its_pods_are_lost(
     assert stream.driver() == driver, "Spark replaces an executor, and the driver goes on"
 
     cluster.kill(driver)
+    again = send(rounds * ROWS, 20)  # the first records may all be committed by now
     second = stream.driver(after=driver)
     stream.commits(second, 1)
-    programs.finish(sender, timeout_s=300)
+    for one in (sender, again):
+        programs.finish(one, timeout_s=300)
+    rounds += 20
     wait_for(rounds * ROWS)
     cluster.wait_condition("sparksink", name, "Ready", timeout_s=60)
 
