@@ -64,7 +64,7 @@ class Cluster:
         self.environment = environment
 
     def run(
-        self, *command: str, given: str | None = None, timeout_s: float = 60, check: bool = True
+        self, *command: str, given: str | None = None, timeout_s: float = 120, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             command, input=given, capture_output=True, text=True, timeout=timeout_s, env=self.environment, check=False
@@ -80,7 +80,7 @@ class Cluster:
         *words: str,
         namespace: str = NAMESPACE,
         given: str | None = None,
-        timeout_s: float = 60,
+        timeout_s: float = 120,
         check: bool = True,
     ) -> str:
         return self.run(

@@ -35,9 +35,11 @@ CHART = Path(__file__).resolve().parents[2] / "charts" / "persist-operator"
 MONITORING = CHART / "files" / "monitoring"
 NAMESPACE, SYSTEM, STORES = "persist-e2e", "persist-system", "persist-stores"
 OPERATORS = "app.kubernetes.io/component=operator"
-#: Queries over errors of stores, streams that differ, comparisons, a canary, and refused starts. All others are about a cluster that is well;
-#: tests/operator/test_scraped.py makes the causes of these.
-RARE = re.compile(r"outcome!~|rollout_|spark_sink_(missing|extra)|canary|refusals")
+#: Queries whose series need a cause of their own: a Redis that fails, and what one test makes. All others are about a cluster that is well.
+ERRORS = re.compile(r"consensus_calls_total{outcome!~")
+RARE = re.compile(r"rollout_|spark_sink_(missing|extra)|canary|refusals")
+#: Queries over errors of the blob store, whose cause tests/operator/test_scraped.py makes.
+ELSEWHERE = re.compile(r"blob_calls_total{outcome!~")
 FOR = "1s"
 #: In queries, until the name of a sink takes its place.
 SINK = "SINK"
@@ -179,9 +181,9 @@ def stream(name: str, shard: str) -> dict[str, Any]:
     )
 
 
-def once(name: str, shard: str, file: str) -> dict[str, Any]:
+def once(name: str, shard: str, file: str, **spec: Any) -> dict[str, Any]:
     """One run, and no other when it fails."""
-    return airlines_sink(name, shard, file=file, restart={"backoffSeconds": 1, "maxConsecutiveFailures": 1})
+    return airlines_sink(name, shard, file=file, restart={"backoffSeconds": 1, "maxConsecutiveFailures": 1}, **spec)
 
 
 def test_every_query_of_the_dashboards_returns_series_from_an_operator_at_work(
@@ -210,11 +212,64 @@ def test_every_query_of_the_dashboards_returns_series_from_an_operator_at_work(
     cluster.kill(cluster.status("sparksink", running)["driver"]["podName"])  # a failure to be seen
     for verb in ("verify", "orphan-scan", "rollup", "compact", "gc"):
         ask(cluster, verb, shard)
-    wanted = {name: text for name, text in queries(shard, *sinks).items() if not RARE.search(text)}
+    made = queries(shard, *sinks)
+    later = (RARE, ERRORS, ELSEWHERE)
+    wanted = {name: text for name, text in made.items() if not any(one.search(text) for one in later)}
     assert len(wanted) > 90
     observed.finds(wanted, timeout_s=500)
-    for text in queries(shard, running).values():
-        observed.prometheus.query(text)
+
+
+@pytest.fixture
+def canary(cluster: Any) -> Iterator[None]:
+    """The operator keeps a canary in its own namespace."""
+    watched = "watch.namespaces={persist-e2e-other,persist-system}"
+    allowed = "storageProfiles.default.allowedNamespaces.names={persist-e2e,persist-e2e-gone,persist-system}"
+    more = f"canary.enabled=true,canary.intervalSeconds=10,{watched},{allowed}"
+    cluster.install("--set", more)
+    yield
+    cluster.install()
+
+
+@pytest.fixture
+def no_jobs(cluster: Any) -> Iterator[Callable[[], None]]:
+    """From the call on the API server refuses new Jobs."""
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "no-jobs"}}
+
+    def forbid() -> None:
+        cluster.apply({**quota, "spec": {"hard": {"count/jobs.batch": "0"}}})
+        cluster.wait("a quota that counts", lambda: cluster.status("resourcequota", "no-jobs").get("hard"))
+
+    yield forbid
+    cluster.delete("resourcequota", "no-jobs")
+
+
+@pytest.mark.usefixtures("canary")
+def test_queries_about_differences_refusals_and_the_canary_return_series(
+    cluster: Any,
+    observed: Observed,
+    no_jobs: Callable[[], None],
+    named: Callable[[str], str],
+    new_shard: Callable[..., tuple[str, str]],
+) -> None:
+    """A sink that compares only, a stream with a revision that writes less, and a run that the API server refuses."""
+    shard, _ = new_shard("rare")
+    other, _ = new_shard("rare-other", key="carrier STRING", value="name STRING")
+    sinks = running, compared = named("rare"), named("rare")
+    manifest = stream(running, shard)
+    rate = {"name": "rate-micro-batch", "options": {"rowsPerBatch": "10", "numPartitions": "1"}}
+    sql = "select value as id, cast(value as string) as text from input"
+    spec = {"input": {"type": "Format", "format": {**rate, "sql": sql}}, "rollout": {"strategy": "BlueGreen"}}
+    manifest["spec"] |= spec
+    cluster.apply(manifest, once(compared, other, "airlines", writeMode="ReadOnly"))
+    cluster.wait_condition("sparksink", running, "Ready", timeout_s=400)
+    patch(cluster, "sparksink", running, {"input": {"format": {"sql": f"{sql} where value % 2 = 0"}}})
+    wanted = {name: text for name, text in queries(shard, *sinks).items() if RARE.search(text)}
+    assert len(wanted) >= 8
+    refused = {name: wanted.pop(name) for name, text in list(wanted.items()) if "refusals" in text}
+    observed.finds(wanted, timeout_s=500)
+    no_jobs()
+    ask(cluster, "verify", shard)
+    observed.finds(refused, timeout_s=200)
 
 
 def leave_redis(cluster: Any) -> None:
@@ -232,6 +287,9 @@ def test_a_store_that_is_cut_off_reaches_the_alertmanager_and_resolves(
     with cluster.cut_off("redis-cut"):
         leave_redis(cluster)
         observed.fires(*alerts, name=shard)
+        errors = {name: text for name, text in queries(shard, shard).items() if ERRORS.search(text)}
+        assert len(errors) == 2
+        observed.finds(errors, timeout_s=120)
     observed.ends(*alerts, name=shard)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shard_runs import runs
 from sink_manifests import airlines_sink
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(900), pytest.mark.usefixtures("operator_is_there")]
@@ -36,12 +37,12 @@ def test_the_plugin_shows_asks_waits_and_reads(
 ) -> None:
     quiet = {"compaction": {"mode": "Manual"}, "gc": {"enabled": False}, "rollup": {"everySeqnos": 1000}}
     shard, shard_id = new_shard("plugin", **quiet)
-    programs.result("write_batches", shard_id, "12", "50")
+    programs.result("write_batches", shard_id, "12", "2000")
     before = programs.result("content", shard_id)
 
     assert f"PersistShard/{shard} is ready: Healthy" in plugin("status", shard)
     assert any(one["name"] == shard for one in json.loads(plugin("status", "-o", "json"))["items"])
-    for verb in ("rollup", "compact", "gc", "verify", "orphans"):
+    for verb in ("compact", "rollup", "gc", "verify", "orphans"):
         assert "Succeeded" in plugin(verb, shard, "--wait", "--timeout", "200"), verb
     kinds = {run["type"] for run in cluster.status("persistshard", shard)["history"] if run["outcome"] == "Succeeded"}
     assert kinds >= {"Rollup", "Compaction", "GC", "Verify", "OrphanScan"}
@@ -52,6 +53,8 @@ def test_the_plugin_shows_asks_waits_and_reads(
     assert shard in plugin("top")
     plugin("plan", shard)
     plugin("holds", shard)
+    (record, *_) = [run["deletionRecord"] for run in runs(cluster, shard, "GC") if run.get("deletionRecord")]
+    assert record in plugin("deletions", shard, "--pod")
 
     rows = plugin("read", shard, "--pod", "--count", "--json")
     assert json.loads(rows.strip().splitlines()[-1]) == {"rows": before["rows"]}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +29,9 @@ from shard_runs import patch
 from sink_manifests import AIRLINES, airlines_input, airlines_sink, numbers_stream, sink
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(1200), pytest.mark.usefixtures("operator_is_there")]
+
+NAMESPACE = "persist-e2e"
+PROGRAM = str(Path(sys.executable).parent / "kubectl-persist")
 
 
 def test_a_stream_from_kafka_holds_every_record_once_although_its_pods_are_lost(
@@ -50,7 +55,7 @@ def test_a_stream_from_kafka_holds_every_record_once_although_its_pods_are_lost(
 
         cluster.wait(f"the last values of {count} records", equal, timeout_s=300, every_s=3)
 
-    rounds = 80
+    rounds = 120
     sender = send(0, rounds)
     cluster.wait(
         "the first records", lambda: "sent" in cluster.kubectl("logs", f"job/{sender}", check=False), timeout_s=180
@@ -66,9 +71,12 @@ def test_a_stream_from_kafka_holds_every_record_once_although_its_pods_are_lost(
     assert stream.driver() == driver, "Spark replaces an executor, and the driver goes on"
 
     cluster.kill(driver)
+    again = send(rounds * ROWS, 20)  # the first records may all be committed by now
     second = stream.driver(after=driver)
     stream.commits(second, 1)
-    programs.finish(sender, timeout_s=300)
+    for one in (sender, again):
+        programs.finish(one, timeout_s=300)
+    rounds += 20
     wait_for(rounds * ROWS)
     cluster.wait_condition("sparksink", name, "Ready", timeout_s=60)
 
@@ -234,14 +242,23 @@ def test_a_sink_collects_errors_and_another_one_proves_that_the_shard_equals_its
 def test_wish_a_new_revision_of_a_sink_takes_over_under_load_without_a_gap(
     cluster: Any, programs: Any, content: Any, named: Callable[[str], str], new_shard: Callable[..., tuple[str, str]]
 ) -> None:
-    """One revision that writes the same is promoted by itself while records come. One that leaves records out is not, until it is requested."""
+    """Of revisions that write the same, one is promoted by itself while records come, another one when a person asks. One that leaves records
+    out is not.
+    """
     shard, shard_id = new_shard("rollout", schema={"key": "id BIGINT", "value": "number BIGINT"})
     name = named("rollout")
     topic, stream, rounds = f"records-{name}", Stream(cluster, name), 240
-    numbers = [str(number) for number in (0, rounds, ROWS, KEYS)]
-    sender = str(programs.start("send_records", json.dumps(CLIENT), topic, *numbers, has_spark=True))
+    senders: list[str] = []
+
+    def sends() -> str:
+        """From now on records come for some minutes."""
+        numbers = [str(number) for number in (len(senders) * rounds * ROWS, rounds, ROWS, KEYS)]
+        senders.append(programs.start("send_records", json.dumps(CLIENT), topic, *numbers, has_spark=True))
+        return senders[-1]
+
+    first = sends()
     cluster.wait(
-        "the first records", lambda: "sent" in cluster.kubectl("logs", f"job/{sender}", check=False), timeout_s=180
+        "the first records", lambda: "sent" in cluster.kubectl("logs", f"job/{first}", check=False), timeout_s=180
     )
     manifest = stream_manifest(name, shard, topic)
     manifest["spec"]["rollout"] = {"strategy": "BlueGreen", "timeoutSeconds": 900}
@@ -263,6 +280,16 @@ def test_wish_a_new_revision_of_a_sink_takes_over_under_load_without_a_gap(
     events = {one["reason"] for one in cluster.items("events") if one["involvedObject"]["name"] == name}
     assert {"RolloutStarted", "Promoted"} <= events
 
+    sends()
+    manifest["spec"]["rollout"]["promotion"] = "Manual"
+    manifest["spec"]["input"]["format"]["options"]["maxOffsetsPerTrigger"] = "1800"
+    cluster.apply(manifest)
+    cluster.wait("a revision that is equal", lambda: rollout().get("state") == "ReadyToPromote", timeout_s=400)
+    assert stream.driver() == green
+    cluster.run(PROGRAM, "promote", name, "--wait", "-n", NAMESPACE, timeout_s=400)
+    green = stream.driver(after=green)
+
+    sends()
     sql = manifest["spec"]["input"]["format"]["sql"]
     manifest["spec"]["input"]["format"]["sql"] = f"{sql} where r.id <> 7"
     cluster.apply(manifest)
@@ -270,12 +297,12 @@ def test_wish_a_new_revision_of_a_sink_takes_over_under_load_without_a_gap(
     assert rollout()["state"] == "CatchingUp"
     assert stream.driver() == green
     manifest["spec"]["input"]["format"]["sql"] = sql
-    manifest["spec"]["input"]["format"]["options"]["maxOffsetsPerTrigger"] = "1900"
     cluster.apply(manifest)
     cluster.wait("the end of the rollout", lambda: not rollout(), timeout_s=60)
     assert stream.driver() == green
-    programs.finish(sender, timeout_s=400)
-    expected = content.content_hash(last_values(rounds * ROWS))
+    for sender in senders:
+        programs.finish(sender, timeout_s=400)
+    expected = content.content_hash(last_values(len(senders) * rounds * ROWS))
     cluster.wait(
         "the last values", lambda: programs.result("content", shard_id)["hash"] == expected, timeout_s=300, every_s=3
     )

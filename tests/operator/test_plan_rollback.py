@@ -145,6 +145,7 @@ def test_a_blue_that_is_fenced_while_green_takes_over_is_no_failure(rollout):
     one.world.step()
     assert (one.world.status["driver"]["podName"], one.notes()) == (start.name, ["Promoted"])
     assert "lastFailure" not in one.world.status
+    assert one.stopped() == [one.blue], "no failed driver that is kept to be looked at"
     one.check_ready()
 
 

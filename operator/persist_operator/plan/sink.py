@@ -425,7 +425,9 @@ def _clear_away(draft: Draft) -> Draft:
             or rollout.is_of(draft, run.name)
         ):
             continue
-        failed = run.phase is Phase.FAILED
+        # A driver that met the commits of its successor before its own stop has failed, and the history says that it was stopped.
+        stopped = any(one.attempt == run.attempt and one.outcome == "Stopped" for one in draft.status.history or ())
+        failed = run.phase is Phase.FAILED and not stopped
         retained = spec.retain_driver == "Always" or (spec.retain_driver == "OnFailure" and failed)
         expires_ms = (run.finished_ms or run.created_ms) + 1000 * spec.ttl_seconds_after_finished
         stays = retained and draft.now_ms < expires_ms

@@ -159,7 +159,7 @@ def _program(name: str) -> str:
 
 
 def _get(port: int, path: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     with contextlib.closing(connection):
         try:
             connection.request("GET", path)
