@@ -110,6 +110,14 @@ def test_what_is_no_key_of_a_record_stays_out_of_the_status(plan, make_inspectio
     assert "deletionRecord" not in item
 
 
+def test_the_reason_of_a_request_has_nothing_that_a_terminal_obeys(plan, make_inspection, now):
+    annotations = {"persistshard.io/request-gc": "\x1b[31mgo\n\nPassword: s3://k:secret@b"}
+    run = started(plan({}, status=ASSIGNED, inspected=make_inspection(), at=now, annotations=annotations))["gc"]
+    assert run.reason.startswith("requested by annotation: [31mgo Password: ")
+    assert run.reason.isprintable()
+    assert "secret" not in run.reason
+
+
 def test_gc_waits_for_its_interval_and_a_request_does_not(plan, make_inspection, now):
     done = run("gc", 300, now, phase=Phase.SUCCEEDED, report={"outcome": "Succeeded"})
     spec = {"gc": {"intervalSeconds": 100}}

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from persist_engine.base.errors import InvalidUsage, InvariantViolated, PersistError, ShardNotFound
+from persist_engine.base.secrets import shown_url
 from persist_engine.client.client import PersistClient
 from persist_engine.model.ids import ShardId
 from persist_engine.model.ownership import Owner
@@ -22,6 +23,7 @@ OPERATOR = "sql"
 NAMESPACE = "default"
 #: A key of the log holds the name, quoted; this is longer than any name of a database.
 _CHARS_MAX = 255
+_ADDRESS = "://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ def resolved(client: PersistClient, name: str) -> Named:
     """
     if not isinstance(name, str):
         raise InvalidUsage(f"the name of a table is a text, not {name!r}")
+    _refuse_address(name)
     if (shard_id := _as_id(name)) is not None:
         return Named(shard_id, client.owner_of(shard_id))
     if "/" not in name:
@@ -116,7 +119,7 @@ def of_table(name: str) -> Iterator[None]:
 
 
 def _named(error: PersistError, name: str) -> PersistError:
-    prefix = f"table {name}: "
+    prefix = f"table {name if _ADDRESS not in name else shown_url(name)}: "
     if str(error).startswith(("table ", "there is no table")):
         return error
     named = type(error)(prefix + str(error), kind=error.kind, **error.detail)
@@ -131,9 +134,16 @@ def _as_id(name: str) -> ShardId | None:
         return None
 
 
+def _refuse_address(name: str) -> None:
+    """InvalidUsage for an address of a store, without its password: in the place of a name it is a slip."""
+    if _ADDRESS in name:
+        raise InvalidUsage(f"{shown_url(name)} is an address of a store, and no name of a table: give it to `connect`")
+
+
 def _fields(name: str) -> list[str]:
     if not isinstance(name, str):
         raise InvalidUsage(f"the name of a table is a text, not a {type(name).__name__}")
+    _refuse_address(name)
     fields = name.split(".")
     sound = len(fields) <= 3 and all(field and field == field.strip() and field.isprintable() for field in fields)
     if not sound or "/" in name or len(name) > _CHARS_MAX:

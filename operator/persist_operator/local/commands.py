@@ -23,6 +23,7 @@ from rich.live import Live
 from rich.text import Text
 
 from persist_operator.api import conditions, names
+from persist_operator.api.redact import printable
 from persist_operator.api.schema_check import load_schemas, printer_columns
 from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR
 from persist_operator.bridge import Bridge
@@ -110,7 +111,7 @@ def up(
         documents = checked(read_documents(files), load_schemas(), objects, watch=watch)
     except Refused as error:
         for problem in error.problems:
-            typer.echo(f"refused: {problem}", err=True)
+            typer.echo(f"refused: {printable(problem)}", err=True)
         raise InvalidUsage(
             f"nothing was applied: correct {counted(len(error.problems), 'error')} in {', '.join(map(str, files))}"
         ) from error
@@ -231,7 +232,7 @@ def _run(
     def show(owner: str, note: Note) -> None:
         line = Text(f"{env.monotonic_s() - began_s:5.0f}s  ", style="dim")
         line.append(note.reason, style="yellow" if note.kind == "Warning" else "green")
-        line.append(f"  {owner}: {note.message}", style="not dim")
+        line.append(printable(f"  {owner}: {note.message}"), style="not dim")
         console.print(line, soft_wrap=True)
 
     def look(live: Live) -> None:

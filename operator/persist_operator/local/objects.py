@@ -21,6 +21,7 @@ from persist_operator.api.names import API_VERSION
 Document = dict[str, Any]
 #: The namespace of all local resources.
 NAMESPACE = "local"
+_NAME_MAX = 63
 
 
 class Objects:
@@ -74,7 +75,9 @@ class Objects:
             self._path(kind, name).unlink(missing_ok=True)
 
     def get(self, kind: str, name: str) -> Document | None:
-        """The resource, or None."""
+        """The resource, or None, also of a name that no resource can have."""
+        if len(name) > _NAME_MAX or not name.isprintable() or "/" in name:
+            return None
         path = self._path(kind, name)
         if not path.is_file():
             return None

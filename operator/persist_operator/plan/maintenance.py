@@ -217,7 +217,8 @@ def due(
             # Nothing waits to be merged, and yet a merge has something to remove: since has passed it after the last one.
             full = full or (not inspection.compaction_requests and _cancels(inspection))
         if token is not None:
-            found.append(Due(kind, f"{_REQUESTED}{token}", token, full=full))
+            shown = " ".join(redact(token).split())
+            found.append(Due(kind, f"{_REQUESTED}{shown}", token, full=full))
         elif reason is not None and (kind != "compaction" or hold is None or reason.startswith(_REQUESTED)):
             found.append(Due(kind, reason, None, full=full))
     return found

@@ -341,3 +341,13 @@ def test_calls_that_wait_say_so(caplog):
     assert [record.message for record in caplog.records] == [
         f"append of s1: no answer for {seconds} s, waiting: no route" for seconds in (7, 15, 19)
     ]
+
+
+def test_an_address_in_the_place_of_a_name_is_refused_without_its_password(tmp_path):
+    address = "redis://:pass-word@host:6379/0"
+    with connect(tmp_path) as db:
+        db.create("t", key="id BIGINT")
+        for call in (lambda: db[address], lambda: db.create(address, key="id BIGINT"), lambda: db.rename("t", address)):
+            with pytest.raises(InvalidUsage, match=r"host:6379/0 is an address of a store, and no name") as caught:
+                call()
+            assert "pass-word" not in str(caught.value)

@@ -42,6 +42,13 @@ def test_up_applies_runs_and_shows_the_tables(house):
     assert house.rows() == 1
 
 
+def test_names_that_no_resource_has_are_refused_without_what_a_terminal_obeys(house):
+    for name in ("a" * 300, "../../a", "a\x1b[31mred", "a\0b"):
+        result = house.local("up", "-f", house.write(house.shard(name)), code=64)
+        assert "metadata.name must be at most 40 lower-case letters" in result.stderr
+        assert "\x1b" not in result.stderr
+
+
 @pytest.mark.slow
 def test_up_with_stores_that_ask_for_a_password(house):
     """The password is in a file, as in a mounted Secret. Runner, driver and maintenance read it there, and no output shows it."""

@@ -26,6 +26,11 @@ def test_the_first_apply_creates(objects):
     assert list(objects.every("PersistShard")) == [made]
 
 
+@pytest.mark.parametrize("name", ["a" * 300, "../a", "a\x1b[31m", "a\0b", ""], ids=range(5))
+def test_a_name_that_no_resource_has_leads_to_none(objects, name):
+    assert objects.get("PersistShard", name) is None
+
+
 def test_applying_the_same_changes_nothing(objects):
     made, _ = objects.apply(document({"x": 1}))
     assert objects.apply(document({"x": 1})) == (made, "unchanged")

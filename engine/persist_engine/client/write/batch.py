@@ -285,7 +285,7 @@ class BatchBuilder:
         self._ended = False
 
     def add(self, updates: Updates) -> None:
-        """Stage more updates. Waits while too many uploads are in flight.
+        """Stage more updates. Waits while too many uploads are in flight. Arrays under `updates` must not change before `finish`.
 
         UpdateNotBeyondLower, UpdateBeyondUpper, SchemaMismatch. Any error abandons the builder.
         """

@@ -193,7 +193,8 @@ class SinkInput:
 
     def insert(self, updates: Updates) -> None:
         """Changes the desired collection by `updates`, at or beyond this input's frontier. Blocks while workers are
-        behind. UpdateNotBeyondLower and SchemaMismatch: nothing of the offending table was accepted. SinkFailed.
+        behind. Keeps the arrays under `updates`, which must not change while the sink runs. UpdateNotBeyondLower and
+        SchemaMismatch: nothing of the offending table was accepted. SinkFailed.
         """
         with self._lock:
             lower = self._frontiers.by_stream[Stream.OK]
