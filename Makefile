@@ -35,10 +35,11 @@ fmt: ## format
 	@$(RUN) ruff format $(PYTHON_DIRS) && $(RUN) ruff check --fix $(PYTHON_DIRS)
 lint: ## ruff: style, names, docstrings, banned clocks and randomness
 	@$(RUN) ruff format --check $(PYTHON_DIRS) && $(RUN) ruff check $(PYTHON_DIRS)
-types: ## mypy strict
+types: ## mypy strict; examples also with pyright
 	@$(RUN) mypy engine/persist_engine operator/persist_operator spark-images/persist_spark tests/kit/persist_kit
 	@MYPYPATH=examples/flights $(RUN) mypy examples/flights examples/tables
 	@$(RUN) mypy examples/gitops/argocd/build.py
+	@$(RUN) basedpyright --warnings
 rooms: ## import-linter: which room may import which
 	@$(RUN) lint-imports --no-cache
 tidy: ## house rules as a test

@@ -39,7 +39,11 @@ OpenClient: TypeAlias = Callable[[bool], PersistClient]
 
 
 class Database:
-    """The tables of a pair of stores. Thread-safe. A context manager that closes on exit. Made by `connect`."""
+    """The tables of a pair of stores. Thread-safe. A context manager that closes on exit. Made by `connect`.
+
+    >>> db["orders"].name, "orders" in db, list(db)
+    ('orders', True, ['orders'])
+    """
 
     def __init__(
         self,

@@ -41,6 +41,10 @@ _KINDS = ("insert", "update", "delete")
 class Change:
     """One row that changed. `before` is None for an insert, `after` for a delete. Two rows of one key may change at one time.
     Prints its time with the date.
+
+    >>> first, _ = orders.changes("start")
+    >>> first.kind, first.before, first.after
+    ('insert', None, {'id': 1, 'name': 'ada'})
     """
 
     kind: Kind
@@ -58,6 +62,9 @@ class ChangeFeed:
     Iterating gives `Change` after `Change`, ordered by time. It holds the changes of the range in memory; `to_reader` does not. A feed that
     follows waits for more until `close`, which any thread may call, or the end of the `with` block. Each use reads the range anew. It has
     the columns that the table had when it was made: later ones are left out, and a widened number that does not fit is SchemaMismatch.
+
+    >>> [change.after["name"] for change in orders.changes("start")]
+    ['ada', 'lin']
     """
 
     def __init__(

@@ -39,6 +39,10 @@ class Scan:
     read.
 
     Exports Arrow (`__arrow_c_stream__`), so that DuckDB, polars, pandas and pyarrow read a scan directly.
+
+    >>> scan = orders.scan("id > 1")
+    >>> orders.delete("id = 2").deleted, scan.to_pylist()
+    (1, [{'id': 2, 'name': 'lin'}])
     """
 
     def __init__(

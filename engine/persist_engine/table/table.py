@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from persist_engine.base.errors import InvalidUsage, SchemaMismatch
-from persist_engine.base.wording import dated, is_instant
+from persist_engine.base.wording import dated
 from persist_engine.client.client import PersistClient
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
@@ -26,7 +26,8 @@ from persist_engine.table.frames import Frame
 from persist_engine.table.names import Named, of_table
 from persist_engine.table.notes.commit_info import CommitInfo, noted
 from persist_engine.table.notes.transactions import Txn
-from persist_engine.table.pictures.info import TableInfo
+from persist_engine.table.pictures.info import TableInfo, clock_in_words
+from persist_engine.table.readable import Readable
 from persist_engine.table.readers import PURPOSE, SharedReader, can_let_since_go
 from persist_engine.table.schemas import Fields, altered
 from persist_engine.table.times import Span, Time, readable, retained, retained_in_words, time_of_clock
@@ -34,9 +35,6 @@ from persist_engine.table.times import Span, Time, readable, retained, retained_
 # What reads rows, writes, walks the log or repairs loads with its first use: a process that does one of them loads no other. Only types are
 # needed here.
 if TYPE_CHECKING:
-    import duckdb
-    import pandas as pd
-    import polars as pl
     import pyarrow.dataset as ds
 
     from persist_engine.client.read.handle import ReadHandle
@@ -51,14 +49,7 @@ if TYPE_CHECKING:
     from persist_engine.work.outcome import Outcome
 
 
-_CLOCKS = {
-    "ms": "wall clock, milliseconds since 1970",
-    "counter": "counter, one more with each write",
-    "theirs": "whole numbers that its writers choose",
-}
-
-
-class Table:
+class Table(Readable):
     """A table of a `Database`. Thread-safe. Two objects of one table see the same rows.
 
     Rows have the columns of the key and of the value side by side. A key may have several rows, which `append` adds as they come; `upsert`
@@ -66,15 +57,8 @@ class Table:
     `Database.create`), and later than all writes before it.
     InvalidUsage (SchemaMismatch for columns and types) names the table, and nothing was written.
 
-    >>> first = orders.append([{"id": 3, "name": "eve"}])
-    >>> orders.upsert([{"id": 3, "name": "eva"}]), orders.delete("id = 1").deleted  # doctest: +ELLIPSIS
-    (Written(at ..., inserted=1, deleted=1), 1)
-    >>> orders.scan("name LIKE 'e%'").to_pylist(), orders.at(first.time).count()
-    ([{'id': 3, 'name': 'eva'}], 3)
-    >>> [change.kind for change in orders.changes(since=first.time)]
-    ['update', 'delete']
-    >>> orders.history().column("operation").to_pylist()
-    ['delete', 'upsert', 'append', 'append']
+    >>> orders.upsert([{"id": 1, "name": "eva"}]), orders.scan("name LIKE 'e%'").to_pylist()  # doctest: +ELLIPSIS
+    (Written(at ..., inserted=1, deleted=1), [{'id': 1, 'name': 'eva'}])
     """
 
     def __init__(
@@ -90,32 +74,56 @@ class Table:
 
     @property
     def name(self) -> str:
-        """The text that leads to it in its database."""
+        """The text that leads to it in its database.
+
+        >>> orders.name
+        'orders'
+        """
         return self._named.name
 
     @property
     def id(self) -> ShardId:
-        """The id of its shard, which every command and the handles of `PersistClient` take."""
+        """The id of its shard, which every command and the handles of `PersistClient` take.
+
+        >>> db.table(orders.id) is orders
+        True
+        """
         return self._named.shard_id
 
     @property
     def owner(self) -> Owner | None:
-        """The resource that owns the shard."""
+        """The resource that owns the shard.
+
+        >>> str(orders.owner)
+        'sql/default/orders'
+        """
         return self._named.owner
 
     @property
     def schema(self) -> pa.Schema:
-        """Its columns, those of the key first."""
+        """Its columns, those of the key first.
+
+        >>> orders.schema.names
+        ['id', 'name']
+        """
         return self._columns.arrow
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The columns of the key."""
+        """The columns of the key.
+
+        >>> orders.key
+        ('id',)
+        """
         return self._columns.key
 
     @property
     def last_time(self) -> int | None:
-        """The time of the last write, for `expected` and `at`; None when nothing was written, or the table is closed. Linearized."""
+        """The time of the last write, for `expected` and `at`; None when nothing was written, or the table is closed. Linearized.
+
+        >>> orders.last_time == orders.scan().time
+        True
+        """
         return _last_time(written_upper(self._machine.refresh()))
 
     # -- writing ------------------------------------------------------------------------------------------------------
@@ -136,6 +144,9 @@ class Table:
 
         `commit_info`, here and in the other writes, says why: names with texts or numbers, up to 4 KiB as JSON, that `history` shows.
         A call that writes nothing leaves none.
+
+        >>> orders.append([{"id": 3, "name": "eve"}], commit_info={"load": 7}).inserted
+        1
         """
         with of_table(self.name):
             return self._writer.append(rows, coerce=checked_coerce(coerce), notes=noted("append", txn, commit_info))
@@ -154,13 +165,21 @@ class Table:
         Of several rows of a key the one with the greatest value in the column `order_by` wins, null being the least; the column is one of
         the table or comes beside them. InvalidUsage, and nothing is written, when several rows share that value, or there is no `order_by`,
         and they differ. All rows are in memory: a stream with more than 1 GiB of them is refused.
+
+        >>> done = orders.upsert([{"id": 2, "name": "lena"}, {"id": 3, "name": "eve"}])
+        >>> done.inserted, done.deleted
+        (2, 1)
         """
         with of_table(self.name):
             notes = noted("upsert", txn, commit_info)
             return self._writer.upsert(rows, order_by=order_by, coerce=checked_coerce(coerce), notes=notes)
 
     def delete(self, where: Where, *, txn: Txn | None = None, commit_info: CommitInfo | None = None) -> Written:
-        """Removes the rows that fulfil a condition (see filters.py). Lost races are retried. To remove all rows, overwrite with none."""
+        """Removes the rows that fulfil a condition (see filters.py). Lost races are retried. To remove all rows, overwrite with none.
+
+        >>> orders.delete("name LIKE 'a%'").deleted
+        1
+        """
         from persist_engine.table.filters import Condition
 
         if where is None:
@@ -182,6 +201,9 @@ class Table:
 
         With `expected`, the time of the contents that the caller saw (`last_time`, `Scan.time`), Conflict when the table was written since.
         Without it the last overwrite wins.
+
+        >>> orders.overwrite([{"id": 1, "name": "ada"}], expected=orders.last_time).deleted
+        1
         """
         with of_table(self.name):
             time = None if expected is None else self._moment(expected, "expected")
@@ -202,6 +224,9 @@ class Table:
         """The rows that fulfil `where`, with these columns, in the order of their keys, the first `limit` of them. As they are now, after
         everything that was acknowledged before the call; or as they were `at` a time. `nested`: as the structs `key`
         and `val`, in every form that the scan becomes, instead of columns side by side.
+
+        >>> orders.scan("id > 1", ["name"]).to_pylist()
+        [{'name': 'lin'}]
         """
         from persist_engine.table.filters import Condition
         from persist_engine.table.scan import Scan, checked_limit
@@ -223,56 +248,18 @@ class Table:
                 nested=nested,
             )
 
-    def head(self, rows: int = 5) -> pa.Table:
-        """The first rows in the order of their keys, as a pyarrow Table. Reads little more than they need."""
-        return self.scan().head(rows)
-
-    def at(self, time: Time) -> Scan:
-        """The rows as they were at a time: ISO 8601 with its zone, a datetime, `-1h`, or a number as `Scan.time` shows it. After the last
-        write they are those of the last write. InvalidUsage for a time in the future.
-        """
-        return self.scan(at=time)
-
-    def to_arrow(self) -> pa.Table:
-        """All rows as a pyarrow Table."""
-        return self.scan().to_arrow()
-
-    def to_reader(self) -> pa.RecordBatchReader:
-        """All rows as a stream of record batches, in bounded memory."""
-        return self.scan().to_reader()
-
-    def to_pandas(self, **options: Any) -> pd.DataFrame:
-        """All rows as a pandas DataFrame. `options` are those of `pyarrow.Table.to_pandas`."""
-        return self.scan().to_pandas(**options)
-
-    def to_polars(self) -> pl.DataFrame:
-        """All rows as a polars DataFrame. InvalidUsage without polars."""
-        return self.scan().to_polars()
-
-    def to_duckdb(self, connection: duckdb.DuckDBPyConnection | None = None) -> duckdb.DuckDBPyRelation:
-        """All rows as a relation of DuckDB. As `Scan.to_duckdb`."""
-        return self.scan().to_duckdb(connection)
-
     def to_dataset(self) -> ds.Dataset:
         """The files of the table as a dataset of pyarrow, for engines that plan over files. It has the columns `key`, `val`, `time` and
         `diff`: `dataset.to_table(columns={"id": ds.field("key", "id")})`. InvalidUsage while the files hold more than the newest rows:
         `optimize()` first. See dataset.py for how long the files stay.
+
+        >>> orders.to_dataset().count_rows()
+        2
         """
         from persist_engine.table.dataset import dataset_of
 
         with of_table(self.name):
             return dataset_of(self._machine)
-
-    def to_pylist(self) -> list[dict[str, Any]]:
-        """All rows as dicts; for few rows."""
-        return self.scan().to_pylist()
-
-    def count(self) -> int:
-        """The number of rows."""
-        return self.scan().count()
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        return self.scan().__arrow_c_stream__(requested_schema)
 
     def changes(
         self, since: Time, *, upto: Time | None = None, follow: bool = False, where: Where | None = None
@@ -281,6 +268,9 @@ class Table:
         beginning with its rows. With `follow` the feed goes on with what is written from now on.
 
         `where` keeps changes of rows that fulfil it: an update that moves a row out of it is a delete. It is no expression of pyarrow.
+
+        >>> [change.kind for change in orders.changes("start", where="id = 1")]
+        ['insert']
         """
         from persist_engine.table.feed import ChangeFeed
         from persist_engine.table.filters import Condition
@@ -317,7 +307,11 @@ class Table:
     # -- looking after it ---------------------------------------------------------------------------------------------
 
     def describe(self) -> TableInfo:
-        """The table in numbers and words. Reads no rows."""
+        """The table in numbers and words. Reads no rows.
+
+        >>> orders.describe().updates
+        2
+        """
         seen = self._client.inspect(self.id)
         columns = self._columns
         state = self._machine.state
@@ -328,9 +322,7 @@ class Table:
             owner=None if self.owner is None else str(self.owner),
             key=columns.schema.key_ddl,
             value=columns.schema.val_ddl,
-            clock=_CLOCKS[
-                "counter" if clock == "counter" else "ms" if newest is None or is_instant(newest + 1) else "theirs"
-            ],
+            clock=clock_in_words(clock, newest),
             retain=retained_in_words(seen.retain_ms, clock),
             bloom=", ".join(name for name, place in columns.places.items() if place in self._machine.filtered),
             since=seen.since,
@@ -344,17 +336,25 @@ class Table:
         )
 
     def history(self, limit: int | None = None) -> Listing:
-        """The versions that changed rows, schema or retention, newest first: see history.py. As far back as the log goes."""
+        """The versions that changed rows, schema or retention, newest first: see notes/history.py. As far back as the log goes.
+
+        >>> orders.history(1).column("operation").to_pylist()
+        ['append']
+        """
         if limit is not None and (type(limit) is not int or limit < 1):
             raise InvalidUsage(f"table {self.name}: limit must be a whole number from 1 on, or None, not {limit!r}")
-        from persist_engine.table.history import history_of
+        from persist_engine.table.notes.history import history_of
         from persist_engine.table.pictures.listing import Listing
 
         return Listing(f"history of {self.name}", history_of(self._machine, limit), times=("time",))
 
     def timeline(self) -> Timeline:
-        """A picture for notebooks: the writes that the log still shows, and which times can be read. `timeline().svg` is its text."""
-        from persist_engine.table.history import history_of
+        """A picture for notebooks: the writes that the log still shows, and which times can be read. `timeline().svg` is its text.
+
+        >>> [write.updates for write in orders.timeline().writes]
+        [2]
+        """
+        from persist_engine.table.notes.history import history_of
         from persist_engine.table.pictures.timeline import Timeline, Write
 
         with of_table(self.name):
@@ -370,6 +370,9 @@ class Table:
         every readable time. Safe beside writers and readers. Of a table with `retain=None` that SQL or Python created, all times before the
         last write pass, but for those that readers hold. Without anything to merge it costs one look at the log, and changes nothing.
         `on_read` receives the bytes of each part that was read, and of all to be read.
+
+        >>> [done.ending.value for done in orders.optimize()]
+        ['Succeeded']
         """
         from persist_engine.work.repair.force import force_compaction, plan_compaction
 
@@ -382,20 +385,32 @@ class Table:
         return force_compaction(self._machine, full=True, on_read=on_read)
 
     def vacuum(self) -> list[Outcome]:
-        """Deletes what no reader can reach any more: replaced parts and old versions. Never what a readable time needs."""
+        """Deletes what no reader can reach any more: replaced parts and old versions. Never what a readable time needs.
+
+        >>> any(done.failed for done in orders.vacuum())
+        False
+        """
         from persist_engine.work.repair.force import force_gc
 
         self._let_go()  # unused, it would hold versions back
         return force_gc(self._machine)
 
     def verify(self) -> Verification:
-        """Checks every version, part and row. `is_corrupt` says whether anything is wrong, `findings` what."""
+        """Checks every version, part and row. `is_corrupt` says whether anything is wrong, `findings` what.
+
+        >>> orders.verify().is_corrupt
+        False
+        """
         from persist_engine.work.audit.verify import verify_shard
 
         return verify_shard(self._machine)
 
     def holds(self) -> Listing:
-        """The readers, writers and the retention that hold times and old versions, one a row."""
+        """The readers, writers and the retention that hold times and old versions, one a row.
+
+        >>> sorted(set(orders.holds().column("kind").to_pylist()))
+        ['retention', 'writer']
+        """
         from persist_engine.table.pictures.listing import Listing
 
         return Listing(f"holds of {self.name}", self._client.metadata(self.id, "holds"), times=("since",))
@@ -412,6 +427,10 @@ class Table:
         (`widen={"amount": "BIGINT"}`); says how long times stay readable (`retain="30 days"`, or "none"); says of which columns
         new files have Bloom filters (`bloom=["email"]`, or `[]`); a file that is there gets them when a compaction replaces it.
         SchemaMismatch says why not.
+
+        >>> orders.alter(add="note STRING", retain="30 days")
+        >>> orders.schema.names
+        ['id', 'name', 'note']
         """
         with of_table(self.name):
             if add is not None or widen is not None:
@@ -430,16 +449,18 @@ class Table:
         self._named = named
 
     def close(self) -> None:
-        """Lets go of its reader and its writer; calls under way fail. It may be used again. Idempotent."""
+        """Lets go of its reader and its writer; calls under way fail. It may be used again. Idempotent.
+
+        >>> orders.close()
+        >>> orders.count()
+        2
+        """
         self._reader.close()
         if self._opened_writer is not None:
             self._opened_writer.close()
 
     def __repr__(self) -> str:
         return f"Table({self.name}: key {', '.join(self.key)}; {', '.join(self.schema.names)})"
-
-    def _repr_html_(self) -> str:
-        return self.scan()._repr_html_()
 
     def _let_go(self) -> None:
         """Expires what holds times or versions, unless it is in use."""

@@ -58,6 +58,9 @@ COMPARED_BYTES_MAX = 256 << 20
 class Written:
     """What a write did. `time` is when the rows changed; None when nothing had to be written. `is_repeat`: the transaction was committed
     before, and nothing was done now. Prints its time with the date.
+
+    >>> orders.delete("id = 1")  # doctest: +ELLIPSIS
+    Written(at ... (...Z), inserted=0, deleted=1)
     """
 
     time: int | None
@@ -78,8 +81,8 @@ class _Plan:
 
     updates: Callable[[Snapshot, Columns, int], Iterable[pa.Table]]
     """The updates at a time that correct a snapshot."""
-    touched: Callable[[pa.RecordBatch, Columns], pa.Table]
-    """Of rows of the table, those that the correction retracts."""
+    touched: Callable[[pa.RecordBatch, Columns], pa.Table] = lambda rows, _: pa.Table.from_batches([rows])
+    """Of rows of the table, those that the correction retracts; by default all of them."""
     where: Predicate | None = None
     """What the rows that it touches fulfil."""
 
@@ -153,7 +156,11 @@ class TableWriter:
         structs = columns.structs(columns.fitted(table, besides=() if order_by is None else (order_by,), coerce=coerce))
         rows = one_per_key(structs, order, order_by=order_by)
         if not rows.num_rows:
-            return self._corrected(_Plan(lambda *_: (), _none), notes=notes, columns=columns)
+            return self._corrected(
+                _Plan(lambda *_: (), lambda batch, _: pa.Table.from_batches([batch.slice(0, 0)])),
+                notes=notes,
+                columns=columns,
+            )
         with self._turn:
             done = self._upserted(rows, columns, notes)
             return self._replaced(rows, columns, notes) if done is None else done
@@ -197,7 +204,7 @@ class TableWriter:
 
         try:
             return self._corrected(
-                _Plan(updates, _all), notes=notes, expected=expected, columns=columns, not_before=staged_at
+                _Plan(updates), notes=notes, expected=expected, columns=columns, not_before=staged_at
             )
         finally:
             writer.discard(desired)
@@ -252,7 +259,7 @@ class TableWriter:
                 return corrections(snapshot, desired, time=time)
             return [correction(snapshot.to_table(), desired, time=time)]
 
-        written = self._corrected(_Plan(updates, _all), notes=notes, expected=expected, columns=columns)
+        written = self._corrected(_Plan(updates), notes=notes, expected=expected, columns=columns)
         if left is not None and written.time is not None:
             left.keep(written.time, desired)
         return written
@@ -490,11 +497,3 @@ def _lost() -> Conflict:
     return Conflict(
         f"other writers won {ATTEMPTS_MAX} attempts in a row; nothing was written: write less often, or from one process"
     )
-
-
-def _all(batch: pa.RecordBatch, _: Columns) -> pa.Table:
-    return pa.Table.from_batches([batch])
-
-
-def _none(batch: pa.RecordBatch, _: Columns) -> pa.Table:
-    return pa.Table.from_batches([batch.slice(0, 0)])

@@ -5,13 +5,24 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from persist_engine.base.wording import dated
+from persist_engine.base.wording import dated, is_instant
+from persist_engine.model.state import Clock
+
+_CLOCKS = {
+    "ms": "wall clock, milliseconds since 1970",
+    "counter": "counter, one more with each write",
+    "theirs": "whole numbers that its writers choose",
+}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TableInfo:
     """A table in numbers and words. Prints its times with their dates. `updates` bounds the number of rows from above until all is
     compacted.
+
+    >>> info = orders.describe()
+    >>> info.name, info.key, info.retain
+    ('orders', 'id BIGINT', '7d')
     """
 
     name: str
@@ -34,7 +45,11 @@ class TableInfo:
     holds: int
 
     def in_words(self) -> dict[str, Any]:
-        """The fields, times as people read them."""
+        """The fields, times as people read them.
+
+        >>> orders.describe().in_words()["last_write"]  # doctest: +ELLIPSIS
+        '... (...Z)'
+        """
         last = ("closed" if self.since is None else "never") if self.last_write is None else dated(self.last_write)
         return asdict(self) | {"since": dated(self.since), "last_write": last}
 
@@ -45,3 +60,10 @@ class TableInfo:
         from persist_engine.table.pictures.html import pairs_html
 
         return pairs_html(f"table {self.name}", self.in_words())
+
+
+def clock_in_words(clock: Clock, last_write: int | None) -> str:
+    """What the times of a table are, by its clock and by the time of its last write: of handles, only the times say what they are."""
+    if clock == "ms" and last_write is not None and not is_instant(last_write):
+        return _CLOCKS["theirs"]
+    return _CLOCKS[clock]

@@ -26,24 +26,40 @@ class Listing:
     """Rows with all that a pyarrow Table has: `num_rows`, `column(name)`, `filter`, `select`, `to_pandas`, `to_pylist` and the rest;
     `to_arrow` is that Table. Exports Arrow (`__arrow_c_stream__`). A prompt and a notebook show the times of `times` with their date; the
     values stay numbers.
+
+    >>> history = orders.history()
+    >>> history.num_rows, history.column("updates").to_pylist()
+    (1, [2])
     """
 
     def __init__(self, title: str, rows: pa.Table, *, times: tuple[str, ...] = ()) -> None:
         self._title, self._rows, self._times = title, rows, times
 
     def to_arrow(self) -> pa.Table:
-        """The rows as a pyarrow Table."""
+        """The rows as a pyarrow Table.
+
+        >>> orders.history().to_arrow().num_rows
+        1
+        """
         return self._rows
 
     def to_pandas(self, **options: Any) -> pd.DataFrame:
-        """The rows as a pandas DataFrame. `options` are those of `pyarrow.Table.to_pandas`. InvalidUsage without pandas."""
+        """The rows as a pandas DataFrame. `options` are those of `pyarrow.Table.to_pandas`. InvalidUsage without pandas.
+
+        >>> orders.history().to_pandas()["operation"].tolist()
+        ['append']
+        """
         try:
             return self._rows.to_pandas(**options)
         except ModuleNotFoundError as error:
             raise InvalidUsage("to_pandas needs the package pandas, which is not installed") from error
 
     def to_polars(self) -> pl.DataFrame:
-        """The rows as a polars DataFrame. InvalidUsage without polars."""
+        """The rows as a polars DataFrame. InvalidUsage without polars.
+
+        >>> orders.history().to_polars()["operation"].to_list()
+        ['append']
+        """
         try:
             import polars as pl
         except ModuleNotFoundError as error:

@@ -25,7 +25,12 @@ BARS_MAX = 120
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A write at a time, with so many updates."""
+    """A write at a time, with so many updates.
+
+    >>> (write,) = orders.timeline().writes
+    >>> write.time == orders.last_time, write.updates
+    (True, 2)
+    """
 
     time: int
     updates: int
@@ -33,7 +38,12 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What the picture shows. `since`: the earliest time that can be read. `writes` are those that the log still shows, in any order."""
+    """What the picture shows. `since`: the earliest time that can be read. `writes` are those that the log still shows, in any order.
+
+    >>> line = orders.timeline()
+    >>> line.name, line.last == orders.last_time
+    ('orders', True)
+    """
 
     name: str
     since: int
@@ -42,7 +52,11 @@ class Timeline:
 
     @property
     def svg(self) -> str:
-        """The picture, to write into a file or a page."""
+        """The picture, to write into a file or a page.
+
+        >>> orders.timeline().svg[:4]
+        '<svg'
+        """
         return timeline_svg(self)
 
     def _repr_svg_(self) -> str:

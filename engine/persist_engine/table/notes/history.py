@@ -70,11 +70,11 @@ def _row(diff: StateDiff, before: Antichain, upper: Antichain) -> _Row | None:
     if before != upper:
         new = [batch for batch in _batches(diff) if before <= batch.desc.lower]
         updates, size = sum(batch.rows for batch in new), sum(batch.size_bytes + batch.inline_bytes for batch in new)
-        if upper.time == 1 and not updates:
-            return None  # see model.queries.written_upper
         time = None if upper.is_empty() else upper.newest_complete
-        operation, info = _noted(diff)
-        return (*head, operation or "write", time, updates, size, _transaction(diff), info)
+        (operation, info), txn = _noted(diff), _transaction(diff)
+        if upper.time == 1 and not updates and operation is None and info is None and txn is None:
+            return None  # see model.queries.written_upper
+        return (*head, operation or "write", time, updates, size, txn, info)
     if diff.schemas:
         return (*head, "schema", None, None, None, None, None)
     if diff.retain_ms:
