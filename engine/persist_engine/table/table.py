@@ -30,7 +30,7 @@ from persist_engine.table.pictures.info import TableInfo, clock_in_words
 from persist_engine.table.readable import Readable
 from persist_engine.table.readers import PURPOSE, SharedReader, can_let_since_go
 from persist_engine.table.schemas import Fields, altered
-from persist_engine.table.times import Span, Time, readable, retained, retained_in_words, time_of_clock
+from persist_engine.table.times import NEVER, Span, Time, readable, retained, retained_in_words, time_of_clock
 
 # What reads rows, writes, walks the log or repairs loads with its first use: a process that does one of them loads no other. Only types are
 # needed here.
@@ -192,21 +192,21 @@ class Table(Readable):
         self,
         rows: Frame,
         *,
-        expected: Time | None = None,
+        expected: Time | None = "any",
         coerce: Coerce | None = None,
         txn: Txn | None = None,
         commit_info: CommitInfo | None = None,
     ) -> Written:
         """Makes `rows` the contents, and writes the difference only: rows that stay cost nothing. Memory is bounded, for a stream too.
 
-        With `expected`, the time of the contents that the caller saw (`last_time`, `Scan.time`), Conflict when the table was written since.
-        Without it the last overwrite wins.
+        With `expected`, the time of the contents that the caller saw (`last_time`, `Scan.time`; None: it had no write), Conflict when the
+        table was written since. Without it the last overwrite wins.
 
         >>> orders.overwrite([{"id": 1, "name": "ada"}], expected=orders.last_time).deleted
         1
         """
         with of_table(self.name):
-            time = None if expected is None else self._moment(expected, "expected")
+            time = None if expected == "any" else NEVER if expected is None else self._moment(expected, "expected")
             notes = noted("overwrite", txn, commit_info)
             return self._writer.overwrite(rows, coerce=checked_coerce(coerce), notes=notes, expected=time)
 

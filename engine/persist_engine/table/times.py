@@ -19,6 +19,8 @@ Time = SupportsIndex | datetime | timedelta | str
 """A time: a whole number, a datetime with its zone, ISO 8601 text with its zone, or a time ago as `-1h`, `-1 day` or a timedelta."""
 Span = SupportsIndex | timedelta | str
 """A span of time: milliseconds, a timedelta, or text such as `7 days`, `12h`, `30m`; text `none` for no span."""
+#: Before every time: that of the last write of a table without one.
+NEVER = -1
 
 _MILLISECOND = timedelta(milliseconds=1)
 _UNITS_MS = {

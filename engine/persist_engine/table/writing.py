@@ -29,7 +29,7 @@ from persist_engine.dataflow.upsert.handle import Upserted, UpsertHandle
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.model.ids import ShardId
 from persist_engine.model.maintenance import Maintenance
-from persist_engine.model.queries import clock_time
+from persist_engine.model.queries import clock_time, written_upper
 from persist_engine.rows.predicate import Predicate
 from persist_engine.rows.updates import consolidate
 from persist_engine.table.columns import Coerce, Columns
@@ -40,6 +40,7 @@ from persist_engine.table.keys import KeySet, one_per_key
 from persist_engine.table.notes.commit_info import Notes
 from persist_engine.table.notes.transactions import Ticket, Txn, ticket_of
 from persist_engine.table.readers import PURPOSE, Shared, SharedReader, can_let_since_go
+from persist_engine.table.times import NEVER
 
 #: A writer that loses this many races in a row will not win the next one: the table has too many writers for its corrections.
 ATTEMPTS_MAX = 200
@@ -362,11 +363,12 @@ class TableWriter:
                 if columns is not None and columns.schema != now.schema:
                     raise evolved()
                 upper = writer.fetch_recent_upper()
-                if expected is not None and upper.newest_complete != expected:
+                current = written_upper(self._machine.state).newest_complete
+                if expected is not None and current != expected:
                     raise Conflict(
-                        f"the table was written at {upper.newest_complete}, after {expected}; nothing was written now: read it again",
+                        f"the table was last written {_when(current)}, and not {_when(expected)}; nothing was written now: read it again",
                         expected=expected,
-                        current=upper.newest_complete,
+                        current=current,
                     )
                 with self._reader.lent() as reader:
                     if reader.schema != now.schema:
@@ -491,6 +493,10 @@ def _discarded_when_refused(discard: Callable[[], None]) -> Iterator[None]:
     except InvalidUsage:
         discard()
         raise
+
+
+def _when(written: int) -> str:
+    return "never" if written == NEVER else f"at {written}"
 
 
 def _lost() -> Conflict:

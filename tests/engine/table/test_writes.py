@@ -226,10 +226,24 @@ def test_contents_that_were_expected(orders):
     seen = orders.last_time
     assert orders.scan().time == seen
     orders.append([LIN])
-    with pytest.raises(Conflict, match="was written at .*, after .*nothing was written now"):
+    with pytest.raises(
+        Conflict, match=rf"was last written at {orders.last_time}, and not at {seen}; nothing was written now"
+    ):
         orders.overwrite([], expected=seen)
     assert orders.count() == 2
     assert orders.overwrite([], expected=orders.last_time).deleted == 2
+
+
+def test_a_table_that_was_expected_to_have_no_write(orders):
+    """What `last_time` and `Scan.time` say of such a table, also after a correction has made its first time readable."""
+    orders.delete("id = 1")
+    assert orders.last_time is orders.scan().time is None
+    with pytest.raises(Conflict, match="was last written never, and not at 7;"):
+        orders.overwrite([ADA], expected=7)
+    assert orders.overwrite([ADA], expected=orders.last_time).inserted == 1
+    with pytest.raises(Conflict, match=r"was last written at \d+, and not never;"):
+        orders.overwrite([LIN], expected=None)
+    assert orders.overwrite([LIN]).inserted == 1
 
 
 @pytest.mark.parametrize("call", ["append", "upsert", "overwrite"])

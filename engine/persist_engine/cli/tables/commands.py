@@ -252,8 +252,12 @@ def overwrite(
     *,
     format: InputFormatOption = None,  # noqa: A002 - the option's name
     expected: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Only if nothing was written after this time.")
-    ] = None,
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="Only if nothing was written after this time; `never`: nothing at all; `any`: in any case.",
+        ),
+    ] = "any",
     allow_empty: Annotated[
         bool, typer.Option("--allow-empty", help="Fine if the files hold no line: all rows are removed.")
     ] = False,
@@ -264,7 +268,7 @@ def overwrite(
     as_json: AsJson = False,
 ) -> None:
     """Make the rows of files the contents; only the difference is written."""
-    at = int(expected) if expected is not None and expected.isdecimal() else expected
+    at = None if expected == "never" else int(expected) if expected.isdecimal() else expected
     with _writing(table, stores, as_json=as_json) as done:
 
         def write(it: Table) -> Written:
