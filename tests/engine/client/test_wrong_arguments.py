@@ -101,6 +101,7 @@ WRONG: dict[type, dict[str, dict[str, list[Any]]]] = {
         "adopt": {"owner": all_but(), "wanted": [each for each in SHARD if each is not None], "proposed": SHARD, "take_over": FLAG},
         "owner_of": {"shard_id": SHARD},
         "disown": {"shard_id": SHARD, "only": all_but(None)},
+        "free_name": {"owner": all_but()},
         "registered": {"owner": all_but()},
         "rename": {"shard_id": SHARD, "old": all_but(), "new": all_but()},
         "finalize": {"shard_id": SHARD},
