@@ -43,6 +43,11 @@ _UNITS_MS = {
 _SPAN = re.compile(r"([0-9]{1,18})\s*([a-z]+)", re.IGNORECASE)
 
 
+def when(written: int) -> str:
+    """When a write was, in words. NEVER has some of its own."""
+    return "never" if written == NEVER else f"at {written}"
+
+
 def span_ms(given: Span | None, name: str) -> int | None:
     """The span in milliseconds; None for None and for `none`. InvalidUsage for zero, for less, and for anything else."""
     if given is None or given == "none":

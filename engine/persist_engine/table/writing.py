@@ -40,7 +40,7 @@ from persist_engine.table.keys import KeySet, one_per_key
 from persist_engine.table.notes.commit_info import Notes
 from persist_engine.table.notes.transactions import Ticket, Txn, ticket_of
 from persist_engine.table.readers import PURPOSE, Shared, SharedReader, can_let_since_go
-from persist_engine.table.times import NEVER
+from persist_engine.table.times import when
 
 #: A writer that loses this many races in a row will not win the next one: the table has too many writers for its corrections.
 ATTEMPTS_MAX = 200
@@ -366,7 +366,7 @@ class TableWriter:
                 current = written_upper(self._machine.state).newest_complete
                 if expected is not None and current != expected:
                     raise Conflict(
-                        f"the table was last written {_when(current)}, and not {_when(expected)}; nothing was written now: read it again",
+                        f"the table was last written {when(current)}, and not {when(expected)}; nothing was written now: read it again",
                         expected=expected,
                         current=current,
                     )
@@ -493,10 +493,6 @@ def _discarded_when_refused(discard: Callable[[], None]) -> Iterator[None]:
     except InvalidUsage:
         discard()
         raise
-
-
-def _when(written: int) -> str:
-    return "never" if written == NEVER else f"at {written}"
 
 
 def _lost() -> Conflict:
