@@ -365,10 +365,9 @@ class TableWriter:
                 upper = writer.fetch_recent_upper()
                 current = written_upper(self._machine.state).newest_complete
                 if expected is not None and current != expected:
+                    said = f"the table was last written {when(current)}, and not {when(expected)}"
                     raise Conflict(
-                        f"the table was last written {when(current)}, and not {when(expected)}; nothing was written now: read it again",
-                        expected=expected,
-                        current=current,
+                        f"{said}; nothing was written now: read it again", expected=expected, current=current
                     )
                 with self._reader.lent() as reader:
                     if reader.schema != now.schema:
