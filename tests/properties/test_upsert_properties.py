@@ -27,7 +27,7 @@ from persist_engine.flow.upsert_state import (
     merged,
 )
 from persist_engine.flow.upsert_store import KEY_WORDS, KeyValues, SpillingStore
-from persist_engine.flow.word_rows import Words, gather, hash_rows, scatter
+from persist_engine.flow.word_rows import Words, hash_rows
 from persist_engine.rows.updates import consolidate
 from persist_engine.rows.words import RowCodec
 from persist_engine.storage.upsert_rocks import RocksStore
@@ -102,62 +102,6 @@ def test_the_bytes_of_a_row_do_not_depend_on_its_neighbours(data: Any) -> None:
     hashes = [hash_rows(Words.from_arrow(piece), SEED) for piece in (*apart, together.slice(cut), together)]
     assert np.array_equal(np.concatenate(hashes[:2]), hashes[3])
     assert np.array_equal(hashes[2], hashes[1])
-
-
-@pytest.mark.slow
-@given(st.lists(values, max_size=20))
-def test_a_hash_is_the_same_whether_rows_are_alike_in_size_or_not(rows: list[bytes]) -> None:
-    """Rows of one size take another path."""
-    together = hash_rows(words(rows), SEED)
-    for index, row in enumerate(rows):
-        assert np.array_equal(hash_rows(words([row]), SEED)[0], together[index])
-    assert len({bytes(hashed.tobytes()) for hashed in together}) == len(set(rows))
-
-
-@pytest.mark.parametrize("size", [1, 2, 12, 13, 40])
-def test_a_hash_of_long_rows_too(size: int) -> None:
-    """So long that they are summed in another way."""
-    rows = [np.arange(first, first + size, dtype=np.uint64).tobytes() for first in range(5)]
-    alike, unlike = hash_rows(words(rows), SEED), hash_rows(words([*rows, b""]), SEED)
-    assert np.array_equal(alike, unlike[:-1])
-    assert len(np.unique(alike)) == alike.size
-
-
-@pytest.mark.parametrize("size", [2, 3, 14])
-def test_rows_that_differ_in_upper_bits_of_several_words_have_other_hashes(size: int) -> None:
-    """Signs of doubles, letters at the ends of words: as many seeds as make one lane of a weak hash fail, and with it a key, for certain."""
-    flips = np.array([0, *(1 << bit for bit in range(48, 64)), 0xFF << 56], np.uint64)
-    rows = np.full((len(flips) ** 2, size), 0x4025_0000_4D4D_4D4D, np.uint64)
-    rows[:, 0] ^= np.repeat(flips, len(flips))
-    rows[:, -1] ^= np.tile(flips, len(flips))
-    given = words([row.tobytes() for row in rows])
-    rng = np.random.default_rng(3)
-    for _ in range(60):
-        hashes = hash_rows(given, rng.integers(0, 2**64, KEY_WORDS, np.uint64))
-        for lane in hashes.T:
-            assert len(np.unique(lane)) == len(rows)
-
-
-@pytest.mark.slow
-@given(st.data())
-def test_rows_are_copied_out_of_and_into_words_wherever_they_lie(data: st.DataObject) -> None:
-    """Rows of one size take another path."""
-    size = data.draw(st.integers(0, 3))
-    sizes = data.draw(st.lists(st.just(size) | st.integers(0, 3), max_size=6) | st.just([size] * 4))
-    gaps = data.draw(st.lists(st.integers(0, 2), min_size=len(sizes), max_size=len(sizes)))
-    ends = np.cumsum(np.add(sizes, gaps), dtype=np.int64)
-    starts = (ends - sizes).astype(np.int64)
-    full = np.arange(100, 100 + (int(ends[-1]) if len(ends) else 0), dtype=np.uint64)
-    order = np.array(data.draw(st.permutations(range(len(sizes)))), np.int64)
-    rows = gather(full, starts[order], np.array(sizes, np.int64)[order])
-    expected = [full[starts[row] : ends[row]].tobytes() for row in order.tolist()]
-    assert rows.to_arrow().to_pylist() == expected
-    again = np.zeros_like(full)
-    scatter(again, starts[order], rows)
-    named = np.zeros(len(full), np.bool_)
-    for row in range(len(sizes)):
-        named[starts[row] : ends[row]] = True
-    assert np.array_equal(again, np.where(named, full, 0))
 
 
 @given(st.binary(max_size=40))
