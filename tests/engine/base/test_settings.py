@@ -70,7 +70,7 @@ def test_a_version_to_retire_is_one_that_there_was(bad):
 
 def test_a_process_is_left_room_beside_its_bound_and_writes_parts_that_fit_into_it():
     within = [within_memory(Settings(), mib << 20) for mib in (512, 1024, 4096)]
-    assert [each.compaction.memory_bytes_max >> 20 for each in within] == [288, 800, 3872]
-    assert [each.batch.target_part_bytes >> 20 for each in within] == [36, 100, 128]
+    assert [each.compaction.memory_bytes_max >> 20 for each in within] == [336, 848, 3920]
+    assert [each.batch.target_part_bytes >> 20 for each in within] == [42, 106, 128]
     with pytest.raises(InvalidUsage, match="needs at least 512 MiB of memory, 511 MiB were given"):
         within_memory(Settings(), 511 << 20)
