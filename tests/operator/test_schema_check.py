@@ -126,6 +126,11 @@ def test_wrong_api_versions_and_kinds_are_named(wrong, path):
     assert [error.path for error in SCHEMAS.check(wrong)] == [path]
 
 
+def test_a_name_that_yaml_reads_as_a_number_is_named():
+    (error,) = SCHEMAS.check({"apiVersion": "persistshard.io/v1alpha1", "kind": "SparkSink", "metadata": {"name": 123}})
+    assert (error.path, error.message) == ("metadata.name", "must be a string, not 123: put it in quotes")
+
+
 def test_defaults_fill_in_and_are_idempotent():
     once = SCHEMAS.default(resource({"kind": "SparkSink"}, ONCE))
     assert once["spec"]["restart"]["maxConsecutiveFailures"] == 5

@@ -93,8 +93,11 @@ class ResourceSchemas:
             return [SchemaError("apiVersion", f"must be {names.API_VERSION}, not {resource.get('apiVersion')!r}")]
         if resource.get("kind") not in self._schemas:
             return [SchemaError("kind", f"must be one of {', '.join(self.kinds)}, not {resource.get('kind')!r}")]
-        if not isinstance(resource.get("metadata"), Mapping) or not isinstance(resource["metadata"].get("name"), str):
-            return [SchemaError("metadata.name", "is required")]
+        metadata = resource.get("metadata")
+        name = metadata.get("name") if isinstance(metadata, Mapping) else None
+        if not isinstance(name, str):
+            problem = "is required" if name is None else f"must be a string, not {name!r}: put it in quotes"
+            return [SchemaError("metadata.name", problem)]
         schema, defaulted = self.schema(resource["kind"]), self.default(resource)
         errors = [
             *_structure_errors(schema, defaulted),
