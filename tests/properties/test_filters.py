@@ -118,6 +118,25 @@ def is_like(text: str, pattern: str) -> bool:
     return len(text) in reached
 
 
+TEXTS_OF_WILDCARDS = st.text(st.sampled_from("%_\\ab\n.$ é\x00"), max_size=6)
+
+
+@given(st.lists(TEXTS_OF_WILDCARDS, min_size=1, max_size=4), st.data())
+def test_texts_of_wildcards_backslashes_and_line_ends_have_exactly_the_forms_of_sql(
+    texts: list[str], data: st.DataObject
+) -> None:
+    schema = Schema.from_ddl("id BIGINT", "name STRING")
+    rows = [{"key": {"id": 1}, "val": {"name": text}, "time": 0, "diff": 1} for text in texts]
+    table = pa.Table.from_pylist(rows, schema.updates_schema)
+    for text in texts:
+        escaped = re.sub(r"([%_\\])", r"\\\1", text)
+        near = pattern_near(data.draw, text)
+        for pattern in (near, f"{escaped}%", f"%{escaped}", f"%{escaped}%", f"%{near}%"):
+            passed = Filter(Like("name", pattern), schema).apply(table)
+            want = [one for one in texts if is_like(one, pattern)]
+            assert [row["val"]["name"] for row in passed.to_pylist()] == want, pattern
+
+
 def order(value: Any) -> Any:
     """As rows are ordered: NaN past all numbers, one zero."""
     if isinstance(value, float):

@@ -210,3 +210,21 @@ def test_a_query_writes_a_table_once(made, tmp_path):
             query = rows.writeStream.option("checkpointLocation", (tmp_path / "checkpoint").as_uri())
             assert query.trigger(availableNow=True).toTable(made.text("{n}.t")).awaitTermination(120)
     assert made.sql("SELECT id, n FROM {n}.t ORDER BY id") == [(1, 10), (2, 2), (3, 3)]
+
+
+def test_a_name_that_leads_to_another_shard_since_is_another_table(catalog):
+    """Spark reads equal scans once. A frame from before keeps its shard, and a query can name both at one time."""
+    named, found = Owner("op", catalog.namespace, "t"), []
+    for n in (10, 20):
+        shard = catalog.make("t")
+        catalog.add(shard, [((1,), (n,))], 5)
+        found.append(
+            [
+                catalog.frame(f"SELECT * FROM {{n}}.t {at}")
+                for at in ("VERSION AS OF 5", "CHANGES FROM VERSION 5 TO VERSION 5")
+            ]
+        )
+        catalog.client.rename(shard, old=named, new=Owner("op", catalog.namespace, f"t{n}"))
+    for one, two in zip(*found, strict=True):
+        both = one.groupBy("id").sum("n").union(two.groupBy("id").sum("n"))
+        assert sorted(row[1] for row in both.collect()) == [10, 20]

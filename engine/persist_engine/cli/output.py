@@ -81,6 +81,11 @@ def tab_separated(cells: Sequence[object]) -> str:
     return "\t".join("" if cell is None else str(cell).translate(_IN_ONE_CELL) for cell in cells) + "\n"
 
 
+def inert(text: str) -> str:
+    """`text` as a terminal shows it and does not obey it."""
+    return text.translate(_SHOWN)
+
+
 def print_rows(
     columns: Sequence[str],
     rows: Iterable[Sequence[object]],
@@ -105,7 +110,7 @@ def print_rows(
     table = Table()
     for index, column in enumerate(columns):
         is_number = any(isinstance(row[index], int) for row in held)
-        table.add_column(Text(column), justify="right" if is_number else "left", overflow="fold")
+        table.add_column(Text(inert(column)), justify="right" if is_number else "left", overflow="fold")
     for row in held:
         # A bare string would be read as markup.
         table.add_row(*(Text(show(cell)) for show, cell in zip(shown, row, strict=True)))
@@ -130,7 +135,7 @@ def _shown_by(name: str, counts: Callable[[str], bool], times: Callable[[str], b
             return "-"
         if isinstance(cell, int) and not isinstance(cell, bool):
             return number(cell)
-        return str(cell).translate(_SHOWN)
+        return inert(str(cell))
 
     return show
 

@@ -27,7 +27,7 @@ from persist_engine.rows.comparable import NAN, Comparable, comparable_bound, fl
 from persist_engine.rows.ddl import print_type
 from persist_engine.rows.errors_column import ERR, holds_errors
 from persist_engine.rows.part_stats import stats_name
-from persist_engine.rows.predicate import And, Compare, In, IsNull, Like, Not, Or, Predicate
+from persist_engine.rows.predicate import And, Compare, In, IsNull, Like, Not, Or, Predicate, as_regex
 from persist_engine.rows.schema import Schema
 
 #: `pa.scalar(None, ...)` and `pa.array(...)` import pandas, which takes a second, so no module calls them when it is imported.
@@ -36,7 +36,7 @@ _NULL = pa.nulls(1, pa.bool_())[0]
 
 #: The text before the first wildcard of a LIKE, and the rest.
 _PATTERN = re.compile(r"(?P<prefix>(?:[^%_\\]|\\[%_\\])*)(?P<rest>(?:[%_](?:[^\\]|\\[%_\\])*)?)", re.DOTALL)
-_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+_ESCAPED, _BACKSLASH = re.compile(r"\\(.)", re.DOTALL), r"\\"
 
 
 #: Whether rows certainly lack a value in the field at a path.
@@ -213,7 +213,11 @@ class _Like:
     is_prefix: bool
 
     def mask(self, table: pa.Table) -> pa.ChunkedArray:
-        return pc.match_like(self.column.values(table), self.pattern)
+        values = self.column.values(table)
+        if _BACKSLASH not in self.pattern:
+            return pc.match_like(values, self.pattern)
+        # SUBTLE: in `text%`, `%text` and `%text%` Arrow takes an escaped backslash for two.
+        return pc.match_substring_regex(values, as_regex(self.pattern))
 
     def outcomes(self, part: HollowPart, lacks: Lacks) -> Outcomes:
         known = _known(self.column, part)

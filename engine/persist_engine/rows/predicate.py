@@ -7,6 +7,7 @@ This module owns the tree and its serialized forms. rows.filter owns its meaning
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -179,3 +180,10 @@ def _value_from_json(value: Any) -> Any:
         return value
     ((kind, text),) = value.items()
     return _READERS[kind](text)
+
+
+def as_regex(pattern: str) -> str:
+    """The regular expression, as Arrow reads it, of the texts that have the form of a Like."""
+    wildcards = {"%": ".*", "_": "."}
+    tokens = re.findall(r"\\.|.", pattern, re.DOTALL)
+    return f"(?s)^{''.join(wildcards.get(token) or re.escape(token[-1]) for token in tokens)}$"

@@ -8,6 +8,7 @@ and the Secret of the shard's newest maintenance Job, runs the one command, and 
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ import typer
 from persist_engine.base.errors import InvalidUsage
 
 from persist_operator.api import names, times
+from persist_operator.api.redact import printable
 from persist_operator.cluster.port import JOB, POD, Resource
 from persist_operator.kubectl.completion import complete_shard
 from persist_operator.kubectl.options import Ended, Session, clustered
@@ -126,7 +128,8 @@ def _in_pod(session: Session, shard: Resource, command: list[str]) -> int:
     try:
         _started(session, namespace, pod)
         for line in session.cluster.log_lines(namespace, pod, container=_CONTAINER, lines=None, follow=True):
-            typer.echo(line)
+            # A pipe takes rows as they are: typer.echo would take colours out of them.
+            sys.stdout.write(f"{printable(line) if sys.stdout.isatty() else line}\n")
         return _exit_code(session, namespace, pod)
     finally:
         session.cluster.delete(POD, namespace, pod)

@@ -23,7 +23,7 @@ from rich.live import Live
 from rich.text import Text
 
 from persist_operator.api import conditions, names
-from persist_operator.api.redact import printable
+from persist_operator.api.redact import printable, redact
 from persist_operator.api.schema_check import load_schemas, printer_columns
 from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR
 from persist_operator.bridge import Bridge
@@ -111,7 +111,7 @@ def up(
         documents = checked(read_documents(files), load_schemas(), objects, watch=watch)
     except Refused as error:
         for problem in error.problems:
-            typer.echo(f"refused: {printable(problem)}", err=True)
+            typer.echo(f"refused: {redact(problem)}", err=True)
         raise InvalidUsage(
             f"nothing was applied: correct {counted(len(error.problems), 'error')} in {', '.join(map(str, files))}"
         ) from error
@@ -356,7 +356,7 @@ def logs(
         child = processes.get(newest) if newest else None
     if child is None:
         raise InvalidUsage(f"no run and no sink with runs called {name!r} in {state}; see `persist local get runs`")
-    typer.echo(child.log_tail(lines or sys.maxsize))
+    typer.echo(printable(child.log_tail(lines or sys.maxsize)))
 
 
 @app.command()

@@ -78,10 +78,10 @@ def read_documents(paths: Sequence[Path]) -> list[Document]:
     for file in files:
         try:
             documents += [one for one in yaml.safe_load_all(file.read_text(encoding="utf-8")) if one is not None]
-        except yaml.YAMLError as error:
-            raise InvalidUsage(f"{file} is not YAML: {error}") from error
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidUsage(f"{file} cannot be read: {error}") from error
+        except (yaml.YAMLError, ValueError, RecursionError) as error:  # of a date that there is not: ValueError
+            raise InvalidUsage(f"{file} is not YAML: {error}") from error
     if not documents:
         raise InvalidUsage(f"no resources in {', '.join(map(str, paths))}")
     return documents

@@ -9,13 +9,14 @@ import yaml
 from persist_engine.base.wording import counted, sized
 
 from persist_operator.api import conditions, times
+from persist_operator.api.redact import printable
 from persist_operator.views import tables
 
 _INDENT = "  "
 
 
 def description(document: Mapping[str, Any], *, now_ms: int, width: int | None) -> list[str]:
-    """The lines. Conditions and runs are clipped to `width`; all other lines are whole."""
+    """The lines, without control characters. Conditions and runs are clipped to `width`; all other lines are whole."""
     metadata, status = document["metadata"], document.get("status") or {}
     ready = conditions.find(status, "Ready") or {
         "status": "Unknown",
@@ -34,7 +35,8 @@ def description(document: Mapping[str, Any], *, now_ms: int, width: int | None) 
     runs = tables.runs_table([document], (), wide=False, now_ms=now_ms, width=within)
     lines += _section("Runs", runs if status.get("history") else ["none yet"])
     spec = yaml.safe_dump(document["spec"], sort_keys=False, width=100, default_flow_style=False)
-    return lines + _section("Spec", spec.splitlines())
+    lines += _section("Spec", spec.splitlines())
+    return [printable(line.replace("\n", " ")) for line in lines]  # columns may have any name
 
 
 def _two_columns(facts: Sequence[tuple[str, str]]) -> list[str]:

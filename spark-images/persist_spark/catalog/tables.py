@@ -39,8 +39,10 @@ from persist_spark.table.shard import PlacedShard
 EMPTY = "persist.empty"
 #: The option with the rows of a metadata table, as base64 of the stream of a LoadedTable.
 ROWS = "persist.rows"
-#: The option with the name of a scan, and the one with the address of its keeper.
+#: The option with the name of a scan (as in PersistScan.java), and the one with the address of its keeper.
 FRAME, KEEPER = "persist.frame", "persist.keeper"
+#: The option with the shard of a scan: of two scans with the same text, it says whether their rows are the same.
+SHARD = "persist.shard"
 #: The option of a scan of changes: the columns of its splits, as JSON.
 CHANGES = "persist.changes"
 #: The options by which Spark chooses changes. It has read them.
@@ -183,12 +185,19 @@ class Tables:
         if first is None:
             schema = self._newest_schema(shard)
             shown = feed_row_type(changes_row_type(schema, shape="rows"))
-            return {"columns": shown.jsonValue(), "key": list(schema.key.names), "window": "all times", "bytes": 0}
+            return {
+                "shard": str(shard),
+                "columns": shown.jsonValue(),
+                "key": list(schema.key.names),
+                "window": "all times",
+                "bytes": 0,
+            }
         feed = Feed(first, None if end is None else _bound(end, unit, is_after=with_end), "rows")
         made = self._made(frame, replace(self._options(shard, None), feed=feed))
         loaded = made.frame
         window = "no times" if loaded.as_of is None else f"[{loaded.start}, {loaded.as_of}]"
         return {
+            "shard": str(shard),
             "columns": feed_row_type(loaded.row_type).jsonValue(),
             "key": list(made.schema.key.names),
             "window": window,
@@ -233,9 +242,9 @@ class Tables:
         shown = tuple(sided(name, table.schema) for name in columns)
         options = replace(table.options, columns=shown, where=conjunction(where))
         if table.frame.as_of is None:
-            return self._empty(frame, _only(table.frame.row_type, columns))
+            return self._empty(frame, options.shard, _only(table.frame.row_type, columns))
         loaded = self._load(frame, table.frame.pinned(options), table.schema)
-        return self._planned(frame, loaded.row_type)
+        return self._planned(frame, options.shard, loaded.row_type)
 
     def stream(self, frame: str, *, options: Mapping[str, str]) -> dict[str, str]:
         """The options of a stream of the changes that were loaded as `frame`, which go on after the newest. `options`: those of the read.
@@ -258,9 +267,9 @@ class Tables:
         """Changes are read with all columns: without one that changed, an update would cancel itself."""
         shown = _only(feed_row_type(table.frame.row_type), columns)
         if table.frame.as_of is None:
-            return self._empty(frame, shown)
+            return self._empty(frame, table.options.shard, shown)
         self._load(frame, table.frame.pinned(replace(table.options, where=conjunction(where))), table.schema)
-        return self._planned(frame, shown, **{CHANGES: table.frame.row_type.json()})
+        return self._planned(frame, table.options.shard, shown, **{CHANGES: table.frame.row_type.json()})
 
     def _scan_of_metadata(self, loaded: LoadedTable, columns: Sequence[str]) -> dict[str, Any]:
         """The rows travel with the options of the scan: they are few, and no lease keeps them."""
@@ -282,12 +291,12 @@ class Tables:
         self._frames[frame] = options.shard
         return self._held.load(frame, options, schema)
 
-    def _planned(self, frame: str, columns: T.StructType, **options: str) -> dict[str, Any]:
-        given = {"blob": self._location.blob, FRAME: frame, KEEPER: self._keeper, **options}
+    def _planned(self, frame: str, shard: ShardId, columns: T.StructType, **options: str) -> dict[str, Any]:
+        given = {"blob": self._location.blob, SHARD: str(shard), FRAME: frame, KEEPER: self._keeper, **options}
         return {"columns": columns.jsonValue(), "options": given, "bytes": self._held.size(frame)}
 
-    def _empty(self, frame: str, columns: T.StructType) -> dict[str, Any]:
-        return self._planned(frame, columns, **{EMPTY: "true"})
+    def _empty(self, frame: str, shard: ShardId, columns: T.StructType) -> dict[str, Any]:
+        return self._planned(frame, shard, columns, **{EMPTY: "true"})
 
     def writing(self, frame: str) -> dict[str, str]:
         """The options of a write to the table that was loaded as `frame`."""

@@ -105,6 +105,16 @@ def test_a_pod_reads_as_the_maintenance_pods_do_and_is_gone_afterwards(plugin, s
     assert names.LABEL_MANAGED_BY not in pod["metadata"]["labels"], "the operator must not count it among its own"
 
 
+@pytest.mark.parametrize(("is_terminal", "shown"), [(True, "a [31mb\n"), (False, "a\x1b[31mb\n")])
+def test_rows_that_a_pod_reads_give_a_terminal_no_orders_and_reach_a_pipe_as_they_are(
+    plugin, shard, monkeypatch, is_terminal, shown
+):
+    requested(shard)
+    runs(shard.cluster, "a\x1b[31mb\n", 0)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal)
+    assert plugin("read", "flights", "-n", "team", "--pod")[1] == shown
+
+
 def test_a_hold_is_expired_by_the_engine(plugin, shard):
     requested(shard)
     pods = runs(shard.cluster, "expired\n", 0)

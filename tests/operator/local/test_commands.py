@@ -49,6 +49,22 @@ def test_names_that_no_resource_has_are_refused_without_what_a_terminal_obeys(ho
         assert "\x1b" not in result.stderr
 
 
+@pytest.mark.parametrize("value", ["2013-13-45", "9" * 5000, "[" * 20_000])
+def test_a_file_with_a_value_that_yaml_cannot_hold_is_refused_by_its_name(house, value):
+    file = house.folder / "bad.yaml"
+    file.write_text(f"kind: {value}\n")
+    assert "bad.yaml is not YAML: " in house.local("up", "-f", file, code=64).stderr
+
+
+def test_a_refusal_shows_no_password_of_an_address_in_the_wrong_place(house):
+    storage = {"blob": "s3://b/p", "consensus": "redis://:hunter2@h:1/0"}
+    document = house.shard()
+    document["spec"]["storage"] = storage
+    result = house.local("up", "-f", house.write(document), code=64)
+    assert "spec.storage.consensus: 'redis://" in result.stderr
+    assert "hunter2" not in result.stderr
+
+
 @pytest.mark.slow
 def test_up_with_stores_that_ask_for_a_password(house):
     """The password is in a file, as in a mounted Secret. Runner, driver and maintenance read it there, and no output shows it."""

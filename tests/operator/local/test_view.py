@@ -262,3 +262,9 @@ def test_a_failed_sink_is_described_with_its_failure():
 
 def test_a_resource_without_status_is_described_as_pending():
     assert "is not known yet: Pending" in description(shard(), now_ms=NOW, width=None)[0]
+
+
+def test_a_description_obeys_no_name_of_a_column():
+    status = healthy() | {"schema": {"key": "`a\x1b[2J` INT", "value": "`b\nREADY` INT, `c\u202ed` INT"}}
+    lines = description(shard(status), now_ms=NOW, width=None)
+    assert {"Key             `a [2J` INT", "Value           `b READY` INT, `cd` INT"} <= set(lines)

@@ -11,6 +11,7 @@ import typer
 
 from persist_engine.base.wording import dated
 from persist_engine.cli.options import AsJson, Stores, connected, on_stores
+from persist_engine.cli.output import inert
 from persist_engine.cli.tables.commands import PANEL, TableArgument
 from persist_engine.cli.times import TIME_HELP
 
@@ -108,7 +109,8 @@ def _line(
         fields = [
             f"{name}: {_json(before[name])} -> {_json(new)}" for name, new in after.items() if before[name] != new
         ]
-    return "  ".join((dated(time), f"{kind:6}", *named, *fields)) + "\n"
+    line = inert("  ".join((dated(time), f"{kind:6}", *named, *fields)))
+    return line.replace("\n", "\\n") + "\n"  # of names: values are JSON
 
 
 def _json(value: Any) -> str:

@@ -71,7 +71,7 @@ final class PersistChanges implements Changelog {
     return new PersistScanBuilder(shown, frame, schema) {
       @Override
       public Scan build() {
-        return new PersistChangesScan(shown(), frame, wanted(), loaded.get("bytes").asLong(), options.asCaseSensitiveMap(), this::rows);
+        return new PersistChangesScan(shown(), loaded, frame, wanted(), options.asCaseSensitiveMap(), this::rows);
       }
     };
   }

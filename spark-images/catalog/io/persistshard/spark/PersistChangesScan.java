@@ -1,5 +1,6 @@
 package io.persistshard.spark;
 
+import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.util.HashMap;
 import java.util.Map;
@@ -17,18 +18,24 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 /** One scan of changes: of those between two times, or, as a stream, of all that follow. Spark says only later which of both it wants. */
 final class PersistChangesScan implements Scan, SupportsReportStatistics {
   private final String shown;
+  private final String shard;
   private final Frame changes;
   private final StructType columns;
   private final long bytes;
   private final Map<String, String> options;
   private final Supplier<PersistScan> rows;
 
-  /** `changes`: what was loaded; `rows`: makes the scan of a batch; `options`: those that the user gave. */
-  PersistChangesScan(String shown, Frame changes, StructType columns, long bytes, Map<String, String> options, Supplier<PersistScan> rows) {
+  /**
+   * `loaded`: what the process behind the catalog says of the frame `changes`; `rows`: makes the scan of a batch; `options`: those that
+   * the user gave.
+   */
+  PersistChangesScan(
+      String shown, JsonNode loaded, Frame changes, StructType columns, Map<String, String> options, Supplier<PersistScan> rows) {
     this.shown = shown;
+    this.shard = loaded.get("shard").asText();
     this.changes = changes;
     this.columns = columns;
-    this.bytes = bytes;
+    this.bytes = loaded.get("bytes").asLong();
     this.options = options;
     this.rows = rows;
   }
@@ -80,7 +87,8 @@ final class PersistChangesScan implements Scan, SupportsReportStatistics {
 
   @Override
   public boolean equals(Object other) {
-    return other instanceof PersistChangesScan that && shown.equals(that.shown) && columns.equals(that.columns);
+    return other instanceof PersistChangesScan that && shown.equals(that.shown) && columns.equals(that.columns)
+        && shard.equals(that.shard);
   }
 
   @Override

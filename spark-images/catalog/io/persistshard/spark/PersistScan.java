@@ -20,17 +20,22 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
 
 /**
- * One scan, with a source in Python of its own. Scans of the same rows are equal, so that Spark reads them once. The frame stays readable
- * as long as this object or one of its reader factories is reachable.
+ * One scan, with a source in Python of its own. Scans of the same rows are equal, so that Spark reads them once. A name says
+ * nothing of that: it may have led to two shards. The frame stays readable as long as this object or one of its reader factories is
+ * reachable.
  */
 final class PersistScan implements Scan, SupportsReportStatistics {
+  /** As in persist_spark/catalog/tables.py: the option that every scan has of its own. The others say what its table is made of. */
+  private static final String FRAME = "persist.frame";
+
   private final String shown;
   private final Frame frame;
   private final StructType columns;
   private final long bytes;
+  private final Map<String, String> source;
   private final Scan scan;
 
-  /** `shown`: table, time and conditions. With the columns it says which rows the scan has. */
+  /** `shown`: table, time and conditions. With the columns, and with what the table is made of, it says which rows the scan has. */
   PersistScan(String shown, Frame frame, JsonNode answer) {
     this.shown = shown;
     this.frame = frame;
@@ -38,6 +43,8 @@ final class PersistScan implements Scan, SupportsReportStatistics {
     this.bytes = answer.get("bytes").asLong();
     Map<String, String> options = new HashMap<>();
     answer.get("options").properties().forEach(entry -> options.put(entry.getKey(), entry.getValue().asText()));
+    this.source = new HashMap<>(options);
+    source.remove(FRAME);
     this.scan = ((SupportsRead) Python.table(columns)).newScanBuilder(new CaseInsensitiveStringMap(options)).build();
   }
 
@@ -86,7 +93,8 @@ final class PersistScan implements Scan, SupportsReportStatistics {
 
   @Override
   public boolean equals(Object other) {
-    return other instanceof PersistScan that && shown.equals(that.shown) && columns.equals(that.columns);
+    return other instanceof PersistScan that && shown.equals(that.shown) && columns.equals(that.columns)
+        && source.equals(that.source);
   }
 
   @Override
