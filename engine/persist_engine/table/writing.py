@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from persist_engine.base.errors import AmbiguousAppend, Conflict, InvalidUsage, InvariantViolated
+from persist_engine.base.errors import AmbiguousAppend, Conflict, InvalidUsage, InvariantViolated, SchemaMismatch
 from persist_engine.base.wording import dated
 from persist_engine.client.client import PersistClient
 from persist_engine.client.read.handle import ReadHandle
@@ -44,8 +44,7 @@ from persist_engine.table.times import when
 
 #: A writer that loses this many races in a row will not win the next one: the table has too many writers for its corrections.
 ATTEMPTS_MAX = 200
-#: So many upserts read the rows that they replace. Later ones keep the value of every key in memory until the table is idle: that takes
-#: one read of the whole table, and saves one with every upsert.
+#: So many upserts read the rows that they replace. Later ones keep the value of every key in memory, read once, until the table is idle.
 READ_UPSERTS = 1
 #: So many overwrites read the contents that they replace. Later ones keep the rows that they leave until the table is idle.
 READ_OVERWRITES = 1
@@ -299,6 +298,8 @@ class TableWriter:
             self._has_several = True
             self._upsert.close()
             return None
+        except SchemaMismatch:
+            return None  # The schema evolved meanwhile, and nothing was written. `_replaced` says so.
 
     def _replaced(self, rows: pa.Table, columns: Columns, notes: Notes) -> Written:
         """Upserts by reading the rows with the same keys."""
@@ -351,9 +352,7 @@ class TableWriter:
         expected: int | None = None,
         not_before: int = 0,
     ) -> Written:
-        """Commits the corrections that `plan` makes of the newest contents. `columns`: those that the rows of the caller were fitted to; a
-        schema that evolved since is SchemaMismatch.
-        """
+        """Commits what `plan` makes of the newest contents. SchemaMismatch when the rows of the caller have other `columns` by now."""
         with self._turn:
             for _ in range(ATTEMPTS_MAX):
                 ticket = self._ticket(notes.txn)
@@ -402,8 +401,9 @@ class TableWriter:
             if not any(correction.sums) and ticket is None:
                 correction.discard()
                 return Written(None)
+            if writer.schema_id != self._machine.schema_id:
+                break  # Under an older schema a retraction may meet no row, as `check_newest_schema` says.
             with _discarded_when_refused(correction.discard):
-                writer.check_newest_schema()
                 outcome = _committed(
                     writer, correction.batches, correction.upper, correction.time, ticket=ticket, info=info
                 )

@@ -14,6 +14,8 @@ import pytest
 from persist_engine import Database, connect
 from persist_engine.base.errors import SchemaMismatch, Unavailable
 from persist_engine.base.settings import RetrySettings, Settings
+from persist_engine.dataflow.upsert.handle import UpsertHandle
+from persist_engine.table.corrections import Correction
 from persist_kit.world import AheadEnv, World
 
 CALLS = {
@@ -139,6 +141,42 @@ def test_a_correction_begins_anew_when_it_cannot_follow(db, monkeypatch):
     assert table.delete("name = 'a'").deleted == 3
     assert contents(table) == Counter({(2, "b"): 1})
     assert table.verify().findings == []
+
+
+def test_a_delete_goes_on_with_the_schema_that_evolved_while_it_was_staged(db, monkeypatch):
+    table = db.create("t", key="id BIGINT", value="name STRING")
+    table.append([row(1, "a"), row(2, "b")])
+
+    def staged(*args, **more):
+        monkeypatch.undo()
+        correction = Correction(*args, **more)
+        table.alter(add="note STRING")
+        return correction
+
+    monkeypatch.setattr("persist_engine.table.writing.Correction", staged)
+    assert table.delete("name = 'a'").deleted == 1
+    assert table.to_arrow().to_pylist() == [row(2, "b") | {"note": None}]
+
+
+def test_an_upsert_beside_which_the_schema_evolves_says_so(db, monkeypatch):
+    """Through the handle that knows the value of every key."""
+    table = db.create("t", key="id BIGINT", value="name STRING")
+    for name in "abc":
+        table.upsert([row(1, name)])
+    upsert = UpsertHandle.upsert
+
+    def evolved(*args, **more):
+        monkeypatch.undo()
+        table.alter(add="note STRING")
+        return upsert(*args, **more)
+
+    monkeypatch.setattr(UpsertHandle, "upsert", evolved)
+    with pytest.raises(
+        SchemaMismatch, match="table t: the schema has evolved during the call; nothing was written, call again"
+    ):
+        table.upsert([row(1, "d")])
+    table.upsert([row(1, "d") | {"note": "n"}])
+    assert table.to_arrow().to_pylist() == [row(1, "d") | {"note": "n"}]
 
 
 def test_scans_and_feeds_keep_their_columns(db, orders):
