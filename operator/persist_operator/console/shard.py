@@ -13,7 +13,20 @@ from persist_operator.console.fleet import Readiness
 from persist_operator.console.holds import HoldRow, holds_of_shard
 from persist_operator.console.picture import Picture, SpineBatch, frontiers_picture, scale_of, spine_of, spine_picture
 from persist_operator.console.port import EngineView, Event, Resource, Unseen
-from persist_operator.console.texts import ago, block, grouped, instant, items, number, seconds, size, span, text, to_ms
+from persist_operator.console.texts import (
+    ago,
+    block,
+    due,
+    grouped,
+    instant,
+    items,
+    number,
+    seconds,
+    size,
+    span,
+    text,
+    to_ms,
+)
 
 #: The newest versions that a page shows.
 VERSIONS_MAX = 50
@@ -156,7 +169,7 @@ def shard_page(
     """The page of `resource`. `why_not` is the answer of `Source.may_approve`; `sinks` are the resources of its namespace that it reads."""
     metadata, status = block(resource, "metadata"), block(resource, "status")
     seen = engine if isinstance(engine, EngineView) else None
-    due = block(status, "debt").get("deadlineTime")
+    deadline = block(status, "debt").get("deadlineTime")
     holds = holds_of_shard(resource, engine, now_ms=now_ms)
     spine = spine_of(seen.batches) if seen else []
     timeline, drawn = _pictures(status, seen, spine, holds)
@@ -175,8 +188,8 @@ def shard_page(
         unseen=engine.omitted if isinstance(engine, EngineView) else engine.why,
         holds=tuple(holds),
         debt=tuple(_debt(status, now_ms)),
-        deadline=ago(due, now_ms),
-        is_late=(to_ms(due) or now_ms + 1) <= now_ms,
+        deadline=ago(deadline, now_ms),
+        is_late=(to_ms(deadline) or now_ms + 1) <= now_ms,
         upkeep=tuple(
             _upkeep(KINDS.get(kind, kind), block(status, "maintenance", kind), now_ms)
             for kind in block(status, "maintenance")
@@ -354,7 +367,7 @@ def _upkeep(kind: str, upkeep: Mapping[str, Any], now_ms: int) -> UpkeepRow:
         reason=text(upkeep.get("lastReason")),
         took=seconds(upkeep.get("lastDurationSeconds")),
         failures=grouped(failures) if failures else "",
-        next=ago(upkeep.get("nextRunTime"), now_ms),
+        next=due(upkeep.get("nextRunTime"), now_ms),
         message=text(upkeep.get("message")),
     )
 

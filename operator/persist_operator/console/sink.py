@@ -11,7 +11,7 @@ from persist_operator.api.redact import redact
 from persist_operator.console.fleet import Readiness, mode_of
 from persist_operator.console.port import Event, Log, Resource, Unseen
 from persist_operator.console.shard import ConditionRow, condition_rows, outcome_tone, took
-from persist_operator.console.texts import ago, block, grouped, instant, items, number, seconds, size, text
+from persist_operator.console.texts import ago, block, due, grouped, instant, items, number, seconds, size, text
 
 Facts = tuple[tuple[str, str], ...]
 
@@ -116,9 +116,9 @@ def _facts(resource: Resource, now_ms: int) -> list[tuple[str, str]]:
         ("Driver", f"{text(driver.get('podName'))} {text(driver.get('phase'))}".strip()),
         ("Executors", f"{grouped(executors.get('running'))} running" if "running" in executors else ""),
         ("Failures in a row", grouped(status.get("consecutiveFailures"))),
-        ("Next attempt", ago(status.get("nextAttemptTime"), now_ms)),
+        ("Next attempt", due(status.get("nextAttemptTime"), now_ms)),
         ("Last tick", ago(ticks.get("lastTime"), now_ms)),
-        ("Next tick", ago(ticks.get("nextTime"), now_ms)),
+        ("Next tick", due(ticks.get("nextTime"), now_ms)),
         ("Last success", ago(ticks.get("lastSuccessTime"), now_ms)),
         ("Created", ago(block(resource, "metadata").get("creationTimestamp"), now_ms)),
     ]

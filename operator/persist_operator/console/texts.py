@@ -77,6 +77,12 @@ def ago(time: Any, now_ms: int) -> str:
     return f"in {span(at - now_ms)}" if at > now_ms else f"{span(now_ms - at)} ago"
 
 
+def due(time: Any, now_ms: int) -> str:
+    """Of what is to happen at a time: `in 3m`, or `due since 3m` when the time has passed and it has not begun; empty when absent."""
+    at = to_ms(time)
+    return f"due since {span(now_ms - at)}" if at is not None and at <= now_ms else ago(time, now_ms)
+
+
 def to_ms(time: Any) -> int | None:
     """Milliseconds since 1970 of a time of Kubernetes; None when it is absent or no time."""
     try:

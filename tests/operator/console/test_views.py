@@ -7,7 +7,7 @@ from persist_operator.console.holds import holds_page
 from persist_operator.console.port import Event, Log, Unseen
 from persist_operator.console.shard import shard_page
 from persist_operator.console.sink import sink_page
-from persist_operator.console.texts import ago, instant, number, seconds, span
+from persist_operator.console.texts import ago, due, instant, number, seconds, span
 
 NOW = 1_790_000_000_000
 NOTHING = Unseen("not read")
@@ -250,6 +250,9 @@ def test_the_pages_show_a_pause(value, shown):
         (ago("2026-09-21T14:13:20Z", NOW), "0 ms ago"),
         (ago("2026-09-21T14:23:20Z", NOW), "in 10m"),
         (ago("nonsense", NOW), ""),
+        (due("2026-09-21T14:12:20Z", NOW), "due since 60s"),
+        (due("2026-09-21T14:23:20Z", NOW), "in 10m"),
+        (due(None, NOW), ""),
         (instant(None), "closed"),
         (instant("41"), "41"),
         (instant("12345"), "12345"),
