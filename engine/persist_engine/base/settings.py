@@ -18,7 +18,7 @@ RETAIN_MS = 7 * 24 * 3600 * 1000
 #: This environment variable disables compaction for the whole process; it overrides the settings.
 COMPACTION_DISABLED_VARIABLE = "PERSIST_COMPACTION_DISABLED"
 #: Memory of a process that a compaction's bound does not count: the interpreter, its libraries, the clients of S3 and Redis. (Measured:
-#: wide rows in 512 MiB peak at 421 to 427 MiB.)
+#: wide rows in 512 MiB peak at 417 to 427 MiB.)
 CLIENTS_BYTES = 176 * MIB
 #: The bound of a compaction holds this many output parts: a compaction keeps several in memory while it writes one.
 PARTS_IN_BOUND = 8

@@ -378,7 +378,7 @@ _OWN_BLOCK_BYTES, _HEAP_END_BYTES = 1 << 20, 8 << 20
 
 
 def give_back_what_is_freed() -> None:
-    """For the whole process, before it works. Measured, 24 runs of wide rows within 512 MiB: a peak of 421 to 427 MiB. With the allocators'
+    """For the whole process, before it works. Measured, 24 runs of wide rows within 512 MiB: a peak of 417 to 427 MiB. With the allocators'
     own ways it was 640 MiB; with glibc's own thresholds it was 447 to 546 MiB.
     """
     import pyarrow as pa
