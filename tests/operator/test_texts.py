@@ -11,7 +11,7 @@ from persist_operator.api.redact import clip, redact
 from persist_operator.handlers.logs import JsonFormatter
 from persist_operator.handlers.probes import ProbeServer
 from persist_operator.settings import OperatorSettings
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 
 
 def test_settings_are_read_and_unknown_or_mistyped_fields_are_refused():
@@ -41,10 +41,12 @@ def test_settings_are_read_and_unknown_or_mistyped_fields_are_refused():
 
 @pytest.mark.slow
 def test_probes_answer_with_the_reason_while_unhealthy_or_not_ready():
-    healthy = threading.Event()
+    healthy, registry = threading.Event(), CollectorRegistry()
+    Gauge("persist_one", "one", registry=registry).set(1)
+    Gauge("persist_other", "another", registry=registry).set(2)
     server = ProbeServer(
         0,
-        registry=CollectorRegistry(),
+        registry=registry,
         sick_of=lambda: None if healthy.is_set() else "a cold",
         waits_for=lambda: None if healthy.is_set() else "the doctor",
         refresh=lambda: None,
@@ -62,6 +64,12 @@ def test_probes_answer_with_the_reason_while_unhealthy_or_not_ready():
 
     try:
         assert [answer(path)[0] for path in ("/healthz", "/readyz", "/metrics", "/other")] == [503, 503, 200, 404]
+        assert [line for line in answer("/metrics")[1].splitlines() if line[0] != ord("#")] == [
+            b"persist_one 1.0",
+            b"persist_other 2.0",
+        ]
+        assert answer("/metrics?name[]=persist_other")[1].splitlines()[2:] == [b"persist_other 2.0"]
+        assert answer("/metrics?name[]=missing") == (200, b"")
         assert (answer("/healthz")[1], answer("/readyz")[1]) == (b"a cold\n", b"waiting for the doctor\n")
         healthy.set()
         assert [answer(path) for path in ("/healthz", "/readyz")] == 2 * [(200, b"ok\n")]

@@ -38,8 +38,8 @@ from persist_kit import jvm
 KEYS = 150
 #: Rows of a batch: all batches have a multiple of this.
 ROWS_LEAST = 100
-#: A driver that logs nothing for so long hangs.
-SILENCE_S = 600.0
+#: A driver that logs nothing for so long hangs. On a machine with a load of twenty, a start takes minutes.
+SILENCE_S = 1800.0
 #: The longest wait between an event and a kill.
 PAUSE_MOST_S = 1.0
 CONF = (

@@ -1,4 +1,4 @@
-"""/healthz, /readyz and /metrics on one port. The body of a failed probe gives the reason."""
+"""/healthz, /readyz and /metrics on one port. The body of a failed probe gives the reason. /metrics takes `name[]`, as its library does."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import http.server
 import threading
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import parse_qs
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -26,10 +27,12 @@ class ProbeServer:
     ) -> None:
         """`sick_of` returns the problem of the process, `waits_for` what the process waits for until it is ready; None for nothing."""
 
-        def answer(path: str) -> tuple[int, str, bytes]:
+        def answer(path: str, query: str) -> tuple[int, str, bytes]:
             if path == "/metrics":
                 refresh()
-                return 200, CONTENT_TYPE_LATEST, generate_latest(registry)
+                wanted = parse_qs(query).get("name[]")
+                served = registry.restricted_registry(wanted) if wanted else registry
+                return 200, CONTENT_TYPE_LATEST, generate_latest(served)
             if path == "/healthz":
                 problem = sick_of()
             elif path == "/readyz":
@@ -41,7 +44,7 @@ class ProbeServer:
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                code, content_type, body = answer(self.path.partition("?")[0])
+                code, content_type, body = answer(*self.path.partition("?")[::2])
                 self.send_response(code)
                 self.send_header("Content-Type", content_type)
                 self.send_header("Content-Length", str(len(body)))
