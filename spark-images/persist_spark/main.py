@@ -28,6 +28,7 @@ from persist_engine.base.settings import Settings, with_environ
 from persist_engine.model.ids import ShardId
 
 from persist_spark.failures import ExitCode, Terminated, classify
+from persist_spark.memory import give_back_freed_memory
 from persist_spark.progress.hidden_output import hidden_output
 from persist_spark.report import Log, SinkReport, progress_lines, write_report
 from persist_spark.spec import CompactionSpec, ConfigurationError, SinkSpec
@@ -181,6 +182,7 @@ def run_driver(
     signal.signal(signal.SIGTERM, _terminate)
     # Driver and executors run the same image and use the same interpreter, whichever `python3` is on the path.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    give_back_freed_memory()
     spec: SinkSpec | None = None
     report, failure = SinkReport(run_id=""), None
     try:

@@ -102,9 +102,14 @@ def test_driver_and_executors_write_the_same(files, make_target, monkeypatch, ki
         batches = [list({(r["id"], r["part"], r["at"]): r for r in rows}.values()) for rows in batches]
     for rows in batches:
         files.add(*rows)
-    here, there = make_target(KEY, VALUE), make_target(KEY, VALUE)
+    here, reading, there = (make_target(KEY, VALUE) for _ in range(3))
     log = files.run(here, envelope)
     assert len(log.of("decided")) == len(batches)
+    assert not log.of("staged")
+    with monkeypatch.context() as patch:
+        patch.setattr(driver_upserts, "STATE_UPDATES_MAX", -1)
+        log = files.run(reading, envelope)
+    assert (len(log.of("upserts_read_keys")), len(log.of("decided"))) == (1, len(batches))
     assert not log.of("staged")
     monkeypatch.setattr(driver_upserts, "COMMANDS_BYTES_MAX", 0)
     log = files.run(there, envelope)
@@ -114,7 +119,7 @@ def test_driver_and_executors_write_the_same(files, make_target, monkeypatch, ki
     for rows in batches:
         state = envelope_run.upserted(state, rows, key=KEYS, value=VALUES, envelope=envelope)
     expected = {key: envelope_run.key_of(value) for key, value in state.items()}
-    for target in (here, there):
+    for target in (here, reading, there):
         assert {key: envelope_run.key_of(value) for key, value in target.state().items()} == expected
 
 
@@ -141,7 +146,7 @@ def test_a_key_without_a_last_row_is_refused_by_name_and_nothing_is_written(file
 
 
 def test_a_shard_with_several_values_of_a_key_goes_on_without_the_key(files, make_target):
-    """A handle that knows all keys cannot be had then. Executors look at the keys of the batch alone."""
+    """A handle that knows all keys cannot be had then. The driver, and executors, look at the keys of the batch alone."""
     target = make_target(KEY, VALUE)
     target.write({_held(1, 1.0): 1, _held(1, 2.0): 1, _held(2, 1.0): 1})
     files.add(_one(2, x=5.0))
@@ -149,23 +154,47 @@ def test_a_shard_with_several_values_of_a_key_goes_on_without_the_key(files, mak
     log = Acts()
     with pytest.raises(Exception, match="the shard holds 2 values of key"):
         files.run(target, PLAIN, log)
-    assert len(log.of("upserts_on_executors")) == 1
+    assert len(log.of("upserts_read_keys")) == 1
     assert [line["batch"] for line in log.of("batch")] == [0]
+    assert len(log.of("appended")) == 1
+    assert not log.of("staged")
     target.write({_held(1, 1.0): -1})
     assert target.state() == dict([_held(1, 2.0), _held(2, 5.0)])
 
 
 @pytest.mark.parametrize(("limit", "value"), [("STATE_UPDATES_MAX", 1), ("STATE_BYTES_MAX", 0)])
-def test_a_shard_with_too_many_keys_is_upserted_by_executors(files, make_target, monkeypatch, limit, value):
+def test_of_a_shard_with_too_many_keys_the_driver_reads_those_of_each_batch(
+    files, make_target, monkeypatch, limit, value
+):
     monkeypatch.setattr(driver_upserts, limit, value)
     target = make_target(KEY, VALUE)
     target.write({_held(1, 1.0): 1, _held(2, 1.0): 1})
     files.add(_one(1, x=5.0))
     files.add(_one(2, x=5.0))
     log = files.run(target, PLAIN)
-    assert len(log.of("upserts_on_executors")) == 1
-    assert len(log.of("staged")) == 2
+    assert len(log.of("upserts_read_keys")) == 1
+    assert not log.of("staged")
     assert target.state() == dict([_held(1, 5.0), _held(2, 5.0)])
+    found = target.client.inspect(target.id)
+    assert (len(found.readers), len(found.writers)) == (0, 0)
+
+
+def test_batches_whose_keys_lie_among_too_many_rows_are_upserted_by_executors(files, make_target, monkeypatch):
+    """Two keys may lie among more rows too: a list of them finds their rows alone."""
+    monkeypatch.setattr(driver_upserts, "STATE_UPDATES_MAX", 1)
+    monkeypatch.setattr(driver_upserts, "READ_ROWS_MAX", 2)
+    target = make_target(KEY, VALUE)
+    target.write({_held(number, 1.0): 1 for number in range(1, 9)})
+    files.add(*(_one(number, x=5.0) for number in (1, 8)))
+    files.add(_one(2, x=5.0))
+    files.add(*(_one(number, x=6.0) for number in range(3, 9)))
+    files.add(_one(3, x=7.0))
+    log = files.run(target, PLAIN)
+    assert [line["commands"] for line in log.of("upserts_on_executors")] == [6]
+    assert [line["rows"] for line in log.of("staged")] == [6]
+    assert [line["rows"] for line in log.of("decided")] == [2, 1, 6, 1], "the third one in vain"
+    expected = {1: 5.0, 2: 5.0, 3: 7.0, **dict.fromkeys(range(4, 9), 6.0)}
+    assert target.state() == dict(_held(number, x) for number, x in expected.items())
 
 
 def test_other_writers_between_two_batches_and_within_one(files, make_target):

@@ -73,8 +73,9 @@ def open_upsert(
     shard's retention or other readers hold them (see UpsertHandle).
 
     The current values are kept in memory; with `rocksdb`, in `directory` (which belongs to the handle alone and is emptied first); with
-    `auto`, there once they exceed `spill_bytes`. `on_hydration` receives the progress of rebuilding them, in the thread that waits.
-    SchemaMismatch, also when the shard's schema has evolved past `schema`. InvalidUsage for a backend without its directory.
+    `auto`, there once they exceed `spill_bytes`. With `shard` none are kept: each call reads those of its keys from the shard, so that the
+    first one need not wait, for few commands at a time on a shard of many keys; `upsert_stream` is refused. `on_hydration` receives the
+    progress of rebuilding or reading them, in the thread that waits. SchemaMismatch, also when the shard's schema has evolved past `schema`. InvalidUsage for a backend without its directory.
     """
     expect(client, PersistClient, "client", "a PersistClient")
     expect_count(spill_bytes, "spill_bytes", least=0)
@@ -89,6 +90,7 @@ def open_upsert(
         writer,
         lambda: client.open_leased_reader(shard_id, schema, purpose=purpose),
         open_store,
+        keeps_all=backend != "shard",
         on_hydration=on_hydration,
     )
 

@@ -15,19 +15,20 @@ import pyarrow.compute as pc
 
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.wording import counted
+from persist_engine.dataflow.upsert.keyed import condition_of
 from persist_engine.dataflow.upsert.last_of_key import Undecided, last_of_each_key
 from persist_engine.flow.word_rows import UInt64s, Words, hash_rows
 from persist_engine.rows.columns import flatten_columns
 from persist_engine.rows.ddl import print_type
-from persist_engine.rows.predicate import And, Compare, In, Predicate
+from persist_engine.rows.predicate import Predicate
 from persist_engine.rows.schema import Schema
 from persist_engine.rows.sorting import order_and_equal
 from persist_engine.rows.updates import rows_at
 from persist_engine.rows.words import RowCodec
 from persist_engine.table.columns import decoded
 
-#: An error names at most this many keys, and a condition lists at most this many values.
-_KEYS_SHOWN, _VALUES_MAX = 3, 256
+#: An error names at most this many keys.
+_KEYS_SHOWN = 3
 
 
 def one_per_key(structs: pa.Table, order: pa.ChunkedArray | None, *, order_by: str | None) -> pa.Table:
@@ -62,30 +63,19 @@ class KeySet:
         self._codec = RowCodec(schema.key_type)
 
     @cached_property
-    def _hashes(self) -> npt.NDArray[np.uint64]:
-        """Those of the keys, ascending. Made when there is something to look for."""
-        return np.sort(self._hash(self._keys.column("key")))
+    def _hashes(self) -> pa.Array:
+        """Those of the keys. Made when there is something to look for."""
+        return pa.array(self._hash(self._keys.column("key")))
 
     @property
     def predicate(self) -> Predicate | None:
         """A condition that every row with one of the keys fulfils, so that parts without them are not read; None when there is none."""
-        field = self._schema.key[0]
-        values = pc.struct_field(self._keys.column("key"), [0])
-        if values.null_count or not _compares(field.type):
-            return None
-        name = f"key.{field.name}"
-        distinct = values.unique() if self._keys.num_rows <= _VALUES_MAX else None
-        if distinct is not None:
-            return In(name, tuple(distinct.to_pylist()))
-        bounds = pc.min_max(values).as_py()
-        return And((Compare(name, ">=", bounds["min"]), Compare(name, "<=", bounds["max"])))
+        return condition_of(self._keys.column("key"), self._schema)
 
     def candidates(self, updates: pa.Table) -> pa.Table:
         """Rows of which some may have one of the keys; all that have one are among them."""
-        hashes = self._hash(updates.column("key"))
-        at = np.searchsorted(self._hashes, hashes)
-        found = self._hashes[np.minimum(at, len(self._hashes) - 1)] == hashes
-        return updates if found.all() else updates.filter(pa.array(found))
+        found = pc.is_in(pa.array(self._hash(updates.column("key"))), value_set=self._hashes)
+        return updates if pc.all(found).as_py() else updates.filter(found)
 
     def among(self, candidates: pa.Table) -> pa.Table:
         """The rows that have one of the keys."""
@@ -105,13 +95,6 @@ class KeySet:
         words = Words.from_arrow(self._codec.encode(key))
         hashes: npt.NDArray[np.uint64] = np.ascontiguousarray(hash_rows(words, self._seed))[:, 0]
         return hashes
-
-
-def _compares(kind: pa.DataType) -> bool:
-    """Whether the bounds of such values are values of a condition. Zeros and NaN of floats are left out, and structs have none."""
-    return bool(
-        pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind) or pa.types.is_decimal(kind)
-    )
 
 
 def _undecided(structs: pa.Table, found: Undecided, order_by: str | None) -> InvalidUsage:

@@ -63,7 +63,7 @@ class Batches:
             return None
         logs = self.checkpoint.logs(planned.offsets)
         position = replace(self.committed, batch=planned.batch, offsets=planned.offsets, logs=logs)
-        few = None if self.upserts.is_off else self._few.rows(rows)
+        few = self._few.rows(rows) if self._few.rows_max else None
         if few is not None and not few.num_rows:
             done = SinkReport(run_id=self.spec.run_id)
             self._note(position)
@@ -105,7 +105,7 @@ class Batches:
             done = None if few is None else self.upserts.commit(few, token, expected=self.expected)
             if done is not None:
                 return done
-            few = None
+            self._few.rows_max, few = min(self._few.rows_max, self.upserts.commands_max), None
         run = Run(
             spec=self.spec,
             client=self.client,

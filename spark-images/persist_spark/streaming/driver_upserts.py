@@ -1,7 +1,8 @@
 """Small batches of commands on keys, decided and appended by the driver, without a Spark job beyond the one that brings them.
 
-The driver knows what the shard holds of each key, in memory, from the shard alone (persist_engine.dataflow.upsert). Executors decide the
-batches that are too large for it (staging.py), and all batches of a shard with too many keys. Both ways write the same updates.
+The driver knows what the shard holds of each key, in memory, from the shard alone (persist_engine.dataflow.upsert). Of a shard with too
+many keys it keeps nothing, and reads what the shard holds of the keys of each batch. Executors decide the batches that are too large for
+it (staging.py), and those for which it would have to read too much. All ways write the same updates.
 """
 
 from __future__ import annotations
@@ -33,14 +34,16 @@ TEXT_BYTES_MAX, FAULT_BYTES_MAX = 512, 64
 STATE_BYTES_MAX = 64 * MIB
 #: A shard with more updates than this has too many keys, unless most of them retract.
 STATE_UPDATES_MAX = 1_000_000
+#: So many rows, of the range of its keys, the driver reads for one batch at most: one core decodes them in a second or two.
+READ_ROWS_MAX = 4_000_000
 
 
 #: About a field without texts, and the columns of a command beside the fields.
 _FIXED_BYTES, _OTHER_COLUMNS = 8, 4
 
 
-class _StateTooLarge(Exception):
-    """Ends the reading of a shard that has more than STATE_BYTES_MAX."""
+class _TooLarge(Exception):
+    """Ends a read of more than STATE_BYTES_MAX to keep, or of more than READ_ROWS_MAX for one batch."""
 
 
 @dataclass(kw_only=True)
@@ -50,9 +53,14 @@ class DriverUpserts:
     spec: SinkSpec
     client: PersistClient
     log: Log
-    is_off: bool = field(default=False, init=False)
-    """Whether executors do all batches from now on."""
+    commands_max: int = field(init=False)
+    """The driver takes batches of at most so many commands. 0: executors do all batches from now on."""
+    _keeps_all: bool = field(default=True, init=False)
+    """Whether the handle knows every key. It reads those of each batch otherwise."""
     _handle: UpsertHandle | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.commands_max = commands_max(self.spec.schema)
 
     def __enter__(self) -> Self:
         return self
@@ -86,7 +94,7 @@ class DriverUpserts:
             return
         try:
             self._handle.hydrate()
-        except (PersistError, _StateTooLarge) as error:
+        except (PersistError, _TooLarge) as error:
             self.log.event("upserts_let_go", reason=str(error)[:500])
             self._let_go()
 
@@ -95,8 +103,6 @@ class DriverUpserts:
     ) -> SinkReport | None:
         try:
             handle = self._current()
-            if handle is None:
-                return None
             lower = handle.upper
             self.log.event("decided", rows=report.rows_read, errors=report.errors, keys=winners.commands.num_rows)
             done = handle.upsert(
@@ -107,14 +113,20 @@ class DriverUpserts:
             )
         except SchemaMismatch as error:
             raise ConfigurationError(f"schema: {error}") from error
-        except (InvariantViolated, _StateTooLarge) as error:
-            # Executors look at the keys of the batch alone, and say which of them has several values.
-            self._turn_off(str(error))
-            return None
+        except (InvariantViolated, _TooLarge) as error:
+            if self._keeps_all:
+                self._keep_nothing(str(error))
+                return self._upserted(winners, report, token, expected, order)
+            self._let_go()
+            if isinstance(error, _TooLarge):
+                # Commands on keys that lie closer together would read less. There is no telling before the read.
+                self.commands_max = winners.rows // 2
+                self.log.event("upserts_on_executors", commands=winners.rows, reason=str(error)[:500])
+            return None  # executors say which key has several values
         if isinstance(done, ProgressMismatch):
             return self._overtaken(done.current, token, report)
         if handle.state_bytes > STATE_BYTES_MAX:
-            self._turn_off(f"the keys take {handle.state_bytes} bytes")
+            self._keep_nothing(f"the keys take {handle.state_bytes} bytes")
         updates = done.inserted + done.retracted
         self.log.event("appended", lower=lower.time, upper=done.upper.time, updates=updates)
         return replace(report, lower=lower.time, upper=done.upper.time, updates_written=updates)
@@ -130,17 +142,17 @@ class DriverUpserts:
                     f"while run {self.spec.run_id} was writing"
                 )
 
-    def _current(self) -> UpsertHandle | None:
-        """The handle, opened for the first batch. None when the shard has too many updates."""
+    def _current(self) -> UpsertHandle:
+        """The handle, opened for the first batch."""
         if self._handle is None:
             updates = self.client.machine(self.spec.shard_id).refresh().trace.sizes.rows
-            if updates > STATE_UPDATES_MAX:
-                self._turn_off(f"the shard has {updates} updates")
-                return None
+            if self._keeps_all and updates > STATE_UPDATES_MAX:
+                self._keep_nothing(f"the shard has {updates} updates")
             self._handle = open_upsert(
                 self.client,
                 self.spec.shard_id,
                 self.spec.schema,
+                backend="memory" if self._keeps_all else "shard",
                 on_hydration=self._check_size,
                 purpose=self.spec.purpose,
             )
@@ -148,14 +160,17 @@ class DriverUpserts:
         return self._handle
 
     def _check_size(self, hydration: Hydration) -> None:
-        if self._handle is not None and self._handle.state_bytes > STATE_BYTES_MAX:
-            raise _StateTooLarge(
+        if not self._keeps_all:
+            if hydration.rows > READ_ROWS_MAX:
+                raise _TooLarge(f"the keys of a batch lie in a range of more than {READ_ROWS_MAX} rows")
+        elif self._handle is not None and self._handle.state_bytes > STATE_BYTES_MAX:
+            raise _TooLarge(
                 f"{hydration.rows} of {hydration.rows_max} updates of the shard take {self._handle.state_bytes} bytes"
             )
 
-    def _turn_off(self, reason: str) -> None:
-        self.is_off = True
-        self.log.event("upserts_on_executors", reason=reason[:500])
+    def _keep_nothing(self, reason: str) -> None:
+        self._keeps_all = False
+        self.log.event("upserts_read_keys", reason=reason[:500])
         self._let_go()
 
     def _let_go(self) -> None:

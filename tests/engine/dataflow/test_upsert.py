@@ -330,6 +330,11 @@ def test_a_value_of_ten_megabytes_is_upserted_and_read(world: World, shard_id: S
     assert contents(client, shard_id) == {2: "small"}
 
 
+#: The last one takes no streams.
+BACKENDS = ("memory", "auto", "rocksdb", "shard")
+_NUMBERS = st.integers(0, len(BACKENDS) - 1)
+
+
 class Upserts(RuleBasedStateMachine):
     """Several handles of several backends, restarted now and then, on stores that fail; compared with a dict."""
 
@@ -337,20 +342,20 @@ class Upserts(RuleBasedStateMachine):
         super().__init__()
         self.world = World()
         self.shard_id = self.world.shard_id()
-        self.clients = [self.world.process() for _ in range(3)]
+        self.clients = [self.world.process() for _ in range(len(BACKENDS))]
         self.folder = tempfile.TemporaryDirectory()
-        self.handles = [self._opened(number) for number in range(3)]
+        self.handles = [self._opened(number) for number in range(len(BACKENDS))]
         self.paper: dict[int, str] = {}
         self.world.faults.set_rates(happens=0.9, answers=0.9)
 
     rows_ = st.lists(st.tuples(st.integers(0, 6), st.none() | st.sampled_from(["", "a", "bb", "c" * 30])), max_size=6)
 
-    @rule(number=st.integers(0, 2), rows=rows_)
+    @rule(number=_NUMBERS, rows=rows_)
     def upsert(self, number: int, rows: list[Row]) -> None:
         self.handles[number].upsert(commands(*rows))
         self._apply(rows)
 
-    @rule(number=st.integers(0, 2), tables=st.lists(rows_, max_size=3))
+    @rule(number=st.integers(0, len(BACKENDS) - 2), tables=st.lists(rows_, max_size=3))
     def upsert_stream(self, number: int, tables: list[list[Row]]) -> None:
         outcome = self.handles[number].upsert_stream([commands(*rows) for rows in tables])
         while isinstance(outcome, UpperMismatch):
@@ -358,7 +363,7 @@ class Upserts(RuleBasedStateMachine):
         for rows in tables:
             self._apply(rows)
 
-    @rule(number=st.integers(0, 2), rows=rows_, ahead=st.integers(1, 5))
+    @rule(number=_NUMBERS, rows=rows_, ahead=st.integers(1, 5))
     def upsert_at(self, number: int, rows: list[Row], ahead: int) -> None:
         upper = self.clients[number].recent_upper(self.shard_id).time
         times = [upper + at % ahead for at in range(len(rows))]
@@ -366,13 +371,13 @@ class Upserts(RuleBasedStateMachine):
         for _, one in sorted(zip(times, rows, strict=True), key=lambda pair: pair[0]):
             self._apply([one])
 
-    @rule(number=st.integers(0, 2))
+    @rule(number=_NUMBERS)
     def restart(self, number: int) -> None:
         self.clients[number] = self.world.process()
         self.handles[number].expire()
         self.handles[number] = self._opened(number)
 
-    @rule(number=st.integers(0, 2))
+    @rule(number=_NUMBERS)
     def check(self, number: int) -> None:
         assert contents(self.clients[number], self.shard_id) == self.paper
 
@@ -384,7 +389,7 @@ class Upserts(RuleBasedStateMachine):
         self.folder.cleanup()
 
     def _opened(self, number: int) -> UpsertHandle:
-        backend = ("memory", "auto", "rocksdb")[number]
+        backend = BACKENDS[number]
         directory = Path(self.folder.name) / str(number)
         return opened(self.clients[number], self.shard_id, backend=backend, directory=directory, spill_bytes=300)
 

@@ -13,6 +13,7 @@ from persist_engine import PersistClient, ProgressMismatch, Schema, ShardId
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.dataflow.open import open_upsert
 from persist_engine.dataflow.upsert.handle import UpsertHandle
+from persist_engine.dataflow.upsert.stores import Backend
 from persist_kit.depth import draws
 from persist_kit.world import World
 
@@ -20,8 +21,8 @@ SCHEMA = Schema.from_ddl("id BIGINT", "at BIGINT, day DATE, name STRING")
 Row = tuple[int, int | None, str | None]
 
 
-def opened(client: PersistClient, shard_id: ShardId) -> UpsertHandle:
-    return open_upsert(client, shard_id, SCHEMA, purpose="test")
+def opened(client: PersistClient, shard_id: ShardId, backend: Backend = "memory") -> UpsertHandle:
+    return open_upsert(client, shard_id, SCHEMA, backend=backend, purpose="test")
 
 
 def commands(*rows: Row) -> pa.Table:
@@ -59,9 +60,10 @@ def test_a_key_keeps_a_value_that_is_greater_in_the_field(world: World, shard_id
         assert contents(client, shard_id)[3] == (0, "whatever")
 
 
-def test_the_winner_of_a_race_is_compared_too(world: World, shard_id: ShardId) -> None:
+@pytest.mark.parametrize("backend", ["memory", "shard"])
+def test_the_winner_of_a_race_is_compared_too(world: World, shard_id: ShardId, backend: Backend) -> None:
     client = world.process()
-    with opened(client, shard_id) as upserts, opened(world.process(), shard_id) as other:
+    with opened(client, shard_id, backend) as upserts, opened(world.process(), shard_id) as other:
         upserts.upsert(commands((1, 1, "a"), (2, 1, "b")), keeps_greater="at")
         other.upsert(commands((1, 9, "greater")), keeps_greater="at")
         done = upserts.upsert(commands((1, 5, "late"), (2, 5, "newer")), keeps_greater="at", progress=("s", b"1"))
@@ -110,7 +112,7 @@ _rows = st.lists(
 def test_any_commands_of_two_handles(turns: list[tuple[int, list[Row]]]) -> None:
     world = World()
     shard_id, client = world.shard_id(), world.process()
-    handles = [opened(world.process(), shard_id) for _ in range(2)]
+    handles = [opened(world.process(), shard_id, backend) for backend in ("memory", "shard")]
     expected: dict[int, tuple[int | None, str]] = {}
     for number, rows in turns:
         last: dict[int, Row] = {}

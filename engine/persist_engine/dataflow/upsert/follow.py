@@ -24,7 +24,6 @@ from persist_engine.dataflow.upsert.rows import HASH_TYPE, UpsertRows
 from persist_engine.dataflow.upsert.stores import MeteredStore, OpenStore
 from persist_engine.flow.upsert import Emission, UpsertMachine, hashes_of
 from persist_engine.flow.upsert_state import MergeStats, UpsertState, group
-from persist_engine.flow.word_rows import UInt64s
 from persist_engine.model.frontier import MINIMUM, Antichain
 from persist_engine.model.ids import ShardId
 
@@ -46,6 +45,9 @@ class Hydration:
 class UpsertFollower:
     """The upsert state of one shard and the machine on it. Not thread-safe."""
 
+    keeps_all = True
+    """Whether the state has all keys, whatever the commands."""
+
     def __init__(
         self,
         writer: WriteHandle,
@@ -53,14 +55,12 @@ class UpsertFollower:
         open_store: OpenStore,
         rows: UpsertRows,
         *,
-        seed: UInt64s,
         on_hydration: Callable[[Hydration], None] | None,
     ) -> None:
         self._writer = writer
         self._open_reader = open_reader
         self._open_store = open_store
         self._rows = rows
-        self._seed = seed
         self._on_hydration = on_hydration
         self._reader: ReadHandle | None = None
         self._listen: Listen | None = None
@@ -85,9 +85,9 @@ class UpsertFollower:
         store = self._store
         return 0 if store is None else store.size_bytes
 
-    def current(self, target: Antichain) -> UpsertMachine:
-        """The machine, with everything persisted before `target` in its state. SchemaMismatch when the shard's schema has evolved past the
-        writer's. InvariantViolated when the shard was not written by upserts only.
+    def current(self, target: Antichain, _commands: pa.Table | None) -> UpsertMachine:
+        """The machine, with everything persisted before `target` in its state, whatever the commands at hand. SchemaMismatch when the
+        shard's schema has evolved past the writer's. InvariantViolated when the shard was not written by upserts only.
         """
         if self._reader is not None and self._reader.since.is_empty():
             self._forget_reader()
@@ -178,31 +178,14 @@ class UpsertFollower:
     def _hydrated(self) -> UpsertMachine:
         if self._reader is None:
             self._reader = self._open_reader()
-        as_of = self._readable_time(self._reader)
+        as_of = readable_time(self._writer, self._reader)
         self._store = self._open_store("state")
-        self._state = UpsertState(self._store, seed=self._seed)
+        self._state = UpsertState(self._store, seed=self._rows.seed)
         machine = UpsertMachine(self._state, frontier=MINIMUM, provisional=self._provisional_state)
         if as_of is not None:
             self._read_snapshot(machine, self._reader, as_of)
             self._listen = self._listen_from(as_of)
         return machine
-
-    def _readable_time(self, reader: ReadHandle) -> int | None:
-        """The last time written, or since when that is later; None when nothing was ever written."""
-        while True:
-            upper, since = self._writer.fetch_recent_upper().time, reader.since.time
-            if upper is None or since is None:
-                reader.check_open()
-                end = "upper" if upper is None else "since"
-                raise InvalidUsage(f"shard {self.shard_id} cannot be upserted into: its {end} is empty")
-            if upper == since == 0:
-                return None
-            as_of = max(since, Antichain(upper).newest_complete)
-            if as_of < upper:
-                return as_of
-            # SUBTLE: since is at or past upper. Times before since are indistinguishable, so the contents are read at since once upper is
-            # past it. Only the frontier is appended (spec 20, bug 31).
-            self._writer.compare_and_append([], expected_upper=Antichain.of(upper), new_upper=Antichain.of(as_of + 1))
 
     def _read_snapshot(self, machine: UpsertMachine, reader: ReadHandle, as_of: int) -> None:
         snapshot = reader.snapshot(as_of)
@@ -268,7 +251,7 @@ class UpsertFollower:
                 machine.on_persisted_frontier(event.frontier.join(machine.persisted_frontier))
 
     def _provisional_state(self) -> UpsertState:
-        return UpsertState(self._open_store("provisional"), seed=self._seed)
+        return UpsertState(self._open_store("provisional"), seed=self._rows.seed)
 
     def _merge(self, merge: Callable[[], MergeStats]) -> None:
         """Merges into the state, counted and timed."""
@@ -295,3 +278,21 @@ class UpsertFollower:
             metrics.gauge("upsert_rehydration_bytes", totals.size_bytes, shard=shard)
         if self._on_hydration is not None:
             self._on_hydration(hydration)
+
+
+def readable_time(writer: WriteHandle, reader: ReadHandle) -> int | None:
+    """The last time written, or since when that is later; None when nothing was ever written. InvalidUsage for a shard that is closed."""
+    while True:
+        upper, since = writer.fetch_recent_upper().time, reader.since.time
+        if upper is None or since is None:
+            reader.check_open()
+            end = "upper" if upper is None else "since"
+            raise InvalidUsage(f"shard {writer.shard_id} cannot be upserted into: its {end} is empty")
+        if upper == since == 0:
+            return None
+        as_of = max(since, Antichain(upper).newest_complete)
+        if as_of < upper:
+            return as_of
+        # SUBTLE: since is at or past upper. Times before since are indistinguishable, so the contents are read at since once upper is
+        # past it. Only the frontier is appended (spec 20, bug 31).
+        writer.compare_and_append([], expected_upper=Antichain.of(upper), new_upper=Antichain.of(as_of + 1))

@@ -32,6 +32,7 @@ from persist_engine.client.read.handle import ReadHandle
 from persist_engine.client.write.handle import WriteHandle
 from persist_engine.client.write.outcomes import Appended, AppendOutcome, ProgressMismatch, UpperMismatch
 from persist_engine.dataflow.upsert.follow import Hydration, UpsertFollower
+from persist_engine.dataflow.upsert.keyed import KeyedReads, refuse_streams
 from persist_engine.dataflow.upsert.rows import UpsertRows
 from persist_engine.dataflow.upsert.stores import OpenStore
 from persist_engine.flow.upsert import Emission, UpsertMachine
@@ -76,12 +77,15 @@ class UpsertHandle(Expiring):
         open_reader: Callable[[], ReadHandle],
         open_store: OpenStore,
         *,
+        keeps_all: bool = True,
         on_hydration: Callable[[Hydration], None] | None = None,
     ) -> None:
+        """`keeps_all`: whether the current value of every key is kept, and not only read for the commands at hand."""
         seed = np.frombuffer(writer.machine.env.random_bytes(32), np.uint64)
         self._writer = writer
         self._rows = UpsertRows(writer.schema, seed)
-        self._shard = UpsertFollower(writer, open_reader, open_store, self._rows, seed=seed, on_hydration=on_hydration)
+        kind = UpsertFollower if keeps_all else KeyedReads
+        self._shard = kind(writer, open_reader, open_store, self._rows, on_hydration=on_hydration)
         self._lock = threading.Lock()
         self._closed = False
 
@@ -111,7 +115,7 @@ class UpsertHandle(Expiring):
         written by upserts only.
         """
         with self._turn():
-            return self._shard.current(self._writer.fetch_recent_upper()).persisted_frontier
+            return self._shard.current(self._writer.fetch_recent_upper(), None).persisted_frontier
 
     def upsert(
         self,
@@ -173,6 +177,8 @@ class UpsertHandle(Expiring):
         integers in one, and in another instants, another unit, or none.
         """
         expect(commands, Iterable, "commands", "an iterable of Arrow tables or record batches")
+        if not self._shard.keeps_all:
+            raise refuse_streams(self.shard_id)
         with self._turn():
             return self._write_stream(commands)
 
@@ -214,7 +220,7 @@ class UpsertHandle(Expiring):
     ) -> Upserted | ProgressMismatch:
         shared = self._writer.shared_upper()
         while True:
-            machine = self._shard.current(shared)
+            machine = self._shard.current(shared, rows)
             machine.forget_commands()
             if upper is None:
                 time = self._choose_time(machine)
@@ -317,7 +323,7 @@ class UpsertHandle(Expiring):
         shared = self._writer.fetch_recent_upper()
         at = MINIMUM
         while True:
-            machine = self._shard.current(shared)
+            machine = self._shard.current(shared, None)
             machine.forget_commands()
             # Chosen once: the clock moves on while the frontier advances to it.
             at = machine.persisted_frontier.join(at if at > MINIMUM else Antichain.of(self._choose_time(machine)))

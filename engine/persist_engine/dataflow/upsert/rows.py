@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_engine.base.errors import InvalidUsage, SchemaMismatch
+from persist_engine.flow.upsert import hashes_of
 from persist_engine.flow.upsert_store import KEY_WORDS
 from persist_engine.flow.word_rows import UInt64s, Words, hash_rows
 from persist_engine.rows.ingest import normalise
@@ -28,7 +29,7 @@ class UpsertRows:
     def __init__(self, schema: Schema, seed: UInt64s) -> None:
         self._schema = schema
         self._keys_only = Schema(schema.key, pa.schema([]))
-        self._seed = seed
+        self.seed = seed
         self._key_codec, self._val_codec = RowCodec(schema.key_type), RowCodec(schema.val_type)
 
     def commands(self, given: Any, *, has_time: bool, first_row: int = 0) -> pa.Table:
@@ -79,6 +80,21 @@ class UpsertRows:
         """The columns hash, key, value and diff of rows from a reader."""
         key, value = table.column("key"), self._val_codec.encode(table.column("val"))
         return pa.table({"hash": self._hashes(key), "key": key, "value": value, "diff": table.column("diff")})
+
+    def updates_among(self, table: pa.Table, commands: pa.Table) -> pa.Table:
+        """As `updates`, of the rows whose keys are those of `commands`. Few others come along, and the values of those that do not are not
+        encoded.
+        """
+        words = self._words_of(table.column("key"))
+        found = pc.is_in(pa.array(words[:, 0]), value_set=pa.array(hashes_of(commands)[:, 0]))
+        return self.updates(table.filter(found))
+
+    def no_commands(self) -> pa.Table:
+        """An empty table of the columns of `commands`."""
+        return self.commands(
+            pa.table({"key": pa.array([], self._schema.key_type), "val": pa.array([], self._schema.val_type)}),
+            has_time=False,
+        )
 
     def to_updates(self, emitted: pa.Table) -> pa.Table:
         """The machine's output in the form that a writer takes."""
@@ -140,9 +156,11 @@ class UpsertRows:
         return rows.column("key"), rows.column("val")
 
     def _hashes(self, key: pa.ChunkedArray) -> pa.Array:
-        words = Words.from_arrow(self._key_codec.encode(key))
-        buffers = [None, pa.py_buffer(np.ascontiguousarray(hash_rows(words, self._seed)))]
-        return pa.Array.from_buffers(HASH_TYPE, len(words), buffers)
+        words = self._words_of(key)
+        return pa.Array.from_buffers(HASH_TYPE, len(words), [None, pa.py_buffer(words)])
+
+    def _words_of(self, key: pa.ChunkedArray) -> UInt64s:
+        return np.ascontiguousarray(hash_rows(Words.from_arrow(self._key_codec.encode(key)), self.seed))
 
 
 def _whole(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:

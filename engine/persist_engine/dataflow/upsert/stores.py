@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import pyarrow as pa
 
@@ -18,7 +18,7 @@ from persist_engine.flow.upsert_memory import MemoryStore
 from persist_engine.flow.upsert_store import KeyValues, SpillingStore
 from persist_engine.flow.word_rows import Int64s, UInt64s
 
-Backend = Literal["memory", "rocksdb", "auto"]
+Backend = Literal["memory", "rocksdb", "auto", "shard"]
 
 #: With `auto`, larger state goes to disk. This is half a million keys with short values.
 SPILL_BYTES = 64 * MIB
@@ -30,9 +30,9 @@ def store_opener(
     """A function that opens the stores of one handle. InvalidUsage for an unknown backend, or a disk backend without a directory or
     without RocksDB.
     """
-    if backend not in ("memory", "rocksdb", "auto"):
-        raise InvalidUsage(f"unknown upsert backend {backend!r}: use memory, rocksdb or auto")
-    if backend == "memory":
+    if backend not in get_args(Backend):
+        raise InvalidUsage(f"unknown upsert backend {backend!r}: use memory, rocksdb, auto or shard")
+    if backend in ("memory", "shard"):
         return lambda _: MeteredStore(MemoryStore(), env, metrics)
     if directory is None:
         raise InvalidUsage(f"the upsert backend {backend} needs a directory of its own on a local disk")
