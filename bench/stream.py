@@ -34,6 +34,8 @@ CASES = (
     ("20,000 rows", 20_000, SQL, 0),
     ("10 upserts into 500,000 keys", 10, UPSERTS, 500_000),
     ("20,000 upserts into 500,000 keys", 20_000, UPSERTS, 500_000),
+    ("10 upserts into 2,000,000 keys", 10, UPSERTS, 2_000_000),
+    ("20,000 upserts into 2,000,000 keys", 20_000, UPSERTS, 2_000_000),
     ("200,000 upserts into 500,000 keys", 200_000, UPSERTS, 500_000),
 )
 

@@ -75,7 +75,8 @@ def open_upsert(
     The current values are kept in memory; with `rocksdb`, in `directory` (which belongs to the handle alone and is emptied first); with
     `auto`, there once they exceed `spill_bytes`. With `shard` none are kept: each call reads those of its keys from the shard, so that the
     first one need not wait, for few commands at a time on a shard of many keys; `upsert_stream` is refused. `on_hydration` receives the
-    progress of rebuilding or reading them, in the thread that waits. SchemaMismatch, also when the shard's schema has evolved past `schema`. InvalidUsage for a backend without its directory.
+    progress of rebuilding or reading them, in the thread that waits. SchemaMismatch, also when the shard's schema has evolved past
+    `schema`. InvalidUsage for a backend without its directory.
     """
     expect(client, PersistClient, "client", "a PersistClient")
     expect_count(spill_bytes, "spill_bytes", least=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -40,9 +41,15 @@ def test_the_last_value_of_a_key_wins_and_nothing_is_kept(world: World, shard_id
     assert not state.leased_readers
 
 
-@pytest.mark.parametrize("keys", [10, 300])
-def test_a_call_reads_only_what_can_hold_its_keys(shard_id: ShardId, keys: int) -> None:
-    """A few keys in a list, many by their bounds."""
+@pytest.mark.parametrize(
+    ("keys", "parts"),
+    [
+        pytest.param([*range(5), *range(3000, 3005)], 2, id="few, by their list"),
+        pytest.param(range(2800, 3100), 2, id="many, by their bounds"),
+        pytest.param(range(0, 4800, 16), 5, id="many, all over the shard"),
+    ],
+)
+def test_a_call_reads_only_what_can_hold_its_keys(shard_id: ShardId, keys: Sequence[int], parts: int) -> None:
     world = World(settings=Settings(batch=BatchSettings(inline_part_bytes_max=0), retain_ms=None))
     client, hydrations = world.process(), list[Hydration]()
     with client.open_writer(shard_id, SCHEMA, purpose="load") as writer:
@@ -54,12 +61,12 @@ def test_a_call_reads_only_what_can_hold_its_keys(shard_id: ShardId, keys: int) 
             ones = [pa.array(np.full(1000, each)) for each in (time, 1)]
             writer.append(pa.table([key, val, *ones], schema=SCHEMA.updates_schema), lower=A(time), upper=A(time + 1))
     with reading(client, shard_id, on_hydration=hydrations.append) as upserts:
-        done = upserts.upsert(commands(*((3000 + key, "new") for key in range(keys))))
-        assert (done.inserted, done.retracted) == (keys, keys)
-    assert (hydrations[0].rows, hydrations[0].rows_max, hydrations[-1].rows) == (0, 1000, keys), "one part of five"
+        done = upserts.upsert(commands(*((key, "new") for key in keys)))
+        assert (done.inserted, done.retracted) == (len(keys), len(keys))
+    assert (hydrations[0].rows, hydrations[0].rows_max) == (0, 1000 * parts), "of five parts"
     found = contents(client, shard_id)
     assert len(found) == 5000
-    assert {key for key, name in found.items() if name == "new"} == set(range(3000, 3000 + keys))
+    assert {key for key, name in found.items() if name == "new"} == set(keys)
 
 
 def test_commands_that_lost_a_race_read_what_the_winner_wrote(world: World, shard_id: ShardId) -> None:
