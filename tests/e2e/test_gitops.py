@@ -120,13 +120,18 @@ def flux(cluster: Any) -> Iterator[None]:
 
 @pytest.fixture
 def fleet(cluster: Any, flux: None) -> Iterator[Fleet]:
-    """A repository with the files of the example, which Flux does not follow yet."""
+    """A repository with the files of the example, which Flux does not follow yet. No resource of its names is there, before and after."""
+
+    def cleared() -> None:
+        cluster.delete("sparksinks.persistshard.io", "flights")
+        cluster.delete("persistshards.persistshard.io", "flights", "broken")
+
+    cleared()  # examples/flights has a shard of the same name, with another schema
     made = Fleet(cluster)
     made.commit()
     yield made
     made.remove()
-    cluster.delete("sparksinks.persistshard.io", "flights")
-    cluster.delete("persistshards.persistshard.io", "flights", "broken")
+    cleared()
 
 
 def leaves(fields: Mapping[str, Any], path: str = "") -> Iterator[str]:
