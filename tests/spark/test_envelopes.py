@@ -17,6 +17,7 @@ from landing_run import RivalLog
 from persist_engine.base.env import SystemEnv
 from persist_kit.depth import draws
 from persist_spark import sink, staging
+from persist_spark.envelopes import winners
 from persist_spark.failures import ExitCode, classify
 from persist_spark.partitions import grouped
 from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Write
@@ -178,7 +179,9 @@ def test_a_key_with_other_than_one_value_is_refused_and_named(target: Any, other
     target.write({row: -diff for row, diff in other.items()})
 
 
-def test_only_parts_that_can_hold_keys_of_the_run_are_read(target: Any, monkeypatch: Any):
+@pytest.mark.parametrize(("most", "terms"), [(2, 1), (1, 2)], ids=["few, by their list", "many, by their bounds"])
+def test_only_parts_that_can_hold_keys_of_the_run_are_read(target: Any, monkeypatch: Any, most: int, terms: int):
+    monkeypatch.setattr(winners, "LISTED_MAX", most)
     wheres = []
     monkeypatch.setattr(
         staging, "grouped", lambda parts, **named: wheres.extend(p.where for p in parts) or grouped(parts, **named)
@@ -186,7 +189,7 @@ def test_only_parts_that_can_hold_keys_of_the_run_are_read(target: Any, monkeypa
     target.run(rows_of((900, "new", 2)), SIMPLE, BY_SEQ)
     assert wheres == []
     target.run(rows_of((1, "new", 2), (2, "new", 6)), SIMPLE, BY_SEQ)
-    assert str(wheres[0]).count("key.id") == 2
+    assert str(wheres[0]).count("key.id") == terms
     assert target.state() == {(1,): ("new", 2), (2,): ("new", 6), (900,): ("new", 2)}
 
 

@@ -36,6 +36,10 @@ _BOUNDED = (
     T.TimestampType,
     T.TimestampNTZType,
 )
+#: Up to so many winners, readers get a list of their values.
+LISTED_MAX = 256
+
+Where = tuple[tuple[str, str, Any], ...]
 
 
 @dataclass(frozen=True)
@@ -50,8 +54,21 @@ class Winners:
     """How many of them are errors (collected.py)."""
     count: int
     """The winners."""
-    where: tuple[tuple[str, str, Any], ...] | None
-    """A condition on the key that all winners satisfy, as readers accept it. None: nothing is known."""
+    bounds: Where | None
+    """Bounds of the key's fields that all winners satisfy, as a condition that readers accept. None: nothing is known."""
+
+    @cached_property
+    def where(self) -> Where | None:
+        """A condition on the key that all winners satisfy: a list of values where there are few, else bounds. None: nothing is known.
+
+        Winners that lie far apart have wide bounds, and a reader would decode all rows between. A list of them decodes the row groups that
+        can hold one. It is made in one more job, so for few winners alone.
+        """
+        if self.bounds is None or self.count > LISTED_MAX or holds_errors(self.schema):
+            return self.bounds
+        fields = dict(zip(self.schema.key.names, self.keys.flatten(), strict=True))
+        terms = (_listed(term, fields[term[0].removeprefix("key.")]) for term in self.bounds)
+        return tuple(dict.fromkeys(terms))  # a list is in the place of both bounds
 
     @cached_property
     def keys(self) -> pa.Array:
@@ -114,7 +131,7 @@ def decided(commands: DataFrame, schema: Schema) -> Winners:
         rows=facts["rows"] or 0,
         errors=facts["errors"] or 0,
         count=facts["count"],
-        where=_range_of(facts, bounded),
+        bounds=_range_of(facts, bounded),
     )
 
 
@@ -149,7 +166,14 @@ def _known(value: pa.Scalar) -> Any:
         return None
 
 
-def _range_of(facts: dict[str, Any], bounded: Sequence[Field]) -> tuple[tuple[str, str, Any], ...] | None:
+def _listed(term: tuple[str, str, Any], values: pa.Array) -> tuple[str, str, Any]:
+    """`term`, or for a field whose values have one form in Python the list of its values."""
+    kind = values.type
+    is_plain = pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_decimal(kind)
+    return (term[0], "in", tuple(values.unique().to_pylist())) if is_plain else term
+
+
+def _range_of(facts: dict[str, Any], bounded: Sequence[Field]) -> Where | None:
     terms = tuple(
         (f"key.{f.name}", op, facts[f"{end}_{f.column}"])
         for f in bounded
