@@ -238,6 +238,26 @@ def test_a_frame_keeps_the_columns_of_the_schema_at_its_load(shard, held):
         held.splits("before", after.row_type)
 
 
+@pytest.mark.parametrize(
+    "more", [{"where": "country IS NULL"}, {"columns": "country"}, {"columns": "country", "from": "0"}]
+)
+def test_regression_a_load_knows_the_columns_that_another_process_added(shard, held, more):
+    shard.write(0)
+    held.load("before", shard.options())
+    shard.client.evolve_schema(shard.id, Schema.from_ddl("id BIGINT", "name STRING, country STRING"))
+    loaded = held.load("after", shard.options(**more))
+    assert "country" in loaded.row_type.simpleString()
+
+
+def test_a_look_in_an_older_schema_shows_its_columns(shard, held):
+    shard.write(0)
+    shard.client.evolve_schema(shard.id, Schema.from_ddl("id BIGINT", "name STRING, country STRING"))
+    assert [held.look(shard.options(), schema).row_type.names for schema in (SCHEMA, None)] == [
+        ["id", "name"],
+        ["id", "name", "country"],
+    ]
+
+
 def test_blobs_of_a_frame_are_collected_only_after_its_drop(shard, held):
     for time in range(0, 100, 10):
         shard.write(time)
