@@ -81,7 +81,9 @@ def test_frames_keep_the_columns_of_their_load(spark, shard):
     used, unused = load(spark, shard), load(spark, shard)
     feed = load(spark, shard, **{"from": "0", "rows": "updates"})
     assert used.columns == ["id", "area", "n", "s"]
-    shard.client.evolve_schema(shard.id, Schema.from_ddl("id BIGINT NOT NULL, area STRING", "n BIGINT, s STRING, note STRING"))
+    shard.client.evolve_schema(
+        shard.id, Schema.from_ddl("id BIGINT NOT NULL, area STRING", "n BIGINT, s STRING, note STRING")
+    )
     shard.add([row(2)])
     assert [each.schema.simpleString() for each in (empty, used, unused)] == [
         "struct<id:bigint,area:string,n:int,s:string>"
