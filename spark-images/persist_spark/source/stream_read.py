@@ -346,10 +346,16 @@ class ShardStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             columns=self.options.columns,
         )
         if isinstance(changes, SinceAhead):
+            if self.options.start is None:
+                what = f"the stream cannot go on: it has read shard {self.options.shard} up to {dated(begin)}"
+                remedy = "with a new checkpoint, which begins with the contents"
+            else:
+                what = f"the stream cannot begin, or go on, with the changes of shard {self.options.shard} at {dated(begin)}"
+                remedy = (
+                    "with a new checkpoint, and with a start past since, or with none: then it begins with the contents"
+                )
             raise InvalidUsage(
-                f"the stream cannot go on: it has read shard {self.options.shard} up to {dated(begin)}, and the shard's since "
-                f"is {dated(changes.since.time)}: what happened when, up to since, is forgotten. Start a query with a new "
-                "checkpoint, which begins with the contents; a longer retention, or a critical reader, keeps changes for a "
-                "query that stands still"
+                f"{what}, and the shard's since is {dated(changes.since.time)}: what happened when, up to since, is forgotten. "
+                f"Start a query {remedy}; a longer retention, or a critical reader, keeps changes for a query that stands still"
             )
         return changes
