@@ -35,7 +35,7 @@ from persist_engine.rows.schema import Schema
 from persist_engine.storage.addresses import folder_of
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
 
-from persist_spark.options import SPLITS_MAX, Options, instant
+from persist_spark.options import SPLITS_MAX, Options, instant, refuse_instants
 from persist_spark.row_shape import changes_row_type, check_columns, condition, row_type
 from persist_spark.source.loaded import LoadedFrame
 from persist_spark.source.native import PlainFiles
@@ -339,6 +339,10 @@ class _HeldShard:
 
     def _chosen(self, options: Options, client: PersistClient, schema: Schema | None) -> LoadedFrame:
         """What a load shows now, in the columns of `schema`; None: the newest. InvalidUsage for times that are not complete yet."""
+        feed = options.feed
+        refuse_instants(
+            client.clock(self._shard), self._shard, *((options.as_of,) if feed is None else (feed.start, feed.end))
+        )
         if options.feed is None:
             as_of = self._time_of(options, client)
             schema = schema or client.schema(self._shard)

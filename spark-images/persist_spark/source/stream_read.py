@@ -34,7 +34,17 @@ from pyspark.sql.streaming.datasource import (
 
 from persist_spark.columns import changes_of_rows, records_of
 from persist_spark.held_frames import SPLIT_BYTES, follow
-from persist_spark.options import SPLITS_MAX, STORE, Ago, check_names, instant, moment, names_in, number_in
+from persist_spark.options import (
+    SPLITS_MAX,
+    STORE,
+    Ago,
+    check_names,
+    instant,
+    moment,
+    names_in,
+    number_in,
+    refuse_instants,
+)
 from persist_spark.partitions import blob_at, reading_retry, sink_settings
 from persist_spark.row_shape import arrow_schema, changes_row_type, check_columns, condition
 from persist_spark.source.loaded import STARTING
@@ -199,8 +209,9 @@ class ShardStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         return {**self.__dict__, "_client": None, "_follower": None}
 
     def initialOffset(self) -> Offset:  # noqa: N802 - here and below: Spark's names
-        """The offset of a new query."""
+        """The offset of a new query. InvalidUsage for a start that the shard's clock does not have."""
         start = self.options.start
+        refuse_instants(self._opened().clock(self.options.shard), self.options.shard, start)
         return self._offset(-1 if start is None else instant(start, SystemEnv().now_ms()))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
