@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from persist_engine.rows.errors_column import holds_errors as holds_errors
     from persist_engine.rows.errors_column import without_errors as without_errors
     from persist_engine.rows.filter import Filter as Filter
+    from persist_engine.rows.predicate import refuse_two_meanings as refuse_two_meanings
     from persist_engine.rows.predicate_text import predicate_of as predicate_of
     from persist_engine.rows.projection import Projection as Projection
     from persist_engine.rows.schema import Schema as Schema
@@ -166,6 +167,7 @@ MODULES = {
     "open_sink": "dataflow.open",
     "open_upsert": "dataflow.open",
     "predicate_of": "rows.predicate_text",
+    "refuse_two_meanings": "rows.predicate",
     "summary": "work.outcome",
     "without_errors": "rows.errors_column",
 }

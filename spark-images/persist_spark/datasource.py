@@ -11,6 +11,7 @@ frame use that plan. A read that takes longer may then fail with an error that n
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ from persist_spark.source.loaded import (
     FORMAT,
     FRAME_OPTION,
     LOOK_OPTION,
+    SCHEMA_OPTION,
     LoadedFrame,
     is_of_stream,
     new_name,
@@ -79,6 +81,7 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
         self.name_of_frame, self.is_named = given_name or new_name(), bool(given_name)
         self.is_look = self.options.pop(LOOK_OPTION, "") == "true"
         self.is_empty = self.options.pop(EMPTY_OPTION, "") == "true"
+        self.ddl = self.options.pop(SCHEMA_OPTION, None)
         self.loaded: LoadedFrame | None = None
         self.table: LoadedTable | None = None
 
@@ -101,7 +104,7 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
             self.table = LoadedTable.read(options)
             return self.table.row_type
         if self.keeper is None:
-            loaded = _look_alone(options)
+            loaded = _look_alone(options, self.ddl)
             self.loaded = replace(loaded, as_of=None) if self.is_empty else loaded
         else:
             self.loaded = keeper.load(self.keeper, self.name_of_frame, self.options)
@@ -270,11 +273,13 @@ class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
                 yield from (records_of(batch) if self.options.updates else rows_of(batch, wanted, shard=split.shard_id))
 
 
-def _look_alone(options: Options) -> LoadedFrame:
-    """A load without a keeper: chooses the contents, and holds nothing."""
+def _look_alone(options: Options, ddl: str | None) -> LoadedFrame:
+    """A load without a keeper: chooses the contents, and holds nothing. `ddl`: the option with the schema of an earlier load."""
+    from persist_engine.rows.schema import Schema
+
     held = _held_here()
     try:
-        return held.look(options)
+        return held.look(options, None if ddl is None else Schema.from_ddl(*json.loads(ddl)))
     finally:
         held.close()
 
@@ -283,9 +288,11 @@ def _splits_alone(frame: str, options: Options, loaded: LoadedFrame, asked: T.St
     """A plan without a keeper. It leaves a lease behind for the executors."""
     if loaded.as_of is None:
         return []
+    from persist_engine.rows.schema import Schema
+
     held = _held_here(LEASE_MS)
     try:
-        held.load(frame, loaded.pinned(options))
+        held.load(frame, loaded.pinned(options), Schema.from_ddl(*loaded.ddl))
         splits = held.splits(frame, asked)
         held.abandon()
     except BaseException:

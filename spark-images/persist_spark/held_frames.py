@@ -35,7 +35,7 @@ from persist_engine.rows.schema import Schema
 from persist_engine.storage.addresses import folder_of
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
 
-from persist_spark.options import SPLITS_MAX, Options, instant
+from persist_spark.options import SPLITS_MAX, Options, instant, refuse_instants
 from persist_spark.row_shape import changes_row_type, check_columns, condition, row_type
 from persist_spark.source.loaded import LoadedFrame
 from persist_spark.source.native import PlainFiles
@@ -58,12 +58,12 @@ class HeldFrames:
         self._frames: dict[str, _HeldShard] = {}
         self._is_closed = False
 
-    def look(self, options: Options) -> LoadedFrame:
+    def look(self, options: Options, schema: Schema | None = None) -> LoadedFrame:
         """What a load would show now. Holds nothing. Raises what `load` raises, except that a time before since is accepted."""
         shard = self._shard_of(options)
         with shard.lock:
             self._refuse_when_closed(options)
-            return shard.look(options, shard.store.client())
+            return shard.look(options, shard.store.client(), schema)
 
     def load(self, frame: str, options: Options, schema: Schema | None = None) -> LoadedFrame:
         """Chooses the time that `frame` shows and keeps it readable until `drop`. One commit, unless an open reader of the shard serves the
@@ -255,10 +255,11 @@ class _HeldShard:
         self._loaded: dict[str, tuple[Options, LoadedFrame]] = {}
 
     def look(self, options: Options, client: PersistClient, schema: Schema | None = None) -> LoadedFrame:
-        schema = schema or client.schema(self._shard)
+        # SUBTLE: times come first. Looking them up fetches what another process evolved before the load.
+        loaded = self._chosen(options, client, schema)
         if options.where is not None:  # an invalid condition is refused even when nothing was written yet
-            condition(options.where, schema, "where")
-        return self._chosen(options, client, schema)
+            condition(options.where, schema or client.schema(self._shard), "where")
+        return loaded
 
     def load(self, frame: str, options: Options, client: PersistClient, schema: Schema | None) -> LoadedFrame:
         if frame in self._loaded:
@@ -336,18 +337,26 @@ class _HeldShard:
         for lease in self._leases:
             lease.reader.abandon()
 
-    def _chosen(self, options: Options, client: PersistClient, schema: Schema) -> LoadedFrame:
-        """What a load shows now, in the columns of `schema`. InvalidUsage for times that are not complete yet."""
+    def _chosen(self, options: Options, client: PersistClient, schema: Schema | None) -> LoadedFrame:
+        """What a load shows now, in the columns of `schema`; None: the newest. InvalidUsage for times that are not complete yet."""
+        feed = options.feed
+        refuse_instants(
+            client.clock(self._shard), self._shard, *((options.as_of,) if feed is None else (feed.start, feed.end))
+        )
         if options.feed is None:
+            as_of = self._time_of(options, client)
+            schema = schema or client.schema(self._shard)
             shown = row_type(schema, updates=options.updates, columns=options.columns)
-            return LoadedFrame(as_of=self._time_of(options, client), row_type=shown)
+            return LoadedFrame(as_of=as_of, row_type=shown, ddl=(schema.key_ddl, schema.val_ddl))
         upper = client.recent_upper(self._shard)
         try:
             start, end = options.feed.window(upper, now_ms=self.store.env.now_ms())
         except InvalidUsage as error:
             raise InvalidUsage(f"cannot read the changes of shard {self._shard}: {error}") from error
+        schema = schema or client.schema(self._shard)
         shown = changes_row_type(schema, shape=options.feed.shape, columns=options.columns)
-        return LoadedFrame(as_of=end - 1 if start < end else None, row_type=shown, start=start)
+        as_of = end - 1 if start < end else None
+        return LoadedFrame(as_of=as_of, row_type=shown, ddl=(schema.key_ddl, schema.val_ddl), start=start)
 
     def _time_of(self, options: Options, client: PersistClient) -> int | None:
         """The time to read at. None when nothing was ever written. InvalidUsage when the requested time is not complete yet."""

@@ -29,6 +29,10 @@ class Ago:
     ms: int
 
 
+class Instant(int):
+    """Milliseconds since 1970, of a time that was given as an instant and not as a number."""
+
+
 @dataclass(frozen=True, slots=True)
 class Feed:
     """The changes to show in the place of contents: those at times in [start, end)."""
@@ -119,7 +123,17 @@ def check_names(given: Mapping[str, str], known: Set[str], what: str) -> None:
 
 def instant(time: int | Ago, now_ms: int) -> int:
     """The time, for a load at `now_ms`; never before 0."""
-    return max(0, now_ms - time.ms) if isinstance(time, Ago) else time
+    return max(0, now_ms - time.ms) if isinstance(time, Ago) else int(time)
+
+
+def refuse_instants(clock: str, shard: ShardId, *times: int | Ago | None) -> None:
+    """InvalidUsage for an instant or a time ago, of a shard that counts its writes: all of its times are before that, so a frame or a
+    stream of changes would be empty.
+    """
+    if clock == "counter" and any(isinstance(time, Instant | Ago) for time in times):
+        raise InvalidUsage(
+            f"shard {shard} counts its writes, so a time of it is a number, not an instant and not a time ago"
+        )
 
 
 def _feed(given: Mapping[str, str]) -> Feed | None:
@@ -180,7 +194,7 @@ def _time(given: Mapping[str, str], name: str) -> int | None:
     time = time_of(text, f"option {name}")
     if time < 0:
         raise InvalidUsage(f"option {name}: {text[:64]!r} is before 1970, where a shard's times begin")
-    return time
+    return Instant(time)
 
 
 def number_in(given: Mapping[str, str], name: str, least: int, greatest: int) -> int | None:

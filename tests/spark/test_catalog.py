@@ -91,7 +91,7 @@ def test_only_the_columns_of_a_query_are_read(catalog, small):
     assert catalog.sql("SELECT count(*) FROM {n}.small") == [(2,)]
     assert "RelationV2[n#" in catalog.plan("SELECT n FROM {n}.small WHERE id = 1")
     assert catalog.sql("SELECT n, n FROM {n}.small WHERE id = 1") == [(10, 10)]
-    assert "as_of 2000 where `key`.`id` IS NOT NULL and `key`.`id` = 1" in explained(
+    assert "as_of 2000 where `id` IS NOT NULL and `id` = 1" in explained(
         catalog.frame("SELECT n FROM {n}.small WHERE id = 1")
     )
 
@@ -275,7 +275,7 @@ def test_an_update_is_a_pair_also_where_the_query_needs_no_value(catalog):
     halves = "SELECT _change_type FROM {n}.small CHANGES FROM VERSION 6 WHERE id = 1 AND n = "
     assert catalog.sql(f"{halves} 10") == [("update_preimage",)]
     assert catalog.sql(f"{halves} 11") == [("update_postimage",)]
-    assert "where `key`.`id` IS NOT NULL and `key`.`id` = 1 " in explained(catalog.frame(f"{halves} 10"))
+    assert "where `id` IS NOT NULL and `id` = 1 " in explained(catalog.frame(f"{halves} 10"))
 
 
 def test_a_table_that_another_process_reads_is_not_dropped(catalog):

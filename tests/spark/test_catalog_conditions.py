@@ -105,14 +105,24 @@ def test_parts_of_texts_stand_for_themselves(name, form, text):
 def test_names_that_look_like_a_side_and_fields_of_structs():
     one = literal("integer", 1)
     assert answered(op("=", column("key"), one), SCHEMA) == "`key`.`key` = 1"
-    assert answered(op("=", column("a.b"), literal("string", "u")), SCHEMA) == "`key`.`a.b` = 'u'"
-    assert answered(op("<", one, column("place", "x")), SCHEMA) == "1 < `val`.`place`.`x`"
+    assert answered(op("=", column("a.b"), literal("string", "u")), SCHEMA) == "`a.b` = 'u'"
+    assert answered(op("<", one, column("place", "x")), SCHEMA) == "1 < `place`.`x`"
     assert conjunction(["a = 1", "b = 2"]) == "(a = 1) AND (b = 2)"
     assert conjunction([]) is None
+
+
+def test_a_struct_that_is_named_as_a_side_is_never_taken_for_the_side():
+    one, schema = literal("integer", 1), Schema.from_ddl("id BIGINT", "key STRUCT<id: BIGINT>, m STRUCT<id: BIGINT>")
+    texts = [answered(op("=", column(*path), one), schema) for path in (("id",), ("key", "id"), ("m", "id"))]
+    assert texts == ["`id` = 1", "`val`.`key`.`id` = 1", "`m`.`id` = 1"]
+    assert [Filter(predicate_of(text), schema).columns for text in texts] == [("key.id",), ("val.key",), ("val.m",)]
+    both = Schema.from_ddl("id BIGINT", "key STRUCT<id: BIGINT>, val STRUCT<key: STRUCT<id: BIGINT>>")
+    assert answered(op("=", column("key", "id"), one), both) is None
+    assert answered(op("=", column("val", "key", "id"), one), both) == "`val`.`val`.`key`.`id` = 1"
 
 
 def test_a_collection_with_errors_is_left_to_spark():
     is_one = op("=", column("id"), literal("integer", 1))
     assert answered(is_one, Schema.from_ddl("id BIGINT, err STRING")) is None
-    assert answered(op("IS_NULL", column("err")), Schema.from_ddl("id BIGINT, err STRING")) == "`key`.`err` IS NULL"
-    assert answered(is_one, Schema.from_ddl("err STRING, id BIGINT")) == "`key`.`id` = 1"
+    assert answered(op("IS_NULL", column("err")), Schema.from_ddl("id BIGINT, err STRING")) == "`err` IS NULL"
+    assert answered(is_one, Schema.from_ddl("err STRING, id BIGINT")) == "`id` = 1"

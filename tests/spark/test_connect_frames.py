@@ -1,6 +1,7 @@
 """Frames over Spark Connect keep what they showed at their load, and their actions share a lease."""
 
 import pytest
+from persist_engine import Schema
 from persist_spark import register
 from persist_spark.datasource import PersistDataSource
 from persist_spark.source.connect_frames import pinned_options
@@ -71,6 +72,26 @@ def test_frames_show_the_times_of_their_load(spark, shard):
     assert ids(given) == [1, 2]
     assert versions.count() == count
     assert ids(load(spark, shard)) == [2, 3]
+
+
+@pytest.mark.spark
+def test_frames_keep_the_columns_of_their_load(spark, shard):
+    empty = load(spark, shard)
+    shard.add([row(1)])
+    used, unused = load(spark, shard), load(spark, shard)
+    feed = load(spark, shard, **{"from": "0", "rows": "updates"})
+    assert used.columns == ["id", "area", "n", "s"]
+    shard.client.evolve_schema(
+        shard.id, Schema.from_ddl("id BIGINT NOT NULL, area STRING", "n BIGINT, s STRING, note STRING")
+    )
+    shard.add([row(2)])
+    assert [each.schema.simpleString() for each in (empty, used, unused)] == [
+        "struct<id:bigint,area:string,n:int,s:string>"
+    ] * 3
+    assert [ids(each) for each in (empty, used, unused, used.union(unused))] == [[], [1], [1], [1, 1]]
+    assert [tuple(each.val) for each in feed.collect()] == [(1, "s1")]
+    newest = load(spark, shard)
+    assert (newest.schema["n"].dataType.simpleString(), newest.columns[-1], ids(newest)) == ("bigint", "note", [1, 2])
 
 
 @pytest.mark.spark

@@ -16,6 +16,7 @@ from persist_engine.storage.open import open_blob
 from persist_engine.work.repair.force import force_compaction, force_gc
 from persist_spark.held_frames import HeldFrames, _HeldShard
 from persist_spark.options import Options
+from persist_spark.source.stream_read import ShardStreamReader, StreamOptions
 from pyspark.sql import types as T
 
 SCHEMA = Schema.from_ddl("id BIGINT", "name STRING")
@@ -236,6 +237,59 @@ def test_a_frame_keeps_the_columns_of_the_schema_at_its_load(shard, held):
     assert shard.ids(held.splits("after", after.row_type)) == [0, 10]
     with pytest.raises(InvalidUsage, match="has column name string where the frame was made for column country string"):
         held.splits("before", after.row_type)
+
+
+@pytest.mark.parametrize(
+    "more", [{"where": "country IS NULL"}, {"columns": "country"}, {"columns": "country", "from": "0"}]
+)
+def test_regression_a_load_knows_the_columns_that_another_process_added(shard, held, more):
+    shard.write(0)
+    held.load("before", shard.options())
+    shard.client.evolve_schema(shard.id, Schema.from_ddl("id BIGINT", "name STRING, country STRING"))
+    loaded = held.load("after", shard.options(**more))
+    assert "country" in loaded.row_type.simpleString()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"from": "-1h"},
+        {"from": "2026-01-01T00:00:00Z", "rows": "changes"},
+        {"from": "1", "to": "-1h"},
+        {"as_of": "-1h"},
+    ],
+)
+def test_a_shard_that_counts_its_writes_has_no_instants(shard, held, more):
+    """All of its times are before any instant, so its changes since then were none."""
+    counting = ShardId.new()
+    shard.client.initialise(counting, SCHEMA, clock="counter")
+    with pytest.raises(InvalidUsage, match=f"shard {counting} counts its writes, so a time of it is a number"):
+        held.load("f", shard.options(**more, shard=counting))
+    assert held.load("f", shard.options(shard=counting, **{"from": "0"})).as_of is None
+    reader = ShardStreamReader(
+        StreamOptions.parse(
+            {
+                "shard": counting,
+                "blob": shard.location.blob,
+                "consensus": shard.location.consensus,
+                "rows": "changes",
+                "startingTime": "-1h",
+            }
+        ),
+        T.StructType([]),
+    )
+    with pytest.raises(InvalidUsage, match="counts its writes"):
+        reader.initialOffset()
+    reader.stop()
+
+
+def test_a_look_in_an_older_schema_shows_its_columns(shard, held):
+    shard.write(0)
+    shard.client.evolve_schema(shard.id, Schema.from_ddl("id BIGINT", "name STRING, country STRING"))
+    assert [held.look(shard.options(), schema).row_type.names for schema in (SCHEMA, None)] == [
+        ["id", "name"],
+        ["id", "name", "country"],
+    ]
 
 
 def test_blobs_of_a_frame_are_collected_only_after_its_drop(shard, held):

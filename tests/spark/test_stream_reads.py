@@ -218,6 +218,16 @@ def test_a_query_that_stood_still_for_too_long_stops_and_skips_nothing(spark, sh
         stream(spark, shard, checkpoint)
 
 
+def test_a_start_that_since_has_passed_is_not_said_to_have_been_read(spark, shard, tmp_path):
+    shard.write((1, 10, 1), upper=5)
+    shard.write((3, 30, 1), upper=20)
+    shard.forgets(15)
+    expected = "the stream cannot begin, or go on, with the changes of shard .* at 3, .*since is 15.* with a start past since, or with none"
+    with pytest.raises(StreamingQueryException, match=expected):
+        stream(spark, shard, tmp_path / "a", startingTime="3")
+    assert stream(spark, shard, tmp_path / "b", startingTime="16") == [updates((3, 30, 19, 1))]
+
+
 def test_a_checkpoint_over_another_shard_is_refused_by_name(spark, shard, tmp_path):
     """Also in the middle of a batch. A checkpoint of a release that did not note the shard goes on."""
     checkpoint, other = tmp_path / "checkpoint", Shard(tmp_path / "other")

@@ -103,6 +103,22 @@ def test_a_delete_removes_the_rows_of_its_condition_with_all_their_copies(spark,
     assert shard.rows() == Counter()
 
 
+def test_a_delete_by_a_struct_that_is_named_as_a_side(spark, tmp_path):
+    """Spark's meaning counts: the engine would take `key.id` for the field of the key."""
+    shard = Shard(tmp_path, Schema.from_ddl("id BIGINT", "key STRUCT<id: BIGINT>"))
+    rows = [((1,), ({"id": 2},)), ((2,), ({"id": 1},)), ((3,), (None,))]
+    shard.add(rows)
+    table = shard.table(spark)
+    options = {"shard": table.shard, "blob": shard.location.blob, "consensus": shard.location.consensus}
+    with pytest.raises(Exception, match="column key.id may be the field id of the key"):
+        spark.read.format("persist").options(**options, where="key.id = 2").load()
+    assert table.delete("key.id = 2") == 1
+    assert sorted(each.id for each in table.toDF().collect()) == [2, 3]
+    assert table.delete("id = 2") == 1
+    assert [each.id for each in table.toDF().collect()] == [3]
+    shard.client.close()
+
+
 def test_a_delete_without_a_meaning_changes_nothing(spark, shard):
     table = shard.table(spark)
     assert table.delete("true") == table.delete("id = 1") == table.delete("n % 2 = 0") == 0

@@ -24,7 +24,7 @@ from persist_engine.cli.options import (
     shard_called,
 )
 from persist_engine.cli.output import Bar, print_json, print_rows, progress_bar
-from persist_engine.cli.times import TIME_HELP, AsOf, one_time, written_time
+from persist_engine.cli.times import TIME_HELP, AsOf, one_time, refuse_instants, written_time
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -126,6 +126,7 @@ def read(
     with ExitStack() as stack:
         client = stack.enter_context(connected(stores))
         shard_id = shard_called(client, asked)
+        refuse_instants(client, shard_id, **{"from": since, "to": upto, "as-of": as_of})
         reader = stack.enter_context(client.open_leased_reader(shard_id, purpose="persist read"))
         answer: Snapshot | Changes
         if since is not None:

@@ -44,6 +44,19 @@ def one_time(text: str, option: str) -> int | None:
         raise InvalidUsage(f"{option} takes a time, or `latest`; {why}") from None
 
 
+def refuse_instants(client: PersistClient, shard_id: ShardId, **given: str | None) -> None:
+    """InvalidUsage for an option of `given`, by its name, that is an instant or a time ago, of a shard that counts its writes: its times
+    are numbers alone, and all of them are before that instant.
+    """
+    if client.clock(shard_id) != "counter":
+        return
+    for option, text in given.items():
+        if text is not None and text not in ("latest", "start") and not text.isdecimal():
+            raise InvalidUsage(
+                f"--{option}: shard {shard_id} counts its writes, so a time is a number, not {text[:40]!r}"
+            )
+
+
 def written_time(client: PersistClient, shard_id: ShardId, text: str, option: str, *, wait_s: float = 0.0) -> int:
     """The time that `option` asks for, of the shard's complete ones. InvalidUsage names the upper when the time is not written
     yet, unless the caller waits for it.

@@ -35,7 +35,7 @@ from persist_engine.model.commands import RetentionSet, SchemaEvolved
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import CriticalReaderId, ShardId, StoreId
 from persist_engine.model.ownership import Adoption, Owner
-from persist_engine.model.queries import is_finalized
+from persist_engine.model.queries import clock_of, is_finalized
 from persist_engine.model.state import Clock, FirstHold, SourceProgress
 from persist_engine.rows.schema import CODECS, Schema
 from persist_engine.shard.applier import Applier
@@ -231,6 +231,10 @@ class PersistClient:
     def schema(self, shard_id: ShardId) -> Schema:
         """The shard's newest schema, as far as this process knows. ShardNotFound."""
         return self.machine(shard_id).schema
+
+    def clock(self, shard_id: ShardId) -> Clock:
+        """Where the times of the shard's writes are from, as `initialise` chose. ShardNotFound."""
+        return clock_of(self.machine(shard_id).state)
 
     def evolve_schema(self, shard_id: ShardId, schema: Schema) -> SchemaEvolved | SchemaIncompatible:
         """Makes `schema` the shard's newest: with more nullable fields, or wider numbers in the value. Stored rows are read as if they had

@@ -27,8 +27,8 @@ class Projection:
 
     @classmethod
     def of(cls, columns: Iterable[str], schema: Schema) -> Projection:
-        """`key` and `val` stand for all their fields. Other names are those of filters, except that fields within structs are refused.
-        InvalidUsage lists the columns of the schema.
+        """`key` and `val` stand for all their fields, unless a field has that name. Other names are those of filters, except that fields
+        within structs are refused. InvalidUsage lists the columns of the schema.
         """
         if isinstance(columns, str):
             raise InvalidUsage(f"columns is a list of names, not the text {columns!r}")
@@ -37,7 +37,7 @@ class Projection:
         every = {side: [f"{side}.{name}" for name in names] for side, names in _sides(schema).items()}
         wanted: set[str] = set()
         for text in columns:
-            if text in every:
+            if text in every and not any(text in names for names in _sides(schema).values()):
                 wanted.update(every[text])
                 continue
             column = column_named(text, schema)

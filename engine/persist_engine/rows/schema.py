@@ -136,6 +136,14 @@ class Schema:
         ]
         return "; ".join(found) or None
 
+    def has_two_meanings(self, name: str) -> bool:
+        """Whether `name` begins with a side, such as `key.a`, and so names a field of that side, and also names a field without its side:
+        one of a struct `key`, or one whose own name has the dot.
+        """
+        side, _, rest = name.partition(".")
+        fields = {"key": self.key, "val": self.val}.get(side)
+        return fields is not None and _leads(fields, rest) and (_leads(self.key, name) or _leads(self.val, name))
+
     def column_problem(
         self,
         columns: Sequence[str],
@@ -166,6 +174,19 @@ class Schema:
 
     def __repr__(self) -> str:
         return f"Schema(({self.key_ddl}) -> ({self.val_ddl}))"
+
+
+def _leads(fields: Iterable[pa.Field], path: str) -> bool:
+    """Whether `path` names one of `fields`, or a field within its structs. Names may have dots."""
+    return any(
+        path == field.name
+        or (
+            path.startswith(f"{field.name}.")
+            and pa.types.is_struct(field.type)
+            and _leads(list(field.type), path.removeprefix(f"{field.name}."))
+        )
+        for field in fields
+    )
 
 
 def _allowed(path: str, fields: list[pa.Field], depth: int) -> list[pa.Field]:

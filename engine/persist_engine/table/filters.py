@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.rows.filter import Filter
-from persist_engine.rows.predicate import And, Compare, In, IsNull, Like, Not, Or, Predicate
+from persist_engine.rows.predicate import And, Compare, In, IsNull, Like, Not, Or, Predicate, refuse_two_meanings
 from persist_engine.rows.predicate_text import predicate_of
 from persist_engine.table.columns import Columns
 
@@ -46,6 +46,7 @@ class Condition:
         if not isinstance(where, str | list | tuple | Compare | In | Like | IsNull | And | Or | Not):
             raise InvalidUsage(f"where is a {type(where).__module__}.{type(where).__name__}; it must be {_ALLOWED}")
         predicate = predicate_of(where)
+        refuse_two_meanings(predicate, columns.schema)
         Filter(predicate, columns.schema)  # names what does not fit
         return cls(predicate=predicate)
 

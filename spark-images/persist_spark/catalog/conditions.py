@@ -13,7 +13,7 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from persist_engine import Filter, predicate_of
+from persist_engine import Filter, predicate_of, refuse_two_meanings
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.rows.schema import Schema
 
@@ -40,7 +40,9 @@ def answered(condition: Mapping[str, Any], schema: Schema, *, keys_only: bool = 
     """
     try:
         text = _text(condition, schema)
-        rule = Filter(predicate_of(text), schema)
+        predicate = predicate_of(text)
+        refuse_two_meanings(predicate, schema)
+        rule = Filter(predicate, schema)
     except (_Inexpressible, InvalidUsage):
         return None
     if keys_only and not all(column.startswith("key.") for column in rule.columns):
@@ -75,12 +77,13 @@ def _text(node: Mapping[str, Any], schema: Schema) -> str:
 
 
 def _column(node: Mapping[str, Any], schema: Schema) -> str:
-    """The column with its side: a shard read as a table has no field name in both."""
+    """The column. It has its side where it may look as if it had one already: a shard read as a table has no field name in both."""
     path = node.get("column")
     if not path or any(_QUOTE in name for name in path):
         raise _Inexpressible
-    side = "key" if path[0] in schema.key.names else "val"
-    return ".".join(f"{_QUOTE}{name}{_QUOTE}" for name in (side, *path))
+    if path[0].split(".")[0] in ("key", "val"):
+        path = ["key" if path[0] in schema.key.names else "val", *path]
+    return ".".join(f"{_QUOTE}{name}{_QUOTE}" for name in path)
 
 
 def _literal(node: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ from persist_spark.catalog.change_rows import feed_row_type
 from persist_spark.catalog.conditions import answered, conjunction
 from persist_spark.catalog.definitions import alter, create, drop, is_ours
 from persist_spark.held_frames import HeldFrames
-from persist_spark.options import STORE, Ago, Feed, Options, check_names, moment
+from persist_spark.options import STORE, Ago, Feed, Instant, Options, check_names, moment
 from persist_spark.partitions import sink_settings
 from persist_spark.row_shape import changes_row_type
 from persist_spark.source.loaded import LoadedFrame, new_name
@@ -439,17 +439,17 @@ def _time(version: str | None, timestamp_us: int | None) -> Any:
         return None
     if timestamp_us < 0:
         raise InvalidUsage("TIMESTAMP AS OF: the time is before 1970, where a shard's times begin")
-    return timestamp_us // 1000
+    return Instant(timestamp_us // 1000)
 
 
 def _bound(text: str, unit: str, *, is_after: bool) -> int | Ago:
     """The first time at or after a bound of a range; with `is_after`, after it."""
     if unit == "us":
         us = int(text)
-        return max(0, us // 1000 + 1 if is_after or us % 1000 else us // 1000)
+        return Instant(max(0, us // 1000 + 1 if is_after or us % 1000 else us // 1000))
     at = moment({"VERSION": text}, "VERSION")
     assert at is not None
-    return replace(at, ms=at.ms - is_after) if isinstance(at, Ago) else at + is_after
+    return replace(at, ms=at.ms - is_after) if isinstance(at, Ago) else type(at)(at + is_after)
 
 
 def _text(time: int | Ago) -> str:

@@ -8,21 +8,31 @@ option could name again, go into the plan themselves.
 from __future__ import annotations
 
 import functools
+import json
 from typing import Any
 
 import pyarrow as pa
 
 from persist_spark.options import Options
-from persist_spark.source.loaded import EMPTY_OPTION, FORMAT, FRAME_OPTION, LOOK_OPTION, LoadedFrame, new_name
+from persist_spark.source.loaded import (
+    EMPTY_OPTION,
+    FORMAT,
+    FRAME_OPTION,
+    LOOK_OPTION,
+    SCHEMA_OPTION,
+    LoadedFrame,
+    new_name,
+)
 from persist_spark.source.metadata import LoadedTable
 
 
 def times_of(options: Options, loaded: LoadedFrame) -> LoadedTable:
-    """What a client needs to know to load the same frame again: the shard and the times, which are null for an empty frame."""
+    """What a client needs to know to load the same frame again: the shard, its schema, and the times, which are null for an empty frame."""
     columns = {
         "shard": pa.array([str(options.shard)]),
         "as_of": pa.array([loaded.as_of], pa.int64()),
         "start": pa.array([loaded.start], pa.int64()),
+        "schema": pa.array([json.dumps(loaded.ddl)]),
     }
     return LoadedTable.of(pa.table(columns))
 
@@ -70,7 +80,7 @@ def _reader_of(reader: Any, options: dict[str, str], *, schema: str = "") -> Any
 
 def pinned_options(times: dict[str, Any], *, is_feed: bool) -> dict[str, str]:
     """The options that make each load show what the first one showed."""
-    shard, as_of, start = times["shard"], times["as_of"], times["start"]
+    frame, as_of = {"shard": times["shard"], SCHEMA_OPTION: times["schema"]}, times["as_of"]
     if as_of is None:
-        return {"shard": shard, EMPTY_OPTION: "true"}
-    return {"shard": shard, **({"from": str(start), "to": str(as_of + 1)} if is_feed else {"as_of": str(as_of)})}
+        return {**frame, EMPTY_OPTION: "true"}
+    return frame | ({"from": str(times["start"]), "to": str(as_of + 1)} if is_feed else {"as_of": str(as_of)})

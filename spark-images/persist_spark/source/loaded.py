@@ -15,12 +15,14 @@ from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls i
 from persist_spark.options import Options
 
 FORMAT = "persist"
-#: The option that carries the name of the frame from a load to its planner. Internal, as are the next two.
+#: The option that carries the name of the frame from a load to its planner. Internal, as are the next three.
 FRAME_OPTION = "persist.frame"
 #: The option with which a load shows one row, the times of the frame, in the place of the frame.
 LOOK_OPTION = "persist.look"
 #: The option that keeps a frame empty which was empty at its load.
 EMPTY_OPTION = "persist.empty"
+#: The option with the schema of a frame at its load, as two DDL texts in JSON, so that later loads have the same columns.
+SCHEMA_OPTION = "persist.schema"
 #: The option with the first time of a stream's changes, in lower case.
 STARTING = "startingtime"
 
@@ -32,6 +34,8 @@ class LoadedFrame:
     as_of: int | None
     """The time of its contents, or the last time of its changes. None: there is nothing to read, and the frame is empty."""
     row_type: T.StructType
+    ddl: tuple[str, str]
+    """The schema of the shard whose columns it has: key and value."""
     start: int | None = None
     """The first time of its changes. None: the frame shows contents."""
 

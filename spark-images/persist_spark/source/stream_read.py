@@ -34,7 +34,17 @@ from pyspark.sql.streaming.datasource import (
 
 from persist_spark.columns import changes_of_rows, records_of
 from persist_spark.held_frames import SPLIT_BYTES, follow
-from persist_spark.options import SPLITS_MAX, STORE, Ago, check_names, instant, moment, names_in, number_in
+from persist_spark.options import (
+    SPLITS_MAX,
+    STORE,
+    Ago,
+    check_names,
+    instant,
+    moment,
+    names_in,
+    number_in,
+    refuse_instants,
+)
 from persist_spark.partitions import blob_at, reading_retry, sink_settings
 from persist_spark.row_shape import arrow_schema, changes_row_type, check_columns, condition
 from persist_spark.source.loaded import STARTING
@@ -199,8 +209,9 @@ class ShardStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         return {**self.__dict__, "_client": None, "_follower": None}
 
     def initialOffset(self) -> Offset:  # noqa: N802 - here and below: Spark's names
-        """The offset of a new query."""
+        """The offset of a new query. InvalidUsage for a start that the shard's clock does not have."""
         start = self.options.start
+        refuse_instants(self._opened().clock(self.options.shard), self.options.shard, start)
         return self._offset(-1 if start is None else instant(start, SystemEnv().now_ms()))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -346,10 +357,16 @@ class ShardStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             columns=self.options.columns,
         )
         if isinstance(changes, SinceAhead):
+            if self.options.start is None:
+                what = f"the stream cannot go on: it has read shard {self.options.shard} up to {dated(begin)}"
+                remedy = "with a new checkpoint, which begins with the contents"
+            else:
+                what = f"the stream cannot begin, or go on, with the changes of shard {self.options.shard} at {dated(begin)}"
+                remedy = (
+                    "with a new checkpoint, and with a start past since, or with none: then it begins with the contents"
+                )
             raise InvalidUsage(
-                f"the stream cannot go on: it has read shard {self.options.shard} up to {dated(begin)}, and the shard's since "
-                f"is {dated(changes.since.time)}: what happened when, up to since, is forgotten. Start a query with a new "
-                "checkpoint, which begins with the contents; a longer retention, or a critical reader, keeps changes for a "
-                "query that stands still"
+                f"{what}, and the shard's since is {dated(changes.since.time)}: what happened when, up to since, is forgotten. "
+                f"Start a query {remedy}; a longer retention, or a critical reader, keeps changes for a query that stands still"
             )
         return changes

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+from persist_engine import connect
 from persist_engine.cli import main as cli
 from persist_engine.cli.export import flattened, writing
 from persist_engine.client.client import PersistClient
@@ -144,6 +145,20 @@ def test_rows_are_filtered_cut_and_counted(persist, shop):
     code, _, err = persist("read", shop.shard_id, *shop.args, "--where", "nope = 1")
     assert code == 64
     assert "no column nope; there are id, name, x" in err
+
+
+def test_a_table_that_counts_its_writes_is_read_by_numbers(persist, tmp_path):
+    """All of its times are before any instant: a read of its changes since then showed none."""
+    with connect(tmp_path, maintain=False) as db:
+        db.create("visits", key="id BIGINT", clock="counter", retain=100).append([{"id": 1}])
+    stores = ("--blob", f"file://{tmp_path}/blobs", "--consensus", f"sqlite://{tmp_path}/consensus.db")
+    for given in (["--from", "-1h"], ["--from", "1", "--to", "2026-01-01T00:00:00Z"], ["--as-of", "-1h"]):
+        code, _, err = persist("read", "visits", *stores, *given)
+        assert code == 64
+        assert f"{given[-2]}: shard" in err
+        assert "counts its writes, so a time is a number" in err
+    code, out, _ = persist("read", "visits", *stores, "--from", "start", "--to", 1, "--format", "csv")
+    assert (code, out.splitlines()[1:]) == (0, ['1,"insert",1'])
 
 
 @pytest.mark.slow

@@ -109,6 +109,22 @@ def test_conditions_in_every_form(orders, where):
     assert [row["name"] for row in orders.scan(where, ["name"]).to_pylist()] == ["a", "b", "a", "a", "a"]
 
 
+@pytest.mark.parametrize("where", ["key.id = 2", [("key.id", "=", 2)], "id > 0 AND NOT `key.id` <> 2", "key.id IN (2)"])
+@pytest.mark.parametrize("value", ["key STRUCT<id: BIGINT>", "`key.id` BIGINT"])
+def test_a_name_that_may_be_a_side_and_a_column_chooses_no_rows(db, where, value):
+    """It chose those of the side, and a delete removed other rows than it named."""
+    table = db.create("t", key="id BIGINT", value=value)
+    inner = [2, 1] if value.startswith("`") else [{"id": 2}, {"id": 1}]
+    rows = [{"id": id_, table.schema.names[1]: each} for id_, each in zip((1, 2), inner, strict=True)]
+    table.append(rows)
+    for use in (table.scan, table.delete):
+        with pytest.raises(InvalidUsage, match=r"column key.id may be the field id of the key, or a column .*write id"):
+            use(where)
+    assert table.scan("id = 2").to_pylist() == rows[1:]
+    assert table.delete("val.key.id = 2").deleted == 1
+    assert table.to_pylist() == rows[1:]
+
+
 @pytest.mark.parametrize(
     ("where", "text"),
     [
