@@ -86,6 +86,7 @@ WRONG: dict[type, dict[str, dict[str, list[Any]]]] = {
         "background_maintenance": {"switch": all_but(None)},
         "initialise": {"shard_id": SHARD, "schema": SCHEMAS, "retain_ms": [*all_but(int, None), -5, 2**64], "critical": HOLDS, "clock": [*ANYTHING, "s"]},
         "schema": {"shard_id": SHARD},
+        "clock": {"shard_id": SHARD},
         "shard_named": {"name": [*all_but(str), "", "\ud800", "no/such name"]},
         "evolve_schema": {"shard_id": SHARD, "schema": SCHEMAS},
         "recent_upper": {"shard_id": SHARD},
