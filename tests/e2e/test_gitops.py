@@ -27,6 +27,8 @@ NEVER = "0 0 29 2 *"
 REGISTRY = "registry.flux-system.svc:5000"
 #: The namespace that stands for the example's.
 TEAM = "persist-e2e"
+#: The name of the example's resources here. Those of examples/flights have the example's, and a shard keeps its schema.
+NAME = "departures"
 PLUGIN = str(Path(sys.executable).parent / "kubectl-persist")
 REQUEST = "persistshard.io/request-verify"
 DEFINITIONS = ("persistshards.persistshard.io", "sparksinks.persistshard.io")
@@ -40,6 +42,7 @@ class Fleet:
         self.files = {f"crds/{path.name}": path.read_text() for path in (ROOT / "crds").glob("*.yaml")} | {
             f"shards/{path.name}": path.read_text()
             .replace("namespace: team", f"namespace: {TEAM}")
+            .replace("name: flights", f"name: {NAME}")
             .replace("15 * * * *", NEVER)
             for path in (GITOPS / "shards").glob("*.yaml")
         }
@@ -120,18 +123,13 @@ def flux(cluster: Any) -> Iterator[None]:
 
 @pytest.fixture
 def fleet(cluster: Any, flux: None) -> Iterator[Fleet]:
-    """A repository with the files of the example, which Flux does not follow yet. No resource of its names is there, before and after."""
-
-    def cleared() -> None:
-        cluster.delete("sparksinks.persistshard.io", "flights")
-        cluster.delete("persistshards.persistshard.io", "flights", "broken")
-
-    cleared()  # examples/flights has a shard of the same name, with another schema
+    """A repository with the files of the example, which Flux does not follow yet."""
     made = Fleet(cluster)
     made.commit()
     yield made
     made.remove()
-    cleared()
+    cluster.delete("sparksinks.persistshard.io", NAME)
+    cluster.delete("persistshards.persistshard.io", NAME, "broken")
 
 
 def leaves(fields: Mapping[str, Any], path: str = "") -> Iterator[str]:
@@ -164,7 +162,7 @@ def applied(resource: Mapping[str, Any]) -> tuple[int, list[Any]]:
 
 def both(cluster: Any) -> list[dict[str, Any]]:
     shown = ("get", "--show-managed-fields", "--output=json")
-    return [yaml.safe_load(cluster.kubectl(*shown, kind, "flights")) for kind in ("persistshard", "sparksink")]
+    return [yaml.safe_load(cluster.kubectl(*shown, kind, NAME)) for kind in ("persistshard", "sparksink")]
 
 
 @pytest.mark.wish(5)
@@ -216,7 +214,7 @@ def test_wish_gitops_undoes_what_kubectl_wrote_keeps_requests_and_no_field_has_t
     fleet.ready()
     assert [shared_fields(one) for one in both(cluster)] == [{}, {}]
     before = [applied(one) for one in both(cluster)]
-    cluster.run(PLUGIN, "verify", "flights", "-n", TEAM, "--wait", timeout_s=240)
+    cluster.run(PLUGIN, "verify", NAME, "-n", TEAM, "--wait", timeout_s=240)
     fleet.reconcile(revision)
     fleet.ready()
     assert [applied(one) for one in both(cluster)] == before, "neither a status nor a request is drift"
@@ -227,10 +225,10 @@ def test_wish_gitops_undoes_what_kubectl_wrote_keeps_requests_and_no_field_has_t
     with pytest.MonkeyPatch.context() as changed:
         editor = "sed -i 's/maxUncompactedBatches: .*/maxUncompactedBatches: 3/'"
         changed.setitem(cluster.environment, "KUBE_EDITOR", editor)
-        cluster.kubectl("edit", "persistshard", "flights")
+        cluster.kubectl("edit", "persistshard", NAME)
     cron = json.dumps({"spec": {"schedule": {"cron": "1 1 1 1 *"}}})
-    cluster.kubectl("patch", "sparksink", "flights", "--type=merge", f"--patch={cron}")
-    cluster.run(PLUGIN, "suspend", "sparksink/flights", "-n", TEAM)
+    cluster.kubectl("patch", "sparksink", NAME, "--type=merge", f"--patch={cron}")
+    cluster.run(PLUGIN, "suspend", f"sparksink/{NAME}", "-n", TEAM)
     shard, sink = both(cluster)
     assert shard["spec"]["compaction"]["maxUncompactedBatches"] == 3
     assert (sink["spec"]["schedule"]["cron"], sink["spec"]["suspend"]) == ("1 1 1 1 *", True)
@@ -248,16 +246,16 @@ def test_what_leaves_the_repository_is_deleted_and_nothing_hangs(cluster: Any, f
     """First the sink leaves, then the Kustomizations are deleted. The definitions stay, and the same name finds its data again."""
     fleet.follow()
     fleet.ready()
-    shard_id = cluster.status("persistshard", "flights")["shardId"]
+    shard_id = cluster.status("persistshard", NAME)["shardId"]
     whole = fleet.files["shards/flights.yaml"]
     fleet.files["shards/flights.yaml"] = whole.split("\n---\n")[0] + "\n"
     fleet.reconcile(fleet.commit())
     fleet.ready()
-    cluster.wait("the sink to go", lambda: cluster.get("sparksink", "flights") is None, timeout_s=60)
-    assert cluster.get("persistshard", "flights") is not None
+    cluster.wait("the sink to go", lambda: cluster.get("sparksink", NAME) is None, timeout_s=60)
+    assert cluster.get("persistshard", NAME) is not None
 
     fleet.remove()
-    cluster.wait("the shard to go", lambda: cluster.get("persistshard", "flights") is None, timeout_s=60)
+    cluster.wait("the shard to go", lambda: cluster.get("persistshard", NAME) is None, timeout_s=60)
     for name in DEFINITIONS:
         assert cluster.get("crd", name) is not None
 
@@ -265,7 +263,7 @@ def test_what_leaves_the_repository_is_deleted_and_nothing_hangs(cluster: Any, f
     fleet.commit()
     fleet.follow()
     fleet.ready()
-    assert cluster.status("persistshard", "flights")["shardId"] == shard_id
+    assert cluster.status("persistshard", NAME)["shardId"] == shard_id
 
 
 class Chart:
