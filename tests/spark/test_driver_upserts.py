@@ -197,6 +197,22 @@ def test_batches_whose_keys_lie_among_too_many_rows_are_upserted_by_executors(fi
     assert target.state() == dict(_held(number, x) for number, x in expected.items())
 
 
+def test_a_driver_that_read_too_much_takes_smaller_batches_and_then_none(files, make_target, monkeypatch):
+    monkeypatch.setattr(driver_upserts, "STATE_UPDATES_MAX", 1)
+    monkeypatch.setattr(driver_upserts, "READ_BYTES_MAX", -1)
+    target = make_target(KEY, VALUE)
+    target.write({_held(number, 1.0): 1 for number in range(1, 9)})
+    files.add(*(_one(number, x=5.0) for number in (1, 8)))
+    files.add(_one(2, x=5.0))
+    files.add(_one(2, x=6.0))
+    log = files.run(target, PLAIN)
+    assert [line["commands"] for line in log.of("upserts_on_executors")] == [2, 1]
+    assert [line["rows"] for line in log.of("decided")] == [2, 1]
+    assert [line["rows"] for line in log.of("staged")] == [2, 1, 1]
+    expected = {**dict.fromkeys(range(3, 8), 1.0), 1: 5.0, 8: 5.0, 2: 6.0}
+    assert target.state() == dict(_held(number, x) for number, x in expected.items())
+
+
 def test_other_writers_between_two_batches_and_within_one(files, make_target):
     """The driver decides anew against what they wrote."""
     target = make_target(KEY, VALUE)

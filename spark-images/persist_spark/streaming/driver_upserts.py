@@ -34,8 +34,8 @@ TEXT_BYTES_MAX, FAULT_BYTES_MAX = 512, 64
 STATE_BYTES_MAX = 64 * MIB
 #: A shard with more updates than this has too many keys, unless most of them retract.
 STATE_UPDATES_MAX = 1_000_000
-#: So many rows, of the range of its keys, the driver reads for one batch at most: one core decodes them in a second or two.
-READ_ROWS_MAX = 4_000_000
+#: So many rows and bytes the driver reads for one batch at most: one core decodes them in a second or two.
+READ_ROWS_MAX, READ_BYTES_MAX = 4_000_000, 128 * MIB
 
 
 #: About a field without texts, and the columns of a command beside the fields.
@@ -43,7 +43,7 @@ _FIXED_BYTES, _OTHER_COLUMNS = 8, 4
 
 
 class _TooLarge(Exception):
-    """Ends a read of more than STATE_BYTES_MAX to keep, or of more than READ_ROWS_MAX for one batch."""
+    """Ends a read of more than STATE_BYTES_MAX to keep, or of more than READ_ROWS_MAX or READ_BYTES_MAX for one batch."""
 
 
 @dataclass(kw_only=True)
@@ -161,8 +161,10 @@ class DriverUpserts:
 
     def _check_size(self, hydration: Hydration) -> None:
         if not self._keeps_all:
-            if hydration.rows > READ_ROWS_MAX:
-                raise _TooLarge(f"the keys of a batch lie in a range of more than {READ_ROWS_MAX} rows")
+            if hydration.rows > READ_ROWS_MAX or hydration.fetched_bytes > READ_BYTES_MAX:
+                raise _TooLarge(
+                    f"the keys of a batch lie among more than {hydration.rows} rows and {hydration.fetched_bytes} bytes"
+                )
         elif self._handle is not None and self._handle.state_bytes > STATE_BYTES_MAX:
             raise _TooLarge(
                 f"{hydration.rows} of {hydration.rows_max} updates of the shard take {self._handle.state_bytes} bytes"

@@ -64,6 +64,9 @@ def test_a_call_reads_only_what_can_hold_its_keys(shard_id: ShardId, keys: Seque
         done = upserts.upsert(commands(*((key, "new") for key in keys)))
         assert (done.inserted, done.retracted) == (len(keys), len(keys))
     assert (hydrations[0].rows, hydrations[0].rows_max) == (0, 1000 * parts), "of five parts"
+    sizes = [info.size_bytes for info in world.blob.list_prefix(f"{shard_id}/n")]
+    assert hydrations[0].fetched_bytes == 0
+    assert parts * min(sizes) // 2 < hydrations[-1].fetched_bytes <= parts * max(sizes)
     found = contents(client, shard_id)
     assert len(found) == 5000
     assert {key for key, name in found.items() if name == "new"} == set(keys)

@@ -35,11 +35,13 @@ _NAME_CHARS_MAX = 200
 
 @dataclass(frozen=True, slots=True)
 class Hydration:
-    """The progress of rebuilding the state at `as_of`: `rows` of at most `rows_max` rows are merged."""
+    """The progress of rebuilding the state at `as_of`, or of reading the keys of a call: `rows` of at most `rows_max` rows are merged."""
 
     as_of: int
     rows: int
     rows_max: int
+    fetched_bytes: int = 0
+    """What was fetched from the blob store so far to read the keys of a call."""
 
 
 class UpsertFollower:

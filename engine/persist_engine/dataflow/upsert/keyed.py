@@ -167,12 +167,12 @@ class KeyedReads:
                 f"shard {self._writer.shard_id} can no longer be read at {as_of}: its since is {snapshot.since}"
             )
         with snapshot:
-            rows, rows_max = 0, snapshot.rows_estimate
+            rows, rows_max, fetched = 0, snapshot.rows_estimate, list[int]()
             self._report(Hydration(as_of, rows, rows_max))
-            for batch in snapshot.to_batches(memory_bytes=_READ_BYTES):
+            for batch in snapshot.to_batches(memory_bytes=_READ_BYTES, on_fetched=fetched.append):
                 machine.on_snapshot(self._rows.updates_among(pa.Table.from_batches([batch]), commands), completed=False)
                 rows += batch.num_rows
-                self._report(Hydration(as_of, rows, rows_max))
+                self._report(Hydration(as_of, rows, rows_max, sum(fetched)))
         self._reach(machine, Antichain.of(as_of + 1), commands)
 
     def _followed(self, target: Antichain) -> UpsertMachine:
