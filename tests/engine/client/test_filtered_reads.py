@@ -23,7 +23,6 @@ from persist_engine.rows.errors_column import tag_errors, with_errors
 from persist_engine.rows.filter import Filter
 from persist_engine.rows.predicate import And, Compare, In, IsNull, Not, Or
 from persist_engine.rows.predicate_text import parse_predicate
-from persist_engine.rows.projection import Projection
 from persist_engine.rows.schema import Schema
 from persist_engine.work.compact import compact_due
 from persist_kit.world import AheadEnv, World
@@ -317,14 +316,6 @@ def test_a_lone_compacted_run_is_read_by_column(world, monkeypatch):
         got = reader.snapshot(79, columns=["id"]).to_table()
         assert got.column("key").to_pylist() == [{"id": row["id"]} for row in whole.column("key").to_pylist()]
         assert got.column("diff") == whole.column("diff")
-
-
-def test_a_field_that_is_named_as_a_side_is_shown_alone():
-    """All fields of the side were shown in its place."""
-    plain = Schema.from_ddl("id BIGINT, area STRING", "n INT")
-    named = Schema.from_ddl("id BIGINT, area STRING", "key BIGINT, val BIGINT, n INT")
-    shown = [Projection.of([name], schema).names for schema in (plain, named) for name in ("key", "val")]
-    assert shown == [("key.id", "key.area"), ("val.n",), ("val.key",), ("val.val",)]
 
 
 def test_parts_without_a_matching_row_are_not_fetched(world):

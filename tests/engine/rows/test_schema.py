@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 from persist_engine.base.errors import CorruptData, InvalidUsage
 from persist_engine.model.state import SchemaPair
+from persist_engine.rows.projection import Projection
 from persist_engine.rows.schema import Schema
 
 
@@ -168,3 +169,11 @@ def test_columns_that_do_not_match_are_named(columns, beside, problem) -> None:
     schema = Schema.from_ddl("id BIGINT", "name STRING, score DOUBLE")
     expected = f"input columns do not match the shard's schema: {problem}; the input has: {', '.join(columns)}"
     assert schema.column_problem(columns, beside=beside.items()) == (problem and expected)
+
+
+def test_a_field_that_is_named_as_a_side_is_shown_alone():
+    """All fields of the side were shown in its place."""
+    plain = Schema.from_ddl("id BIGINT, area STRING", "n INT")
+    named = Schema.from_ddl("id BIGINT, area STRING", "key BIGINT, val BIGINT, n INT")
+    shown = [Projection.of([name], schema).names for schema in (plain, named) for name in ("key", "val")]
+    assert shown == [("key.id", "key.area"), ("val.n",), ("val.key",), ("val.val",)]

@@ -180,7 +180,7 @@ class UpsertFollower:
     def _hydrated(self) -> UpsertMachine:
         if self._reader is None:
             self._reader = self._open_reader()
-        as_of = readable_time(self._writer, self._reader)
+        as_of = readable_time(self._writer, self._reader, self._writer.fetch_recent_upper())
         self._store = self._open_store("state")
         self._state = UpsertState(self._store, seed=self._rows.seed)
         machine = UpsertMachine(self._state, frontier=MINIMUM, provisional=self._provisional_state)
@@ -282,10 +282,12 @@ class UpsertFollower:
             self._on_hydration(hydration)
 
 
-def readable_time(writer: WriteHandle, reader: ReadHandle) -> int | None:
-    """The last time written, or since when that is later; None when nothing was ever written. InvalidUsage for a shard that is closed."""
+def readable_time(writer: WriteHandle, reader: ReadHandle, recent: Antichain) -> int | None:
+    """The last time written before `recent`, an upper just fetched, or since when that is later; None when nothing was ever written.
+    InvalidUsage for a shard that is closed.
+    """
     while True:
-        upper, since = writer.fetch_recent_upper().time, reader.since.time
+        upper, since = recent.time, reader.since.time
         if upper is None or since is None:
             reader.check_open()
             end = "upper" if upper is None else "since"
@@ -298,3 +300,4 @@ def readable_time(writer: WriteHandle, reader: ReadHandle) -> int | None:
         # SUBTLE: since is at or past upper. Times before since are indistinguishable, so the contents are read at since once upper is
         # past it. Only the frontier is appended (spec 20, bug 31).
         writer.compare_and_append([], expected_upper=Antichain.of(upper), new_upper=Antichain.of(as_of + 1))
+        recent = writer.fetch_recent_upper()

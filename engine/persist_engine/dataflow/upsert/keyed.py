@@ -145,7 +145,7 @@ class KeyedReads:
         if (upper := self._writer.fetch_recent_upper()).is_empty():  # every time is written
             self._asked = _Asked(commands, None, UpsertMachine(state, frontier=upper))
             return self._asked.machine
-        as_of = readable_time(self._writer, self._reader)
+        as_of = readable_time(self._writer, self._reader, upper)
         where = condition_of(commands.column("key"), self._writer.schema) if commands.num_rows else None
         self._asked = None
         if as_of is None:
@@ -168,9 +168,10 @@ class KeyedReads:
             )
         with snapshot:
             rows, rows_max, fetched = 0, snapshot.rows_estimate, list[int]()
+            wanted = self._rows.hashes_to_find(commands)
             self._report(Hydration(as_of, rows, rows_max))
             for batch in snapshot.to_batches(memory_bytes=_READ_BYTES, on_fetched=fetched.append):
-                machine.on_snapshot(self._rows.updates_among(pa.Table.from_batches([batch]), commands), completed=False)
+                machine.on_snapshot(self._rows.updates_among(pa.Table.from_batches([batch]), wanted), completed=False)
                 rows += batch.num_rows
                 self._report(Hydration(as_of, rows, rows_max, sum(fetched)))
         self._reach(machine, Antichain.of(as_of + 1), commands)
@@ -187,9 +188,10 @@ class KeyedReads:
         if isinstance(changes, SinceAhead):
             return self._read(asked.commands)
         asked.machine.forget_commands()
+        wanted = self._rows.hashes_to_find(asked.commands)
         with changes:
             for batch in changes.to_batches():
-                rows = self._rows.updates_among(pa.Table.from_batches([batch]), asked.commands)
+                rows = self._rows.updates_among(pa.Table.from_batches([batch]), wanted)
                 asked.machine.on_persisted(rows)
         self._reach(asked.machine, target, asked.commands)
         return asked.machine

@@ -78,16 +78,18 @@ class UpsertRows:
 
     def updates(self, table: pa.Table) -> pa.Table:
         """The columns hash, key, value and diff of rows from a reader."""
-        key, value = table.column("key"), self._val_codec.encode(table.column("val"))
-        return pa.table({"hash": self._hashes(key), "key": key, "value": value, "diff": table.column("diff")})
+        return self._updates(table, self._words_of(table.column("key")))
 
-    def updates_among(self, table: pa.Table, commands: pa.Table) -> pa.Table:
-        """As `updates`, of the rows whose keys are those of `commands`. Few others come along, and the values of those that do not are not
-        encoded.
-        """
+    @staticmethod
+    def hashes_to_find(commands: pa.Table) -> pa.Array:
+        """What `updates_among` looks for: a part of the hash of each key."""
+        return pa.array(hashes_of(commands)[:, 0])
+
+    def updates_among(self, table: pa.Table, wanted: pa.Array) -> pa.Table:
+        """As `updates`, of the rows whose keys have the hashes `wanted`, and hardly others. The values of those are not encoded."""
         words = self._words_of(table.column("key"))
-        found = pc.is_in(pa.array(words[:, 0]), value_set=pa.array(hashes_of(commands)[:, 0]))
-        return self.updates(table.filter(found))
+        found = pc.is_in(pa.array(words[:, 0]), value_set=wanted).to_numpy(zero_copy_only=False)
+        return self._updates(table.filter(pa.array(found)), words[found])
 
     def no_commands(self) -> pa.Table:
         """An empty table of the columns of `commands`."""
@@ -137,7 +139,7 @@ class UpsertRows:
         else:
             key, _ = self._conforming(table.drop_columns(["val"]), self._keys_only)
             value = self._nullable(table, deleted)
-        return pa.table({"hash": self._hashes(key), "key": key, "value": value})
+        return pa.table({"hash": _hashes(self._words_of(key)), "key": key, "value": value})
 
     def _nullable(self, table: pa.Table, deleted: pa.ChunkedArray) -> pa.Array:
         """The column `val` encoded, null where it is null."""
@@ -155,12 +157,16 @@ class UpsertRows:
         rows = pa.concat_tables(tables) if tables else schema.updates_schema.empty_table()
         return rows.column("key"), rows.column("val")
 
-    def _hashes(self, key: pa.ChunkedArray) -> pa.Array:
-        words = self._words_of(key)
-        return pa.Array.from_buffers(HASH_TYPE, len(words), [None, pa.py_buffer(words)])
+    def _updates(self, table: pa.Table, words: UInt64s) -> pa.Table:
+        key, value = table.column("key"), self._val_codec.encode(table.column("val"))
+        return pa.table({"hash": _hashes(words), "key": key, "value": value, "diff": table.column("diff")})
 
     def _words_of(self, key: pa.ChunkedArray) -> UInt64s:
         return np.ascontiguousarray(hash_rows(Words.from_arrow(self._key_codec.encode(key)), self.seed))
+
+
+def _hashes(words: UInt64s) -> pa.Array:
+    return pa.Array.from_buffers(HASH_TYPE, len(words), [None, pa.py_buffer(words)])
 
 
 def _whole(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
