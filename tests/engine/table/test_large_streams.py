@@ -58,12 +58,14 @@ def run(tmp_path, call, batches):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("call", ["append", "overwrite"])
-def test_a_stream_never_stands_in_memory(tmp_path, call):
-    """1.3 GB of rows. What a write grows by is its buffers: some 500 MB, and 200 MB more to compare what is staged with what is there."""
-    found = run(tmp_path, call, 200)
-    assert (found["rows"], found["refused"]) == (202_000 if call == "append" else 200_000, None)
-    assert found["grown"] < 900 << 20
+@pytest.mark.parametrize(("call", "most_mib"), [("append", 1300), ("overwrite", 1700)])
+def test_a_stream_never_stands_in_memory(tmp_path, call, most_mib):
+    """2.6 GB of rows. What a write grows by is its buffers: some 500 MB, and as much again to compare what is staged with what is there. Of
+    half the rows it is the same; the more the faster the machine reads ahead.
+    """
+    found = run(tmp_path, call, 400)
+    assert (found["rows"], found["refused"]) == (402_000 if call == "append" else 400_000, None)
+    assert found["grown"] < most_mib << 20
 
 
 @pytest.mark.slow
