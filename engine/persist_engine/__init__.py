@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from persist_engine.rows.errors_column import holds_errors as holds_errors
     from persist_engine.rows.errors_column import without_errors as without_errors
     from persist_engine.rows.filter import Filter as Filter
-    from persist_engine.rows.predicate import refuse_two_meanings as refuse_two_meanings
+    from persist_engine.rows.predicate_text import filter_of as filter_of
     from persist_engine.rows.predicate_text import predicate_of as predicate_of
     from persist_engine.rows.projection import Projection as Projection
     from persist_engine.rows.schema import Schema as Schema
@@ -157,6 +157,7 @@ MODULES = {
     "empty_struct": "rows.columns",
     "failure_report": "work.outcome",
     "finalize_shard": "client.closing",
+    "filter_of": "rows.predicate_text",
     "force_compaction": "work.repair.force",
     "force_gc": "work.repair.force",
     "gathered": "client.write.joined",
@@ -167,7 +168,6 @@ MODULES = {
     "open_sink": "dataflow.open",
     "open_upsert": "dataflow.open",
     "predicate_of": "rows.predicate_text",
-    "refuse_two_meanings": "rows.predicate",
     "summary": "work.outcome",
     "without_errors": "rows.errors_column",
 }

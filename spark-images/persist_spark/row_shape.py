@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
 import pyarrow as pa
-from persist_engine import Filter, Projection, predicate_of, refuse_two_meanings
+from persist_engine import Filter, Projection, filter_of
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.ids import ShardId
 from persist_engine.rows.schema import Schema
@@ -74,9 +74,7 @@ def condition(text: str, schema: Schema, option: str) -> Filter:
     """The SQL condition of an option, for rows of `schema`. InvalidUsage when it does not fit the schema, or names an instant without its
     zone: Spark would read that in the zone of the session, which the workers do not know, and so would show or replace other rows.
     """
-    predicate = predicate_of(text)
-    refuse_two_meanings(predicate, schema)
-    rule = Filter(predicate, schema)
+    rule = filter_of(text, schema)
     for column, value in rule.zoneless.items():
         raise InvalidUsage(
             f"option {option}: {column} holds instants, and {value} has no time zone, so its instant is unknown: add one, as in "

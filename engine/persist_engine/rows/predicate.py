@@ -15,7 +15,6 @@ from decimal import Decimal
 from typing import Any, Literal, get_args
 
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.rows.schema import Schema
 
 Op = Literal["=", "!=", "<", "<=", ">", ">="]
 
@@ -109,26 +108,6 @@ def _from_tuple(term: Any) -> Predicate:
         known = ", ".join((*_ALIASES, "in", "not in", "like", "not like"))
         raise InvalidUsage(f"filter on {column}: {op!r} is none of {known}", column=column)
     return Compare(column, _ALIASES[op], value)
-
-
-def refuse_two_meanings(predicate: Predicate, schema: Schema) -> None:
-    """InvalidUsage for a column of `predicate`, which a user wrote, that may be a field with its side and another one without it: see
-    Schema.has_two_meanings. Such a condition would choose, and delete, other rows than the user means.
-    """
-    match predicate:
-        case And(terms) | Or(terms):
-            for term in terms:
-                refuse_two_meanings(term, schema)
-        case Not(term):
-            refuse_two_meanings(term, schema)
-        case Compare(column) | In(column) | Like(column) | IsNull(column):
-            if isinstance(column, str) and schema.has_two_meanings(column):
-                side, _, rest = column.partition(".")
-                raise InvalidUsage(
-                    f"column {column} may be the field {rest} of the {'key' if side == 'key' else 'value'}, or a column that is named "
-                    f"{column} itself or lies within {side}: write {rest} for the first, and key.{column} or val.{column} for the other",
-                    column=column,
-                )
 
 
 def to_json(predicate: Predicate) -> dict[str, Any]:

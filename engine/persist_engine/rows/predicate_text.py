@@ -17,7 +17,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from persist_engine.base.errors import InvalidUsage
+from persist_engine.rows.filter import Filter
 from persist_engine.rows.predicate import And, Compare, In, IsNull, Like, Not, Op, Or, Predicate, from_tuples
+from persist_engine.rows.schema import Schema
 
 if TYPE_CHECKING:
     from sqlglot.dialects.dialect import Dialect
@@ -42,6 +44,35 @@ def predicate_of(where: Where) -> Predicate:
     if isinstance(where, Compare | In | Like | IsNull | And | Or | Not):
         return where
     return from_tuples(where)
+
+
+def filter_of(where: Where, schema: Schema) -> Filter:
+    """The filter for rows of `schema` that the condition of a user stands for. InvalidUsage names what does not fit the schema, and a
+    column with two meanings. A condition that code made, with the side of each column, is `Filter(predicate_of(where), schema)`.
+    """
+    predicate = predicate_of(where)
+    _refuse_two_meanings(predicate, schema)
+    return Filter(predicate, schema)
+
+
+def _refuse_two_meanings(predicate: Predicate, schema: Schema) -> None:
+    """InvalidUsage for a column that may be a field with its side and another one without it: see Schema.has_two_meanings. Such a
+    condition would choose, and delete, other rows than the user means.
+    """
+    match predicate:
+        case And(terms) | Or(terms):
+            for term in terms:
+                _refuse_two_meanings(term, schema)
+        case Not(term):
+            _refuse_two_meanings(term, schema)
+        case Compare(column) | In(column) | Like(column) | IsNull(column):
+            if isinstance(column, str) and schema.has_two_meanings(column):
+                side, _, rest = column.partition(".")
+                raise InvalidUsage(
+                    f"column {column} may be the field {rest} of the {'key' if side == 'key' else 'value'}, or a column that is named "
+                    f"{column} itself or lies within {side}: write {rest} for the first, and key.{column} or val.{column} for the other",
+                    column=column,
+                )
 
 
 def parse_predicate(text: str) -> Predicate:

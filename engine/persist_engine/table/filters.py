@@ -15,9 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.rows.filter import Filter
-from persist_engine.rows.predicate import And, Compare, In, IsNull, Like, Not, Or, Predicate, refuse_two_meanings
-from persist_engine.rows.predicate_text import predicate_of
+from persist_engine.rows.predicate import And, Compare, In, IsNull, Like, Not, Or, Predicate
+from persist_engine.rows.predicate_text import filter_of
 from persist_engine.table.columns import Columns
 
 Where: TypeAlias = str | Predicate | Sequence[Any] | pc.Expression
@@ -45,10 +44,7 @@ class Condition:
             return cls(expression=_checked(where, columns))
         if not isinstance(where, str | list | tuple | Compare | In | Like | IsNull | And | Or | Not):
             raise InvalidUsage(f"where is a {type(where).__module__}.{type(where).__name__}; it must be {_ALLOWED}")
-        predicate = predicate_of(where)
-        refuse_two_meanings(predicate, columns.schema)
-        Filter(predicate, columns.schema)  # names what does not fit
-        return cls(predicate=predicate)
+        return cls(predicate=filter_of(where, columns.schema).predicate)
 
     def applied(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The rows of a batch of columns side by side that fulfil the expression."""

@@ -13,7 +13,7 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from persist_engine import Filter, predicate_of, refuse_two_meanings
+from persist_engine import filter_of, predicate_of
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.rows.schema import Schema
 
@@ -40,9 +40,7 @@ def answered(condition: Mapping[str, Any], schema: Schema, *, keys_only: bool = 
     """
     try:
         text = _text(condition, schema)
-        predicate = predicate_of(text)
-        refuse_two_meanings(predicate, schema)
-        rule = Filter(predicate, schema)
+        rule = filter_of(text, schema)
     except (_Inexpressible, InvalidUsage):
         return None
     if keys_only and not all(column.startswith("key.") for column in rule.columns):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pyarrow.compute as pc
-from persist_engine import Changes, Filter, ReadHandle, holds_errors, predicate_of, refuse_two_meanings
+from persist_engine import Changes, ReadHandle, filter_of, holds_errors
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.flow.append_run import AfterMismatch, Recompute
 from persist_engine.flow.mint_run import Minted
@@ -68,9 +68,7 @@ def _is_expressible(where: str, schema: Schema) -> bool:
     zone means the zone of the session, which Spark knows and the engine does not.
     """
     try:
-        predicate = predicate_of(where)
-        refuse_two_meanings(predicate, schema)
-        rule = Filter(predicate, schema)
+        rule = filter_of(where, schema)
     except InvalidUsage:
         return False
     return not rule.zoneless and not rule.passes_errors

@@ -31,8 +31,7 @@ from persist_engine.model.spine.trace import Trace
 from persist_engine.parts.fetch import PartSource
 from persist_engine.parts.selection import sampled
 from persist_engine.rows.filter import Filter
-from persist_engine.rows.predicate import refuse_two_meanings
-from persist_engine.rows.predicate_text import Where, predicate_of
+from persist_engine.rows.predicate_text import Where, filter_of, predicate_of
 from persist_engine.rows.projection import Projection
 from persist_engine.rows.schema import Schema
 from persist_engine.shard.machine import Machine
@@ -420,10 +419,9 @@ class ReadHandle(Expiring):
     def _filter(self, where: Where | None) -> Filter | None:
         if where is None:
             return None
-        predicate = predicate_of(where)
-        if isinstance(where, str):  # a text of a user; code names sides
-            refuse_two_meanings(predicate, self._schema)
-        return Filter(predicate, self._schema)
+        if isinstance(where, str):
+            return filter_of(where, self._schema)
+        return Filter(predicate_of(where), self._schema)  # made by code, which names sides
 
     def _source(self, path: str) -> PartSource:
         machine, own_id = self._machine, self._schema_id
