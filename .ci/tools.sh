@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs missing tools: tools.sh NAME... of uv java javac redis versitygw prometheus chromium checker kstatus lua connector broker kind helm (all of them if none is named),
-# and on request only: argo, flux, kueue, cosign, registry.
+# and on request only: argo, flux, kueue, schedulers, cosign, registry.
 # Each step is idempotent and prints what it did or could not get; the exit code is 1 if a requested tool is missing.
 # Programs go to ~/.cache/persist-operator/bin, which make puts on PATH, jars to ~/.cache/persist-operator/jars; packages come from Debian's apt.
 set -uo pipefail
@@ -175,6 +175,26 @@ get_kueue() {
     lacks kueue "The end-to-end test of Kueue runs it: install Go 1.25 or newer and kubectl, then run this again."
 }
 
+# The schedulers Volcano and YuniKorn and their objects, into $PERSIST_CACHE/schedulers: from their repositories, since neither can be
+# installed as a Go module. Only tests/e2e/test_schedulers.py needs them.
+get_schedulers() {
+  local target=$PERSIST_CACHE/schedulers versions="$VOLCANO_VERSION $YUNIKORN_VERSION" sources
+  [ "$(cat "$target/versions" 2>/dev/null)" = "$versions" ] && return
+  say "building Volcano $VOLCANO_VERSION and YuniKorn $YUNIKORN_VERSION (some minutes)"
+  mkdir -p "$target"
+  sources=$(mktemp -d)
+  go_program() { (cd "$1" && CGO_ENABLED=0 golang build -buildvcs=false -trimpath -ldflags '-s -w' -o "$target/$2" "$3"); }
+  git clone -q -c advice.detachedHead=false --depth 1 --branch "v$VOLCANO_VERSION" https://github.com/volcano-sh/volcano "$sources/volcano" &&
+    git clone -q -c advice.detachedHead=false --depth 1 --branch "v$YUNIKORN_VERSION" https://github.com/apache/yunikorn-k8shim "$sources/yunikorn" &&
+    go_program "$sources/volcano" volcano-scheduler ./cmd/scheduler && go_program "$sources/volcano" volcano-controllers ./cmd/controller-manager &&
+    go_program "$sources/yunikorn" yunikorn-scheduler ./pkg/cmd/shim &&
+    helm template volcano "$sources/volcano/installer/helm/chart/volcano" --namespace volcano-system --include-crds --set custom.admission_enable=false >"$target/volcano.yaml" &&
+    cp "$sources/yunikorn/deployments/scheduler/yunikorn-rbac.yaml" "$sources/yunikorn/deployments/scheduler/scheduler.yaml" "$target/" &&
+    echo "$versions" >"$target/versions" ||
+    lacks schedulers "The end-to-end test of Volcano and YuniKorn runs them: install git, Go 1.25 or newer and helm, then run this again."
+  rm -rf "$sources"
+}
+
 get_cosign() { # signs a release; minutes; only on request
   have cosign && return
   go_install cosign "github.com/sigstore/cosign/v3/cmd/cosign@v$COSIGN_VERSION"
@@ -184,8 +204,8 @@ get_cosign() { # signs a release; minutes; only on request
 (($#)) || set -- uv java javac redis versitygw prometheus chromium checker kstatus lua connector broker kind helm
 for tool in "$@"; do
   case $tool in
-    uv | java | javac | redis | versitygw | prometheus | chromium | checker | kstatus | lua | argo | flux | kueue | connector | broker | kind | helm | cosign | registry) "get_$tool" ;;
-    *) die "tools.sh knows uv java javac redis versitygw prometheus chromium checker kstatus lua argo flux kueue connector broker kind helm cosign registry, not $tool" ;;
+    uv | java | javac | redis | versitygw | prometheus | chromium | checker | kstatus | lua | argo | flux | kueue | schedulers | connector | broker | kind | helm | cosign | registry) "get_$tool" ;;
+    *) die "tools.sh knows uv java javac redis versitygw prometheus chromium checker kstatus lua argo flux kueue schedulers connector broker kind helm cosign registry, not $tool" ;;
   esac
 done
 ((${#missing[@]} == 0)) || { printf 'could not get: %s\n' "$(IFS=,; echo "${missing[*]}")" >&2; exit 1; }

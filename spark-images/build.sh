@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the project's images from the Dockerfiles beside this file: with docker if its daemon runs, otherwise with buildah.
 #   build.sh                  persist-engine, persist-operator, persist-spark
-#   build.sh NAME...          some of: engine operator spark examples redis s3 kafka flux kueue
+#   build.sh NAME...          some of: engine operator spark examples redis s3 kafka flux kueue schedulers
 # Tags: localhost/persist-NAME:$PERSIST_TAG (dev). A change of the project's code rebuilds one small layer; a change of uv.lock rebuilds
 # the dependencies. pip uses this machine's index, proxy and certificates through build secrets, none of which stays in an image.
 . "$(dirname "$(readlink -f "$0")")/../tests/e2e/cluster/settings.sh"
@@ -79,6 +79,11 @@ stage_kueue() {
   cp -u "$PERSIST_CACHE/kueue/kueue" "$CONTEXT/"
 }
 
+stage_schedulers() {
+  bash "$ROOT/.ci/tools.sh" schedulers || die "the image cannot be built without Volcano and YuniKorn"
+  cp -u "$PERSIST_CACHE"/schedulers/{volcano-scheduler,volcano-controllers,yunikorn-scheduler} "$CONTEXT/"
+}
+
 build() { # NAME DOCKERFILE [OPTION...]
   local name=$1 file=$2 start=$SECONDS
   shift 2
@@ -115,6 +120,7 @@ main() {
       s3) stage_s3; build s3 "$ROOT/tests/e2e/images/s3/Dockerfile" ;;
       kafka) stage_jars broker; build kafka "$ROOT/tests/e2e/images/kafka/Dockerfile" ;;
       flux) stage_flux; build flux "$ROOT/tests/e2e/images/flux/Dockerfile" ;;
+      schedulers) stage_schedulers; build schedulers "$ROOT/tests/e2e/images/schedulers/Dockerfile" ;;
       kueue) stage_kueue; build kueue "$ROOT/tests/e2e/images/kueue/Dockerfile" ;;
       *) die "no image called $name" ;;
     esac

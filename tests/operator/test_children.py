@@ -29,6 +29,18 @@ def test_a_pending_driver_carries_the_reason_it_waits():
     assert driver_run(pod("Pending", status={"conditions": conditions})).message == "0/2 nodes"
 
 
+def test_a_driver_that_another_scheduler_has_not_placed_says_so():
+    """YuniKorn says in events alone that a pod waits in its queue."""
+
+    def on(**spec):
+        run = driver_run({**pod("Pending"), "spec": spec})
+        return (run.reason, run.message)
+
+    assert on(schedulerName="yunikorn") == ("Unscheduled", "the scheduler yunikorn has not placed the pod yet")
+    assert on(schedulerName="yunikorn", nodeName="node-1") == ("", "")
+    assert on(schedulerName="default-scheduler") == on() == ("", "")
+
+
 def test_a_report_is_read_from_the_termination_message_and_other_text_is_kept():
     def ended(message):
         return driver_run(pod("Failed", state={"terminated": {"exitCode": 70, "reason": "Error", "message": message}}))

@@ -211,7 +211,8 @@ def test_the_time_in_a_queue_does_not_count_towards_the_start(world, minutes):
     assert changes <= 1 + minutes // 2, "the status changes when half of the time is over, not with each look"
     one.change(reason="Unschedulable", message="no node")
     one.step(after=149_000)
-    assert one.reason("Ready") == ("False", "Running")
+    assert one.reason("Ready") == ("False", "DriverPending")
+    assert conditions.find(one.status, "Ready")["message"] == "run 1, attempt 1: Unschedulable no node"
     one.step(after=300_000)
     assert (one.status["lastFailure"]["class"], one.status["lastFailure"]["podName"]) == ("Scheduling", name)
 

@@ -146,7 +146,7 @@ def _running(status: SinkStatus, observed: SinkObserved, mounted: Sequence[str])
     if driver.phase == "Running":
         return Condition("Running", "True", "DriverRunning", f"{driver.pod_name} runs")
     if driver.phase in {"Creating", "Pending"}:
-        why = redact(f": {child.reason} {child.message}".rstrip()) if child is not None and child.reason else ""
+        why = f": {_why_pending(child)}" if child is not None and child.reason else ""
         if child is not None and child.phase is Phase.PENDING and failures.waits_for(child, mounted):
             why = f"{why}; {failures.waits_for(child, mounted)}"
         return Condition("Running", "False", "DriverPending", f"{driver.pod_name} is starting{why}")
@@ -206,9 +206,11 @@ def _under_way(status: SinkStatus, observed: SinkObserved, *, lasting: bool, was
     is_going = status.is_under_way
     obstacle = observed.obstacle
     held_up = obstacle is not None and (not is_going or (phase == "Creating" and not observed.runs))
-    queued = next((one for one in observed.runs if one.is_queued and one.name == status.driver.pod_name), None)
-    if is_going and queued is not None:
-        reason, text = QUEUED, f"run {run.number}: {queued.name} waits in the queue of its scheduler"
+    driver = next((one for one in observed.runs if one.name == status.driver.pod_name), None)
+    if is_going and driver is not None and driver.is_queued:
+        reason, text = QUEUED, f"run {run.number}: {driver.name} waits in the queue of its scheduler"
+    elif is_going and driver is not None and driver.phase is Phase.PENDING and driver.reason:
+        reason, text = "DriverPending", f"run {run.number}, attempt {status.attempt}: {_why_pending(driver)}"
     elif is_going and not held_up:
         reason, text = "Running", f"run {run.number}, attempt {status.attempt}"
     elif status.next_attempt_time is not None:
@@ -230,6 +232,11 @@ def _under_way(status: SinkStatus, observed: SinkObserved, *, lasting: bool, was
         # A sink that goes on matches its spec while its run is under way. A run may take longer than the time-out of a client that waits.
         return [Condition("Ready", "True", reason, text)]
     return conditions.reconciling(reason, text)
+
+
+def _why_pending(child: Run) -> str:
+    """What Kubernetes says of a driver that does not start."""
+    return redact(f"{child.reason} {child.message}".rstrip())
 
 
 def _starts_well(observed: SinkObserved) -> bool:

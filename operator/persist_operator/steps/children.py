@@ -20,6 +20,7 @@ Resource = Mapping[str, Any]
 _COMBINED = "(combined from similar events): "
 #: Kubernetes makes the name of a Job's pod of the Job's name, cut to _NAME_MAX, and _DRAWN random characters.
 _NAME_MAX, _DRAWN = 58, 5
+_DEFAULT_SCHEDULER = "default-scheduler"
 _CONTAINERS = {driver.CONTAINER, maintenance.CONTAINER}
 _PHASES = {"Succeeded": Phase.SUCCEEDED, "Failed": Phase.FAILED, "Running": Phase.RUNNING, "Unknown": Phase.RUNNING}
 
@@ -188,7 +189,15 @@ def _pod_facts(pod: Resource) -> _Facts:
         reason, message = reason or waiting["reason"], message or waiting.get("message", "")
     elif scheduled.get("status") == "False":
         reason, message = reason or scheduled.get("reason", ""), message or scheduled.get("message", "")
+    elif not reason and scheduled.get("status") != "True" and _awaits_other_scheduler(pod):
+        reason, message = "Unscheduled", f"the scheduler {pod['spec']['schedulerName']} has not placed the pod yet"
     return _Facts(reason=reason, message=message)
+
+
+def _awaits_other_scheduler(pod: Resource) -> bool:
+    """Whether a pod without a node is for a scheduler beside that of Kubernetes. Such a one may say in events alone that its pod waits."""
+    spec = pod.get("spec") or {}
+    return not spec.get("nodeName") and spec.get("schedulerName", _DEFAULT_SCHEDULER) != _DEFAULT_SCHEDULER
 
 
 def _report(message: str) -> tuple[Mapping[str, Any] | None, str]:
