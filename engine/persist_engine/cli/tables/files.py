@@ -32,6 +32,7 @@ from persist_engine.rows.ddl import print_type
 from persist_engine.rows.nested.entries import holds_maps
 from persist_engine.rows.nested.layout import is_list, list_of, map_of, mapped, values_type
 from persist_engine.rows.nested.values import array_of
+from persist_engine.table.columns import converted
 
 STDIN = "-"
 #: A file of Python, or one of Arrow, which declares no types.
@@ -42,6 +43,8 @@ _Source = Any
 _BLANK = b" \t\r\n\xef\xbb\xbf"
 #: Arrow reads CSV in blocks of this size, and refuses a longer line.
 _BLOCK_BYTES = 1 << 20
+#: Numbers of JSON for columns of decimals, with all digits that a decimal can have. Arrow by itself makes floats of them.
+_EXACT = pa.decimal256(76, 38)
 #: JSON is read in blocks of whole lines of about this size.
 JSON_BLOCK_BYTES = 16 << 20
 #: As Arrow reads CSV: a field is quoted if it begins with a quote, two quotes within stand for one. A carriage return at the end may be
@@ -226,9 +229,22 @@ def _without_json(table: pa.Table, wanted: pa.Schema) -> pa.Table:
 
 def _from_python(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Values of a JSON reader. InvalidUsage names what does not fit."""
-    if pa.types.is_decimal(kind):  # numbers or text
-        values = [None if value is None else str(value) for value in values]
-    return _value(array_of(name, values, _in_json(kind), may_lack=True), kind)
+    texts = [_with_texts(value, kind) for value in values]
+    return _value(array_of(name, texts, _in_json(kind), may_lack=True), kind)
+
+
+def _with_texts(value: Any, kind: pa.DataType) -> Any:
+    """The value, with text for the numbers of decimals at any depth."""
+    if pa.types.is_decimal(kind):
+        return None if value is None else str(value)
+    if isinstance(value, dict):
+        if pa.types.is_map(kind):
+            return {name: _with_texts(each, kind.item_type) for name, each in value.items()}
+        fields = {field.name: field.type for field in kind} if pa.types.is_struct(kind) else {}
+        return {name: _with_texts(each, fields.get(name, pa.null())) for name, each in value.items()}
+    if isinstance(value, list) and is_list(kind) and not pa.types.is_map(kind):
+        return [_with_texts(each, values_type(kind)) for each in value]
+    return value
 
 
 def _in_json(kind: pa.DataType) -> pa.DataType:
@@ -244,7 +260,21 @@ def _in_json(kind: pa.DataType) -> pa.DataType:
 
 def _from_json(text: str | bytes) -> Any:
     """The value. ValueError for what is no JSON, and for an object with a name twice, of which one value would be lost."""
-    return json.loads(text, object_pairs_hook=_object_of)
+    return json.loads(text, object_pairs_hook=_object_of, parse_float=_Number)
+
+
+class _Number(float):
+    """A number with a point or an exponent. As text it is what the file has, so that a decimal keeps all digits."""
+
+    def __new__(cls, text: str) -> _Number:
+        number = super().__new__(cls, text)
+        number._text = text
+        return number
+
+    _text: str
+
+    def __str__(self) -> str:
+        return self._text
 
 
 def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -280,24 +310,32 @@ def _jsonl_with_maps(data: bytes, wanted: pa.Schema, first: int) -> pa.Table:
 
 
 def _jsonl_plain(data: bytes, wanted: pa.Schema) -> pa.Table:
-    fields = [field.with_type(_written(field.type)) for field in wanted if not pa.types.is_decimal(field.type)]
-    table = pyarrow.json.read_json(
-        pa.BufferReader(data), parse_options=pyarrow.json.ParseOptions(explicit_schema=pa.schema(fields))
-    )
+    fields = [field.with_type(_EXACT if pa.types.is_decimal(field.type) else _written(field.type)) for field in wanted]
+    table = _parsed(data, fields)
     given = [name for name in table.column_names if name in wanted.names]
-    missing = _missing(data, [name for name in given if table.column(name).null_count == table.num_rows])
+    nulls = {name for name in given if table.column(name).null_count == table.num_rows}
+    # The reader shows every column of its schema. One that no line has is missing.
+    seen = _parsed(data, [field for field in fields if field.name not in nulls]).column_names if nulls else given
     for name in given:
-        kind = wanted.field(name).type
-        index = table.column_names.index(name)
-        if name in missing:
+        kind, index = wanted.field(name).type, table.column_names.index(name)
+        if name not in seen:
             table = table.remove_column(index)
-        elif pa.types.is_decimal(kind) and pa.types.is_string(table.column(name).type):
-            table = table.set_column(index, name, pc.cast(table.column(name), kind))
+        elif pa.types.is_decimal(kind):
+            try:
+                table = table.set_column(index, name, converted(table.column(name), kind))
+            except pa.ArrowInvalid as error:
+                raise pa.ArrowInvalid(f"{name} is {print_type(kind)}: {error}") from error
     return _read(table, wanted)
 
 
+def _parsed(data: bytes, fields: Sequence[pa.Field]) -> pa.Table:
+    return pyarrow.json.read_json(
+        pa.BufferReader(data), parse_options=pyarrow.json.ParseOptions(explicit_schema=pa.schema(fields))
+    )
+
+
 def _jsonl(source: _Source, wanted: pa.Schema) -> Iterator[pa.Table]:
-    """One object a line, read in blocks of whole lines. Decimals are numbers or text, the same in all lines of a block; maps are objects.
+    """One object a line, read in blocks of whole lines. Decimals are numbers or text, exact in both forms; maps are objects.
 
     A column that no line has is left out, at the end of the last block at the latest: whether a table takes that is decided elsewhere.
     """
@@ -377,14 +415,6 @@ def _bytes(digits: pa.Array) -> pa.Array:
     data = pa.py_buffer(bytes.fromhex("".join(digits.drop_null().to_pylist())))
     whole = pa.Array.from_buffers(pa.binary(), len(digits), [None, ends, data])
     return pc.if_else(digits.is_valid(), whole, None)
-
-
-def _missing(data: bytes, names: Sequence[str]) -> set[str]:
-    """Those of `names` that no line has: the reader shows every column of its schema."""
-    if not names:
-        return set()
-    seen = pyarrow.json.read_json(pa.BufferReader(data)).column_names
-    return {name for name in names if name not in seen}
 
 
 def _parquet(source: _Source, _wanted: pa.Schema) -> Iterator[pa.Table]:
