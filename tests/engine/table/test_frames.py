@@ -11,7 +11,7 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
-from persist_engine.base.errors import SchemaMismatch
+from persist_engine.base.errors import InvalidUsage, SchemaMismatch
 
 NAN = math.nan
 D = Decimal
@@ -125,3 +125,23 @@ def test_lists_of_every_layout_keep_their_elements(db, given, stored):
     assert found.column("v").to_pylist() == stored
     assert found.column("w").to_pylist() == [[each] for each in stored]
     assert table.overwrite(frame).time is None, "it is there already"
+
+
+@pytest.mark.parametrize("ddl", ["day DATE", "day TIMESTAMP", "day TIMESTAMP_NTZ"])
+def test_keys_in_years_that_python_does_not_have(db, ddl):
+    """Regression: the first upsert of a day ended in an OverflowError, and so did what names or shows such a key."""
+    table = db.create("days", key=ddl, value="n BIGINT")
+    kind = table.schema.field("day").type
+    far = pa.array([3_000_000], pa.int32()).cast(kind) if pa.types.is_date(kind) else pa.array([2**62]).cast(kind)
+
+    def row(n):
+        return pa.table({"day": far, "n": pa.array([n])})
+
+    for n in range(3):
+        assert table.upsert(row(n)).inserted == 1
+    with pytest.raises(InvalidUsage, match=r"\(day='<value out of range: \d+>'\)"):
+        table.upsert(pa.concat_tables([row(4), row(5)]))
+    table.append(row(9))
+    assert table.upsert(row(6)).deleted == 2, "a handle that knows keys cannot know this one"
+    assert "value out of range" in table.changes("start")._repr_html_()
+    assert "value out of range" in table.scan()._repr_html_()
