@@ -145,3 +145,31 @@ def test_keys_in_years_that_python_does_not_have(db, ddl):
     assert table.upsert(row(6)).deleted == 2, "a handle that knows keys cannot know this one"
     assert "value out of range" in table.changes("start")._repr_html_()
     assert "value out of range" in table.scan()._repr_html_()
+
+
+@pytest.mark.parametrize("call", ["append", "upsert", "overwrite"])
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        (pa.array([{"a": 1, "b": "x", "at": None, "p": None, "c": 2}]), "it must be STRUCT<"),
+        (pa.array([{"a": 1}]), "it must be STRUCT<"),
+        (pa.array([{"a": 1, "b": "x", "at": dt.datetime(2026, 1, 2), "p": D("1.00")}]), "its times have no zone"),
+        (pa.array([{"a": "1", "b": "x", "at": None, "p": None}]), "convert it first"),
+        (pa.array([{"a": 1.5, "b": "x", "at": None, "p": None}]), "truncated"),
+        (pa.array([{"a": 1, "b": "x", "at": None, "p": 1.234}]), "1.234 would change"),
+    ],
+)
+def test_a_struct_is_compared_field_by_field(db, call, values, text):
+    """Regression: Arrow cast it, so that fields got lost, decimals lost digits, and times without a zone were in UTC."""
+    table = db.create("t", key="id BIGINT", value="s STRUCT<a: BIGINT, b: STRING, at: TIMESTAMP, p: DECIMAL(10,2)>")
+    with pytest.raises(SchemaMismatch, match=rf"table t: s is STRUCT<.*{text}"):
+        getattr(table, call)(pa.table({"id": pa.array([1]), "s": values}))
+    assert table.count() == 0
+
+
+def test_a_struct_of_another_layout_keeps_its_values(db):
+    table = db.create("t", key="id BIGINT", value="s STRUCT<a: BIGINT, b: STRING, p: DECIMAL(10,2)>")
+    kind = pa.struct([("p", pa.float64()), ("b", pa.large_string()), ("a", pa.int16())])
+    rows = pa.array([None, {"p": 1.25, "b": "x", "a": 7}, None], kind)
+    table.append(pa.table({"id": pa.array([1, 2]), "s": rows.slice(1)}))
+    assert [row["s"] for row in table.to_pylist()] == [{"a": 7, "b": "x", "p": D("1.25")}, None]
