@@ -199,3 +199,38 @@ def test_a_column_of_nulls_beside_decimals_in_both_forms(tmp_path):
     path.write_text('{"x": 1, "y": null}\n{"x": "2.5", "y": null}\n')
     (table,) = batches_of([str(path)], None, parse_ddl("x DECIMAL(5,1), y STRING, z STRING"), lambda *_: None)
     assert table.to_pylist() == [{"x": 1, "y": None}, {"x": Decimal("2.5"), "y": None}]
+
+
+@pytest.mark.parametrize("more", ["", ", m MAP<STRING, INT>"])
+@pytest.mark.parametrize(
+    ("ddl", "value", "problem"),
+    [
+        ("v TIMESTAMP", '"2026-01-02T03:04:05"', "expected a zone offset"),
+        ("v TIMESTAMP", '"2026-01-02"', "expected a zone offset"),
+        ("v TIMESTAMP_NTZ", '"2026-01-02T03:04:05Z"', "expected no zone offset"),
+        ("v STRUCT<at: TIMESTAMP>", '{"at": "2026-01-02 03:04:05"}', "expected a zone offset"),
+        ("v ARRAY<TIMESTAMP>", '["2026-01-02T03:04:05"]', "expected a zone offset"),
+        ("v DOUBLE", "1e999", "too big|larger than any number"),
+    ],
+)
+def test_a_value_that_would_change_is_refused_with_maps_and_without(tmp_path, ddl, value, problem, more):
+    """Regression: a time of JSON without a zone was taken for UTC."""
+    path = tmp_path / "rows.jsonl"
+    of_map = ', "m": {}' if more else ""
+    path.write_text(f'{{"v": {value}{of_map}}}\n')
+    with pytest.raises(InvalidUsage, match=problem):
+        list(batches_of([str(path)], None, parse_ddl(f"{ddl}{more}"), lambda *_: None))
+
+
+def test_instants_of_lines_keep_their_zones(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(
+        '{"at": "2026-01-02T03:04:05.000006+02:00", "l": ["2026-01-02 03:04:05Z", null], "n": "2026-01-02T03:04:05"}\n'
+    )
+    (table,) = batches_of(
+        [str(path)], None, parse_ddl("at TIMESTAMP, l ARRAY<TIMESTAMP>, n TIMESTAMP_NTZ"), lambda *_: None
+    )
+    (found,) = table.to_pylist()
+    assert found["at"] == datetime(2026, 1, 2, 1, 4, 5, 6, tzinfo=UTC)
+    assert found["l"] == [datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), None]
+    assert found["n"] == datetime(2026, 1, 2, 3, 4, 5)  # noqa: DTZ001

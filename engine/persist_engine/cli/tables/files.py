@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from itertools import chain
+from math import isinf
 from pathlib import Path
 from typing import IO, Any
 
@@ -268,6 +269,8 @@ class _Number(float):
 
     def __new__(cls, text: str) -> _Number:
         number = super().__new__(cls, text)
+        if isinf(number):
+            raise ValueError(f"{text[:40]} is larger than any number")
         number._text = text
         return number
 
@@ -310,7 +313,7 @@ def _jsonl_with_maps(data: bytes, wanted: pa.Schema, first: int) -> pa.Table:
 
 
 def _jsonl_plain(data: bytes, wanted: pa.Schema) -> pa.Table:
-    fields = [field.with_type(_EXACT if pa.types.is_decimal(field.type) else _written(field.type)) for field in wanted]
+    fields = [field.with_type(_EXACT if pa.types.is_decimal(field.type) else _in_lines(field.type)) for field in wanted]
     table = _parsed(data, fields)
     given = [name for name in table.column_names if name in wanted.names]
     nulls = {name for name in given if table.column(name).null_count == table.num_rows}
@@ -325,7 +328,7 @@ def _jsonl_plain(data: bytes, wanted: pa.Schema) -> pa.Table:
                 table = table.set_column(index, name, converted(table.column(name), kind))
             except pa.ArrowInvalid as error:
                 raise pa.ArrowInvalid(f"{name} is {print_type(kind)}: {error}") from error
-    return _read(table, wanted)
+    return _read(table, wanted, _in_lines)
 
 
 def _parsed(data: bytes, fields: Sequence[pa.Field]) -> pa.Table:
@@ -375,21 +378,28 @@ def _blocks(source: _Source) -> Iterator[tuple[bytes, int, bool]]:
 
 
 def _written(kind: pa.DataType) -> pa.DataType:
-    """The type in which a value stands in a text file, where Arrow's readers take it for another: bytes are hexadecimal digits, as
-    `persist read` writes them, and dates in JSON are text, not numbers of days.
+    """The type in which a value stands in a CSV file, where Arrow's reader takes it for another: bytes are hexadecimal digits, as
+    `persist read` writes them.
     """
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_written(field.type)) for field in kind])
-    if pa.types.is_list(kind):
-        return list_of(_written(kind.value_type))
     return pa.string() if pa.types.is_date(kind) or pa.types.is_binary(kind) else kind
 
 
-def _read(table: pa.Table, wanted: pa.Schema) -> pa.Table:
-    """A table with columns as `_written` says, as columns of `wanted`."""
+def _in_lines(kind: pa.DataType) -> pa.DataType:
+    """The type in which Arrow reads a value in JSON lines: text for bytes, for dates, which are not numbers of days, and for instants, of
+    which it takes those without a zone for UTC.
+    """
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_in_lines(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return list_of(_in_lines(kind.value_type))
+    return pa.string() if pa.types.is_temporal(kind) or pa.types.is_binary(kind) else kind
+
+
+def _read(table: pa.Table, wanted: pa.Schema, written: Callable[[pa.DataType], pa.DataType] = _written) -> pa.Table:
+    """A table with columns as `written` says, as columns of `wanted`."""
     for index, name in enumerate(table.column_names):
         kind = wanted.field(name).type if name in wanted.names else None
-        if kind is not None and _written(kind) != kind and table.column(name).type == _written(kind):
+        if kind is not None and written(kind) != kind and table.column(name).type == written(kind):
             parts = [_value(part, kind) for part in table.column(name).chunks]
             table = table.set_column(index, name, pa.chunked_array(parts, kind))
     return table
