@@ -213,3 +213,17 @@ def test_keys_in_years_that_python_does_not_have(world: World, shard_id: ShardId
             )
         with pytest.raises(InvariantViolated, match=r"keys: \{'id': '<value out of range: \d+>'\}\)"):
             upserts.upsert(named("d"))
+
+
+def test_a_lease_that_ends_while_it_releases_since_is_no_error(world: World, shard_id: ShardId) -> None:
+    client, other = world.process(), world.process()
+    with reading(client, shard_id) as upserts:
+        upserts.upsert(commands((1, "a")))
+        lost = upserts._shard._reader
+        world.env.advance_ms(Settings().lease.reader_lease_ms // 2)
+        world.consensus.before_next(
+            "compare_and_set", lambda: other.machine(shard_id).expire_leased_reader(lost.reader_id)
+        )
+        assert upserts.upsert(commands((1, "b"))).retracted == 1
+        assert upserts._shard._reader is not lost
+    assert contents(client, shard_id) == {1: "b"}

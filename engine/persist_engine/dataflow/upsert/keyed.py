@@ -103,13 +103,13 @@ class KeyedReads:
             machine = self._read(wanted) if asked is None or asked.commands is not commands else asked.machine
             while machine.persisted_frontier < target:
                 machine = self._followed(target)
+            self._let_go(machine.persisted_frontier)
         except (Fenced, MissingBlob) as error:
             # A lease that expired unnoticed looks like this, and that is no fault. If the cause is another, the new reader raises it.
             _log.info("reading the keys again: %s", error, extra={"shard": self._writer.shard_id})
             self.expire()
             machine = self._read(wanted)
         self.upper = machine.persisted_frontier
-        self._let_go(self.upper)
         self._writer.check_newest_schema()
         return machine
 
