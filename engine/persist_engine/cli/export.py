@@ -24,6 +24,7 @@ from persist_engine.base.errors import InvalidUsage, InvariantViolated
 from persist_engine.cli.output import print_rows
 from persist_engine.rows.columns import storable
 from persist_engine.rows.nested.layout import ListColumn, is_list, list_of, map_of, values_type
+from persist_engine.rows.nested.values import python_value, python_values
 from persist_engine.storage.directories import sync_directory
 
 Write = Callable[[pa.RecordBatch], None]
@@ -42,7 +43,7 @@ def flattened(batch: pa.RecordBatch) -> pa.RecordBatch:
     diffs = batch.column("diff").to_numpy(zero_copy_only=False)
     if (diffs < 0).any():
         at = int(np.argmax(diffs < 0))
-        row = {name: _value(batch.column(name)[at]) for name in ("key", "val", "diff")}
+        row = {name: python_value(batch.column(name)[at]) for name in ("key", "val", "diff")}
         raise InvariantViolated(f"the collection holds a row a negative number of times: {row}; see --updates")
     flat = _side_by_side(batch)
     return flat if (diffs == 1).all() else flat.take(pa.array(np.repeat(np.arange(len(diffs)), diffs)))
@@ -215,26 +216,6 @@ def _key_texts(keys: pa.Array) -> pa.Array:
 
 def _json_value(value: Any) -> str:
     return value.hex() if isinstance(value, bytes) else value.isoformat() if hasattr(value, "isoformat") else str(value)
-
-
-def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """As Python has them, maps as dicts, but for dates and instants in years that it does not have: those as numbers, said to be so."""
-    try:
-        found: list[Any] = column.to_pylist(maps_as_pydicts="strict")
-    except (OverflowError, ValueError):
-        return [_value(each) for each in column]
-    return found
-
-
-def _value(scalar: pa.Scalar) -> Any:
-    try:
-        return scalar.as_py()
-    except (OverflowError, ValueError):
-        if isinstance(scalar, pa.StructScalar):
-            return {field.name: _value(scalar[field.name]) for field in scalar.type}
-        if isinstance(scalar, pa.ListScalar):
-            return [_value(each) for each in scalar.values]
-        return f"<value out of range: {scalar.value}>"  # Arrow's own text of a far instant has another year
 
 
 def _cells(rows: pa.Table | pa.RecordBatch) -> Iterator[tuple[object, ...]]:

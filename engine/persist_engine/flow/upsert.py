@@ -31,6 +31,7 @@ from persist_engine.flow.upsert_state import Kind, MergeStats, Records, UpsertSt
 from persist_engine.flow.upsert_store import KEY_WORDS
 from persist_engine.flow.word_rows import Bools, Int64s, UInt64s, Words
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
+from persist_engine.rows.nested.values import python_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +252,7 @@ class UpsertMachine:
             return self._state.decode(keys, records)
         except InvariantViolated as error:
             rows = [int(heads[row]) for row in error.detail.get("rows", ())]
-            names = "; ".join(str(commands.column("key")[row].as_py()) for row in rows)
+            names = "; ".join(str(python_value(commands.column("key")[row])) for row in rows)
             raise InvariantViolated(f"{error} (keys {names})", **error.detail) from error
 
     def _forget_provisional(self) -> None:

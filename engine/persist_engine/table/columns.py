@@ -206,18 +206,18 @@ class Columns:
 
 def converted(values: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
     """`values` as `wanted`, if every value stays what it is: numbers that fit, instants of any unit and zone, text and bytes of any layout,
-    dictionaries, nulls, lists of any layout, maps and lists of their entries, which get the order of their keys. A float becomes a decimal
-    when the decimal reads back as the same float.
+    dictionaries, nulls, structs with the same fields in any order, lists of any layout, maps and lists of their entries, which get the
+    order of their keys. A float becomes a decimal when the decimal reads back as the same float.
 
     TypeError for other types, and ArrowInvalid for values that would change.
     """
     given = values.type
     if pa.types.is_null(given):
         return values.cast(wanted)
-    if holds_lists(wanted):
+    if given == wanted and not holds_lists(wanted):
+        return values
+    if pa.types.is_struct(wanted) or holds_lists(wanted):
         return pa.chunked_array([_nested(chunk, wanted) for chunk in values.chunks], wanted)
-    if given == wanted or pa.types.is_struct(wanted):
-        return values  # the writer compares structs field by field
     if pa.types.is_dictionary(given):
         return converted(decoded(values), wanted)
     if pa.types.is_float16(given):

@@ -20,6 +20,7 @@ from persist_engine.dataflow.upsert.last_of_key import Undecided, last_of_each_k
 from persist_engine.flow.word_rows import UInt64s, Words, hash_rows
 from persist_engine.rows.columns import flatten_columns
 from persist_engine.rows.ddl import print_type
+from persist_engine.rows.nested.values import python_values
 from persist_engine.rows.predicate import Predicate
 from persist_engine.rows.schema import Schema
 from persist_engine.rows.sorting import order_and_equal
@@ -98,7 +99,7 @@ class KeySet:
 
 
 def _undecided(structs: pa.Table, found: Undecided, order_by: str | None) -> InvalidUsage:
-    shown = structs.column("key").take(pa.array(found.rows[:_KEYS_SHOWN])).to_pylist()
+    shown = python_values(structs.column("key").take(pa.array(found.rows[:_KEYS_SHOWN])))
     of = "" if order_by is None else f" of the greatest {order_by}"
     which = f"{counted(len(found.rows), 'key')} with different rows{of}, such as {', '.join(map(_text, shown))}"
     advice = "say order_by=COLUMN, or leave" if order_by is None else "leave"

@@ -61,13 +61,15 @@ PYTHON = Hints(
 
 
 def shown(owner: Owner) -> str:
-    """See `Named.name`. A name that dots cannot separate is OPERATOR/NAMESPACE/NAME, quoted."""
-    fields = (owner.operator_id, owner.namespace, owner.name)
-    if any("." in field or "/" in field for field in fields):
-        return str(owner)
-    if owner.operator_id != OPERATOR:
-        return ".".join(fields)
-    return owner.name if owner.namespace == NAMESPACE else f"{owner.namespace}.{owner.name}"
+    """See `Named.name`. What would not lead back so is OPERATOR/NAMESPACE/NAME, quoted: a name with a dot, the name that is the id of a
+    shard, and others that only SQL gives.
+    """
+    fields: tuple[str, ...] = (owner.operator_id, owner.namespace, owner.name)
+    if owner.operator_id == OPERATOR:
+        fields = fields[2:] if owner.namespace == NAMESPACE else fields[1:]
+    text = ".".join(fields)
+    is_found = len(text) <= _CHARS_MAX and all(map(_is_field, fields)) and _as_id(text) is None
+    return text if is_found else str(owner)
 
 
 def new_owner(name: str) -> Owner:
@@ -145,11 +147,15 @@ def _fields(name: str) -> list[str]:
         raise InvalidUsage(f"the name of a table is a text, not a {type(name).__name__}")
     _refuse_address(name)
     fields = name.split(".")
-    sound = len(fields) <= 3 and all(field and field == field.strip() and field.isprintable() for field in fields)
-    if not sound or "/" in name or len(name) > _CHARS_MAX:
+    if len(fields) > 3 or len(name) > _CHARS_MAX or not all(map(_is_field, fields)):
         raise InvalidUsage(
             f"{name[:_CHARS_MAX]!r} is no name of a table: it is NAME or NAMESPACE.NAME, printable and without /"
         )
     if _as_id(name) is not None:
         raise InvalidUsage(f"{name} is the id of a shard, and no name")
     return fields
+
+
+def _is_field(text: str) -> bool:
+    """Whether a name may have this text between dots."""
+    return bool(text) and text == text.strip() and text.isprintable() and "." not in text and "/" not in text

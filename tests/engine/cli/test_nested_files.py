@@ -154,3 +154,83 @@ def test_json_has_no_nan_so_it_is_null():
         with writing("csv", path, kind) as write:
             write(batch)
         assert path.read_text() == '"l"\n"[null, 1.5]"\n'
+
+
+@pytest.mark.parametrize(
+    "number", ["0.1", "1.234567890123456789", "12345678901234567890", "-1e3", '"0.10"', "9007199254740993.0", "null"]
+)
+@pytest.mark.parametrize("more", ["", ", m MAP<STRING, INT>"])
+def test_a_decimal_keeps_the_digits_of_the_file(tmp_path, number, more):
+    """As numbers they went through floats: 0.1 became 0.100000000000000006."""
+    schema = parse_ddl(f"x DECIMAL(38,18), s STRUCT<x: DECIMAL(38,18)>, l ARRAY<DECIMAL(38,18)>{more}")
+    of_map = ', "m": {}' if more else ""
+    path = tmp_path / "rows.jsonl"
+    path.write_text(
+        f'{{"x": {number}, "s": {{"x": {number}}}, "l": [{number}]{of_map}}}\n{{"x": 1, "s": null, "l": []{of_map}}}\n'
+    )
+    (table,) = batches_of([str(path)], None, schema, lambda *_: None)
+    expected = None if number == "null" else Decimal(number.strip('"'))
+    first, second = table.select(["x", "s", "l"]).to_pylist()
+    assert first == {"x": expected, "s": {"x": expected}, "l": [expected]}
+    assert second == {"x": 1, "s": None, "l": []}
+
+
+def test_a_number_in_a_cell_keeps_its_digits(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text('x,s,l\n0.1,"{""x"": 1.234567890123456789}","[0.1, ""2"", 3]"\n')
+    schema = parse_ddl("x DECIMAL(38,18), s STRUCT<x: DECIMAL(38,18)>, l ARRAY<DECIMAL(38,18)>")
+    table = pa.concat_tables(batches_of([str(path)], None, schema, lambda *_: None))
+    exact = Decimal("1.234567890123456789")
+    assert table.to_pylist() == [{"x": Decimal("0.1"), "s": {"x": exact}, "l": [Decimal("0.1"), 2, 3]}]
+
+
+@pytest.mark.parametrize("number", ["1.25", "12345.0", '"1.25"', "NaN", "true", "[1]"])
+@pytest.mark.parametrize("more", ["", ", m MAP<STRING, INT>"])
+def test_a_number_that_is_not_the_decimal_is_refused(tmp_path, number, more):
+    path = tmp_path / "rows.jsonl"
+    of_map = ', "m": {}' if more else ""
+    path.write_text(f'{{"x": {number}{of_map}}}\n')
+    with pytest.raises(InvalidUsage, match="is no jsonl that the table takes|does not fit"):
+        list(batches_of([str(path)], None, parse_ddl(f"x DECIMAL(5,1){more}"), lambda *_: None))
+
+
+def test_a_column_of_nulls_beside_decimals_in_both_forms(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"x": 1, "y": null}\n{"x": "2.5", "y": null}\n')
+    (table,) = batches_of([str(path)], None, parse_ddl("x DECIMAL(5,1), y STRING, z STRING"), lambda *_: None)
+    assert table.to_pylist() == [{"x": 1, "y": None}, {"x": Decimal("2.5"), "y": None}]
+
+
+@pytest.mark.parametrize("more", ["", ", m MAP<STRING, INT>"])
+@pytest.mark.parametrize(
+    ("ddl", "value", "problem"),
+    [
+        ("v TIMESTAMP", '"2026-01-02T03:04:05"', "expected a zone offset"),
+        ("v TIMESTAMP", '"2026-01-02"', "expected a zone offset"),
+        ("v TIMESTAMP_NTZ", '"2026-01-02T03:04:05Z"', "expected no zone offset"),
+        ("v STRUCT<at: TIMESTAMP>", '{"at": "2026-01-02 03:04:05"}', "expected a zone offset"),
+        ("v ARRAY<TIMESTAMP>", '["2026-01-02T03:04:05"]', "expected a zone offset"),
+        ("v DOUBLE", "1e999", "too big|larger than any number"),
+    ],
+)
+def test_a_value_that_would_change_is_refused_with_maps_and_without(tmp_path, ddl, value, problem, more):
+    """Regression: a time of JSON without a zone was taken for UTC."""
+    path = tmp_path / "rows.jsonl"
+    of_map = ', "m": {}' if more else ""
+    path.write_text(f'{{"v": {value}{of_map}}}\n')
+    with pytest.raises(InvalidUsage, match=problem):
+        list(batches_of([str(path)], None, parse_ddl(f"{ddl}{more}"), lambda *_: None))
+
+
+def test_instants_of_lines_keep_their_zones(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(
+        '{"at": "2026-01-02T03:04:05.000006+02:00", "l": ["2026-01-02 03:04:05Z", null], "n": "2026-01-02T03:04:05"}\n'
+    )
+    (table,) = batches_of(
+        [str(path)], None, parse_ddl("at TIMESTAMP, l ARRAY<TIMESTAMP>, n TIMESTAMP_NTZ"), lambda *_: None
+    )
+    (found,) = table.to_pylist()
+    assert found["at"] == datetime(2026, 1, 2, 1, 4, 5, 6, tzinfo=UTC)
+    assert found["l"] == [datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), None]
+    assert found["n"] == datetime(2026, 1, 2, 3, 4, 5)  # noqa: DTZ001

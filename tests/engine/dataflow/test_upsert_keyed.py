@@ -13,6 +13,7 @@ from persist_engine.base.errors import InvalidUsage, InvariantViolated, SchemaMi
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, Settings
 from persist_engine.dataflow.open import open_upsert
 from persist_engine.dataflow.upsert.handle import UpsertHandle
+from persist_engine.dataflow.upsert.stores import Backend
 from persist_engine.work.perform import perform
 from persist_kit.upserts import commands, contents, opened
 from persist_kit.world import SCHEMA, World, row
@@ -182,3 +183,47 @@ def test_streams_are_refused_and_a_closed_shard_takes_nothing(world: World, shar
     assert upserts.upsert_at(commands((1, "c"), time=[7]), upper=A(8)).late == 1
     with pytest.raises(InvalidUsage, match="is closed"):
         upserts.upsert(commands((1, "c")))
+
+
+@pytest.mark.parametrize("ddl", ["id DATE", "id TIMESTAMP", "id TIMESTAMP_NTZ"])
+@pytest.mark.parametrize("backend", ["memory", "shard"])
+def test_keys_in_years_that_python_does_not_have(world: World, shard_id: ShardId, ddl: str, backend: Backend) -> None:
+    """They ended calls in an OverflowError: for their bounds, and in the place of an error that names them."""
+    schema = Schema.from_ddl(ddl, "name STRING")
+    kind = schema.key.field("id").type
+    far = pa.array([3_000_000] if pa.types.is_date(kind) else [2**62]).cast(
+        pa.int32() if pa.types.is_date(kind) else pa.int64()
+    )
+    keys = pa.StructArray.from_arrays([far.cast(kind)], fields=list(schema.key_type))
+
+    def named(name: str) -> pa.Table:
+        return pa.table({"key": keys, "val": pa.array([{"name": name}], schema.val_type)})
+
+    client = world.process()
+    with open_upsert(client, shard_id, schema, backend=backend, purpose="test") as upserts:
+        upserts.upsert(named("a"))
+        assert upserts.upsert(named("b")).retracted == 1
+        with client.open_writer(shard_id, schema, purpose="appends") as writer:
+            upper = writer.fetch_recent_upper().time
+            more = [pa.array([upper]), pa.array([1])]
+            writer.append(
+                pa.table([keys, named("c")["val"], *more], schema=schema.updates_schema),
+                lower=A(upper),
+                upper=A(upper + 1),
+            )
+        with pytest.raises(InvariantViolated, match=r"keys: \{'id': '<value out of range: \d+>'\}\)"):
+            upserts.upsert(named("d"))
+
+
+def test_a_lease_that_ends_while_it_releases_since_is_no_error(world: World, shard_id: ShardId) -> None:
+    client, other = world.process(), world.process()
+    with reading(client, shard_id) as upserts:
+        upserts.upsert(commands((1, "a")))
+        lost = upserts._shard._reader
+        world.env.advance_ms(Settings().lease.reader_lease_ms // 2)
+        world.consensus.before_next(
+            "compare_and_set", lambda: other.machine(shard_id).expire_leased_reader(lost.reader_id)
+        )
+        assert upserts.upsert(commands((1, "b"))).retracted == 1
+        assert upserts._shard._reader is not lost
+    assert contents(client, shard_id) == {1: "b"}

@@ -11,7 +11,7 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
-from persist_engine.base.errors import SchemaMismatch
+from persist_engine.base.errors import InvalidUsage, SchemaMismatch
 
 NAN = math.nan
 D = Decimal
@@ -125,3 +125,51 @@ def test_lists_of_every_layout_keep_their_elements(db, given, stored):
     assert found.column("v").to_pylist() == stored
     assert found.column("w").to_pylist() == [[each] for each in stored]
     assert table.overwrite(frame).time is None, "it is there already"
+
+
+@pytest.mark.parametrize("ddl", ["day DATE", "day TIMESTAMP", "day TIMESTAMP_NTZ"])
+def test_keys_in_years_that_python_does_not_have(db, ddl):
+    """Regression: the first upsert of a day ended in an OverflowError, and so did what names or shows such a key."""
+    table = db.create("days", key=ddl, value="n BIGINT")
+    kind = table.schema.field("day").type
+    far = pa.array([3_000_000], pa.int32()).cast(kind) if pa.types.is_date(kind) else pa.array([2**62]).cast(kind)
+
+    def row(n):
+        return pa.table({"day": far, "n": pa.array([n])})
+
+    for n in range(3):
+        assert table.upsert(row(n)).inserted == 1
+    with pytest.raises(InvalidUsage, match=r"\(day='<value out of range: \d+>'\)"):
+        table.upsert(pa.concat_tables([row(4), row(5)]))
+    table.append(row(9))
+    assert table.upsert(row(6)).deleted == 2, "a handle that knows keys cannot know this one"
+    assert "value out of range" in table.changes("start")._repr_html_()
+    assert "value out of range" in table.scan()._repr_html_()
+
+
+@pytest.mark.parametrize("call", ["append", "upsert", "overwrite"])
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        (pa.array([{"a": 1, "b": "x", "at": None, "p": None, "c": 2}]), "it must be STRUCT<"),
+        (pa.array([{"a": 1}]), "it must be STRUCT<"),
+        (pa.array([{"a": 1, "b": "x", "at": dt.datetime(2026, 1, 2), "p": D("1.00")}]), "its times have no zone"),
+        (pa.array([{"a": "1", "b": "x", "at": None, "p": None}]), "convert it first"),
+        (pa.array([{"a": 1.5, "b": "x", "at": None, "p": None}]), "truncated"),
+        (pa.array([{"a": 1, "b": "x", "at": None, "p": 1.234}]), "1.234 would change"),
+    ],
+)
+def test_a_struct_is_compared_field_by_field(db, call, values, text):
+    """Regression: Arrow cast it, so that fields got lost, decimals lost digits, and times without a zone were in UTC."""
+    table = db.create("t", key="id BIGINT", value="s STRUCT<a: BIGINT, b: STRING, at: TIMESTAMP, p: DECIMAL(10,2)>")
+    with pytest.raises(SchemaMismatch, match=rf"table t: s is STRUCT<.*{text}"):
+        getattr(table, call)(pa.table({"id": pa.array([1]), "s": values}))
+    assert table.count() == 0
+
+
+def test_a_struct_of_another_layout_keeps_its_values(db):
+    table = db.create("t", key="id BIGINT", value="s STRUCT<a: BIGINT, b: STRING, p: DECIMAL(10,2)>")
+    kind = pa.struct([("p", pa.float64()), ("b", pa.large_string()), ("a", pa.int16())])
+    rows = pa.array([None, {"p": 1.25, "b": "x", "a": 7}, None], kind)
+    table.append(pa.table({"id": pa.array([1, 2]), "s": rows.slice(1)}))
+    assert [row["s"] for row in table.to_pylist()] == [{"a": 7, "b": "x", "p": D("1.25")}, None]

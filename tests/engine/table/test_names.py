@@ -19,6 +19,8 @@ from persist_engine.model.ownership import Adopted, Owner
 from persist_engine.table.connect import CONNECT_S, _saying, location_of
 from persist_kit.servers import free_port
 
+ID = "s0c1789f1-b8a6-7201-a3a0-cbc1fbffad8f"
+
 
 def test_one_url_is_a_whole_store(tmp_path):
     with connect(f"file://{tmp_path}/a shop") as db:

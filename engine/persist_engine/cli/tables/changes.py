@@ -92,7 +92,7 @@ def changes(
 
 def _lines(changes: pa.RecordBatch, key: tuple[str, ...]) -> str:
     """One line a change: when, what, the key, and the row or what of it is new."""
-    from persist_engine.cli.export import python_values
+    from persist_engine.rows.nested.values import python_values
 
     columns = (python_values(changes.column(name)) for name in ("_time", "_change", "_before", "_after"))
     return "".join(_line(*row, key=key) for row in zip(*columns, strict=True))

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from itertools import chain
+from math import isinf
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,6 +33,7 @@ from persist_engine.rows.ddl import print_type
 from persist_engine.rows.nested.entries import holds_maps
 from persist_engine.rows.nested.layout import is_list, list_of, map_of, mapped, values_type
 from persist_engine.rows.nested.values import array_of
+from persist_engine.table.columns import converted
 
 STDIN = "-"
 #: A file of Python, or one of Arrow, which declares no types.
@@ -42,6 +44,8 @@ _Source = Any
 _BLANK = b" \t\r\n\xef\xbb\xbf"
 #: Arrow reads CSV in blocks of this size, and refuses a longer line.
 _BLOCK_BYTES = 1 << 20
+#: Numbers of JSON for columns of decimals, with all digits that a decimal can have. Arrow by itself makes floats of them.
+_EXACT = pa.decimal256(76, 38)
 #: JSON is read in blocks of whole lines of about this size.
 JSON_BLOCK_BYTES = 16 << 20
 #: As Arrow reads CSV: a field is quoted if it begins with a quote, two quotes within stand for one. A carriage return at the end may be
@@ -226,9 +230,22 @@ def _without_json(table: pa.Table, wanted: pa.Schema) -> pa.Table:
 
 def _from_python(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Values of a JSON reader. InvalidUsage names what does not fit."""
-    if pa.types.is_decimal(kind):  # numbers or text
-        values = [None if value is None else str(value) for value in values]
-    return _value(array_of(name, values, _in_json(kind), may_lack=True), kind)
+    texts = [_with_texts(value, kind) for value in values]
+    return _value(array_of(name, texts, _in_json(kind), may_lack=True), kind)
+
+
+def _with_texts(value: Any, kind: pa.DataType) -> Any:
+    """The value, with text for the numbers of decimals at any depth."""
+    if pa.types.is_decimal(kind):
+        return None if value is None else str(value)
+    if isinstance(value, dict):
+        if pa.types.is_map(kind):
+            return {name: _with_texts(each, kind.item_type) for name, each in value.items()}
+        fields = {field.name: field.type for field in kind} if pa.types.is_struct(kind) else {}
+        return {name: _with_texts(each, fields.get(name, pa.null())) for name, each in value.items()}
+    if isinstance(value, list) and is_list(kind) and not pa.types.is_map(kind):
+        return [_with_texts(each, values_type(kind)) for each in value]
+    return value
 
 
 def _in_json(kind: pa.DataType) -> pa.DataType:
@@ -244,7 +261,23 @@ def _in_json(kind: pa.DataType) -> pa.DataType:
 
 def _from_json(text: str | bytes) -> Any:
     """The value. ValueError for what is no JSON, and for an object with a name twice, of which one value would be lost."""
-    return json.loads(text, object_pairs_hook=_object_of)
+    return json.loads(text, object_pairs_hook=_object_of, parse_float=_Number)
+
+
+class _Number(float):
+    """A number with a point or an exponent. As text it is what the file has, so that a decimal keeps all digits."""
+
+    def __new__(cls, text: str) -> _Number:
+        number = super().__new__(cls, text)
+        if isinf(number):
+            raise ValueError(f"{text[:40]} is larger than any number")
+        number._text = text
+        return number
+
+    _text: str
+
+    def __str__(self) -> str:
+        return self._text
 
 
 def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -280,24 +313,32 @@ def _jsonl_with_maps(data: bytes, wanted: pa.Schema, first: int) -> pa.Table:
 
 
 def _jsonl_plain(data: bytes, wanted: pa.Schema) -> pa.Table:
-    fields = [field.with_type(_written(field.type)) for field in wanted if not pa.types.is_decimal(field.type)]
-    table = pyarrow.json.read_json(
+    fields = [field.with_type(_EXACT if pa.types.is_decimal(field.type) else _in_lines(field.type)) for field in wanted]
+    table = _parsed(data, fields)
+    given = [name for name in table.column_names if name in wanted.names]
+    nulls = {name for name in given if table.column(name).null_count == table.num_rows}
+    # The reader shows every column of its schema. One that no line has is missing.
+    seen = _parsed(data, [field for field in fields if field.name not in nulls]).column_names if nulls else given
+    for name in given:
+        kind, index = wanted.field(name).type, table.column_names.index(name)
+        if name not in seen:
+            table = table.remove_column(index)
+        elif pa.types.is_decimal(kind):
+            try:
+                table = table.set_column(index, name, converted(table.column(name), kind))
+            except pa.ArrowInvalid as error:
+                raise pa.ArrowInvalid(f"{name} is {print_type(kind)}: {error}") from error
+    return _read(table, wanted, _in_lines)
+
+
+def _parsed(data: bytes, fields: Sequence[pa.Field]) -> pa.Table:
+    return pyarrow.json.read_json(
         pa.BufferReader(data), parse_options=pyarrow.json.ParseOptions(explicit_schema=pa.schema(fields))
     )
-    given = [name for name in table.column_names if name in wanted.names]
-    missing = _missing(data, [name for name in given if table.column(name).null_count == table.num_rows])
-    for name in given:
-        kind = wanted.field(name).type
-        index = table.column_names.index(name)
-        if name in missing:
-            table = table.remove_column(index)
-        elif pa.types.is_decimal(kind) and pa.types.is_string(table.column(name).type):
-            table = table.set_column(index, name, pc.cast(table.column(name), kind))
-    return _read(table, wanted)
 
 
 def _jsonl(source: _Source, wanted: pa.Schema) -> Iterator[pa.Table]:
-    """One object a line, read in blocks of whole lines. Decimals are numbers or text, the same in all lines of a block; maps are objects.
+    """One object a line, read in blocks of whole lines. Decimals are numbers or text, exact in both forms; maps are objects.
 
     A column that no line has is left out, at the end of the last block at the latest: whether a table takes that is decided elsewhere.
     """
@@ -337,21 +378,28 @@ def _blocks(source: _Source) -> Iterator[tuple[bytes, int, bool]]:
 
 
 def _written(kind: pa.DataType) -> pa.DataType:
-    """The type in which a value stands in a text file, where Arrow's readers take it for another: bytes are hexadecimal digits, as
-    `persist read` writes them, and dates in JSON are text, not numbers of days.
+    """The type in which a value stands in a CSV file, where Arrow's reader takes it for another: bytes are hexadecimal digits, as
+    `persist read` writes them.
     """
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_written(field.type)) for field in kind])
-    if pa.types.is_list(kind):
-        return list_of(_written(kind.value_type))
     return pa.string() if pa.types.is_date(kind) or pa.types.is_binary(kind) else kind
 
 
-def _read(table: pa.Table, wanted: pa.Schema) -> pa.Table:
-    """A table with columns as `_written` says, as columns of `wanted`."""
+def _in_lines(kind: pa.DataType) -> pa.DataType:
+    """The type in which Arrow reads a value in JSON lines: text for bytes, for dates, which are not numbers of days, and for instants, of
+    which it takes those without a zone for UTC.
+    """
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_in_lines(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return list_of(_in_lines(kind.value_type))
+    return pa.string() if pa.types.is_temporal(kind) or pa.types.is_binary(kind) else kind
+
+
+def _read(table: pa.Table, wanted: pa.Schema, written: Callable[[pa.DataType], pa.DataType] = _written) -> pa.Table:
+    """A table with columns as `written` says, as columns of `wanted`."""
     for index, name in enumerate(table.column_names):
         kind = wanted.field(name).type if name in wanted.names else None
-        if kind is not None and _written(kind) != kind and table.column(name).type == _written(kind):
+        if kind is not None and written(kind) != kind and table.column(name).type == written(kind):
             parts = [_value(part, kind) for part in table.column(name).chunks]
             table = table.set_column(index, name, pa.chunked_array(parts, kind))
     return table
@@ -377,14 +425,6 @@ def _bytes(digits: pa.Array) -> pa.Array:
     data = pa.py_buffer(bytes.fromhex("".join(digits.drop_null().to_pylist())))
     whole = pa.Array.from_buffers(pa.binary(), len(digits), [None, ends, data])
     return pc.if_else(digits.is_valid(), whole, None)
-
-
-def _missing(data: bytes, names: Sequence[str]) -> set[str]:
-    """Those of `names` that no line has: the reader shows every column of its schema."""
-    if not names:
-        return set()
-    seen = pyarrow.json.read_json(pa.BufferReader(data)).column_names
-    return {name for name in names if name not in seen}
 
 
 def _parquet(source: _Source, _wanted: pa.Schema) -> Iterator[pa.Table]:

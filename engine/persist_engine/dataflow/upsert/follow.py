@@ -26,6 +26,7 @@ from persist_engine.flow.upsert import Emission, UpsertMachine, hashes_of
 from persist_engine.flow.upsert_state import MergeStats, UpsertState, group
 from persist_engine.model.frontier import MINIMUM, Antichain
 from persist_engine.model.ids import ShardId
+from persist_engine.rows.nested.values import python_values
 
 _log = logging.getLogger(__name__)
 
@@ -224,7 +225,7 @@ class UpsertFollower:
                     bad = updates.filter(pc.is_in(updates.column("hash"), wanted))
                     firsts, _ = group(hashes_of(bad))
                     bad = bad if firsts is None else bad.take(pa.array(firsts))
-                    names += (str(key)[:_NAME_CHARS_MAX] for key in bad.column("key").to_pylist())
+                    names += (str(key)[:_NAME_CHARS_MAX] for key in python_values(bad.column("key")))
         except PersistError:
             _log.warning("could not read the bad keys again", exc_info=True, extra={"shard": self.shard_id})
         keys_text = "; ".join(dict.fromkeys(names)) or "not found again"

@@ -24,6 +24,7 @@ from persist_engine.dataflow.upsert.stores import OpenStore
 from persist_engine.flow.upsert import Emission, UpsertMachine
 from persist_engine.flow.upsert_state import UpsertState
 from persist_engine.model.frontier import MINIMUM, Antichain
+from persist_engine.rows.nested.values import python_values
 from persist_engine.rows.predicate import And, Compare, In, Predicate
 from persist_engine.rows.schema import Schema
 
@@ -45,9 +46,12 @@ def condition_of(keys: pa.ChunkedArray, schema: Schema) -> Predicate | None:
         return None
     name = f"key.{field.name}"
     distinct = values.unique() if len(keys) <= VALUES_MAX else None
-    if distinct is not None:
-        return In(name, tuple(distinct.to_pylist()))
-    bounds = pc.min_max(values).as_py()
+    try:
+        if distinct is not None:
+            return In(name, tuple(distinct.to_pylist()))
+        bounds = pc.min_max(values).as_py()
+    except (OverflowError, ValueError):  # dates in years that Python does not have
+        return None
     return And((Compare(name, ">=", bounds["min"]), Compare(name, "<=", bounds["max"])))
 
 
@@ -99,13 +103,13 @@ class KeyedReads:
             machine = self._read(wanted) if asked is None or asked.commands is not commands else asked.machine
             while machine.persisted_frontier < target:
                 machine = self._followed(target)
+            self._let_go(machine.persisted_frontier)
         except (Fenced, MissingBlob) as error:
             # A lease that expired unnoticed looks like this, and that is no fault. If the cause is another, the new reader raises it.
             _log.info("reading the keys again: %s", error, extra={"shard": self._writer.shard_id})
             self.expire()
             machine = self._read(wanted)
         self.upper = machine.persisted_frontier
-        self._let_go(self.upper)
         self._writer.check_newest_schema()
         return machine
 
@@ -202,7 +206,7 @@ class KeyedReads:
         except InvariantViolated as error:
             wanted = pa.array(error.detail.get("hashes", ()), commands.column("hash").type)
             bad = commands.filter(pc.is_in(commands.column("hash"), wanted)).column("key")
-            names = "; ".join(dict.fromkeys(str(key)[:200] for key in bad.to_pylist()))
+            names = "; ".join(dict.fromkeys(str(key)[:200] for key in python_values(bad)))
             raise InvariantViolated(
                 f"{error} (shard {self._writer.shard_id} before {frontier}; keys: {names}); append updates that give each of "
                 "these keys one value or none",

@@ -1,5 +1,5 @@
 """Python values as arrays of a type that a shard may hold: structs from tuples or dicts, lists from lists or tuples, maps from dicts or
-pairs. Nothing is cut: what the type cannot hold is refused, by its path.
+pairs. Nothing is cut: what the type cannot hold is refused, by its path. And arrays as Python values, for messages and for people.
 """
 
 from __future__ import annotations
@@ -79,6 +79,29 @@ def struct_array(path: str, values: Sequence[Any], kind: pa.DataType, *, may_lac
         for field, column in zip(fields, split, strict=True)
     ]
     return pa.StructArray.from_arrays(columns, fields=fields, mask=pa.array(absent) if any(absent) else None)
+
+
+def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """The values as Python has them, maps as dicts, but for dates and instants in years that it does not have: those as numbers, said to be
+    so.
+    """
+    try:
+        found: list[Any] = column.to_pylist(maps_as_pydicts="strict")
+    except (OverflowError, ValueError):
+        return [python_value(each) for each in column]
+    return found
+
+
+def python_value(scalar: pa.Scalar) -> Any:
+    """One of them."""
+    try:
+        return scalar.as_py()
+    except (OverflowError, ValueError):
+        if isinstance(scalar, pa.StructScalar):
+            return {field.name: python_value(scalar[field.name]) for field in scalar.type}
+        if isinstance(scalar, pa.ListScalar):
+            return [python_value(each) for each in scalar.values]
+        return f"<value out of range: {scalar.value}>"  # Arrow's own text of a far instant has another year
 
 
 def _list_array(path: str, values: Sequence[Any], kind: pa.DataType, *, may_lack: bool) -> pa.Array:
