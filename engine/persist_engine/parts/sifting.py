@@ -99,7 +99,7 @@ def age_ends(runs: Sequence[tuple[int, int]], since: int) -> tuple[int, ...]:
     lasts, run_of = np.unique([last for last, _ in runs], return_inverse=True)
     at_last = np.bincount(run_of, [rows for _, rows in runs])
     newer = at_last.sum() - np.cumsum(at_last)
-    found = (lasts[(lasts > since) & (0 < newer) & (newer <= share * at_last.sum())] for share in AGE_SHARES)
+    found = (lasts[(lasts > since) & (newer > 0) & (newer <= share * at_last.sum())] for share in AGE_SHARES)
     return tuple(dict.fromkeys(int(ends[0]) for ends in found if len(ends)))
 
 

@@ -194,7 +194,7 @@ class MergeJob:
         for output in outputs:
             runs = list(decode_batch(output, key="output of a merge").part_runs())
             left += itertools.chain(*(parts for meta, parts in runs if not meta.is_balanced))
-            # SUBTLE: an age of which a range has no rows is missing there. Its neighbours join the runs of others, and cancel there as well.
+            # SUBTLE: an age without rows in a range is missing there. Older ones then join the runs of newer ones, and cancel there, too.
             cancelled.append([parts for meta, parts in reversed(runs) if meta.is_balanced])
             is_distinct = is_distinct and all(meta.kind is not RunKind.ANY for meta, _ in runs)
         ages = [tuple(itertools.chain(*age)) for age in itertools.zip_longest(*cancelled, fillvalue=())]

@@ -106,7 +106,7 @@ def test_an_age_holds_what_cancelled_by_its_end(rows, cuts, ends):
     [
         ([], -1, ()),
         ([(7, 100)], -1, ()),
-        ([(7, 100), (7, 100)], -1, ()),  # nothing tells them apart
+        ([(7, 100), (7, 100)], -1, ()),  # all end together
         ([(7, 90), (9, 10)], -1, (7,)),
         ([(9, 4), (7, 90), (8, 6)], -1, (7, 8)),
         ([(7, 90), (9, 31)], -1, ()),  # more than a quarter is new
