@@ -15,7 +15,7 @@ import pytest
 import typer.core
 import typer.main
 import yaml
-from persist_engine.cli.main import app as persist_app
+from persist_engine.cli.main import application
 from persist_operator.console.commands import app as ui_app
 from persist_operator.kubectl.main import app as kubectl_app
 from persist_operator.local.commands import app as local_app
@@ -102,8 +102,8 @@ def test_commands_in_pages_exist_with_their_options(page):
     for words in commands(page):
         if words[1].startswith("-") or any("|" in word for word in words[:3]):
             continue
-        app = APPS.get(tuple(words[:2]), persist_app)
-        command, rest = typer.main.get_command(app), words[1:] if app is persist_app else words[2:]
+        app = APPS.get(tuple(words[:2]), application())
+        command, rest = typer.main.get_command(app), words[1:] if app is application() else words[2:]
         while rest and isinstance(command, typer.core.TyperGroup) and rest[0] in command.commands:
             command, rest = command.commands[rest[0]], rest[1:]
         if command.context_settings.get(

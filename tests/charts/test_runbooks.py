@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 import yaml
-from persist_engine.cli.main import app
+from persist_engine.cli.main import application
 from persist_operator.kubectl.report import report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,7 +114,7 @@ def check_kubectl(words: list[str]) -> None:
 
 def check_persist(words: list[str]) -> None:
     """The parser takes it. The command itself does not run."""
-    command: Any = typer.main.get_command(app)
+    command: Any = typer.main.get_command(application())
     context = typer.Context(command, info_name="persist")
     while hasattr(command, "get_command"):
         name, *words = words

@@ -6,7 +6,7 @@ import json
 import pytest
 from persist_engine import Location, PersistClient
 from persist_engine.base.settings import BatchSettings, Settings
-from persist_engine.cli.main import app
+from persist_engine.cli.main import application
 from persist_engine.model.ids import PartId, ShardId
 from persist_engine.rows.schema import Schema
 from persist_operator.api import conditions
@@ -53,7 +53,7 @@ class Audited:
         (action,) = self.plan(dict(spec), (), **{verb: token})
         arguments = maintenance.arguments(action, *self.urls, memory=None)
         arguments = [str(self.report) if one == maintenance.TERMINATION_LOG else one for one in arguments]
-        result = CliRunner().invoke(app, arguments)
+        result = CliRunner().invoke(application(), arguments)
         assert result.exit_code == 0, result.output
         run = Run(
             name=action.name, kind=action.kind, phase=Phase.SUCCEEDED, created_ms=self.now, started_ms=self.now,

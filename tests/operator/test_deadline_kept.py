@@ -8,7 +8,7 @@ import boto3
 import pytest
 import redis as driver
 from deadline_house import HOUR_MS, MINUTE_MS, SCHEMA, Kept
-from persist_engine.cli.main import app
+from persist_engine.cli.main import application
 from persist_engine.codec.keys import blob_key
 from persist_engine.parts.listings import new_part_key
 from persist_engine.work.audit.orphans import scan_orphans
@@ -236,15 +236,15 @@ def test_the_command_ends_with_zero_when_proven_and_with_three_when_not(on_files
         "--consensus",
         f"sqlite:///{tmp_path}/log.db",
     ]
-    shown = CliRunner().invoke(app, [*command, "--before", str(kept.env.now_ms()), "--json"])
+    shown = CliRunner().invoke(application(), [*command, "--before", str(kept.env.now_ms()), "--json"])
     assert shown.exit_code == 3
     report = json.loads(shown.stdout)
     assert (report["proven"], report["remains_count"]) == (False, len(report["remains"]))
-    text = CliRunner().invoke(app, [*command, "--before", str(kept.env.now_ms())])
+    text = CliRunner().invoke(application(), [*command, "--before", str(kept.env.now_ms())])
     assert text.exit_code == 3
     assert str(kept.shard_id) in text.stdout
-    assert CliRunner().invoke(app, [*command, "--before", "-1h"]).exit_code == 0
-    assert CliRunner().invoke(app, [*command, "--before", "latest"]).exit_code != 0
+    assert CliRunner().invoke(application(), [*command, "--before", "-1h"]).exit_code == 0
+    assert CliRunner().invoke(application(), [*command, "--before", "latest"]).exit_code != 0
 
 
 def test_an_append_only_shard_owes_nothing_and_is_never_merged_for_it(on_files):

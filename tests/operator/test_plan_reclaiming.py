@@ -3,7 +3,7 @@
 import pytest
 from fake_cluster import FakeCluster
 from persist_engine.base.env import SeededEnv
-from persist_engine.cli.main import app
+from persist_engine.cli.main import application
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
 from persist_engine.model.ids import ShardId
@@ -201,7 +201,7 @@ class House:
             report = self.folder / f"{name}.json"
             args = job["spec"]["template"]["spec"]["containers"][0]["args"]
             args = [str(report) if one == maintenance.TERMINATION_LOG else one for one in args]
-            assert CliRunner().invoke(app, args).exit_code == 0
+            assert CliRunner().invoke(application(), args).exit_code == 0
             at = times.to_text(self.env.now_ms())
             ended = {"exitCode": 0, "startedAt": at, "finishedAt": at, "message": report.read_text()}
             labels = {**head["labels"], "batch.kubernetes.io/job-name": name}

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import NoReturn
 
+from persist_engine import __version__
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.extras import needs_extra
 from persist_engine.cli.exit_codes import EXIT_USAGE
-from persist_engine.cli.no_pandas import keep_pandas_out
+from persist_engine.cli.startup import keep_pandas_out, load_without_collection
 
 
 def main() -> NoReturn:
     """Run the command line of this process and exit. Without its packages: one line on stderr, and the exit code of usage."""
     keep_pandas_out()
+    load_without_collection()
+    if sys.argv[1:] == ["--version"]:
+        with suppress(OSError, AttributeError):  # which the long way reports
+            sys.stdout.write(f"persist {__version__}\n")
+            sys.stdout.flush()
+            sys.exit(0)
     try:
         with needs_extra("cli", "the command line"):
             from persist_engine.cli.main import main as run

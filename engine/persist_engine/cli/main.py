@@ -9,7 +9,9 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TextIO
 
@@ -17,14 +19,9 @@ import typer
 
 from persist_engine import __version__
 from persist_engine.base.errors import PersistError
-from persist_engine.cli import maintain, read
-from persist_engine.cli.admin import group as admin
 from persist_engine.cli.exit_codes import EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USAGE, exit_code
-from persist_engine.cli.inspect import commands as inspect
 from persist_engine.cli.options import ENVIRON, METRICS_FILE, PROFILE
 from persist_engine.cli.plugins import PluginGroup, parser_of
-from persist_engine.cli.tables import changes
-from persist_engine.cli.tables import commands as tables
 
 #: What the parser of arguments ends with.
 _PARSER_EXIT_USAGE = 2
@@ -61,20 +58,51 @@ class _Root(PluginGroup):
             raise _OutputClosed from error
 
 
-app = typer.Typer(
-    cls=_Root,
-    name="persist",
-    help="Durable, versioned, time-varying collections: look into shards, maintain, administer and read them.",
-    epilog=EPILOG,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
+def _inspect() -> typer.Typer:
+    from persist_engine.cli.inspect.commands import app
+
+    return app
+
+
+def _maintain() -> typer.Typer:
+    from persist_engine.cli.maintain import app
+
+    return app
+
+
+def _admin() -> typer.Typer:
+    from persist_engine.cli.admin.group import app
+
+    return app
+
+
+def _read(app: typer.Typer, name: str) -> None:
+    from persist_engine.cli.read import register
+
+    register(app, name)
+
+
+def _tables(app: typer.Typer, name: str) -> None:
+    from persist_engine.cli.tables.commands import register
+
+    register(app, name)
+
+
+def _changes(app: typer.Typer, name: str) -> None:
+    from persist_engine.cli.tables.changes import register
+
+    register(app, name)
+
+
+_OF_TABLES = (
+    *("append", "upsert", "overwrite"),
+    *("ls", "create", "describe", "history", "optimize", "vacuum", "delete", "rename", "drop"),
 )
-app.add_typer(inspect.app, name="inspect")
-app.add_typer(maintain.app, name="maintain")
-app.add_typer(admin.app, name="admin")
-app.command(name="read", epilog=read.EPILOG)(read.read)
-tables.register(app)
-changes.register(app)
+#: What loads each group, and what loads and adds each command.
+GROUPS = {"inspect": _inspect, "maintain": _maintain, "admin": _admin}
+COMMANDS = {"read": _read, **dict.fromkeys(_OF_TABLES, _tables), "changes": _changes}
+#: Options of `persist` itself that have a value.
+_WITH_VALUE = frozenset({"--metrics", "--profile"})
 
 
 def _show_version(value: bool) -> None:  # noqa: FBT001 - how the parser calls it
@@ -83,7 +111,6 @@ def _show_version(value: bool) -> None:  # noqa: FBT001 - how the parser calls i
         raise typer.Exit
 
 
-@app.callback()
 def persist(
     *,
     metrics: Annotated[
@@ -110,9 +137,41 @@ def persist(
     ENVIRON.set(os.environ)
 
 
+@cache
+def application(only: str | None = None) -> typer.Typer:
+    """All commands; or only the one, or the group, of this name: then no other is loaded."""
+    app = typer.Typer(
+        cls=_Root,
+        name="persist",
+        help="Durable, versioned, time-varying collections: look into shards, maintain, administer and read them.",
+        epilog=EPILOG,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(persist)
+    for name, load in GROUPS.items():
+        if only in {None, name}:
+            app.add_typer(load(), name=name)
+    for name, add in COMMANDS.items():
+        if only in {None, name}:
+            add(app, name)
+    return app
+
+
 def parser() -> Any:
     """The parser of all commands, which has the group of each name in `commands`."""
-    return parser_of(app)
+    return parser_of(application())
+
+
+def _called(arguments: Sequence[str]) -> str | None:
+    """The command or group of ours that a command line calls, if that is certain: None for help, other names and what is misspelt."""
+    left = iter(arguments)
+    for each in left:
+        if each in _WITH_VALUE:
+            next(left, None)
+        elif each.partition("=")[0] not in _WITH_VALUE:
+            return each if each in GROUPS or each in COMMANDS else None
+    return None
 
 
 def main() -> NoReturn:
@@ -121,7 +180,7 @@ def main() -> NoReturn:
     sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     try:
-        parser()(prog_name="persist")
+        parser_of(application(_called(sys.argv[1:])))(prog_name="persist")
     except PersistError as error:
         sys.exit(_report(error.kind.value, str(error), exit_code(error)))
     except SystemExit as ended:

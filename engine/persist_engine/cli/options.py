@@ -28,6 +28,7 @@ from persist_engine.base.errors import (
     Unavailable,
 )
 from persist_engine.cli.exit_codes import exit_code
+from persist_engine.cli.startup import loaded
 from persist_engine.cli.waiting import Waiting, opening
 
 if TYPE_CHECKING:
@@ -262,6 +263,7 @@ def connected(
     from persist_engine.client.client import PersistClient
     from persist_engine.client.location import Location
 
+    loaded()
     blob, consensus = _stores(at.blob, at.consensus)
     # The one command that makes shards makes them for an operator, whose own hold is their retention.
     settings = with_environ(Settings(retry=RetrySettings(give_up_ms=at.give_up * 1000), retain_ms=None), ENVIRON.get())
@@ -307,6 +309,7 @@ def blobs_of(at: Stores) -> Iterator[tuple[Blob, Retry]]:
     from persist_engine.shard.opening import open_store
     from persist_engine.storage.open import open_blob
 
+    loaded()
     url = _stores(at.blob, None)[0] if PROFILE.get() else _given(at.blob, "--blob", "PERSIST_BLOB")
     env, metrics = SystemEnv(), NoMetrics()
     retry = Retry(env, RetrySettings(give_up_ms=at.give_up * 1000), metrics)

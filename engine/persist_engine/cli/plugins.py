@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperGroup
 
-from persist_engine.cli.no_pandas import let_pandas_in
+from persist_engine.cli.startup import let_pandas_in, loaded
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -63,9 +63,10 @@ class PluginGroup(TyperGroup):
         if entry is None:
             return name, command, rest
         let_pandas_in()
-        loaded = parser_of(entry.load())
-        loaded.name = name
-        return name, loaded, rest
+        found = parser_of(entry.load())
+        found.name = name
+        loaded()
+        return name, found, rest
 
 
 def _nothing() -> None:

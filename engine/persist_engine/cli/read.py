@@ -76,6 +76,11 @@ class Format(enum.StrEnum):
     JSONL = "jsonl"
 
 
+def register(app: typer.Typer, name: str) -> None:
+    """Adds the command to `persist`."""
+    app.command(name=name, epilog=EPILOG)(read)
+
+
 @on_stores
 def read(
     shard_argument: NamedShardArgument = None,

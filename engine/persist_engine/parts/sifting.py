@@ -9,13 +9,15 @@
     b   7     9     +1
 
 The rows that cancelled are the history of a shard: the newest contents need none of them, and most reads are of the newest contents.
+Most other reads are of the near past, so history is cut into ages, by the time at which the rows of a key and value cancelled.
 
-Invariant: the rows of both sides together are the rows that came. The diffs of each key and value among the cancelled ones add up to zero.
+Invariant: the rows of all sides together are the rows that came. The diffs of each key and value among the cancelled ones of one age add
+up to zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,18 +29,22 @@ from persist_engine.rows.updates import rows_at, sums_of_groups
 
 #: Rows with the same key and value that wait for more of them. More rows than this are sifted without those that follow.
 HELD_ROWS_MAX = 65_536
+#: The rows of a merge that later ages begin with, as shares of all: history is cut before about so many of the newest rows.
+AGE_SHARES = (1 / 4, 1 / 16)
 
 
 @dataclass(slots=True)
 class Sifting:
     """Sifts one stream of tables."""
 
+    age_ends: tuple[int, ...] = ()
+    """The last time of each age but the newest, rising."""
     is_distinct: bool = True
     """Whether no two of the rows left so far have the same key and value."""
 
-    def tables(self, merged: Iterable[pa.Table]) -> Iterator[tuple[pa.Table, pa.Table]]:
-        """What is left and what cancelled, for tables that are consolidated and rise from one to the next. Both sides rise, too. The rows
-        of one key and value come together, however the tables are cut.
+    def tables(self, merged: Iterable[pa.Table]) -> Iterator[tuple[pa.Table, ...]]:
+        """What is left, and what cancelled in each age, the oldest first, for tables that are consolidated and rise from one to the next.
+        All sides rise, too. The rows of one key and value come together, however the tables are cut.
         """
         held: pa.Table | None = None
         for table in merged:
@@ -54,10 +60,11 @@ class Sifting:
         if held is not None and held.num_rows:
             yield self._sifted(held, _equal(held))
 
-    def _sifted(self, rows: pa.Table, equal: Bools) -> tuple[pa.Table, pa.Table]:
+    def _sifted(self, rows: pa.Table, equal: Bools) -> tuple[pa.Table, ...]:
         """`equal` says of each row but the first whether it has the key and value of the row before."""
+        nothing = [rows.slice(0, 0)] * (len(self.age_ends) + 1)
         if not equal.any():
-            return rows, rows.slice(0, 0)
+            return rows, *nothing
         diffs = rows.column("diff").to_numpy()
         starts = np.flatnonzero(np.insert(~equal, 0, True))
         lasts = np.append(starts[1:], len(diffs)) - 1
@@ -65,7 +72,7 @@ class Sifting:
             sums = sums_of_groups(diffs, starts)
         except InvariantViolated:  # a read at one time may never add these
             self.is_distinct = False
-            return rows, rows.slice(0, 0)
+            return rows, *nothing
         # Where all rows but the last cancel, the last one is what is left. Any other sum is left as it came.
         has_one = (sums != 0) & (sums == diffs[lasts])
         has_more = (sums != 0) & ~has_one
@@ -73,7 +80,27 @@ class Sifting:
         is_left[lasts[has_one]] = True
         if has_more.any():
             self.is_distinct = False
-        return rows_at(rows, np.flatnonzero(is_left)), rows_at(rows, np.flatnonzero(~is_left))
+        left = rows_at(rows, np.flatnonzero(is_left))
+        if not self.age_ends:
+            return left, rows_at(rows, np.flatnonzero(~is_left))
+        times = rows.column("time").to_numpy()
+        # Of a group that leaves its last row, the one before it was the last to cancel.
+        ages = np.searchsorted(self.age_ends, times[lasts - has_one])
+        age_of = np.where(is_left, -1, np.repeat(ages, lasts - starts + 1))
+        return left, *(rows_at(rows, np.flatnonzero(age_of == age)) for age in range(len(nothing)))
+
+
+def age_ends(runs: Sequence[tuple[int, int]], since: int) -> tuple[int, ...]:
+    """The ends of ages for a merge of `runs`, each with its last time and its number of rows: last times after `since`, at which all other
+    rows that are left to cancel are at hand.
+    """
+    if not runs:
+        return ()
+    lasts, run_of = np.unique([last for last, _ in runs], return_inverse=True)
+    at_last = np.bincount(run_of, [rows for _, rows in runs])
+    newer = at_last.sum() - np.cumsum(at_last)
+    found = (lasts[(lasts > since) & (newer > 0) & (newer <= share * at_last.sum())] for share in AGE_SHARES)
+    return tuple(dict.fromkeys(int(ends[0]) for ends in found if len(ends)))
 
 
 def without_settled(table: pa.Table, as_of: int) -> pa.Table:

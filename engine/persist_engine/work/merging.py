@@ -9,6 +9,7 @@ This module knows neither state nor the spine: `compact` swaps the results in.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -27,7 +28,7 @@ from persist_engine.model.spine.compaction_plan import MERGING_SHARE, Compaction
 from persist_engine.parts.even_ranges import choose_ranges
 from persist_engine.parts.fetch import CompactionFilter, PartSource, RunToRead, read_consolidated
 from persist_engine.parts.key_range import KeyRange
-from persist_engine.parts.sifting import Sifting
+from persist_engine.parts.sifting import Sifting, age_ends
 from persist_engine.parts.write import PartStore, delete_parts, write_part
 from persist_engine.rows.schema import Schema
 
@@ -46,16 +47,17 @@ class Output:
     left: tuple[Part, ...]
     kind: RunKind = RunKind.ANY
     """Of the rows that are left."""
-    cancelled: tuple[Part, ...] = ()
+    cancelled: tuple[tuple[Part, ...], ...] = ()
+    """By age, the oldest first."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
         """All parts."""
-        return self.left + self.cancelled
+        return tuple(itertools.chain(self.left, *self.cancelled))
 
     def runs(self, meta: RunMeta) -> list[tuple[RunMeta, tuple[Part, ...]]]:
-        """The runs, with what `meta` says of both."""
-        kinds = ((self.kind, self.left), (RunKind.BALANCED, self.cancelled))
+        """The runs, with what `meta` says of all."""
+        kinds = ((self.kind, self.left), *((RunKind.BALANCED, parts) for parts in self.cancelled))
         return [
             (replace(meta, kind=kind, rows=sum(part.rows for part in parts)), parts) for kind, parts in kinds if parts
         ]
@@ -73,7 +75,9 @@ class MergeTask:
     outstanding_parts: int
     """The number of parts that may be in memory at once while they are written."""
     is_sifted: bool = False
-    """Whether the rows that cancelled become a run of their own."""
+    """Whether the rows that cancelled become runs of their own, one for each age."""
+    age_ends: tuple[int, ...] = ()
+    """See Sifting."""
     key_range: KeyRange | None = None
     filtered: tuple[str, ...] = ()
     """The columns of which its parts get Bloom filters."""
@@ -167,6 +171,9 @@ class MergeJob:
     def task(self, chunk: CompactionChunk) -> MergeTask:
         """The whole of `chunk`."""
         size_bytes = sum(part.hollow_bytes + part.inline_bytes for run in chunk.runs for part in run.parts)
+        is_sifted = chunk.is_last and size_bytes >= self.store.settings.compaction.sift_bytes_min
+        since = -1 if chunk.desc.since.time is None else chunk.desc.since.time
+        lasts = [(run.last_time, sum(part.rows for part in run.parts)) for run in chunk.runs]
         return MergeTask(
             shard_id=self.store.shard_id,
             schema=self.schema,
@@ -175,19 +182,23 @@ class MergeJob:
             runs=chunk.runs,
             outstanding_parts=chunk.outstanding_parts,
             filtered=tuple(self.store.filtered),
-            is_sifted=chunk.is_last and size_bytes >= self.store.settings.compaction.sift_bytes_min,
+            is_sifted=is_sifted,
+            age_ends=age_ends(lasts, since) if is_sifted else (),
         )
 
     def joined(self, outputs: Iterable[bytes]) -> Output:
         """The output of a chunk, from those of its ranges in their order (`run_remote`). CorruptData for anything else."""
         left: list[Part] = []
-        cancelled: list[Part] = []
+        cancelled: list[list[tuple[Part, ...]]] = []
         is_distinct = True
         for output in outputs:
-            for meta, parts in decode_batch(output, key="output of a merge").part_runs():
-                (cancelled if meta.is_balanced else left).extend(parts)
-                is_distinct = is_distinct and meta.kind is not RunKind.ANY
-        return Output(tuple(left), RunKind.DISTINCT if is_distinct else RunKind.ANY, tuple(cancelled))
+            runs = list(decode_batch(output, key="output of a merge").part_runs())
+            left += itertools.chain(*(parts for meta, parts in runs if not meta.is_balanced))
+            # SUBTLE: an age without rows in a range is missing there. Older ones then join the runs of newer ones, and cancel there, too.
+            cancelled.append([parts for meta, parts in reversed(runs) if meta.is_balanced])
+            is_distinct = is_distinct and all(meta.kind is not RunKind.ANY for meta, _ in runs)
+        ages = [tuple(itertools.chain(*age)) for age in itertools.zip_longest(*cancelled, fillvalue=())]
+        return Output(tuple(left), RunKind.DISTINCT if is_distinct else RunKind.ANY, tuple(reversed(ages)))
 
     def discard(self, output: Output) -> None:
         """Deletes an output that was not yielded."""
@@ -237,15 +248,15 @@ def discard(store: PartStore, parts: Sequence[Part]) -> None:
 
 
 class _RunWriter:
-    """Cuts sorted tables into parts of about the target size and writes them in the background, in order: as one run, or as two when it
-    sifts out the rows that cancelled.
+    """Cuts sorted tables into parts of about the target size and writes them in the background, in order: as one run, or as several when
+    it sifts out the rows that cancelled.
     """
 
     def __init__(self, store: PartStore, task: MergeTask) -> None:
         self._store, self._task = store, task
         self._pool = ThreadPoolExecutor(UPLOAD_THREADS, thread_name_prefix="persist-compact")
         self._outstanding: deque[tuple[_Gathered, Future[Part]]] = deque()
-        self._left, self._cancelled = _Gathered(), _Gathered()
+        self._left, *self._cancelled = self._runs = [_Gathered() for _ in range(len(task.age_ends) + 2)]
         self._kind = RunKind.ANY
 
     def write_run(self, tables: Iterator[pa.Table]) -> None:
@@ -255,15 +266,15 @@ class _RunWriter:
         written. The limit is also one more than the number of parallel writes: further parts would only wait.
         """
         if self._task.is_sifted:
-            sifting = Sifting()
-            for left, cancelled in sifting.tables(tables):
-                self._gather(self._left, left)
-                self._gather(self._cancelled, cancelled)
+            sifting = Sifting(self._task.age_ends)
+            for sides in sifting.tables(tables):
+                for run, rows in zip(self._runs, sides, strict=True):
+                    self._gather(run, rows)
             self._kind = RunKind.DISTINCT if sifting.is_distinct else RunKind.ANY
         else:
             for table in tables:
                 self._gather(self._left, table)
-        for run in (self._left, self._cancelled):
+        for run in self._runs:
             self._submit(run)
         while self._outstanding:
             self._finish()
@@ -271,7 +282,7 @@ class _RunWriter:
     def output(self) -> Output:
         """What was written."""
         self._pool.shutdown()
-        return Output(tuple(self._left.parts), self._kind, tuple(self._cancelled.parts))
+        return Output(tuple(self._left.parts), self._kind, tuple(tuple(run.parts) for run in self._cancelled))
 
     def abandon(self) -> None:
         """Deletes the written parts."""
@@ -279,15 +290,15 @@ class _RunWriter:
         for run, future in self._outstanding:
             if not future.cancelled() and future.exception() is None:
                 run.parts.append(future.result())
-        discard(self._store, self._left.parts + self._cancelled.parts)
+        discard(self._store, [part for run in self._runs for part in run.parts])
 
     def _gather(self, run: _Gathered, table: pa.Table) -> None:
-        """Adds rows to a run. What both runs gathered is at most about one part; the run with more of it is written first."""
+        """Adds rows to a run. What all runs gathered is at most about one part; the run with most of it is written first."""
         target = self._store.settings.batch.target_part_bytes
         for piece in _pieces(table, target) if table.num_rows else ():
-            gathered_bytes = self._left.bytes + self._cancelled.bytes
+            gathered_bytes = sum(each.bytes for each in self._runs)
             if gathered_bytes and gathered_bytes + piece.nbytes > target:
-                self._submit(max(self._left, self._cancelled, key=lambda each: each.bytes))
+                self._submit(max(self._runs, key=lambda each: each.bytes))
             run.tables.append(piece)
             run.bytes += piece.nbytes
 

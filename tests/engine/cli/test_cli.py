@@ -22,7 +22,7 @@ from persist_engine.base.errors import (
     Unavailable,
 )
 from persist_engine.cli import main as cli
-from persist_engine.cli import no_pandas
+from persist_engine.cli import startup
 from persist_engine.cli.inspect.rollup import complete_rollup
 from persist_engine.client.client import PersistClient
 from persist_engine.rows.schema import Schema
@@ -302,8 +302,8 @@ def test_a_bug_is_one_line(persist, plugin, monkeypatch):
 def test_commands_of_other_distributions_may_load_pandas(persist, plugin, monkeypatch):
     monkeypatch.delitem(sys.modules, "pandas", raising=False)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))  # as it is, afterwards
-    no_pandas.keep_pandas_out()
-    no_pandas.keep_pandas_out()
+    startup.keep_pandas_out()
+    startup.keep_pandas_out()
     with pytest.raises(ModuleNotFoundError, match="pandas"):
         importlib.util.find_spec("pandas")
     assert persist("greet", "frames")[:2] == (0, "pandas\n")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import typer
+from persist_engine import __version__
+from persist_engine.cli import main as cli
 
 #: None of these is needed to open files, and each takes longer to load than a command has.
 HEAVY = {"boto3", "botocore", "duckdb", "grpc", "pandas", "polars", "prometheus_client", "pyspark", "redis", "rich"}
@@ -18,8 +22,8 @@ UNREAD = (
 )
 #: Modules of the engine that may load, a few more than do now. All of it are more than 260.
 CONNECT_MODULES_MAX = 121
-COMMAND_MODULES_MAX = {"ls": 132, "read": 178, "describe": 161}
-VERSION_MODULES_MAX = 38
+COMMAND_MODULES_MAX = {"ls": 113, "read": 160, "describe": 138}
+VERSION_MODULES_MAX = 9
 
 
 MAIN = "from persist_engine.cli.__main__ import main\nmain()"
@@ -56,18 +60,70 @@ def test_a_command_loads_its_own_modules(shop, command):
     check(loaded(MAIN, *given, *shop.args), COMMAND_MODULES_MAX[command])
 
 
-def test_the_version_needs_no_module_that_opens_stores():
+def test_a_command_loads_no_other_command(shop):
+    modules = loaded(MAIN, "ls", *shop.args)
+    assert "persist_engine.cli.tables.commands" in modules
+    assert not {"persist_engine.cli.admin", "persist_engine.cli.inspect", "persist_engine.cli.maintain"} & modules
+
+
+@pytest.mark.parametrize("name", [*cli.GROUPS, *cli.COMMANDS])
+def test_a_command_alone_is_the_one_of_all(name):
+    def shape(command):
+        inner = getattr(command, "commands", {})
+        options = [(each.name, each.opts, each.default, each.required, each.help) for each in command.params]
+        return command.help, command.epilog, command.rich_help_panel, options, {key: shape(inner[key]) for key in inner}
+
+    alone = typer.main.get_command(cli.application(name))
+    assert list(alone.commands) == [name]
+    assert shape(alone.commands[name]) == shape(cli.parser().commands[name])
+
+
+@pytest.mark.parametrize(
+    ("line", "called"),
+    [
+        ("ls --json", "ls"),
+        ("--metrics ls read t", "read"),
+        ("--profile=dev --metrics=m maintain auto", "maintain"),
+        ("--profile", None),
+        ("", None),
+        ("--help", None),
+        ("--version ls", None),
+        ("--unknown ls", None),
+        ("raed t", None),
+        ("local up", None),
+    ],
+)
+def test_the_command_of_a_line_is_found_only_where_it_is_certain(line, called):
+    assert cli._called(line.split()) == called
+
+
+def test_the_version_needs_no_parser():
     modules = loaded(MAIN, "--version")
-    unused = {
-        "pyarrow",
-        "numpy",
-        "google",
-        "pydantic",
-        "sqlite3",
-        "tomllib",
-        "email",
-        "importlib.metadata",
-        "importlib.abc",
-    }
-    assert not unused & modules
+    assert not {"typer", "pyarrow", "numpy", "pydantic", "logging", "importlib.metadata"} & modules
     check(modules, VERSION_MODULES_MAX)
+
+
+def test_the_version_is_the_one_that_the_parser_shows(persist):
+    code, out, _ = persist("--version")
+    shown = subprocess.run([sys.executable, "-c", MAIN, "--version"], check=True, capture_output=True, text=True)
+    assert (code, out, shown.stdout) == (0, shown.stdout, f"persist {__version__}\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_a_version_that_cannot_be_written_is_an_error():
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", MAIN, "--version"], check=False, stdout=full, stderr=subprocess.PIPE
+        )
+    assert (done.returncode, b"No space left" in done.stderr) == (1, True)
+
+
+def test_garbage_is_collected_once_a_command_is_loaded(shop):
+    """And what is there at the end of the process is not gone through."""
+    script = "import gc\nfrom persist_engine.cli import options\nfrom persist_engine.cli.__main__ import main\n"
+    script += "seen = [gc.isenabled()]\nbefore = options.loaded\n"
+    script += "def after():\n    seen.append(gc.isenabled()); before(); seen.append((gc.isenabled(), gc.get_freeze_count() > 10_000))\n"
+    script += (
+        "options.loaded = after\ntry:\n    main()\nfinally:\n    assert seen == [True, False, (True, True)], seen\n"
+    )
+    assert "persist_engine.cli.tables.commands" in loaded(script, "ls", *shop.args)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.cli.main import app
+from persist_engine.cli.main import application
 from persist_engine.client.reclaiming import reclaim
 from persist_engine.model.ids import CriticalReaderId, PartId, ShardId
 from persist_engine.model.ownership import Owner
@@ -126,8 +126,8 @@ def test_a_name_without_a_shard_is_freed(disk):
 def test_the_command_reports_how_far_it_came(disk, tmp_path):
     file = tmp_path / "report.json"
     args = ["maintain", "reclaim", disk.shard_id, "--own-hold", HOLD, "--purge", "--report", str(file), *disk.args]
-    assert CliRunner().invoke(app, [*args, "--owner", str(MINE)]).exit_code == 0
+    assert CliRunner().invoke(application(), [*args, "--owner", str(MINE)]).exit_code == 0
     report = json.loads(file.read_text())
     assert (report["type"], report["verdict"], report["blobs_deleted"] > 0) == ("Reclaim", "Reclaimed", True)
-    result = CliRunner().invoke(app, [*args, "--owner", "nonsense"])
+    result = CliRunner().invoke(application(), [*args, "--owner", "nonsense"])
     assert isinstance(result.exception, InvalidUsage)

@@ -201,6 +201,35 @@ def test_the_newest_contents_of_a_sifted_shard_are_read_without_its_history():
             assert {row["val"]["x"] for row in snapshot.to_table().to_pylist()} == {0.0}
 
 
+def test_a_read_of_the_near_past_leaves_out_older_history():
+    """A few keys rewritten after many: the rows that cancelled first are a run of their own."""
+    world = World(settings=settings(0))
+    client, shard_id = world.process(), world.shard_id()
+    with client.open_writer(shard_id, SCHEMA, purpose="test") as writer:
+        for append, keys in enumerate((500, 500, 10, 10)):
+            rows = [(((number, "a"), (float(append), None)), append, 1) for number in range(keys)]
+            if append:
+                before = 1.0 if append == 2 else float(append - 1)
+                rows += [(((number, "a"), (before, None)), append, -1) for number in range(keys)]
+            answer = writer.compare_and_append(rows, expected_upper=at(append), new_upper=at(append + 1))
+            assert isinstance(answer, Appended)
+    compact(client.machine(shard_id))
+    (batch,) = [each for each in client.machine(shard_id).refresh().trace.batches() if each.parts]
+    (left, _), (older, old_parts), (newer, new_parts) = batch.part_runs()
+    assert (left.kind, older.kind, newer.kind) == (RunKind.DISTINCT, RunKind.BALANCED, RunKind.BALANCED)
+    assert [sum(part.rows for part in parts) for parts in (old_parts, new_parts)] == [1000, 40]
+    with world.process().open_leased_reader(shard_id, SCHEMA, purpose="read") as reader:
+        for as_of, needs_old, needs_new in ((0, True, False), (1, False, True), (2, False, True), (3, False, False)):
+            fetched = []
+            with reader.snapshot(as_of) as snapshot:
+                rows = pa.Table.from_batches(snapshot.to_batches(on_fetched=fetched.append)).to_pylist()
+            assert {part.size_bytes for part in old_parts}.issubset(fetched) == needs_old
+            assert {part.size_bytes for part in new_parts}.issubset(fetched) == needs_new
+            changed = {float(as_of)} if as_of != 1 else {1.0}
+            assert {row["val"]["x"] for row in rows if row["key"]["id"] < 10} == changed
+            assert {row["val"]["x"] for row in rows if row["key"]["id"] >= 10} == {min(1.0, float(as_of))}
+
+
 def test_a_truncated_run_is_not_taken_for_balanced():
     world, shard_id = distinct_shard()
     (batch,) = [each for each in world.process().machine(shard_id).refresh().trace.batches() if each.parts]

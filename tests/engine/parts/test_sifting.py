@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from persist_engine.parts import sifting
-from persist_engine.parts.sifting import Sifting, without_settled
+from persist_engine.parts.sifting import Sifting, age_ends, without_settled
 from persist_engine.rows.schema import Schema
 from persist_engine.rows.updates import consolidate, is_consolidated, times_at
 
@@ -45,14 +45,21 @@ def updates_in(table):
     ]
 
 
-def sifted(table, cuts):
-    sift = Sifting()
+def sifted_by_age(table, cuts, ends):
+    sift = Sifting(ends)
     bounds = [0, *sorted(cut % (table.num_rows + 1) for cut in cuts), table.num_rows]
     pieces = [table.slice(start, end - start) for start, end in zip(bounds, bounds[1:], strict=False) if end > start]
-    sides = list(sift.tables(iter(pieces)))
-    left = pa.concat_tables([SCHEMA.updates_schema.empty_table(), *(side for side, _ in sides)])
-    cancelled = pa.concat_tables([SCHEMA.updates_schema.empty_table(), *(side for _, side in sides)])
-    return left, cancelled, sift.is_distinct
+    found = [[SCHEMA.updates_schema.empty_table()] for _ in range(len(ends) + 2)]
+    for sides in sift.tables(iter(pieces)):
+        for side, rows in zip(found, sides, strict=True):
+            side.append(rows)
+    left, *ages = map(pa.concat_tables, found)
+    return left, ages, sift.is_distinct
+
+
+def sifted(table, cuts):
+    left, (cancelled,), is_distinct = sifted_by_age(table, cuts, ())
+    return left, cancelled, is_distinct
 
 
 @given(rows_, st.lists(st.integers(0, 100), max_size=5), st.sampled_from([1, 3, 65_536]))
@@ -72,6 +79,43 @@ def test_both_sides_are_the_rows_that_came(rows, cuts, held_rows_max):
     if is_distinct:
         names = [what for what, _, _ in updates_in(left)]
         assert len(set(names)) == len(names)
+
+
+@given(rows_, st.lists(st.integers(0, 100), max_size=5), st.sets(st.integers(0, 6), max_size=3))
+def test_an_age_holds_what_cancelled_by_its_end(rows, cuts, ends):
+    ends = tuple(sorted(ends))
+    few = [row for row in rows if row[4] < 2**62]
+    whole = consolidate(table_of([*few, *((*row[:3], (row[3] + 3) % 9, -row[4]) for row in few)]))
+    left, ages, _ = sifted_by_age(whole, cuts, ends)
+    left_of_one, (cancelled,), _ = sifted_by_age(whole, cuts, ())
+    assert updates_in(left) == updates_in(left_of_one)
+    found = collections.defaultdict(list)
+    for age, table in enumerate(ages):
+        assert is_consolidated(table)
+        for update in updates_in(table):
+            found[update[0]].append((age, *update[1:]))
+    apart = [(what, *each[1:]) for what, some in found.items() for each in some]
+    assert sorted(apart, key=repr) == sorted(updates_in(cancelled), key=repr)
+    for some in found.values():
+        ((age, last),) = {(age, max(time for _, time, _ in some)) for age, _, _ in some}
+        assert age == sum(end < last for end in ends)
+
+
+@pytest.mark.parametrize(
+    ("runs", "since", "ends"),
+    [
+        ([], -1, ()),
+        ([(7, 100)], -1, ()),
+        ([(7, 100), (7, 100)], -1, ()),  # all end together
+        ([(7, 90), (9, 10)], -1, (7,)),
+        ([(9, 4), (7, 90), (8, 6)], -1, (7, 8)),
+        ([(7, 90), (9, 31)], -1, ()),  # more than a quarter is new
+        ([(7, 90), (9, 10)], 7, ()),  # what cancelled by since is gone
+        ([(7, 80), (8, 20), (2**63 - 2, 0)], -1, (7,)),
+    ],
+)
+def test_history_is_cut_where_runs_with_few_rows_begin(runs, since, ends):
+    assert age_ends(runs, since) == ends
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,9 @@ class _Form(enum.StrEnum):
     JSONL = "jsonl"
 
 
-def register(app: typer.Typer) -> None:
+def register(app: typer.Typer, name: str) -> None:
     """Adds the command to `persist`."""
-    app.command(rich_help_panel=PANEL, epilog=EPILOG)(changes)
+    app.command(name=name, rich_help_panel=PANEL, epilog=EPILOG)(changes)
 
 
 @on_stores

@@ -99,12 +99,12 @@ CoerceOption = Annotated[
 PANEL = "Tables"
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the commands to `persist`."""
+def register(app: typer.Typer, name: str) -> None:
+    """Adds one of the commands to `persist`."""
     plain: list[Callable[..., None]] = [ls, create, describe, history, optimize, vacuum, delete, rename, drop]
     writing: list[Callable[..., None]] = [append, upsert, overwrite]
-    for command in writing + plain:
-        app.command(rich_help_panel=PANEL, epilog=WRITE_EPILOG if command in writing else None)(command)
+    command = next(each for each in writing + plain if each.__name__ == name)
+    app.command(rich_help_panel=PANEL, epilog=WRITE_EPILOG if command in writing else None)(command)
 
 
 @on_stores

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.settings import CompactionSettings, Settings
 from persist_engine.base.version import writer_key
-from persist_engine.model.batch import HollowBatch, Part, RunMeta, RunOrder
-from persist_engine.model.frontier import Description
+from persist_engine.model.batch import HollowBatch, HollowPart, Part, RunMeta, RunOrder
+from persist_engine.model.frontier import DATA_TIME_MAX, Description
 from persist_engine.model.ids import RunId
 from persist_engine.model.spine.flat import SpineId
 from persist_engine.model.spine.spine import IdBatch, MergeReq
@@ -94,6 +94,19 @@ class InputRun:
         return self.meta.order is RunOrder.STRUCTURED
 
     @property
+    def last_time(self) -> int:
+        """A time that no row is after; the greatest one if neither statistics nor the description say."""
+        ends = [
+            part.stats.time_max if isinstance(part, HollowPart) and part.stats and part.ts_rewrite is None else None
+            for part in self.parts
+        ]
+        known = [end for end in ends if end is not None]
+        if known and len(known) == len(ends):
+            return max(known)
+        upper, since = self.desc.upper.time, self.desc.since.time
+        return DATA_TIME_MAX if upper is None or since is None else max(upper - 1, since)
+
+    @property
     def memory_bytes(self) -> int:
         """Memory to merge it. A sorted run needs its largest part and the tables decoded from it. An unsorted run needs all
         parts at once, decoded.
@@ -107,7 +120,7 @@ class InputRun:
 
 @dataclass(frozen=True, slots=True)
 class CompactionChunk:
-    """Runs to merge together, into one run of a batch under `desc`, or one and a balanced one.
+    """Runs to merge together, into one run of a batch under `desc`, or one and balanced ones.
 
     `input`: the id range that the output replaces: all of it or, with `run_ids`, these runs of it. `is_last`: the output is all that
     the request leaves. `outstanding_parts`: the

@@ -1,11 +1,15 @@
-"""Keeps pandas out of the processes of `persist`.
+"""What a process of `persist` does without, so that a command begins and ends soon: pandas, and the collection of garbage while it loads.
 
 Where pandas is installed, Arrow imports it with the first scalar or the first numpy array that it makes, which takes longer than most
 commands. Arrow needs it for nanoseconds and for pandas' own objects only. A shard holds no nanoseconds, and `persist` has no such objects.
+
+What a command loads stays to its end. The collector would go through all of it several times, and once more at the end of the process.
 """
 
 from __future__ import annotations
 
+import atexit
+import gc
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
@@ -39,3 +43,16 @@ def let_pandas_in() -> None:
     """Undo `keep_pandas_out`: for commands of other distributions, which may need pandas. Idempotent."""
     if _FINDER in sys.meta_path:
         sys.meta_path.remove(_FINDER)
+
+
+def load_without_collection() -> None:
+    """From now on no garbage is collected, until `loaded`; nor is it at the end of the process. For the main thread of a new process."""
+    gc.disable()
+    atexit.register(gc.freeze)
+
+
+def loaded() -> None:
+    """Sets aside what was loaded, and collects garbage from now on. Does nothing unless `load_without_collection` was called before."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
