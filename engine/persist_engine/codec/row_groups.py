@@ -9,6 +9,9 @@ A row group is the unit of fetching within a part. Small ones waste less when ma
 footer, some 650 bytes each. Measured on 1M rows of (bigint, 32-byte string, bigint): groups of 16 Ki rows make a file 0.5 % larger than
 groups of 256 Ki, with a footer of 0.2 % of the file, and are written and read in the same time; groups of 8 Ki rows make it 2 % larger.
 On 50,000 rows with two columns more, groups of 4 Ki rows take a fifth more processor time, to write and to read, than groups of 8 Ki.
+
+A part of some thousand rows has four groups all the same. With one or two, each of two ranges of keys that meet within the part fetches
+most of it. On 10,000 rows of the first kind, four groups take 3.96 ms to write and 0.90 ms to read, two take 3.54 and 0.77 ms.
 """
 
 from __future__ import annotations
@@ -30,10 +33,11 @@ from persist_engine.rows.part_stats import column_stats
 from persist_engine.rows.schema import Schema
 
 #: Rows of one group, and the bytes in memory of wide ones. A small part has `GROUPS_OF_SMALL` groups, of at least ROW_GROUP_ROWS_MIN rows.
+#: One of few rows has `GROUPS_OF_FEW` groups, of at least FEW_ROWS_MIN rows.
 ROW_GROUP_ROWS = 16 * 1024
-ROW_GROUP_ROWS_MIN = 8192
+ROW_GROUP_ROWS_MIN, FEW_ROWS_MIN = 8192, 2048
 ROW_GROUP_BYTES = 1 << 20
-GROUPS_OF_SMALL = 32
+GROUPS_OF_SMALL, GROUPS_OF_FEW = 32, 4
 _WIDE_ROWS_MIN = 64
 #: Rows, and bytes, of the row groups that are decoded at once: fewer cost more in calls than they save in memory.
 DECODED_ROWS, DECODED_BYTES = 256 * 1024, 16 << 20
@@ -57,7 +61,8 @@ def group_bytes(rows: int, size_bytes: int) -> int:
 
 
 def _narrow_rows(rows: int) -> int:
-    return min(ROW_GROUP_ROWS, max(ROW_GROUP_ROWS_MIN, -(-rows // GROUPS_OF_SMALL)))
+    few = max(FEW_ROWS_MIN, -(-rows // GROUPS_OF_FEW))
+    return min(ROW_GROUP_ROWS, max(min(ROW_GROUP_ROWS_MIN, few), -(-rows // GROUPS_OF_SMALL)))
 
 
 def rows_of(metadata: pq.FileMetaData, groups: Iterable[int]) -> int:

@@ -70,7 +70,7 @@ def _to_fetch(cuts: Sequence[tuple[HollowPart, int]], share: float) -> float:
         whole = part.size_bytes * left
         if left > 1 and part.footer is not None and part.size_bytes > CUT_BYTES_MIN:
             waste = part.footer.size_bytes + group_bytes(part.rows, part.size_bytes)
-            whole = min(whole, part.size_bytes + left * waste)
+            whole = min(whole, part.size_bytes + (left - 1) * waste)
         total += whole
     return total
 

@@ -210,6 +210,26 @@ def test_numbers_that_do_not_compress_are_stored_as_they_are() -> None:
         assert decode_part(data, key="k", schema=schema).table.equals(table)
 
 
+@pytest.mark.parametrize(
+    ("rows", "groups"),
+    [
+        (0, 1),
+        (1, 1),
+        (2048, 1),
+        (2049, 2),
+        (8192, 4),
+        (10_000, 4),
+        (32_768, 4),
+        (32_769, 5),
+        (262_144, 32),
+        (600_000, 37),
+    ],
+)
+def test_a_part_of_some_thousand_rows_has_four_row_groups(rows: int, groups: int) -> None:
+    table = pa.table({"key": pa.array(range(rows), pa.int64())})
+    assert -(-max(1, rows) // row_groups.group_rows(table)) == groups
+
+
 def test_many_rows_lie_in_row_groups_and_come_back_in_order() -> None:
     schema = Schema.from_ddl("id BIGINT")
     rows = row_groups.DECODED_ROWS + 10

@@ -7,6 +7,7 @@ from collections import Counter
 from datetime import date
 from decimal import Decimal
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -213,6 +214,31 @@ def test_a_split_fetches_its_row_groups_alone():
         list(piece.to_batches(shard.blob))
     assert shard.blob.ranges
     assert shard.blob.fetched_bytes - footers < 1.1 * held
+
+
+def test_two_splits_of_parts_of_some_thousand_rows_fetch_little_twice():
+    """As many Mirrors leave them: each part has rows of all keys, and the splits meet within it."""
+    client, noise = PersistClient.open(Location(blob="mem:", consensus="mem:")), np.random.default_rng(1)
+    id_, schema = ShardId.new(), Schema.from_ddl("k BIGINT", "x BIGINT")
+    with client.open_writer(id_, schema, purpose="test") as writer:
+        for at in range(8):
+            numbers = pa.array(range(at, 80_000, 8))
+            key = pa.StructArray.from_arrays([numbers], fields=list(schema.key_type))
+            values = pa.array(noise.integers(0, 1 << 62, len(numbers)))
+            val = pa.StructArray.from_arrays([values], fields=list(schema.val_type))
+            columns = [key, val, pa.repeat(at, len(numbers)), pa.repeat(1, len(numbers))]
+            rows = pa.table(columns, schema=schema.updates_schema)
+            assert isinstance(writer.compare_and_append(rows, expected_upper=at, new_upper=at + 1), Appended)
+    blob = CountingBlob()
+    source = client.machine(id_).blob
+    for info in source.list_prefix(""):
+        blob.set(info.key, source.get(info.key))
+    with client.open_leased_reader(id_, schema, purpose="test") as reader, reader.snapshot(7) as snapshot:
+        pieces = snapshot.splits(2)
+        read = [batch.num_rows for piece in pieces for batch in piece.to_batches(blob)]
+        assert (len(pieces), sum(read)) == (2, 80_000)
+        assert blob.fetched_bytes < 1.3 * snapshot.bytes_estimate
+    client.close()
 
 
 @pytest.mark.usefixtures("small")
