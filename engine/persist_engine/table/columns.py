@@ -207,7 +207,7 @@ class Columns:
 def converted(values: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
     """`values` as `wanted`, if every value stays what it is: numbers that fit, instants of any unit and zone, text and bytes of any layout,
     dictionaries, nulls, structs with the same fields in any order, lists of any layout, maps and lists of their entries, which get the
-    order of their keys. A float becomes a decimal when the decimal reads back as the same float.
+    order of their keys. A float becomes the shortest decimal that reads back as the same float.
 
     TypeError for other types, and ArrowInvalid for values that would change.
     """
@@ -229,8 +229,10 @@ def converted(values: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
         return _rescaled(values, wanted)
     if _is_same_kind(given, wanted):
         return values.cast(wanted)
-    if pa.types.is_floating(given) and (pa.types.is_decimal(wanted) or pa.types.is_floating(wanted)):
+    if pa.types.is_floating(given) and pa.types.is_floating(wanted):
         return _reads_back(values, wanted)
+    if pa.types.is_floating(given) and pa.types.is_decimal(wanted):
+        return _decimals(values, wanted)
     if pa.types.is_timestamp(given) and pa.types.is_timestamp(wanted):
         raise TypeError(_zone_hint(given))
     if pa.types.is_timestamp(given) and pa.types.is_date(wanted):
@@ -343,13 +345,31 @@ def _is_same_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _reads_back(values: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
-    out = values.cast(wanted, safe=False) if pa.types.is_floating(wanted) else values.cast(wanted)
+    out = values.cast(wanted, safe=False)
     back = out.cast(values.type)
     same = pc.or_kleene(pc.equal(back, values), pc.is_nan(values))
     if pc.all(same, skip_nulls=True).as_py() is False:
         first = values.filter(pc.invert(pc.fill_null(same, True)))[0].as_py()  # noqa: FBT003 - Arrow's own signature
         raise pa.ArrowInvalid(f"{first!r} would change")
     return out
+
+
+def _decimals(values: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
+    """Whole numbers, and for others the shortest decimals that read back.
+
+    SUBTLE: Arrow's own casts are not exact. They make 0.100000000000000006 of 0.1, and 655405.1900000001 of the decimal 655405.19.
+    """
+    is_whole = pc.equal(pc.floor(values), values)
+    try:
+        fractions = pc.if_else(is_whole, None, values.cast(pa.string())).cast(wanted)
+    except pa.ArrowInvalid:
+        values.cast(wanted)  # says of NaN and of large numbers what they are
+        if len(values) == 1:
+            raise pa.ArrowInvalid(f"{values[0].as_py()!r} would change") from None
+        half = len(values) // 2
+        _decimals(values.slice(0, half), wanted)
+        return _decimals(values.slice(half), wanted)  # raises for the first one
+    return pc.coalesce(fractions, pc.if_else(is_whole, values, None).cast(wanted))
 
 
 def _rescaled(values: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:

@@ -173,3 +173,19 @@ def test_a_struct_of_another_layout_keeps_its_values(db):
     rows = pa.array([None, {"p": 1.25, "b": "x", "a": 7}, None], kind)
     table.append(pa.table({"id": pa.array([1, 2]), "s": rows.slice(1)}))
     assert [row["s"] for row in table.to_pylist()] == [{"a": 7, "b": "x", "p": D("1.25")}, None]
+
+
+@pytest.mark.parametrize("kind", ["DECIMAL(20,2)", "DECIMAL(38,18)"])
+def test_floats_become_the_decimals_that_they_show(db, kind):
+    """Regression: Arrow's casts are not exact. One price in seven was refused, and 0.1 became 0.100000000000000006."""
+    table = db.create("t", key="id BIGINT", value=f"price {kind}")
+    cents = np.arange(-50_000_000, 50_000_000, 7919)
+    table.append({"id": np.arange(len(cents)), "price": cents / 100})
+    assert table.to_arrow()["price"].to_pylist() == [D(int(each)).scaleb(-2) for each in cents]
+    special = [0.1, 655405.19, -522073.16, 9007199254740992.0, -0.0, None]
+    table.overwrite({"id": range(len(special)), "price": special})
+    assert table.to_arrow()["price"].to_pylist() == [None if each is None else D(repr(each)) for each in special]
+    with pytest.raises(SchemaMismatch, match="1e-19 would change"):
+        table.append({"id": [1, 2, 3, 4], "price": [1.5, 2.0, 1e-19, 1e-20]})
+    with pytest.raises(SchemaMismatch, match="Cannot convert nan"):
+        table.append(pa.table({"id": pa.array([1]), "price": pa.array([NAN])}))
