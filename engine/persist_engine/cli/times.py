@@ -23,6 +23,11 @@ AsOf = Annotated[
 _TIME_DIGITS_MAX = 20
 
 
+def number_or_text(text: str) -> int | str:
+    """A number of at most as many digits as a time has, or the text as it is."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _TIME_DIGITS_MAX else text
+
+
 def one_time(text: str, option: str) -> int | None:
     """The time that `option` asks for: a number, ISO 8601 with its zone, or `-1h` for an hour before now. None for `latest`.
     InvalidUsage for anything else.
@@ -32,8 +37,8 @@ def one_time(text: str, option: str) -> int | None:
 
     if text == "latest":
         return None
-    if text.isascii() and text.isdecimal() and len(text) <= _TIME_DIGITS_MAX:
-        return int(text)
+    if isinstance(number := number_or_text(text), int):
+        return number
     try:
         if text.startswith("-"):
             return max(0, SystemEnv().now_ms() - (retention_of(text[1:]) or 0))

@@ -111,6 +111,17 @@ def test_numbers_out_of_all_bounds_are_usage(persist, shard_id, tmp_path, args):
     assert len(err) < 1000, "what was given is not given back whole"
 
 
+@pytest.mark.parametrize(
+    "args", [["changes", "{}", "--since"], ["changes", "{}", "--to"], ["overwrite", "{}", "no.csv", "--expected"]]
+)
+@pytest.mark.parametrize("number", ["9" * 5000, "9" * 20, "\N{ARABIC-INDIC DIGIT THREE}"])
+def test_times_of_tables_out_of_all_bounds_are_usage(persist, shard_id, args, number):
+    code, out, err = persist(*(arg.format(shard_id) for arg in args), number)
+    assert (code, out) == (64, "")
+    assert "must be a" in err
+    assert len(err) < 1000, "what was given is not given back whole"
+
+
 def test_usage_of_an_unknown_shard_is_refused(persist, shard_id):
     code, out, err = persist("admin", "usage", ShardId.new(), "--json")
     assert (code, json.loads(out)["kind"]) == (64, "ShardNotFound")

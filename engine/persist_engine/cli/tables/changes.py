@@ -13,7 +13,7 @@ from persist_engine.base.wording import dated
 from persist_engine.cli.options import AsJson, Stores, connected, on_stores
 from persist_engine.cli.output import inert
 from persist_engine.cli.tables.commands import PANEL, TableArgument
-from persist_engine.cli.times import TIME_HELP
+from persist_engine.cli.times import TIME_HELP, number_or_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,17 +69,11 @@ def changes(
         with Database(client, maintain=False) as db:
             it = db.table(table)
             key = it.key
-            begin: Any = int(since) if since.isdecimal() else since
+            begin: Any = number_or_text(since)
             if since == _LATEST:
                 newest = client.recent_upper(it.id).newest_complete
                 begin = newest if newest >= 0 else _START
-            end: Any = (
-                None
-                if upto is None or (upto == _LATEST and not follow)
-                else int(upto)
-                if upto is not None and upto.isdecimal()
-                else upto
-            )
+            end: Any = None if upto is None or (upto == _LATEST and not follow) else number_or_text(upto)
             with it.changes(begin, upto=end, follow=follow, where=where) as feed:
                 for batch in feed.to_batches():
                     shown = batch if limit is None else batch.slice(0, limit)

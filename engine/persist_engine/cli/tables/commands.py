@@ -16,6 +16,7 @@ from persist_engine.base.errors import InvalidUsage, PersistError
 from persist_engine.base.wording import dated, sized
 from persist_engine.cli.options import UNREADABLE, AsJson, Stores, completing, connected, ended_with, on_stores
 from persist_engine.cli.output import print_json, print_pairs, print_rows, progress_bar, reading
+from persist_engine.cli.times import number_or_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -268,7 +269,7 @@ def overwrite(
     as_json: AsJson = False,
 ) -> None:
     """Make the rows of files the contents; only the difference is written."""
-    at = None if expected == "never" else int(expected) if expected.isdecimal() else expected
+    at = None if expected == "never" else number_or_text(expected)
     with _writing(table, stores, as_json=as_json) as done:
 
         def write(it: Table) -> Written:
