@@ -87,6 +87,25 @@ def test_a_field_without_an_order_is_refused(world: World, shard_id: ShardId, fi
         upserts.upsert(commands((1, 1, "a")), keeps_greater=field)
 
 
+@pytest.mark.parametrize(
+    ("field", "kind"),
+    [("day", pa.date64()), ("day", pa.int64()), ("day", pa.timestamp("ms")), ("at", pa.date32()), ("at", None)],
+)
+def test_orders_of_another_kind_are_refused(
+    world: World, shard_id: ShardId, field: str, kind: pa.DataType | None
+) -> None:
+    """By their numbers alone, a day of 2026 is less than any of its milliseconds."""
+    given = commands((1, 1, "a")).drop_columns(["order"])
+    if kind is not None:
+        given = given.append_column("order", pa.nulls(1, kind))
+    client = world.process()
+    with opened(client, shard_id) as upserts:
+        with pytest.raises(InvalidUsage, match=f"orders do not compare with the field {field}: .* in the commands, "):
+            upserts.upsert(given, keeps_greater=field)
+        nulls = commands((1, None, "a")).drop_columns(["order"]).append_column("order", pa.nulls(1))
+        assert upserts.upsert(nulls, keeps_greater=field).inserted == 1
+
+
 def test_days_are_orders(world: World, shard_id: ShardId) -> None:
     client, day = world.process(), datetime.date(2026, 1, 2)
 

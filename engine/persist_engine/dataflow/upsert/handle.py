@@ -131,7 +131,7 @@ class UpsertHandle(Expiring):
 
         Among several commands for one key the greatest `order` wins; among equal orders the first; without that column the last command.
         `keeps_greater`: a field of the value, of integers, dates or instants. A key keeps a value that is greater in it than the command's
-        `order`, which then is of the same kind. InvalidUsage for another field.
+        `order`, which then is of the same kind, to the unit. InvalidUsage for other fields and orders.
 
         Linearized: the shard's contents after Upserted are those before with exactly these commands applied. `progress` and
         `commit_info` as in `WriteHandle.compare_and_append`; ProgressMismatch: nothing was written.
@@ -141,7 +141,7 @@ class UpsertHandle(Expiring):
         rows = self._rows.commands(commands, has_time=False)
         if not isinstance(keeps_greater, str | None):
             raise unexpected(keeps_greater, "keeps_greater", "the name of a field, or None")
-        rank = None if keeps_greater is None else self._rows.rank_field(keeps_greater)
+        rank = None if keeps_greater is None else self._rows.rank_field(keeps_greater, commands)
         with self._turn():
             return self._write(rows, None, progress, expected_progress, rank=rank, commit_info=commit_info)
 

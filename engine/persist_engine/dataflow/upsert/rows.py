@@ -72,9 +72,7 @@ class UpsertRows:
         if "order" not in commands.schema.names:
             return "the number of the row"
         kind = commands.schema.field("order").type
-        if pa.types.is_null(kind):
-            return None
-        return "whole numbers" if pa.types.is_integer(kind) else str(kind)
+        return None if pa.types.is_null(kind) else _kind(kind)
 
     def updates(self, table: pa.Table) -> pa.Table:
         """The columns hash, key, value and diff of rows from a reader."""
@@ -106,12 +104,18 @@ class UpsertRows:
         columns = [emitted.column("key"), val, emitted.column("time"), emitted.column("diff")]
         return pa.table(columns, schema=self._schema.updates_schema)
 
-    def rank_field(self, name: str) -> int:
-        """The position of a field of the value that ranks values as orders do. InvalidUsage for another."""
+    def rank_field(self, name: str, commands: pa.Table | pa.RecordBatch) -> int:
+        """The position of a field of the value that ranks values as the orders of `commands` do. InvalidUsage for another."""
         position: int = self._schema.val.get_field_index(name)
         if position < 0:
             raise InvalidUsage(f"the value has no field {name}")
-        _whole(pa.chunked_array([], self._schema.val.field(position).type), f"the field {name}")
+        kind = self._schema.val.field(position).type
+        _whole(pa.chunked_array([], kind), f"the field {name}")
+        given = self.order_kind(commands)
+        if given not in {None, _kind(kind)}:
+            raise InvalidUsage(
+                f"orders do not compare with the field {name}: {given} in the commands, {_kind(kind)} in the field"
+            )
         return position
 
     def not_surpassed(self, commands: pa.Table, held: pa.LargeBinaryArray, field: int) -> pa.Table:
@@ -167,6 +171,11 @@ class UpsertRows:
 
 def _hashes(words: UInt64s) -> pa.Array:
     return pa.Array.from_buffers(HASH_TYPE, len(words), [None, pa.py_buffer(words)])
+
+
+def _kind(order: pa.DataType) -> str:
+    """Orders of one kind compare by their numbers."""
+    return "whole numbers" if pa.types.is_integer(order) else str(order)
 
 
 def _whole(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
