@@ -43,13 +43,19 @@ def pieces_(draw: st.DrawFn) -> list[pa.Table]:
     row = st.tuples(keys, vals, times, st.sampled_from([-2, -1, 1, 2, 3]))
     by_first = repr if draw(st.integers(0, 4)) == 0 else (lambda row: repr(row[0]["k"]))
     large = draw(st.lists(row, min_size=6, max_size=20, unique_by=by_first))
-    known = st.sampled_from(large)
-    retraction = known.map(lambda row: [(*row[:3], -row[3])])
-    update = st.tuples(known, vals).map(
-        lambda pair: [(*pair[0][:3], -pair[0][3]), (pair[0][0], pair[1], pair[0][2], 1)]
-    )
-    change = st.one_of(retraction, update, row.map(lambda row: [row]))
-    others = draw(st.lists(st.lists(change, max_size=3), max_size=2))
+    others: list[list[Any]] = []
+    there = list(large)
+    for _ in range(draw(st.integers(0, 3))):
+        # What a table adds, a later one may retract.
+        known = st.sampled_from(there)
+        retraction = st.tuples(known, times).map(lambda pair: [(*pair[0][:2], pair[1], -pair[0][3])])
+        again = known.map(lambda row: [row])
+        update = st.tuples(known, vals).map(
+            lambda pair: [(*pair[0][:3], -pair[0][3]), (pair[0][0], pair[1], pair[0][2], 1)]
+        )
+        change = st.one_of(retraction, update, again, row.map(lambda row: [row]))
+        others.append(draw(st.lists(change, max_size=3)))
+        there += [row for rows in others[-1] for row in rows if row[3] > 0]
     several = [large, *(list(itertools.chain.from_iterable(changes)) for changes in others)]
     tables = [updates.consolidate(updates_table(schema, rows)) for rows in several]
     cuts = [draw(st.integers(0, table.num_rows)) for table in tables]
@@ -144,6 +150,9 @@ def one(key: int, value: str, diff: int = 1) -> pa.Table:
         [[one(200, "a", -1), one(200, "c")]],  # before or behind another row of the key
         [[one(1, "a"), one(9, "a")], [one(5, "a")]],  # between one another
         [[one(1, "a")], [one(1, "a", -1)]],
+        [[one(1, "a")], [one(1, "a")]],
+        [[one(1, "a", 3)], [one(1, "a", -1), one(1, "b")]],
+        [[one(100, "a", -1), one(100, "b")], [one(100, "b", -1), one(100, "c")], [one(100, "c", -1)]],
         [[one(9_998, "a", -1), one(9_998, "z"), one(20_000, "z")], [one(-1, "z")]],
     ],
 )

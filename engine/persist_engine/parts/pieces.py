@@ -3,7 +3,7 @@
     large    1a  2a  3a  4a  5a              gone     2a  5a             left in their order, the
     others     2a-1 2b+1  3.5c+1  5a-1       rest     2b  3.5c           rest between them         1a  2b  3a  3.5c  4a
 
-Usually one table has nearly all rows, and the others are a few small commits since. Then most rows have keys that the others lack, and
+Usually one table has most rows, and the others are commits since. Then most rows have keys that the others lack, and
 stay as they are. Where the others have a key, they usually retract its row, as an upsert and a delete do. If they retract every such row,
 the rest is put in its places, and the large table is not sorted. In all other cases, all rows are sorted.
 """
@@ -19,19 +19,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_engine.rows.columns import (
-    ORDER_COLUMNS,
     Bools,
     Indices,
     flat_columns,
     is_whole,
-    same_rows,
+    same_pairs,
     whole,
 )
 from persist_engine.rows.sorting import order_and_equal
-from persist_engine.rows.updates import consolidate_small, rows_at, summed
+from persist_engine.rows.updates import consolidate_small, rows_at, summed, sums_of_groups
 
 #: A table is large when it has at least so many rows for each of the others. With less, sorting all is as fast.
-LARGE_FACTOR = 16
+LARGE_FACTOR = 2
 #: Fewer rows are all sorted: that takes fewer calls.
 LARGE_ROWS_MIN = 4096
 #: Rows that stay in so few stretches are not copied. More of them would cost a consumer more than their copy.
@@ -76,58 +75,70 @@ def _sorted(table: pa.Table, pieces: int) -> pa.Table:
 
 def _patched(large: pa.Table, others: Sequence[pa.Table]) -> pa.Table | None:
     """The union of `large` and others that retract each of its rows whose first key field they have. None when they do not."""
-    left = np.ones(large.num_rows, np.bool_)
-    is_met = np.zeros(large.num_rows, np.bool_)
-    rest: list[pa.Table] = []
-    for other in others:
-        places = _places(large, other)
-        if places is None:
-            return None
-        gone = _retracting(large, other, places, left)
-        is_met[places.starts[places.is_met]] = True
-        if not gone.all():
-            rest.append(other.filter(pa.array(~gone)) if gone.any() else other)
-    if (left & is_met).any():
+    table = pa.concat_tables([large, *others])
+    times = table.column("time").to_numpy()
+    if (times != times[0]).any():  # then few rows cancel
         return None
-    merged = consolidate_pieces(rest) if rest else large.slice(0, 0)
-    places = _places(large, merged)
-    assert places is not None, "values that were searched can be searched"
-    return _between(large, left, merged, places.starts)
-
-
-def _retracting(large: pa.Table, other: pa.Table, places: _Places, left: Bools) -> Bools:
-    """Which rows of `other` retract a row of `large` that is `left`. Such a row no longer is when this returns."""
-    gone = np.zeros(other.num_rows, np.bool_)
-    at = np.flatnonzero(places.is_met)
-    diffs = large.column("diff").to_numpy()[places.starts[at]]
-    at = at[(other.column("diff").to_numpy()[at] == -diffs) & left[places.starts[at]]]
-    if len(at):
-        met = places.starts[at]
-        same = same_rows(_few_at(large, met), _few_at(other, at), ORDER_COLUMNS)
-        gone[at[same]] = True
-        left[met[same]] = False
-    return gone
-
-
-def _few_at(table: pa.Table, indices: Indices) -> pa.Table:
-    """Rows by index, of which there are few: does not join the chunks of all of them."""
-    picked = pa.array(indices)
-    if all(column.num_chunks == 1 for column in table.columns):
-        return rows_at(table, indices)
-    return table.take(picked)
-
-
-def _between(large: pa.Table, left: Bools, rest: pa.Table, places: Indices) -> pa.Table:
-    """The rows of `large` that are `left`, and the rest, of which each goes before the row of `large` at its place. Places ascend."""
-    before = np.concatenate([[0], np.cumsum(left)])
-    is_rest = np.zeros(int(before[-1]) + rest.num_rows, np.bool_)
-    is_rest[before[places] + np.arange(rest.num_rows)] = True
-    order = np.empty(len(is_rest), np.int64)
-    order[is_rest] = np.arange(large.num_rows, large.num_rows + rest.num_rows)
-    order[~is_rest] = np.flatnonzero(left)
-    table = pa.concat_tables([large, rest])
+    places = _places(large, table.slice(large.num_rows))
+    if places is None:
+        return None
+    joined = table.combine_chunks() if places.is_met.any() else table
+    left, gone = _retracted(joined, large.num_rows, places)
+    if left[places.starts[places.is_met]].any():
+        return None
+    rest = _rest(joined, large.num_rows, places, np.flatnonzero(~gone))
+    if rest is None:
+        return None
+    order = _between(left, large.num_rows + rest, places.starts[rest])
     uncopied = _stretches(table, order, STRETCHES_MAX)
-    return rows_at(table, order) if uncopied is None else uncopied
+    return rows_at(joined, order) if uncopied is None else uncopied
+
+
+def _retracted(table: pa.Table, rows: int, places: _Places) -> tuple[Bools, Bools]:
+    """Which of the first `rows` of `table` are left when the others retract what they can, and which of the others do so."""
+    left, gone = np.ones(rows, np.bool_), np.zeros(table.num_rows - rows, np.bool_)
+    at = np.flatnonzero(places.is_met)
+    diffs = table.column("diff").to_numpy()
+    at = at[diffs[rows + at] == -diffs[places.starts[at]]]
+    if len(at):
+        at = at[same_pairs(table, places.starts[at], rows + at, ("key", "val"))]
+        met, first = np.unique(places.starts[at], return_index=True)  # a row can be retracted once
+        left[met] = False
+        gone[at[first]] = True
+    return left, gone
+
+
+def _rest(table: pa.Table, rows: int, places: _Places, rest: Indices) -> Indices | None:
+    """Which of the rows `rest` behind the first `rows` of `table` remain when they are consolidated, in order. None when some of them add
+    up to another diff.
+    """
+    order = rest[np.argsort(places.ranks[rest], kind="stable")]
+    tie = places.ranks[order[1:]] == places.ranks[order[:-1]]
+    if not tie.any():
+        return order
+    is_tied = np.append(tie, False) | np.insert(tie, 0, False)
+    tied = order[is_tied]
+    few = rows_at(table, rows + tied)
+    by, equal = order_and_equal(flat_columns(few, ("key", "val")), few.num_rows)
+    diffs = few.column("diff").to_numpy()[by]
+    starts = np.flatnonzero(np.insert(~equal, 0, True))
+    sums = sums_of_groups(diffs, starts)
+    if ((sums != 0) & (sums != diffs[starts])).any():
+        return None
+    remaining = np.concatenate([order[~is_tied], tied[by[starts[sums != 0]]]])
+    merged: Indices = remaining[np.argsort(places.ranks[remaining], kind="stable")]
+    return merged
+
+
+def _between(left: Bools, rest: Indices, places: Indices) -> Indices:
+    """The rows that are `left` of a table, and the rows `rest`, of which each goes before the first row at its place. Places ascend."""
+    before = np.concatenate([[0], np.cumsum(left)])
+    is_rest = np.zeros(int(before[-1]) + len(rest), np.bool_)
+    is_rest[before[places] + np.arange(len(rest))] = True
+    order = np.empty(len(is_rest), np.int64)
+    order[is_rest] = rest
+    order[~is_rest] = np.flatnonzero(left)
+    return order
 
 
 def _stretches(table: pa.Table, order: Indices, most: int) -> pa.Table | None:
@@ -140,10 +151,13 @@ def _stretches(table: pa.Table, order: Indices, most: int) -> pa.Table | None:
 
 
 class _Places(NamedTuple):
-    """Where rows belong in a large table: each before the row at its start, which has the same first key field if `is_met`."""
+    """Where rows belong in a large table: each before the row at its start, which has the same first key field if `is_met`. Their ranks
+    rise and tie as their first key fields do.
+    """
 
     starts: Indices
     is_met: Bools
+    ranks: Indices
 
 
 def _places(large: pa.Table, others: pa.Table) -> _Places | None:
@@ -155,11 +169,19 @@ def _places(large: pa.Table, others: pa.Table) -> _Places | None:
         return None
     if is_whole(there.type):
         values, wanted = whole(there), whole(sought)
-        starts, ends = (np.searchsorted(values, wanted, side) for side in ("left", "right"))
-    elif pa.types.is_string(there.type) or pa.types.is_binary(there.type):
+        starts, last = np.searchsorted(values, wanted), len(values) - 1
+        is_met = values[np.minimum(starts, last)] == wanted
+        following = starts[is_met] + 1
+        is_repeated = values[np.minimum(following, last)] == wanted[is_met]
+        if (is_repeated & (following <= last)).any():
+            return None
+        return _Places(starts, is_met, wanted.astype(np.int64, copy=False))
+    if pa.types.is_string(there.type) or pa.types.is_binary(there.type):
         starts, ends = (
             pc.search_sorted(there, sought, side=side).to_numpy().astype(np.int64) for side in ("left", "right")
         )
-    else:
-        return None
-    return _Places(starts, ends > starts) if (ends - starts <= 1).all() else None
+        if (ends - starts > 1).any():
+            return None
+        ranks = pc.rank(sought, sort_keys="ascending", tiebreaker="dense").to_numpy().astype(np.int64)
+        return _Places(starts, ends > starts, ranks)
+    return None

@@ -183,6 +183,15 @@ def same_rows(left: pa.Table, right: pa.Table, names: tuple[str, ...]) -> Bools:
     return same
 
 
+def same_pairs(table: pa.Table, one: Indices, other: Indices, names: tuple[str, ...]) -> Bools:
+    """For each place, whether the rows of `table` with these indices are the same, as in `same_rows`."""
+    same = np.ones(len(one), np.bool_)
+    ours, theirs = pa.array(one), pa.array(other)
+    for column in flat_columns(table, names):
+        same &= _same_values(column.take(ours), column.take(theirs))
+    return same
+
+
 def same_as_before(columns: Iterable[pa.ChunkedArray], rows: int) -> Bools:
     """For each row but the first, whether it equals the row before. Reads only as many columns as decide the result."""
     same = np.ones(max(rows - 1, 0), np.bool_)

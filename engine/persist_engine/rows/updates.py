@@ -199,7 +199,8 @@ def _pick_column(column: pa.ChunkedArray, picked: pa.Array) -> pa.ChunkedArray:
         bounds = pc.min_max(column)
         if len(column) and bounds["min"] == bounds["max"]:  # one repeated value: times of one as_of, diffs of inserts
             return pa.chunked_array([constant(bounds["min"].as_py(), len(picked))])
-    return pa.chunked_array([_taken(column.combine_chunks(), picked)], column.type)
+    values = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    return pa.chunked_array([_taken(values, picked)], column.type)
 
 
 def _taken(array: pa.Array, picked: pa.Array) -> pa.Array:
