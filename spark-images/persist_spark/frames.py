@@ -245,7 +245,7 @@ def converted(column: Column, source: T.DataType, target: T.DataType) -> Column:
             target
         )
     if not isinstance(target, T.StructType):
-        return column.cast(target)
+        return column if source == target else column.cast(target)  # a cast is six calls of the JVM
     ours = {f.name: f.dataType for f in source.fields}
     children = [converted(column.getField(f.name), ours[f.name], f.dataType).alias(f.name) for f in target.fields]
     return F.when(column.isNotNull(), F.struct(*children))
@@ -290,7 +290,12 @@ def texts_of(path: str, kind: T.DataType) -> Iterator[str]:
             yield f"to_json({path})"
         case T.StructType():
             for each in kind.fields:
-                yield from texts_of(f"{path}.`{each.name.replace('`', '``')}`", each.dataType)
+                yield from texts_of(f"{path}.{quoted(each.name)}", each.dataType)
+
+
+def quoted(name: str) -> str:
+    """A name as SQL reads it."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def has_texts(kind: T.DataType) -> bool:

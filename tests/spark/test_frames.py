@@ -8,11 +8,12 @@ import pyarrow as pa
 import pytest
 from persist_engine.rows.schema import Schema
 from persist_spark import frames
-from persist_spark.envelopes.mirror import corrections, scanned
+from persist_spark.envelopes.mirror import corrections, hashed, scanned
 from persist_spark.inputs.format import read_input
 from persist_spark.partitions import StageTask, updates_of
 from persist_spark.spec import ConfigurationError, Input
 from persist_spark.streaming.few_rows import FEW_ROW_BYTES, FEW_ROWS, FewRows
+from py4j.clientserver import ClientServerConnection
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -183,9 +184,9 @@ def test_equal_rows_meet_in_one_partition_side_by_side(spark):
     rows = "values (1L, 'a', double('NaN')), (2L, null, 0d), (3L, 'c', -0d), (4L, null, null) as v(k0, v0, v1)"
     desired = spark.sql(f"select * from {rows}")
     persisted = spark.sql(f"select k0, v0, if(k0 = 3, 0d, v1) as v1, -1L as diff from {rows}")
-    hashed = corrections(desired, persisted, SCHEMA, 3)
-    assert hashed.rdd.getNumPartitions() == 3
-    parts = hashed.rdd.glom().collect()
+    both = corrections(desired, persisted, SCHEMA, 3)
+    assert both.rdd.getNumPartitions() == 3
+    parts = both.rdd.glom().collect()
     for part in parts:
         assert [row["h"] for row in part] == sorted(row["h"] for row in part)
     met = [(row["h"], index) for index, part in enumerate(parts) for row in part]
@@ -230,6 +231,23 @@ def few_rows(flat):
     execution, session = flat._jdf.queryExecution(), flat.sparkSession
     frame = session._jsparkSession.internalCreateDataFrame(execution.toRdd(), flat._jdf.schema(), False)  # noqa: FBT003
     return FewRows(rows_max=FEW_ROWS, row_bytes_max=FEW_ROW_BYTES).rows(DataFrame(frame, session))
+
+
+def test_the_hash_of_a_row_costs_as_many_calls_of_the_jvm_for_any_number_of_fields(spark, monkeypatch):
+    """An unchanged Mirror is little more than its calls."""
+    calls, send = [], ClientServerConnection.send_command
+    monkeypatch.setattr(
+        ClientServerConnection, "send_command", lambda self, command: calls.append(command) or send(self, command)
+    )
+
+    def calls_of(fields):
+        flat = spark.range(1).selectExpr("id as k0", *(f"'x' as v{n}" for n in range(fields)))
+        value = ", ".join(f"f{n} STRING" for n in range(fields))
+        calls.clear()
+        hashed(flat, Schema.from_ddl("k BIGINT", value))
+        return len([command for command in calls if not command.startswith("m\nd")])  # not what Python forgets
+
+    assert calls_of(1) == calls_of(30)
 
 
 def test_few_rows_are_those_that_executors_would_see(spark):

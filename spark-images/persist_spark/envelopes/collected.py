@@ -73,4 +73,9 @@ def collected(flat: DataFrame, schema: Schema, envelope: Envelope) -> DataFrame:
 
 def is_error(schema: Schema) -> Column:
     """Whether a flat row of `schema`, which may hold errors, is one."""
-    return F.col([f.column for f in fields_of(schema) if f.side == "key"][-1]).isNotNull()
+    return F.col(error_of(schema)).isNotNull()
+
+
+def error_of(schema: Schema) -> str:
+    """The column of a flat row of `schema` that has the reason of an error."""
+    return [f.column for f in fields_of(schema) if f.side == "key"][-1]

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 from persist_engine import holds_errors
 from persist_engine.rows.schema import Schema
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
 from pyspark.sql import types as T  # noqa: N812
 
-from persist_spark.envelopes.collected import is_error
-from persist_spark.frames import DESIRED, DIFF, HASH, fields_of
+from persist_spark.envelopes.collected import error_of
+from persist_spark.frames import DESIRED, DIFF, HASH, fields_of, quoted
 
 #: The columns of the hashes of a row. The first also brings equal rows together.
 HASHES = (HASH, "g")
@@ -63,24 +63,23 @@ class WantedRows:
 
 def hashed(flat: DataFrame, schema: Schema) -> DataFrame:
     """`flat` and the hashes of its rows. Plans only."""
-    leaves = [leaf for field in fields_of(schema) for leaf in leaves_of(F.col(field.column), field.type)]
-    return flat.withColumns({name: F.xxhash64(F.lit(lane), *leaves) for lane, name in enumerate(HASHES)})
+    leaves = ", ".join(leaf for field in fields_of(schema) for leaf in leaves_of(field.column, field.type))
+    return flat.selectExpr("*", *(f"xxhash64({lane}, {leaves}) AS {name}" for lane, name in enumerate(HASHES)))
 
 
 def scanned(flat: DataFrame, schema: Schema) -> WantedRows | None:
     """The rows of `flat`, from one pass over them in Spark. None for more rows than the sums have room for (2^31)."""
-    halves = [half for name in HASHES for half in _halves(F.col(name))]
-    sums = [F.try_sum(half) for half in halves]
-    errors = F.count_if(is_error(schema)) if holds_errors(schema) else F.lit(0)
-    rows, bad, *found = hashed(flat, schema).agg(F.count(F.lit(1)), errors, *sums).collect()[0]
+    sums = [f"try_sum({half})" for name in HASHES for half in _halves(name)]
+    errors = f"count({error_of(schema)})" if holds_errors(schema) else "0"
+    rows, bad, *found = hashed(flat, schema).selectExpr("count(1)", errors, *sums).collect()[0]
     if rows and None in found:
         return None
     return WantedRows(rows, tuple(_joined([each or 0 for each in found])), bad)
 
 
-def _halves(lane: Column) -> tuple[Column, Column]:
+def _halves(lane: str) -> tuple[str, str]:
     """The lower and the upper 32 bits: their sums do not wrap, which Spark would refuse."""
-    return lane.bitwiseAND(F.lit(0xFFFFFFFF)), F.shiftrightunsigned(lane, 32)
+    return f"{lane} & {0xFFFFFFFF}", f"shiftrightunsigned({lane}, 32)"
 
 
 def _joined(halves: Sequence[int]) -> Iterator[int]:
@@ -88,24 +87,27 @@ def _joined(halves: Sequence[int]) -> Iterator[int]:
         yield (low + (high << 32)) % _LANE
 
 
-def leaves_of(column: Column, kind: T.DataType) -> Iterator[Column]:
-    """What the hash of a row covers.
+def leaves_of(path: str, kind: T.DataType, depth: int = 0) -> Iterator[str]:
+    """What the hash of a row covers of the value at `path`, as SQL: Spark reads a text in one call, and builds columns with one for each
+    operator. `depth`: of the lists and maps around it.
 
     SUBTLE: Spark's hash skips nulls, so that (null, 1) and (1, null) have the same one. Each field, also within a struct, therefore brings
     whether it is null.
     """
-    yield column.isNull()
+    yield f"{path} IS NULL"
+    each = f"e{depth}"
     if isinstance(kind, T.ArrayType):
-        yield F.size(column)  # or nested lists of the same elements would be alike
-        yield F.transform(column, lambda each: F.struct(*leaves_of(each, kind.elementType)))
+        yield f"size({path})"  # or nested lists of the same elements would be alike
+        within = leaves_of(each, kind.elementType, depth + 1)
+        yield f"transform({path}, {each} -> struct({', '.join(within)}))"
         return
     if isinstance(kind, T.MapType):
-        names = F.array_sort(F.map_keys(column))
-        yield F.size(column)
-        yield F.transform(names, lambda name: F.struct(name, *leaves_of(F.element_at(column, name), kind.valueType)))
+        yield f"size({path})"
+        within = leaves_of(f"element_at({path}, {each})", kind.valueType, depth + 1)
+        yield f"transform(array_sort(map_keys({path})), {each} -> struct({each}, {', '.join(within)}))"
         return
     if not isinstance(kind, T.StructType):
-        yield column
+        yield path
         return
     for child in kind.fields:
-        yield from leaves_of(column.getField(child.name), child.dataType)
+        yield from leaves_of(f"{path}.{quoted(child.name)}", child.dataType, depth)

@@ -89,7 +89,7 @@ def decided(commands: DataFrame, schema: Schema) -> Winners:
     given = F.struct(DELETED, *values)
     # Of all fields one by one: Spark's own hash of a struct does not see which of its fields is null.
     digest = F.xxhash64(
-        DELETED, *(leaf for f in fields if f.side == "value" for leaf in leaves_of(F.col(f.column), f.type))
+        DELETED, *(F.expr(leaf) for f in fields if f.side == "value" for leaf in leaves_of(f.column, f.type))
     )
     # SUBTLE: of the commands of the greatest order, one maximum has the greatest digest and the other the least. They are equal when all
     # these commands are. A hot key is reduced before the exchange, which a window over the key would not do.

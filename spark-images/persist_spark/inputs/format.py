@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
 from pyspark.sql import types as T  # noqa: N812
 
-from persist_spark.frames import first_line
+from persist_spark.frames import first_line, quoted
 from persist_spark.inputs.python import made_input
 from persist_spark.spec import ConfigurationError, Input
 
@@ -54,7 +54,7 @@ def with_sql(frame: DataFrame, source: Input) -> DataFrame:
         return _with_sql(frame, source)
     # SUBTLE: Spark takes a record for malformed only in the columns that a query needs, so every query needs all of them, and all readings
     # of the input agree. The sum is never negative, which the optimizer cannot know.
-    needs_all = reduce(Column.__add__, (F.col(_quoted(name)).isNull().cast("int") for name in frame.columns)) >= 0
+    needs_all = reduce(Column.__add__, (F.col(quoted(name)).isNull().cast("int") for name in frame.columns)) >= 0
     is_parsed = needs_all & F.col(_CORRUPT).isNull()
     record = F.concat(
         F.lit(f"the {source.format.lower()} record does not parse: "), F.substring(_CORRUPT, 1, _SHOWN_CHARS)
@@ -62,7 +62,7 @@ def with_sql(frame: DataFrame, source: Input) -> DataFrame:
     reason = F.concat(record, F.lit(" (in "), F.col("_metadata.file_path"), F.lit(")"))
     if source.sql is None:
         columns = [
-            F.when(is_parsed, F.col(_quoted(name))).alias(name) for name in frame.columns if name not in (_CORRUPT, ERR)
+            F.when(is_parsed, F.col(quoted(name))).alias(name) for name in frame.columns if name not in (_CORRUPT, ERR)
         ]
         given = [F.col(ERR)] if ERR in frame.columns else []
         return frame.select(*columns, F.coalesce(F.when(~is_parsed, reason), *given).alias(ERR))
@@ -118,7 +118,3 @@ def _keeps_malformed(source: Input) -> bool:
 def _with_corrupt(schema: T.StructType) -> T.StructType:
     others = [field for field in schema.fields if field.name != _CORRUPT]
     return T.StructType([*others, T.StructField(_CORRUPT, T.StringType())])
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
