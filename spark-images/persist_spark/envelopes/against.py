@@ -75,7 +75,7 @@ def held(reader: ReadHandle | None, as_of: int | None, commands: Copied, *, blob
 def staged_updates(commands: Copied, shard: Held | None, task: StageTask, *, tasks: int | None) -> DataFrame:
     """Stages the updates. One row for each task: STAGED_SCHEMA, KEYS, TIE and FAULT. `tasks`: as of `frames.by_key_range`. Plans only."""
     schema = commands.schema
-    stages = StageUpdates(_Decision(commands, shard, read_bytes=task.target_part_bytes), task)
+    stages = StageUpdates(Decision(schema, shard, commands.order, read_bytes=task.target_part_bytes), task)
     key = [field for field in frames.flat_type(schema) if field.name.startswith("k")]
     kind = T.StructType([*from_arrow_schema(_STAGED), *key, *from_arrow_schema(_PROBLEM)])
     ranged = frames.by_key_range(commands.frame, schema, tasks)
@@ -85,7 +85,7 @@ def staged_updates(commands: Copied, shard: Held | None, task: StageTask, *, tas
 def shown_updates(commands: Copied, shard: Held | None, *, read_bytes: int) -> DataFrame:
     """The updates: k*, v*, `diff`, TIE and FAULT. A row with a text is no update. Plans only."""
     schema = commands.schema
-    shows = ShowUpdates(_Decision(commands, shard, read_bytes=read_bytes))
+    shows = ShowUpdates(Decision(schema, shard, commands.order, read_bytes=read_bytes))
     kind = T.StructType([*frames.flat_type(schema), T.StructField(DIFF, T.LongType()), *from_arrow_schema(_PROBLEM)])
     ranged = frames.by_key_range(commands.frame, schema, None)
     return _with_texts(ranged.mapInArrow(shows, kind), schema, [*(f.column for f in fields_of(schema)), DIFF])
@@ -129,11 +129,11 @@ class _NoLast(Exception):
         self.key = key
 
 
-class _Decision:
-    """What every task of a run decides. `read_bytes`: its memory for the rows of the shard."""
+class Decision:
+    """What every task of a run decides. `order`: as of Copied. `read_bytes`: the memory of a task for the rows of the shard."""
 
-    def __init__(self, commands: Copied, shard: Held | None, *, read_bytes: int) -> None:
-        self.schema, self.order, self.shard, self.read_bytes = commands.schema, commands.order, shard, read_bytes
+    def __init__(self, schema: Schema, shard: Held | None, order: str | None, *, read_bytes: int) -> None:
+        self.schema, self.order, self.shard, self.read_bytes = schema, order, shard, read_bytes
 
     def updates(self, batches: Iterator[pa.RecordBatch]) -> tuple[int, Iterator[pa.Table]]:
         """The number of keys of the commands in `batches`, and the updates of these keys: key, val, diff. _NoLast now, and NotOneValue
@@ -174,7 +174,7 @@ class _Decision:
 class StageUpdates:
     """Stages the updates of a range of keys. Columns: k*, v*, `o`, `deleted`."""
 
-    def __init__(self, decision: _Decision, task: StageTask) -> None:
+    def __init__(self, decision: Decision, task: StageTask) -> None:
         self.decision, self.task = decision, task
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -202,7 +202,7 @@ class StageUpdates:
 class ShowUpdates:
     """Makes the updates of a range of keys. Columns: k*, v*, `o`, `deleted`."""
 
-    def __init__(self, decision: _Decision) -> None:
+    def __init__(self, decision: Decision) -> None:
         self.decision = decision
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
