@@ -216,6 +216,22 @@ def test_keys_and_orders_of_every_type(make_target: Any):
     assert len(target.state()) == 2
 
 
+ORDERS = {
+    "interval of months": "make_ym_interval(0, n)",
+    "interval of seconds": "make_dt_interval(0, 0, 0, n)",
+    "double": "CASE WHEN n = 14 THEN double('NaN') ELSE double(n) END",
+    "binary": "cast(lpad(cast(n as string), 3, '0') as binary)",
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_orders_of_types_that_no_shard_holds(target: Any, order: str):
+    rows = [{"id": id_, "name": f"{n}", "seq": 1, "n": n} for id_ in (1, 9) for n in (3, 14, None, 2)]
+    sql = f"select id, name, seq, {ORDERS[order]} as o from input"
+    target.run(rows, f"{SIMPLE}, n INT", upsert(order_column="o"), input={"sql": sql})
+    assert target.state() == {(1,): ("14", 1), (2,): ("two", 5), (9,): ("14", 1)}
+
+
 def test_keys_may_be_times_that_python_does_not_have(make_target: Any):
     target = make_target("day DATE, at TIMESTAMP", "name STRING")
     sql = "select date_add(DATE '1970-01-01', days) as day, timestamp_micros(us) as at, name from input"
