@@ -40,9 +40,12 @@ if TYPE_CHECKING:
     from persist_engine.dataflow.open import open_upsert as open_upsert
     from persist_engine.dataflow.sink.handle import Sink as Sink
     from persist_engine.dataflow.sink.handle import SinkStatus as SinkStatus
+    from persist_engine.dataflow.upsert.against import NotOneValue as NotOneValue
+    from persist_engine.dataflow.upsert.against import updates_against as updates_against
     from persist_engine.dataflow.upsert.follow import Hydration as Hydration
     from persist_engine.dataflow.upsert.handle import Upserted as Upserted
     from persist_engine.dataflow.upsert.handle import UpsertHandle as UpsertHandle
+    from persist_engine.dataflow.upsert.last_of_key import LastOfKeys as LastOfKeys
     from persist_engine.dataflow.upsert.last_of_key import Undecided as Undecided
     from persist_engine.dataflow.upsert.last_of_key import last_of_each_key as last_of_each_key
     from persist_engine.flow.refresh import Refresh as Refresh
@@ -114,12 +117,14 @@ MODULES = {
     "InlinePart": "model.batch",
     "Inspection": "model.inspection",
     "LeasedPart": "client.read.leased",
+    "LastOfKeys": "dataflow.upsert.last_of_key",
     "Listing": "table.pictures.listing",
     "Location": "client.location",
     "MergeJob": "work.merging",
     "MergeTask": "work.merging",
     "Merged": "work.merging",
     "Merger": "work.merging",
+    "NotOneValue": "dataflow.upsert.against",
     "PersistClient": "client.client",
     "Outcome": "work.outcome",
     "ProgressMismatch": "client.write.outcomes",
@@ -169,6 +174,7 @@ MODULES = {
     "open_upsert": "dataflow.open",
     "predicate_of": "rows.predicate_text",
     "summary": "work.outcome",
+    "updates_against": "dataflow.upsert.against",
     "without_errors": "rows.errors_column",
 }
 

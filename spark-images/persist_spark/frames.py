@@ -180,6 +180,8 @@ def ordering(column: Column, source: T.DataType, name: str) -> Column:
         raise ConfigurationError(
             f"envelope.orderColumn: {name} is {source.simpleString()}, which has no order; choose a number, a time or a text"
         )
+    if isinstance(source, T.YearMonthIntervalType):  # Arrow in Python has none
+        return F.extract(F.lit("YEAR"), column) * 12 + F.extract(F.lit("MONTH"), column)
     return column
 
 

@@ -25,7 +25,9 @@ ARROW_PER_SHUFFLED_BYTE = 2
 #: several partitions become one task.
 SAMPLED_ROWS = 20
 #: To use free cores, tasks shrink to this fraction (1/4) of the full size. Smaller tasks are hardly worth their start.
-_LEAST_SHARE = 4
+LEAST_SHARE = 4
+#: The same of tasks that read more than they are given.
+READING_SHARE = 64
 _ADAPTIVE = "spark.sql.adaptive"
 _REQUIRED = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_RECORD_ROWS),
@@ -55,9 +57,9 @@ def set_required(spark: SparkSession) -> None:
 
 
 @contextmanager
-def shuffled_by_bytes(spark: SparkSession, *, part_bytes: int) -> Iterator[None]:
+def shuffled_by_bytes(spark: SparkSession, *, part_bytes: int, share: int = LEAST_SHARE) -> Iterator[None]:
     """In the block, shuffles without a number of partitions result in tasks of about one part each, by the bytes actually shuffled: at
-    least one task per core unless the tasks become tiny, and at most PARALLELISM_MAX.
+    least one task per core unless the tasks become tiny (`share`, see LEAST_SHARE), and at most PARALLELISM_MAX.
 
     Adaptive execution does this, also for the shuffles of the input's own query. Settings that the user has made are kept. When the user
     has turned adaptive execution off, there are `spark.sql.shuffle.partitions` tasks. Afterwards the session is as it was before.
@@ -66,7 +68,7 @@ def shuffled_by_bytes(spark: SparkSession, *, part_bytes: int) -> Iterator[None]
     pieces = min(PARALLELISM_MAX, max(SHUFFLE_PIECES, 4 * parallelism_of(spark)))
     wanted = {
         f"{_ADAPTIVE}.advisoryPartitionSizeInBytes": f"{task_bytes}b",
-        f"{_ADAPTIVE}.coalescePartitions.minPartitionSize": f"{max(MIB, task_bytes // _LEAST_SHARE)}b",
+        f"{_ADAPTIVE}.coalescePartitions.minPartitionSize": f"{max(MIB, task_bytes // share)}b",
         f"{_ADAPTIVE}.coalescePartitions.parallelismFirst": "true",
         f"{_ADAPTIVE}.coalescePartitions.initialPartitionNum": str(pieces),
         "spark.sql.execution.rangeExchange.sampleSizePerPartition": str(SAMPLED_ROWS),

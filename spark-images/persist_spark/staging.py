@@ -5,8 +5,8 @@ gets one descriptor for each task. Appends nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -21,18 +21,18 @@ from pyspark.sql import functions as F  # noqa: N812 - what every Spark user cal
 from pyspark.sql import types as T  # noqa: N812
 
 from persist_spark import frames
-from persist_spark.envelopes.against import first_updates, updates_against
+from persist_spark.envelopes.against import KEYS, held, refusal, shown_updates, staged_updates
 from persist_spark.envelopes.collected import collected, error_column, is_error, rows_schema
 from persist_spark.envelopes.commands import key_text, null_faults, upsert_commands
-from persist_spark.envelopes.compared import Difference, difference_of_rows, difference_of_winners
+from persist_spark.envelopes.compared import Difference, difference_of_commands, difference_of_rows
+from persist_spark.envelopes.copied import Copied, copied
 from persist_spark.envelopes.debezium import debezium_commands
 from persist_spark.envelopes.mirror import HASHES, WantedRows, corrections, hashed, scanned
 from persist_spark.envelopes.run_keys import RunKeys
-from persist_spark.envelopes.winners import Winners, decided
 from persist_spark.frames import fields_of
 from persist_spark.partitions import STAGED_DDL, ReadParts, StageCorrections, StageRows, StageTask, grouped
 from persist_spark.report import Log
-from persist_spark.session import executor_memory, parallelism_of, shuffled_by_bytes
+from persist_spark.session import READING_SHARE, executor_memory, parallelism_of, shuffled_by_bytes
 from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, OnError, SinkSpec
 
 #: Why a run without rows ends.
@@ -87,13 +87,12 @@ def persisted(
     *,
     blob: str,
     cores: int,
-    where: Sequence[Any] | None = None,
 ) -> Iterator[DataFrame]:
     """The shard's contents at `as_of`: flat columns and the negated `diff`, not consolidated, read in tasks for about so many `cores`.
-    They are readable within the block. Rows for which `where` does not hold may be missing. Fenced when the lease expired.
+    They are readable within the block. Fenced when the lease expired.
     """
     # mint ensures since <= as_of < upper, under this reader's own hold.
-    snapshot = reader.snapshot(Antichain.of(as_of), where=where)
+    snapshot = reader.snapshot(Antichain.of(as_of))
     if isinstance(snapshot, SinceAhead):
         raise Fenced(f"the lease of {reader} expired before its first use; run it again")
     with snapshot:
@@ -119,18 +118,16 @@ def difference(
     """
     schema = spec.schema
     spark.sparkContext.setJobDescription(f"{spec.sink_id}: compare as {spec.envelope.type}")
-    winners = decided(rows, schema) if spec.envelope.type.has_keys else None
-
-    def compared(held: DataFrame | None) -> Difference:
-        if winners is None:
-            return difference_of_rows(rows, held, schema)
-        return difference_of_winners(winners, held, order_column=shard_order(spec))
-
-    if as_of is None or (winners is not None and winners.count == 0):
-        return compared(None)
-    where, cores = None if winners is None else winners.where, parallelism_of(spark)
-    with persisted(spark, reader, as_of, schema, blob=spec.blob, cores=cores, where=where) as held:
-        return compared(held)
+    if spec.envelope.type.has_keys:
+        commands = copied(rows, schema, shard_order(spec))
+        with held(reader, as_of, commands, blob=spec.blob) as shard:
+            return difference_of_commands(
+                commands, shown_updates(commands, shard, read_bytes=spec.write.target_part_bytes)
+            )
+    if as_of is None:
+        return difference_of_rows(rows, None, schema)
+    with persisted(spark, reader, as_of, schema, blob=spec.blob, cores=parallelism_of(spark)) as contents:
+        return difference_of_rows(rows, contents, schema)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,10 +176,13 @@ class Staging:
         # Each task gets about one part of the configured size, even where memory requires smaller parts: writing several
         # parts needs no more memory. When the user sets the number of tasks, Spark's settings stay as the user has them.
         by_bytes = shuffled_by_bytes(self.spark, part_bytes=write.target_part_bytes)
+        if self.spec.envelope.type.has_keys:
+            # A task holds the commands of its keys, and a copy while it sorts them. What it reads is more than they are.
+            by_bytes = shuffled_by_bytes(self.spark, part_bytes=self.part_bytes // 2, share=READING_SHARE)
         with by_bytes if write.parallelism is None else nullcontext():
             match self.spec.envelope.type:
                 case EnvelopeType.UPSERT | EnvelopeType.DEBEZIUM:
-                    return self._write_winners(minted, reader, rows)
+                    return self._write_commands(minted, reader, rows)
                 case EnvelopeType.APPEND | EnvelopeType.DIFF:
                     return self._write_rows(minted, rows)
                 case EnvelopeType.MIRROR:
@@ -252,35 +252,19 @@ class Staging:
 
     def _write_corrections(self, minted: Minted, as_of: int, reader: ReadHandle, flat: DataFrame) -> StagedRows:
         task = self._stage_task(minted, minted.upper, time=minted.time)
-        with self._persisted(reader, as_of) as persisted:
-            both = corrections(flat, persisted, self.schema, self.spec.write.parallelism)
+        cores = parallelism_of(self.spark)
+        with persisted(self.spark, reader, as_of, self.schema, blob=self.spec.blob, cores=cores) as contents:
+            both = corrections(flat, contents, self.schema, self.spec.write.parallelism)
             stage = StageCorrections(task, hashes=HASHES)
             return self._collect(both.mapInArrow(stage, STAGED_DDL), minted.upper)
 
-    def _write_winners(self, minted: Minted, reader: ReadHandle | None, commands: DataFrame) -> StagedRows:
-        winners = decided(commands, self.schema)
-        self._refuse_empty(winners.rows)
-        tasks = self.spec.write.parallelism
-        stage = StageRows(self._stage_task(minted, minted.upper, time=minted.time))
-        order = shard_order(self.spec)
-        if reader is None or minted.as_of is None or winners.count == 0:
-            ranged = frames.by_key_range(first_updates(winners), self.schema, tasks)
-            staged = self._collect(ranged.mapInArrow(stage, STAGED_DDL), minted.upper, winners)
-        else:
-            with self._persisted(reader, minted.as_of, where=winners.where) as persisted:
-                updates = updates_against(persisted, winners, order_column=order)
-                if tasks is not None:
-                    updates = updates.repartition(
-                        tasks, *(f.column for f in frames.fields_of(self.schema) if f.side == "key")
-                    )
-                staged = self._collect(updates.mapInArrow(stage, STAGED_DDL), minted.upper, winners)
-        return replace(staged, keys=_keys_of(winners, is_contestable=order is not None))
-
-    def _persisted(
-        self, reader: ReadHandle, as_of: int, *, where: Sequence[Any] | None = None
-    ) -> AbstractContextManager[DataFrame]:
-        cores = parallelism_of(self.spark)
-        return persisted(self.spark, reader, as_of, self.schema, blob=self.spec.blob, cores=cores, where=where)
+    def _write_commands(self, minted: Minted, reader: ReadHandle | None, rows: DataFrame) -> StagedRows:
+        commands = copied(rows, self.schema, shard_order(self.spec))
+        self._refuse_empty(commands.rows)
+        task = self._stage_task(minted, minted.upper, time=minted.time)
+        with held(reader, minted.as_of, commands, blob=self.spec.blob) as shard:
+            staging = staged_updates(commands, shard, task, tasks=self.spec.write.parallelism)
+            return self._collect(staging, minted.upper, commands)
 
     def _stage_task(self, minted: Minted, upper: Antichain, *, time: int | None) -> StageTask:
         lower, end = minted.lower.time, upper.time
@@ -330,24 +314,31 @@ class Staging:
             f"the envelope {self.spec.envelope.type} cannot change written times; exclude these rows with input.format.sql"
         )
 
-    def _collect(self, staging: DataFrame, upper: Antichain, winners: Winners | None = None) -> StagedRows:
-        """What the tasks staged. `winners` count the rows of the input, when the tasks do not see them."""
-        return self._staged(staging.collect(), upper, winners)
+    def _collect(self, staging: DataFrame, upper: Antichain, commands: Copied | None = None) -> StagedRows:
+        """What the tasks staged. `commands`, where the tasks decide them: their errors are those of `against.refusal`, and nothing stays
+        staged then.
+        """
+        return self._staged(staging.collect(), upper, commands)
 
-    def _staged(self, tasks: Sequence[Any], upper: Antichain, winners: Winners | None = None) -> StagedRows:
+    def _staged(self, tasks: Sequence[Any], upper: Antichain, commands: Copied | None = None) -> StagedRows:
+        batches = tuple(
+            # Spark returns the row of one attempt of each task, and only here. A second driver of this run has its own
+            # tasks.
+            self.writer.batch_from_transmittable(bytes(row["batch"]), is_only_copy=True)
+            for row in tasks
+            if row["batch"] is not None
+        )
+        if commands is not None and (error := refusal(tasks, self.spec.shard_id)):
+            self.writer.delete_batches(batches)
+            raise error
         stage = StagedRows(
-            batches=tuple(
-                # Spark returns the row of one attempt of each task, and only here. A second driver of this run has its own
-                # tasks.
-                self.writer.batch_from_transmittable(bytes(row["batch"]), is_only_copy=True)
-                for row in tasks
-                if row["batch"] is not None
-            ),
-            rows=sum(row["rows"] for row in tasks) if winners is None else winners.rows,
-            errors=sum(row["errors"] for row in tasks) if winners is None else winners.errors,
+            batches=batches,
+            rows=sum(row["rows"] for row in tasks) if commands is None else commands.rows,
+            errors=sum(row["errors"] for row in tasks) if commands is None else commands.errors,
             updates=sum(row["updates"] for row in tasks),
             least_time=min((row["least_time"] for row in tasks if row["least_time"] is not None), default=None),
             upper=upper,
+            keys=None if commands is None else _keys_of(commands, sum(row[KEYS] for row in tasks)),
             wanted=self._digest(tasks),
         )
         self.log.event(
@@ -372,5 +363,10 @@ class Staging:
             raise ConfigurationError(EMPTY)
 
 
-def _keys_of(winners: Winners, *, is_contestable: bool) -> RunKeys:
-    return RunKeys(count=winners.count, fetch=lambda: winners.keys, where=winners.where, is_contestable=is_contestable)
+def _keys_of(commands: Copied, count: int) -> RunKeys:
+    return RunKeys(
+        count=count,
+        fetch=lambda: commands.keys,
+        where=commands.where,
+        is_contestable=commands.order is not None,
+    )

@@ -14,12 +14,13 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as drawn
 from hypothesis import strategies as st
 from landing_run import RivalLog
+from persist_engine import Snapshot
 from persist_engine.base.env import SystemEnv
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.model.batch import HollowPart
 from persist_kit.depth import draws
 from persist_spark import sink, staging
-from persist_spark.envelopes import winners
 from persist_spark.failures import ExitCode, classify
-from persist_spark.partitions import grouped
 from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Write
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -167,7 +168,7 @@ def test_rows_that_cannot_be_decided_are_refused_before_anything_is_written(targ
 def test_a_key_with_other_than_one_value_is_refused_and_named(target: Any, other: dict[Any, int]):
     target.write(other)
     before = target.footprint()
-    with pytest.raises(Exception, match="PERSIST-FAILURE") as caught:
+    with pytest.raises(InvalidUsage, match="nothing was appended") as caught:
         target.run(rows_of((2, "new", 7)), SIMPLE, upsert())
     failure = classify(caught.value)
     assert failure.exit_code is ExitCode.CONFIGURATION
@@ -179,18 +180,18 @@ def test_a_key_with_other_than_one_value_is_refused_and_named(target: Any, other
     target.write({row: -diff for row, diff in other.items()})
 
 
-@pytest.mark.parametrize(("most", "terms"), [(2, 1), (1, 2)], ids=["few, by their list", "many, by their bounds"])
-def test_only_parts_that_can_hold_keys_of_the_run_are_read(target: Any, monkeypatch: Any, most: int, terms: int):
-    monkeypatch.setattr(winners, "LISTED_MAX", most)
-    wheres = []
-    monkeypatch.setattr(
-        staging, "grouped", lambda parts, **named: wheres.extend(p.where for p in parts) or grouped(parts, **named)
-    )
+def test_only_parts_that_can_hold_keys_of_the_run_are_read(target: Any, monkeypatch: Any):
+    splits = []
+    real = Snapshot.splits
+    monkeypatch.setattr(Snapshot, "splits", lambda *given: splits.append(real(*given)) or splits[-1])
+    target.write({((800,), ("far", 1)): 1})
     target.run(rows_of((900, "new", 2)), SIMPLE, BY_SEQ)
-    assert wheres == []
+    target.write({((900,), ("new", 2)): -1})
     target.run(rows_of((1, "new", 2), (2, "new", 6)), SIMPLE, BY_SEQ)
-    assert str(wheres[0]).count("key.id") == terms
-    assert target.state() == {(1,): ("new", 2), (2,): ("new", 6), (900,): ("new", 2)}
+    parts = [[part for batch in split.batches for part in batch.part_list()] for (split,) in splits]
+    assert parts[0] == []
+    assert [part.rows for part in parts[1] if isinstance(part, HollowPart)] == [2], "inline parts have no statistics"
+    assert target.state() == {(1,): ("new", 2), (2,): ("new", 6), (800,): ("far", 1)}
 
 
 def test_keys_and_orders_of_every_type(make_target: Any):
@@ -213,6 +214,22 @@ def test_keys_and_orders_of_every_type(make_target: Any):
         assert len(target.state()) == 3
     assert target.run([later, full], columns, envelope).updates_written == 1
     assert len(target.state()) == 2
+
+
+ORDERS = {
+    "interval of months": "make_ym_interval(0, n)",
+    "interval of seconds": "make_dt_interval(0, 0, 0, n)",
+    "double": "CASE WHEN n = 14 THEN double('NaN') ELSE double(n) END",
+    "binary": "cast(lpad(cast(n as string), 3, '0') as binary)",
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_orders_of_types_that_no_shard_holds(target: Any, order: str):
+    rows = [{"id": id_, "name": f"{n}", "seq": 1, "n": n} for id_ in (1, 9) for n in (3, 14, None, 2)]
+    sql = f"select id, name, seq, {ORDERS[order]} as o from input"
+    target.run(rows, f"{SIMPLE}, n INT", upsert(order_column="o"), input={"sql": sql})
+    assert target.state() == {(1,): ("14", 1), (2,): ("two", 5), (9,): ("14", 1)}
 
 
 def test_keys_may_be_times_that_python_does_not_have(make_target: Any):
@@ -274,15 +291,15 @@ def test_a_run_starts_over_when_executors_take_its_copy_of_the_input_with_them(
     target: Any, monkeypatch: Any, excess: int
 ):
     """Spark cannot compute these rows again, and fails the job."""
-    real, lost, losses = staging.decided, [], sink.LOST_COPIES_MAX + excess
+    real, lost, losses = staging.copied, [], sink.LOST_COPIES_MAX + excess
 
-    def decided(*given: Any) -> Any:
-        winners = real(*given)
+    def copied(*given: Any) -> Any:
+        commands = real(*given)
         if len(lost) < losses:
             lost.append(lose_copies(target))
-        return winners
+        return commands
 
-    monkeypatch.setattr(staging, "decided", decided)
+    monkeypatch.setattr(staging, "copied", copied)
     before = target.footprint()
     if excess:
         with pytest.raises(Exception, match="CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"):

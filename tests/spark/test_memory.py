@@ -31,6 +31,14 @@ def test_a_write_task_stays_within_the_memory_of_its_pod(tmp_path, kind, width, 
     assert task["peak_mib"] > 2 * part_mib, "the task really held parts of this size"
 
 
+@pytest.mark.slow
+def test_a_task_that_upserts_stays_within_the_memory_of_its_pod(tmp_path):
+    """It reads parts of the default size, sixteen times as many rows as it has commands, and holds commands of half a part."""
+    task = write_task.measured(tmp_path, "upsert", width=1024, part_mib=64, parts=0.5)
+    assert task["peak_mib"] < memory.WORKER_MIB + memory.PARTS_HELD * 64
+    assert task["peak_mib"] > 2 * 64, "the task really read and staged parts"
+
+
 @pytest.mark.parametrize("cores", [1, 2, 8])
 @pytest.mark.parametrize("heap_mib", [512, 1024, 4096, 20_000])
 @pytest.mark.parametrize("part_mib", [4, 16, 64, 128, 1024])

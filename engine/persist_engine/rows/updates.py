@@ -195,7 +195,7 @@ def rows_at(table: pa.Table, indices: Indices) -> pa.Table:
 
 
 def _pick_column(column: pa.ChunkedArray, picked: pa.Array) -> pa.ChunkedArray:
-    if column.type == pa.int64():
+    if column.type == pa.int64() and not column.null_count:
         bounds = pc.min_max(column)
         if len(column) and bounds["min"] == bounds["max"]:  # one repeated value: times of one as_of, diffs of inserts
             return pa.chunked_array([constant(bounds["min"].as_py(), len(picked))])

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.wording import counted
-from persist_engine.dataflow.upsert.keyed import condition_of
+from persist_engine.client.read.key_condition import condition_of
 from persist_engine.dataflow.upsert.last_of_key import Undecided, last_of_each_key
 from persist_engine.flow.word_rows import UInt64s, Words, hash_rows
 from persist_engine.rows.columns import flatten_columns
@@ -36,6 +36,8 @@ def one_per_key(structs: pa.Table, order: pa.ChunkedArray | None, *, order_by: s
     """The rows in the order of their keys, one of each key, as `last_of_each_key` chooses. InvalidUsage names keys that have no last row,
     and refuses a column `order_by` whose values have no order.
     """
+    if order is not None and pa.types.is_nested(order.type):
+        raise InvalidUsage(f"order_by: {order_by} is {print_type(order.type)}, which has no order")
     try:
         chosen = last_of_each_key(structs, None if order is None else _comparable(order).combine_chunks())
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:

@@ -12,9 +12,9 @@ from persist_engine.rows.schema import Schema
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
 
-from persist_spark.envelopes.against import first_updates, updates_against
+from persist_spark.envelopes.against import TIE, tied
 from persist_spark.envelopes.collected import is_error
-from persist_spark.envelopes.winners import Winners
+from persist_spark.envelopes.copied import Copied
 from persist_spark.frames import DIFF, FAULT, fields_of, missing_fields
 from persist_spark.spec import ConfigurationError
 
@@ -51,37 +51,42 @@ def difference_of_rows(desired: DataFrame, persisted: DataFrame | None, schema: 
     return Difference(rows=rows, errors=bad, missing=missing, extra=extra)
 
 
-def difference_of_winners(winners: Winners, persisted: DataFrame | None, *, order_column: str | None) -> Difference:
-    """The same for commands on keys: compares the winners with what the shard holds of their keys. ConfigurationError when the shard holds
-    several values of one of them.
+def difference_of_commands(commands: Copied, updates: DataFrame) -> Difference:
+    """The same for commands on keys, by their `updates` (against.shown_updates). ConfigurationError when a key has no last command, or the
+    shard holds several values of one of them.
     """
-    if persisted is None:
-        missing, extra = first_updates(winners).count(), 0
-    else:
-        updates = updates_against(persisted, winners, order_column=order_column)
-        fault, *counts = updates.agg(F.min(FAULT), *_missing_and_extra()).collect()[0]
-        if fault is not None:
-            raise ConfigurationError(f"the shard cannot be compared: {fault}")
-        missing, extra = (count or 0 for count in counts)
-    return Difference(rows=winners.rows, errors=winners.errors, missing=missing, extra=extra)
+    tie, fault, *counts = updates.agg(F.min(TIE), F.min(FAULT), *_missing_and_extra()).collect()[0]
+    _refuse(tie, fault, "the shard cannot be compared")
+    missing, extra = (count or 0 for count in counts)
+    return Difference(rows=commands.rows, errors=commands.errors, missing=missing, extra=extra)
 
 
 def difference_of_updates(wanted: DataFrame, written: DataFrame | None, columns: Sequence[str]) -> Difference:
     """Compares the updates that a run would write with those that were written (None: none): both have `columns` and the `diff`, which is
-    negated in `written`. One job. ConfigurationError for the first `fault` in `wanted`, if it has such a column.
+    negated in `written`. One job. ConfigurationError for the first TIE or FAULT in `wanted`, if it has such columns.
     """
-    fault = F.col(FAULT) if FAULT in wanted.columns else F.lit(None).cast("string")
-    both = wanted.select(*columns, DIFF, fault.alias(FAULT), F.lit(1).alias("given"))
-    if written is not None:
-        both = both.unionAll(written.select(*columns, DIFF, F.lit(None).cast("string"), F.lit(0)))
-    groups = both.groupBy(*columns).agg(
-        F.sum(DIFF).alias(DIFF), F.min(FAULT).alias(FAULT), F.sum("given").alias("given")
+    texts = (TIE, FAULT)
+    none = F.lit(None).cast("string")
+    said = (F.col(name) if name in wanted.columns else none for name in texts)
+    both = wanted.select(
+        *columns, DIFF, *(text.alias(name) for text, name in zip(said, texts, strict=True)), F.lit(1).alias("given")
     )
-    found, *counts = groups.agg(F.min(FAULT), F.sum("given"), *_missing_and_extra()).collect()[0]
-    if found is not None:
-        raise ConfigurationError(f"the input cannot be written: {found}")
+    if written is not None:
+        both = both.unionAll(written.select(*columns, DIFF, none, none, F.lit(0)))
+    groups = both.groupBy(*columns).agg(
+        F.sum(DIFF).alias(DIFF), *(F.min(name).alias(name) for name in texts), F.sum("given").alias("given")
+    )
+    tie, fault, *counts = groups.agg(F.min(TIE), F.min(FAULT), F.sum("given"), *_missing_and_extra()).collect()[0]
+    _refuse(tie, fault, "the input cannot be written")
     rows, missing, extra = (count or 0 for count in counts)
     return Difference(rows=rows, errors=0, missing=missing, extra=extra)
+
+
+def _refuse(tie: str | None, fault: str | None, what: str) -> None:
+    if tie is not None:
+        raise tied(tie)
+    if fault is not None:
+        raise ConfigurationError(f"{what}: {fault}")
 
 
 def _missing_and_extra() -> tuple[Column, Column]:

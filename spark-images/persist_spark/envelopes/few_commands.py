@@ -1,6 +1,6 @@
 """The commands of a small batch, in the driver's memory: one for each key, the winner. Vectorised over Arrow; knows no Spark and no store.
 
-It chooses as `winners.decided` does on executors. Where that one refuses, this one decides nothing, so that there is one place for reasons.
+It chooses as `against.py` does on executors. Where that one refuses, this one decides nothing, so that there is one place for reasons.
 """
 
 from __future__ import annotations

@@ -28,18 +28,16 @@ from persist_spark.streaming.position import committer
 
 #: The memory for the commands of one batch that the driver decides.
 COMMANDS_BYTES_MAX = 16 * MIB
-#: The texts of one command, together, in a shard with and without texts. A shard without them still has faults.
-TEXT_BYTES_MAX, FAULT_BYTES_MAX = 512, 64
+#: The texts of one command, together, in a shard with and without texts. A command with a fault is for executors in any case.
+TEXT_BYTES_MAX, FAULT_BYTES_MAX = 512, 32
 #: The memory for what the shard holds: half a million keys with short values. The driver's pod has it beside its heap.
 STATE_BYTES_MAX = 64 * MIB
 #: A shard with more updates than this has too many keys, unless most of them retract.
 STATE_UPDATES_MAX = 1_000_000
 #: So many rows and bytes the driver reads for one batch at most: one core decodes them in a second or two.
 READ_ROWS_MAX, READ_BYTES_MAX = 4_000_000, 128 * MIB
-
-
-#: About a field without texts, and the columns of a command beside the fields.
-_FIXED_BYTES, _OTHER_COLUMNS = 8, 4
+#: The columns of a command beside the fields: an order of up to 16 bytes, a flag, a weight, and where the text of a fault ends.
+_OTHER_BYTES = 16 + 1 + 8 + 4
 
 
 class _TooLarge(Exception):
@@ -188,8 +186,17 @@ def texts_max(schema: Schema) -> int:
 
 def commands_max(schema: Schema) -> int:
     """How many commands COMMANDS_BYTES_MAX hold."""
-    columns = len(fields_of(schema)) + _OTHER_COLUMNS
-    return COMMANDS_BYTES_MAX // (_FIXED_BYTES * columns + texts_max(schema))
+    fixed = _OTHER_BYTES + sum(_fixed_bytes(field.type) for field in (*schema.key, *schema.val))
+    return COMMANDS_BYTES_MAX // (fixed + texts_max(schema))
+
+
+def _fixed_bytes(kind: pa.DataType) -> int:
+    """The bytes of a value of the type in Arrow, beside its texts; that it may be null rounds up. Lists and maps count as texts."""
+    if pa.types.is_struct(kind):
+        return 1 + sum(_fixed_bytes(child.type) for child in kind)
+    if pa.types.is_nested(kind) or pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return 5
+    return int(kind.bit_width) // 8 + 1
 
 
 def _ranks(commands: pa.Table, kind: pa.DataType) -> bool:

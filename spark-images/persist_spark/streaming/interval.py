@@ -13,15 +13,14 @@ from pyspark.sql import functions as F  # noqa: N812 - what every Spark user cal
 from pyspark.sql import types as T  # noqa: N812
 
 from persist_spark import frames
-from persist_spark.envelopes.against import first_updates, updates_against
+from persist_spark.envelopes.against import held, shown_updates
 from persist_spark.envelopes.compared import Difference, difference_of_updates
-from persist_spark.envelopes.winners import decided
+from persist_spark.envelopes.copied import copied
 from persist_spark.frames import DIFF, TIME, fields_of
 from persist_spark.held_frames import SPLIT_BYTES
 from persist_spark.partitions import ReadChanges
-from persist_spark.session import parallelism_of
 from persist_spark.spec import PARALLELISM_MAX, OnError, SinkSpec
-from persist_spark.staging import persisted, shard_order
+from persist_spark.staging import shard_order
 from persist_spark.streaming.position import Position, decode_position
 
 
@@ -79,30 +78,22 @@ def difference_in(
     if spec.envelope.timestamp_column is not None and spec.envelope.on_error is OnError.FAIL:
         columns.append(TIME)  # otherwise the driver chose the times, and another one would choose others
     with (
-        _wanted(spark, rows, interval, spec, reader) as wanted,
+        _wanted(rows, interval, spec, reader) as wanted,
         _written(spark, interval, spec, reader) as written,
     ):
         return difference_of_updates(wanted, written, columns)
 
 
 @contextmanager
-def _wanted(
-    spark: SparkSession, rows: DataFrame, interval: Interval, spec: SinkSpec, reader: ReadHandle
-) -> Iterator[DataFrame]:
-    """The updates that the sink would write of `rows` against the shard as it was before: k*, v*, `diff`, and perhaps `time`, `fault`."""
-    one = F.lit(1).cast("bigint")
+def _wanted(rows: DataFrame, interval: Interval, spec: SinkSpec, reader: ReadHandle) -> Iterator[DataFrame]:
+    """The updates that the sink would write of `rows` against the shard as it was before: k*, v*, `diff`, perhaps `time`, and texts."""
     if not spec.envelope.type.has_keys:
-        yield rows if DIFF in rows.columns else rows.withColumn(DIFF, one)
+        yield rows if DIFF in rows.columns else rows.withColumn(DIFF, F.lit(1).cast("bigint"))
         return
-    winners = decided(rows, spec.schema)
-    if interval.after < 0 or winners.count == 0:
-        yield first_updates(winners).withColumn(DIFF, one)
-        return
-    cores = parallelism_of(spark)
-    with persisted(
-        spark, reader, interval.after, spec.schema, blob=spec.blob, cores=cores, where=winners.where
-    ) as held:
-        yield updates_against(held, winners, order_column=shard_order(spec))
+    commands = copied(rows, spec.schema, shard_order(spec))
+    as_of = None if interval.after < 0 else interval.after
+    with held(reader, as_of, commands, blob=spec.blob) as shard:
+        yield shown_updates(commands, shard, read_bytes=spec.write.target_part_bytes)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from persist_engine.model.frontier import Antichain
 from persist_engine.rows.schema import Schema
 from pyspark.sql import DataFrame
 
+from persist_spark.envelopes.against import KEYS, refusal
 from persist_spark.landing import Landed, Landing, refuse_outgrown_schema
 from persist_spark.partitions import STAGED_DDL, StageRows, StageTask
 from persist_spark.report import Log
@@ -34,6 +35,8 @@ class StagedRows:
     batches: list[Batch]
     rows: int
     """The rows that the tasks saw."""
+    keys: int = 0
+    """The keys, where the rows are commands on keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,16 +48,30 @@ class Attempt:
     reader: ReadHandle
     minted: Minted
 
+    @property
+    def task(self) -> StageTask:
+        """The task that stages updates at the time of the attempt."""
+        return task_at(self.table, self.writer, self.minted)
+
     def stage(self, updates: DataFrame) -> StagedRows:
-        """Stages the rows of `updates` (partitions.StageRows) at the time of the attempt. Runs a Spark job."""
-        tasks = updates.mapInArrow(StageRows(task_at(self.table, self.writer, self.minted)), STAGED_DDL).collect()
+        """Stages the rows of `updates` (partitions.StageRows). Runs a Spark job."""
+        return self.staged(updates.mapInArrow(StageRows(self.task), STAGED_DDL))
+
+    def staged(self, staging: DataFrame) -> StagedRows:
+        """What the tasks of `staging` stage. Runs a Spark job. The errors of `against.refusal`, and nothing stays staged then."""
+        tasks = staging.collect()
         # Spark returns the row of one attempt of each task, and only here.
         batches = [
             self.writer.batch_from_transmittable(bytes(task["batch"]), is_only_copy=True)
             for task in tasks
             if task["batch"] is not None
         ]
-        return StagedRows(batches=batches, rows=sum(task["rows"] for task in tasks))
+        if KEYS not in staging.columns:
+            return StagedRows(batches=batches, rows=sum(task["rows"] for task in tasks))
+        if error := refusal(tasks, self.table.id):
+            self.writer.delete_batches(batches)
+            raise error
+        return StagedRows(batches=batches, rows=0, keys=sum(task[KEYS] for task in tasks))
 
     def land(self, batches: list[Batch], kind: type[Landing] = Landing, *, reads_back: bool, **more: Any) -> int | None:
         """Appends the batches, as a landing of `kind` with the arguments `more` does. Returns the number of updates; None when the run must

@@ -13,19 +13,16 @@ from persist_engine.rows.schema import Schema
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
 
-from persist_spark.envelopes.against import first_updates, updates_against
+from persist_spark.envelopes.against import held, staged_updates
 from persist_spark.envelopes.commands import upsert_commands
+from persist_spark.envelopes.copied import copied
 from persist_spark.envelopes.run_keys import RunKeys
-from persist_spark.envelopes.winners import decided
 from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType
-from persist_spark.staging import persisted
 from persist_spark.table.attempt import Attempt, until_done
 from persist_spark.table.shard import TableShard
 
 #: The column that `delete_when` becomes.
 _GONE = "_persist_gone"
-#: The cores to spread the reading of the shard over. A client does not know those of the server.
-_READ_CORES = 16
 #: Words of a sink's resource in messages, and what a caller of `upsert` has in their place.
 _WORDS = (
     ("set envelope.orderColumn to", "set order_by to"),
@@ -42,31 +39,25 @@ def upsert(
     """Makes each row of `frame` the value of its key, or removes the key, and leaves all other keys alone. Returns the number of updates: a
     key that changes its value counts as two, and one that has its value already as none.
 
-    ConfigurationError, and nothing is written, when columns do not fit or a key has no last row. When the shard holds several values of a
-    key, a Spark exception names the key. Unavailable when other writers changed the same keys for too long.
+    ConfigurationError, and nothing is written, when columns do not fit or a key has no last row; InvalidUsage when the shard holds several
+    values of a key; both name the key. Unavailable when other writers changed the same keys for too long.
     """
     schema = table.schema()
-    with _in_words_of_callers():
-        winners = decided(_commands(frame, schema, order_by, delete_when), schema)
-    if winners.count == 0:
-        return 0
     order = order_by if order_by in schema.val.names else None
-    keys = RunKeys(
-        count=winners.count, fetch=lambda: winners.keys, where=winners.where, is_contestable=order is not None
-    )
+    with _in_words_of_callers():
+        commands = copied(_commands(frame, schema, order_by, delete_when), schema, order)
+    if commands.count == 0:
+        return 0
 
     def attempt(now: Attempt) -> int | None:
-        if now.minted.as_of is None:
-            staged = now.stage(first_updates(winners))
-        else:
-            session, blob = frame.sparkSession, table.location.blob
-            with persisted(
-                session, now.reader, now.minted.as_of, schema, blob=blob, cores=_READ_CORES, where=winners.where
-            ) as held:
-                staged = now.stage(updates_against(held, winners, order_column=order))
+        with held(now.reader, now.minted.as_of, commands, blob=table.location.blob) as shard, _in_words_of_callers():
+            staged = now.staged(staged_updates(commands, shard, now.task, tasks=None))
         if not staged.batches:
             return 0
-        return now.land(staged.batches, reads_back=True, where=winners.where, keys=keys)
+        keys = RunKeys(
+            count=staged.keys, fetch=lambda: commands.keys, where=commands.where, is_contestable=order is not None
+        )
+        return now.land(staged.batches, reads_back=True, where=keys.where, keys=keys)
 
     return until_done(table, schema, attempt)
 

@@ -13,10 +13,14 @@ from typing import Any, ClassVar, Self
 import pyarrow as pa
 
 from persist_engine.base.retry import Retry
+from persist_engine.client.read.key_condition import condition_of
 from persist_engine.client.read.pieces import BATCH_ROWS, PIECE_MEMORY_BYTES, Piece, within
 from persist_engine.model.batch import HollowBatch, Part, RunMeta
 from persist_engine.parts.contents import Contents
 from persist_engine.parts.key_range import KeyRange
+from persist_engine.parts.selection import Times, select
+from persist_engine.rows.filter import Filter
+from persist_engine.rows.predicate import And
 from persist_engine.storage.blob import Blob
 
 
@@ -65,6 +69,19 @@ class SnapshotSplit(Piece):
         )
         for table in contents.tables(memory_bytes=memory_bytes) if self.is_merged else contents.tables_apart():
             yield from table.to_batches(max_chunksize=BATCH_ROWS)
+
+    def of_keys(self, keys: pa.ChunkedArray) -> Self:
+        """This piece without the parts that cannot hold a row of `keys` (structs, at least one), by their statistics. It has all rows with
+        these keys, and perhaps others. Audits stay as they are.
+        """
+        where = condition_of(keys, self.schema)
+        if where is None:
+            return self
+        both = where if self.where is None else And((self.where, where))
+        found = select(
+            self.batches, where=Filter(both, self.schema), times=Times(last=self.as_of), audited=lambda: False
+        )
+        return replace(self, batches=found.batches, where=both)
 
     def _own_json(self) -> dict[str, Any]:
         return {"as_of": self.as_of, "is_merged": self.is_merged}

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from persist_engine.base.errors import Fenced, InvalidUsage, InvariantViolated, MissingBlob
 from persist_engine.base.settings import MIB
 from persist_engine.client.read.handle import ReadHandle
+from persist_engine.client.read.key_condition import condition_of
 from persist_engine.client.read.snapshot import SinceAhead
 from persist_engine.client.write.handle import WriteHandle
 from persist_engine.dataflow.upsert.follow import Hydration, readable_time
@@ -25,41 +26,12 @@ from persist_engine.flow.upsert import Emission, UpsertMachine
 from persist_engine.flow.upsert_state import UpsertState
 from persist_engine.model.frontier import MINIMUM, Antichain
 from persist_engine.rows.nested.values import python_values
-from persist_engine.rows.predicate import And, Compare, In, Predicate
-from persist_engine.rows.schema import Schema
+from persist_engine.rows.predicate import Predicate
 
 _log = logging.getLogger(__name__)
 
-#: A condition lists at most so many values. For more keys it has their bounds.
-VALUES_MAX = 256
 #: The memory for the parts that a call reads. Only rows with its keys stay.
 _READ_BYTES = 64 * MIB
-
-
-def condition_of(keys: pa.ChunkedArray, schema: Schema) -> Predicate | None:
-    """A condition that every row with one of the `keys` fulfils, so that parts without them are not read; None when there is none.
-    At least one key.
-    """
-    field = schema.key[0]
-    values = pc.struct_field(keys, [0])
-    if values.null_count or not _compares(field.type):
-        return None
-    name = f"key.{field.name}"
-    distinct = values.unique() if len(keys) <= VALUES_MAX else None
-    try:
-        if distinct is not None:
-            return In(name, tuple(distinct.to_pylist()))
-        bounds = pc.min_max(values).as_py()
-    except (OverflowError, ValueError):  # dates in years that Python does not have
-        return None
-    return And((Compare(name, ">=", bounds["min"]), Compare(name, "<=", bounds["max"])))
-
-
-def _compares(kind: pa.DataType) -> bool:
-    """Whether the bounds of such values are values of a condition. Zeros and NaN of floats are left out, and structs have none."""
-    return bool(
-        pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind) or pa.types.is_decimal(kind)
-    )
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,10 +10,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_engine.rows.columns import Bools, flat_columns
+from persist_engine.rows.columns import Bools, canonical_floats, flat_columns, is_whole, whole
 from persist_engine.rows.sorting import order_and_equal
+from persist_engine.rows.updates import rows_at
 
 Positions = npt.NDArray[np.int64]
+
+#: So many rows of a stream are collected at least before all but the last of each key are dropped.
+_CHUNK_ROWS = 1 << 17
+#: And at least so many times the rows that were kept: each row is then sorted about once.
+_KEPT_FACTOR = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,42 +30,125 @@ class Undecided:
 
 
 def last_of_each_key(rows: pa.Table, order: pa.Array | None, deleted: Bools | None = None) -> Positions | Undecided:
-    """The position of the row with the greatest `order` of each key, in the order of keys. A null order is less than all, and NaN greater
-    than all numbers. Without `order` all rows of a key are equally great.
+    """The position of the row with the greatest `order` of each key, in the order of keys. A null order is less than all, also within a
+    struct, and NaN greater than all numbers. Without `order` all rows of a key are equally great.
 
     Of several such rows any one, if they are equal; Undecided if those of some key differ in `val` or `deleted`. Rows are equal as the
-    engine consolidates them. `rows` has the structs `key` and `val`, which has no nulls at its top level. `order` is of a type whose
-    values Arrow ranks; else ArrowNotImplementedError.
+    engine consolidates them. `rows` has the structs `key` and `val`, which has no nulls at its top level. ArrowNotImplementedError for an
+    order whose values have none.
+    """
+    last, tied, _ = _last_and_tied(rows, order, deleted)
+    return Undecided(last[tied]) if len(tied) else last
+
+
+class LastOfKeys:
+    """The last row of each key, as `last_of_each_key` chooses, of rows that come table by table. Holds some times as many rows as there are
+    keys, however many rows a key has.
+    """
+
+    def __init__(self) -> None:
+        self._tables: list[pa.Table] = []
+        self._rows = self._kept = 0
+
+    def add(self, rows: pa.Table) -> None:
+        """Takes rows: columns `key`, `val`, `order`, and `deleted`, which has no nulls."""
+        self._tables.append(rows)
+        self._rows += rows.num_rows
+        if self._rows > max(_CHUNK_ROWS, _KEPT_FACTOR * self._kept):
+            last, _, others = self._chosen()
+            # A later row may be greater than two that differ.
+            self._tables = [rows_at(self._tables[0], np.concatenate([last, others]))]
+            self._rows = self._kept = len(last) + len(others)
+
+    def result(self) -> tuple[pa.Table, Positions] | None:
+        """The last rows, in the order of keys, and the positions of those that are not: of their key, another row is as great and differs.
+        None when no table was added. For one use.
+        """
+        if not self._tables:
+            return None
+        last, tied, _ = self._chosen()
+        rows = self._tables.pop()
+        return rows_at(rows, last), tied
+
+    def _chosen(self) -> tuple[Positions, Positions, Positions]:
+        rows = pa.concat_tables(self._tables).combine_chunks()
+        self._tables = [rows]
+        order = rows.column("order")
+        deleted: Bools = rows.column("deleted").to_numpy()
+        return _last_and_tied(rows, None if order.null_count == len(order) else order, deleted)
+
+
+def _last_and_tied(
+    rows: pa.Table, order: pa.Array | pa.ChunkedArray | None, deleted: Bools | None
+) -> tuple[Positions, Positions, Positions]:
+    """The position of a greatest row of each key, in the order of keys; the places in it of keys without a last row; and for each of these
+    the position of an equally great row that differs.
     """
     sorting, equal = order_and_equal(flat_columns(rows, ("key",)), rows.num_rows)
+    none = np.zeros(0, np.int64)
     if not equal.any():
-        return sorting
+        return sorting, none, none
     keys = np.cumsum(np.append(0, ~equal))  # numbers of the keys, for each position in `sorting`
     if order is not None:
-        ranks = _ranks(order)[sorting]
+        ranks = ranked(order)[sorting]
         starts = np.flatnonzero(np.append(True, ~equal))
         is_greatest = ranks == np.maximum.reduceat(ranks, starts)[keys]
         sorting, keys = sorting[is_greatest], keys[is_greatest]
-    first_of_key: Positions = sorting[np.append(True, keys[1:] != keys[:-1])]
-    if len(first_of_key) < len(sorting):
-        differing = _keys_that_differ(rows.take(pa.array(sorting)), None if deleted is None else deleted[sorting], keys)
-        if len(differing):
-            return Undecided(first_of_key[differing])
-    return first_of_key
+    last: Positions = sorting[np.append(True, keys[1:] != keys[:-1])]
+    if len(last) == len(sorting):
+        return last, none, none
+    greatest = rows_at(rows.select(["key", "val"]), sorting)
+    tied, one, other = _differing(greatest, None if deleted is None else deleted[sorting], keys)
+    last[tied] = sorting[one]
+    return last, tied, sorting[other]
 
 
-def _ranks(order: pa.Array) -> npt.NDArray[np.int64]:
-    """The places of the values in their order, from 1, equal ones alike; 0 for null."""
-    ranks = np.zeros(len(order), np.int64)
-    is_there = order.is_valid().to_numpy(zero_copy_only=False)
-    if is_there.any():
-        ranks[is_there] = pc.rank(order.drop_null(), tiebreaker="dense").to_numpy()
+def ranked(order: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.signedinteger]:
+    """Numbers that compare as the values do, equal ones alike: null is the least, also within structs, and NaN the greatest. At least one
+    value. ArrowNotImplementedError for a type whose values have no order.
+    """
+    column = order if isinstance(order, pa.ChunkedArray) else pa.chunked_array([order])
+    if is_whole(column.type) and not column.null_count:
+        return whole(column)
+    sorting, equal = order_and_equal(_nulls_first(column), len(column))
+    ranks = np.empty(len(column), np.int64)
+    ranks[sorting] = np.cumsum(np.append(0, ~equal))
     return ranks
 
 
-def _keys_that_differ(rows: pa.Table, deleted: Bools | None, keys: Positions) -> Positions:
-    """The numbers in `keys` under which some rows differ in `val` or `deleted`."""
+def _nulls_first(column: pa.ChunkedArray) -> Iterator[pa.ChunkedArray]:
+    """The columns by which `column` is ordered, most significant first."""
+    if column.null_count:
+        yield column.is_valid()
+    if pa.types.is_struct(column.type):
+        for child in column.flatten():
+            yield from _nulls_first(child)
+    elif _is_sorted_here(column.type):
+        yield canonical_floats(column)
+    else:
+        ranks = np.zeros(len(column), np.int64)
+        ranks[column.is_valid().to_numpy()] = pc.rank(column.drop_null(), tiebreaker="dense").to_numpy()
+        yield pa.chunked_array([pa.array(ranks)])
+
+
+def _is_sorted_here(kind: pa.DataType) -> bool:
+    """Whether the engine itself orders values of the type. Arrow ranks others, which no shard holds."""
+    return bool(
+        is_whole(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_float32(kind)
+        or pa.types.is_float64(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_decimal128(kind)
+    )
+
+
+def _differing(rows: pa.Table, deleted: Bools | None, keys: Positions) -> tuple[Positions, Positions, Positions]:
+    """The numbers in `keys` under which some rows differ in `val` or `deleted`, in order, and two such rows of each."""
     numbered = [pa.chunked_array([pa.array(of)]) for of in (keys, deleted) if of is not None]
     sorting, equal = order_and_equal([*numbered, *flat_columns(rows, ("val",))], rows.num_rows)
     sorted_keys = keys[sorting]
-    return np.unique(sorted_keys[1:][(sorted_keys[1:] == sorted_keys[:-1]) & ~equal])
+    places = np.flatnonzero((sorted_keys[1:] == sorted_keys[:-1]) & ~equal)
+    tied, first = np.unique(sorted_keys[places], return_index=True)
+    return tied, sorting[places[first]], sorting[places[first] + 1]

@@ -1,0 +1,91 @@
+"""A condition that every row with one of some keys fulfils. A read with it skips the parts and row groups that have none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_engine.rows.errors_column import ERR, holds_errors
+from persist_engine.rows.predicate import And, Compare, In, IsNull, Or, Predicate
+from persist_engine.rows.schema import Schema
+
+#: A condition lists at most so many values. For more keys it has their bounds.
+VALUES_MAX = 256
+
+
+def condition_of(keys: pa.ChunkedArray, schema: Schema) -> Predicate | None:
+    """The condition on the first field of the key, and on those after it as long as the field before has one value. None when nothing can
+    be said of them. `keys`: structs, at least one.
+    """
+    terms: list[Predicate] = []
+    has_errors = holds_errors(schema)
+    for name, values in _leaves("key", schema.key, keys):
+        if has_errors and name == f"key.{ERR}":
+            continue  # a condition that does not name it lets all errors pass, also together with others (rows.filter)
+        term = _term(name, values)
+        if term is None:
+            continue
+        terms.append(term)
+        if len(values.unique()) > 1:
+            break
+    if not terms:
+        return None
+    return terms[0] if len(terms) == 1 else And(tuple(terms))
+
+
+def _leaves(path: str, fields: Iterable[pa.Field], column: pa.ChunkedArray) -> Iterator[tuple[str, pa.ChunkedArray]]:
+    """The fields below `column` by name, most significant first; null where a struct around them is null. Without names that a condition
+    could take for a path.
+    """
+    for field, values in zip(fields, column.flatten(), strict=True):
+        name = f"{path}.{field.name}"
+        if "." in field.name:
+            continue
+        if pa.types.is_struct(field.type):
+            yield from _leaves(name, list(field.type), values)
+        else:
+            yield name, values
+
+
+def _term(name: str, values: pa.ChunkedArray) -> Predicate | None:
+    there = values.drop_null()
+    if not len(there):
+        return IsNull(name)
+    within = _listed(name, there) or _between(name, there)
+    return within if within is None or not values.null_count else Or((within, IsNull(name)))
+
+
+def _listed(name: str, values: pa.ChunkedArray) -> Predicate | None:
+    """The list of few values. None for many, and for floats, of which equal ones differ."""
+    if len(values) > VALUES_MAX or pa.types.is_floating(values.type):
+        return None
+    found = [_known(value) for value in values.unique()]
+    return None if None in found else In(name, tuple(found))
+
+
+def _between(name: str, values: pa.ChunkedArray) -> Predicate | None:
+    """The bounds, as far as Python knows such values. NaN is greater than all numbers."""
+    has_greatest = True
+    if pa.types.is_floating(values.type):
+        is_nan = pc.is_nan(values)
+        has_greatest = not pc.any(is_nan).as_py()
+        values = values.filter(pc.invert(is_nan))
+        if not len(values):
+            return Compare(name, ">=", float("nan"))
+    ends = pc.min_max(values)
+    least, greatest = _known(ends["min"]), _known(ends["max"]) if has_greatest else None
+    terms = ([] if least is None else [Compare(name, ">=", least)]) + (
+        [] if greatest is None else [Compare(name, "<=", greatest)]
+    )
+    return And(tuple(terms)) if terms else None
+
+
+def _known(value: pa.Scalar) -> Any:
+    """`value` in Python. None where Python has no such date: before the year 1, and after 9999."""
+    try:
+        return value.as_py()
+    except (OverflowError, ValueError):
+        return None
