@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pyarrow as pa
 import pytest
+from persist_engine.base.settings import MIB
 from persist_engine.rows.schema import Schema
 from persist_spark import frames
 from persist_spark.envelopes.mirror import corrections, hashed, scanned
@@ -308,6 +309,9 @@ def test_a_small_frame_is_staged_without_a_shuffle_and_a_large_one_by_ranges(spa
     large = spark.range(1 << 40).selectExpr("id AS k0", "'x' AS v0", "0d AS v1")
     assert frames.planned_bytes(small) < frames.SMALL_BYTES < frames.planned_bytes(large)
     assert frames.to_stage(small, SCHEMA, None).rdd.getNumPartitions() == 1
+    more = spark.range(6_000_000, numPartitions=40).selectExpr("id AS k0", "'x' AS v0", "0d AS v1")
+    assert 64 * MIB < frames.planned_bytes(more) < frames.SMALL_BYTES
+    assert frames.to_stage(more, SCHEMA, None).rdd.getNumPartitions() == frames.SMALL_TASKS_MAX
     grown = small.withColumn("v0", F.explode(F.split(F.lit("a b c"), " ")))
     assert frames.planned_bytes(grown) is None, "one row of the input makes many"
     cases = ((small, None, False), (large, None, True), (small, 3, True), (grown, None, True))
