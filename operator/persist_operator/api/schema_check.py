@@ -91,8 +91,9 @@ class ResourceSchemas:
             return [SchemaError("", "a resource must be a mapping")]
         if resource.get("apiVersion") != names.API_VERSION:
             return [SchemaError("apiVersion", f"must be {names.API_VERSION}, not {resource.get('apiVersion')!r}")]
-        if resource.get("kind") not in self._schemas:
-            return [SchemaError("kind", f"must be one of {', '.join(self.kinds)}, not {resource.get('kind')!r}")]
+        kind = resource.get("kind")
+        if not isinstance(kind, str) or kind not in self._schemas:
+            return [SchemaError("kind", f"must be one of {', '.join(self.kinds)}, not {kind!r}")]
         metadata = resource.get("metadata")
         name = metadata.get("name") if isinstance(metadata, Mapping) else None
         if not isinstance(name, str):

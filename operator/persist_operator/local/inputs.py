@@ -109,8 +109,9 @@ def _files(spec: SinkSpec) -> list[Path]:
     pattern = _pattern(spec)
     if pattern is None:
         return []
-    if Path(pattern).exists():
-        return [Path(pattern)]
+    with contextlib.suppress(OSError):  # a name that is too long for a file
+        if Path(pattern).exists():
+            return [Path(pattern)]
     return sorted(Path(one) for one in glob.glob(pattern))  # noqa: PTH207 - the pattern may be absolute
 
 

@@ -148,6 +148,8 @@ def test_paths_columns_and_schedules_are_checked_before_spark_starts(house, monk
     monkeypatch.chdir(house.folder)
     (missing,) = found(house, csv_sink(house, path="nowhere/*.csv"))
     assert f"no such file or folder: nowhere/*.csv (looked for from {house.folder})" in missing
+    (missing,) = found(house, csv_sink(house, path="a" * 5000))
+    assert "no such file or folder: aaaa" in missing
     (house.folder / "in.csv").write_text("id;nam\n1;a\n")
     (wrong,) = found(house, csv_sink(house, sep=";", path="file:" + str(house.folder / "in.csv")))
     assert wrong.startswith(

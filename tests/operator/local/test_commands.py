@@ -56,6 +56,12 @@ def test_a_file_with_a_value_that_yaml_cannot_hold_is_refused_by_its_name(house,
     assert "bad.yaml is not YAML: " in house.local("up", "-f", file, code=64).stderr
 
 
+@pytest.mark.parametrize("kind", [[], {"a": 1}, 7, None])
+def test_a_kind_that_is_no_text_is_refused(house, kind):
+    result = house.local("up", "-f", house.write(house.shard() | {"kind": kind}), code=64)
+    assert f"kind: must be one of PersistShard, SparkSink, not {kind!r}" in result.stderr
+
+
 def test_a_refusal_shows_no_password_of_an_address_in_the_wrong_place(house):
     storage = {"blob": "s3://b/p", "consensus": "redis://:hunter2@h:1/0"}
     document = house.shard()
