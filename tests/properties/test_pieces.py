@@ -126,6 +126,18 @@ def test_a_row_that_is_not_retracted_has_all_rows_sorted(sorted_rows: list[int],
     assert sum(found.column("diff").to_pylist()) == 10_000 + 100 * diff
 
 
+@pytest.mark.parametrize("later", [[5], [5, 7]])
+def test_a_row_that_is_retracted_at_a_later_time_stays_and_so_does_its_retraction(
+    sorted_rows: list[int], later: list[int]
+) -> None:
+    """A compaction keeps what happened at each time."""
+    many, few = numbered(np.arange(10_000), "a"), numbered(np.array(later), "a", diff=-1)
+    few = few.set_column(2, few.schema.field("time"), pa.array(np.full(len(later), 4)))
+    found = consolidate_pieces([few, many])
+    assert sorted_rows == [10_000 + len(later)]
+    assert found.num_rows == 10_000 + len(later)
+
+
 def test_few_stretches_of_many_rows_are_not_copied() -> None:
     many, few = numbered(np.arange(0, 10_000, 2), "a"), numbered(np.array([5, 4001]), "b")
     found = consolidate_pieces([few, many])
