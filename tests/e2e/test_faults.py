@@ -398,7 +398,8 @@ def test_a_driver_whose_node_falls_silent_is_replaced_and_its_return_writes_noth
 
     cluster.wait("the program that counts parts", lambda: cluster.status("job", parts).get("ready"), timeout_s=60)
     cluster.apply(
-        flights_sink(sink, shard, write={"parallelism": 24}, spark=spark, timeouts={"terminationGraceSeconds": 5})
+        # So many tasks go on for longer than it takes to pause the node.
+        flights_sink(sink, shard, write={"parallelism": 120}, spark=spark, timeouts={"terminationGraceSeconds": 5})
     )
     cluster.wait("staged parts", staged, timeout_s=300, every_s=0.1)
     first = running_driver(cluster, sink)

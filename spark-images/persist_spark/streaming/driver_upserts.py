@@ -29,7 +29,7 @@ from persist_spark.streaming.position import committer
 #: The memory for the commands of one batch that the driver decides.
 COMMANDS_BYTES_MAX = 16 * MIB
 #: The texts of one command, together, in a shard with and without texts. A command with a fault is for executors in any case.
-TEXT_BYTES_MAX, FAULT_BYTES_MAX = 512, 32
+TEXT_BYTES_MAX, FAULT_BYTES_MAX = 512, 64
 #: The memory for what the shard holds: half a million keys with short values. The driver's pod has it beside its heap.
 STATE_BYTES_MAX = 64 * MIB
 #: A shard with more updates than this has too many keys, unless most of them retract.
