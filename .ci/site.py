@@ -14,7 +14,7 @@ import persist_engine
 import typer.main
 import yaml
 from mkdocs.structure.files import File, Files
-from persist_engine.cli.main import app as persist_app
+from persist_engine.cli.main import application as persist_application
 from persist_operator.kubectl.main import app as kubectl_app
 from persist_operator.local.commands import app as local_app
 from typer.cli import get_docs_for_click
@@ -147,7 +147,11 @@ def text_of(schema: dict[str, Any]) -> str:
 def command_line() -> str:
     """The help of every command."""
     texts = []
-    for app, name in ((persist_app, "persist"), (local_app, "persist local"), (kubectl_app, "kubectl persist")):
+    for app, name in (
+        (persist_application(), "persist"),
+        (local_app, "persist local"),
+        (kubectl_app, "kubectl persist"),
+    ):
         command = typer.main.get_command(app)
         context = typer.Context(command, info_name=name)
         texts.append(get_docs_for_click(obj=command, ctx=context, name=name, indent=1))
