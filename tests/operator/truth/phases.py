@@ -101,7 +101,7 @@ SINKS = {
     "a tick is intended": (CURRENT, "Running"),
     "a tick is refused": (IN_PROGRESS, "ActionRefused"),
     "a tick runs": (CURRENT, "Running"),
-    "a tick cannot start": (IN_PROGRESS, "Running"),
+    "a tick cannot start": (IN_PROGRESS, "DriverPending"),
     "a tick is tried again": (IN_PROGRESS, "BackingOff"),
     "a tick failed": (FAILED, "ApplicationFailed"),
     "no schedule": (FAILED, "InvalidSchedule"),
