@@ -29,7 +29,8 @@ def condition_of(keys: pa.ChunkedArray, schema: Schema) -> Predicate | None:
         if term is None:
             continue
         terms.append(term)
-        if len(values.unique()) > 1:
+        # Of many values the first ones usually differ.
+        if len(values.slice(0, VALUES_MAX).unique()) > 1 or len(values.unique()) > 1:
             break
     if not terms:
         return None
