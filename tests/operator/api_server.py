@@ -115,7 +115,7 @@ class ApiServer:
                 if query.get("dryRun") == "All":
                     self.cluster.try_create(kind, body)
                 elif not self.cluster.create(kind, body):
-                    return 409, {"message": "exists already"}
+                    return 409, {"message": "exists already", "reason": "AlreadyExists"}
             except ApiError as error:
                 return error.status, {"message": str(error)}
             return 201, body

@@ -7,7 +7,7 @@ import pytest
 from persist_engine.base.env import SystemEnv
 from persist_operator.api import names
 from persist_operator.bridge import Bridge
-from persist_operator.cluster.port import CONFIG_MAP, EVENT, JOB, PERSIST_SHARD, POD, ApiError
+from persist_operator.cluster.port import CONFIG_MAP, EVENT, JOB, PERSIST_SHARD, POD, SECRET, ApiError
 from persist_operator.handlers.controller import Controller
 from persist_operator.handlers.watch import Watches
 from persist_operator.settings import AllowedNamespaces, LoopSettings, OperatorSettings, StorageProfile
@@ -50,6 +50,18 @@ def test_a_dry_run_creates_nothing_and_carries_the_refusal_of_the_server(kube, s
         with pytest.raises(ApiError, match='no job "x"') as missing:
             create(POD, pod)
         assert missing.value.status == 404
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [POD, SECRET], ids=lambda kind: kind.kind)
+def test_a_creation_that_a_changing_quota_refuses_is_no_object_that_exists(kube, server, kind):
+    """The code is that of an object that exists. A driver was created whose Secret did not exist, and never started."""
+    manifest = {"apiVersion": "v1", "kind": kind.kind, "metadata": {"namespace": "team", "name": "x"}}
+    words = 'Operation cannot be fulfilled on resourcequotas "small": the object has been modified'
+    server.cluster.deny["create", kind.kind] = ApiError(words, status=409)
+    with pytest.raises(ApiError, match="resourcequotas") as refusal:
+        kube.create(kind, manifest)
+    assert refusal.value.status == 409
 
 
 @pytest.mark.slow

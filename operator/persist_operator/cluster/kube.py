@@ -113,15 +113,16 @@ class KubeCluster:
     def create(self, kind: Kind, manifest: Resource) -> bool:
         path = _path(kind, manifest["metadata"]["namespace"])
         status, body = self.call("POST", path, body=manifest, accept=(409,))
-        if status == 404:
-            raise _not_found(path, body)
+        # Conflict, another reason of this code, is of a quota that changes just now: then nothing was created.
+        if status == 404 or (status == 409 and _object(body).get("reason") != "AlreadyExists"):
+            raise _not_created(path, status, body)
         return status != 409
 
     def try_create(self, kind: Kind, manifest: Resource) -> None:
         path = _path(kind, manifest["metadata"]["namespace"])
         status, body = self.call("POST", path, query={"dryRun": "All"}, body=manifest, accept=(409,))
         if status == 404:
-            raise _not_found(path, body)
+            raise _not_created(path, status, body)
 
     def events_about(self, namespace: str, uid: str, *, reason: str, limit: int) -> list[Resource]:
         query = {"fieldSelector": f"involvedObject.uid={uid},reason={reason}", "limit": str(limit)}
@@ -262,9 +263,9 @@ def _refusal(method: str, path: str, response: urllib3.BaseHTTPResponse) -> ApiE
     )
 
 
-def _not_found(path: str, body: bytes) -> ApiError:
-    """A creation that was answered with 404: the namespace is gone, or a webhook looks for something else that is not there."""
-    return ApiError(f"POST {path}: 404 {_reason(body)}", status=404)
+def _not_created(path: str, status: int, body: bytes) -> ApiError:
+    """A creation that was answered with 404 (the namespace is gone, or a webhook looks for something else that is not there), or 409."""
+    return ApiError(f"POST {path}: {status} {_reason(body)}", status=status)
 
 
 def is_segment(name: str) -> bool:

@@ -20,14 +20,11 @@ from persist_operator.steps.places import Queued
 _MESSAGE_MAX = 2048
 _FORBIDDEN = 403
 _WHAT_TO_DO = {
-    0: "tried again by itself",
     400: "change the spec",
     401: "let the operator's service account in",
     _FORBIDDEN: "let the namespace's quota, its pod security level, its admission policies or the operator's roles allow it",
     404: "create what it does not find",
-    409: "it goes on when the conflicting object is gone",
     422: "change the spec",
-    429: "tried again by itself",
 }
 #: Codes with which the API server must refuse the same request again, unless an admission policy or a webhook refused it.
 _PERMANENT = {400, 422}
