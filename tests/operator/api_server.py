@@ -28,6 +28,8 @@ class ApiServer:
         """Headers of every answer but those of watches."""
         self.refuse_next = []
         """Answers of the next merge patches, one by one, before they do anything."""
+        self.is_cutting = False
+        """Whether the connection breaks before the end of a log."""
         server = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -44,6 +46,9 @@ class ApiServer:
                     return
                 code, document = server.answer(self.command, url.path, query, body)
                 raw = document if isinstance(document, bytes) else json.dumps(document).encode()
+                if server.is_cutting and url.path.endswith("/log"):
+                    self.cut(raw)
+                    return
                 self.send_response(code)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(raw)))
@@ -54,6 +59,14 @@ class ApiServer:
                     self.wfile.write(raw)
 
             do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_one
+
+            def cut(self, raw):
+                """Sends `raw` as the first of several chunks, and no other."""
+                self.send_response(200)
+                self.send_header("Transfer-Encoding", "chunked")
+                self.end_headers()
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(raw), raw))
+                self.close_connection = True
 
             def stream(self, path, query):
                 self.send_response(200)

@@ -188,8 +188,9 @@ class KubeCluster:
         return "" if status in {400, 404} else body.decode("utf-8", "replace")
 
     def stream(self, path: str, query: Mapping[str, str], *, idle_s: float) -> Generator[bytes, None, None]:
-        """The lines of an answer that goes on, such as a watch or a log, as they come, until the server ends it or nothing came for
-        `idle_s` seconds. ApiError as for every request, before the first line. For the other modules of this room.
+        """The lines of an answer that goes on, such as a watch or a log, as they come, until the server ends it. ApiError as for every
+        request, before the first line; with status 0 after any line, when the connection broke or nothing came for `idle_s` seconds:
+        there may be more lines. For the other modules of this room.
         """
         response = self._send("GET", path, query=query, read_s=idle_s, preload=False)
         try:
@@ -201,8 +202,8 @@ class KubeCluster:
                 yield from lines
             if held:
                 yield held
-        except urllib3.exceptions.HTTPError:
-            return  # idle for too long, or the connection broke: the caller begins again
+        except urllib3.exceptions.HTTPError as error:
+            raise ApiError(f"GET {path}: the answer broke off: {error}", status=0) from error
         finally:
             response.close()
 

@@ -153,7 +153,7 @@ class UserCluster:
         namespace = metadata["namespace"]
         began_s = self._env.monotonic_s()
         lines = self._kube.stream(resource_path(kind, namespace), query, idle_s=max(0.05, seconds))
-        with contextlib.closing(lines), self._explained("watch", kind, namespace):
+        with contextlib.closing(lines), self._explained("watch", kind, namespace), _unbroken():
             for line in lines:
                 event = _event(line)
                 if event is None or event.get("type") in {"DELETED", "ERROR"}:
@@ -176,7 +176,9 @@ class UserCluster:
         follow: bool,
         previous: bool = False,
     ) -> Generator[str, None, None]:
-        """The last `lines` lines of the pod's log (all when None), and with `follow` those that come, until the container ends."""
+        """The last `lines` lines of the pod's log (all when None), and with `follow` those that come, until the container ends. ApiError
+        after the lines so far when the connection broke: a log that ends without it is whole.
+        """
         query = {
             **({"container": container} if container else {}),
             **({} if lines is None else {"tailLines": str(lines)}),
@@ -233,6 +235,16 @@ class UserCluster:
                 raise Forbidden(
                     "the API server does not know this user: log in again, or name another --context"
                 ) from error
+            raise
+
+
+@contextlib.contextmanager
+def _unbroken() -> Iterator[None]:
+    """Ends a watch whose connection broke, or on which nothing came: the caller begins again with a read."""
+    try:
+        yield
+    except ApiError as error:
+        if error.status:
             raise
 
 

@@ -105,6 +105,17 @@ def test_a_pod_reads_as_the_maintenance_pods_do_and_is_gone_afterwards(plugin, s
     assert names.LABEL_MANAGED_BY not in pod["metadata"]["labels"], "the operator must not count it among its own"
 
 
+def test_rows_that_do_not_arrive_whole_are_no_success(plugin, shard, server):
+    """The connection to the log broke. The first rows were shown, and the exit code was 0."""
+    requested(shard)
+    runs(shard.cluster, "id\n41\n", 0)
+    server.is_cutting = True
+    code, out, err = plugin("read", "flights", "-n", "team", "--pod", "--format", "csv")
+    assert (code, out) == (1, "id\n41\n")
+    assert "the answer broke off" in err
+    assert shard.cluster.find(POD, "team", {}) == []
+
+
 @pytest.mark.parametrize(("is_terminal", "shown"), [(True, "a [31mb\n"), (False, "a\x1b[31mb\n")])
 def test_rows_that_a_pod_reads_give_a_terminal_no_orders_and_reach_a_pipe_as_they_are(
     plugin, shard, monkeypatch, is_terminal, shown
