@@ -64,7 +64,6 @@ _PERMANENT: tuple[tuple[type[PersistError], str], ...] = (
     (StoreLost, "StoreLost"),
     (StoreMismatch, "StoreMismatch"),
 )
-_PERMANENT_KINDS = tuple(kind for kind, _ in _PERMANENT)
 
 
 class Ear(Protocol):
@@ -349,16 +348,11 @@ class Bridge:
                 raise BridgeFailure(down) from error
             future.cancel()
             raise BridgeFailure(self._hung(store, location)) from error
-        except InvalidUsage as error:
-            # The engine reports a call as misuse when its client was closed meanwhile. That says nothing about the store.
-            if not (isinstance(error, _PERMANENT_KINDS) or self._is_closed):
-                store.last_failure = None
-                raise
-            raise BridgeFailure(self._break(store, location, error)) from error
         except PersistError as error:
-            if isinstance(error, ForkedLog):
-                self._retire(store)
-            raise BridgeFailure(self._break(store, location, error)) from error
+            failure = self._judged(store, location, error)
+            if failure is None:
+                raise
+            raise BridgeFailure(failure) from error
         store.last_failure = None
         return answer
 
@@ -370,7 +364,7 @@ class Bridge:
         if error is None:
             store.last_failure = None
         elif isinstance(error, PersistError):
-            self._break(store, location, error)
+            self._judged(store, location, error)
 
     def _run(self, store: _Store, location: StoreLocation, call: Callable[[PersistClient], T]) -> T:
         with store.opening:
@@ -392,12 +386,19 @@ class Bridge:
         message = f"{_addresses(location)} did not answer within {self._deadline_s:g} s"
         return self._opened(store, StoreFailure(reason="StorageUnreachable", message=message))
 
-    def _break(self, store: _Store, location: StoreLocation, error: PersistError) -> StoreFailure:
-        """The failure for the plan. Only a store that is down opens the breaker, because a corrupt shard says nothing about others."""
-        for kind, reason in _PERMANENT:
-            if isinstance(error, kind):
-                return StoreFailure(reason=reason, message=_text(error, location), permanent=True)
-        return self._opened(store, StoreFailure(reason="StorageUnreachable", message=_text(error, location)))
+    def _judged(self, store: _Store, location: StoreLocation, error: PersistError) -> StoreFailure | None:
+        """The failure for the plan; None when the engine refused the call. Only a store that is down opens the breaker: one that gives
+        another answer is back, and a corrupt shard says nothing about others.
+        """
+        # The engine reports a call as misuse when its client was closed meanwhile. That says nothing about the store.
+        is_refused = isinstance(error, InvalidUsage) and not self._is_closed
+        reason = next((reason for kind, reason in _PERMANENT if isinstance(error, kind)), None)
+        if reason is None and not is_refused:
+            return self._opened(store, StoreFailure(reason="StorageUnreachable", message=_text(error, location)))
+        store.last_failure = None
+        if isinstance(error, ForkedLog):
+            self._retire(store)
+        return None if reason is None else StoreFailure(reason=reason, message=_text(error, location), permanent=True)
 
     def _opened(self, store: _Store, failure: StoreFailure) -> StoreFailure:
         store.open_until_s = self._env.monotonic_s() + self._breaker_s

@@ -16,6 +16,7 @@ from persist_operator.bridge import Bridge, BridgeFailure
 from persist_operator.plan.actions import AdvanceSince, InitialiseShard
 from persist_operator.plan.observed import Claim, NotOwned, Seen, ShardMissing, StoreFailure
 from persist_operator.settings import LoopSettings, OperatorSettings
+from replicas import eventually
 
 SHARD_ID = names.shard_id_of("u")
 OWNER = Owner("op", "team", "flights")
@@ -111,6 +112,29 @@ def test_a_broken_shard_opens_no_breaker_for_its_store(bridge, client, error, re
         True,
     )
     assert client.calls == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answer", [InvalidUsage("another owner"), CorruptData("rollup r")], ids=["refused", "corrupt"])
+@pytest.mark.parametrize("is_late", [False, True], ids=["in-time", "late"])
+def test_a_store_that_answers_again_is_back_whatever_it_answers(bridge, client, env, answer, is_late):
+    """A refusal of the call that probed the store, late, opened the breaker again, and stood as the failure of the store on every shard."""
+    client.answer = Unavailable("redis://r:6379/0: connection refused")
+    bridge.inspect(LOCATION, CLAIM)
+    env.advance_ms(10_001)
+    released = threading.Event()
+
+    def probed():
+        assert released.wait(30)
+        raise answer
+
+    client.answer = probed
+    if not is_late:
+        released.set()
+    bridge.inspect(LOCATION, CLAIM)
+    client.answer = lambda: "alive"
+    released.set()
+    assert eventually(lambda: bridge.inspect(LOCATION, CLAIM).inspected == "alive")
 
 
 def test_a_missing_shard_is_an_answer_and_no_failure(bridge, client):
