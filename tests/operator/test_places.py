@@ -10,9 +10,15 @@ from persist_engine.base.env import SeededEnv
 from persist_engine.base.errors import InvalidUsage
 from persist_operator.api import conditions, names
 from persist_operator.bridge import Bridge
-from persist_operator.cluster.port import PERSIST_SHARD, POD, SPARK_SINK
+from persist_operator.cluster.port import PERSIST_SHARD, POD, SPARK_SINK, ApiError
 from persist_operator.plan.waiting.places import Place, Wait, wait_of
-from persist_operator.settings import AllowedNamespaces, LimitSettings, OperatorSettings, StorageProfile
+from persist_operator.settings import (
+    AllowedNamespaces,
+    LimitSettings,
+    OperatorSettings,
+    ShardingSettings,
+    StorageProfile,
+)
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.places import Places, Queued
 from persist_operator.steps.reconcile import Key, Reconciler
@@ -215,14 +221,15 @@ def test_a_start_that_is_repeated_takes_no_second_place(places):
 class Fleet:
     """Three sinks on one shard, under an operator that may run one driver at once."""
 
-    def __init__(self, folder, env, shard_resource, sink_resource):
+    def __init__(self, folder, env, shard_resource, sink_resource, *, is_sharded=False):
         self.env, self.cluster = env, FakeCluster(now_ms=env.now_ms)
         profile = StorageProfile(
             allowed_namespaces=AllowedNamespaces(names=("*",)),
             blob=f"file://{folder}/blob",
             consensus=f"sqlite://{folder}/log.db",
         )
-        self.settings = OperatorSettings(storage_profiles={"default": profile}, limits=LimitSettings(drivers=1))
+        limits, sharding = LimitSettings(drivers=1), ShardingSettings(enabled=is_sharded)
+        self.settings = OperatorSettings(storage_profiles={"default": profile}, limits=limits, sharding=sharding)
         self.bridge = Bridge(self.settings, env=env)
         self.restart()
         self.cluster.create(PERSIST_SHARD, shard_resource())
@@ -259,8 +266,9 @@ class Fleet:
 
 
 @pytest.fixture
-def fleet(tmp_path, env, shard_resource, sink_resource):
-    made = Fleet(tmp_path, env, shard_resource, sink_resource)
+def fleet(tmp_path, env, shard_resource, sink_resource, request):
+    is_sharded = getattr(request, "param", "") == "sharded"
+    made = Fleet(tmp_path, env, shard_resource, sink_resource, is_sharded=is_sharded)
     yield made
     made.bridge.close()
 
@@ -282,3 +290,17 @@ def test_sinks_wait_for_a_place_and_their_objects_say_so_and_a_restart_changes_n
     fleet.sweep(3)
     assert fleet.drivers() == ["b"]
     assert fleet.ready("c") == ("Queued", "place 1 in the queue; limits.drivers is reached")
+
+
+@pytest.mark.parametrize("fleet", ["alone", "sharded"], indirect=True)
+@pytest.mark.parametrize(("status", "first"), [(403, ["b"]), (0, []), (503, [])])
+def test_a_start_that_is_refused_gives_its_place_back_and_one_of_unknown_outcome_keeps_it(fleet, status, first):
+    """The quota of one namespace kept the places of an installation from all others: each refused start held one for half a minute."""
+    fleet.cluster.deny["create", "Pod"] = ApiError("exceeded quota: small", status=status)
+    fleet.step(Key("SparkSink", "team", "a"))
+    assert fleet.cluster.denied["create", "Pod"] == 1
+    del fleet.cluster.deny["create", "Pod"]
+    if fleet.settings.sharding.enabled:
+        fleet.restart()  # as another replica, which knows of the start by the Lease alone
+    fleet.step(Key("SparkSink", "team", "b"))
+    assert fleet.drivers() == first

@@ -64,7 +64,7 @@ class Actor:
         actions that start or stop no run. Queued while the limits of the installation leave no place for a start.
         """
         if isinstance(action, StartMaintenance | StartInspection | StartReclaim | StartDriver):
-            self._places.enter(_place(action, meta))
+            return self._start(action, meta)
         match action:
             case InitialiseShard():
                 self._bridge.initialise(action)
@@ -74,10 +74,6 @@ class Actor:
                 self._bridge.advance_since(action)
             case KeepFinalizer():
                 self._keep_finalizer(action, meta)
-            case StartMaintenance() | StartInspection() | StartReclaim():
-                return self._start_job(action, meta)
-            case StartDriver():
-                return self._start_driver(action, meta)
             case PromoteDriver():
                 self._create(promotion_manifest(action, meta), meta)
             case StopRun():
@@ -86,6 +82,19 @@ class Actor:
                 assert_never(action)
         return False
 
+    def _start(self, action: StartMaintenance | StartInspection | StartReclaim | StartDriver, meta: Meta) -> bool:
+        """Take a place and start the child. Gives the place back after an error, unless there may be a child: then an answer was lost."""
+        place = _place(action, meta)
+        self._places.enter(place)
+        try:
+            return (
+                self._start_driver(action, meta) if isinstance(action, StartDriver) else self._start_job(action, meta)
+            )
+        except Exception as error:
+            if not (isinstance(error, ApiError) and (error.status == 0 or error.status >= 500)):
+                self._places.leave(place)
+            raise
+
     def _start_job(self, action: StartMaintenance | StartInspection | StartReclaim, meta: Meta) -> bool:
         if isinstance(action, StartMaintenance) and action.runner == "Spark":
             # First, because this is what an operator may not do in a namespace in which Spark may not run.
@@ -93,11 +102,11 @@ class Actor:
             job = compaction_job(action, meta, self._settings)
         else:
             job = maintenance_job(action, meta, self._settings)
-        self._try_pod(job)
-        started = self._create(job, meta)
         if isinstance(action, StartMaintenance) and action.ended_driver is not None:
             secret = names.rpc_secret_name(action.ended_driver, meta.uid)
             self._cluster.delete(SECRET, meta.namespace, secret)
+        self._try_pod(job)
+        started = self._create(job, meta)
         if started:
             other = "reclaim" if isinstance(action, StartReclaim) else "inspection"
             kind = action.kind if isinstance(action, StartMaintenance) else other

@@ -9,6 +9,7 @@ version. So two replicas never take the same place. The order of those that wait
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +18,7 @@ from persist_engine.base.env import Env
 from persist_engine.base.errors import PersistError
 
 from persist_operator.api import names
-from persist_operator.cluster.port import JOB, POD, Cluster, Resource
+from persist_operator.cluster.port import JOB, POD, ApiError, Cluster, Resource
 from persist_operator.plan.observed import QUEUED
 from persist_operator.plan.refusals import queue_wait_s
 from persist_operator.plan.waiting.places import Place, PlaceKind, wait_of
@@ -67,6 +68,14 @@ class Places:
             if self._entered(start, seen):
                 return
         raise Queued("place 1 in the queue; other replicas take places now", place=1)
+
+    def leave(self, start: Place) -> None:
+        """Give back the place of a start that did not come about. Without an answer of the API server it ends by its time."""
+        with self._lock:
+            self._started.pop(start.key, None)
+        if self._shared is not None and self._settings.limits.are_set:
+            with contextlib.suppress(ApiError):
+                self._shared.remove(start.key)
 
     def _entered(self, start: Place, seen: Started | None) -> bool:
         """As `enter`, beside the starts of all replicas in `seen`. False when another replica took a place meanwhile."""

@@ -7,7 +7,7 @@ replica decides again. An entry ends by its time; the clocks of replicas may dif
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,12 +54,25 @@ class SharedStarts:
     def add(self, place: Place, seen: Started) -> bool:
         """Note a start. False, and nothing noted, when the Lease changed since `seen`."""
         entry = {**{field: getattr(place, field) for field in _FIELDS}, "atMs": self._env.now_ms()}
-        kept = [one for one in seen.entries if (one["namespace"], one["name"]) != place.key]
-        text = json.dumps([*kept, entry], separators=(",", ":"))
-        if seen.lease is None:
+        return self._write([*_without(seen.entries, place.key), entry], seen.lease)
+
+    def remove(self, key: tuple[str, str]) -> None:
+        """Remove the start of this namespace and name, which did not come about. It stays when the Lease changes meanwhile."""
+        seen = self.read()
+        kept = _without(seen.entries, key)
+        if len(kept) < len(seen.entries):
+            self._write(kept, seen.lease)
+
+    def _write(self, entries: list[Mapping[str, Any]], lease: Resource | None) -> bool:
+        text = json.dumps(entries, separators=(",", ":"))
+        if lease is None:
             head = {"namespace": self._namespace, "name": self._name, "annotations": {names.ANNOTATION_STARTS: text}}
             manifest = {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": head, "spec": {}}
             return self._cluster.create(LEASE, manifest)
-        head = seen.lease["metadata"]
+        head = lease["metadata"]
         notes = {**(head.get("annotations") or {}), names.ANNOTATION_STARTS: text}
-        return self._cluster.replace(LEASE, {**seen.lease, "metadata": {**head, "annotations": notes}})
+        return self._cluster.replace(LEASE, {**lease, "metadata": {**head, "annotations": notes}})
+
+
+def _without(entries: Iterable[Mapping[str, Any]], key: tuple[str, str]) -> list[Mapping[str, Any]]:
+    return [one for one in entries if (one["namespace"], one["name"]) != key]
