@@ -454,7 +454,7 @@ def test_the_web_interface_listens_on_loopback(driver):
 def test_names_of_children_fit_for_the_longest_resource_names():
     longest = "a" * 40
     for kind in names.MAINTENANCE_KINDS:
-        assert len(names.maintenance_name(longest, kind, 2**63 - 1, retry=99)) <= 63
+        assert max(len(names.maintenance_name(longest, kind, 2**63 - 1, retry=n)) for n in (0, 99, 100, 10**9)) <= 63
     assert len(names.driver_name(longest, "0" * 8, 999_999)) <= 63
     assert len(names.executor_prefix(longest, "uid", 1)) <= 47
 
@@ -467,3 +467,12 @@ def test_a_driver_serves_its_metrics_where_the_settings_say(driver, settings):
     (container,) = driver(settings=scraped)["Pod"]["spec"]["containers"]
     assert container["args"][container["args"].index("--metrics-port") + 1] == "9464"
     assert {"name": "metrics", "containerPort": 9464} in container["ports"]
+
+
+def test_runs_of_one_version_have_names_of_their_own_as_long_as_a_job_stays():
+    """A Job stays for a week at most, and audits of an idle shard come every five minutes. The hundred and first found the Job of the
+    first, and its old report counted as the new run's.
+    """
+    week_s, every_s = 604_800, 300
+    found = [names.maintenance_name("flights", "verify", 42, retry=number) for number in range(week_s // every_s + 1)]
+    assert len(set(found)) == len(found)

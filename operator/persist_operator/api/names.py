@@ -78,6 +78,8 @@ REQUEST: Mapping[MaintenanceKind, str] = {**VERB, "orphanScan": "orphan-scan"}
 RPC_SECRET_PREFIX = "persist-rpc-"  # noqa: S105 - a prefix of its name
 _CRITICAL_PURPOSE = "operator retention"
 _SEQNO_DIGITS = 10
+#: The most characters for version and retry in the name of a Job.
+_VERSION_MAX = 14
 
 
 def _derived_uuid(purpose: str, uid: str) -> str:
@@ -103,10 +105,10 @@ def critical_purpose(namespace: str, name: str) -> str:
 def maintenance_name(shard: str, kind: MaintenanceKind, seqno: int, *, retry: int) -> str:
     """Name of the Job for `kind` at state version `seqno`; at most 63 characters for shard names of at most 40.
 
-    `retry` counts the runs before at the same version, so that each of them is a Job of its own.
+    `retry` counts the runs before at the same version, so that each of them is a Job of its own, also beside those of a week that stay.
     """
-    digits = str(seqno)[-_SEQNO_DIGITS:]
-    suffix = f"-r{retry % 100}" if retry else ""
+    suffix = f"-r{retry % 10_000}" if retry else ""
+    digits = str(seqno)[-min(_SEQNO_DIGITS, _VERSION_MAX - len(suffix)) :]
     return f"{shard}-{VERB[kind]}-{digits}{suffix}"
 
 
