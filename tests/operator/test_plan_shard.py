@@ -57,12 +57,24 @@ def test_a_missing_shard_is_created_with_its_schema(plan):
 
 
 def test_a_refused_initialisation_is_on_the_status_and_tried_again_later(plan, now):
-    failure = ActionFailure(reason="SchemaMismatch", message="differs", permanent=True, at_ms=now)
+    failure = ActionFailure(reason="SchemaMismatch", message="differs", permanent=True, at_ms=now, generation=1)
     observed = ShardObserved(inspected=ShardMissing(), failures={"InitialiseShard": failure}, shard_id=SHARD_ID)
     refused = plan(status=ASSIGNED, observed=observed)
     assert refused.actions == ()
     assert reason(refused, "Stalled") == ("True", "SchemaMismatch")
     assert len(plan(status=ASSIGNED, observed=observed, at=now + 301_000).actions) == 1
+
+
+@pytest.mark.parametrize("permanent", [True, False])
+def test_a_refused_initialisation_says_nothing_of_a_spec_that_was_changed(make_shard, settings, now, permanent):
+    """The refusal of the former spec stood on the status for five minutes, and the new one was not tried."""
+    failure = ActionFailure(reason="ShardLost", message="s1 is gone", permanent=permanent, at_ms=now, generation=1)
+    observed = ShardObserved(inspected=ShardMissing(), failures={"InitialiseShard": failure}, shard_id=SHARD_ID)
+    shard = make_shard({"shardId": SHARD_ID}, status=ASSIGNED)
+    changed = dataclasses.replace(shard, meta=dataclasses.replace(shard.meta, generation=2))
+    tried = plan_shard(changed, observed, now_ms=now, settings=settings)
+    assert [type(one) for one in tried.actions] == [InitialiseShard]
+    assert reason(tried, "Reconciling") == ("True", "Initialising")
 
 
 def test_a_shard_that_existed_is_never_created_again(plan):

@@ -243,7 +243,7 @@ def _missing(case: _Case) -> Plan:
         schema=shard.spec.schema,
     )
     failure = case.observed.failures.get("InitialiseShard")
-    if failure is not None:
+    if failure is not None and failure.generation == shard.meta.generation:
         return _initialise_failed(shard, base, action, failure, now_ms)
     found = [*conditions.reconciling("Initialising", f"creating shard {shard_id}"), _reachable(base)]
     # On inline storage, the inspection pod creates the shard.

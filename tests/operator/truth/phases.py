@@ -135,8 +135,10 @@ def shards(shard_resource, make_shard, make_inspection, make_own_reader, setting
     )
     down = StoreFailure(reason="StorageUnreachable", message="redis://r:1 did not answer")
     corrupt = StoreFailure(reason="CorruptState", message="v3 does not decode", permanent=True)
-    unmade = ActionFailure(reason="Unavailable", message="the store went away", permanent=False, at_ms=now)
-    unlike = ActionFailure(reason="SchemaMismatch", message="differs", permanent=True, at_ms=now)
+    unmade = ActionFailure(
+        reason="Unavailable", message="the store went away", permanent=False, at_ms=now, generation=1
+    )
+    unlike = ActionFailure(reason="SchemaMismatch", message="differs", permanent=True, at_ms=now, generation=1)
 
     def missing(**more):
         return ShardObserved(inspected=ShardMissing(), shard_id=SHARD_ID, **more)
