@@ -141,3 +141,19 @@ def test_the_observer_takes_the_annotation_of_the_pod(now):
     pod = {"metadata": {"name": "a", "annotations": {names.ANNOTATION_PROGRESS: json.dumps(REPORTED)}}}
     assert children.driver_run(pod).running == reported()
     assert children.driver_run({"metadata": {"name": "a"}}).running is None
+
+
+@pytest.mark.parametrize("wrong", [-1, 1 << 64, True, 1.5, "x" * 4000, [1], {"a": 1}], ids=range(7))
+def test_a_run_ends_whatever_its_report_holds(world, refused, sink_resource, wrong):
+    """The code of a user runs in the driver's pod. The API server refused the status, so the end of the run was never recorded, and no
+    other run began.
+    """
+    one = world()
+    one.step()
+    names_told = ("upper", "input_upper", "rows_read", "errors", "updates_written", "missing", "extra", "message")
+    one.succeeds(**dict.fromkeys(names_told, wrong))
+    one.step()
+    assert one.status["run"]["state"] == "Succeeded"
+    assert refused(sink_resource(), one.status) == []
+    assert all(value < 1 << 63 for value in one.status["progress"].values() if isinstance(value, int))
+    assert "x" * 200 not in "".join(note.message for note in one.plan.notes if note.reason == "RunSucceeded")

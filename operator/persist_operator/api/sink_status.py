@@ -21,6 +21,8 @@ STANDBY_STAGES: frozenset[RunningStage | None] = frozenset({"StandingBy", "Prove
 RolloutPhase = Literal["Starting", "CatchingUp", "ReadyToPromote", "Promoting", "RolledBack"]
 #: The longest text that a driver may tell while it runs, and the greatest number in it, which the resource definition allows.
 _TOLD_MAX, _NUMBER_MAX = 1024, 2**63 - 1
+#: The greatest time of a frontier.
+_TIME_MAX = 2**64 - 1
 #: The last second of the year 9999.
 _TIME_MAX_MS = 253_402_300_799_000
 #: Phases of a driver that has not ended.
@@ -100,9 +102,7 @@ class RunningProgress(Block):
             return None
 
         def number(name: str) -> int | None:
-            value = document.get(name)
-            is_number = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _NUMBER_MAX
-            return value if is_number else None
+            return _number(document, name)
 
         def time(name: str) -> str | None:
             value = number(name)
@@ -152,20 +152,20 @@ class Progress(Block):
     @classmethod
     def reported(cls, report: Mapping[str, Any], *, end: str) -> Progress:
         """From the report of a driver that ended at `end`. An earlier attempt may have committed and been lost with its numbers: then the
-        numbers on the status would belong to the run before.
+        numbers on the status would belong to the run before. A number that the resource definition does not allow counts as absent.
         """
         done = bool(report.get("already_done"))
 
-        def text(name: str) -> str | None:
-            return None if report.get(name) is None else str(report[name])
+        def time(name: str) -> str | None:
+            found = _number(report, name, most=_TIME_MAX)
+            return None if found is None else str(found)
 
         def number(name: str) -> int | None:
-            value = report.get(name)
-            return value if isinstance(value, int) and not done else None
+            return None if done else _number(report, name)
 
         return cls(
-            upper=text("upper"),
-            input_upper=text("input_upper"),
+            upper=time("upper"),
+            input_upper=time("input_upper"),
             rows_read=number("rows_read"),
             errors=number("errors"),
             updates_written=number("updates_written"),
@@ -173,6 +173,13 @@ class Progress(Block):
             extra=number("extra"),
             last_commit_time=end,
         )
+
+
+def _number(document: Mapping[str, Any], name: str, *, most: int = _NUMBER_MAX) -> int | None:
+    """A whole number from 0 to `most`; None for anything else that a document of a driver may contain."""
+    value = document.get(name)
+    is_number = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+    return value if is_number else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -237,6 +237,7 @@ def _succeed(draft: Draft, child: Run) -> Draft:
     again_ms = draft.now_ms + 1000 * spec.backoff_seconds
     again = times.to_text(again_ms) if is_stream else None
     draft = freshness.succeeded(_with_progress(draft, child), child)
+    progress = draft.status.progress
     draft = draft.having(consecutive_failures=0, next_attempt_time=again)
     draft = draft.waking(again_ms) if is_stream else draft
     draft = draft.having_run(state="Succeeded").having_driver(phase="Succeeded", end_time=end)
@@ -246,8 +247,8 @@ def _succeed(draft: Draft, child: Run) -> Draft:
     draft = _remember(draft, "Succeeded", None, message)
     shown = message
     if not (done or is_stream or spec.write_mode == "ReadOnly"):
-        shown = f"{report.get('rows_read', 0)} rows read, {report.get('updates_written', 0)} updates written"
-    errors = draft.status.progress.errors
+        shown = f"{progress.rows_read or 0} rows read, {progress.updates_written or 0} updates written"
+    errors = progress.errors
     if errors and not is_stream:  # the first errors of a stream were noted while it ran
         draft = draft.noting(sink_status.errors_note(child.name, errors))
     return draft.noting(Note("Normal", "RunSucceeded", f"{child.name}: {shown}"))
