@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import socket
 import threading
 
 import pytest
@@ -73,6 +74,28 @@ def test_probes_answer_with_the_reason_while_unhealthy_or_not_ready():
         assert (answer("/healthz")[1], answer("/readyz")[1]) == (b"a cold\n", b"waiting for the doctor\n")
         healthy.set()
         assert [answer(path) for path in ("/healthz", "/readyz")] == 2 * [(200, b"ok\n")]
+    finally:
+        server.stop()
+
+
+@pytest.mark.slow
+def test_a_client_of_the_probes_that_sends_nothing_loses_its_connection_and_its_thread():
+    """Each connection has a thread, which waited for ever: any pod of the cluster could take all the memory of the operator."""
+    server = ProbeServer(
+        0,
+        registry=CollectorRegistry(),
+        sick_of=lambda: None,
+        waits_for=lambda: None,
+        refresh=lambda: None,
+        host="127.0.0.1",
+        patience_s=0.1,
+    )
+    server.start()
+    try:
+        for half in (b"", b"GET /healthz HT"):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=30) as slow:
+                slow.sendall(half)
+                assert slow.recv(4096) == b""
     finally:
         server.stop()
 

@@ -11,6 +11,9 @@ from urllib.parse import parse_qs
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+#: Each connection has a thread, and any pod of the cluster may open some. Longer than the time-out of any scrape.
+_PATIENCE_S = 60.0
+
 
 class ProbeServer:
     """Serves in a thread from `start` to `stop`. Every replica serves, leader or not."""
@@ -24,8 +27,11 @@ class ProbeServer:
         waits_for: Callable[[], str | None],
         refresh: Callable[[], None],
         host: str = "0.0.0.0",  # noqa: S104 - kubelet and Prometheus come from outside the pod
+        patience_s: float = _PATIENCE_S,
     ) -> None:
-        """`sick_of` returns the problem of the process, `waits_for` what the process waits for until it is ready; None for nothing."""
+        """`sick_of` returns the problem of the process, `waits_for` what the process waits for until it is ready; None for nothing. A client
+        that sends or takes nothing for `patience_s` loses its connection.
+        """
 
         def answer(path: str, query: str) -> tuple[int, str, bytes]:
             if path == "/metrics":
@@ -43,6 +49,8 @@ class ProbeServer:
             return (503, "text/plain", f"{problem}\n".encode()) if problem else (200, "text/plain", b"ok\n")
 
         class Handler(http.server.BaseHTTPRequestHandler):
+            timeout = patience_s
+
             def do_GET(self) -> None:
                 code, content_type, body = answer(*self.path.partition("?")[::2])
                 self.send_response(code)
