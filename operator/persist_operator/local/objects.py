@@ -78,16 +78,14 @@ class Objects:
         """The resource, or None, also of a name that no resource can have."""
         if len(name) > _NAME_MAX or not name.isprintable() or "/" in name:
             return None
-        path = self._path(kind, name)
-        if not path.is_file():
-            return None
-        found: Document = json.loads(path.read_text(encoding="utf-8"))
-        return found
+        return _read(self._path(kind, name))
 
     def every(self, kind: str) -> Iterator[Document]:
-        """All resources of a kind, by name."""
+        """All resources of a kind, by name. One that another process removes meanwhile may be left out."""
         for path in sorted((self._root / kind).glob("*.json")):
-            yield json.loads(path.read_text(encoding="utf-8"))
+            found = _read(path)
+            if found is not None:
+                yield found
 
     def set_status(self, kind: str, name: str, status: Mapping[str, Any]) -> None:
         """Replace the status; no effect when the resource does not exist."""
@@ -122,3 +120,11 @@ class Objects:
         temporary = path.with_suffix(".tmp")
         temporary.write_text(json.dumps(document, indent=1), encoding="utf-8")
         temporary.replace(path)
+
+
+def _read(path: Path) -> Document | None:
+    try:
+        found: Document = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found

@@ -61,6 +61,16 @@ def test_an_absent_document_is_none_and_cannot_change(objects):
     assert list(objects.every("PersistShard")) == []
 
 
+def test_a_resource_that_is_removed_during_a_look_is_left_out(objects):
+    """`get`, and the page of `ui`, failed beside a `delete`."""
+    for name in ("a", "b", "c"):
+        objects.apply(document({}, name=name))
+    found = objects.every("PersistShard")
+    first = next(found)
+    objects.remove("PersistShard", "b")
+    assert [one["metadata"]["name"] for one in (first, *found)] == ["a", "c"]
+
+
 def test_a_write_that_was_killed_half_way_is_invisible(objects, tmp_path):
     made, _ = objects.apply(document({"x": 1}))
     (tmp_path / "objects" / "PersistShard" / "a.tmp").write_text('{"half')
