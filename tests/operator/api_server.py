@@ -144,6 +144,9 @@ class ApiServer:
         if found is None:
             return 404, {"message": "not found"}
         if rest[1:] == ["log"]:
+            containers = [one["name"] for one in found.get("spec", {}).get("containers", ())]
+            if len(containers) > 1 and query.get("container") not in containers:
+                return 400, {"message": f"a container name must be specified, choose one of: {containers}"}
             return 200, self.cluster.log_texts.get(f"{namespace}/{rest[0]}", "one\ntwo\n").encode()
         if method == "PATCH" and "finalizers" in body.get("metadata", {}):
             head = body["metadata"]

@@ -198,7 +198,7 @@ class FakeCluster:
             return found
 
     @_pod_request
-    def logs(self, namespace: str, pod: str, *, lines: int) -> str:
+    def logs(self, namespace: str, pod: str, *, container: str, lines: int) -> str:
         return "\n".join(self.log_texts.get(f"{namespace}/{pod}", "").splitlines()[-lines:])
 
     def edit(self, kind: Kind, namespace: str, name: str, change: Callable[[Resource], None]) -> None:

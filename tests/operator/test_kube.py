@@ -184,9 +184,11 @@ def test_finalizers_are_patched_alone_and_only_over_the_version_that_was_read(ku
 
 @pytest.mark.slow
 def test_logs_of_what_is_not_there_are_empty(kube, server):
-    assert kube.logs("team", "gone", lines=5) == ""
-    server.cluster.create(POD, {"metadata": {"namespace": "team", "name": "p"}})
-    assert kube.logs("team", "p", lines=5) == "one\ntwo\n"
+    assert kube.logs("team", "gone", container="driver", lines=5) == ""
+    containers = [{"name": "istio-proxy"}, {"name": "driver"}]
+    server.cluster.create(POD, {"metadata": {"namespace": "team", "name": "p"}, "spec": {"containers": containers}})
+    assert kube.logs("team", "p", container="driver", lines=5) == "one\ntwo\n"
+    assert kube.logs("team", "p", container="maintain", lines=5) == ""
 
 
 @pytest.mark.slow

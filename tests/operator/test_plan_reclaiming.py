@@ -209,7 +209,7 @@ class House:
                 "metadata": {"namespace": "team", "name": f"{name}-x", "labels": labels},
                 "status": {
                     "phase": "Succeeded",
-                    "containerStatuses": [{"name": maintenance.CONTAINER, "state": {"terminated": ended}}],
+                    "containerStatuses": [{"name": names.MAINTENANCE_CONTAINER, "state": {"terminated": ended}}],
                 },
             }
             self.cluster.create(POD, pod)

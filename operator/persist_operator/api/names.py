@@ -64,6 +64,8 @@ MaintenanceKind = Literal["compaction", "rollup", "gc", "verify", "orphanScan"]
 AuditKind = Literal["verify", "orphanScan"]
 AUDIT_KINDS: tuple[AuditKind, ...] = ("verify", "orphanScan")
 MAINTENANCE_KINDS: tuple[MaintenanceKind, ...] = ("rollup", "compaction", "gc", *AUDIT_KINDS)
+#: The operator's own containers in its pods. Admission may add others.
+DRIVER_CONTAINER, EXECUTOR_CONTAINER, MAINTENANCE_CONTAINER = "driver", "executor", "maintain"
 #: The verb in the command line and in names of children; at most seven letters, as their length is limited.
 VERB: Mapping[MaintenanceKind, str] = {
     "compaction": "compact",

@@ -182,8 +182,8 @@ class KubeCluster:
         )
         return None if code == 404 else _object(answer)
 
-    def logs(self, namespace: str, pod: str, *, lines: int) -> str:
-        query = {"tailLines": str(lines), "limitBytes": "65536"}
+    def logs(self, namespace: str, pod: str, *, container: str, lines: int) -> str:
+        query = {"container": container, "tailLines": str(lines), "limitBytes": "65536"}
         status, body = self.call("GET", _path(POD, namespace, pod) + "/log", query=query, accept=(400,))
         return "" if status in {400, 404} else body.decode("utf-8", "replace")
 

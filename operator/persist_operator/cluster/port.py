@@ -103,5 +103,5 @@ class Cluster(Protocol):
         ApiError 409 when another version than `version` is stored.
         """
 
-    def logs(self, namespace: str, pod: str, *, lines: int) -> str:
-        """The last lines of the pod's log; empty when there is no log."""
+    def logs(self, namespace: str, pod: str, *, container: str, lines: int) -> str:
+        """The last lines of a container's log; empty when there is no log."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
+from persist_operator.api import names
 from persist_operator.api.shard import StoreLocation
 from persist_operator.bridge import Bridge
 from persist_operator.cluster.kube import is_segment
@@ -107,7 +108,7 @@ class ClusterSource:
         if self._rights.precedes and not self._rights.has(viewer, needed):
             return Log(pod, "", _lacking(needed))
         try:
-            lines = self._cluster.logs(namespace, pod, lines=LOG_LINES)
+            lines = self._cluster.logs(namespace, pod, container=names.DRIVER_CONTAINER, lines=LOG_LINES)
         except ApiError as error:
             return Log(pod, "", _lacking(needed) if error.status == 403 else f"The log could not be read: {error}.")
         return Log(pod, lines, "" if lines else "The pod is gone, or has written nothing yet.")

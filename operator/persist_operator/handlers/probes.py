@@ -29,8 +29,8 @@ class ProbeServer:
         host: str = "0.0.0.0",  # noqa: S104 - kubelet and Prometheus come from outside the pod
         patience_s: float = _PATIENCE_S,
     ) -> None:
-        """`sick_of` returns the problem of the process, `waits_for` what the process waits for until it is ready; None for nothing. A client
-        that sends or takes nothing for `patience_s` loses its connection.
+        """`sick_of` returns the problem of the process, `waits_for` what the process waits for until it is ready; None for nothing.
+        A client that sends or takes nothing for `patience_s` loses its connection.
         """
 
         def answer(path: str, query: str) -> tuple[int, str, bytes]:

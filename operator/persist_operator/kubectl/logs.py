@@ -14,6 +14,7 @@ from persist_operator.kubectl.completion import complete_any
 from persist_operator.kubectl.options import NotFound, Session, clustered
 
 _DRIVER = "driver"
+_CONTAINERS = {names.DRIVER_CONTAINER, names.EXECUTOR_CONTAINER, names.MAINTENANCE_CONTAINER}
 _LINES = 200
 
 
@@ -35,19 +36,21 @@ def logs(
     prefix, slash, rest = name.rpartition("/")
     if slash and prefix.lower() in {"pod", "pods", "po"}:
         pod = rest
-        if session.cluster.get(POD, namespace, pod) is None:
+        chosen = session.cluster.get(POD, namespace, pod)
+        if chosen is None:
             raise NotFound(f"no pod {pod!r} in namespace {namespace}")
     else:
         kind, document = session.either(name)
         own, is_sink = document["metadata"]["name"], kind.kind == "SparkSink"
         label = names.LABEL_SINK if is_sink else names.LABEL_SHARD
         found = session.cluster.find(POD, namespace, {label: own, names.LABEL_MANAGED_BY: names.MANAGER})
-        newest = newest_pod(found, driver=is_sink)
-        if newest is None:
+        chosen = newest_pod(found, driver=is_sink)
+        if chosen is None:
             raise InvalidUsage(_no_pod(document, is_sink=is_sink))
-        pod = newest["metadata"]["name"]
+        pod = chosen["metadata"]["name"]
         typer.echo(f"pod/{pod}", err=True)
-    for line in session.cluster.log_lines(namespace, pod, container=None, lines=lines or None, follow=follow):
+    own = _own_container(chosen)
+    for line in session.cluster.log_lines(namespace, pod, container=own, lines=lines or None, follow=follow):
         typer.echo(printable(line))
 
 
@@ -61,6 +64,12 @@ def newest_pod(pods: list[Resource], *, driver: bool) -> Resource | None:
         return times.to_ms(pod["metadata"].get("creationTimestamp")) or 0, str(pod["metadata"]["name"])
 
     return max(chosen, key=order, default=None)
+
+
+def _own_container(pod: Resource) -> str | None:
+    """The operator's container in a pod; None in a pod without one."""
+    found = [str(one.get("name")) for one in (pod.get("spec") or {}).get("containers") or ()]
+    return next((one for one in found if one in _CONTAINERS), None)
 
 
 def _no_pod(document: Resource, *, is_sink: bool) -> str:

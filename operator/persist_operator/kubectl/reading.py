@@ -47,7 +47,6 @@ InPod = Annotated[
 SHARD = "{shard}"
 #: The engine parses what follows the name.
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
-_CONTAINER = "maintain"
 _PURPOSE = "kubectl"
 _POD_DEADLINE_S, _START_S = 3600, 300.0
 
@@ -127,7 +126,9 @@ def _in_pod(session: Session, shard: Resource, command: list[str]) -> int:
     session.cluster.create(POD, manifest)
     try:
         _started(session, namespace, pod)
-        for line in session.cluster.log_lines(namespace, pod, container=_CONTAINER, lines=None, follow=True):
+        for line in session.cluster.log_lines(
+            namespace, pod, container=names.MAINTENANCE_CONTAINER, lines=None, follow=True
+        ):
             # A pipe takes rows as they are: typer.echo would take colours out of them.
             sys.stdout.write(f"{printable(line) if sys.stdout.isatty() else line}\n")
         return _exit_code(session, namespace, pod)
@@ -165,7 +166,12 @@ def _engine_container(job: Resource) -> dict[str, Any] | None:
     """The container that runs the engine; None in the Job of a compaction on Spark."""
     containers: list[dict[str, Any]] = job["spec"]["template"]["spec"].get("containers") or []
     return next(
-        (one for one in containers if one.get("name") == _CONTAINER and "--blob" in (one.get("args") or ())), None
+        (
+            one
+            for one in containers
+            if one.get("name") == names.MAINTENANCE_CONTAINER and "--blob" in (one.get("args") or ())
+        ),
+        None,
     )
 
 

@@ -12,7 +12,6 @@ from persist_operator.plan.actions import PromoteDriver, StartDriver
 from persist_operator.settings import OperatorSettings
 
 COMPONENT = "sink"
-CONTAINER = "driver"
 #: The name of the port by which a PodMonitor finds the driver's metrics.
 METRICS_PORT = "metrics"
 
@@ -122,7 +121,7 @@ def _pod(
     memory = f"{quantity.to_mebibytes(driver.memory) + sink_memory.driver_overhead_mib(spec)}Mi"
     scratch, metrics_port = sink_files.scratch_dir(), settings.workload.driver_metrics_port
     container = {
-        "name": CONTAINER,
+        "name": names.DRIVER_CONTAINER,
         "image": image,
         "imagePullPolicy": spec.spark.image_pull_policy or settings.images.pull_policy,
         "args": _arguments(head, meta, action, metrics_port),

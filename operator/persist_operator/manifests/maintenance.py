@@ -19,7 +19,6 @@ from persist_operator.plan.keeping.auditing import Audit
 from persist_operator.settings import OperatorSettings
 
 COMPONENT = "maintenance"
-CONTAINER = "maintain"
 #: The file from which Kubernetes takes a container's termination message.
 TERMINATION_LOG = "/dev/termination-log"
 
@@ -140,7 +139,7 @@ def _inspection(action: StartInspection, settings: OperatorSettings) -> _Work:
 
 def _container(work: _Work, location: StoreLocation, settings: OperatorSettings) -> dict[str, Any]:
     return {
-        "name": CONTAINER,
+        "name": names.MAINTENANCE_CONTAINER,
         "image": settings.images.engine,
         "imagePullPolicy": settings.images.pull_policy,
         "args": list(work.arguments),

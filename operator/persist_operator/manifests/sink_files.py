@@ -26,7 +26,6 @@ PROMOTION_DIR, PROMOTION_KEY = "/etc/persist-promotion", "promoted"
 #: The address of the API server in every pod.
 API_SERVER = "https://kubernetes.default.svc"
 DRIVER_PORT, BLOCK_MANAGER_PORT = 7078, 7079
-EXECUTOR_CONTAINER = "executor"
 #: The part of the grace period in which a driver that has committed stops Spark.
 _STOP_SPARK_SECONDS = 15
 _SCRATCH_DIR = "/var/data/spark"
@@ -160,7 +159,7 @@ def in_pods(meta: Meta, *, executor_prefix: str) -> dict[str, str]:
         "spark.kubernetes.namespace": meta.namespace,
         "spark.kubernetes.executor.podNamePrefix": executor_prefix,
         "spark.kubernetes.executor.podTemplateFile": f"{CONFIG_DIR}/executor.yaml",
-        "spark.kubernetes.executor.podTemplateContainerName": EXECUTOR_CONTAINER,
+        "spark.kubernetes.executor.podTemplateContainerName": names.EXECUTOR_CONTAINER,
         "spark.kubernetes.executor.disableConfigMap": "true",
         # Otherwise executors get the bind address, 0.0.0.0, instead of the driver's host.
         "spark.kubernetes.executor.useDriverPodIP": "false",
@@ -200,7 +199,7 @@ def executor_pod(
     the Secret of the run.
     """
     container = {
-        "name": EXECUTOR_CONTAINER,
+        "name": names.EXECUTOR_CONTAINER,
         "env": [{"name": "HOME", "value": "/tmp"}, *pods.credential_env(location)],  # noqa: S108
         "securityContext": pods.container_security(),
         "volumeMounts": [pods.mount("tmp", "/tmp"), pods.rpc_mount(), *mounts],  # noqa: S108

@@ -12,7 +12,6 @@ from persist_operator.api import names, times
 from persist_operator.api.names import MAINTENANCE_KINDS, MaintenanceKind
 from persist_operator.api.shard_status import Runner
 from persist_operator.api.sink_status import RunningProgress
-from persist_operator.manifests import driver, maintenance
 from persist_operator.plan.observed import Executors, Phase, Run
 
 Resource = Mapping[str, Any]
@@ -21,7 +20,7 @@ _COMBINED = "(combined from similar events): "
 #: Kubernetes makes the name of a Job's pod of the Job's name, cut to _NAME_MAX, and _DRAWN random characters.
 _NAME_MAX, _DRAWN = 58, 5
 _DEFAULT_SCHEDULER = "default-scheduler"
-_CONTAINERS = {driver.CONTAINER, maintenance.CONTAINER}
+_CONTAINERS = {names.DRIVER_CONTAINER, names.MAINTENANCE_CONTAINER}
 _PHASES = {"Succeeded": Phase.SUCCEEDED, "Failed": Phase.FAILED, "Running": Phase.RUNNING, "Unknown": Phase.RUNNING}
 
 

@@ -281,7 +281,7 @@ class Observer:
 
     def _log_tail(self, namespace: str, pod: str) -> str:
         try:
-            return redact(self._cluster.logs(namespace, pod, lines=_LOG_LINES))
+            return redact(self._cluster.logs(namespace, pod, container=names.DRIVER_CONTAINER, lines=_LOG_LINES))
         except ApiError:
             # The log only adds detail, and the kubelet that has it may be gone with the pod.
             return ""

@@ -45,7 +45,10 @@ def filled(server, shard_resource, sink_resource):
     server.cluster.create(PERSIST_SHARD, shard_resource(status=status, labels={}))
     server.cluster.create(PERSIST_SHARD, shard_resource(name="quiet", uid="uid-other", namespace="other"))
     server.cluster.create(SPARK_SINK, sink_resource(status={"driver": {"podName": "load-1"}}))
-    server.cluster.create(POD, {"metadata": {"namespace": "team", "name": "load-1"}})
+    containers = [{"name": "istio-proxy"}, {"name": "driver"}]  # as admission adds one
+    server.cluster.create(
+        POD, {"metadata": {"namespace": "team", "name": "load-1"}, "spec": {"containers": containers}}
+    )
     event = {
         "reason": "CompactionStarted",
         "message": "a Job started",

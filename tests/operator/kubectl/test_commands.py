@@ -302,12 +302,13 @@ def test_the_log_is_of_the_newest_driver_and_of_the_last_maintenance_pod(plugin,
     pod("load-2", sink="load", role="driver", created="2026-09-20T00:00:02Z")
     pod("load-10", sink="load", role="driver", created="2026-09-20T00:00:09Z")
     pod("load-10-exec", sink="load", role="executor", created="2026-09-20T00:00:10Z")
-    pod("flights-gc-1", shard="flights", kind="gc")
+    beside = {"containers": [{"name": "istio-proxy"}, {"name": "maintain"}]}  # as admission adds one
+    pod("flights-gc-1", shard="flights", kind="gc", spec=beside)
     cluster.log_texts |= {"team/load-10": "a\x1b[2Jb\n", "team/flights-gc-1": "collected\n"}
     assert plugin("logs", "load", "-n", "team", "-f")[1:] == ("a [2Jb\n", "pod/load-10\n")
     assert plugin("logs", "flights", "-n", "team", "--tail", "5")[1] == "collected\n"
     query = server.requests[-1][2]
-    assert query == {"tailLines": "5"}
+    assert query == {"tailLines": "5", "container": "maintain"}
     assert plugin("logs", "pod/load-2", "-n", "team")[1] == "one\ntwo\n"
     assert plugin("logs", "pod/none", "-n", "team")[0] == 1
 
