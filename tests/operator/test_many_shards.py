@@ -148,9 +148,9 @@ def house(tmp_path, redis, now):
 
 
 @pytest.fixture
-def idle(house, shard_resource):
-    """A house whose one shard is ready, and of which everything is known."""
-    house.cluster.create(PERSIST_SHARD, shard_resource())
+def idle(house, shard_resource, request):
+    """A house whose one shard is ready, and of which everything is known. The parameter is its spec."""
+    house.cluster.create(PERSIST_SHARD, shard_resource(getattr(request, "param", None)))
     house.deliver()
     house.go(6)
     house.deliver()
@@ -164,6 +164,12 @@ def idle(house, shard_resource):
     return house
 
 
+@pytest.mark.parametrize(
+    "idle",
+    [{}, {"reclaimPolicy": "Purge", "deletionConfirmation": "purge-this-shard"}],
+    indirect=True,
+    ids=["kept", "purged"],
+)
 def test_an_idle_shard_costs_no_request(idle, redis):
     requests, before = idle.cluster.record(), (idle.commands(redis), idle.blob_calls("get"))
     waits = [idle.go(seconds=30) for _ in range(3)]

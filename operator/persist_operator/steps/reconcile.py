@@ -32,6 +32,7 @@ from persist_operator.plan.actions import (
     AdvanceSince,
     EvolveSchema,
     InitialiseShard,
+    KeepFinalizer,
     Note,
     Plan,
     ShardAction,
@@ -261,8 +262,8 @@ class Reconciler:
         what = action_key(action)
         with self._lock:
             before = self._failures.get(key, {}).get(what)
-        if _is_about_a_child(action):
-            # Before the request: its answer may be lost.
+        if key.kind == PERSIST_SHARD.kind and not isinstance(action, ShardAction | KeepFinalizer):
+            # A child. Before the request: its answer may be lost.
             self._informed.doubt(meta.uid)
         try:
             done = act(action, meta)
@@ -469,13 +470,9 @@ def _only_creates(plan: Plan) -> bool:
     return len(plan.actions) == 1 and isinstance(plan.actions[0], InitialiseShard) and not plan.notes
 
 
-def _is_about_a_child(action: Action) -> bool:
-    return not isinstance(action, ShardAction)
-
-
 def _needed(plan: Plan, resource: Resource) -> Sight:
     """The sight that `plan` for `resource` must be made from."""
-    if any(map(_is_about_a_child, plan.actions)):
+    if not all(isinstance(one, ShardAction) for one in plan.actions):
         return Sight.LIVE
     is_calm = not (plan.actions or plan.notes) and (resource.get("status") or {}) == plan.status
     return Sight.REMEMBERED if is_calm else Sight.ASKED
