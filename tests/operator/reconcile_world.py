@@ -123,13 +123,14 @@ def reports(world, name, **reported):
     world.cluster.edit(POD, "team", name, lambda pod: pod["metadata"].setdefault("annotations", {}).update(note))
 
 
-def reconciled_behind(world, key, happens, *, after):
-    """Reconcile as an operator that slept before its write: `happens` runs after the answer to its first request of the verb `after`."""
-    following = world.cluster.intercept
+def reconciled_behind(world, key, happens, *, after, nth=1):
+    """Reconcile as an operator that slept before its write: `happens` runs after the answer to its nth request of the verb `after`."""
+    following, left = world.cluster.intercept, [nth]
 
     def sleep(request):
         answer = request.send()
-        if request.verb == after:
+        left[0] -= request.verb == after
+        if left[0] == 0:
             world.cluster.intercept = following
             happens()
         return answer

@@ -130,7 +130,7 @@ def test_a_pause_that_comes_while_a_run_is_decided_holds_it_back(world, shard_re
     world.cluster.create(PERSIST_SHARD, shard_resource())
     world.go(SHARD)
     annotate(world, SHARD, "now", f"{names.REQUEST_PREFIX}gc")
-    reconciled_behind(world, SHARD, lambda: annotate(world, SHARD, "true"), after="get")
+    reconciled_behind(world, SHARD, lambda: annotate(world, SHARD, "true"), after="get", nth=2)  # the last read
     assert written(world, SHARD) == ["apply_status"]
     assert world.cluster.find(JOB, "team", {}) == []
     assert is_paused(world, SHARD)

@@ -326,7 +326,7 @@ class Reconciler:
         """The plan, with the resource that it was made from; None when the resource is gone.
 
         A routine plan of a shard is made from what is remembered. If it would change anything, it is made again from what that change
-        needs (`Sight`).
+        needs (`Sight`). The sight is of all but the resource, which is read live too before a child is started or stopped.
         """
         failures = self._refused(key)
         if key.kind != PERSIST_SHARD.kind:
@@ -337,12 +337,14 @@ class Reconciler:
         shard = Shard.of(_defaulted(resource))
         planned, sight = self._plan_shard(resource, shard, failures, Sight.REMEMBERED)
         needed = _needed(planned.plan, resource)
-        if needed > sight:
-            if needed is Sight.LIVE:
-                live = self._live(key)
-                if live is None:
-                    return None
-                resource, shard = live, Shard.of(_defaulted(live))
+        if needed is Sight.LIVE:
+            live = self._live(key)
+            if live is None:
+                return None
+            is_same = live["metadata"]["resourceVersion"] == resource["metadata"]["resourceVersion"]
+            if not (is_same and sight is Sight.LIVE):
+                planned, _ = self._plan_shard(live, Shard.of(_defaulted(live)), failures, needed)
+        elif needed > sight:
             planned, _ = self._plan_shard(resource, shard, failures, needed)
         return planned
 
