@@ -6,7 +6,7 @@ import pytest
 from fake_cluster import FakeCluster
 from persist_operator.api import names
 from persist_operator.cluster.port import PERSIST_SHARD, POD, SPARK_SINK
-from persist_operator.steps.leaked import leaked_pods
+from persist_operator.steps.leaked import leaked_pods, our_pods
 
 
 @pytest.fixture
@@ -28,12 +28,18 @@ def pod(cluster, name, uid, *, phase="Running", component="sink", managed=True, 
     cluster.edit(POD, "team", name, lambda one: one.update(status={"phase": phase}))
 
 
+def leaked(cluster, *namespaces):
+    pods = our_pods(cluster, namespaces or (None,))
+    found = [*cluster.find(PERSIST_SHARD, None, {}), *cluster.find(SPARK_SINK, None, {})]
+    return leaked_pods(pods, {one["metadata"]["uid"] for one in found})
+
+
 def member(role, attempt):
     return {names.LABEL_ROLE: role, names.LABEL_ATTEMPT: str(attempt)}
 
 
 def test_pods_of_resources_and_drivers_that_exist_are_not_leaked(cluster):
-    assert leaked_pods(cluster, (None,)) == 0
+    assert leaked(cluster) == 0
     pod(cluster, "load-1", "uid-sink", **member("driver", 1))
     pod(cluster, "load-1-exec-1", "uid-sink", **member("executor", 1))
     pod(cluster, "load-0-exec-1", "uid-sink", phase="Succeeded", **member("executor", 0))
@@ -41,8 +47,8 @@ def test_pods_of_resources_and_drivers_that_exist_are_not_leaked(cluster):
     pod(cluster, "compact", "uid-shard", component="maintenance", **{names.LABEL_ROLE: "driver"})
     pod(cluster, "compact-exec-1", "uid-shard", component="maintenance", **{names.LABEL_ROLE: "executor"})
     pod(cluster, "others", "uid-unknown", managed=False)
-    assert leaked_pods(cluster, (None,)) == 0
-    assert leaked_pods(cluster, ("team", "else")) == 0
+    assert leaked(cluster) == 0
+    assert leaked(cluster, "team", "else") == 0
 
 
 def test_pods_without_resource_or_driver_are_leaked_and_named(cluster, caplog):
@@ -53,8 +59,8 @@ def test_pods_without_resource_or_driver_are_leaked_and_named(cluster, caplog):
     pod(cluster, "load-2-exec-1", "uid-sink", **member("executor", 2))
     pod(cluster, "compact-exec-1", "uid-shard", component="maintenance", **{names.LABEL_ROLE: "executor"})
     with caplog.at_level(logging.WARNING):
-        assert leaked_pods(cluster, (None,)) == 3
+        assert leaked(cluster) == 3
     assert caplog.records[0].pods == ["team/compact-exec-1", "team/load-2-exec-1", "team/orphan"]
     cluster.delete(PERSIST_SHARD, "team", "flights")
-    assert leaked_pods(cluster, (None,)) == 3, "the executor of the shard is counted once"
-    assert leaked_pods(cluster, ("else",)) == 0
+    assert leaked(cluster) == 3, "the executor of the shard is counted once"
+    assert leaked(cluster, "else") == 0

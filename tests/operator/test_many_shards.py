@@ -386,6 +386,15 @@ def test_what_a_silent_watch_hides_is_known_after_the_resync(idle):
     assert idle.informed.resource(PERSIST_SHARD, "team", "flights") is None
 
 
+def test_a_resync_lists_each_kind_of_resource_once(idle):
+    requests = idle.cluster.record()
+    idle.controller.resync()
+    listed = [one.arguments[0].kind for one in requests if one.verb == "find"]
+    assert sorted(listed) == ["Job", "PersistShard", "Pod", "Pod", "SparkSink"], (
+        "and the pods of sinks are only counted"
+    )
+
+
 def test_a_resource_that_no_watch_has_brought_is_asked_for(house, shard_resource):
     house.cluster.create(PERSIST_SHARD, shard_resource())
     house.go(4)

@@ -17,7 +17,7 @@ from persist_operator.cluster.membership import slice_of
 from persist_operator.cluster.port import PERSIST_SHARD, SPARK_SINK, ApiError, Cluster
 from persist_operator.handlers.queue import WorkQueue
 from persist_operator.settings import OperatorSettings
-from persist_operator.steps.leaked import leaked_pods
+from persist_operator.steps.leaked import leaked_pods, our_pods
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.reconcile import Key, Reconciler
 
@@ -175,8 +175,9 @@ class Controller:
 
     def resync(self, *, is_periodic: bool = True) -> None:
         """List everything, so that a change that a watch missed is known too. Enqueues what is new at once, and if this is the periodic
-        resync, every other resource at some time until the next one.
+        resync, every other resource at some time until the next one. Counts the pods that are leaked.
         """
+        pods, uids = our_pods(self._cluster, self._namespaces), set[str]()
         for kind in KEPT:
             for index, namespace in enumerate(self._namespaces):
                 listing, found = self._informed.begin_list(kind, namespace), set()
@@ -184,6 +185,7 @@ class Controller:
                     for resource in page:
                         head = resource["metadata"]
                         found.add((head["namespace"], head["name"]))
+                        uids.add(head.get("uid", ""))
                         owned = self._owned(resource)
                         if owned:
                             is_news = self._informed.note(resource)
@@ -192,8 +194,10 @@ class Controller:
         for namespace in self._namespaces:
             for page in self._cluster.pages(SPARK_SINK, namespace, {}):
                 for resource in page:
+                    uids.add(resource["metadata"].get("uid", ""))
                     owned = self._owned(resource)
                     self._listed(owned, is_news=self._are_new(owned), is_periodic=is_periodic)
+        self._metrics.leaked_pods.set(leaked_pods(pods, uids))
 
     @property
     def _namespaces(self) -> tuple[str | None, ...]:
@@ -335,7 +339,6 @@ class Controller:
                 self.resync(is_periodic=is_periodic)
                 self._waits_for = None
                 self._metrics.last_resync.set(self._env.now_ms() / 1000)
-                self._metrics.leaked_pods.set(leaked_pods(self._cluster, self._namespaces))
             except ApiError as error:
                 if self._waits_for is not None:
                     self._waits_for = f"the first list of all resources: {error}"

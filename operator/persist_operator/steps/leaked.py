@@ -6,11 +6,12 @@ Kubernetes collects the children of what is deleted, so there are none for long.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from persist_operator.api import names
-from persist_operator.cluster.port import PERSIST_SHARD, POD, SPARK_SINK, Cluster, Kind
+from persist_operator.cluster.port import POD, Cluster
 
 _LOG = logging.getLogger(__name__)
 _ENDED = {"Succeeded", "Failed"}
@@ -20,52 +21,47 @@ _NAMED_MAX = 10
 _Group = tuple[str, str, str]
 
 
-def leaked_pods(cluster: Cluster, namespaces: tuple[str | None, ...]) -> int:
-    """The number of such pods in these namespaces (None: in all), which a line of the log names. ApiError.
+@dataclass(frozen=True, slots=True)
+class OurPod:
+    """What a pod of the operator says about its owner. `name` has the namespace."""
 
-    The pods are listed before the resources: a resource that is created meanwhile has none of these pods. One that is deleted meanwhile
-    leaves pods that Kubernetes is about to collect, so only a number that stays says something.
-    """
+    name: str
+    group: _Group
+    role: str
+    is_ended: bool
+
+
+def our_pods(cluster: Cluster, namespaces: Iterable[str | None]) -> list[OurPod]:
+    """The operator's pods in these namespaces (None: in all). ApiError."""
     ours = {names.LABEL_MANAGED_BY: names.MANAGER}
-    pods = [
-        (f"{head['namespace']}/{head['name']}", _group(head), head["labels"].get(names.LABEL_ROLE), _phase(pod))
-        for pod in _listed(cluster, POD, namespaces, ours)
-        for head in [pod["metadata"]]
+    pages = (page for namespace in namespaces for page in cluster.pages(POD, namespace, ours))
+    return [
+        _our_pod(pod["metadata"], str((pod.get("status") or {}).get("phase", ""))) for page in pages for pod in page
     ]
-    if not pods:
-        return 0
-    owners = {
-        one["metadata"].get("uid")
-        for kind in (PERSIST_SHARD, SPARK_SINK)
-        for one in _listed(cluster, kind, namespaces, {})
-    }
-    drivers = {group for _, group, role, phase in pods if role == "driver" and phase not in _ENDED}
+
+
+def leaked_pods(pods: Sequence[OurPod], owners: Container[str]) -> int:
+    """The number of such pods, which a line of the log names. `owners` are the uids of all resources, listed after `pods`: a resource that
+    is created meanwhile has none of them. One that is deleted meanwhile leaves pods that Kubernetes is about to collect, so only a number
+    that stays says something.
+    """
+    drivers = {pod.group for pod in pods if pod.role == "driver" and not pod.is_ended}
     leaked = [
-        name
-        for name, group, role, phase in pods
-        if group[0] not in owners or (role == "executor" and phase not in _ENDED and group not in drivers)
+        pod.name
+        for pod in pods
+        if pod.group[0] not in owners or (pod.role == "executor" and not pod.is_ended and pod.group not in drivers)
     ]
     if leaked:
         _LOG.warning("pods are leaked", extra={"count": len(leaked), "pods": sorted(leaked)[:_NAMED_MAX]})
     return len(leaked)
 
 
-def _listed(
-    cluster: Cluster, kind: Kind, namespaces: tuple[str | None, ...], labels: Mapping[str, str]
-) -> Iterator[Mapping[str, Any]]:
-    for namespace in namespaces:
-        for page in cluster.pages(kind, namespace, labels):
-            yield from page
-
-
-def _group(head: Mapping[str, Any]) -> _Group:
+def _our_pod(head: Mapping[str, Any], phase: str) -> OurPod:
     labels = head["labels"]
-    return (
-        labels.get(names.LABEL_OWNER_UID, ""),
-        labels.get(names.LABEL_COMPONENT, ""),
-        labels.get(names.LABEL_ATTEMPT, ""),
+    uid, component = labels.get(names.LABEL_OWNER_UID, ""), labels.get(names.LABEL_COMPONENT, "")
+    return OurPod(
+        name=f"{head['namespace']}/{head['name']}",
+        group=(uid, component, labels.get(names.LABEL_ATTEMPT, "")),
+        role=labels.get(names.LABEL_ROLE, ""),
+        is_ended=phase in _ENDED,
     )
-
-
-def _phase(pod: Mapping[str, Any]) -> str:
-    return str((pod.get("status") or {}).get("phase", ""))
