@@ -433,13 +433,13 @@ def test_a_watch_that_brings_an_own_write_before_its_answer_brings_no_second_rec
         return stored
 
     monkeypatch.setattr(house.cluster, "apply_status", applied)
-    monkeypatch.setattr(
-        house.reconciler._observer.answers, "on_news", lambda *_: None
-    )  # news of commits comes when it comes
+    came = threading.Event()  # news of a commit is no second reconcile
+    monkeypatch.setattr(house.reconciler._observer.answers, "on_news", lambda *_: came.set())
     queue = house.controller._queue
     while (key := queue.take(timeout_s=0)) is not None:
         queue.done(key)
     house.append(1)
+    assert came.wait(HAPPENS_S)
     house.go(2, seconds=60)
     assert queue.take(timeout_s=0) is None
     assert any(after_s == 0 for _, after_s in house.heard) is is_changed
