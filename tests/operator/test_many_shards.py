@@ -445,7 +445,8 @@ def test_a_watch_that_brings_an_own_write_before_its_answer_brings_no_second_rec
     assert any(after_s == 0 for _, after_s in house.heard) is is_changed
 
 
-def test_an_operator_that_ends_between_intent_and_creation_makes_the_job_once(idle):
+def ends_before_the_creation(idle):
+    """The intent of a run is on the status. The operator ended before it created the Job, and is there again."""
     request = {f"{names.REQUEST_PREFIX}rollup": "a"}
     idle.append(1)
     idle.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["metadata"].update(annotations=request))
@@ -456,6 +457,10 @@ def test_an_operator_that_ends_between_intent_and_creation_makes_the_job_once(id
     assert idle.cluster.find(JOB, "team", {}) == []
     del idle.cluster.deny["create", "Job"]
     idle.restart()
+
+
+def test_an_operator_that_ends_between_intent_and_creation_makes_the_job_once(idle):
+    ends_before_the_creation(idle)
     idle.go(3, seconds=60)
     (job,) = idle.cluster.find(JOB, "team", {})
     assert job["metadata"]["name"] == idle.status()["maintenance"]["rollup"]["jobName"]
@@ -466,14 +471,7 @@ def test_an_operator_that_ends_between_intent_and_creation_makes_the_job_once(id
 
 def test_a_silent_watch_starts_no_child_that_was_intended_before(idle):
     """The children of such a run are read live. The resource was not, and its status, with the intent, was not written again."""
-    request = {f"{names.REQUEST_PREFIX}rollup": "a"}
-    idle.append(1)
-    idle.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["metadata"].update(annotations=request))
-    idle.deliver()
-    idle.cluster.deny["create", "Job"] = ApiError("the operator ends", status=0)
-    idle.go()
-    del idle.cluster.deny["create", "Job"]
-    idle.restart()
+    ends_before_the_creation(idle)
     idle.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["spec"].update(suspend=True))
     idle.reconciler.reconcile(SHARD)
     assert idle.cluster.find(JOB, "team", {}) == []
