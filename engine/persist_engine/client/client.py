@@ -461,6 +461,9 @@ class PersistClient:
                 shard_id, CODECS, schema.to_pair(), retain_ms=retain_ms or None, critical=critical, clock=clock
             )
             known = self._share(Applier(state, self._versions))
+        elif not known.is_marked:  # a reader opened it, which writes no mark
+            self._versions.ensure_mark(known.state)
+        known.is_marked = True
         machine = Machine(known)
         return machine, _registered(machine, schema)
 

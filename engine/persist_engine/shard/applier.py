@@ -58,6 +58,8 @@ class Applier:
     def __init__(self, state: ShardState, versions: StateVersions) -> None:
         self.versions = versions
         self.watch = StateWatch()
+        self.is_marked = False
+        """Whether the mark of the shard is known to exist, or not to be needed (spec 7.1)."""
         self._news = News(self.watch)
         self._state = sealed(state)
         self._forked: ForkedLog | None = None

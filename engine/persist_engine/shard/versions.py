@@ -84,10 +84,15 @@ class StateVersions(LogReader):
                 raise ShardLost(self.creation.lost(shard_id, ruin), shard_id=shard_id, key=ruin)
         state = self.fetch_current_state(shard_id, recent)
         check_codecs(state, codecs)
-        if set(state.rollups) == {_FIRST} and not self.creation.is_marked(shard_id):
-            # The creator may have died before it wrote the mark. The mark must exist before anything else is written.
-            self.creation.mark(shard_id)
+        self.ensure_mark(state)
         return state
+
+    def ensure_mark(self, state: ShardState) -> None:
+        """Writes the mark of the shard, of which `state` is a state, unless it exists or another rollup proves as much. Before anything is
+        appended: its creator may have died before it wrote the mark. Idempotent.
+        """
+        if set(state.rollups) == {_FIRST} and not self.creation.is_marked(state.shard_id):
+            self.creation.mark(state.shard_id)
 
     def _try_init_shard(
         self,

@@ -123,3 +123,42 @@ def test_the_mark_is_asked_for_while_the_first_rollup_is_the_only_one() -> None:
     world.blob.delete(created_key(shard_id))
     world.process().initialise(shard_id, SCHEMA)
     assert created_key(shard_id) not in blobs(world)
+
+
+@pytest.mark.parametrize("has_looked", [False, True])
+def test_a_writer_leaves_the_mark_that_the_creator_left_out_before_it_appends(has_looked: bool) -> None:
+    """Spec 7.1, also where the process knows the shard's state before it opens the writer. The appended row is no blob, so only the mark
+    proves that the log was there.
+    """
+    world = World()
+    shard_id = world.shard_id()
+    world.process().initialise(shard_id, SCHEMA)
+    world.blob.delete(created_key(shard_id))  # as if the creator had died before it wrote the mark
+    client = world.process()
+    if has_looked:
+        assert client.schema(shard_id) == SCHEMA
+    appended(client, shard_id, 1)
+    assert created_key(shard_id) in blobs(world)
+    flushed(world)
+    with pytest.raises(ShardLost):
+        world.process().initialise(shard_id, SCHEMA)
+
+
+def test_a_process_asks_for_the_mark_of_a_shard_once() -> None:
+    world = World()
+    shard_id = world.shard_id()
+    world.process().initialise(shard_id, SCHEMA)
+    client = world.process()
+    asked: list[str] = []
+    real = client.versions.blob.get
+
+    def get(key: str) -> bytes | None:
+        asked.append(key)
+        return real(key)
+
+    client.versions.blob.get = get  # type: ignore[method-assign]
+    assert client.schema(shard_id) == SCHEMA
+    assert created_key(shard_id) not in asked, "a process that reads writes nothing, and asks for nothing"
+    for _ in range(3):
+        client.initialise(shard_id, SCHEMA)
+    assert asked.count(created_key(shard_id)) == 1
