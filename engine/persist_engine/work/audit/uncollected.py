@@ -60,8 +60,8 @@ class Uncollected:
 
     def from_ms(self, machine: Machine, *, earliest: int) -> int | None:
         """Since when released content may hold an update that is owed a deletion; None when none does. `earliest` is the earliest live
-        version. Covers at least the versions up to the machine's state. Retries storage errors. 0 when the earliest version cannot be read:
-        then nothing bounds what it names.
+        version. Covers at least the versions up to the machine's state. Retries storage errors. 0 when the earliest version, or an older
+        rollup that is still there, cannot be read: then nothing bounds what it names.
         """
         state, known = machine.state, self._summaries.get(machine.shard_id)
         if state.trace.upper == MINIMUM:
@@ -117,14 +117,20 @@ def _unlinked(diff: StateDiff, earliest: SeqNo) -> list[str]:
 
 
 def _with_rollup(machine: Machine, found: _Summary, key: str) -> _Summary:
-    """`found` with what the blob of a rollup holds: a state, and the entries that led to it from the rollup before."""
+    """`found` with what the blob of a rollup holds: a state, and the entries that led to it from the rollup before. No version needs it, so
+    one that cannot be read is no reason to say nothing of the shard: only, nothing bounds what waits in it.
+    """
     whole = blob_key(machine.shard_id, key)
     data = machine.retry.external("get rollup", lambda: machine.blob.get(whole), shard=machine.shard_id)
     if data is None:
         return found
-    rollup = decode_rollup(data, key=whole)
-    for entry in rollup.diffs:
-        found = replace(found.after(decode_state_diff(entry.data, key=whole)), seqno=found.seqno)
+    try:
+        rollup = decode_rollup(data, key=whole)
+        diffs = [decode_state_diff(entry.data, key=whole) for entry in rollup.diffs]
+    except (CorruptData, Incompatible):
+        return replace(found, released=True, oldest_ms=0)
+    for diff in diffs:
+        found = replace(found.after(diff), seqno=found.seqno)
     return replace(found, oldest_ms=min(found.oldest_ms, _waits(rollup.state)))
 
 
