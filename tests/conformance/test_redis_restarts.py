@@ -33,10 +33,10 @@ def opened(url):
     return open_consensus(url, env=SystemEnv(), metrics=NoMetrics())
 
 
-def restart(server, *, appendonly):
+def restart(server, *settings, appendonly="yes"):
     """As after a change of its configuration, with all its data."""
     safe = server._command
-    server._command = lambda port: [*safe(port), "--appendonly", appendonly, "--save", "1 1"]
+    server._command = lambda port: [*safe(port), "--appendonly", appendonly, "--save", "1 1", *settings]
     server.command("SAVE")
     server.restart()
     server._command = safe
@@ -59,6 +59,21 @@ def test_regression_a_redis_that_came_back_without_its_log_takes_no_commit(serve
     assert consensus.compare_and_set("s1", entry(3).tip, entry(4)) is CasResult.COMMITTED
     consensus.close()
     unsafe.close()
+
+
+def test_a_redis_that_came_back_as_a_replica_is_not_read(server):
+    """What it holds is as old as its last contact with its primary: a reader would see an upper below one that was acknowledged."""
+    consensus = opened(url_of(server))
+    fill(consensus, "s1", 1, 3)
+    nowhere = ("--replicaof", "127.0.0.1", "1")
+    restart(server, *nowhere)
+    other = lambda: consensus.head("s2")  # noqa: E731 - of a log of which this process knows no head
+    for read in (lambda: consensus.head("s1"), other):
+        with pytest.raises(UnsafeStore, match="it is a replica; connect to the primary"):
+            read()
+    server.command("REPLICAOF", "NO", "ONE")
+    assert consensus.head("s1") == entry(3)
+    consensus.close()
 
 
 def test_a_restart_with_the_same_settings_is_not_noticed_and_commits_ask_nothing(server):

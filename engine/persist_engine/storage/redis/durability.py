@@ -50,12 +50,13 @@ class RunWatch:
 
     def meet(self, ask: Ask) -> None:
         """Call for each new connection, on which `ask` sends its commands. UnsafeStore unless its process is the known one, or
-        one that keeps what it acknowledges. The first process is not checked here, because opening the store checks it. Costs
-        one command.
+        a primary that keeps what it acknowledges. The first process is not checked here, because opening the store checks it.
+        Costs one command.
         """
         known, run_id = self._run_id, _run_id(ask)
         # Without a run id, each connection may lead to a different process.
         if known is not None and (run_id != known or not run_id):
+            check_role(ask, address=self._address)
             check_durability(ask, address=self._address)
         self._run_id = run_id
 
