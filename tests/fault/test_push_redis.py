@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,7 +13,9 @@ from persist_engine import Antichain, Location, PersistClient, ShardId, WriteHan
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import BatchSettings, LeaseSettings, RetrySettings, Settings, WatchSettings
-from persist_engine.storage.notify import NEWS_BYTES_MAX
+from persist_engine.shard.news import News
+from persist_engine.shard.watch import StateWatch
+from persist_engine.storage.notify import KEYS_MIN, NEWS_BYTES_MAX
 from persist_engine.storage.redis.notify import RedisPush, news_channel
 from persist_kit.servers import RedisServer, redis_server
 from persist_kit.world import SCHEMA, row
@@ -251,6 +254,25 @@ def test_channels_of_shards_without_handles_are_left(pair: Pair) -> None:
     pair.push._listeners[news_channel("", pair.shard_id)].clear()
     pair.commit()
     until(lambda: not pair.push.is_live(pair.shard_id))
+
+
+def channels(server: RedisServer) -> int:
+    found = re.search(rb"pubsub_channels:(\d+)", server.command("INFO", "stats"))
+    assert found is not None
+    return int(found[1])
+
+
+def test_channels_to_which_nothing_is_committed_any_more_are_left_too(pair: Pair) -> None:
+    """Of shards that were deleted: no message comes that nothing listens to."""
+    kept = News(StateWatch())
+    pair.push.subscribe("kept", kept)
+    for number in range(5 * KEYS_MIN):
+        pair.push.subscribe(f"gone {number}", News(StateWatch()))
+    assert pair.push.await_live("kept", 30)
+    until(lambda: 0 < channels(pair.server) <= KEYS_MIN)
+    assert len(pair.push._listeners) <= KEYS_MIN
+    until(lambda: len(pair.push._heard) <= KEYS_MIN)
+    assert pair.push.is_live("kept")
 
 
 def test_regression_a_forked_process_does_not_rely_on_the_listener_of_its_parent(pair: Pair) -> None:

@@ -23,6 +23,35 @@ class Listener(Protocol):
         """An entry was committed (without data: only its seqno is known). None: news may have been missed."""
 
 
+#: Keys held before those without a listener are dropped. Twice the keys with one, at least this.
+KEYS_MIN = 256
+
+
+class Listeners(dict[str, "WeakSet[Listener]"]):
+    """The listeners of each key, held weakly. Not thread-safe."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sweep_at = KEYS_MIN
+
+    def add(self, key: str, listener: Listener) -> list[str]:
+        """Adds the listener. When there are many keys, drops those without any, and returns them: a process that visits thousands of shards
+        must not keep something of each, and nothing more may ever be committed to a shard whose listeners are gone.
+        """
+        self.setdefault(key, WeakSet()).add(listener)
+        if len(self) < self._sweep_at:
+            return []
+        unheard = [each for each, some in self.items() if not some]
+        for each in unheard:
+            del self[each]
+        self._sweep_at = max(KEYS_MIN, 2 * len(self))
+        return unheard
+
+    def of(self, key: str) -> list[Listener]:
+        """The listeners of the key."""
+        return list(self.get(key, ()))
+
+
 class Push(Protocol):
     """Carries news of a location. Thread-safe; a failing store never makes it raise."""
 
@@ -70,17 +99,17 @@ class LocalPush:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._listeners: dict[str, WeakSet[Listener]] = {}
+        self._listeners = Listeners()
 
     def subscribe(self, key: str, listener: Listener) -> None:
         """See Push."""
         with self._lock:
-            self._listeners.setdefault(key, WeakSet()).add(listener)
+            self._listeners.add(key, listener)
 
     def publish(self, key: str, new: VersionedData) -> None:
         """See Push."""
         with self._lock:
-            listeners = list(self._listeners.get(key, ()))
+            listeners = self._listeners.of(key)
         for listener in listeners:
             listener.hear(abridged(new))
 

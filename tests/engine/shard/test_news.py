@@ -14,7 +14,7 @@ from persist_engine.base.settings import Settings, WatchSettings
 from persist_engine.base.versioned import SeqNo, VersionedData
 from persist_engine.shard.news import ENTRIES_MAX, News
 from persist_engine.shard.watch import StateWatch
-from persist_engine.storage.notify import NEWS_BYTES_MAX, LocalPush, NoPush, abridged, shared_local_push
+from persist_engine.storage.notify import KEYS_MIN, NEWS_BYTES_MAX, LocalPush, NoPush, abridged, shared_local_push
 from persist_engine.storage.open import open_push
 from persist_kit.world import SCHEMA, World, row
 
@@ -233,3 +233,25 @@ def test_a_listener_that_is_gone_gets_no_more_news() -> None:
     del news
     push.publish("k", entry(2))
     assert not push._listeners["k"]
+
+
+def test_keys_to_which_nothing_listens_any_more_are_forgotten() -> None:
+    """Of shards that were deleted: nothing is published to them."""
+    push = LocalPush()
+    kept = News(StateWatch())
+    push.subscribe("kept", kept)
+    for number in range(5 * KEYS_MIN):
+        push.subscribe(f"gone {number}", News(StateWatch()))
+    assert len(push._listeners) <= KEYS_MIN
+    push.publish("kept", entry(1))
+    assert kept.take_after(SeqNo(0)) == [entry(1)]
+
+
+def test_every_key_with_a_listener_is_kept_however_many_there_are() -> None:
+    push = LocalPush()
+    all_of_them = [News(StateWatch()) for _ in range(3 * KEYS_MIN)]
+    for number, news in enumerate(all_of_them):
+        push.subscribe(f"{number}", news)
+    for number, news in enumerate(all_of_them):
+        push.publish(f"{number}", entry(1))
+        assert news.take_after(SeqNo(0)) == [entry(1)]

@@ -12,14 +12,13 @@ import contextlib
 import logging
 import os
 import threading
-from weakref import WeakSet
 
 import redis
 
 from persist_engine.base.env import Env
 from persist_engine.base.metrics import Metrics
 from persist_engine.base.versioned import SEQNO_MAX, SeqNo, VersionedData
-from persist_engine.storage.notify import Listener
+from persist_engine.storage.notify import Listener, Listeners
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ class RedisPush:
         """Initialize for this process, which receives no news yet."""
         self._pid = os.getpid()
         self._lock = threading.Lock()  # guards the fields below, and sending
-        self._listeners: dict[str, WeakSet[Listener]] = {}
+        self._listeners = Listeners()
         self._heard: set[str] = set()
         self._heard_more = threading.Condition()
         self._connection: redis.Connection | None = None
@@ -64,7 +63,7 @@ class RedisPush:
             if self._closing.is_set():
                 return
             is_new = channel not in self._listeners
-            self._listeners.setdefault(channel, WeakSet()).add(listener)
+            self._leave(self._listeners.add(channel, listener))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="persist-push", daemon=True)
                 self._thread.start()
@@ -103,6 +102,12 @@ class RedisPush:
     def _is_forked(self) -> bool:
         """Whether a fork copied this object here. The thread was not copied, and the connection belongs to the parent."""
         return self._pid != os.getpid()
+
+    def _leave(self, channels: list[str]) -> None:
+        """Stops hearing of channels that have no listener any more. Under the lock."""
+        self._heard.difference_update(channels)
+        if channels:
+            self._send("UNSUBSCRIBE", *channels)
 
     def _send(self, *command: str) -> None:
         """Send under the lock. The thread notices a failed connection and reopens it."""
@@ -159,8 +164,11 @@ class RedisPush:
                 channel = name.decode()
                 for listener in self._listeners_of(channel):
                     listener.hear(None)  # earlier commits were not received
-                with self._heard_more:
+                with self._lock:
+                    if channel not in self._listeners:  # it was left since
+                        return
                     self._heard.add(channel)  # in place: thousands of shards subscribe at once
+                with self._heard_more:
                     self._heard_more.notify_all()
 
     def _tell(self, channel: str, message: bytes) -> None:
@@ -175,9 +183,8 @@ class RedisPush:
             with self._lock:
                 if not self._listeners.get(channel):
                     self._listeners.pop(channel, None)
-                    self._heard.discard(channel)
-                    self._send("UNSUBSCRIBE", channel)
+                    self._leave([channel])
 
     def _listeners_of(self, channel: str) -> list[Listener]:
         with self._lock:
-            return list(self._listeners.get(channel, ()))
+            return self._listeners.of(channel)
