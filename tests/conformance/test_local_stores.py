@@ -318,6 +318,15 @@ def test_old_temporary_files_are_dropped_at_open_and_never_listed(tmp_path, blob
     assert files_below(temps) == ["young"]
 
 
+def test_what_cannot_be_dropped_there_does_not_close_the_store(tmp_path, blob):
+    """As files of another user, for a process that may only read."""
+    blob.set("s1/p1", b"x")
+    odd = tmp_path / "blobs" / ".tmp" / "old"
+    odd.mkdir()
+    os.utime(odd, (0, 0))
+    assert FileBlob(tmp_path / "blobs", env=SystemEnv(), create=False).get("s1/p1") == b"x"
+
+
 def test_no_key_leaves_the_root(tmp_path, blob):
     (tmp_path / "secret").write_bytes(b"secret")
     for key in ("../secret", "a/../../secret", str(tmp_path / "secret")):

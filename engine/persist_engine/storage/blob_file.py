@@ -235,11 +235,9 @@ class FileBlob:
     def _drop_stale_temps(self) -> None:
         oldest_ms = self._env.now_ms() - STALE_TEMP_MS
         for temp in (self._root / _TEMP).iterdir():
-            try:
+            with contextlib.suppress(OSError):  # gone, or left to a process that may
                 if temp.stat().st_mtime_ns // 1_000_000 < oldest_ms:
                     temp.unlink()
-            except FileNotFoundError:
-                continue
 
 
 def _write_durably(path: Path, value: bytes) -> None:
