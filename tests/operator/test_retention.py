@@ -49,7 +49,7 @@ def test_an_adopted_shard_keeps_its_retention_until_the_operators_hold_stands(tm
         assert (found.retain_ms, [reader.since for reader in found.readers]) == (None, [5])
         assert found.since == 5, "at once, because there may be no further write to this shard"
         assert bridge.advance_since(advance(location, 9)) == 9
-        assert look().seqno == found.seqno + 2, "two commits: the reader is found, and it is moved"
+        assert look().seqno == found.seqno + 1, "one commit: the reader is known, and it is moved"
         # A retention that an administrator set ends as well, even if the hold does not move.
         with PersistClient.open(opened) as client:
             client.set_retention(ShardId(SHARD_ID), 1000)

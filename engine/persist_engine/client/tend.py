@@ -8,13 +8,14 @@ from dataclasses import replace
 
 from persist_engine.base.errors import InvalidUsage, ShardNotFound
 from persist_engine.client.client import PersistClient
+from persist_engine.client.since import SinceHandle
 from persist_engine.model.commands import OpaqueMismatch
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import CriticalReaderId, ShardId
 from persist_engine.model.inspection import Inspection
 from persist_engine.model.ownership import Adopted, OwnedElsewhere
 from persist_engine.model.queries import held_since
-from persist_engine.model.state import ShardState
+from persist_engine.model.state import DebugInfo, ShardState
 from persist_engine.model.tending import (
     READERS_MAX,
     NoSuchShard,
@@ -73,11 +74,17 @@ def hold_since(
     another process takes it over meanwhile. ShardNotFound.
 
     From then on this hold replaces the shard's retention: a retention that the shard was created with ends (one commit, if there is one).
+    A hold of this token and purpose that this host registered is moved by one commit, and stays by none.
     """
-    handle = client.open_critical_since(shard_id, critical_id, opaque=token, purpose=purpose)
+    machine = client.machine(shard_id)
+    known = machine.refresh().critical_readers.get(critical_id)
+    if known is not None and (known.opaque, known.debug) == (token, DebugInfo(machine.env.hostname(), purpose)):
+        handle = SinceHandle(machine, critical_id, since=known.since, opaque=known.opaque)
+    else:
+        handle = client.open_critical_since(shard_id, critical_id, opaque=token, purpose=purpose)
     held = handle.since.time
     is_reached = held is None or held >= since_ms
-    if is_reached and handle.opaque == token and not _is_behind(client.machine(shard_id).state):
+    if is_reached and handle.opaque == token and not _is_behind(machine.state):
         _end_retention(client, shard_id)
         return held
     since = handle.since if is_reached else Antichain.of(since_ms)

@@ -119,6 +119,32 @@ def test_a_hold_is_taken_over_from_another_token(client):
     assert handle.opaque == b"b"
 
 
+def test_a_hold_is_moved_by_one_commit_and_kept_by_none(client):
+    tend(client, WISH)
+    write(client, 1000)
+
+    def hold(since_ms, *, purpose="p"):
+        before = client.inspect(SHARD_ID).seqno
+        held = hold_since(client, SHARD_ID, HOLD_ID, token=b"a", purpose=purpose, since_ms=since_ms)
+        return held, client.inspect(SHARD_ID).seqno - before
+
+    assert hold(5) == (5, 3), "it is registered, moves, and ends the retention"
+    assert hold(7) == (7, 1)
+    assert hold(7) == (7, 0)
+    assert hold(6) == (7, 0)
+    assert hold(7, purpose="another") == (7, 1)
+    assert [one.purpose for one in client.inspect(SHARD_ID).readers if one.id == HOLD_ID] == ["another"]
+
+
+def test_a_hold_that_was_ended_meanwhile_is_begun_again_at_the_next_call(client):
+    tend(client, WISH)
+    write(client, 1000)
+    hold_since(client, SHARD_ID, HOLD_ID, token=b"a", purpose="p", since_ms=5)
+    client.machine(SHARD_ID).expire_critical_reader(HOLD_ID)
+    assert hold_since(client, SHARD_ID, HOLD_ID, token=b"a", purpose="p", since_ms=5) == 5
+    assert held(client) == 5
+
+
 def test_a_schema_unlike_that_of_an_existing_shard_raises_nothing(client):
     tend(client, WISH)
     assert isinstance(tend(client, dataclasses.replace(WISH, schema=("other STRING", ""))), Tended)
