@@ -281,20 +281,24 @@ class PersistClient:
         if known_seqno is not None:
             expect_count(known_seqno, "known_seqno", least=0)
         machine = self.machine(shard_id)
-        shard_id, state = machine.shard_id, machine.refresh()
-        bounds = self._versions.live_diff_bounds(shard_id)
-        if bounds is None:
+        shard_id = machine.shard_id
+        first = self._versions.fetch_diffs_after(shard_id, SeqNo(0), limit=1)
+        state = machine.refresh()  # after the first entry: no log begins past its newest version
+        if not first:
             raise _not_found(shard_id, self._consensus)
+        earliest = first[0].seqno
         self._uncollected = self._uncollected or Uncollected()
         inspection = inspection_of(
             state,
-            live_diffs=bounds.count,
-            earliest_seqno=bounds.earliest,
+            live_diffs=state.seqno - earliest + 1,
+            earliest_seqno=earliest,
             now_ms=machine.env.now_ms(),
-            uncollected_from_ms=self._uncollected.from_ms(machine, earliest=bounds.earliest),
+            uncollected_from_ms=self._uncollected.from_ms(machine, earliest=earliest),
         )
         schema = machine.schema
-        known = None if known_seqno is None else self._versions.tag_at(shard_id, SeqNo(known_seqno))
+        known: bytes | None = None
+        if known_seqno is not None:
+            known = state.tag if known_seqno == state.seqno else self._versions.tag_at(shard_id, SeqNo(known_seqno))
         return replace(
             inspection,
             key_schema=schema.key_ddl,

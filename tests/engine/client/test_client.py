@@ -11,9 +11,11 @@ import pyarrow as pa
 import pytest
 from persist_engine import Antichain, Appended, Location, PersistClient, Schema, Settings, ShardId
 from persist_engine.base.errors import FinalizationError, InvalidUsage, SchemaMismatch, ShardNotFound, Unavailable
-from persist_engine.base.settings import RetrySettings
+from persist_engine.base.settings import MaintenanceSettings, RetrySettings
 from persist_engine.client.closing import close_shard
 from persist_engine.model.frontier import EMPTY
+from persist_engine.work.gc import gc_and_truncate
+from persist_engine.work.rollup import write_rollup
 from persist_kit.world import SCHEMA, World, row
 
 A = Antichain.of
@@ -109,6 +111,44 @@ def test_inspection_shows_what_state_holds():
     assert [reader.purpose for reader in seen.readers] == ["report"]
     assert [writer.purpose for writer in seen.writers] == ["ingest"]
     assert seen.to_json()["seqno"] == 3
+
+
+def test_an_inspection_of_a_known_shard_asks_the_log_twice():
+    world = World()
+    client, shard_id = world.process(), world.shard_id()
+    writer = client.open_writer(shard_id, SCHEMA, purpose="ingest")
+    writer.append([row(1, "a", 0)], lower=A(0), upper=A(5))
+    first = client.inspect(shard_id)
+    before = world.consensus.calls.copy()
+    again = client.inspect(shard_id, known_seqno=first.seqno)
+    assert (again.known_tag, again.tag) == (first.tag, first.tag)
+    assert world.consensus.calls - before == {"scan": 2}
+    writer.append([row(2, "b", 5)], lower=A(5), upper=A(6))
+    before = world.consensus.calls.copy()
+    later = client.inspect(shard_id, known_seqno=first.seqno)
+    assert (later.known_tag, later.live_diffs, later.earliest_seqno) == (first.tag, 3, 1)
+    assert world.consensus.calls - before == {"scan": 4}, "the tag of an older version, and what was committed since"
+
+
+@pytest.mark.parametrize("when", ["before_next", "after_next"])
+def test_an_inspection_that_a_collection_overtakes_counts_no_version_twice(when: str):
+    world = World(settings=Settings(maintenance=MaintenanceSettings(gc_versions_min=1)))
+    client, other, shard_id = world.process(), world.process(), world.shard_id()
+    client.initialise(shard_id, SCHEMA)
+    writer = other.open_writer(shard_id, SCHEMA, purpose="ingest")
+
+    def moves_on() -> None:
+        for time in range(3):
+            writer.append([row(1, "a", time)], lower=A(time), upper=A(time + 1))
+            write_rollup(other.machine(shard_id))
+        gc_and_truncate(other.machine(shard_id))
+
+    getattr(world.consensus, when)("scan", moves_on)
+    seen = client.inspect(shard_id)
+    assert seen.upper == 3
+    assert seen.live_diffs == seen.seqno - seen.earliest_seqno + 1 > 0
+    exact = client.inspect(shard_id)
+    assert (exact.seqno, exact.earliest_seqno > 1) == (seen.seqno, True)
 
 
 def test_a_snapshot_exports_arrow():
