@@ -217,10 +217,13 @@ class LogReader:
         """All live diffs. Unbounded: for maintenance and inspection only."""
         return self._scan(shard_id, SeqNo(0), SCAN_ALL)
 
-    def fetch_all_live_states(self, shard_id: ShardId, *, through: SeqNo | None = None) -> LiveStates | None:
+    def fetch_all_live_states(
+        self, shard_id: ShardId, *, through: SeqNo | None = None, known: ShardState | None = None
+    ) -> LiveStates | None:
         """A walk over all live states, standing on the earliest; None when the shard was never initialised.
 
-        `through` bounds how far the walk reaches and what is fetched (always at least the earliest version).
+        `through` bounds how far the walk reaches and what is fetched (always at least the earliest version). `known`, a state of the shard,
+        usually names the rollup of the earliest version: then the newest state is not fetched for its name.
         """
         seen: SeqNo | None = None
         while True:
@@ -231,7 +234,7 @@ class LogReader:
             last = max(bounds.earliest, reach)
             live = self._scan(shard_id, bounds.earliest, last - bounds.earliest + 1)
             if live and live[0].seqno == bounds.earliest:
-                first = self._fetch_rollup_at(shard_id, live)
+                first = self._fetch_rollup_at(shard_id, live, known)
                 if first is not None:
                     diffs = [(entry, self._decode_diff(shard_id, entry)) for entry in live]
                     return LiveStates(first, diffs, count=self.count_apply)
@@ -279,24 +282,28 @@ class LogReader:
             text if ruin is None else f"{text}: {self.creation.lost(shard_id, ruin)}", shard_id=shard_id
         )
 
-    def _fetch_rollup_at(self, shard_id: ShardId, live: LiveDiffs) -> ShardState | None:
+    def _fetch_rollup_at(self, shard_id: ShardId, live: LiveDiffs, known: ShardState | None) -> ShardState | None:
         """The state at live[0], from a rollup there. None when no rollup is found: another process truncated the log in
         between, or the rollup is lost.
         """
         earliest = live[0].seqno
-        current = self.fetch_current_state(shard_id)
-        linked = current.rollups.get(earliest)
-        keys = [linked.key] if linked is not None else []
+        named = None if known is None else known.rollups.get(earliest)
+        if named is not None and (found := self._rollup_state(shard_id, named.key)) is not None:
+            return found
+        linked = self.fetch_current_state(shard_id).rollups.get(earliest)
+        if linked is not None:
+            return self._rollup_state(shard_id, linked.key)
         # It may be unlinked already. The diff that linked it and the diff that unlinked it still name it.
-        if linked is None:
-            keys += self._rollup_keys_mentioned(shard_id, live, of=earliest)
-        for key in dict.fromkeys(keys):
-            data = self._get_blob(shard_id, key)
-            if data is not None:
-                if linked is None:
-                    self.metrics.count("rollup_migrated")
-                return self._decode_rollup(shard_id, key, data).state
+        for key in dict.fromkeys(self._rollup_keys_mentioned(shard_id, live, of=earliest)):
+            found = self._rollup_state(shard_id, key)
+            if found is not None:
+                self.metrics.count("rollup_migrated")
+                return found
         return None
+
+    def _rollup_state(self, shard_id: ShardId, key: str) -> ShardState | None:
+        data = self._get_blob(shard_id, key)
+        return None if data is None else self._decode_rollup(shard_id, key, data).state
 
     def _rollup_keys_mentioned(self, shard_id: ShardId, live: LiveDiffs, *, of: SeqNo) -> Iterator[str]:
         """Partial keys of rollups at version `of` that diffs link or unlink: first the diffs of `live`, then, when these

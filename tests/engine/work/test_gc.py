@@ -268,6 +268,19 @@ def test_gc_decodes_few_live_batches_if_none_was_compacted(monkeypatch):
 
 
 @pytest.mark.slow
+def test_a_collection_fetches_the_state_from_which_it_begins_and_not_the_newest_one_again(stores):
+    metrics = CountedMetrics()
+    client = PersistClient(stores.blob, stores.consensus, settings=SETTINGS, env=SystemEnv(), metrics=metrics)
+    machine = client.machine(stores.shard_id)
+    for _ in range(2):
+        stores.append(times=5)
+        write_rollup(machine)
+    before = metrics.total("shard_blob_gets"), metrics.total("fetch_recent_diffs")
+    assert gc_and_truncate(machine).ending is Ending.SUCCEEDED
+    assert metrics.total("shard_blob_gets") - before[0] == 1
+    assert metrics.total("fetch_recent_diffs") == before[1]
+
+
 def test_gc_continues_if_the_newest_state_has_no_rollup_at_the_earliest_version(caplog):
     """This code never leaves such a state. The collection logs it, and the truncation repairs it."""
     stores, since = aged()

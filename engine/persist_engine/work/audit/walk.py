@@ -37,7 +37,7 @@ class VersionWalk:
         """Fetches the earliest live state. MissingBlob when it has no readable rollup. Retries storage errors."""
         self._machine = machine
         # A walk through version 0 reaches exactly the earliest.
-        live = machine.versions.fetch_all_live_states(machine.shard_id, through=SeqNo(0))
+        live = machine.versions.fetch_all_live_states(machine.shard_id, through=SeqNo(0), known=machine.state)
         if live is None:
             raise forked_log(machine.state, f"{machine.versions.consensus.address()} has none")
         self.state: ShardState = live.state
