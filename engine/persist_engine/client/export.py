@@ -25,9 +25,10 @@ from persist_engine.base.env import system_random_bytes
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.client.client import PersistClient
+from persist_engine.client.read.handle import source_of
 from persist_engine.client.read.snapshot import SinceAhead
 from persist_engine.model.ids import ShardId
-from persist_engine.parts.fetch import CompactionFilter, PartSource, read_consolidated, runs_of
+from persist_engine.parts.fetch import CompactionFilter, read_consolidated, runs_of
 from persist_engine.parts.listings import expand
 from persist_engine.rows.columns import storable
 from persist_engine.rows.schema import Schema
@@ -93,8 +94,8 @@ def export_shard(
     must be missing or empty. It appears complete or not at all, and is durable when this returns. A file takes another table while it stays
     within `file_bytes_max`.
 
-    InvalidUsage when `as_of` is before since or not yet complete, or when the directory cannot be written. Streams in about
-    `memory_bytes`. A lease keeps the data while it is read.
+    InvalidUsage when `as_of` is before since, or when the directory cannot be written. Unavailable when `as_of` is not yet complete.
+    Streams in about `memory_bytes`. A lease keeps the data while it is read; Fenced when it ended meanwhile.
     """
     if as_of == "latest":
         upper = client.recent_upper(shard_id)
@@ -137,7 +138,7 @@ def _export(
         # Pinned first: the blobs of every version that is newest from here on stay as long as the lease. Without the pin, heartbeats would
         # release them.
         pin, machine = reader.pin(), client.machine(shard_id)
-        state, schema = machine.refresh(), machine.schema
+        state, schema = machine.refresh(), reader.schema
         batches = tuple(state.trace.batches())
         total_bytes = max(1, sum(batch.size_bytes for batch in batches))
         read = 0
@@ -149,7 +150,7 @@ def _export(
                 on_read(read, total_bytes)
 
         if as_of is None:
-            source = PartSource(shard_id, machine.blob, schema, machine.retry, machine.metrics, path="export")
+            source = source_of(reader, "export")
             row_filter, runs = CompactionFilter(reader.since), runs_of(expand(source, batches))
             tables = read_consolidated(source, runs, row_filter, memory_bytes=memory_bytes, on_fetched=count_read)
             files = _files(tables, directory, schema, file_bytes_max)

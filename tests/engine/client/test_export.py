@@ -9,6 +9,7 @@ import os
 import pyarrow.parquet as pq
 import pytest
 from persist_engine import Antichain, PersistClient, Schema
+from persist_engine.base.errors import Fenced, Unavailable
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import BatchSettings, MaintenanceSettings, Settings
 from persist_engine.client import export
@@ -69,6 +70,37 @@ def test_an_export_is_complete_while_other_processes_compact_and_collect(tmp_pat
         100 * time + key for time in range(APPENDS) for key in range(30)
     ]
     assert table["time"].to_pylist() == [time for time in range(APPENDS) for _ in range(30)]
+
+
+@pytest.mark.parametrize("as_of", [None, 0])
+def test_an_export_whose_lease_ended_says_so_and_not_that_data_is_missing(tmp_path, as_of):
+    world = World(settings=Settings(batch=BatchSettings(inline_part_bytes_max=0)), env=AheadEnv())
+    client, shard_id = world.process(), world.shard_id()
+    with client.open_writer(shard_id, SCHEMA, purpose="test") as writer:
+        writer.append([row(1, "a", 0)], lower=A(0), upper=A(1))
+    real = client.versions.blob.get
+
+    def collected(key: str) -> bytes | None:
+        if "/n" in key:
+            machine = world.process().machine(shard_id)
+            for reader_id in machine.state.leased_readers:
+                machine.expire_leased_reader(reader_id)
+            world.blob.delete(key)
+        return real(key)
+
+    client.versions.blob.get = collected
+    with pytest.raises(Fenced, match="ran out"):
+        export.export_shard(client, shard_id, tmp_path / "out", as_of=as_of)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_time_that_is_not_complete_is_not_exported(tmp_path):
+    world = World()
+    client, shard_id = world.process(), world.shard_id()
+    with client.open_writer(shard_id, SCHEMA, purpose="test") as writer:
+        writer.append([row(1, "a", 0)], lower=A(0), upper=A(1))
+    with pytest.raises(Unavailable, match="is not written at 1"):
+        export.export_shard(client, shard_id, tmp_path / "out", as_of=1)
 
 
 @pytest.fixture

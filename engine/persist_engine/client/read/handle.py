@@ -153,7 +153,7 @@ class ReadHandle(Expiring):
             return found
         pin, batches = found
         return Snapshot(
-            source=self._source("snapshot"),
+            source=source_of(self, "snapshot"),
             batches=batches,
             as_of=time,
             pin=pin,
@@ -197,7 +197,7 @@ class ReadHandle(Expiring):
             return found
         pin, batches = found
         return Changes(
-            source=self._source("changes"),
+            source=source_of(self, "changes"),
             batches=batches,
             after=after,
             upto=last,
@@ -219,7 +219,9 @@ class ReadHandle(Expiring):
         trace = self._machine.state.trace
         as_of = DATA_TIME_MAX if since.time is None else min(since.time, DATA_TIME_MAX)
         batches = tuple(trace.batches())
-        snapshot = Snapshot(source=self._source("listen"), batches=batches, as_of=as_of, pin=pin, leases=self._leases)
+        snapshot = Snapshot(
+            source=source_of(self, "listen"), batches=batches, as_of=as_of, pin=pin, leases=self._leases
+        )
         return snapshot, trace.upper
 
     def listen(self, as_of: TimeLike, *, where: Where | None = None) -> Listen | SinceAhead:
@@ -231,7 +233,7 @@ class ReadHandle(Expiring):
         """
         time = self._time(as_of)
         bound = self._filter(where)
-        listen = Listen(self, self._machine, self._source("listen"), as_of=time, leases=self._leases, where=bound)
+        listen = Listen(self, self._machine, source_of(self, "listen"), as_of=time, leases=self._leases, where=bound)
         with self._lock:
             if not self._since.less_equal(time):
                 return SinceAhead(since=self._since, as_of=time)
@@ -423,25 +425,27 @@ class ReadHandle(Expiring):
             return filter_of(where, self._schema)
         return Filter(predicate_of(where), self._schema)  # made by code, which names sides
 
-    def _source(self, path: str) -> PartSource:
-        machine, own_id = self._machine, self._schema_id
-        return PartSource(
-            machine.shard_id,
-            machine.blob,
-            self._schema,
-            machine.retry,
-            machine.metrics,
-            own_id,
-            path,
-            on_missing=partial(_check_held, machine, self.reader_id),
-        )
-
     def _time(self, given: TimeLike, name: str = "as_of") -> int:
         self.check_open()
         time = time_of(given, name)
         if not 0 <= time <= DATA_TIME_MAX:
             raise InvalidUsage(f"{name} must be a time in [0, {DATA_TIME_MAX}], not {given}")
         return time
+
+
+def source_of(reader: ReadHandle, path: str) -> PartSource:
+    """Where `reader` reads parts from, for the purpose `path`. A missing blob is Fenced once its lease ended. Keeps no handle alive."""
+    machine = reader._machine
+    return PartSource(
+        machine.shard_id,
+        machine.blob,
+        reader._schema,
+        machine.retry,
+        machine.metrics,
+        reader._schema_id,
+        path,
+        on_missing=partial(_check_held, machine, reader.reader_id),
+    )
 
 
 def _check_held(machine: Machine, reader_id: LeasedReaderId) -> None:
