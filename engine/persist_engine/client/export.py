@@ -29,7 +29,6 @@ from persist_engine.client.read.handle import source_of
 from persist_engine.client.read.snapshot import SinceAhead
 from persist_engine.model.ids import ShardId
 from persist_engine.parts.fetch import CompactionFilter, read_consolidated, runs_of
-from persist_engine.parts.listings import expand
 from persist_engine.rows.columns import storable
 from persist_engine.rows.schema import Schema
 from persist_engine.storage.directories import make_directory, sync_directory
@@ -151,7 +150,7 @@ def _export(
 
         if as_of is None:
             source = source_of(reader, "export")
-            row_filter, runs = CompactionFilter(reader.since), runs_of(expand(source, batches))
+            row_filter, runs = CompactionFilter(reader.since), runs_of(source.expanded(batches))
             tables = read_consolidated(source, runs, row_filter, memory_bytes=memory_bytes, on_fetched=count_read)
             files = _files(tables, directory, schema, file_bytes_max)
         else:

@@ -31,7 +31,6 @@ from persist_engine.parts.fetch import (
     runs_of,
 )
 from persist_engine.parts.key_range import KeyRange
-from persist_engine.parts.listings import expand
 from persist_engine.parts.read_ahead import FetchAhead, RunToRead
 from persist_engine.parts.selection import Skipped, audit
 from persist_engine.parts.source import Fetched
@@ -228,7 +227,7 @@ class Contents:
         if self.where is None:
             # A listing holds the sums of what it names. Where these suffice, the listing is not fetched.
             total, left = self._summed(named)
-            more, unknown = self._summed(expand(self.source, left))
+            more, unknown = self._summed(self.source.expanded(left))
             total += more
         else:
             total, unknown = self._summed(self.batches)

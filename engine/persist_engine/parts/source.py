@@ -6,7 +6,7 @@ This module knows nothing of state, leases or handles. The caller holds the leas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,10 +19,11 @@ from persist_engine.codec.inline_part import PartInMemory, decode_inline
 from persist_engine.codec.keys import blob_key
 from persist_engine.codec.part import OpenedPart, as_it_is, open_part
 from persist_engine.codec.row_groups import Footer, Pieces
-from persist_engine.model.batch import ColumnStats, Footing, HollowPart, Part, PartStats
+from persist_engine.model.batch import ColumnStats, Footing, HollowBatch, HollowPart, Part, PartStats
 from persist_engine.model.frontier import MINIMUM, Antichain, Description
 from persist_engine.model.ids import ShardId
 from persist_engine.parts.key_range import KeyRange
+from persist_engine.parts.listings import expand
 from persist_engine.rows import updates
 from persist_engine.rows.filter import Filter, Lacks, nothing_lacks
 from persist_engine.rows.part_stats import stats_name
@@ -61,6 +62,15 @@ class PartSource:
     """The same as a condition: row groups whose first key field rules it out are not fetched."""
     on_missing: Callable[[], None] | None = None
     """Called when a blob is missing. It raises when the caller's lease has ended, so that nothing is lost."""
+
+    def expanded(self, batches: Iterable[HollowBatch]) -> tuple[HollowBatch, ...]:
+        """`batches` with the parts that their listings name: see listings.expand, whose errors it raises."""
+        try:
+            return expand(self, batches)
+        except MissingBlob:
+            if self.on_missing is not None:
+                self.on_missing()
+            raise
 
     def is_newer(self, part: Part) -> bool:
         """Whether `part` was written under a newer schema than the one of this read. Its rows are then in another

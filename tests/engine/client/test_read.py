@@ -4,6 +4,7 @@ import collections
 import pickle
 import random
 import threading
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -17,6 +18,7 @@ from persist_engine.client.read.splits import SnapshotSplit
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
 from persist_engine.rows.schema import Schema
+from persist_engine.work.repair.force import force_compaction
 from persist_kit.world import AheadEnv, World
 
 SCHEMA = Schema(key=pa.schema([("id", pa.int64()), ("tag", pa.string())]), val=pa.schema([("x", pa.float64())]))
@@ -332,6 +334,26 @@ def test_a_blob_that_was_deleted_under_a_reader_whose_hold_was_ended_is_no_loss(
     for read in (snapshot.to_table, snapshot.count, changes.to_table):
         with pytest.raises(Fenced if is_ended else MissingBlob):
             read()
+
+
+@pytest.mark.parametrize("is_ended", [True, False])
+def test_nor_is_a_listing_of_parts(is_ended):
+    settings = replace(SETTINGS, batch=replace(SETTINGS.batch, run_parts_max=2))
+    with PersistClient.open(Location(blob="mem:", consensus="mem:"), settings=settings) as client:
+        shard_id, _ = fill(client, appends=3, rows=200)
+        machine = client.machine(shard_id)
+        force_compaction(machine, full=True)
+        batches = list(machine.state.trace.batches())
+        assert any(batch.has_hollow_runs for batch in batches)
+        reader = client.open_leased_reader(shard_id, purpose="test")
+        snapshot, changes, listen = reader.snapshot(25), reader.changes(None, 25), reader.listen(25)
+        if is_ended:
+            machine.expire_leased_reader(reader.reader_id)
+        for key in [key for batch in batches for key in batch.blob_keys()]:
+            machine.blob.delete(f"{shard_id}/{key}")
+        for read in (snapshot.to_table, snapshot.count, changes.to_table, lambda: next(listen)):
+            with pytest.raises(Fenced if is_ended else MissingBlob):
+                read()
 
 
 @pytest.mark.slow

@@ -22,7 +22,6 @@ from persist_engine.client.read.pieces import BATCH_ROWS, READ_MEMORY_BYTES
 from persist_engine.model.batch import HollowBatch
 from persist_engine.parts.even_ranges import affordable_ranges
 from persist_engine.parts.fetch import ChangesFilter, PartSource
-from persist_engine.parts.listings import expand
 from persist_engine.parts.selection import Times, select
 from persist_engine.rows.filter import Filter
 from persist_engine.rows.projection import Projection
@@ -130,7 +129,7 @@ class Changes:
     def _read(self) -> ChangesRead:
         """The selection to read, made at first use: listings of parts are fetched then."""
         times = Times(first=self.after + 1, last=self.upto)
-        selection = select(expand(self._source, self._named), where=self._where, times=times, audited=self._audited)
+        selection = select(self._source.expanded(self._named), where=self._where, times=times, audited=self._audited)
         self._source.metrics.count("stats_skipped_parts", selection.skipped_parts, shard=self._source.shard_id)
         return ChangesRead(
             selection.batches,

@@ -15,7 +15,6 @@ from persist_engine.client.read.leased import LeasedPart, PartLeases, Pin
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import EMPTY, Antichain
 from persist_engine.parts.fetch import ListenFilter, Matching, PartSource, RowFilter, read_parts
-from persist_engine.parts.listings import expand
 from persist_engine.parts.selection import Selection, Times, audit, select
 from persist_engine.rows.filter import Filter
 from persist_engine.shard.machine import Machine
@@ -167,7 +166,7 @@ class Listen:
         lower = self._frontier.time
         assert lower is not None
         times = Times(first=max(self._as_of + 1, lower))
-        batches = expand(self._source, [batch])
+        batches = self._source.expanded([batch])
         selection = select(batches, where=self._where, times=times, audited=self._handle.audited)
         self._source.metrics.count("stats_skipped_parts", selection.skipped_parts, shard=self._source.shard_id)
         return ListenFilter(as_of=self._as_of, lower=lower), selection

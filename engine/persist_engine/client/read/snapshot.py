@@ -28,7 +28,6 @@ from persist_engine.parts.consolidate import merge_runs
 from persist_engine.parts.contents import Contents
 from persist_engine.parts.even_ranges import affordable_ranges
 from persist_engine.parts.fetch import PartSource, SnapshotFilter, read_consolidated, runs_of
-from persist_engine.parts.listings import expand
 from persist_engine.parts.selection import Selection, Times, select
 from persist_engine.rows.filter import Filter
 from persist_engine.rows.projection import Projection
@@ -210,7 +209,7 @@ class Snapshot:
             raise InvalidUsage("a snapshot that shows only some columns has no corrections: open one without columns")
         share = memory_bytes // 3
         persisted = (_retracted(table, time) for table in self._contents.tables(memory_bytes=share))
-        runs = runs_of(expand(self._source, desired))
+        runs = runs_of(self._source.expanded(desired))
         wanted = read_consolidated(self._source, runs, SnapshotFilter(time), memory_bytes=share)
         for table in merge_runs([persisted, wanted], memory_bytes=share):
             yield table
@@ -238,7 +237,7 @@ class Snapshot:
     def _contents(self) -> Contents:
         """The selection to read, made at first use: listings of parts are fetched then."""
         times = Times(last=self.as_of)
-        batches = expand(self._source, self._named)
+        batches = self._source.expanded(self._named)
         selection = select(batches, where=self._where, times=times, audited=self._audited, is_of_contents=True)
         self._source.metrics.count("stats_skipped_parts", selection.skipped_parts, shard=self._source.shard_id)
         return Contents(

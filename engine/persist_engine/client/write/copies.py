@@ -16,7 +16,6 @@ from persist_engine.model.diff.state_diff import inserted_blobs, live_blobs
 from persist_engine.model.frontier import MINIMUM, Description
 from persist_engine.model.ids import ShardId
 from persist_engine.parts.fetch import CompactionFilter, PartSource, read_consolidated, runs_of
-from persist_engine.parts.listings import expand
 from persist_engine.shard.log_reader import LogReader
 from persist_engine.shard.machine import Machine
 
@@ -62,7 +61,7 @@ def restaged(batches: Sequence[Batch], desc: Description, machine: Machine) -> B
     memory_bytes = 2 * machine.settings.batch.target_part_bytes
     with BatchBuilder(machine, desc.lower, schema=schema, schema_id=machine.schema_id, upper=desc.upper) as builder:
         try:
-            runs = runs_of(expand(source, [batch.hollow.with_desc(desc) for batch in batches]))
+            runs = runs_of(source.expanded(batch.hollow.with_desc(desc) for batch in batches))
             for table in read_consolidated(source, runs, CompactionFilter(MINIMUM), memory_bytes=memory_bytes):
                 builder.add(table)
         except MissingBlob as error:
