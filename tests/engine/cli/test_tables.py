@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from persist_engine import connect
+from persist_engine.base.errors import InvalidUsage
 from persist_engine.cli.options import complete_named
 from persist_engine.cli.tables import files
 from persist_engine.cli.tables.commands import InputFormat, complete_table
@@ -180,6 +181,38 @@ def test_a_file_of_nothing_removes_nothing(store):
     file.write_text("id,name,price,at\n")
     store("overwrite", "orders", str(file))
     assert rows_of(store) == []
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "-"])
+@pytest.mark.parametrize("end", ["\n", "", "\r\n"])
+@pytest.mark.parametrize(
+    ("columns", "rows", "is_cut"),
+    [
+        ("id,name", '1,"a{end}2,b{end}3,c{end}', True),
+        ("id,name", '1,a{end}2,"', True),
+        ("id,name", '1,"a ""q""{end}', True),
+        ("id,name", '1,"a{end}"{end}', False),
+        ("id,name", '1,""""{end}', False),
+        ("id,name", '1,5" disk{end}', False),
+        ("id,name", '1,"a"{end}{end}', False),
+        ("name", '"a{end}b', True),
+        ("name", '"{end}"{end}', False),
+    ],
+)
+def test_a_csv_that_ends_within_quotes_is_refused(name, end, columns, rows, is_cut, tmp_path, monkeypatch):
+    """Arrow takes the rest of the file for one value: the rows in it would be lost."""
+    line_end = end or "\n"
+    text = (columns + line_end + rows.format(end=line_end)).removesuffix("" if end else "\n").encode()
+    (tmp_path / "rows.csv").write_bytes(text)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(text))))
+    monkeypatch.chdir(tmp_path)
+    wanted = pa.schema([("id", pa.int64()), ("name", pa.string())])
+    read = files.batches_of([name], InputFormat.CSV, wanted, lambda *_: None)
+    if is_cut:
+        with pytest.raises(InvalidUsage, match="it ends within quotes that nothing closes"):
+            list(read)
+    else:
+        assert sum(table.num_rows for table in read) == 1
 
 
 def test_bytes_that_are_no_digits(store):

@@ -52,6 +52,9 @@ JSON_BLOCK_BYTES = 16 << 20
 #: half of a line end.
 _FIELD = rb'(?:"[^"]*+(?:""[^"]*+)*+"[^,\r\n]*+|[^",\r\n][^,\r\n]*+)?+'
 _WHOLE_RECORDS = re.compile(rb"(?:(?:" + _FIELD + rb",)*+" + _FIELD + rb"(?:\r\n|\n|\r(?!\Z)))*+")
+_UNCLOSED = (
+    "is no csv that the table takes: it ends within quotes that nothing closes; it was cut off, or a quote is missing"
+)
 _EMPTY = "is empty: the first line of a CSV file names the columns, also where no row follows"
 
 #: What names of files end in.
@@ -154,8 +157,11 @@ def _csv(source: _Source, wanted: pa.Schema) -> Iterator[pa.Table]:
         if isinstance(source, pa.NativeFile):
             with closing(pyarrow.csv.open_csv(source, parse_options=parse, convert_options=options)) as reader:
                 yield _read(_without_json(reader.schema.empty_table(), wanted), wanted)
+                batch = None
                 for batch in reader:
                     yield _read(_without_json(pa.Table.from_batches([batch]), wanted), wanted)
+            if batch is not None and _ends_in_quotes(source, batch):
+                raise InvalidUsage(_UNCLOSED)
             return
         names: list[str] | None = None
         for records in _records(source):
@@ -209,8 +215,27 @@ def _records(source: IO[bytes]) -> Iterator[bytes]:
     if held.strip():
         # Arrow takes names without a line end for no file at all.
         ended = held + b"\n"
-        is_whole = (found := _WHOLE_RECORDS.match(ended)) is not None and found.end() == len(ended)
-        yield ended if is_whole else held
+        found = _WHOLE_RECORDS.match(ended)
+        if found is None or found.end() < len(ended):
+            raise InvalidUsage(_UNCLOSED)
+        yield ended
+
+
+def _ends_in_quotes(source: pa.NativeFile, last: pa.RecordBatch) -> bool:
+    """Whether the file ends within quotes. Arrow takes all of the rest, rows included, for one value: the file then ends with a separator,
+    one quote, and the last value as the file writes it. `last`: the last rows as read. Values of other types than text cannot hold rows.
+    """
+    value = last.column(last.num_columns - 1)[-1].as_py() if last.num_rows else None
+    if not isinstance(value, str):
+        return False
+    unclosed = b'"' + value.encode().replace(b'"', b'""')
+    size = source.size()
+    source.seek(max(0, size - len(unclosed) - 1))
+    end: bytes = source.read()
+    if last.num_columns > 1:
+        return end == b"," + unclosed
+    # A closed value that is one line end looks like an unclosed one that begins on a line of its own.
+    return end.endswith(unclosed) and end[:1] in (b"\n", b"\r") and not end.rstrip(b"\r\n").endswith(b'"')
 
 
 def _without_json(table: pa.Table, wanted: pa.Schema) -> pa.Table:
