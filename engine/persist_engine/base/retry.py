@@ -22,8 +22,8 @@ _INFO_ATTEMPTS = 3
 #: A timed wait retries the store for at least this long, even if its timeout is shorter: most failures are brief.
 INSIST_S = 1.0
 
-#: Deadline of the timed wait that this thread is in; see `Retry.until`.
-_DEADLINE_S: ContextVar[float | None] = ContextVar("deadline_s", default=None)
+#: Deadline in seconds of the timed wait that this thread is in, and whether it also counts beside `give_up_ms`; see `Retry.until`.
+_DEADLINE: ContextVar[tuple[float, bool] | None] = ContextVar("deadline", default=None)
 
 T = TypeVar("T")
 #: Called before each further attempt, by the retrying thread, with the operation and its error.
@@ -42,12 +42,12 @@ class Backoff:
         what: str,
         shard: str,
         kind: str,
-        deadline_s: float | None = None,
+        deadline: tuple[float, bool] | None = None,
         on_wait: OnWait | None = None,
     ) -> None:
         self._on_wait = on_wait
         self._env, self._settings, self._metrics = env, settings, metrics
-        self._deadline_s = deadline_s
+        self._deadline = deadline
         self._labels = {"kind": kind, "op": what}
         self._what, self._shard = what, shard
         self._subject = f"{what} of {shard}" if shard else what
@@ -57,15 +57,16 @@ class Backoff:
         metrics.count("retry_started", **self._labels)
 
     def wait(self, error: StorageError) -> None:
-        """Sleep before the next attempt. Raises Unavailable, chained to `error`, once `give_up_ms` have passed or, without
-        `give_up_ms`, once the deadline of `Retry.until` has passed.
+        """Sleep before the next attempt. Raises Unavailable, chained to `error`, once `give_up_ms` have passed, or the
+        deadline of `Retry.until` where it counts.
         """
         self.attempts += 1
         self._metrics.count("retry_attempts", **self._labels)
         elapsed_ms = (self._env.monotonic_s() - self._started_s) * 1000
         give_up_ms = self._settings.give_up_ms
-        if give_up_ms is None and self._deadline_s is not None:
-            give_up_ms = (self._deadline_s - self._started_s) * 1000
+        if self._deadline is not None and (give_up_ms is None or self._deadline[1]):
+            left_ms = (self._deadline[0] - self._started_s) * 1000
+            give_up_ms = left_ms if give_up_ms is None else min(give_up_ms, left_ms)
         if give_up_ms is not None and elapsed_ms >= give_up_ms:
             self._metrics.count("retry_finished", **self._labels, outcome="gave_up")
             raise Unavailable(
@@ -120,23 +121,24 @@ class Retry:
             what=what,
             shard=shard,
             kind=kind,
-            deadline_s=_DEADLINE_S.get(),
+            deadline=_DEADLINE.get(),
             on_wait=self.on_wait,
         )
 
     @contextmanager
-    def until(self, timeout_s: float | None) -> Iterator[None]:
+    def until(self, timeout_s: float | None, *, at_most: bool = False) -> Iterator[None]:
         """Limit the retries of this thread inside the block to `timeout_s`, but at least INSIST_S; then they raise Unavailable.
-        Applies only if `give_up_ms` is None, which otherwise retries forever. A `timeout_s` of None changes nothing.
+        Applies only if `give_up_ms` is None, which otherwise retries forever; with `at_most` the earlier of the two ends them. A
+        `timeout_s` of None changes nothing.
         """
         if timeout_s is None:
             yield
             return
-        token = _DEADLINE_S.set(self._env.monotonic_s() + max(timeout_s, INSIST_S))
+        token = _DEADLINE.set((self._env.monotonic_s() + max(timeout_s, INSIST_S), at_most))
         try:
             yield
         finally:
-            _DEADLINE_S.reset(token)
+            _DEADLINE.reset(token)
 
     def external(self, what: str, call: Callable[[], T], *, shard: str = "") -> T:
         """Call until `call` returns, retrying on Determinate and Indeterminate alike; for idempotent calls only. Raises

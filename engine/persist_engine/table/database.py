@@ -5,13 +5,14 @@ Owns the names' life (create, rename, drop) and the threads that maintain. What 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 import pyarrow as pa
 
-from persist_engine.base.errors import InvalidUsage, SchemaMismatch, ShardNotFound
+from persist_engine.base.errors import InvalidUsage, SchemaMismatch, ShardNotFound, Unavailable
 from persist_engine.client.arguments import expect_clock
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from persist_engine.client.write.handle import WriteHandle
     from persist_engine.work.background import BackgroundMaintenance, Upkeep
 
+_log = logging.getLogger(__name__)
+#: How long `Database.close` insists on a store that is down. Most failures are brief.
+LET_GO_S = 5.0
 #: How long a new table keeps its times readable.
 RETAIN = "7 days"
 #: Opens a client; NoStore for stores that are not there, unless it is to make them.
@@ -223,7 +227,8 @@ class Database:
 
     def close(self) -> None:
         """Lets go of all readers and writers, ends the threads (`drain` first waits for them), and closes the connections that `connect`
-        opened. Idempotent.
+        opened. Idempotent. Does not wait for a store that is down: after LET_GO_S it logs what it could not let go of, whose leases lapse
+        by themselves.
 
         >>> db.close()
         """
@@ -234,8 +239,7 @@ class Database:
             tables = list(self._tables.values())
             self._tables.clear()
         try:
-            for table in tables:
-                table.close()
+            self._let_go(tables)
         finally:
             if self._background is not None:
                 self._background.close()
@@ -252,6 +256,20 @@ class Database:
         return f"Database({self.location or self._client!r})"
 
     # -- private ------------------------------------------------------------------------------------------------------
+
+    def _let_go(self, tables: Sequence[Table]) -> None:
+        """Closes them. Retries for LET_GO_S at most, also where the settings say longer."""
+        if not tables:
+            return
+        assert self._client is not None, "which opened them"
+        with self._client.versions.retry.until(LET_GO_S, at_most=True):
+            for table in tables:
+                try:
+                    table.close()
+                except Unavailable as error:  # what was written is there, and an error on its way out matters more
+                    _log.warning(
+                        "table %s: its leases lapse by themselves: %s", table.name, error, extra={"shard": table.id}
+                    )
 
     def _open_client(self, *, create: bool = False) -> PersistClient:
         """The client, which opens with the first call. NoStore, without `create`, while there are no stores."""

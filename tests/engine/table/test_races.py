@@ -16,6 +16,7 @@ from persist_engine.base.errors import SchemaMismatch, Unavailable
 from persist_engine.base.settings import RetrySettings, Settings
 from persist_engine.dataflow.upsert.handle import UpsertHandle
 from persist_engine.table.corrections import Correction
+from persist_engine.table.database import LET_GO_S
 from persist_kit.world import AheadEnv, World
 
 CALLS = {
@@ -241,3 +242,25 @@ def test_a_feed_that_follows_outlives_a_log_that_does_not_answer(monkeypatch, gi
             with pytest.raises(Unavailable):
                 next(followed)
             world.faults.heal()
+
+
+@pytest.mark.parametrize("give_up_ms", [None, 600_000])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Unavailable])
+def test_the_end_of_a_database_waits_for_no_store_that_is_down(
+    caplog: pytest.LogCaptureFixture, give_up_ms: float | None, error: type[BaseException]
+):
+    """It waited until the store was back, after an interrupt too, and its own error took the place of the one that ended the block."""
+    world = World(env=AheadEnv(), settings=Settings(retry=RetrySettings(give_up_ms=give_up_ms)))
+    db = Database(world.process(), maintain=False)
+    for table in [db.create(name, key="id BIGINT", value="name STRING") for name in ("t", "u")]:
+        table.append([row(1, "a")])
+        assert table.to_pylist() == [row(1, "a")]
+    world.faults.break_down()
+    down_s = world.env.monotonic_s()
+    with pytest.raises(error, match="first"), db:
+        raise error("first")
+    assert world.env.monotonic_s() - down_s < 2 * LET_GO_S
+    assert [record.getMessage().partition(":")[0] for record in caplog.records if "lapse" in record.getMessage()] == [
+        "table t",
+        "table u",
+    ]
