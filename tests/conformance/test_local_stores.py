@@ -134,6 +134,20 @@ def test_a_file_that_cannot_be_written_is_refused_at_once(tmp_path, monkeypatch)
         SqliteConsensus(tmp_path / "log.db")
 
 
+@pytest.mark.parametrize("mode", [0o000, 0o444])
+def test_a_file_without_rights_is_refused_at_once(tmp_path, monkeypatch, mode):
+    """One that it may only read failed with the first commit, a minute later; SQLite calls one that it may not read unavailable."""
+    path = tmp_path / "log.db"
+    SqliteConsensus(path).close()
+    path.chmod(mode)
+    # Root has every right.
+    monkeypatch.setattr(os, "access", lambda path, wanted: (wanted & ~(path.stat().st_mode >> 6)) == 0)
+    with pytest.raises(
+        StoreRefused, match=r"log\.db: Permission denied; give this user the right to read and write the file"
+    ):
+        SqliteConsensus(path, create=False)
+
+
 def test_commits_survive_kill_9(tmp_path):
     writer = python(ENDLESS_APPENDER, tmp_path / "consensus.db")
     last = kill_after(writer, 30) or 30

@@ -70,6 +70,7 @@ _TRUNCATE = "DELETE FROM consensus WHERE shard = ? AND sequence_number < ?"
 _KEYS = "SELECT DISTINCT shard FROM consensus"
 #: Of a file or a folder that the process may not write. A file that was moved away has another code.
 _READ_ONLY = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_READONLY_DIRECTORY)
+_ALL_WRITE = "every process, also one that only reads, writes its lease into the file and files beside it"
 
 
 #: Identifies a file regardless of its name: device and inode.
@@ -192,6 +193,11 @@ class SqliteConsensus:
         except OSError as error:
             raise not_opened(self.address(), error) from error
         if is_begun:
+            # SQLite calls a file without the right to read unavailable, and opens one without the right to write.
+            if not os.access(self._path, os.R_OK | os.W_OK):
+                raise StoreRefused(
+                    f"open {self.address()}: Permission denied; give this user the right to read and write the file: {_ALL_WRITE}"
+                )
             with self._borrow("open") as connection:
                 is_begun = connection.execute(_TABLE).fetchone() is not None
         if not is_begun:
@@ -317,9 +323,7 @@ class SqliteConsensus:
         if "no such table" in str(error):  # the table exists since open, so another file is here now
             return self._lost(verb, key, "the file was replaced by an empty one")
         if verb == "open" and getattr(error, "sqlite_errorcode", 0) in _READ_ONLY:
-            return StoreRefused(
-                f"{text}: every process, also one that only reads, writes its lease into the file and files beside it"
-            )
+            return StoreRefused(f"{text}: {_ALL_WRITE}")
         return kind(text, key=key)
 
 
