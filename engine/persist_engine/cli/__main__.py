@@ -9,12 +9,14 @@ from typing import NoReturn
 from persist_engine import __version__
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.extras import needs_extra
-from persist_engine.cli.exit_codes import EXIT_USAGE
+from persist_engine.cli.exit_codes import EXIT_INTERRUPTED, EXIT_USAGE
 from persist_engine.cli.startup import keep_pandas_out, load_without_collection
 
 
 def main() -> NoReturn:
-    """Run the command line of this process and exit. Without its packages: one line on stderr, and the exit code of usage."""
+    """Run the command line of this process and exit. Without its packages: one line on stderr, and the exit code of usage. An
+    interrupt while it loads ends it in silence, as a later one does.
+    """
     keep_pandas_out()
     load_without_collection()
     if sys.argv[1:] == ["--version"]:
@@ -28,6 +30,8 @@ def main() -> NoReturn:
     except InvalidUsage as error:
         sys.stderr.write(f"error: {error.kind.value}: {error}\n")
         sys.exit(EXIT_USAGE)
+    except KeyboardInterrupt:  # loading takes long enough for a change of mind
+        sys.exit(EXIT_INTERRUPTED)
     run()
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 
@@ -168,3 +169,11 @@ def test_regression_outputs_of_two_processes_of_one_id_are_not_mixed(tmp_path):
         theirs(pa.record_batch([pa.array([2, 3])], schema=schema))
     assert pa.ipc.open_stream(path.read_bytes()).read_all().column("id").to_pylist() == [1]
     assert [each.name for each in tmp_path.iterdir()] == ["out.arrow"]
+
+
+def test_an_interrupt_while_the_command_line_loads_is_no_traceback(tmp_path):
+    (tmp_path / "typer.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n")
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from persist_engine.cli.__main__ import main; main()"
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code, "ls"], check=False, env=env, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
