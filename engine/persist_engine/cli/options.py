@@ -7,9 +7,10 @@ import ctypes
 import functools
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
+from contextlib import contextmanager, nullcontext, suppress
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -61,6 +62,8 @@ GiveUp = Annotated[
     ),
 ]
 GIVE_UP_S, _COMPLETION_GIVE_UP_S = 60.0, 1.0
+#: How long a shell waits for names, with what loads first on a busy machine.
+COMPLETION_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +100,34 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of tables, fo
 
 
 def completing(ctx: typer.Context) -> Stores:
-    """The stores that a command line names while the shell completes it. It waits no longer than a second for them."""
+    """The stores that a command line names while the shell completes it. Calls that fail are retried for a second."""
     return Stores(ctx.params.get("blob"), ctx.params.get("consensus"), _COMPLETION_GIVE_UP_S)
 
 
 def complete_shard(ctx: typer.Context, incomplete: str) -> list[str]:
     """Shards of the location at hand that begin so, for the shell; none where there is no answer soon."""
-    try:
+
+    def look() -> list[str]:
         with connected(completing(ctx)) as client:
             return sorted(shard_id for shard_id in client.shards() if shard_id.startswith(incomplete))
-    except PersistError:
-        return []
+
+    return soon(look)
+
+
+def soon(look: Callable[[], list[str]]) -> list[str]:
+    """What `look` answers within COMPLETION_S; nothing after that, or where it fails. One call of a store that hangs takes longer than all
+    retries may: it stays behind in a thread, with which the process ends.
+    """
+    answers: list[list[str]] = []
+
+    def run() -> None:
+        with suppress(PersistError):
+            answers.append(look())
+
+    thread = threading.Thread(target=copy_context().run, args=(run,), daemon=True)
+    thread.start()
+    thread.join(COMPLETION_S)
+    return answers[0] if answers else []
 
 
 ShardArgument = Annotated[
@@ -117,14 +137,15 @@ ShardArgument = Annotated[
 
 def complete_named(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of tables and ids of shards that begin so, for the shell."""
-    try:
+
+    def look() -> list[str]:
         with connected(completing(ctx)) as client:
             from persist_engine.table.names import listed
 
             names = [each.name for each in listed(client) if each.name.startswith(incomplete)]
-    except PersistError:
-        return []
-    return names + complete_shard(ctx, incomplete)
+            return names + sorted(shard_id for shard_id in client.shards() if shard_id.startswith(incomplete))
+
+    return soon(look)
 
 
 NamedShardArgument = Annotated[

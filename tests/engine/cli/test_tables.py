@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shlex
+import socket
+import subprocess
 import sys
 from datetime import date
 from decimal import Decimal
@@ -357,6 +360,26 @@ def test_names_complete(store):
     names = complete_named(context, "")
     assert names[0] == "orders"
     assert names[1].startswith("s")
+
+
+def test_a_store_that_hangs_does_not_hang_the_shell(store):
+    """It accepts, and never answers: one call outlives all retries."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"127.0.0.1:{silent.getsockname()[1]}"
+        line = ["read", "--blob", f"s3://b/p?endpoint=http://{url}", "--consensus", store.args[3], ""]
+        env = os.environ | {
+            "_PERSIST_COMPLETE": "complete_bash",
+            "COMP_WORDS": " ".join(["persist", *line]),
+            "COMP_CWORD": str(len(line)),
+        }
+        env |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+        command = [sys.executable, "-m", "persist_engine.cli"]
+        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as shell:
+            # The store never closes: what ends before it does has given up.
+            connection, _ = silent.accept()
+            with connection:
+                names, _ = shell.communicate(timeout=25)
+    assert (names.strip(), shell.returncode) == (b"", 0)
 
 
 def test_a_command_makes_no_stores_but_create(tmp_path, persist):

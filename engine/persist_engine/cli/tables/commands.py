@@ -14,7 +14,7 @@ import typer
 
 from persist_engine.base.errors import InvalidUsage, PersistError
 from persist_engine.base.wording import dated, sized
-from persist_engine.cli.options import UNREADABLE, AsJson, Stores, completing, connected, ended_with, on_stores
+from persist_engine.cli.options import UNREADABLE, AsJson, Stores, completing, connected, ended_with, on_stores, soon
 from persist_engine.cli.output import print_json, print_pairs, print_rows, progress_bar, reading
 from persist_engine.cli.times import number_or_text
 
@@ -63,13 +63,14 @@ class ClockName(enum.StrEnum):
 
 def complete_table(ctx: typer.Context, incomplete: str) -> list[str]:
     """Tables of the location at hand that begin so, for the shell; none where there is no answer soon."""
-    try:
+
+    def look() -> list[str]:
         with connected(completing(ctx)) as client:
             from persist_engine.table.names import listed
 
             return [each.name for each in listed(client) if each.name.startswith(incomplete)]
-    except PersistError:
-        return []
+
+    return soon(look)
 
 
 TableArgument = Annotated[
