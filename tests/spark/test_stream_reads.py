@@ -1,5 +1,6 @@
 """`spark.readStream.format("persist")`: the contents and then the changes, each once, also after a restart."""
 
+import threading
 from collections import Counter
 
 import pytest
@@ -10,6 +11,8 @@ from persist_engine.model.ids import LeasedReaderId
 from persist_engine.work.repair.force import force_compaction
 from persist_spark.datasource import register
 from persist_spark.options import Ago
+from persist_spark.row_shape import changes_row_type
+from persist_spark.source import stream_read
 from persist_spark.source.stream_read import LEASE_MS, ShardStreamReader, StreamOptions
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import types as T
@@ -287,5 +290,35 @@ def test_the_lease_holds_what_the_query_has_not_read(shard):
     assert reader.latestOffset({"upper": 9}, ReadAllAvailable()) == {"upper": 9}
     assert reader.reportLatestOffset() == shard.at(12)
     reader.stop()
+    reader.stop()
+    assert shard.leases() == []
+
+
+def test_a_stream_lets_go_of_the_contents_when_they_are_read(shard):
+    """The second reader of the contents ends with their batch. Otherwise it would hold since there as long as the query runs."""
+    shard.write((1, 10, 1), upper=5)
+    updates_only = changes_row_type(SCHEMA, shape="updates")
+    reader = ShardStreamReader(shard.options(), updates_only)
+    assert len(reader.partitions(shard.at(-1), shard.at(5))) == 1
+    assert [lease["since"] for lease in shard.leases()] == [0, 4]
+    shard.write((2, 20, 1), upper=9)
+    assert len(reader.partitions(shard.at(5), shard.at(9))) == 1
+    assert [lease["since"] for lease in shard.leases()] == [0]
+    reader.stop()
+    assert shard.leases() == []
+
+
+def test_a_stream_that_lost_its_lease_lets_go_of_all_that_it_held(shard, monkeypatch):
+    monkeypatch.setattr(stream_read, "LEASE_MS", 2_000)
+    shard.write((1, 10, 1), upper=5)
+    reader = ShardStreamReader(shard.options(), changes_row_type(SCHEMA, shape="updates"))
+    reader.partitions(shard.at(-1), shard.at(5))
+    lost = reader._follower.reader
+    shard.client.machine(shard.id).expire_leased_reader(lost.reader_id)
+    pause = threading.Event()
+    while not lost.since.is_empty():  # until its next heartbeat
+        pause.wait(0.02)
+    assert reader.latestOffset(shard.at(5), ReadAllAvailable()) == shard.at(5)
+    assert [lease["since"] for lease in shard.leases()] == [0]
     reader.stop()
     assert shard.leases() == []

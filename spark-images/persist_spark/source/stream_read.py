@@ -160,13 +160,16 @@ class _Follower:
         self._changes: Changes | None = None
         self._followed_s = SystemEnv().monotonic_s()
 
-    def reader_at(self, time: int) -> ReadHandle:
-        """Another reader, whose since is `time`, so that all changes up to `time` are the contents at that time. The first reader holds
-        the times before, which this one must not release.
+    def reader_of(self, begin: int, stop: int) -> ReadHandle:
+        """The reader for the batch from `begin` to `stop`. For the contents it is another one, whose since is their time, so that all
+        changes up to it are the contents. The first reader holds the times before, which that one must not release. It ends when the next
+        batch is planned: otherwise it would hold since at that time as long as the query runs.
         """
         self._release()
+        if begin >= 0:
+            return self.reader
         self._of_contents = self.client.open_leased_reader(self._shard, purpose=PURPOSE, lease_ms=LEASE_MS)
-        self._of_contents.downgrade_since(Antichain.of(time))
+        self._of_contents.downgrade_since(Antichain.of(stop - 1))
         return self._of_contents
 
     def hold(self, changes: Changes) -> None:
@@ -323,6 +326,8 @@ class ShardStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             client = self._opened()
             if self.options.where is not None:  # for columns that the user gives, Spark asks no stream_row_type
                 condition(self.options.where, client.schema(self.options.shard), "where")
+            if self._follower is not None:
+                self._follower.close()
             self._follower = _Follower(client, self.options.shard)
         return self._follower
 
@@ -347,7 +352,7 @@ class ShardStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         return end if end > begin else self._written()
 
     def _changes(self, follower: _Follower, begin: int, stop: int) -> Changes:
-        reader = follower.reader if begin >= 0 else follower.reader_at(stop - 1)
+        reader = follower.reader_of(begin, stop)
         is_whole = begin < 0 or (begin == 0 and reader.since.less_equal(0))
         changes = reader.changes(
             None if is_whole else max(0, begin - 1),
