@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from typing import Any
@@ -124,6 +125,26 @@ def test_each_event_that_cannot_be_written_says_why(local_spark: Any, tmp_path: 
     assert none is None
     assert len(faults) == len(FAULTS)
     assert [text for text, (_, message) in zip(faults, FAULTS, strict=True) if not re.search(message, text)] == []
+
+
+#: As Postgres' connector writes each type of a large value that an update did not change (UnchangedToastedPlaceholder).
+NOT_LOGGED: dict[str, Any] = {
+    "STRING": "__debezium_unavailable_value",
+    "BINARY": base64.b64encode(b"__debezium_unavailable_value").decode(),
+    "ARRAY<STRING>": ["__debezium_unavailable_value"],
+    "ARRAY<INT>": list(b"__debezium_unavailable_value"),
+    "ARRAY<BIGINT>": list(b"__debezium_unavailable_value"),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_LOGGED)
+def test_a_value_that_was_not_logged_is_no_value_whatever_its_type(local_spark: Any, tmp_path: Any, kind: str):
+    rows = [{"id": 1, "name": NOT_LOGGED[kind]}, {"id": 2, "name": None}]
+    (tmp_path / "events.json").write_text("".join(f"{json.dumps(postgres('u', 1, None, one))}\n" for one in rows))
+    frame = local_spark.read.schema(POSTGRES.replace("name: STRING", f"name: {kind}")).json(str(tmp_path))
+    commands = debezium_commands(frame, Schema.from_ddl("id BIGINT", f"name {kind}"), DEBEZIUM)
+    faults = {each["k0"]: each["fault"] for each in commands.collect()}
+    assert faults == {1: 'after.name was not logged in an event of key {"id":1}', 2: None}
 
 
 REFUSED: dict[str, tuple[str, list[dict[str, Any]], str]] = {

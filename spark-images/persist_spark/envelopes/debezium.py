@@ -19,7 +19,7 @@ from persist_spark.frames import DELETED, FAULT, ORDER, Field, converted, fields
 from persist_spark.spec import ConfigurationError, Envelope
 
 _BEFORE, _AFTER, _OP = "before", "after", "op"
-#: What Postgres' connector writes in place of a large text that an update did not change, and that the log therefore lacks.
+#: What Postgres' connector writes in place of a large value that an update did not change, and that the log therefore lacks.
 _UNAVAILABLE = "__debezium_unavailable_value"
 
 
@@ -101,7 +101,7 @@ def _fault(fields: list[Field], before: dict[str, Column], after: dict[str, Colu
         F.concat(F.lit(" in a delete; let the table log its key"), F.lit("")),
         F.concat(F.lit(" in an event of key "), at),
     )
-    texts = [f for f in fields if f.side == "value" and isinstance(f.type, T.StringType)]
+    stand_ins = {f: stand_in for f in fields if f.side == "value" and (stand_in := _stand_in(f.type)) is not None}
     cases = [
         (op.isNull(), F.lit("op is null in an event that is no tombstone")),
         (
@@ -131,11 +131,28 @@ def _fault(fields: list[Field], before: dict[str, Column], after: dict[str, Colu
             if f.side == "key"
         ),
         *(
-            (gives & (after[f.column] == _UNAVAILABLE), F.concat(F.lit(f"after.{f.name} was not logged"), given))
-            for f in texts
+            (gives & (after[f.column] == stand_in), F.concat(F.lit(f"after.{f.name} was not logged"), given))
+            for f, stand_in in stand_ins.items()
         ),
     ]
     return F.coalesce(*(F.when(condition, text) for condition, text in cases))
+
+
+def _stand_in(kind: T.DataType) -> Column | None:
+    """_UNAVAILABLE as the connector writes it for a column of this type: as a text, as its bytes, as a list of the one text, or as a list
+    of the bytes as numbers. None for other types, for which it has no such value.
+    """
+    octets = _UNAVAILABLE.encode()
+    match kind:
+        case T.StringType():
+            return F.lit(_UNAVAILABLE)
+        case T.BinaryType():
+            return F.lit(octets)
+        case T.ArrayType(elementType=T.StringType()):
+            return F.array(F.lit(_UNAVAILABLE))
+        case T.ArrayType(elementType=T.IntegralType()):
+            return F.array(*map(F.lit, octets)).cast(kind)
+    return None
 
 
 def _order(frame: DataFrame, envelope: Envelope) -> Column:
