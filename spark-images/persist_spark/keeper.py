@@ -25,6 +25,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import PersistError, Unavailable
 from persist_engine.storage.addresses import folder_of
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
@@ -137,11 +138,16 @@ class Keeper:
 
     def _tidy(self) -> None:
         """A thread of its own, so that `_watch` notices the end of the session even while a store does not answer."""
+        env = SystemEnv()
+        due_s = env.monotonic_s() + ADVANCE_INTERVAL_S
         while not self._closing.is_set():
-            try:
-                self._held.drop(self._dead.get(timeout=ADVANCE_INTERVAL_S))
-            except queue.Empty:
+            left_s = due_s - env.monotonic_s()
+            if left_s <= 0:  # also while frames end all the time
                 self._held.advance()
+                due_s = env.monotonic_s() + ADVANCE_INTERVAL_S
+                continue
+            with suppress(queue.Empty):
+                self._held.drop(self._dead.get(timeout=left_s))
 
     def _accept(self) -> None:
         while not self._closing.is_set():

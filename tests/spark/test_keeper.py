@@ -91,6 +91,26 @@ def test_planners_load_and_split_frames_until_the_frames_are_dead(given, session
     assert eventually(lambda: readers(given) == 0)
 
 
+def test_since_advances_although_frames_end_all_the_time(session, monkeypatch):
+    """A session that loads and drops frames without a pause still lets go of the times before its oldest one."""
+    monkeypatch.setattr(keeper, "ADVANCE_INTERVAL_S", 0.2)
+    advanced, kept = threading.Event(), None
+
+    class Held(HeldFrames):
+        def advance(self):
+            advanced.set()
+
+        def drop(self, frame):
+            super().drop(frame)
+            if kept is not None:
+                kept.forget(frame)  # another one has ended meanwhile
+
+    kept = Keeper(session, Held(settings=Settings(), env=SystemEnv()))
+    kept.forget("f")
+    assert advanced.wait(PATIENCE_S)
+    kept.close()
+
+
 def _is_gone(kept, name, loaded) -> bool:
     try:
         keeper.splits(kept.address, name, loaded.row_type)
