@@ -9,9 +9,15 @@ import threading
 from dataclasses import replace
 
 import envelope_run
+import pyarrow as pa
 import pytest
+from persist_engine import Antichain, PersistClient, Settings, SourceProgress
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import Fenced
+from persist_engine.base.metrics import NoMetrics
+from persist_engine.base.settings import RetrySettings
+from persist_engine.storage.open import open_blob, open_consensus
+from persist_engine.testing.faults import Faults, FaultyConsensus
 from persist_spark.report import Log
 from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Input, Stream
 from persist_spark.streaming import batches, driver_upserts, stream
@@ -261,6 +267,59 @@ def test_an_idle_driver_holds_nothing_back(files, make_target, monkeypatch):
     files.run(target, PLAIN, stop=stop, stream=Stream(commit_interval_s=1))
     assert uppers[0] < uppers[-1]
     assert target.state() == dict([_held(1, 1.0), _held(5, 1.0)])
+
+
+def _commands(*numbers):
+    """Commands of a shard of (id BIGINT, n BIGINT), as a small batch brings them."""
+    rows = len(numbers)
+    return pa.table(
+        {
+            "k0": pa.array(numbers, pa.int64()),
+            "v0": pa.array(numbers, pa.int64()),
+            "o": pa.nulls(rows, pa.int64()),
+            "deleted": [False] * rows,
+            "weight": pa.array([1] * rows, pa.int64()),
+            "fault": pa.nulls(rows, pa.string()),
+        }
+    )
+
+
+def test_what_others_write_while_the_source_is_idle_is_kept_within_the_limit_too(make_target, monkeypatch):
+    target, log = make_target("id BIGINT", "n BIGINT"), Acts()
+    spec = target.spec([], "id BIGINT, n BIGINT", Envelope(type=EnvelopeType.UPSERT))
+    with DriverUpserts(spec=spec, client=target.client, log=log) as upserts:
+        done = upserts.commit(_commands(1, 2), b"first", expected=None)
+        monkeypatch.setattr(driver_upserts, "STATE_BYTES_MAX", 1 << 14)
+        upserts.keep_up()
+        assert not log.of("upserts_read_keys")
+        target.write({((number,), (number,)): 1 for number in range(10, 2000)})
+        upserts.keep_up()
+        assert len(log.of("upserts_read_keys")) == 1
+        assert len(target.client.inspect(target.id).readers) == 0
+        first = SourceProgress(token=b"first", upper=Antichain.of(done.upper))
+        assert upserts.commit(_commands(2, 3), b"second", expected=first).updates_written == 1
+
+
+def test_a_driver_whose_stores_fail_while_it_is_idle_reads_the_shard_anew(make_target):
+    """Then it cannot release its leases either. They lapse, and the driver goes on."""
+    target, log, faults = make_target("id BIGINT", "n BIGINT"), Acts(), Faults()
+    env, metrics = SystemEnv(), NoMetrics()
+    consensus = FaultyConsensus(open_consensus(target.location.consensus, env=env, metrics=metrics), faults)
+    blob = open_blob(target.location.blob, env=env, metrics=metrics)
+    settings = Settings(retry=RetrySettings(give_up_ms=100.0))
+    spec = target.spec([], "id BIGINT, n BIGINT", Envelope(type=EnvelopeType.UPSERT))
+    with (
+        PersistClient(blob, consensus, settings=settings, env=env, metrics=metrics) as client,
+        DriverUpserts(spec=spec, client=client, log=log) as upserts,
+    ):
+        done = upserts.commit(_commands(1, 2), b"first", expected=None)
+        faults.break_down()
+        upserts.keep_up()
+        faults.heal()
+        assert len(log.of("upserts_let_go")) == 1
+        target.write({((3,), (3,)): 1})
+        first = SourceProgress(token=b"first", upper=Antichain.of(done.upper))
+        assert upserts.commit(_commands(2, 3, 4), b"second", expected=first).updates_written == 1
 
 
 def test_the_handle_goes_with_the_driver(files, make_target):

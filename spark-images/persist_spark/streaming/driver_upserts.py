@@ -96,6 +96,8 @@ class DriverUpserts:
         except (PersistError, _TooLarge) as error:
             self.log.event("upserts_let_go", reason=str(error)[:500])
             self._let_go()
+        else:
+            self._stay_within_memory(self._handle)
 
     def _upserted(
         self, winners: FewWinners, report: SinkReport, token: bytes, expected: SourceProgress | None, order: str | None
@@ -124,8 +126,7 @@ class DriverUpserts:
             return None  # executors say which key has several values
         if isinstance(done, ProgressMismatch):
             return self._overtaken(done.current, token, report)
-        if handle.state_bytes > STATE_BYTES_MAX:
-            self._keep_nothing(f"the keys take {handle.state_bytes} bytes")
+        self._stay_within_memory(handle)
         updates = done.inserted + done.retracted
         self.log.event("appended", lower=lower.time, upper=done.upper.time, updates=updates)
         return replace(report, lower=lower.time, upper=done.upper.time, updates_written=updates)
@@ -169,6 +170,10 @@ class DriverUpserts:
                 f"{hydration.rows} of {hydration.rows_max} updates of the shard take {self._handle.state_bytes} bytes"
             )
 
+    def _stay_within_memory(self, handle: UpsertHandle) -> None:
+        if handle.state_bytes > STATE_BYTES_MAX:
+            self._keep_nothing(f"the keys take {handle.state_bytes} bytes")
+
     def _keep_nothing(self, reason: str) -> None:
         self._keeps_all = False
         self.log.event("upserts_read_keys", reason=reason[:500])
@@ -176,8 +181,12 @@ class DriverUpserts:
 
     def _let_go(self) -> None:
         handle, self._handle = self._handle, None
-        if handle is not None:
+        if handle is None:
+            return
+        try:
             handle.expire()
+        except PersistError as error:  # nothing renews its leases now, so they lapse by themselves
+            self.log.event("upserts_not_released", error=str(error)[:500])
 
 
 def texts_max(schema: Schema) -> int:
