@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from persist_engine import Schema, ShardId
 from persist_spark.failures import classify
-from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Input, OnError
+from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Input, OnError, PythonFunction
 from persist_spark.streaming import stream
 from pyspark.errors import StreamingQueryException
 from stream_world import RATE, A, Acts, Died, World, both, die
@@ -139,6 +139,27 @@ def test_a_folder_of_files_is_read_once_although_its_drivers_die(world, tmp_path
     assert world.rows() == Counter((number, 0) for number in range(16))
     (folder / "99.json").write_text(json.dumps({"id": 99, "n": 0}))
     assert world.run(input=source).updates_written == 1
+
+
+def test_folders_are_united_although_one_of_them_is_empty_yet(world, tmp_path, monkeypatch):
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder in (one, two, tmp_path / "code"):
+        folder.mkdir()
+    (tmp_path / "code" / "united_folders.py").write_text(
+        "def load(spark, arguments):\n"
+        "    read = spark.readStream.format('json').schema('id BIGINT, n BIGINT')\n"
+        "    return read.load(arguments['one']).union(read.load(arguments['two']))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path / "code"))
+    source = Input(
+        format="python",
+        options={"one": str(one), "two": str(two)},
+        python=PythonFunction(module="united_folders"),
+    )
+    for number, folder in enumerate([one, one, two, one, two]):
+        (folder / f"{number}.json").write_text(json.dumps({"id": number, "n": 0}))
+        world.run(input=source)
+        assert world.rows() == Counter((each, 0) for each in range(number + 1))
 
 
 def test_the_source_keeps_the_files_of_a_batch_that_failed(world, tmp_path, monkeypatch):

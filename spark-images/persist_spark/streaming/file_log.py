@@ -19,6 +19,8 @@ from persist_spark.spec import ConfigurationError, Input
 #: Spark's default of `maxFileAge`.
 MAX_FILE_AGE = "7d"
 _HEAD = "v1"
+#: What Spark writes in place of the offset of a folder that had no files yet.
+_NO_OFFSET = "-"
 
 
 def file_age_ms(source: Input) -> int:
@@ -44,11 +46,15 @@ def file_age_ms(source: Input) -> int:
 
 
 def files_read(root: Path, *, offsets: str, age_ms: int) -> dict[str, str]:
-    """Spark's folder `sources` as it must be for the batch after the one that ends at `offsets`: one file for each source, with the files
-    read until then that are not older than `age_ms` before the newest one.
+    """Spark's folder `sources` as it must be for the batch after the one that ends at `offsets`: one file for each source that had files,
+    with the files read until then that are not older than `age_ms` before the newest one.
     """
-    ends = [json.loads(line)["logOffset"] for line in offsets.splitlines()[2:]]
-    return {f"{index}/{end}.compact": _compacted(root / str(index), end, age_ms) for index, end in enumerate(ends)}
+    ends = {
+        index: json.loads(line)["logOffset"]
+        for index, line in enumerate(offsets.splitlines()[2:])
+        if line != _NO_OFFSET
+    }
+    return {f"{index}/{end}.compact": _compacted(root / str(index), end, age_ms) for index, end in ends.items()}
 
 
 def _compacted(folder: Path, end: int, age_ms: int) -> str:
