@@ -1,5 +1,6 @@
 """The position of a stream: what is written is read again, and any other bytes are refused. And the checkpoint that is made of it."""
 
+import io
 import json
 import random
 from dataclasses import replace
@@ -9,10 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from persist_engine import Antichain, SourceProgress
-from persist_engine.base.errors import CorruptData, Incompatible
+from persist_engine.base.env import SystemEnv
+from persist_engine.base.errors import CorruptData, Incompatible, Unavailable
+from persist_spark.report import Log, SinkReport
 from persist_spark.spec import ConfigurationError, Input
 from persist_spark.streaming import checkpoint as checkpoints
 from persist_spark.streaming.checkpoint import Checkpoint, temporary_checkpoint
+from persist_spark.streaming.each_batch import EachBatch, NotDone
 from persist_spark.streaming.file_log import file_age_ms
 from persist_spark.streaming.position import (
     NO_BATCH,
@@ -160,3 +164,32 @@ def test_a_shard_as_a_source_is_named_with_the_source():
         (Input(format="kafka", options={"subscribe": "t"}), "kafka"),
     ):
         assert name_of(source, [source]) == name
+
+
+def test_after_a_batch_that_failed_nothing_is_done_any_more(tmp_path):
+    """Its append may have happened. A commit of an older position would find it, and report the driver as fenced by itself."""
+    done = []
+
+    class Work:
+        def do(self, rows, planned):
+            done.append("batch")
+            raise Unavailable("the answer is lost")
+
+        def idle(self):
+            done.append("idle")
+
+        def finish(self):
+            done.append("finish")
+
+    with temporary_checkpoint() as checkpoint:
+        checkpoint.write(POSITION)
+        env = SystemEnv()
+        log, report = Log(io.StringIO(), env), SinkReport(run_id="r")
+        each = EachBatch(work=Work(), checkpoint=checkpoint, report=report, env=env, log=log, on_failure=lambda: None)
+        each.idle()
+        with pytest.raises(NotDone):
+            each(None, POSITION.batch)
+        each.idle()
+        assert each.end(0)
+    assert isinstance(each.failure, Unavailable)
+    assert done == ["idle", "batch"]

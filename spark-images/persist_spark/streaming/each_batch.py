@@ -75,10 +75,13 @@ class EachBatch:
         raise NotDone(f"batch {batch} was not done")
 
     def idle(self) -> None:
-        """Does what is due between batches. Does nothing while a batch is in flight."""
+        """Does what is due between batches. Does nothing while a batch is in flight, and after one that failed, which may be committed all
+        the same.
+        """
         if self._lock.acquire(blocking=False):
             try:
-                self.work.idle()
+                if self.failure is None:
+                    self.work.idle()
             finally:
                 self._lock.release()
 
