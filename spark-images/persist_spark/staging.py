@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from persist_engine import Batch, ReadHandle, SinceAhead, WriteHandle
 from persist_engine.base.errors import Fenced
+from persist_engine.base.wording import dated
 from persist_engine.flow.mint_run import Minted
 from persist_engine.model.frontier import Antichain
 from persist_engine.rows.schema import Schema
@@ -114,9 +115,15 @@ def difference(
     spark: SparkSession, rows: DataFrame, spec: SinkSpec, reader: ReadHandle, as_of: int | None
 ) -> Difference:
     """How the shard at `as_of` (None: nothing was written) differs from what a run would make of it. `rows`, and errors: as of
-    `Staging.stage`.
+    `Staging.stage`; also ConfigurationError when the shard's since is past `as_of`.
     """
     schema = spec.schema
+    if as_of is not None and (since := reader.since.time) is not None and since > as_of:
+        # A run that writes completes the time of since before it reads (mint_run.RaiseUpper).
+        raise ConfigurationError(
+            f"shard {spec.shard_id} cannot be compared: its since is {dated(since)} and the last complete time is {dated(as_of)}, so no "
+            "complete time is readable; write to it first"
+        )
     spark.sparkContext.setJobDescription(f"{spec.sink_id}: compare as {spec.envelope.type}")
     if spec.envelope.type.has_keys:
         commands = copied(rows, schema, shard_order(spec))

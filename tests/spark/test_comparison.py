@@ -70,6 +70,16 @@ def test_an_empty_input_is_an_error_unless_it_is_allowed(target):
     ) == (0, 2)
 
 
+@pytest.mark.parametrize("envelope", [MIRROR, Envelope(type=EnvelopeType.UPSERT)])
+def test_a_shard_of_which_no_complete_time_is_readable_is_not_compared(target, envelope):
+    """A run that writes first completes the time of since. One that only compares says what to do, and not that a lease expired."""
+    target.write({((1,), ("a", 0.0)): 1})
+    with target.client.open_leased_reader(target.id, purpose="test") as reader:
+        reader.downgrade_since(target.client.recent_upper(target.id))
+    with pytest.raises(ConfigurationError, match=r"since is .*1.*the last complete time is .*0.*write to it first"):
+        compare(target, [{"id": 1}], envelope)
+
+
 @pytest.mark.parametrize("is_empty", [True, False])
 def test_a_null_that_a_run_could_not_write_is_an_error(make_target, is_empty):
     target = make_target("id BIGINT NOT NULL", "name STRING")
