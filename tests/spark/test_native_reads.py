@@ -1,5 +1,6 @@
 """Frames that Spark's own Parquet reader reads show the same rows as the reader in Python, and only where that is certain."""
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 
@@ -242,3 +243,12 @@ def test_a_load_by_name_of_options_of_the_session_and_of_a_path_are_native_too(s
     finally:
         register(spark)
     assert native._NEVER
+
+
+def test_loads_of_several_threads_leave_the_settings_of_the_session(shard, spark):
+    shard.append(range(9), time=5)
+    before = spark.conf.get(native._LISTED_BY_JOBS)
+    with ThreadPoolExecutor(8) as pool:
+        frames = list(pool.map(lambda _: shard.load(), range(32)))
+    assert all(map(is_by_spark, frames))
+    assert spark.conf.get(native._LISTED_BY_JOBS) == before

@@ -9,7 +9,9 @@ which to see when the frame can no longer be read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,8 @@ _OPTIONS = {
 #: From this number of files on, Spark would list them in a job, one by one. The driver asks for local files faster.
 _LISTED_BY_JOBS = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _NEVER = 1 << 30
+#: Held while a session has another setting than its own.
+_listing = threading.Lock()
 _SQL = "org.apache.spark.sql"
 COLLECTIONS = "scala.jdk.javaapi.CollectionConverters"
 
@@ -128,14 +132,10 @@ def _relation(spark: SparkSession, plain: PlainFiles) -> tuple[DataFrame, Any] |
     no_columns = data_type.fromJson(T.StructType().json())
     none = scala_object(jvm, "scala.None")
     uncached = scala_object(jvm, f"{sources}.NoopCache")
-    before = spark.conf.get(_LISTED_BY_JOBS)
-    spark.conf.set(_LISTED_BY_JOBS, str(_NEVER))
-    try:
-        paths = java_class(jvm, COLLECTIONS).asScala(paths).toSeq()
-        some = java_class(jvm, "scala.Some")(columns)
+    paths = java_class(jvm, COLLECTIONS).asScala(paths).toSeq()
+    some = java_class(jvm, "scala.Some")(columns)
+    with _listed_here(spark):
         index = java_class(jvm, f"{sources}.InMemoryFileIndex")(session, paths, options, some, uncached, none, none)
-    finally:
-        spark.conf.set(_LISTED_BY_JOBS, before)
     if index.allFiles().size() != len(plain.files):
         return None
     parquet = java_class(jvm, f"{sources}.parquet.ParquetFileFormat")()
@@ -143,6 +143,18 @@ def _relation(spark: SparkSession, plain: PlainFiles) -> tuple[DataFrame, Any] |
         index, no_columns, columns, none, parquet, options, session
     )
     return DataFrame(session.baseRelationToDataFrame(relation), spark), parquet
+
+
+@contextmanager
+def _listed_here(spark: SparkSession) -> Iterator[None]:
+    """Within, Spark lists files on the driver. Afterwards the session has its own setting again, also when several threads load frames."""
+    with _listing:
+        before = spark.conf.get(_LISTED_BY_JOBS)
+        spark.conf.set(_LISTED_BY_JOBS, str(_NEVER))
+        try:
+            yield
+        finally:
+            spark.conf.set(_LISTED_BY_JOBS, before)
 
 
 def java_class(jvm: Any, name: str) -> Any:
