@@ -18,7 +18,7 @@ from persist_spark.spec import ConfigurationError, Input
 
 #: Spark's default of `maxFileAge`.
 MAX_FILE_AGE = "7d"
-_HEAD = "v1"
+_HEAD, _COMPACT = "v1", ".compact"
 #: What Spark writes in place of the offset of a folder that had no files yet.
 _NO_OFFSET = "-"
 
@@ -54,7 +54,7 @@ def files_read(root: Path, *, offsets: str, age_ms: int) -> dict[str, str]:
         for index, line in enumerate(offsets.splitlines()[2:])
         if line != _NO_OFFSET
     }
-    return {f"{index}/{end}.compact": _compacted(root / str(index), end, age_ms) for index, end in ends.items()}
+    return {f"{index}/{end}{_COMPACT}": _compacted(root / str(index), end, age_ms) for index, end in ends.items()}
 
 
 def _compacted(folder: Path, end: int, age_ms: int) -> str:
@@ -67,12 +67,13 @@ def _compacted(folder: Path, end: int, age_ms: int) -> str:
 
 
 def _entries(folder: Path) -> Iterator[dict[str, Any]]:
-    """All entries of Spark's files, where a file `.compact` repeats those before it."""
-    for path in sorted(folder.iterdir()):
-        if not path.name.startswith("."):
-            head, *lines = path.read_text(encoding="utf-8").splitlines()
-            if head != _HEAD:
-                raise ConfigurationError(
-                    f"this release of Spark writes its list of files as {head!r}, and not as {_HEAD!r}"
-                )
-            yield from map(json.loads, lines)
+    """All entries of Spark's files. One named `.compact` has those of all files before it, of which Spark keeps many for ten minutes."""
+    files = {int(path.name.removesuffix(_COMPACT)): path for path in folder.iterdir() if not path.name.startswith(".")}
+    newest = max((batch for batch, path in files.items() if path.suffix == _COMPACT), default=-1)
+    for path in (files[batch] for batch in sorted(files) if batch >= newest):
+        head, *lines = path.read_text(encoding="utf-8").splitlines()
+        if head != _HEAD:
+            raise ConfigurationError(
+                f"this release of Spark writes its list of files as {head!r}, and not as {_HEAD!r}"
+            )
+        yield from map(json.loads, lines)
