@@ -93,10 +93,18 @@ def test_a_batch_has_everything_unless_batches_are_limited(reporting, option, re
     assert reported() == ([NOW_MS - 3] if reports else [])
 
 
-def test_what_waits_for_the_next_refresh_is_not_there(reporting):
-    fresh, _, reported = reporting(60, refreshEvery="20s")
+@pytest.mark.parametrize("name", ["refreshEvery", "refreshevery"])
+def test_what_waits_for_the_next_refresh_is_not_there(reporting, name):
+    fresh, _, reported = reporting(60, **{name: "20s"})
     fresh.look(Query, NOW_MS)
     assert reported() == [NOW_MS - 20_000]
+
+
+def test_refreshes_at_single_times_promise_no_freshness(reporting):
+    """What came after one of them may wait for ever."""
+    fresh, _, _ = reporting(60, refreshAt="2026-07-01T00:00:00Z")
+    assert fresh is None
+    assert reporting(60, refreshAt="2026-07-01T00:00:00Z", refreshEvery="1m")[0].behind_ms == 60_000
 
 
 def test_a_long_target_is_reported_in_few_steps(reporting):

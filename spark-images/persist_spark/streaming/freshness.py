@@ -51,11 +51,13 @@ class Freshness:
 
     @classmethod
     def of(cls, stream: Stream, sources: Sequence[Input], *, env: Env, log: Log) -> Freshness | None:
-        """None when the stream does not report how old its rows are."""
-        if stream.fresh_s is None:
+        """None when the stream does not report how old its rows are, and when refreshes at single times, without a period, leave them to
+        be as old as may be.
+        """
+        behind_ms = _behind_ms(sources)
+        if stream.fresh_s is None or behind_ms is None:
             return None
         # An idle source is known to be fresh one interval ago, and the steps must fit into what the target leaves.
-        behind_ms = max(retention_of(one.options.get(REFRESH_OPTIONS[0], "none")) or 0 for one in sources)
         spare_s = max(0, stream.fresh_s - stream.commit_interval_s - behind_ms // 1000)
         return cls(
             step_ms=max(1, 250 * spare_s) if stream.fresh_s >= _STEPS_FROM_S else 1,
@@ -95,6 +97,15 @@ class Freshness:
         if time_ms >= self.reported_ms + self.step_ms:
             self.reported_ms = time_ms
             self.log.event("fresh", fresh_ms=time_ms)
+
+
+def _behind_ms(sources: Sequence[Input]) -> int | None:
+    """The longest period of refreshes, 0 without any. None for refreshes without a period. Names of options have any case, as in Spark."""
+    every, _, at = (name.lower() for name in REFRESH_OPTIONS)
+    given = [{name.lower(): value for name, value in one.options.items()} for one in sources]
+    if any(at in options and every not in options for options in given):
+        return None
+    return max(retention_of(options.get(every, "none")) or 0 for options in given)
 
 
 def is_waiting(status: Mapping[str, object]) -> bool:
