@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from persist_engine.base.errors import InvariantViolated
 from persist_engine.parts import pieces as merging
 from persist_engine.parts.pieces import consolidate_pieces
 from persist_engine.rows import updates
@@ -73,8 +74,8 @@ def test_the_union_of_pieces_is_what_consolidating_their_rows_gives(
     monkeypatch.setattr(merging, "LARGE_ROWS_MIN", 1)
     monkeypatch.setattr(merging, "consolidate_small", lambda _: None)
     patched = []
-    real = merging._between
-    monkeypatch.setattr(merging, "_between", lambda *given: patched.append(1) or real(*given))
+    real = merging._placed
+    monkeypatch.setattr(merging, "_placed", lambda *given: patched.append(1) or real(*given))
 
     @given(pieces_())
     @settings(max_examples=draws(150), deadline=None)
@@ -99,8 +100,10 @@ def numbered(ids: np.ndarray, value: str, *, diff: int = 1) -> pa.Table:
 def sorted_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many rows each sort had."""
     sizes: list[int] = []
-    real = merging._sorted
-    monkeypatch.setattr(merging, "_sorted", lambda table, pieces: sizes.append(table.num_rows) or real(table, pieces))
+    real = merging.order_and_equal
+    monkeypatch.setattr(
+        merging, "order_and_equal", lambda columns, rows, **how: sizes.append(rows) or real(columns, rows, **how)
+    )
     return sizes
 
 
@@ -118,12 +121,30 @@ def test_an_upsert_of_a_few_rows_is_put_into_many_without_sorting_them(sorted_ro
 
 
 @pytest.mark.parametrize("diff", [1, -2])
-def test_a_row_that_is_not_retracted_has_all_rows_sorted(sorted_rows: list[int], diff: int) -> None:
+def test_rows_that_are_not_retracted_are_sorted_with_what_has_their_keys(sorted_rows: list[int], diff: int) -> None:
     many, few = numbered(np.arange(10_000), "a"), numbered(np.arange(0, 10_000, 100), "a", diff=diff)
     found = consolidate_pieces([few, many])
-    assert sorted_rows == [10_100]
-    assert found.num_rows == 10_000
-    assert sum(found.column("diff").to_pylist()) == 10_000 + 100 * diff
+    assert sorted_rows == [200]
+    assert found.equals(updates.consolidate(pa.concat_tables([many, few])))
+
+
+def test_rows_whose_keys_begin_alike_are_sorted_only_where_others_begin_so_too(sorted_rows: list[int]) -> None:
+    """A key of two fields, as (customer, order)."""
+    schema = Schema.from_ddl("customer INT NOT NULL, number INT NOT NULL", "name STRING")
+    customers, orders = (each.ravel() for each in np.meshgrid(np.arange(100), np.arange(100), indexing="ij"))
+
+    def of(picked: Any, value: str, diff: int = 1) -> pa.Table:
+        fields = [pa.array(each[picked].astype(np.int32)) for each in (customers, orders)]
+        key = pa.StructArray.from_arrays(fields, fields=list(schema.key_type))
+        val = pa.StructArray.from_arrays([pa.array([value] * len(key))], fields=list(schema.val_type))
+        times, diffs = (pa.array(np.full(len(key), each)) for each in (3, diff))
+        return pa.table([key, val, times, diffs], schema=schema.updates_schema)
+
+    many = of(slice(None), "a")
+    few = updates.consolidate(pa.concat_tables([of(slice(700, 710), "a", -1), of(slice(705, 710), "b")]))
+    found = consolidate_pieces([many, few])
+    assert sorted_rows == [100 + 15]
+    assert found.equals(updates.consolidate(pa.concat_tables([many, few])))
 
 
 @pytest.mark.parametrize("later", [[5], [5, 7]])
@@ -134,8 +155,22 @@ def test_a_row_that_is_retracted_at_a_later_time_stays_and_so_does_its_retractio
     many, few = numbered(np.arange(10_000), "a"), numbered(np.array(later), "a", diff=-1)
     few = few.set_column(2, few.schema.field("time"), pa.array(np.full(len(later), 4)))
     found = consolidate_pieces([few, many])
-    assert sorted_rows == [10_000 + len(later)]
+    assert sorted_rows == [2 * len(later)]
     assert found.num_rows == 10_000 + len(later)
+
+
+def test_where_the_others_have_most_keys_without_a_chain_all_rows_are_sorted(sorted_rows: list[int]) -> None:
+    many, few = numbered(np.arange(10_000), "a"), numbered(np.arange(0, 10_000, 2), "b")
+    found = consolidate_pieces([many, few])
+    assert sorted_rows == [15_000]
+    assert found.num_rows == 15_000
+
+
+def test_diffs_that_add_up_to_more_than_fits_are_refused_though_one_is_the_other_negated_as_int64() -> None:
+    """-(-2**63) is -2**63 there."""
+    many = updates.consolidate(pa.concat_tables([numbered(np.arange(10_000), "a"), one(20_000, "a", -(2**63))]))
+    with pytest.raises(InvariantViolated, match="more than int64 holds"):
+        consolidate_pieces([many, one(20_000, "a", -(2**63))])
 
 
 def test_few_stretches_of_many_rows_are_not_copied() -> None:

@@ -1,11 +1,13 @@
 """The union of a few consolidated tables, consolidated.
 
-    large    1a  2a  3a  4a  5a              gone     2a  5a             left in their order, the
-    others     2a-1 2b+1  3.5c+1  5a-1       rest     2b  3.5c           rest between them         1a  2b  3a  3.5c  4a
+    large    1a  2a  3a  4a  5a              chains   2a 2a-1 2b+1   3.5c+1   5a 5a-1
+    others     2a-1 2b+1  3.5c+1  5a-1       ends     2b             3.5c     -          1a  2b  3a  3.5c  4a
 
-Usually one table has most rows, and the others are commits since. Then most rows have keys that the others lack, and
-stay as they are. Where the others have a key, they usually retract its row, as an upsert and a delete do. If they retract every such row,
-the rest is put in its places, and the large table is not sorted. In all other cases, all rows are sorted.
+Usually one table has most rows, and the others are commits since. Then most of its rows have keys that the others lack, and stay as they
+are. A *field* here is the first field of the key, which is searched in the large table. Its rows, in the large table and then in one table
+after the other, usually form a *chain*: what is there is retracted, exactly, before something else is added, as upserts, deletes and
+overwrites do. Then the last row, if it is not retracted, is what is left, and is put in its place. The rows of the other fields are sorted,
+unless they are most of all rows. So the work grows with the rows that the others touch.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -28,6 +31,8 @@ from persist_engine.rows.columns import (
 )
 from persist_engine.rows.sorting import order_and_equal
 from persist_engine.rows.updates import consolidate_small, rows_at, summed, sums_of_groups
+
+Diffs = npt.NDArray[np.int64]
 
 #: A table is large when it has at least so many rows for each of the others. With less, sorting all is as fast.
 LARGE_FACTOR = 2
@@ -74,71 +79,88 @@ def _sorted(table: pa.Table, pieces: int) -> pa.Table:
 
 
 def _patched(large: pa.Table, others: Sequence[pa.Table]) -> pa.Table | None:
-    """The union of `large` and others that retract each of its rows whose first key field they have. None when they do not."""
-    table = pa.concat_tables([large, *others])
-    times = table.column("time").to_numpy()
-    if (times != times[0]).any():  # then few rows cancel
-        return None
-    places = _places(large, table.slice(large.num_rows))
-    if places is None:
-        return None
-    joined = table.combine_chunks() if places.is_met.any() else table
-    left, gone = _retracted(joined, large.num_rows, places)
-    if left[places.starts[places.is_met]].any():
-        return None
-    rest = _rest(joined, large.num_rows, places, np.flatnonzero(~gone))
-    if rest is None:
-        return None
-    order = _between(left, large.num_rows + rest, places.starts[rest])
-    uncopied = _stretches(table, order, STRETCHES_MAX)
-    return rows_at(joined, order) if uncopied is None else uncopied
-
-
-def _retracted(table: pa.Table, rows: int, places: _Places) -> tuple[Bools, Bools]:
-    """Which of the first `rows` of `table` are left when the others retract what they can, and which of the others do so."""
-    left, gone = np.ones(rows, np.bool_), np.zeros(table.num_rows - rows, np.bool_)
-    at = np.flatnonzero(places.is_met)
-    diffs = table.column("diff").to_numpy()
-    at = at[diffs[rows + at] == -diffs[places.starts[at]]]
-    if len(at):
-        at = at[same_pairs(table, places.starts[at], rows + at, ("key", "val"))]
-        met, first = np.unique(places.starts[at], return_index=True)  # a row can be retracted once
-        left[met] = False
-        gone[at[first]] = True
-    return left, gone
-
-
-def _rest(table: pa.Table, rows: int, places: _Places, rest: Indices) -> Indices | None:
-    """Which of the rows `rest` behind the first `rows` of `table` remain when they are consolidated, in order. None when some of them add
-    up to another diff.
+    """The union of `large` and others; only the rows of fields without a chain are sorted. None when these are most rows, and when
+    `_fields` gives None.
     """
-    order = rest[np.argsort(places.ranks[rest], kind="stable")]
-    tie = places.ranks[order[1:]] == places.ranks[order[:-1]]
-    if not tie.any():
-        return order
-    is_tied = np.append(tie, False) | np.insert(tie, 0, False)
-    tied = order[is_tied]
-    few = rows_at(table, rows + tied)
-    by, equal = order_and_equal(flat_columns(few, ("key", "val")), few.num_rows)
-    diffs = few.column("diff").to_numpy()[by]
-    starts = np.flatnonzero(np.insert(~equal, 0, True))
-    sums = sums_of_groups(diffs, starts)
-    if ((sums != 0) & (sums != diffs[starts])).any():
+    table, rows = pa.concat_tables([large, *others]), large.num_rows
+    diffs = table.column("diff").to_numpy()
+    is_added = diffs[rows:] > 0
+    # The turn of a row within its field: by table, and in each what it retracts before what it adds.
+    turns = np.repeat(np.arange(0, 2 * len(others), 2), [each.num_rows for each in others]) + is_added
+    fields = _fields(large, table.slice(rows), turns)
+    if fields is None:
         return None
-    remaining = np.concatenate([order[~is_tied], tied[by[starts[sums != 0]]]])
-    merged: Indices = remaining[np.argsort(places.ranks[remaining], kind="stable")]
-    return merged
+    order, of = rows + fields.order, fields.of
+    if fields.counts.any() or len(fields.starts) < len(order):
+        table = table.combine_chunks()
+    has_chain = _have_chains(table, order, fields, diffs)
+    is_end = has_chain[of] & is_added[fields.order] & np.append(of[1:] != of[:-1], True)
+    rest, of_rest = order[is_end], of[is_end]
+    if not has_chain.all():
+        is_mixed, counts = ~has_chain, np.where(has_chain, 0, fields.counts)
+        mixed = np.concatenate([_ranges(fields.starts, counts), order[is_mixed[of]]])
+        if 2 * len(mixed) > table.num_rows:
+            return None
+        of_mixed = np.concatenate([np.repeat(np.arange(len(counts)), counts), of[is_mixed[of]]])
+        table, kept = _summed_within(table, mixed)
+        rest, of_rest = np.concatenate([rest, mixed[kept]]), np.concatenate([of_rest, of_mixed[kept]])
+        by = np.argsort(of_rest, kind="stable")
+        rest, of_rest = rest[by], of_rest[by]
+    order = _placed(rows, rest, of_rest, fields)
+    uncopied = _stretches(table, order, STRETCHES_MAX)
+    return rows_at(table, order) if uncopied is None else uncopied
 
 
-def _between(left: Bools, rest: Indices, places: Indices) -> Indices:
-    """The rows that are `left` of a table, and the rows `rest`, of which each goes before the first row at its place. Places ascend."""
-    before = np.concatenate([[0], np.cumsum(left)])
-    is_rest = np.zeros(int(before[-1]) + len(rest), np.bool_)
-    is_rest[before[places] + np.arange(len(rest))] = True
-    order = np.empty(len(is_rest), np.int64)
-    order[is_rest] = rest
-    order[~is_rest] = np.flatnonzero(left)
-    return order
+def _have_chains(table: pa.Table, order: Indices, fields: _Fields, diffs: Diffs) -> Bools:
+    """Which fields have a chain. `order` are the rows of the others in `table`, whose diffs are `diffs`.
+
+    In a chain, each row that retracts has the same key, value and time as the row before it, and takes all of its diff. Each row that adds
+    comes after one that retracts, or first. Before the first one comes the row of the large table, if there is one; several have no chain.
+    """
+    of, is_retraction = fields.of, diffs[order] < 0
+    firsts = np.flatnonzero(np.insert(of[1:] != of[:-1], 0, True))
+    is_well = np.zeros(len(order), np.bool_)
+    if is_retraction.any():
+        times = table.column("time").to_numpy()
+        before = np.insert(order[:-1], 0, 0)
+        before[firsts] = np.where(fields.counts == 1, fields.starts, order[firsts])
+        is_undone = (diffs[before] > 0) & (diffs[before] == -diffs[order]) & (times[before] == times[order])
+        is_well = is_retraction & is_undone
+        at = np.flatnonzero(is_well)
+        # A key that is one field is the same already.
+        names = ("val",) if table.schema.field("key").type.num_fields == 1 else ("key", "val")
+        is_well[at] = same_pairs(table, before[at], order[at], names)
+        is_well[1:] |= ~is_retraction[1:] & is_well[:-1]
+    is_well[firsts] = np.where(is_retraction[firsts], is_well[firsts], fields.counts == 0)
+    return np.logical_and.reduceat(is_well, firsts)
+
+
+def _summed_within(table: pa.Table, at: Indices) -> tuple[pa.Table, Indices]:
+    """`table`, in which some of its rows `at` have the sums of all that are equal; and which ones of `at` these are, in order."""
+    few = rows_at(table, at)
+    by, equal = order_and_equal(flat_columns(few), few.num_rows)
+    starts = np.flatnonzero(np.insert(~equal, 0, True))
+    sums = sums_of_groups(few.column("diff").to_numpy()[by], starts)
+    kept = by[starts[sums != 0]]
+    diffs = table.column("diff").to_numpy().copy()
+    diffs[at[kept]] = sums[sums != 0]
+    index = table.schema.get_field_index("diff")
+    return table.set_column(index, table.schema.field(index), pa.array(diffs)), kept
+
+
+def _placed(rows: int, rest: Indices, of: Indices, fields: _Fields) -> Indices:
+    """The rows of the large table, of so many `rows`, that have none of the fields; and the rows `rest`, in order, of the fields `of`."""
+    order, left = np.arange(rows), np.ones(rows, np.bool_)
+    left[_ranges(fields.starts, fields.counts)] = False
+    # The first row of a field takes the place of one that was there: quicker than to insert it.
+    is_put = (fields.counts[of] > 0) & (np.diff(of, prepend=-1) > 0)
+    places = fields.starts[of[is_put]]
+    order[places], left[places] = rest[is_put], True
+    order, places = order[left], fields.ends[of[~is_put]]
+    if not len(places):
+        return order
+    gone = np.flatnonzero(~left)
+    return np.insert(order, places - np.searchsorted(gone, places), rest[~is_put])
 
 
 def _stretches(table: pa.Table, order: Indices, most: int) -> pa.Table | None:
@@ -150,38 +172,57 @@ def _stretches(table: pa.Table, order: Indices, most: int) -> pa.Table | None:
     return pa.concat_tables([table.slice(int(order[start]), end - start) for start, end in bounds])
 
 
-class _Places(NamedTuple):
-    """Where rows belong in a large table: each before the row at its start, which has the same first key field if `is_met`. Their ranks
-    rise and tie as their first key fields do.
-    """
+class _Fields(NamedTuple):
+    """The first key fields of some rows, each once, in order; and the rows of a large table that have them."""
 
+    order: Indices
+    """The rows by field, and by turn within it."""
+    of: Indices
+    """For each row in that order, the number of its field."""
     starts: Indices
-    is_met: Bools
-    ranks: Indices
+    """For each field, the first row of the large table that is not before it."""
+    counts: Indices
+    """For each field, how many rows of the large table have it, from there on."""
+
+    @property
+    def ends(self) -> Indices:
+        """For each field, the first row of the large table that is after it."""
+        return self.starts + self.counts
 
 
-def _places(large: pa.Table, others: pa.Table) -> _Places | None:
-    """The places of `others`. None when several rows of `large` have the first key field of one of them, and for values that cannot be
-    searched: nulls, and types that are ordered in another way than Arrow's.
+def _fields(large: pa.Table, others: pa.Table, turns: Indices) -> _Fields | None:
+    """The fields of `others`, whose rows have these turns. None for values that cannot be searched: nulls, and types that are ordered in
+    another way than Arrow's.
     """
     there, sought = (next(flat_columns(table, ("key",)), None) for table in (large, others))
     if there is None or sought is None or there.null_count or sought.null_count:
         return None
     if is_whole(there.type):
-        values, wanted = whole(there), whole(sought)
-        starts, last = np.searchsorted(values, wanted), len(values) - 1
-        is_met = values[np.minimum(starts, last)] == wanted
-        following = starts[is_met] + 1
-        is_repeated = values[np.minimum(following, last)] == wanted[is_met]
-        if (is_repeated & (following <= last)).any():
-            return None
-        return _Places(starts, is_met, wanted.astype(np.int64, copy=False))
-    if pa.types.is_string(there.type) or pa.types.is_binary(there.type):
+        values, ranks = whole(there), whole(sought)
+    elif pa.types.is_string(there.type) or pa.types.is_binary(there.type):
+        values, ranks = None, pc.rank(sought, sort_keys="ascending", tiebreaker="dense").to_numpy()
+    else:
+        return None
+    order = np.argsort(ranks, kind="stable")
+    ranks, turns = ranks[order], turns[order]
+    is_first = np.insert(ranks[1:] != ranks[:-1], 0, True)
+    # One exchange orders one row that is retracted and one that is added. More of one table are no chain in any order.
+    wrong = np.flatnonzero(~is_first[1:] & (turns[1:] < turns[:-1]))
+    order[wrong], order[wrong + 1] = order[wrong + 1], order[wrong]
+    if values is not None:
+        each = ranks[is_first]
+        starts = np.searchsorted(values, each)
+        ends = starts + (values[np.minimum(starts, len(values) - 1)] == each)
+        if (values[np.minimum(ends, len(values) - 1)] == each)[ends < len(values)].any():
+            ends = np.searchsorted(values, each, side="right")
+    else:
+        each = sought.take(pa.array(order[is_first]))
         starts, ends = (
-            pc.search_sorted(there, sought, side=side).to_numpy().astype(np.int64) for side in ("left", "right")
+            pc.search_sorted(there, each, side=side).to_numpy().astype(np.int64) for side in ("left", "right")
         )
-        if (ends - starts > 1).any():
-            return None
-        ranks = pc.rank(sought, sort_keys="ascending", tiebreaker="dense").to_numpy().astype(np.int64)
-        return _Places(starts, ends > starts, ranks)
-    return None
+    return _Fields(order, np.cumsum(is_first) - 1, starts, ends - starts)
+
+
+def _ranges(starts: Indices, counts: Indices) -> Indices:
+    """So many numbers from each start on, one range after the other."""
+    return np.arange(counts.sum()) + np.repeat(starts - np.cumsum(counts) + counts, counts)
