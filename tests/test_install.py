@@ -145,10 +145,8 @@ def blocks(page: str, language: str) -> list[str]:
 def test_the_first_program_and_the_tutorial_run_from_the_wheel(tmp_path, wheel):
     """In an environment that has the wheel, its command line and pandas, and of this workspace nothing."""
     python = install(tmp_path / "env", wheel, "cli")
-    locked = tomllib.loads((ROOT / "uv.lock").read_text())["package"]
-    (pandas,) = (each["version"] for each in locked if each["name"] == "pandas")
-    add = ["uv", "pip", "install", "--quiet", "--offline", "--python", str(python), f"pandas=={pandas}"]
-    subprocess.run(add, check=True, timeout=240)
+    add = ["uv", "sync", "--quiet", "--frozen", "--offline", "--inexact", "--only-group", "frames"]
+    subprocess.run(add, cwd=ROOT, env=environment(tmp_path / "env"), check=True, timeout=240)
 
     def ran(*command: str) -> str:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("PERSIST_", "PYTHON"))}
