@@ -235,3 +235,18 @@ def test_the_wait_for_a_place_does_not_count_towards_the_start_either(world):
     one.step(after=149_000)
     assert one.reason("Ready") == ("False", "Running")
     assert not one.status.get("lastFailure")
+
+
+@pytest.mark.parametrize("report", [None, {}])
+def test_a_driver_that_ends_well_without_a_report_has_not_succeeded(world, report):
+    """The code of a user runs in it, and may end the process. The sink showed Completed, with no rows read, and nothing was written."""
+    one = world()
+    one.step()
+    one.change(phase=Phase.SUCCEEDED, finished_ms=one.now, exit_code=0, reason="Completed", report=report)
+    one.step()
+    failure = one.status["lastFailure"]
+    assert (failure["class"], failure["reason"]) == ("Application", "NoReport")
+    assert "exit code 0 before it reported what it did" in failure["message"]
+    assert one.reason("Ready") != ("True", "Completed")
+    one.step(after=10 * MINUTE)
+    assert len(one.starts()) == 1

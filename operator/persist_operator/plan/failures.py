@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from persist_operator.api.redact import clip, redact
-from persist_operator.plan.observed import ActionFailure, Run
+from persist_operator.plan.observed import ActionFailure, Phase, Run
 
 #: Class and reason by the driver's exit code, for a driver that left no report.
 _EXIT: Mapping[int, tuple[str, str]] = {
@@ -75,6 +75,9 @@ def classify(run: Run) -> Failure:
     text = str(report.get("message") or run.message or "")
     if run.reason == "OOMKilled":
         text = f"the driver ran out of memory: raise spark.driver.memory or spark.driver.memoryOverhead. {text}"
+    if run.phase is Phase.SUCCEEDED and not report:
+        # A program of the user may end the process. A commit that happened is found by the next attempt.
+        reason, text = "NoReport", "the driver ended with exit code 0 before it reported what it did"
     if not text:
         text = (
             f"the driver ended with exit code {run.exit_code}"

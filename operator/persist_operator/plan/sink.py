@@ -108,9 +108,10 @@ def _follow(draft: Draft) -> Draft:
         # The pod is gone. Its Service and ConfigMap are still there.
         draft = draft.stopping(driver.pod_name, "the driver is lost")
         return _fail(draft, failures.lost(str(driver.pod_name)), phase="Lost", end_ms=draft.now_ms)
-    if child.phase is Phase.SUCCEEDED and (child.report or {}).get("outcome", "Succeeded") == "Succeeded":
+    outcome = (child.report or {}).get("outcome") if child.phase is Phase.SUCCEEDED else None
+    if outcome == "Succeeded":
         return _succeed(draft, child)
-    if child.phase is Phase.SUCCEEDED and (child.report or {}).get("outcome") == "Stopped":
+    if outcome == "Stopped":
         return _interrupted(_well_run(draft, child), child)
     draft = _well_run(draft, child)
     if child.phase.finished:
