@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 from contextlib import suppress
 from typing import NoReturn
@@ -32,7 +34,25 @@ def main() -> NoReturn:
         sys.exit(EXIT_USAGE)
     except KeyboardInterrupt:  # loading takes long enough for a change of mind
         sys.exit(EXIT_INTERRUPTED)
-    run()
+    try:
+        run()
+    except SystemExit as ended:
+        _end(ended)
+
+
+def _end(ended: SystemExit) -> NoReturn:
+    """Ends the process as `ended` says, without taking the interpreter apart.
+
+    SUBTLE: Arrow's threads may still let go of buffers that Python owns. A thread that asks for the interpreter's lock while the
+    interpreter is taken apart is ended within C++ code, which aborts the process: after all was done, with code 134.
+    """
+    if ended.code is None or isinstance(ended.code, int):
+        atexit._run_exitfuncs()
+        with suppress(OSError):  # what could not be written is reported in the ordinary way
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(ended.code or 0)
+    raise ended
 
 
 if __name__ == "__main__":

@@ -313,8 +313,8 @@ def test_commands_of_other_distributions_may_load_pandas(persist, plugin, monkey
 @pytest.mark.parametrize("arguments", [["read", "--where", "id > 3", "--format", "jsonl"], ["read", "--from", "start"]])
 def test_commands_do_not_load_pandas(shop, arguments):
     """Arrow would, which takes longer than the command. The rows are the same."""
-    run = "import json, sys\nfrom persist_engine.cli.{0} import main\nsys.argv = ['persist', *sys.argv[1:]]\n"
-    run += "try:\n    main()\nfinally:\n    sys.stderr.write(json.dumps('pandas' in sys.modules))"
+    run = "import atexit, json, sys\nfrom persist_engine.cli.{0} import main\nsys.argv = ['persist', *sys.argv[1:]]\n"
+    run += "atexit.register(lambda: sys.stderr.write(json.dumps('pandas' in sys.modules)))\nmain()"
     shown = []
     for module in ("__main__", "main"):  # the command, and its application in a process of another program
         command = [sys.executable, "-c", run.format(module), *arguments, shop.shard_id, *shop.args]
