@@ -25,7 +25,6 @@ MODULES_MAX = 18
 MODULE_LINES_MIN = 40
 #: Modules that are short because of what they are.
 SHORT_MODULES = {
-    "engine/persist_engine/cli/__main__.py": "entry point",
     "engine/persist_engine/cli/exit_codes.py": "value",
     "engine/persist_engine/client/expiring.py": "port",
     "engine/persist_engine/shard/opening.py": "entry point",
