@@ -46,6 +46,12 @@ def test_every_command_of_the_runbooks_runs(
     cluster.wait(
         "an executor", lambda: cluster.items("pods", f"persistshard.io/sink={sink},persistshard.io/role=executor")
     )
+    # Without a commit there is no time to read at.
+    cluster.wait(
+        "a commit of the stream",
+        lambda: int(cluster.status("sparksink", sink).get("progress", {}).get("upper", 0)),
+        timeout_s=300,
+    )
     reader = programs.result("hold", shard_id, "weekly report")["reader"]
 
     def filled(command: str) -> str:
