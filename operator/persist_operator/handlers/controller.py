@@ -25,6 +25,9 @@ _LOG = logging.getLogger(__name__)
 _POLL_S = 1.0
 #: A key whose store was busy comes again within this time. Thousands may wait so, and each look at whether the store has room costs little.
 _BUSY_S = 4.0
+#: A lost race for a resource is tried again within this time, however often it was lost: a client that changes the resource all the time
+#: must not hold up its status ever longer.
+_CONFLICT, CONFLICT_S = 409, 1.0
 #: A worker is stuck when one reconcile takes longer. Every call of a reconcile has a limit, and their sum is less.
 _STUCK_S = 600.0
 #: Pause after a failed list. Lists fail until the resource definitions are installed.
@@ -268,7 +271,7 @@ class Controller:
             return
         with self._lock:
             self._seen.add(key)
-        started_s, result, failed, pause_s = self._env.monotonic_s(), "ok", False, 0.0
+        started_s, result, failed, pause_s, longest_s = self._env.monotonic_s(), "ok", False, 0.0, float("inf")
         try:
             after_s = self._reconciler.reconcile(key)
             if after_s is None:
@@ -283,13 +286,15 @@ class Controller:
             self._queue.add(key, after_s=self._env.uniform(_POLL_S, _BUSY_S))
         except ApiError as error:
             result, failed, pause_s = "api_error", True, error.retry_after_s
+            if error.status == _CONFLICT:
+                longest_s = CONFLICT_S
             _LOG.warning("reconcile failed", extra={"key": str(key), "error": str(error)})
         except Exception:  # noqa: BLE001 - any other error would end the worker's thread
             # A bug must not stop the worker or the other resources. The metric and the log show it, the backoff limits it.
             result, failed = "error", True
             _LOG.exception("reconcile raised", extra={"key": str(key)})
         finally:
-            self._queue.done(key, failed=failed, pause_s=pause_s)
+            self._queue.done(key, failed=failed, pause_s=pause_s, longest_s=longest_s)
             self._metrics.reconciles.labels(kind=key.kind, result=result).inc()
             self._metrics.reconcile_seconds.labels(kind=key.kind).observe(self._env.monotonic_s() - started_s)
 

@@ -69,16 +69,18 @@ class WorkQueue(Generic[K]):
                 self._changed.wait(max(0.001, wait_s))
             return None
 
-    def done(self, key: K, *, failed: bool = False, pause_s: float = 0.0) -> None:
-        """End the work on `key`. After a failure the key is due again after a delay, which doubles with each failure, with jitter, and is
-        no shorter than `pause_s`.
+    def done(self, key: K, *, failed: bool = False, pause_s: float = 0.0, longest_s: float = float("inf")) -> None:
+        """End the work on `key`. After a failure the key is due again after a delay, which doubles with each failure up to `longest_s`,
+        with jitter, and is no shorter than `pause_s`.
         """
         with self._changed:
             self._working.discard(key)
             if failed:
                 count = self._failures.get(key, 0)
                 self._failures[key] = count + 1
-                delay_s = min(self._max_s, self._initial_s * 2 ** min(count, 30)) * self._env.uniform(0.8, 1.2)
+                delay_s = min(self._max_s, longest_s, self._initial_s * 2 ** min(count, 30)) * self._env.uniform(
+                    0.8, 1.2
+                )
                 # The jitter comes on top of the pause: the API server must not get all keys back at once.
                 delay_s = max(delay_s, pause_s * self._env.uniform(1.0, 1.5))
                 due_s = self._env.monotonic_s() + delay_s

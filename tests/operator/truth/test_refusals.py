@@ -8,7 +8,7 @@ from persist_operator.api import conditions
 from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.shard import Shard
 from persist_operator.cluster.port import CONFIG_MAP, EVENT, JOB, PERSIST_SHARD, POD, SPARK_SINK, ApiError
-from persist_operator.handlers.controller import Controller
+from persist_operator.handlers.controller import CONFLICT_S, Controller
 from persist_operator.plan.observed import ShardView
 
 REFUSALS = {
@@ -228,6 +228,18 @@ def test_an_error_before_the_plan_is_on_the_status_and_the_queue_repeats_the_key
     controller._one(key)
     assert house.condition(key, "Stalled") is None
     assert house.metrics.registry.get_sample_value("persist_operator_refusals_total", {"what": "plan"}) >= 2
+
+
+def test_a_lost_race_is_tried_again_soon_however_often_it_was_lost(house, shard):
+    """Regression: a client that changed a resource 50 times a second made the operator try every 15 s only."""
+    controller = Controller(house.reconciler, house.cluster, house.settings, house.env, house.metrics)
+    house.cluster.deny["get", "PersistShard"] = ApiError("the object has been modified", status=409)
+    controller._queue.add(shard)
+    for _ in range(20):
+        assert controller._queue.take(timeout_s=0) == shard
+        controller._one(shard)
+        house.env.advance_ms(int(CONFLICT_S * 1200))
+    assert controller._queue.depth == 1
 
 
 def test_a_transient_api_error_leaves_the_status_unchanged(house, shard):
