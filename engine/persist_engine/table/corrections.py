@@ -140,7 +140,9 @@ class LeftRows(Expiring):
 
     def keep(self, time: int, rows: pa.Table) -> None:
         """Takes a copy of the contents at `time`, as consolidated updates, whatever times these have."""
-        self._left = (time, _copied(rows))
+        left = self._left
+        is_alike = left is not None and left[1].schema == rows.schema
+        self._left = (time, _copied(rows, left[1] if left is not None and is_alike else rows.schema.empty_table()))
 
     def expire(self) -> None:
         """See Expiring."""
@@ -168,15 +170,25 @@ def corrections(snapshot: Snapshot, desired: pa.Table, *, time: int) -> Iterator
     return merge_runs([old, wanted], memory_bytes=READ_MEMORY_BYTES)
 
 
-def _copied(rows: pa.Table) -> pa.Table:
-    """The same rows in buffers of their own.
+def _copied(rows: pa.Table, kept: pa.Table) -> pa.Table:
+    """The same rows in buffers of their own. Fields that are as in `kept`, a copy made before, are those of it.
 
     SUBTLE: rows that were in order may still lie in the arrays of the caller's frame, which the caller may write into later.
     """
-    copy = pa.BufferOutputStream()
-    with pa.ipc.new_stream(copy, rows.schema) as stream:
-        stream.write_table(rows)
-    return pa.ipc.open_stream(copy.getvalue()).read_all()
+    columns: list[pa.Array] = []
+    for ours, theirs in zip(rows.columns, kept.columns, strict=True):
+        if not pa.types.is_struct(ours.type) or not ours.type.num_fields:
+            columns.append(_copied_field(ours, theirs))
+            continue
+        pairs = zip(ours.flatten(), theirs.flatten(), strict=True)
+        columns.append(pa.StructArray.from_arrays([_copied_field(*pair) for pair in pairs], fields=list(ours.type)))
+    return pa.table(columns, schema=rows.schema)
+
+
+def _copied_field(ours: pa.ChunkedArray, theirs: pa.ChunkedArray) -> pa.Array:
+    if ours.equals(theirs) and theirs.num_chunks == 1:
+        return theirs.chunk(0)
+    return pa.concat_arrays(ours.chunks or [pa.array([], ours.type)])
 
 
 def _at(rows: pa.Table, time: int) -> pa.Table:

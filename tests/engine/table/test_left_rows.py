@@ -11,9 +11,10 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from persist_engine import Database, Settings, Written, connect
+from persist_engine import Database, Schema, Settings, ShardId, Written, connect
 from persist_engine.base.settings import BatchSettings
 from persist_engine.table import readers
+from persist_engine.table.corrections import LeftRows
 from persist_kit.counted import CountedMetrics
 
 IN_BLOBS = Settings(batch=BatchSettings(inline_part_bytes_max=0))
@@ -129,3 +130,31 @@ def test_an_idle_table_keeps_no_rows(db, monkeypatch, metrics):
     read = metrics.total("fetched_parts")
     assert notes.overwrite(frame(30)).inserted == 10
     assert metrics.total("fetched_parts") > read
+
+
+def test_a_field_that_stayed_is_not_copied_again():
+    """Each field has a buffer of its own, so that one that stayed keeps no other copy in memory."""
+    schema = Schema.from_ddl("id BIGINT", "note STRING, n BIGINT")
+    notes = pa.array([str(each) for each in range(300)])
+
+    def rows(n: int) -> pa.Table:
+        key = pa.StructArray.from_arrays([pa.array(np.arange(300))], fields=list(schema.key_type))
+        val = pa.StructArray.from_arrays([notes, pa.array(np.full(300, n))], fields=list(schema.val_type))
+        return pa.table([key, val, *[pa.array(np.full(300, 1))] * 2], schema=schema.updates_schema)
+
+    def address(name: str) -> int:
+        kept = left.at(time_, schema.updates_schema)
+        assert kept is not None
+        return kept.column("val").chunk(0).field(name).buffers()[1].address
+
+    left = LeftRows(ShardId.new())
+    found = []
+    for time_ in range(3):
+        left.keep(time_, rows(time_))
+        assert left.at(time_, schema.updates_schema).equals(rows(time_))
+        found.append((address("note"), address("n")))
+    assert len({note for note, _ in found}) == 1
+    assert len({n for _, n in found[:2]}) == 2
+    assert notes.buffers()[1].address not in {note for note, _ in found}
+    left.keep(3, rows(3).slice(0, 0))
+    assert left.at(3, schema.updates_schema).num_rows == 0
