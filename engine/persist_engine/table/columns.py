@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_engine.base.errors import InvalidUsage, InvariantViolated, SchemaMismatch
-from persist_engine.rows.columns import empty_struct, field_of
+from persist_engine.rows.columns import constant, empty_struct, field_of
 from persist_engine.rows.ddl import print_type
 from persist_engine.rows.nested.entries import KeyProblem, sorted_entries
 from persist_engine.rows.nested.layout import (
@@ -200,7 +200,7 @@ class Columns:
     def updates(self, structs: pa.Table, *, time: int, diff: int = 1) -> pa.Table:
         """The updates at `time` that add rows of `structs`, or with `diff` -1 remove them."""
         rows = structs.num_rows
-        times, diffs = (pa.repeat(pa.scalar(value, pa.int64()), rows) for value in (time, diff))
+        times, diffs = (constant(value, rows) for value in (time, diff))
         return pa.table([structs.column("key"), structs.column("val"), times, diffs], schema=self.schema.updates_schema)
 
 

@@ -19,7 +19,7 @@ from persist_engine.client.write.handle import WriteHandle
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
 from persist_engine.parts.consolidate import merge_runs
-from persist_engine.rows.columns import same_rows
+from persist_engine.rows.columns import constant, same_rows
 from persist_engine.rows.predicate import Predicate
 from persist_engine.rows.updates import consolidate
 
@@ -192,4 +192,4 @@ def _copied_field(ours: pa.ChunkedArray, theirs: pa.ChunkedArray) -> pa.Array:
 
 
 def _at(rows: pa.Table, time: int) -> pa.Table:
-    return rows.set_column(2, "time", pa.repeat(pa.scalar(time, pa.int64()), rows.num_rows))
+    return rows.set_column(2, "time", constant(time, rows.num_rows))

@@ -29,6 +29,7 @@ from persist_engine.parts.contents import Contents
 from persist_engine.parts.even_ranges import affordable_ranges
 from persist_engine.parts.fetch import PartSource, SnapshotFilter, read_consolidated, runs_of
 from persist_engine.parts.selection import Selection, Times, select
+from persist_engine.rows.columns import constant
 from persist_engine.rows.filter import Filter
 from persist_engine.rows.projection import Projection
 from persist_engine.rows.schema import Schema
@@ -252,8 +253,12 @@ class Snapshot:
 
 def _retracted(table: pa.Table, time: int) -> pa.Table:
     """The updates that retract the rows of `table` at `time`."""
-    times = pa.repeat(pa.scalar(time, pa.int64()), table.num_rows)
-    columns = [table.column("key"), table.column("val"), times, pc.negate_checked(table.column("diff"))]
+    columns = [
+        table.column("key"),
+        table.column("val"),
+        constant(time, table.num_rows),
+        pc.negate_checked(table.column("diff")),
+    ]
     return pa.Table.from_arrays(columns, schema=table.schema)
 
 
