@@ -303,7 +303,8 @@ class _HeldShard:
         if not keys:
             return None
         files = tuple(folder / key for key in keys)
-        return PlainFiles(files=files, schema=read.schema, row_type=loaded.row_type)
+        where = None if options.where is None else condition(options.where, read.schema, "where")
+        return PlainFiles(files=files, schema=read.schema, row_type=loaded.row_type, where=where)
 
     def aggregates(self, frame: str, fields: Sequence[str]) -> Aggregates | None:
         lease = self._open_lease_of(frame)

@@ -83,9 +83,8 @@ class Options:
 
     @property
     def is_of_plain_rows(self) -> bool:
-        """Whether the load asks for rows and nothing that only the reader in Python can do."""
-        is_special = self.updates or self.splits is not None or self.where is not None
-        return self.feed is None and self.table is None and not is_special
+        """Whether the load asks for rows, all or some, and nothing else that only the reader in Python can do."""
+        return self.feed is None and self.table is None and not self.updates and self.splits is None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Options:

@@ -174,7 +174,7 @@ def _fast(reader: DataFrameReader, kept: _Kept, name: str, more: Mapping[str, An
         kept.session.watch(name, native.held_by)
         return native.frame
     options = Options.parse(given)
-    is_plain = options.is_of_plain_rows and options.columns is None
+    is_plain = options.is_of_plain_rows and options.columns is None and options.where is None
     # Spark shows options of a scan, of which the blob store is one. What is on files has no further to go.
     if not is_plain or "@" in options.location.blob or folder_of(options.location.blob) is not None:
         return None

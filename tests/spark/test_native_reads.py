@@ -1,15 +1,18 @@
 """Frames that Spark's own Parquet reader reads show the same rows as the reader in Python, and only where that is certain."""
 
+import random
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 
 import pytest
 from collectors import are_gone
-from persist_engine import Antichain, Appended, Location, PersistClient, Schema, ShardId
+from persist_engine import Antichain, Appended, Location, PersistClient, Schema, ShardId, filter_of
 from persist_engine.base.settings import KIB, BatchSettings, Settings
+from persist_kit.depth import draws
 from persist_spark.datasource import register
 from persist_spark.source import native
+from persist_spark.source.plain_conditions import _VALUES_MAX, as_column
 
 pytestmark = pytest.mark.spark
 SCHEMA = Schema.from_ddl(
@@ -252,3 +255,94 @@ def test_loads_of_several_threads_leave_the_settings_of_the_session(shard, spark
         frames = list(pool.map(lambda _: shard.load(), range(32)))
     assert all(map(is_by_spark, frames))
     assert spark.conf.get(native._LISTED_BY_JOBS) == before
+
+
+#: Conditions of option `where` on the first field of the key, some of them on the bounds of what the shard holds: whole numbers, and texts.
+_TERMS = {
+    "id BIGINT, area STRING": (
+        "id = 7", "id != 7.0", "id < 60", "id <= 60", "key.id > 399", "460 <= id", "id IN (0, 61, 499, 500)", "id NOT IN (3, 4)",
+        "id BETWEEN -5 AND 9", "id > -9223372036854775807", "id IS NULL", "id IS NOT NULL",
+    ),
+    "area STRING, id SMALLINT": (
+        "area = 'ä1'", "area != 'ä1'", "area > 'ä2'", "area <= ''", "area > 'ä\\u0000'", "area IN ('ä0', 'o''b', 'ä4')",
+        "area NOT IN ('ä0', '')", "area IS NULL",
+    ),
+}  # fmt: skip
+
+
+def _condition(dice: random.Random, terms: tuple[str, ...], depth: int = 2) -> str:
+    if depth == 0 or dice.random() < 0.3:
+        return dice.choice(terms)
+    one, other = (_condition(dice, terms, depth - 1) for _ in range(2))
+    return dice.choice([f"({one}) AND ({other})", f"({one}) OR ({other})", f"NOT ({one})"])
+
+
+@pytest.fixture(scope="module", params=_TERMS)
+def filled(request, tmp_path_factory, spark):
+    """Five appends, and one key with nulls."""
+    made = Shard(tmp_path_factory.mktemp("filled"), spark, Schema.from_ddl(request.param, "x DOUBLE"))
+    is_by_id = made.schema.key.names[0] == "id"
+    for time, first in enumerate(range(0, 500, 100)):
+        keys = [key(n) if is_by_id else key(n)[::-1] for n in range(first, first + 120)] + [(None, None)]
+        with made.client.open_writer(made.id, made.schema, purpose="test") as writer:
+            updates = [((each, (float(number),)), time, 1) for number, each in enumerate(keys)]
+            assert isinstance(writer.compare_and_append(updates, expected_upper=time, new_upper=time + 1), Appended)
+    yield made, _TERMS[request.param]
+    made.client.close()
+
+
+def test_spark_lets_the_rows_of_a_condition_pass_that_the_engine_lets_pass(filled):
+    shard, terms = filled
+    drawn = (_condition(random.Random(seed), terms) for seed in range(draws(8)))
+    for where in dict.fromkeys([*terms, *drawn]):
+        frame, other = shard.load(where=where), shard.load(where=where, splits="1")
+        by_engine = sorted(map(repr, other.collect()))
+        assert not is_by_spark(other)
+        assert is_by_spark(frame) or not by_engine, "no part may hold such rows"
+        assert frame.schema == other.schema
+        assert sorted(map(repr, frame.collect())) == by_engine, where
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "id < 2.5", "id < 1e30", "id = 9223372036854775808", "id > -9223372036854775808", "area = 'ä1'", "x > 1", "i = 3", "b = TRUE",
+        "id = 3 AND i = 1", "id = 3 OR NOT (m < 2)", f"id IN ({', '.join(map(str, range(_VALUES_MAX + 1)))})",
+    ],
+)  # fmt: skip
+def test_other_conditions_are_left_to_python(shard, where):
+    shard.append(range(400), time=5)
+    assert is_by_spark(shard.load(where="id < 400"))
+    assert not is_by_spark(shard.load(where=where))
+
+
+@pytest.mark.parametrize(
+    ("key_ddl", "where"),
+    [
+        ("f FLOAT", "f = 3"), ("m DECIMAL(12,2)", "m >= 2"), ("d DATE", "d > DATE '2013-01-01'"), ("b BOOLEAN", "b = TRUE"),
+        ("t TIMESTAMP", "t < TIMESTAMP '2013-01-01 05:00:00Z'"), ("r BINARY", "r = X'05ff'"), ("p STRUCT<x: INT>", "p.x = 3"),
+        ("s STRING", "s LIKE 'a%'"),
+    ],
+)  # fmt: skip
+def test_a_condition_that_spark_might_answer_otherwise_has_no_column(key_ddl, where):
+    assert as_column(filter_of(where, Schema.from_ddl(key_ddl, "n INT"))) is None
+
+
+def test_a_condition_reaches_the_files_and_their_row_groups(shard):
+    for time, first in enumerate(range(0, 500, 100)):
+        shard.append(range(first, first + 100), time=time)
+    whole, some = shard.load(), shard.load(where="id >= 450")
+    assert 0 < len(some.inputFiles()) < len(whole.inputFiles())
+    plan = some._jdf.queryExecution().executedPlan().toString()
+    assert "GreaterThanOrEqual(key.id,450)" in plan
+    assert some.where("id < 460").count() == 10
+
+
+def test_a_condition_keeps_the_errors_of_a_collection_that_can_hold_them(tmp_path, spark):
+    schema = Schema.from_ddl("id BIGINT, err STRING", "name STRING")
+    shard = Shard(tmp_path, spark, schema)
+    with shard.client.open_writer(shard.id, schema, purpose="test") as writer:
+        rows = [(((n, None), (f"n{n}",)), 0, 1) for n in range(100)] + [(((None, "bad"), (None,)), 0, 1)]
+        assert isinstance(writer.compare_and_append(rows, expected_upper=0, new_upper=1), Appended)
+    shard.check(is_native=False, count=11, where="id < 10")
+    shard.client.close()

@@ -81,10 +81,11 @@ class Contents:
         return all(self._adds(batch.desc, part) for batch in self.batches for part in batch.part_list())
 
     def plain_blobs(self) -> list[str] | None:
-        """The keys of the blobs that hold exactly the rows, each with diff 1, in the schema of the read: whatever reads their columns key
-        and val has the contents. None when a row is inline, elsewhere cut off or rewritten, later than `as_of`, or not known to count once.
+        """The keys of the blobs that hold exactly the rows, each with diff 1, in the schema of the read, and others only if `where` hides
+        them: whatever reads their columns key and val, and applies `where`, has the contents. None when a row is inline, elsewhere cut off
+        or rewritten, later than `as_of`, or not known to count once.
         """
-        if self.where is not None or self.key_range is not None or self.audits:
+        if self.key_range is not None or self.audits:
             return None
         keys: list[str] = []
         for batch in self.batches:

@@ -1,7 +1,8 @@
 """Frames that Spark's own Parquet reader reads: no Python, only the columns and row groups that a query needs, counts from footers.
 
-This is right when the parts of a snapshot hold exactly its rows, each with diff 1 (`Snapshot.plain_blobs`), and the JVM can open them as
-files. All other frames go through Python. Parts carry a checksum per page, which the reader verifies.
+This is right when the parts of a snapshot hold exactly its rows, each with diff 1 (`Snapshot.plain_blobs`), the JVM can open them as
+files, and Spark lets the rows of the frame's condition pass (`plain_conditions`). All other frames go through Python. Parts carry a
+checksum per page, which the reader verifies.
 
 SUBTLE: `_relation` uses Spark's classes through py4j. `spark.read.parquet` would lose NOT NULL, sample the schema, and give no object by
 which to see when the frame can no longer be read.
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from persist_engine import Filter
 from persist_engine.rows.schema import Schema
 from py4j.protocol import Py4JError
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -23,6 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812 - what every Spark user cal
 from pyspark.sql import types as T  # noqa: N812
 
 from persist_spark.frames import spark_type
+from persist_spark.source.plain_conditions import as_column
 
 #: Reader options that the user's session must not change: a missing or damaged file is an error, and a date is a date.
 _OPTIONS = {
@@ -48,6 +51,8 @@ class PlainFiles:
     schema: Schema
     row_type: T.StructType
     """The columns to show, by name."""
+    where: Filter | None = None
+    """Only the rows that pass it are contents."""
 
     @property
     def is_readable(self) -> bool:
@@ -72,7 +77,8 @@ class NativeFrame:
 
 def native_frame(spark: SparkSession, plain: PlainFiles) -> NativeFrame | None:
     """The frame over `plain`. None when it would differ from what Python shows. Starts no job."""
-    if not plain.is_readable:
+    condition = None if plain.where is None else as_column(plain.where)
+    if not plain.is_readable or (condition is None) != (plain.where is None):
         return None
     try:
         found = _relation(spark, plain)
@@ -86,7 +92,8 @@ def native_frame(spark: SparkSession, plain: PlainFiles) -> NativeFrame | None:
         for side, fields in (("key", plain.schema.key), ("val", plain.schema.val))
         for field in fields
     }
-    frame = rows.select(*(columns[name].alias(name) for name in plain.row_type.names))
+    wanted = rows if condition is None else rows.where(condition)
+    frame = wanted.select(*(columns[name].alias(name) for name in plain.row_type.names))
     return NativeFrame(frame, held_by) if frame.schema == plain.row_type else None
 
 

@@ -125,9 +125,14 @@ def test_blobs_are_plain_where_every_row_in_them_counts_once(shard):
     assert [shard.check_plain(as_of) for as_of in (7, 8)] == [True, False]
     with (
         shard.client.open_leased_reader(shard.id, SCHEMA, purpose="test") as reader,
-        reader.snapshot(7, where="id > 0") as some,
+        reader.snapshot(7, where="id > 290") as some,
+        reader.snapshot(7) as whole,
     ):
-        assert some.plain_blobs() is None
+        few, every = some.plain_blobs(), whole.plain_blobs()
+        assert few is not None
+        assert every is not None
+        assert 0 < len(few) < len(every), "those that may hold rows of the condition"
+        assert set(few) < set(every)
 
 
 def test_blobs_with_moved_or_cut_rows_are_not_plain(shard):

@@ -176,9 +176,9 @@ class Snapshot:
         return [replace(first, audits=contents.audits), *others]
 
     def plain_blobs(self) -> list[str] | None:
-        """The keys of the blobs, Parquet files (spec 29.12), whose columns key and val are exactly the contents: every row there is once,
-        and none of them is hidden by this read. None when that is not known, or rows are inline, or `where` restricts the read. The blobs
-        stay while this snapshot is open.
+        """The keys of the blobs, Parquet files (spec 29.12), whose columns key and val are exactly the contents, once `where` is applied to
+        them: every row there is once, and this read hides none of them but by `where`. None when that is not known, or rows are inline. The
+        blobs stay while this snapshot is open.
         """
         self.check_open()
         return self._contents.plain_blobs()
