@@ -2,6 +2,7 @@
 and key ranges do not overlap.
 """
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pyarrow as pa
@@ -251,6 +252,38 @@ def test_the_hash_of_a_row_costs_as_many_calls_of_the_jvm_for_any_number_of_fiel
     assert calls_of(1) == calls_of(30)
 
 
+def assert_few_as_on_executors(flat, task, *, rows):
+    """The updates that the driver makes of `flat`, whose number is `rows`, and those of executors are the same, in the same types."""
+
+    def encoded(batches):
+        for batch in batches:
+            table = pa.Table.from_batches([batch])
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, table.schema) as writer:
+                writer.write_table(table)
+            yield pa.RecordBatch.from_pydict({"bytes": [sink.getvalue().to_pybytes()]})
+
+    few = updates_of(few_rows(flat), task)
+    sent = [row["bytes"] for row in flat.mapInArrow(encoded, "bytes binary").collect()]
+    there = pa.concat_tables([updates_of(pa.ipc.open_stream(each).read_all(), task) for each in sent])
+    assert few.schema == there.schema
+    assert few.num_rows == rows
+    assert sorted(map(repr, few.to_pylist())) == sorted(map(repr, there.to_pylist()))
+
+
+def test_a_look_at_a_batch_runs_code_that_an_earlier_one_has_compiled(spark):
+    """The compiler of Java takes longer than the rows of a small batch."""
+    compiled = spark._jvm.org.apache.spark.metrics.source.CodegenMetrics.METRIC_COMPILATION_TIME()
+    for columns in (["id as k0"], ["id as k0", "cast(id as string) as v0"]):
+        counts = []
+        for first in range(3):
+            batch = spark.range(first, first + 5).selectExpr(*columns).localCheckpoint()
+            before = compiled.getCount()
+            assert few_rows(batch).num_rows == 5
+            counts.append(compiled.getCount() - before)
+        assert counts[1:] == [0, 0]
+
+
 def test_few_rows_are_those_that_executors_would_see(spark):
     """In all types, with nulls at all levels; and none where there are many rows, or a long one."""
     kinds = (
@@ -270,24 +303,11 @@ def test_few_rows_are_those_that_executors_would_see(spark):
     task = StageTask(
         blob="mem://", shard_id="", schema=schema, schema_id=0, lower=0, upper=8, time=7, target_part_bytes=1
     )
-    few = updates_of(few_rows(flat), task)
-
-    def encoded(batches):
-        for batch in batches:
-            table = pa.Table.from_batches([batch])
-            sink = pa.BufferOutputStream()
-            with pa.ipc.new_stream(sink, table.schema) as writer:
-                writer.write_table(table)
-            yield pa.RecordBatch.from_pydict({"bytes": [sink.getvalue().to_pybytes()]})
-
-    sent = [row["bytes"] for row in flat.mapInArrow(encoded, "bytes binary").collect()]
-    there = pa.concat_tables([updates_of(pa.ipc.open_stream(each).read_all(), task) for each in sent])
-    assert few.schema == there.schema
-    assert few.num_rows == 12
-    assert sorted(map(repr, few.to_pylist())) == sorted(map(repr, there.to_pylist()))
+    assert_few_as_on_executors(flat, task, rows=12)
     assert few_rows(flat.limit(0)).num_rows == 0
     strict = spark.sql("select id as k0, if(id = 1, null, named_struct('a', id)) as v0 from range(2)")
-    assert few_rows(strict) is None, "a null struct whose fields are NOT NULL is left to executors"
+    schema = Schema.from_ddl("k BIGINT", "s STRUCT<a: BIGINT NOT NULL>")
+    assert_few_as_on_executors(strict, replace(task, schema=schema), rows=2)
     numbers = spark.range(1001).selectExpr("id as k0")
     assert few_rows(numbers) is None
     assert few_rows(numbers.limit(1000)).num_rows == 1000

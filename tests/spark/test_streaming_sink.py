@@ -61,8 +61,8 @@ def looks(monkeypatch):
     """The number of rows that each look of the driver shows from now on."""
     seen, look = [], few_rows._Look.at
 
-    def looked(self, batch, plan, limit):
-        found = look(self, batch, plan, limit)
+    def looked(self, batch, limit):
+        found = look(self, batch, limit)
         seen.append(found.num_rows)
         return found
 

@@ -3,22 +3,25 @@ a shuffle and without Python workers. After a batch without rows the driver asks
 of a look.
 
 SUBTLE: it makes a plan of Spark's own classes through py4j. `DataFrame.limit` moves the rows of several partitions to one first, in a
-second stage.
+second stage. And the code that Spark generates for a limit has a new name in each plan, so that it is compiled for each batch and never
+gets fast: the limit here takes rows from the code of the batch, which Spark has already.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.serializers import FramedSerializer
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.util import _load_from_socket
 
 from persist_spark.frames import texts_of
-from persist_spark.source.native import java_class, scala_object
+from persist_spark.source.native import java_class
 from persist_spark.spec import SinkSpec
 from persist_spark.streaming.driver_upserts import commands_max, texts_max
 
@@ -69,7 +72,7 @@ class FewRows:
                 return self._look.schema.empty_table()
         limit = min(self.rows_max + 1, -(-EXCESS_MAX * (self.rows_max + 1) // partitions))
         self._seen_max = limit - 1  # with so many rows no partition had more than it showed
-        found = self._look.at(batch, plan, limit)
+        found = self._look.at(batch, limit)
         return None if found is None or found.num_rows > self._seen_max else found
 
     def had(self, rows: int) -> None:
@@ -85,11 +88,9 @@ class _Look:
     """Of the rows, with _LONG if they have texts."""
     shown: Any
     """The columns to show, as a sequence of the JVM. None: all, as they are."""
-    literal: Any
     local_limit: Any
-    frame_of: Any
-    limits: dict[int, Any] = field(default_factory=dict)
-    """The literals that were used."""
+    served: Any
+    """Runs a job over an RDD of bytes, and serves them on a socket."""
 
     @classmethod
     def of(cls, batch: DataFrame, row_bytes_max: int) -> Self:
@@ -104,31 +105,31 @@ class _Look:
                 [*(T.StructField(each.name, each.dataType) for each in shape), T.StructField(_LONG, T.BooleanType())]
             )
         jvm: Any = batch.sparkSession._jvm
-        literal = scala_object(jvm, f"{_SQL}.catalyst.expressions.Literal")
-        local_limit = java_class(jvm, f"{_SQL}.catalyst.plans.logical.LocalLimit")
-        frame_of = java_class(jvm, f"{_SQL}.classic.Dataset").ofRows
         return cls(
             schema=to_arrow_schema(shape, timezone="UTC"),
             shown=shown,
-            literal=literal,
-            local_limit=local_limit,
-            frame_of=frame_of,
+            local_limit=java_class(jvm, f"{_SQL}.execution.LocalLimitExec"),
+            served=java_class(jvm, "org.apache.spark.api.python.PythonRDD").collectAndServe,
         )
 
-    def at(self, batch: DataFrame, plan: Any, limit: int) -> pa.Table | None:
-        """The first `limit` rows of each partition. `plan`: the batch's own. None when one of them is long, or cannot be shown."""
-        shown = plan if self.shown is None else batch._jdf.selectExpr(self.shown).queryExecution().logical()
-        if limit not in self.limits:
-            self.limits[limit] = self.literal.apply(limit)
-        session = batch.sparkSession
-        limited = self.frame_of(session._jsparkSession, self.local_limit(self.limits[limit], shown))
-        rows = DataFrame(limited, session)
-        try:
-            batches = rows._collect_as_arrow()
-            found = pa.Table.from_batches(batches).cast(self.schema) if batches else self.schema.empty_table()
-        except pa.ArrowInvalid:
-            # Spark's cast takes a null struct for a null in each of its NOT NULL fields; ours, on executors, does not.
-            return None
+    def at(self, batch: DataFrame, limit: int) -> pa.Table | None:
+        """The first `limit` rows of each partition. None when one of them is long."""
+        shown = batch._jdf if self.shown is None else batch._jdf.selectExpr(self.shown)
+        limited = self.local_limit(limit, shown.queryExecution().executedPlan())
+        found = pa.Table.from_batches(self._collected(shown.toArrowBatchRdd(limited)), self.schema)
         if self.shown is None:
             return found
         return None if pc.any(found.column(_LONG)).as_py() else found.drop_columns([_LONG])
+
+    def _collected(self, records: Any) -> list[pa.RecordBatch]:
+        """The records of an RDD of Arrow's bytes, in the order of its partitions."""
+        port, secret, server = self.served(records)
+        with _load_from_socket((port, secret), _Bytes()) as found:
+            batches = [pa.ipc.read_record_batch(pa.py_buffer(each), self.schema) for each in found]
+        server.getResult()  # an error of the JVM while it served: the socket shows only its end
+        return batches
+
+
+class _Bytes(FramedSerializer):  # type: ignore[misc]  # pyspark has no types here: its classes are Any
+    def loads(self, obj: bytes) -> bytes:
+        return obj
