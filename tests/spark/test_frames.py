@@ -15,6 +15,7 @@ from persist_spark.inputs.format import read_input
 from persist_spark.partitions import StageTask, updates_of
 from persist_spark.spec import ConfigurationError, Input
 from persist_spark.streaming.few_rows import FEW_ROW_BYTES, FEW_ROWS, FewRows
+from persist_spark.streaming.query import in_one_projection
 from py4j.clientserver import ClientServerConnection
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
@@ -282,6 +283,22 @@ def test_a_look_at_a_batch_runs_code_that_an_earlier_one_has_compiled(spark):
             assert few_rows(batch).num_rows == 5
             counts.append(compiled.getCount() - before)
         assert counts[1:] == [0, 0]
+
+
+def test_the_projections_of_a_stream_become_one_and_choose_nothing_for_later_batches(spark):
+    spark.range(7).createOrReplaceTempView("numbers")
+    text = "select id + 1 as id, name, current_timestamp() as at, rand() as x from (select id, string(id) as name from numbers)"
+    frame = spark.sql(text).where("id > 3").selectExpr("id as k0", "name as v0", "at as v1", "x as v2")
+    joined = in_one_projection(frame.selectExpr("k0 + 1 as k0", "v0", "v1", "v2"))
+    plan = joined._jdf.queryExecution().analyzed().toString()
+    assert [plan.count(name) for name in ("Project", "SubqueryAlias", "View", "current_timestamp(", "rand(")] == [
+        2,
+        0,
+        0,
+        1,
+        1,
+    ]
+    assert sorted(tuple(row) for row in joined.select("k0", "v0").collect()) == [(n + 2, str(n)) for n in range(3, 7)]
 
 
 def test_few_rows_are_those_that_executors_would_see(spark):

@@ -20,10 +20,11 @@ from persist_spark import frames
 from persist_spark.datasource import register
 from persist_spark.inputs.format import load_input, with_sql
 from persist_spark.inputs.shard import DIFF, flat_changes
-from persist_spark.source.native import java_class
+from persist_spark.source.native import java_class, scala_object
 from persist_spark.spec import ConfigurationError, SinkSpec
 from persist_spark.streaming.sources import PERSIST, children_of, streaming_nodes
 
+_SQL = "org.apache.spark.sql"
 #: The operators of Spark's optimized plan that treat each row by itself.
 _STATELESS = frozenset(
     {
@@ -67,6 +68,17 @@ def streaming_input(spark: SparkSession, spec: SinkSpec) -> DataFrame:
                 "projections, filters, unions and joins with tables"
             )
     return frame
+
+
+def in_one_projection(rows: DataFrame) -> DataFrame:
+    """`rows`, with projections upon each other as one: Spark analyses and optimizes the plan of a stream anew for each batch. These rules
+    of its optimizer change no rows; others choose a file, a time or a version of a table, which each batch must choose anew.
+    """
+    session = rows.sparkSession
+    plan = rows._jdf.queryExecution().analyzed()
+    for rule in ("analysis.EliminateSubqueryAliases", "analysis.EliminateView", "optimizer.CollapseProject"):
+        plan = scala_object(session._jvm, f"{_SQL}.catalyst.{rule}").apply(plan)
+    return DataFrame(java_class(session._jvm, f"{_SQL}.classic.Dataset").ofRows(session._jsparkSession, plan), session)
 
 
 def _check_diffs(plan: Any) -> None:

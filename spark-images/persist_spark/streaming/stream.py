@@ -29,7 +29,7 @@ from persist_spark.streaming.driver_upserts import DriverUpserts
 from persist_spark.streaming.each_batch import EachBatch
 from persist_spark.streaming.freshness import Freshness
 from persist_spark.streaming.position import NO_BATCH, Position, decode_position
-from persist_spark.streaming.query import for_each_batch, streaming_input
+from persist_spark.streaming.query import for_each_batch, in_one_projection, streaming_input
 from persist_spark.streaming.sources import name_of, oldest_file_ms, reads_files, sources_of
 from persist_spark.streaming.standby import Standby, take_over
 
@@ -71,7 +71,7 @@ def run_stream(
         position = _start(spec, source, progress, env)
         check_continues(spec, position.offsets)
         # Planned once for all batches. Also the refusal of rows that do not fit comes before the first batch.
-        rows = rows_of(frame, spec.schema, spec.envelope)
+        rows = in_one_projection(rows_of(frame, spec.schema, spec.envelope))
         age_ms = oldest_file_ms(sources) if reads_files(frame) else None
         with _explaining_losses():
             standby = Standby(spark, spec, client, rows, age_ms, is_promoted=is_promoted, stop=stop, env=env, log=log)
