@@ -49,6 +49,7 @@ from persist_engine.codec.row_groups import (
     group_rows,
     groups_metadata,
     rows_of,
+    span_of,
 )
 from persist_engine.model.frontier import Antichain, Description
 from persist_engine.rows.columns import constant, empty_struct, storable
@@ -132,11 +133,14 @@ class OpenedPart:
         span = self.spans[group]
         constants = self._constants(span, seen)
         names = [name for name in self._names if name not in constants]
-        metadata, file = self._file.metadata, self._file
-        if self.groups > 1:  # a file object of its own for each thread: it is cheap, and shares the footer
-            file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(self._data)), metadata=metadata, pre_buffer=False)
+        metadata, groups = self._file.metadata, list(span)
         with decoding(self._key):
-            table = file.read_row_groups(list(span), columns=names, use_threads=use_threads)
+            if use_threads and len(self._data) >= _THREADED_BYTES_MIN:
+                table = _in_threads(self._data, metadata, groups, names)
+            else:
+                # A file object of its own for each thread: it is cheap, and shares the footer.
+                file = self._file if self.groups == 1 else _file(self._data, metadata)
+                table = file.read_row_groups(groups, columns=names, use_threads=False)
         return self._shown(table, rows_of(metadata, span), constants)
 
     def stream(self, table_bytes: int, *, seen: Callable[[int], int] = as_it_is) -> Iterator[pa.Table]:
@@ -362,7 +366,7 @@ def _opened(
     """The file, its description, and the schema it was written with: `schema` itself when equal. The format and the schema
     were checked.
     """
-    file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(data)), pre_buffer=False)
+    file = _file(data)
     stored = file.schema_arrow
     metadata = {
         name.decode(): text.decode() for name, text in (stored.metadata or {}).items() if name.startswith(b"persist.")
@@ -386,6 +390,23 @@ def _opened(
     return file, desc, written
 
 
+def _file(data: bytes | memoryview, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
+    return pq.ParquetFile(pa.BufferReader(pa.py_buffer(data)), metadata=metadata, pre_buffer=False)
+
+
+def _in_threads(data: bytes | memoryview, metadata: pq.FileMetaData, groups: list[int], names: list[str]) -> pa.Table:
+    """These row groups, decoded by Arrow's threads, from a copy of their bytes in Arrow's own memory. Memory holds no copy of the others.
+
+    SUBTLE: a thread may let go of the bytes some milliseconds after Arrow has given the rows (seen: after half of the reads). Bytes of
+    Python's need the interpreter's lock then. Where the process ends meanwhile, asking for it aborts the process, with code 134: Python
+    ends the thread within C++ code.
+    """
+    own, (start, end) = pa.allocate_buffer(len(data)), span_of(metadata, groups)
+    memoryview(own).cast("B")[start:end] = memoryview(data)[start:end]
+    file = pq.ParquetFile(pa.BufferReader(own), metadata=metadata, pre_buffer=False)
+    return file.read_row_groups(groups, columns=names, use_threads=True)
+
+
 def _decoded(
     data: bytes | memoryview, key: str, schema: Schema, picked: list[str] | None, *, may_be_newer: bool
 ) -> DecodedPart:
@@ -395,7 +416,10 @@ def _decoded(
         table = adapted(_with_columns(whole, _COLUMNS, file.metadata.num_rows, {}), asked=schema, key=key)
         return DecodedPart(table if picked is None else _with_picked(table, picked), desc)
     names = [name for name in (_COLUMNS if picked is None else picked) if name != "val" or len(schema.val)]
-    table = file.read(columns=names, use_threads=len(data) >= _THREADED_BYTES_MIN)
+    if len(data) >= _THREADED_BYTES_MIN:
+        table = _in_threads(data, file.metadata, list(range(file.num_row_groups)), names)
+    else:
+        table = file.read(columns=names, use_threads=False)
     rows = file.metadata.num_rows
     if names and table.num_rows != rows:
         raise CorruptData(f"part {key} has {table.num_rows} rows, its footer says {rows}", key=key)

@@ -70,6 +70,12 @@ def rows_of(metadata: pq.FileMetaData, groups: Iterable[int]) -> int:
     return sum(int(metadata.row_group(group).num_rows) for group in groups)
 
 
+def span_of(metadata: pq.FileMetaData, groups: Sequence[int]) -> tuple[int, int]:
+    """Where the bytes of `groups`, at least one, begin and end in the file."""
+    spans = [_span(metadata.row_group(group)) for group in groups]
+    return min(start for start, _ in spans), max(end for _, end in spans)
+
+
 def encoded_bytes(metadata: pq.FileMetaData, groups: Iterable[int]) -> int:
     """About the size of their rows in memory. Parquet counts bytes before compression; dictionaries and deltas make that too small."""
     return sum(metadata.row_group(group).total_byte_size for group in groups)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from typing import Any
 
 import numpy as np
@@ -242,3 +243,23 @@ def test_many_rows_lie_in_row_groups_and_come_back_in_order() -> None:
     decoded = decode_part(data, key="k", schema=schema).table
     assert decoded.equals(table)
     assert consolidate(decoded) is decoded
+
+
+@pytest.mark.parametrize("is_opened", [True, False], ids=["opened", "decoded"])
+def test_no_thread_of_arrow_holds_the_bytes_when_the_rows_are_there(
+    monkeypatch: pytest.MonkeyPatch, is_opened: bool
+) -> None:
+    """One that lets go of them later needs the interpreter, and aborts a process that ends meanwhile."""
+    monkeypatch.setattr(part_codec, "_THREADED_BYTES_MIN", 1)
+    schema = Schema.from_ddl("id BIGINT", "name STRING")
+    table = updates_table(schema, [({"id": key}, {"name": f"n{key}"}, 3, 1) for key in range(200)])
+    view = memoryview(encode_part(table, desc=DESC, schema=schema))
+    late, held = 0, sys.getrefcount(view)
+    for _ in range(100):
+        if is_opened:
+            rows = open_part(view, key="k", schema=schema).read_group(0, use_threads=True)
+        else:
+            rows = decode_part(view, key="k", schema=schema).table
+        late += sys.getrefcount(view) > held
+        assert rows.num_rows == 200
+    assert late == 0
