@@ -43,7 +43,7 @@ from persist_operator.api.redact import redact
 from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR, InlineLocation, Shard, StoreLocation
 from persist_operator.plan import ownership
 from persist_operator.plan.actions import AdvanceSince, EvolveSchema, InitialiseShard, ShardAction
-from persist_operator.plan.observed import Claim, NotOwned, Seen, ShardMissing, StoreFailure
+from persist_operator.plan.observed import Claim, NotInspected, NotOwned, Seen, ShardMissing, StoreFailure
 from persist_operator.settings import OperatorSettings
 from persist_operator.store_calls import PROMPT_S, CallPlaces
 
@@ -220,6 +220,21 @@ class Bridge:
         ):
             return self.inspect(location, replace(claim, take_over=True), ear=ear)
         return answer
+
+    def owned(self, location: StoreLocation, claim: Claim) -> Seen:
+        """The id of the shard that the owner of `claim` has, without a claim; None as its id when it has none. Linearized when it answers.
+        Failures of the store are values; raises only StoreBusy, and InvalidUsage for inline storage.
+        """
+
+        def look(client: PersistClient) -> Seen:
+            shard_id = client.registered(claim.owner) if claim.wanted is None else ShardId(claim.wanted)
+            is_owner = shard_id is not None and client.owner_of(shard_id) == claim.owner
+            return Seen(inspected=NotInspected(), shard_id=shard_id if is_owner else None)
+
+        try:
+            return self._call(location, look)
+        except BridgeFailure as error:
+            return Seen(inspected=error.failure)
 
     def initialise(self, action: InitialiseShard, *, looks: Callable[[], object] = lambda: None) -> Seen:
         """Create the shard unless it exists, with the operators' critical reader, and inspect it as `inspect` does, while its state is at

@@ -14,7 +14,7 @@ from persist_operator.cluster.port import JOB, PERSIST_SHARD, POD, SPARK_SINK
 from persist_operator.manifests import maintenance
 from persist_operator.plan.actions import KeepFinalizer, StartReclaim
 from persist_operator.plan.keeping import reclaiming
-from persist_operator.plan.observed import ActionFailure, Phase, Run, ShardObserved
+from persist_operator.plan.observed import ActionFailure, NotInspected, Phase, Run, ShardObserved, StoreFailure
 from persist_operator.plan.shard import plan_shard
 from persist_operator.settings import AllowedNamespaces, OperatorSettings, StorageProfile
 from persist_operator.steps.metrics import OperatorMetrics
@@ -29,10 +29,18 @@ GOING = {"deletionTimestamp": "2026-11-20T00:00:00Z", "finalizers": [names.FINAL
 
 @pytest.fixture
 def plan(make_shard, settings, now):
-    def make(spec=PURGE, *, status=None, runs=(), sinks=(), failures=(), at=now, **metadata):
+    def make(
+        spec=PURGE, *, status=None, runs=(), sinks=(), failures=(), at=now, inspected=None, shard_id=None, **metadata
+    ):
         status = {"shardId": SHARD_ID} if status is None else status
         shard = make_shard(dict(spec), status=status, **{**GOING, **metadata})
-        observed = ShardObserved(runs=tuple(runs), sinks=tuple(sinks), failures=dict(failures))
+        observed = ShardObserved(
+            runs=tuple(runs),
+            sinks=tuple(sinks),
+            failures=dict(failures),
+            inspected=inspected or NotInspected(),
+            shard_id=shard_id,
+        )
         return plan_shard(shard, observed, now_ms=at, settings=settings)
 
     return make
@@ -68,6 +76,16 @@ def test_a_retained_shard_is_let_go_and_no_store_is_touched(plan):
 
 def test_a_resource_that_never_had_a_shard_is_let_go(plan):
     assert plan(PURGE, status={"conditions": []}).actions == (KeepFinalizer(present=False),)
+
+
+def test_a_resource_without_a_status_waits_for_the_stores_to_say_which_shard_it_has(plan, now):
+    down = plan(status={}, inspected=StoreFailure(reason="StorageUnreachable", message="redis://r:1/0 does not answer"))
+    assert (down.actions, blocked(down)) == ((), ("True", "PurgeIncomplete"))
+    assert "redis://r:1/0 does not answer" in conditions.find(down.status, "DeletionBlocked")["message"]
+    found = plan(status=down.status, shard_id=SHARD_ID)
+    assert (found.actions[0].shard_id, found.status["shardId"]) == (SHARD_ID, SHARD_ID)
+    refused = {**PURGE, "storageProfile": "gone"}
+    assert plan(refused, status={}).actions == (KeepFinalizer(present=False),), "it never had a store"
 
 
 @pytest.mark.parametrize(("spec", "purge"), [({"reclaimPolicy": "Tombstone"}, False), (PURGE, True)])
@@ -266,3 +284,64 @@ def test_a_policy_that_goes_back_to_retain_removes_the_finalizer(house):
     assert house.look(2) is None
     with house.client() as client:
         assert not client.is_finalized(ShardId(SHARD_ID))
+
+
+@pytest.mark.parametrize("is_restored", [True, False], ids=["restored", "never seen"])
+def test_a_resource_that_lost_its_status_is_purged_all_the_same(house, is_restored):
+    """A backup brings resources back with their finalizers and without their statuses, under another uid."""
+    house.look()
+    assert len(list((house.folder / "blobs" / SHARD_ID).iterdir())) > 0
+
+    def restored(one):
+        one.pop("status")
+        one["metadata"].update(uid="uid-other")
+        if not is_restored:
+            one["metadata"].update(name="new")
+
+    kept = house.cluster.stored("PersistShard", "team", "flights")
+    house.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["metadata"].update(finalizers=[]))
+    house.cluster.delete(PERSIST_SHARD, "team", "flights")
+    restored(kept)
+    house.cluster.create(PERSIST_SHARD, kept)
+    name = kept["metadata"]["name"]
+    house.key = Key("PersistShard", "team", name)
+    assert house.cluster.delete(PERSIST_SHARD, "team", name)
+    house.look(seconds=31)
+    house.carry_out()
+    house.look(seconds=31)
+    assert house.cluster.get(PERSIST_SHARD, "team", name) is None
+    with house.client() as client:
+        assert client.is_finalized(ShardId(SHARD_ID)) == is_restored
+
+
+def readiness_of_another(house, shard_resource):
+    """Of another resource of the namespace that names the shard."""
+    other = shard_resource(
+        {"shardId": SHARD_ID, "schema": {"key": "id BIGINT", "value": "x INT"}}, name="other", uid="uid-other"
+    )
+    house.cluster.create(PERSIST_SHARD, other)
+    for _ in range(4):
+        house.env.advance_ms(6000)
+        house.reconciler.reconcile(Key("PersistShard", "team", "other"))
+    found = conditions.find(house.cluster.get(PERSIST_SHARD, "team", "other")["status"], "Ready")
+    return found["status"], found["reason"]
+
+
+def test_no_other_resource_takes_a_shard_over_while_it_is_purged(house, shard_resource):
+    """It would write rows that the purge deletes a moment later."""
+    house.look()
+    house.cluster.delete(PERSIST_SHARD, "team", "flights")
+    assert readiness_of_another(house, shard_resource) == ("False", "ShardIdConflict")
+    with house.client() as client:
+        assert client.owner_of(ShardId(SHARD_ID)).name == "flights"
+    house.look(seconds=31)
+    house.carry_out()
+    assert house.look() is None
+
+
+def test_a_shard_that_is_retained_may_be_taken_over_while_its_resource_goes(house, shard_resource):
+    house.look()
+    house.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["spec"].update(reclaimPolicy="Retain"))
+    house.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["metadata"].update(finalizers=["other/one"]))
+    house.cluster.delete(PERSIST_SHARD, "team", "flights")
+    assert readiness_of_another(house, shard_resource) == ("True", "Healthy")

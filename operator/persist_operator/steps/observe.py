@@ -105,7 +105,15 @@ class Observer:
         if is_reclaimed(shard):
             runs, _ = self._runs(shard, Sight.LIVE)
             sinks, labels = self._sinks_of(shard), self._labels.of(shard)
-            seen = ShardObserved(runs=tuple(runs), sinks=sinks, failures=failures, namespace_labels=labels)
+            named = self._named(shard, labels)
+            seen = ShardObserved(
+                runs=tuple(runs),
+                sinks=sinks,
+                failures=failures,
+                inspected=named.inspected,
+                shard_id=named.shard_id,
+                namespace_labels=labels,
+            )
             return Sighted(seen, Sight.LIVE)
         if not is_to_be_asked(shard):
             labels = {} if shard.meta.deleting else self._labels.of(shard)
@@ -141,6 +149,18 @@ class Observer:
         answer = self._bridge.initialise(action, looks=lambda: self.answers.begin(name))
         self.answers.keep(name, action.location, claim, answer)
         return answer
+
+    def _named(self, shard: Shard, labels: Mapping[str, str]) -> Seen:
+        """The id of the shard that a resource which is reclaimed has, where its status does not say: it was restored without one, or the
+        operator ended before it wrote one. Claims nothing. Nothing is known where the stores may not be asked.
+        """
+        if shard.known.shard_id is not None or shard.spec.storage is not None:
+            return Seen(inspected=NotInspected())
+        try:
+            location = shard.location(self._settings, labels)
+        except StorageRefused:
+            return Seen(inspected=NotInspected())
+        return self._bridge.owned(location, ownership.claim_of(shard, self._settings))
 
     def _sinks_of(self, shard: Shard) -> tuple[str, ...]:
         """The SparkSinks that write or read the shard, also those that are being deleted: their drivers may still run."""
@@ -225,13 +245,16 @@ class Observer:
         )
 
     def _is_gone(self, namespace: str, name: str) -> bool:
-        """Whether there is no such PersistShard, or it is being deleted. False for a text that is not a valid name, without a request:
-        names of owners come from stores, where others write too.
+        """Whether there is no such PersistShard, or it is being deleted and leaves its shard as it is: one that is reclaimed still ends
+        the shard. False for a text that is not a valid name, without a request: names of owners come from stores, where others write too.
         """
         if _NAME.fullmatch(name) is None:
             return False
         found = self._cluster.get(PERSIST_SHARD, namespace, name)
-        return found is None or bool(found["metadata"].get("deletionTimestamp"))
+        if found is None:
+            return True
+        shard = Shard.of(load_schemas().default(found))
+        return shard.meta.deleting and not is_reclaimed(shard)
 
     def sink(self, sink: Sink, failures: Mapping[str, ActionFailure]) -> SinkObserved:
         """The observation for the plan of a SparkSink."""

@@ -2,7 +2,8 @@
 
 A resource with Retain has no finalizer, and its deletion touches no store. With another policy, a pod reclaims the shard
 (persist_engine.client.reclaiming), once no SparkSink refers to it; the stores say whether readers hold it. The finalizer goes when a pod
-reports that nothing is left to do. A lost report is no harm: another run finds the work done.
+reports that nothing is left to do. A lost report is no harm: another run finds the work done. Of a resource whose status names no shard,
+such as one that was restored from a backup without it, the stores say which one it has.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from persist_operator.api.shard import Shard, StorageRefused, StoreLocation
 from persist_operator.api.shard_status import Deletion
 from persist_operator.plan import ownership
 from persist_operator.plan.actions import KeepFinalizer, Plan, StartReclaim, action_key
-from persist_operator.plan.observed import Phase, Run, ShardObserved
+from persist_operator.plan.observed import Phase, Run, ShardObserved, StoreFailure
 from persist_operator.settings import OperatorSettings
 
 #: Verdicts after which the shard needs nothing more of this resource.
@@ -42,8 +43,15 @@ def plan_deletion(shard: Shard, observed: ShardObserved, *, now_ms: int, setting
     """The next step of the deletion of the resource."""
     if not _has_finalizer(shard):
         return Plan(status=shard.status)
-    if not is_reclaimed(shard) or shard.known.shard_id is None:
+    if not is_reclaimed(shard):
         return _released(shard)
+    if shard.known.shard_id is None:
+        if isinstance(observed.inspected, StoreFailure):
+            text = f"the stores do not say whether the resource has a shard: {observed.inspected.message}"
+            return _blocked(shard, shard.known.deletion, "PurgeIncomplete", text, now_ms, wait_s=_HELD_S)
+        if observed.shard_id is None:
+            return _released(shard)
+        shard = replace(shard, status=replace(shard.known, shard_id=observed.shard_id).wire())
     try:
         location = shard.location(settings, observed.namespace_labels)
     except StorageRefused as error:
