@@ -114,6 +114,7 @@ class Reconciler:
         self._lock = threading.Lock()
         self._failures: dict[Key, dict[str, ActionFailure]] = {}
         self._blind: dict[Key, int] = {}
+        self._uids: dict[Key, str] = {}
         self._again: Callable[[Key, float], None] = lambda key, after_s: None
 
     def on_news(self, listener: Callable[[Key, float], None]) -> None:
@@ -138,6 +139,7 @@ class Reconciler:
         if resource is None:
             self.forget(key)
             return None
+        self._meet(key, str(resource["metadata"].get("uid")))
         if pausing.is_paused(resource):
             return self._paused(key, resource)
         try:
@@ -187,6 +189,19 @@ class Reconciler:
         if not is_changed:
             return self._wait_s(planned, started_s)
         return min(plan.requeue_after_s or 0.0, _AFTER_NEWS_S)
+
+    def _meet(self, key: Key, uid: str) -> None:
+        """Forget what is known of another resource of the same name: this one was created after that one was deleted, and no reconcile came
+        in between.
+        """
+        with self._lock:
+            is_other = self._uids.get(key, uid) != uid
+            self._uids[key] = uid
+            if is_other:
+                self._failures.pop(key, None)
+                self._blind.pop(key, None)
+        if is_other:
+            self._metrics.forget(key.kind, key.namespace, key.name)
 
     def _paused(self, key: Key, resource: Resource) -> float | None:
         """Show that the resource is paused, and do nothing else. Returns as `reconcile` does, so that ages go on in the metrics."""
@@ -425,6 +440,7 @@ class Reconciler:
         with self._lock:
             self._failures.pop(key, None)
             self._blind.pop(key, None)
+            self._uids.pop(key, None)
 
     def _post(self, key: Key, meta: Meta, note: Note) -> None:
         """Post an Event. A failure is only logged, because the status has everything that matters. The same note in one minute is one
