@@ -6,7 +6,7 @@ import pytest
 from persist_operator.api import conditions, names, times
 from persist_operator.api.shard_status import RewrittenHour
 from persist_operator.plan.actions import StartMaintenance
-from persist_operator.plan.observed import ActionFailure, Phase, Run, ShardObserved
+from persist_operator.plan.observed import ActionFailure, Phase, Run, ShardObserved, ShardView, StoreFailure
 from persist_operator.plan.shard import plan_shard
 from persist_operator.plan.waiting import budget
 
@@ -34,14 +34,14 @@ class House:
         self.maintenance, self.spec, self.annotations, self.generation = {}, {}, {}, 1
         self.plan = None
 
-    def step(self, now_ms=NOON, *, runs=(), failures=None, **inspection):
+    def step(self, now_ms=NOON, *, runs=(), failures=None, inspected=None, **inspection):
         shard = self._make_shard(
             {**self.spec, "maintenance": self.maintenance},
             status=self.status,
             annotations=self.annotations,
             generation=self.generation,
         )
-        seen = self._make_inspection(**{**DUE, **inspection})
+        seen = inspected or self._make_inspection(**{**DUE, **inspection})
         observed = ShardObserved(inspected=seen, runs=tuple(runs), shard_id=SHARD_ID, failures=failures or {})
         self.plan = plan_shard(shard, observed, now_ms=now_ms, settings=self._settings)
         self.status = self.plan.status
@@ -190,7 +190,22 @@ def test_a_window_that_never_opens_stalls_the_shard(house, schedule):
     found = conditions.find(house.status, "Stalled")
     assert found["reason"] == "InvalidWindow"
     assert "spec.maintenance.windows[0]" in found["message"]
-    assert house.plan.actions == ()
+    assert [note.reason for note in house.plan.notes] == ["InvalidWindow"]
+    assert not [one for one in house.plan.actions if type(one).__name__ == "StartMaintenance"]
+    assert house.status["storage"]["batches"] > 0, "the shard is looked at all the same"
+    house.step()
+    assert house.plan.notes == ()
+
+
+def test_sinks_write_a_shard_whose_windows_never_open(house, make_shard, settings):
+    """The windows are of compactions alone."""
+    house.maintenance = {"windows": [{**NIGHTLY["windows"][0], "schedule": "99 * * * *"}]}
+    house.step()
+    shard = make_shard({"maintenance": house.maintenance}, status=house.status)
+    assert ShardView.of("flights", shard, settings).usable
+    lost = StoreFailure(reason="StoreLost", message="another pair", permanent=True)
+    house.step(inspected=lost)
+    assert conditions.find(house.status, "Stalled")["reason"] == "StoreLost", "which the windows do not hide"
 
 
 # -- the budget --------------------------------------------------------------------------------------------------------

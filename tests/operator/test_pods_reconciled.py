@@ -141,3 +141,4 @@ def test_a_shard_with_a_refused_template_stalls_and_starts_no_job(world, shard_r
     assert (stalled["status"], stalled["reason"]) == ("True", reason)
     assert path in stalled["message"]
     assert cluster.find(JOB, "team", {names.LABEL_OWNER_UID: "uid-greedy"}) == []
+    assert conditions.find(status, "StorageReachable")["status"] == "True", "the template is of its maintenance alone"

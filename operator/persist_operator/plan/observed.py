@@ -22,6 +22,10 @@ from persist_operator.settings import OperatorSettings
 ACTION_REFUSED = "ActionRefused"
 #: Reason of a condition: the spec's schema cannot succeed that of the shard, which keeps it.
 SCHEMA_REFUSED = "SchemaRefused"
+#: Reasons for which a shard is stalled although it can be written and read: they concern its maintenance or its next schema alone.
+_HARMLESS = {ACTION_REFUSED, SCHEMA_REFUSED, "InvalidWindow"}
+#: The same, except on inline storage: there a pod of such a template must also look at the stores, so nothing is known of them.
+_OF_PODS = {"InvalidTemplate", "ServiceAccountNotAllowed"}
 #: Reason of a condition: a start waits for a place (plan.waiting), or its pod for the queue of its scheduler.
 QUEUED = "Queued"
 #: Reason of a condition: everything that a driver needs of the shard is known.
@@ -241,8 +245,8 @@ class ShardView:
                 found=False, reason="ShardNotFound", message=f"there is no PersistShard {name} in this namespace"
             )
         stalled = conditions.find(shard.status, "Stalled")
-        # A refusal of maintenance, or of a schema, does not keep sinks from writing the shard.
-        harmless = stalled is None or stalled.get("reason") in {ACTION_REFUSED, SCHEMA_REFUSED}
+        reasons = _HARMLESS if shard.spec.storage is not None else _HARMLESS | _OF_PODS
+        harmless = stalled is None or stalled.get("reason") in reasons
         if stalled is not None and stalled.get("status") == "True" and not harmless:
             return cls(
                 found=True,

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 
 from persist_engine.model.inspection import Inspection
 
-from persist_operator.api import conditions, names, sink_pods, times
+from persist_operator.api import conditions, names, times
 from persist_operator.api.conditions import Condition
 from persist_operator.api.names import MaintenanceKind
-from persist_operator.api.pod_template import PodRefused
 from persist_operator.api.shard import InlineLocation, Shard, ShardSchema, StorageRefused, StoreLocation
 from persist_operator.api.shard_status import Ddl, ShardStatus, Upkeep
 from persist_operator.plan import (
@@ -49,7 +48,7 @@ from persist_operator.plan.observed import (
     ShardObserved,
     StoreFailure,
 )
-from persist_operator.plan.waiting import deadline, next_run, starts, windows
+from persist_operator.plan.waiting import deadline, next_run, starts
 from persist_operator.settings import OperatorSettings
 
 _RETRY_PERMANENT_S, _RETRY_S = 300, 30
@@ -66,6 +65,8 @@ class _Case:
     now_ms: int
     settings: OperatorSettings
     words: Words
+    refused: tuple[str, str] | None = None
+    """Reason and message of what lets no maintenance start; None where it may."""
 
 
 def is_to_be_asked(shard: Shard) -> bool:
@@ -83,14 +84,12 @@ def plan_shard(
         location = shard.location(settings, observed.namespace_labels)
     except StorageRefused as error:
         return _stalled(shard, shard.known, error.reason, str(error), now_ms)
-    try:
-        sink_pods.check_maintenance(shard.spec, settings.workload)
-    except PodRefused as error:
-        return _stalled(shard, shard.known, error.reason, str(error), now_ms)
-    problem = windows.problem(shard.spec.windows, now_ms)
-    if problem is not None:
-        return _stalled(shard, shard.known, "InvalidWindow", problem, now_ms)
-    plan = _planned(shard, location, observed, now_ms, settings, words=words)
+    refused = starts.refused(shard, settings.workload, now_ms)
+    if refused is not None:
+        if isinstance(location, InlineLocation) and refused[0] != "InvalidWindow":
+            return _stalled(shard, shard.known, *refused, now_ms)  # what looks at these stores is such a pod too
+        shard = replace(shard, spec=replace(shard.spec, windows=()))
+    plan = _planned(shard, location, observed, now_ms, settings, words=words, refused=refused)
     if isinstance(location, InlineLocation) and is_to_be_asked(shard):
         plan = inspecting.with_next(plan, shard, observed, location, now_ms=now_ms, settings=settings)
     return podless.with_look(plan, (*observed.runs, *observed.inspections), shard.known, now_ms=now_ms)
@@ -104,6 +103,7 @@ def _planned(
     settings: OperatorSettings,
     *,
     words: Words,
+    refused: tuple[str, str] | None,
 ) -> Plan:
     """The plan that follows from the answer of the stores."""
     base = replace(shard.known, store=shard_status.stores(location))
@@ -123,7 +123,7 @@ def _planned(
         case ShardMissing():
             return _missing(_Case(*_owning(shard, base, observed), location, observed, now_ms, settings, words))
         case Inspection() as inspection:
-            case = _Case(*_owning(shard, base, observed), location, observed, now_ms, settings, words)
+            case = _Case(*_owning(shard, base, observed), location, observed, now_ms, settings, words, refused)
             problem = _problem(case, inspection)
             if problem is not None:
                 return _stalled(case.shard, case.base, *problem, now_ms, reachable=True)
@@ -184,8 +184,13 @@ def _stalled(
     found = conditions.stalled(reason, message)
     if reachable:
         found.append(_reachable(status))
-    notes = () if _has_reason(shard, "Stalled", reason) else (Note("Warning", reason, message),)
+    notes = _stalled_note(shard, (reason, message))
     return _conditioned(shard, status, found, now_ms, requeue_after_s=retry_s, notes=notes)
+
+
+def _stalled_note(shard: Shard, why: tuple[str, str] | None) -> tuple[Note, ...]:
+    """The Event of a resource that becomes stalled for this reason, with this message."""
+    return () if why is None or _has_reason(shard, "Stalled", why[0]) else (Note("Warning", *why),)
 
 
 def _has_reason(shard: Shard, condition_type: str, reason: str) -> bool:
@@ -313,7 +318,7 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
     schema = _schema_standing(case, inspection)
     refused = _refused_runs(case, started)
     found = [
-        *evolving.conditions(schema, healthy),
+        *(evolving.conditions(schema, healthy) if case.refused is None else conditions.stalled(*case.refused)),
         _reachable(case.base),
         *shard_status.upkeep_conditions(
             shard, inspection, blocks, case.observed, refused=refused, held=held, ahead=ahead, now_ms=now_ms
@@ -335,7 +340,7 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
         now_ms,
         requeue_after_s=case.settings.loop.inspect_seconds,
         actions=(*_evolve(case, schema), *((advance,) if advance else ()), *started),
-        notes=(*folded.notes, *recoveries, *answers),
+        notes=(*folded.notes, *recoveries, *answers, *_stalled_note(shard, case.refused)),
     )
     if not plan.actions and status.frontiers.seqno == inspection.seqno:
         plan = replace(plan, is_settled=_is_settled(case, inspection, folded, ahead))
@@ -400,7 +405,7 @@ def _outlook(case: _Case, inspection: Inspection, folded: maintenance.Folded) ->
 def _begun(
     case: _Case, inspection: Inspection, blocks: Mapping[MaintenanceKind, Upkeep], ahead: next_run.Outlook
 ) -> starts.Begun:
-    if inspecting.is_behind(case.observed, blocks):
+    if case.refused is not None or inspecting.is_behind(case.observed, blocks):
         return starts.Begun((), blocks, {})
     return starts.begun(
         case.shard,

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from persist_engine.model.inspection import Inspection
 
-from persist_operator.api import names, times
+from persist_operator.api import names, sink_pods, times
 from persist_operator.api.names import MaintenanceKind
+from persist_operator.api.pod_template import PodRefused
 from persist_operator.api.shard import Shard, StoreLocation
 from persist_operator.api.shard_status import Runner, Upkeep
 from persist_operator.plan import maintenance, refusals
@@ -16,7 +17,7 @@ from persist_operator.plan.actions import StartMaintenance, maintenance_key
 from persist_operator.plan.keeping import auditing
 from persist_operator.plan.maintenance import Due
 from persist_operator.plan.observed import ShardObserved
-from persist_operator.plan.waiting import deadline, next_run
+from persist_operator.plan.waiting import deadline, next_run, windows
 from persist_operator.settings import WorkloadSettings
 
 #: The longest time from the intent of a run to its Job.
@@ -30,6 +31,16 @@ class Begun:
     started: tuple[StartMaintenance, ...]
     blocks: Mapping[MaintenanceKind, Upkeep]
     handled: Mapping[str, str]
+
+
+def refused(shard: Shard, workload: WorkloadSettings, now_ms: int) -> tuple[str, str] | None:
+    """Why the spec lets no run start, as (reason, message); None where it does. Nothing else of the shard depends on that."""
+    try:
+        sink_pods.check_maintenance(shard.spec, workload)
+    except PodRefused as error:
+        return error.reason, str(error)
+    problem = windows.problem(shard.spec.windows, now_ms)
+    return None if problem is None else ("InvalidWindow", problem)
 
 
 def begun(
