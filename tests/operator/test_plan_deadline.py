@@ -4,7 +4,7 @@ import pytest
 from persist_engine.model.inspection import ReaderInfo
 from persist_operator.api import conditions, names, times
 from persist_operator.api.shard_status import Upkeep
-from persist_operator.plan.observed import ShardObserved
+from persist_operator.plan.observed import ShardObserved, StoreFailure
 from persist_operator.plan.shard import plan_shard
 from persist_operator.plan.waiting import deadline
 
@@ -183,6 +183,22 @@ def test_the_debt_has_the_older_age_and_the_date_and_neither_without_debt(planne
     assert debt["oldestUncompactedSeconds"] == 7200
     assert debt["deadlineTime"] == times.to_text(now + 22 * HOUR_MS)
     assert not {"oldestUncompactedSeconds", "deadlineTime"} & set(planned().status["debt"])
+
+
+def test_the_date_follows_a_deadline_that_was_changed_while_the_stores_did_not_answer(
+    make_shard, make_inspection, settings, now
+):
+    """The status of the outage has observed the generation, with the numbers from before."""
+    owed = make_inspection(waits_from_ms=now - HOUR_MS)
+    status = {"conditions": [], "shardId": owed.shard_id}
+    answers = [(86_400, owed), (7200, StoreFailure(reason="StorageUnreachable", message="down")), (7200, owed)]
+    for generation, (deadline_seconds, answer) in enumerate(answers, start=1):
+        shard = make_shard(
+            {"compaction": {"deadlineSeconds": deadline_seconds}}, status=status, generation=min(generation, 2)
+        )
+        observed = ShardObserved(inspected=answer, shard_id=owed.shard_id)
+        status = plan_shard(shard, observed, now_ms=now + 1000 * generation, settings=settings).status
+    assert status["debt"]["deadlineTime"] == times.to_text(now + HOUR_MS)
 
 
 def test_runs_for_the_deadline_are_full_and_others_are_not(planned, now):

@@ -110,6 +110,38 @@ def test_a_sink_shows_what_its_status_says(whole, registry, sink_resource, spec,
     assert shown(whole, registry, sink_resource(spec), status)(name) == value
 
 
+@pytest.mark.parametrize("deadline_seconds", [3600, 86_400, 30 * 86_400])
+def test_the_age_of_what_is_owed_does_not_depend_on_a_deadline_that_was_changed(
+    whole, registry, shard_resource, deadline_seconds
+):
+    """The status has the deadline of its numbers, which stay while the stores do not answer."""
+    resource = shard_resource({"compaction": {"deadlineSeconds": deadline_seconds}})
+    debt = {"oldestUncompactedSeconds": 600, "deadlineTime": "2026-09-22T11:50:00Z"}  # of a day
+    status = {"frontiers": {"observedTime": LONG_AGO}, "debt": debt}
+    assert shown(whole, registry, resource, status)("oldest_uncompacted_seconds") == 600 + 8000
+
+
+@pytest.mark.parametrize(
+    ("spec", "task"),
+    [
+        ({"suspend": True}, "rollup"),
+        ({"gc": {"enabled": False}}, "gc"),
+        ({"gc": {"orphans": {"mode": "Off"}}}, "orphanScan"),
+        ({"verify": {"mode": "Off"}}, "verify"),
+        ({"compaction": {"mode": "Manual"}}, "compaction"),
+    ],
+)
+def test_work_that_is_off_is_not_said_to_fail(whole, registry, shard_resource, spec, task):
+    """No run follows, so the count would stand for ever, and with it the alert that the operator tries again."""
+    failing = {"maintenance": {task: {"consecutiveFailures": 4}}}
+
+    def failures(spec):
+        whole.set_shard("team", "flights", failing, spec=shard_resource(spec)["spec"], now_ms=NOW)
+        return registry.get_sample_value("persist_shard_consecutive_failures", {**SHARD, "task": task})
+
+    assert (failures({}), failures(spec)) == (4, None)
+
+
 def test_a_value_that_becomes_unknown_has_no_series_any_more(whole, registry, shard_resource):
     known = {"conditions": [condition("StorageReachable", "True")]}
     assert shown(whole, registry, shard_resource(), known)("storage_reachable") == 1

@@ -450,7 +450,11 @@ def _is_young(case: _Case, inspection: Inspection) -> bool:
     young_s: float = case.settings.loop.numbers_seconds
     if frontiers.seqno == inspection.seqno:
         # Only the age of what is owed has changed; it is shown to a hundredth of the deadline.
-        young_s = max(young_s, case.shard.spec.deadline_seconds / 100)
+        deadline_s, owed_ms = case.shard.spec.deadline_seconds, inspection.owed_from_ms
+        young_s = max(young_s, deadline_s / 100)
+        until = None if owed_ms is None else times.to_text(owed_ms + 1000 * deadline_s)
+        if case.shard.known.debt.deadline_time != until:
+            return False  # another deadline, of a generation that was observed while the stores did not answer
     young = 0 <= case.now_ms - observed_ms < young_s * 1000
     return young or (frontiers.seqno == inspection.seqno and inspection.owed_from_ms is None)
 

@@ -109,7 +109,7 @@ class OperatorMetrics:
             "batches": storage.batches,
             "live_bytes": storage.live_bytes,
             "debt_bytes": debt.compaction_bytes,
-            "oldest_uncompacted_seconds": _owed_s(debt, deadline_seconds, now_ms),
+            "oldest_uncompacted_seconds": _owed_s(known, now_ms, inspection),
             "deadline_seconds": deadline_seconds,
             "live_diffs": storage.live_diffs,
             "last_rollup_seqno": storage.latest_rollup_seqno,
@@ -126,8 +126,13 @@ class OperatorMetrics:
                 "last_rollup_seqno": inspection.latest_rollup_seqno,
                 "seqno": inspection.seqno,
             }
+        off = resource_metrics.tasks_off(spec)
         tasks = tuple(
-            TaskRuns(task, block.consecutive_failures or 0, None if success_ms is None else success_ms / 1000)
+            TaskRuns(
+                task,
+                None if task in off else block.consecutive_failures or 0,
+                None if success_ms is None else success_ms / 1000,
+            )
             for task, block in (known.maintenance or {}).items()
             for success_ms in [times.to_ms(block.last_success_time)]
         )
@@ -183,11 +188,14 @@ def _upper_lag_s(frontiers: Frontiers, now_ms: int, inspection: Inspection | Non
     return (now_ms - upper) // 1000
 
 
-def _owed_s(debt: Debt, deadline_seconds: int | None, now_ms: int) -> float | None:
-    """The age at `now_ms` of the oldest update that is owed a deletion. The status shows it to a hundredth of the deadline only."""
+def _owed_s(known: ShardStatus, now_ms: int, inspection: Inspection | None) -> float | None:
+    """The age at `now_ms` of the oldest update that is owed a deletion. The status has its age at the time of its numbers."""
+    debt, seen_ms = known.debt, times.to_ms(known.frontiers.observed_time)
     if debt == Debt():
         return None
-    until_ms = times.to_ms(debt.deadline_time)
-    if until_ms is None or deadline_seconds is None:
+    if inspection is not None:
+        owed_ms = inspection.owed_from_ms
+        return 0 if owed_ms is None else max(0, (now_ms - owed_ms) // 1000)
+    if debt.oldest_uncompacted_seconds is None or seen_ms is None:
         return debt.oldest_uncompacted_seconds or 0
-    return max(0, deadline_seconds - (until_ms - now_ms) // 1000)
+    return debt.oldest_uncompacted_seconds + max(0, (now_ms - seen_ms) // 1000)

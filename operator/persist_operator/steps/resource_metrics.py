@@ -13,7 +13,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from persist_operator.api import conditions, pausing, quantity, times
+from persist_operator.api import conditions, names, pausing, quantity, times
 from persist_operator.api.shard_status import ShardStatus, UpkeepRun
 from persist_operator.api.sink_status import SinkStatus
 from persist_operator.plan.observed import Run
@@ -205,6 +205,20 @@ def of_shard(
         "rollup_every_seqnos": (spec.get("rollup") or {}).get("everySeqnos"),
         **_of_plan(spec, known, now_ms=now_ms),
     }
+
+
+def tasks_off(spec: Mapping[str, Any]) -> frozenset[str]:
+    """The kinds of maintenance that the operator starts by request alone, or not at all: a failure of one is not tried again."""
+    if spec.get("suspend"):
+        return frozenset(names.MAINTENANCE_KINDS)
+    gc = spec.get("gc") or {}
+    off = {
+        "compaction": (spec.get("compaction") or {}).get("mode") in {"Manual", "Disabled"},
+        "gc": gc.get("enabled") is False,
+        "orphanScan": (gc.get("orphans") or {}).get("mode") == "Off",
+        "verify": (spec.get("verify") or {}).get("mode") == "Off",
+    }
+    return frozenset(kind for kind, is_off in off.items() if is_off)
 
 
 def _of_plan(spec: Mapping[str, Any], known: ShardStatus, *, now_ms: int) -> dict[str, float | None]:

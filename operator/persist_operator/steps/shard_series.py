@@ -47,10 +47,12 @@ _INDEX = {name: index for index, name in enumerate(OF_SHARD)}
 
 @dataclass(frozen=True, slots=True)
 class TaskRuns:
-    """The runs of one kind of maintenance: failures in a row, and the end of the last success in seconds since the epoch."""
+    """The runs of one kind of maintenance: failures in a row (None: it is not tried again), and the end of the last success in seconds
+    since the epoch.
+    """
 
     task: str
-    failures: int
+    failures: int | None
     success_s: float | None
 
 
@@ -68,7 +70,7 @@ class _Row:
 
     def urgency(self) -> tuple[float, ...]:
         """The smaller, the more attention the shard needs."""
-        failures = max((one.failures for one in self.tasks), default=0)
+        failures = max((one.failures or 0 for one in self.tasks), default=0)
         return (self.of("ready"), -failures, -self.of("oldest_uncompacted_seconds"), -self.of("debt_bytes"))
 
 
@@ -107,7 +109,9 @@ class ShardSeries(Collector):
                     family.add_metric(labels, value)
             yield family
         failures = GaugeMetricFamily(
-            "persist_shard_consecutive_failures", "Failed runs in a row.", labels=(*_OF_RESOURCE, "task")
+            "persist_shard_consecutive_failures",
+            "Failed runs in a row, of work that the operator tries again.",
+            labels=(*_OF_RESOURCE, "task"),
         )
         success = GaugeMetricFamily(
             "persist_shard_last_success_timestamp_seconds",
@@ -116,7 +120,8 @@ class ShardSeries(Collector):
         )
         for labels, row in rows:
             for one in row.tasks:
-                failures.add_metric([*labels, one.task], one.failures)
+                if one.failures is not None:
+                    failures.add_metric([*labels, one.task], one.failures)
                 if one.success_s is not None:
                     success.add_metric([*labels, one.task], one.success_s)
         yield failures
