@@ -16,6 +16,7 @@ from persist_engine.base.settings import BatchSettings, LeaseSettings, RetrySett
 from persist_engine.shard.news import News
 from persist_engine.shard.watch import StateWatch
 from persist_engine.storage.notify import KEYS_MIN, NEWS_BYTES_MAX
+from persist_engine.storage.open import open_push
 from persist_engine.storage.redis.notify import RedisPush, news_channel
 from persist_kit.servers import RedisServer, redis_server
 from persist_kit.world import SCHEMA, row
@@ -118,6 +119,13 @@ class Pair:
         self.waiting.close()
 
 
+class Heard:
+    """Hears news, and does nothing."""
+
+    def hear(self, news: object | None) -> None:
+        pass
+
+
 def until(condition: Callable[[], bool]) -> None:
     ticking = threading.Event()
     for _ in range(3000):
@@ -196,6 +204,25 @@ def test_a_break_of_the_connection_is_healed_and_nothing_is_missed(pair: Pair) -
     woken = pair.begin_waiting()
     pair.commit()
     woken()
+
+
+@pytest.mark.parametrize("wrong", [b"\xff\xfe", None], ids=["no text", "no file"])
+def test_a_password_file_that_cannot_be_read_for_a_moment_ends_no_push(tmp_path, wrong: bytes | None) -> None:
+    """As while it is replaced. Nothing else would begin to listen again."""
+    file = tmp_path / "password"
+    with redis_server(password="secret") as server:
+        file.write_text("secret")
+        metrics, heard = Counted(), Heard()
+        url = f"redis://{server.address}/0?password_file={file}"
+        push = open_push(url, env=SystemEnv(), metrics=metrics)
+        push.subscribe("k", heard)
+        until(lambda: push.is_live("k"))
+        file.unlink() if wrong is None else file.write_bytes(wrong)
+        server.command("CLIENT", "KILL", "TYPE", "pubsub")
+        until(lambda: metrics.counts["push_disconnected"] >= 2)
+        file.write_text("secret")
+        until(lambda: push.is_live("k"))
+        push.close()
 
 
 def test_a_restart_of_redis_is_survived(tmp_path) -> None:

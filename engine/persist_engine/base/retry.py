@@ -19,6 +19,8 @@ from persist_engine.base.settings import RetrySettings
 
 _log = logging.getLogger(__name__)
 _INFO_ATTEMPTS = 3
+#: Where nothing else shows the wait, it is logged at warning from then on: thirty attempts can take five minutes.
+_QUIET_MS = 10_000.0
 #: A timed wait retries the store for at least this long, even if its timeout is shorter: most failures are brief.
 INSIST_S = 1.0
 
@@ -75,7 +77,7 @@ class Backoff:
                 shard_id=self._shard,
                 attempts=self.attempts,
             ) from error
-        self._log(error)
+        self._log(error, elapsed_ms)
         if self._on_wait is not None:
             self._on_wait(self._subject, error)
         jitter = self._settings.jitter
@@ -90,9 +92,10 @@ class Backoff:
         """End the loop: an attempt succeeded."""
         self._metrics.count("retry_finished", **self._labels, outcome="answered")
 
-    def _log(self, error: StorageError) -> None:
+    def _log(self, error: StorageError, elapsed_ms: float) -> None:
         level = logging.DEBUG
-        if self.attempts >= self._settings.warn_attempts:
+        is_long = self._on_wait is None and elapsed_ms >= _QUIET_MS
+        if is_long or self.attempts >= self._settings.warn_attempts:
             level = logging.WARNING
         elif self.attempts >= _INFO_ATTEMPTS:
             level = logging.INFO

@@ -200,7 +200,7 @@ class RetrySettings:
     jitter: float = 0.1
     """Each sleep is multiplied by a uniform draw from [1 - jitter, 1 + jitter)."""
     warn_attempts: int = 30
-    """A retry loop logs at warning from this many attempts on."""
+    """A retry loop logs at warning from this many attempts on; where nothing else shows the wait, also after ten seconds."""
     give_up_ms: float | None = None
     """None: retry forever, as persist does. A number: after this time the loop raises Unavailable with the operation and the address."""
 

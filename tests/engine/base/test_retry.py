@@ -70,6 +70,26 @@ def test_gives_up_at_the_deadline_naming_operation_shard_and_cause():
     assert env.monotonic_s() == pytest.approx(0.5, abs=0.05)
 
 
+@pytest.mark.parametrize("is_shown", [False, True])
+def test_a_wait_that_nothing_shows_is_logged_after_ten_seconds(caplog: pytest.LogCaptureFixture, is_shown: bool):
+    """A program, or a pod, whose Redis refuses commits for want of a replica would say nothing for five minutes."""
+    env, warned_s = SeededEnv(), list[float]()
+    handler = logging.Handler()
+    handler.emit = lambda record: warned_s.append(env.monotonic_s())  # type: ignore[method-assign]  # watch the time
+    handler.setLevel(logging.WARNING)
+    logger = logging.getLogger("persist_engine.base.retry")
+    logger.addHandler(handler)
+    try:
+        on_wait = (lambda what, error: None) if is_shown else None
+        Retry(env, RetrySettings(), NoMetrics(), on_wait=on_wait).external(
+            "compare and set", Failing(*[Determinate("NOREPLICAS Not enough good replicas to write.")] * 14)
+        )
+    finally:
+        logger.removeHandler(handler)
+    assert bool(warned_s) is not is_shown
+    assert all(10 <= each < 60 for each in warned_s)
+
+
 def test_regression_29_warns_once_attempts_are_many(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.DEBUG, "persist_engine.base.retry"):
         retry(SeededEnv(), warn_attempts=5).external("op", Failing(*[Determinate("x")] * 6), shard="s1")

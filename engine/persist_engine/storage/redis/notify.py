@@ -121,8 +121,9 @@ class RedisPush:
             connection = self._pool.connection_class(**self._pool.connection_kwargs)
             try:
                 self._listen(connection)
-            except (redis.RedisError, OSError, AttributeError) as error:
-                # AttributeError: if sending fails in another thread, the driver drops its buffers under this one.
+            except Exception as error:  # noqa: BLE001 - nothing else connects again, and a wait costs little
+                # Not only errors of the driver: a file of the password is no text while it is replaced, or sending fails in another
+                # thread, and the driver drops its buffers under this one.
                 if self._heard:
                     pause_s = _RECONNECT_S  # it had worked
                 self._metrics.count("push_disconnected")
