@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import inspect
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -116,9 +117,10 @@ def complete_shard(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def soon(look: Callable[[], list[str]]) -> list[str]:
     """What `look` answers within COMPLETION_S; nothing after that, or where it fails. One call of a store that hangs takes longer than all
-    retries may: it stays behind in a thread, with which the process ends.
+    retries may: it stays behind in a thread, with which the process ends. Nothing is logged: it would stand in the line that is completed.
     """
     answers: list[list[str]] = []
+    logging.disable()
 
     def run() -> None:
         with suppress(PersistError):
@@ -127,6 +129,8 @@ def soon(look: Callable[[], list[str]]) -> list[str]:
     thread = threading.Thread(target=copy_context().run, args=(run,), daemon=True)
     thread.start()
     thread.join(COMPLETION_S)
+    if not thread.is_alive():
+        logging.disable(logging.NOTSET)
     return answers[0] if answers else []
 
 

@@ -3,12 +3,11 @@
 Where pandas is installed, Arrow imports it with the first scalar or the first numpy array that it makes, which takes longer than most
 commands. Arrow needs it for nanoseconds and for pandas' own objects only. A shard holds no nanoseconds, and `persist` has no such objects.
 
-What a command loads stays to its end. The collector would go through all of it several times, and once more at the end of the process.
+What a command loads stays to its end. The collector would go through all of it several times.
 """
 
 from __future__ import annotations
 
-import atexit
 import gc
 import sys
 from collections.abc import Sequence
@@ -46,9 +45,8 @@ def let_pandas_in() -> None:
 
 
 def load_without_collection() -> None:
-    """From now on no garbage is collected, until `loaded`; nor is it at the end of the process. For the main thread of a new process."""
+    """From now on no garbage is collected, until `loaded`. For the main thread of a new process."""
     gc.disable()
-    atexit.register(gc.freeze)
 
 
 def loaded() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import re
 import shlex
@@ -360,6 +361,14 @@ def test_names_complete(store):
     names = complete_named(context, "")
     assert names[0] == "orders"
     assert names[1].startswith("s")
+
+
+def test_a_store_that_is_down_says_nothing_into_the_line(store, caplog):
+    down = SimpleNamespace(params={"blob": store.args[1], "consensus": "redis://127.0.0.1:1/0"})
+    assert complete_named(down, "") == []
+    assert caplog.records == []
+    logging.getLogger("persist_engine").warning("later")
+    assert [record.message for record in caplog.records] == ["later"]
 
 
 def test_a_store_that_hangs_does_not_hang_the_shell(store):
