@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 
 import pyarrow as pa
 
+from persist_engine.base.bound import Bound
 from persist_engine.base.errors import InvalidUsage, SchemaMismatch, ShardNotFound, Unavailable
 from persist_engine.client.arguments import expect_clock
 from persist_engine.client.client import PersistClient
@@ -42,7 +43,7 @@ RETAIN = "7 days"
 OpenClient: TypeAlias = Callable[[bool], PersistClient]
 
 
-class Database:
+class Database(Bound, elsewhere="in another process, connect again"):
     """The tables of a pair of stores. Thread-safe. A context manager that closes on exit. Made by `connect`.
 
     >>> db["orders"].name, "orders" in db, list(db)
@@ -125,10 +126,14 @@ class Database:
                 raise InvalidUsage(
                     f"the name leads to shard {adopted.shard_id}, which has another owner; use another name"
                 )
+            named = Named(adopted.shard_id, owner)
             client.initialise(adopted.shard_id, schema, retain_ms=retain_ms or 0, clock=clock)
+            state = client.machine(adopted.shard_id).state
+            if (state.retain_ms, clock_of(state)) != (retain_ms or None, clock):  # another call created it meanwhile
+                return self._existing(named, schema, clock, exist_ok=exist_ok)
             if filtered:
                 client.set_filtered(adopted.shard_id, filtered)
-        return self._table(Named(adopted.shard_id, owner))
+        return self._table(named)
 
     def table(self, name: str) -> Table:
         """The table that `name` leads to: NAME, NAMESPACE.NAME, OPERATOR.NAMESPACE.NAME, or the id of a shard. Tables of the Spark

@@ -353,3 +353,23 @@ def test_an_address_in_the_place_of_a_name_is_refused_without_its_password(tmp_p
             with pytest.raises(InvalidUsage, match=r"host:6379/0 is an address of a store, and no name") as caught:
                 call()
             assert "pass-word" not in str(caught.value)
+
+
+@pytest.mark.parametrize("exist_ok", [False, True])
+def test_of_two_calls_that_create_a_table_with_other_retentions_one_says_so(db, monkeypatch, exist_ok):
+    """Both have found the name free. The one whose shard it is not must not return as if its retention held."""
+    initialise = db.client.initialise
+
+    def overtaken(*args, **more):
+        monkeypatch.undo()
+        with connect(db.location.blob.removesuffix("/blobs"), maintain=False) as other:
+            other.create("orders", key="id BIGINT", retain="1 day")
+        initialise(*args, **more)
+
+    monkeypatch.setattr(db.client, "initialise", overtaken)
+    if exist_ok:
+        db.create("orders", key="id BIGINT", retain="30 days", exist_ok=True)
+    else:
+        with pytest.raises(InvalidUsage, match="table orders: the name is taken"):
+            db.create("orders", key="id BIGINT", retain="30 days")
+    assert db.client.machine(db["orders"].id).refresh().retain_ms == 24 * 3600 * 1000
