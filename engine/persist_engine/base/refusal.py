@@ -1,10 +1,12 @@
-"""Refusals: expected negative answers, returned as values. Code that mistakes one for the requested object gets a clear error."""
+"""Refusals: expected negative answers, returned as values. Code that mistakes one for the requested object gets a clear error. And objects
+that refuse to leave their process.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from persist_engine.base.errors import InvalidUsage
 
@@ -58,3 +60,20 @@ class Refusal(ABC):
 
 def _articled(name: str) -> str:
     return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+
+
+class Bound:
+    """A base of classes whose objects cannot go to another process. `elsewhere` says what to do there instead."""
+
+    _elsewhere: ClassVar[str] = ""
+
+    def __init_subclass__(cls, *, elsewhere: str = "", **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._elsewhere = elsewhere or cls._elsewhere
+
+    def __reduce__(self) -> NoReturn:
+        """InvalidUsage, for pickle and copy."""
+        name = type(self).__name__
+        raise InvalidUsage(
+            f"{name}: it has connections of this process, and cannot be pickled or copied; {self._elsewhere}"
+        )

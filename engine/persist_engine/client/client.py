@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 from persist_engine.base.env import Env, SystemEnv
 from persist_engine.base.errors import ForkedLog, SchemaMismatch, ShardNotFound
 from persist_engine.base.metrics import Metrics, NoMetrics
+from persist_engine.base.refusal import Bound
 from persist_engine.base.retry import OnWait, Retry
 from persist_engine.base.settings import Settings
 from persist_engine.base.versioned import SeqNo, VersionedData
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
 _IDLE_STATES_MAX = 64
 
 
-class PersistClient:
+class PersistClient(Bound, elsewhere="in another process, PersistClient.open(location)"):
     """All shards of one location. Thread-safe. A context manager that closes the connections on exit.
 
     Store failures are retried. With `settings.retry.give_up_ms` they end in Unavailable, which names the address.

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 
 import pyarrow as pa
 
-from persist_engine.base.bound import Bound
 from persist_engine.base.errors import InvalidUsage, SchemaMismatch, ShardNotFound, Unavailable
+from persist_engine.base.refusal import Bound
 from persist_engine.client.arguments import expect_clock
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location

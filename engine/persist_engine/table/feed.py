@@ -18,12 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_engine.base.errors import InvalidUsage, Unavailable
+from persist_engine.base.refusal import Bound
 from persist_engine.base.wording import dated
 from persist_engine.client.read.changes import Changes
 from persist_engine.client.read.handle import ReadHandle
 from persist_engine.client.read.snapshot import SinceAhead
 from persist_engine.model.frontier import Antichain
 from persist_engine.rows.columns import compare_adjacent, flat_columns
+from persist_engine.rows.nested.values import python_column
 from persist_engine.rows.predicate import Predicate
 from persist_engine.rows.row_changes import INSERT, UPDATE_AFTER
 from persist_engine.shard.machine import Machine
@@ -56,7 +58,7 @@ class Change:
         return f"Change({self.kind} at {dated(self.time)}, before={self.before!r}, after={self.after!r})"
 
 
-class ChangeFeed:
+class ChangeFeed(Bound, elsewhere="in another process, connect again and ask for the same changes"):
     """Changes after `since` (None: from the earliest readable time on, beginning with its rows), up to `upto`, or without end.
 
     Iterating gives `Change` after `Change`, ordered by time. It holds the changes of the range in memory; `to_reader` does not. A feed that
@@ -148,7 +150,8 @@ class ChangeFeed:
         """The changes, one by one. A loop that is left in the middle lets go of everything."""
         for batch in self.to_batches():
             names = ("_change", "_time", "_before", "_after")
-            columns = (batch.column(name).to_pylist(maps_as_pydicts="strict") for name in names)
+            with of_table(self._name):
+                columns = [python_column(name, batch.column(name)) for name in names]
             for kind, time, before, after in zip(*columns, strict=True):
                 if self._closed.is_set():
                     return

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from persist_engine.base.refusal import Bound
 from persist_engine.table.times import Time
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from persist_engine.table.scan import Scan
 
 
-class Readable(ABC):
+class Readable(Bound, ABC):
     """What has a scan, of the rows as they are now or as they were."""
 
     @abstractmethod

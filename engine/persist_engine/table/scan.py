@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 
 from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.refusal import Bound
 from persist_engine.base.wording import dated
+from persist_engine.rows.nested.values import python_rows
 from persist_engine.table.columns import Columns
 from persist_engine.table.filters import Condition, Where
 from persist_engine.table.names import of_table
@@ -33,7 +35,9 @@ FIRST_BYTES, FIRST_ROW_BYTES = 4 << 20, 256
 Lend: TypeAlias = "Callable[[], AbstractContextManager[ReadHandle]]"
 
 
-class Scan:
+class Scan(
+    Bound, elsewhere="send its rows (to_arrow), or connect again and scan at the same time: db[name].at(scan.time)"
+):
     """Rows of one table at one time, chosen when the scan was made, with the columns of that moment. Reading may be repeated and gives the
     same rows. Nothing is read, and nothing is held, before one of the methods below is called; InvalidUsage once the time can no longer be
     read.
@@ -164,13 +168,13 @@ class Scan:
         return (duckdb if connection is None else connection).from_arrow(self.to_arrow())
 
     def to_pylist(self) -> list[dict[str, Any]]:
-        """The rows as dicts, maps as dicts too; for few rows.
+        """The rows as dicts, maps as dicts too; for few rows. InvalidUsage for dates and instants in years that Python does not have.
 
         >>> orders.scan("id = 1").to_pylist()
         [{'id': 1, 'name': 'ada'}]
         """
-        found: list[dict[str, Any]] = self.to_arrow().to_pylist(maps_as_pydicts="strict")
-        return found
+        with of_table(self._name):
+            return python_rows(self.to_arrow())
 
     def count(self) -> int:
         """The number of rows. Reads only parts that statistics do not decide.

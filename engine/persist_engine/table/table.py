@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from persist_engine.work.outcome import Outcome
 
 
-class Table(Readable):
+class Table(Readable, elsewhere="in another process, connect again and take the table by its name"):
     """A table of a `Database`. Thread-safe. Two objects of one table see the same rows.
 
     Rows have the columns of the key and of the value side by side. A key may have several rows, which `append` adds as they come; `upsert`

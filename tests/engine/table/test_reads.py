@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import datetime as dt
 import gc
 import json
+import pickle
 from decimal import Decimal
 
 import numpy as np
@@ -432,3 +434,31 @@ def test_a_shard_that_no_table_call_created_keeps_its_times(db):
     table.append([{"id": 2, "n": 2}])
     table.optimize()
     assert table.at(first).count() == 1
+
+
+@pytest.mark.parametrize("days", [-719_163 - 400, 2_932_897])
+def test_a_year_that_python_does_not_have_is_named_and_arrow_has_it(db, days):
+    far = pa.table({"id": [1], "day": pa.array([days], pa.int32()).cast(pa.date32())})
+    table = db.create("far", key="id BIGINT", value="day DATE")
+    table.append(far)
+    with pytest.raises(InvalidUsage, match=r"table far: column day has a date .* after 9999.*to_arrow"):
+        table.to_pylist()
+    with pytest.raises(InvalidUsage, match="table far: column _after has a date"):
+        list(table.changes("start"))
+    assert table.scan(columns=["id"]).to_pylist() == [{"id": 1}]
+    assert table.to_arrow().column("day").cast(pa.int32()).to_pylist() == [days]
+
+
+def test_what_has_connections_says_what_to_do_in_another_process(db, orders):
+    for each, way in (
+        (db, "connect again"),
+        (orders, "connect again and take the table by its name"),
+        (orders.scan(), "send its rows"),
+        (orders.changes("start"), "ask for the same changes"),
+        (db.client, "PersistClient.open"),
+    ):
+        for act in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(
+                InvalidUsage, match=f"{type(each).__name__}: it has connections of this process.* {way}"
+            ):
+                act(each)

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_engine.base.errors import SchemaMismatch
+from persist_engine.base.errors import InvalidUsage, SchemaMismatch
 from persist_engine.rows.columns import empty_struct
 from persist_engine.rows.ddl import print_type
 from persist_engine.rows.nested.layout import is_list, values_type
@@ -79,6 +79,29 @@ def struct_array(path: str, values: Sequence[Any], kind: pa.DataType, *, may_lac
         for field, column in zip(fields, split, strict=True)
     ]
     return pa.StructArray.from_arrays(columns, fields=fields, mask=pa.array(absent) if any(absent) else None)
+
+
+def python_rows(rows: pa.Table) -> list[dict[str, Any]]:
+    """The rows as dicts, maps as dicts too. InvalidUsage names a column with a date or an instant in a year that Python does not have."""
+    try:
+        found: list[dict[str, Any]] = rows.to_pylist(maps_as_pydicts="strict")
+    except (OverflowError, ValueError):
+        for name in rows.column_names:
+            python_column(name, rows.column(name))
+        raise
+    return found
+
+
+def python_column(name: str, column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """The values of one column, as of `python_rows`."""
+    try:
+        found: list[Any] = column.to_pylist(maps_as_pydicts="strict")
+    except (OverflowError, ValueError) as error:
+        raise InvalidUsage(
+            f"column {name} has a date or an instant before the year 1 or after 9999, which Python's datetime does not have: "
+            "read it as Arrow (to_arrow) or polars, or leave it out (columns=)"
+        ) from error
+    return found
 
 
 def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
