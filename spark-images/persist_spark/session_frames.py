@@ -7,6 +7,7 @@ left.
 
 from __future__ import annotations
 
+import errno
 import functools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +34,8 @@ from persist_spark.source.names import stores_of, with_shard_id
 from persist_spark.source.native import COLLECTIONS, java_class, native_frame
 
 _PART_BYTES = 128 << 20
+#: Of files in this process or on this machine, of memory, buffers and ports.
+_SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL, errno.EAGAIN}
 
 
 class ClassicSession:
@@ -53,7 +56,9 @@ class ClassicSession:
         """Whether the context was stopped, from Python or in the JVM, or the JVM has ended."""
         try:
             return self._context._jsc is None or bool(self._context._jsc.sc().isStopped())
-        except (Py4JError, OSError, AttributeError):
+        except (Py4JError, OSError) as error:
+            return not _is_short_of(error)
+        except AttributeError:
             return True
 
     def dead_frames(self) -> Sequence[str]:
@@ -65,6 +70,15 @@ class ClassicSession:
         except (Py4JError, OSError):
             pass  # the JVM has ended, which `is_over` reports
         return found
+
+
+def _is_short_of(error: BaseException | None) -> bool:
+    """Whether this process had too little of something to ask the JVM, such as files: that says nothing of the JVM."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _SHORTAGES:
+            return True
+        error = getattr(error, "cause", None) or error.__context__
+    return False
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 real; the session is a stand-in that the test controls.
 """
 
+import errno
 import signal
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
@@ -19,6 +21,8 @@ from persist_engine.base.settings import Settings
 from persist_spark import keeper
 from persist_spark.held_frames import HeldFrames
 from persist_spark.keeper import Keeper
+from persist_spark.session_frames import ClassicSession
+from py4j.protocol import Py4JNetworkError
 
 SCHEMA = Schema.from_ddl("id BIGINT", "name STRING")
 PATIENCE_S = 60.0
@@ -76,6 +80,30 @@ def kept(session):
     made = Keeper(session, HeldFrames(settings=Settings(), env=SystemEnv()))
     yield made
     made.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_over"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), False),
+        (
+            Py4JNetworkError("An error occurred while trying to connect", OSError(errno.ENFILE, "file table overflow")),
+            False,
+        ),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), True),
+        (Py4JNetworkError("Answer from Java side is empty"), True),
+        (AttributeError("'NoneType' object has no attribute 'sc'"), True),
+    ],
+)
+def test_a_process_without_a_file_left_does_not_take_its_session_for_ended(error, is_over):
+    """Its frames would be let go of, and every later use of them would fail."""
+
+    def asked():
+        raise error
+
+    session = object.__new__(ClassicSession)
+    session._context = SimpleNamespace(_jsc=SimpleNamespace(sc=asked))
+    assert session.is_over() is is_over
 
 
 def test_planners_load_and_split_frames_until_the_frames_are_dead(given, session, kept):

@@ -5,16 +5,21 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from persist_engine import Antichain, SourceProgress
-from persist_engine.base.env import SystemEnv
-from persist_engine.base.errors import CorruptData, Incompatible, Unavailable
+from persist_engine.base.env import SeededEnv, SystemEnv
+from persist_engine.base.errors import CorruptData, Determinate, Incompatible, Unavailable
+from persist_engine.base.metrics import NoMetrics
+from persist_engine.base.retry import Retry
+from persist_engine.base.settings import RetrySettings
 from persist_spark.report import Log, SinkReport
 from persist_spark.spec import ConfigurationError, Input
 from persist_spark.streaming import checkpoint as checkpoints
+from persist_spark.streaming.batches import Batches
 from persist_spark.streaming.checkpoint import Checkpoint, temporary_checkpoint
 from persist_spark.streaming.each_batch import EachBatch, NotDone
 from persist_spark.streaming.file_log import file_age_ms
@@ -178,7 +183,7 @@ def test_after_a_batch_that_failed_nothing_is_done_any_more(tmp_path):
         def idle(self):
             done.append("idle")
 
-        def finish(self):
+        def finish(self, timeout_s):
             done.append("finish")
 
     with temporary_checkpoint() as checkpoint:
@@ -193,3 +198,45 @@ def test_after_a_batch_that_failed_nothing_is_done_any_more(tmp_path):
         assert each.end(0)
     assert isinstance(each.failure, Unavailable)
     assert done == ["idle", "batch"]
+
+
+def test_what_is_left_at_the_end_waits_for_a_store_no_longer_than_the_pod_is_there(monkeypatch):
+    """The end has so much time in all: for the batch in flight, and then for the position of batches without rows."""
+    env, given_s = SeededEnv(), []
+    retry = Retry(env, RetrySettings(give_up_ms=120_000), NoMetrics())
+
+    def fails():
+        raise Determinate("redis does not answer")
+
+    left = SimpleNamespace(
+        client=SimpleNamespace(versions=SimpleNamespace(retry=retry)),
+        _pending=POSITION,
+        _commit_position=lambda position: retry.external("commit", fails),
+    )
+
+    class Work:
+        def finish(self, timeout_s):
+            given_s.append(timeout_s)
+            Batches.finish(left, timeout_s)
+
+    each = EachBatch(work=Work(), checkpoint=None, report=None, env=env, log=None, on_failure=lambda: None)
+    monkeypatch.setattr(each, "_lock", SlowLock(env, seconds=20))
+    began_s = env.monotonic_s()
+    with pytest.raises(Unavailable):
+        each.end(45)
+    assert given_s == [25]
+    assert 45 <= env.monotonic_s() - began_s < 46
+
+
+class SlowLock:
+    """A lock that another thread holds for so long."""
+
+    def __init__(self, env, seconds):
+        self._env, self._seconds = env, seconds
+
+    def acquire(self, *, timeout):
+        self._env.sleep(self._seconds)
+        return True
+
+    def release(self):
+        pass

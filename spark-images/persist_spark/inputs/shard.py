@@ -7,7 +7,7 @@ reads its input.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -49,7 +49,7 @@ def resolved(spec: SinkSpec) -> SinkSpec:
         return spec
     with _explained():
         options = with_shard_id(spec.input.options)
-    if options["shard"] == spec.shard_id and options["blob"] == spec.blob:
+    if options["shard"] == spec.shard_id and _is_of_the_sink(options, spec):
         raise ConfigurationError(f"input.shard.name: the sink writes shard {spec.shard_id}, so it cannot read it")
     with _explained():  # Spark would show a stack of Python for what is wrong here
         if spec.stream is not None:
@@ -62,6 +62,15 @@ def resolved(spec: SinkSpec) -> SinkSpec:
                 condition(batch.where, schema, "where")
             row_type(schema, updates=False, columns=batch.columns)
     return replace(spec, input=replace(spec.input, options=options))
+
+
+def _is_of_the_sink(options: Mapping[str, str], spec: SinkSpec) -> bool:
+    """Whether the stores of the input are those of the sink, however their addresses are written."""
+    if options["blob"] == spec.blob:
+        return True
+    source = Location(blob=options["blob"], consensus=options["consensus"])
+    with _opened(source) as reads, _opened(Location(blob=spec.blob, consensus=spec.consensus)) as writes:
+        return reads.store_id == writes.store_id
 
 
 @contextmanager

@@ -94,10 +94,11 @@ class Batches:
             self._kept_up_s = self.env.monotonic_s()
             self.upserts.keep_up()
 
-    def finish(self) -> None:
-        """Commits what is pending."""
+    def finish(self, timeout_s: float) -> None:
+        """Commits what is pending. Unavailable after `timeout_s`: only the position of batches without rows is lost then."""
         if self._pending is not None:
-            self._commit_position(self._pending)
+            with self.client.versions.retry.until(timeout_s, at_most=True):
+                self._commit_position(self._pending)
 
     def _written(self, rows: DataFrame, few: pa.Table | None, token: bytes) -> SinkReport:
         """Appends the rows of one batch. `few`: all of them, if they are not for executors."""

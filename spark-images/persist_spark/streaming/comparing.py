@@ -62,7 +62,7 @@ class ComparedBatches:
         """Lets since follow the shard, for the newest contents are all that is read."""
         self.reader.maybe_downgrade_since(max(0, self.client.recent_upper(self.spec.shard_id).newest_complete))
 
-    def finish(self) -> None:
+    def finish(self, timeout_s: float) -> None:
         """Nothing is left: no position is stored."""
 
 

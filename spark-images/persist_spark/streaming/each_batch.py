@@ -31,8 +31,8 @@ class Work(Protocol):
     def idle(self) -> None:
         """Does what is due while no batch is in flight."""
 
-    def finish(self) -> None:
-        """Does what is left after the last batch."""
+    def finish(self, timeout_s: float) -> None:
+        """Does what is left after the last batch. Insists on a store that does not answer for `timeout_s`, at least a second."""
 
 
 class NotDone(Exception):
@@ -87,14 +87,15 @@ class EachBatch:
 
     def end(self, timeout_s: float) -> bool:
         """Waits for the batch in flight and does what is left. No batch is done after that. False when the batch was still in flight after
-        `timeout_s`: it may be done or not.
+        `timeout_s`: it may be done or not. What is left has the rest of the time.
         """
+        ends_s = self.env.monotonic_s() + timeout_s
         is_free = self._lock.acquire(timeout=timeout_s)
         self._has_ended = True
         if is_free:
             try:
                 if self.failure is None:
-                    self.work.finish()
+                    self.work.finish(ends_s - self.env.monotonic_s())
             finally:
                 self._lock.release()
         return is_free
