@@ -76,7 +76,7 @@ def phases(values: list[Any], lengths: list[int]) -> str:
 
 def series(name: str, labels: Manifest) -> str:
     name, _, own = name.partition("{")
-    text = ",".join(f'{key}="{value}"' for key, value in labels.items())
+    text = ",".join(f'{key}="{value}"' for key, value in labels.items() if f"{key}=" not in own)
     return f"{name}{{{text}{',' + own.removesuffix('}') if own else ''}}}"
 
 
