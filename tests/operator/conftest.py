@@ -33,6 +33,7 @@ fake_cluster, api_server, sink_world, *_ = neighbours(
     "replicas",
     "rollout_world",
     "shard_plans",
+    "shards_house",
 )
 
 NOW = 1_790_000_000_000

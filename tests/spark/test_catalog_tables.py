@@ -59,6 +59,8 @@ def test_a_table_gains_columns_and_wider_numbers(made):
         ("RENAME COLUMN n TO m", "does not do ALTER TABLE with RenameColumn"),
         ("ALTER COLUMN n COMMENT 'x'", "does not do ALTER TABLE with UpdateColumnComment"),
         ("SET TBLPROPERTIES ('a' = 'b')", "does not do ALTER TABLE with SetProperty"),
+        ("ALTER COLUMN n SET NOT NULL", "Cannot change nullable column to non-nullable: n"),
+        ("ALTER COLUMN n DROP NOT NULL", "does not do ALTER TABLE with UpdateColumnNullability"),
     ],
 )
 def test_other_changes_are_refused_and_change_nothing(made, change, message):
