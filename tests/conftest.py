@@ -35,8 +35,8 @@ LONGEST = {
 
 
 class SparkTogether(LoadFileScheduling):
-    """Deals out files to the processes of `-n`. The first process takes the files of tests/spark, because a JVM and its data are dear. When
-    nothing else is left, the second one helps it, and the others end.
+    """Deals out files to the processes of `-n`. At most two processes take files of tests/spark, because a JVM and its data are dear: of
+    four, both begin with them, so that the files that mostly wait are beside others to the end; of fewer, the second one helps at the end.
     """
 
     def __init__(self, config, log):
@@ -44,7 +44,7 @@ class SparkTogether(LoadFileScheduling):
         config.option.loadscopereorder = False  # as collected: see `pytest_collection_modifyitems`
 
     def _assign_work_unit(self, node):
-        takes_spark = node is self.nodes[0]
+        takes_spark = node in self.nodes[: 2 if len(self.nodes) > 3 else 1]
         mine = (file for file in self.workqueue if file.startswith("tests/spark/") == takes_spark)
         if (file := next(mine, None)) is not None:
             self.workqueue.move_to_end(file, last=False)
