@@ -65,12 +65,18 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: -LONGEST.get(item.nodeid.partition("::")[0], item.path in slow))
 
 
-def pytest_collection_finish():
-    """Sets aside what lives to the end of the run: modules and some ten thousand tests. Garbage collection would go through all of it,
-    which takes a quarter of a second each time.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Sets aside what lives to the end of the run: modules and some ten thousand tests. Garbage collection would go through all of it
+    several times meanwhile, and later takes a quarter of a second each time.
     """
-    gc.collect()
-    gc.freeze()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture
