@@ -131,16 +131,29 @@ class HeldFrames:
             with shard.lock:
                 shard.drop(frame)
 
-    def advance(self) -> None:
-        """Advances the since of each lease to the oldest time that its frames show, but not past the critical readers and the shard's
-        retention, which define what the shard keeps. One commit per lease that moves. Without critical readers and retention no lease
-        moves, because a read must not be what releases history.
+    @property
+    def locations(self) -> frozenset[Location]:
+        """The stores of the frames that are held."""
+        with self._lock:
+            return frozenset(shard.store.location for shard in self._frames.values())
+
+    def location_of(self, frame: str) -> Location | None:
+        """The stores of the frame. None for one that is not held."""
+        with self._lock:
+            shard = self._frames.get(frame)
+        return None if shard is None else shard.store.location
+
+    def advance(self, location: Location) -> None:
+        """Advances the since of each lease at `location` to the oldest time that its frames show, but not past the critical readers and the
+        shard's retention, which define what the shard keeps. One commit per lease that moves. Without critical readers and retention no
+        lease moves, because a read must not be what releases history.
 
         Call it periodically. Store errors are logged, and the next call tries again.
         """
         for shard in self._snapshot_of_shards():
-            with shard.lock:
-                shard.advance()
+            if shard.store.location == location:
+                with shard.lock:
+                    shard.advance()
 
     def close(self) -> None:
         """Drops all frames, releases all leases and closes the stores. Idempotent. Later loads are refused."""
@@ -197,14 +210,14 @@ class _Store:
     """One client for all shards of a location, opened at its first use."""
 
     def __init__(self, location: Location, settings: Settings, env: Env) -> None:
-        self._location, self._settings, self.env = location, settings, env
+        self.location, self._settings, self.env = location, settings, env
         self._lock = threading.Lock()
         self._client: PersistClient | None = None
 
     def client(self) -> PersistClient:
         with self._lock:
             if self._client is None:
-                self._client = PersistClient.open(self._location, settings=self._settings, env=self.env, create=False)
+                self._client = PersistClient.open(self.location, settings=self._settings, env=self.env, create=False)
             return self._client
 
     def close(self) -> None:

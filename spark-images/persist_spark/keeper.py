@@ -34,6 +34,8 @@ from persist_spark.options import Options
 from persist_spark.source.loaded import LoadedFrame
 
 if TYPE_CHECKING:  # a planner imports this module for its requests alone
+    from persist_engine import Location
+
     from persist_spark.held_frames import HeldFrames
     from persist_spark.source.native import PlainFiles
 
@@ -77,8 +79,9 @@ class Keeper:
         self._pid = os.getpid()
         self._closing = threading.Event()
         self._closed = threading.Event()
-        self._dead: queue.SimpleQueue[str] = queue.SimpleQueue()
-        for name, work in (("accept", self._accept), ("watch", self._watch), ("tidy", self._tidy)):
+        self._dead: dict[Location, queue.SimpleQueue[str]] = {}
+        self._dead_lock = threading.Lock()
+        for name, work in (("accept", self._accept), ("watch", self._watch)):
             threading.Thread(target=work, name=f"persist-keeper-{name}", daemon=True).start()
         atexit.register(self._close_at_exit)
 
@@ -101,7 +104,9 @@ class Keeper:
         """Schedules the release of a frame that nothing can read any more. Does not wait. Idempotent, also for a frame that was never
         loaded.
         """
-        self._dead.put(frame)
+        location = self._held.location_of(frame)
+        if location is not None:
+            self._dead_at(location).put(frame)
 
     def close(self) -> None:
         """Drops all frames and releases their leases. Idempotent: the first call does the work, and others wait for it."""
@@ -135,19 +140,42 @@ class Keeper:
                 return
             for frame in self._session.dead_frames():
                 self.forget(frame)
+            for location in self._held.locations:
+                self._dead_at(location)
 
-    def _tidy(self) -> None:
-        """A thread of its own, so that `_watch` notices the end of the session even while a store does not answer."""
+    def _dead_at(self, location: Location) -> queue.SimpleQueue[str]:
+        """The dead frames of a location, which has a thread of its own while it has frames: a store that does not answer keeps no lease of
+        another one, and `_watch` notices the end of the session meanwhile.
+        """
+        with self._dead_lock:
+            if location not in self._dead:
+                dead = self._dead[location] = queue.SimpleQueue()
+                threading.Thread(
+                    target=self._tidy, args=(location, dead), name="persist-keeper-tidy", daemon=True
+                ).start()
+            return self._dead[location]
+
+    def _tidy(self, location: Location, dead: queue.SimpleQueue[str]) -> None:
         env = SystemEnv()
         due_s = env.monotonic_s() + ADVANCE_INTERVAL_S
         while not self._closing.is_set():
             left_s = due_s - env.monotonic_s()
             if left_s <= 0:  # also while frames end all the time
-                self._held.advance()
+                if self._has_ended(location, dead):
+                    return
+                self._held.advance(location)
                 due_s = env.monotonic_s() + ADVANCE_INTERVAL_S
                 continue
             with suppress(queue.Empty):
-                self._held.drop(self._dead.get(timeout=left_s))
+                self._held.drop(dead.get(timeout=left_s))
+
+    def _has_ended(self, location: Location, dead: queue.SimpleQueue[str]) -> bool:
+        """Whether no frame of the location is left. Its next one then begins another thread."""
+        with self._dead_lock:
+            if not dead.empty() or location in self._held.locations:
+                return False
+            del self._dead[location]
+            return True
 
     def _accept(self) -> None:
         while not self._closing.is_set():

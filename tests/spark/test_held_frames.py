@@ -95,14 +95,14 @@ def test_leases_advance_to_the_oldest_frame_but_not_past_critical_readers(shard,
     for opaque, since, leased in ((b"b", 3, 3), (b"c", 12, 5)):
         before = retention.opaque
         retention.compare_and_downgrade_since(before, (opaque, Antichain.of(since)))
-        held.advance()
+        held.advance(shard.location)
         assert shard.sinces() == [leased, since]
     held.drop("old")
-    held.advance()
+    held.advance(shard.location)
     assert shard.sinces() == [12, 12]
     retention.compare_and_downgrade_since(b"c", (b"d", Antichain.of(30)))
-    held.advance()
-    held.advance()
+    held.advance(shard.location)
+    held.advance(shard.location)
     assert shard.sinces() == [20, 30]
 
 
@@ -113,7 +113,7 @@ def test_leases_advance_with_the_retention_of_the_shard(shard, held):
     held.load("new", shard.options())
     assert shard.sinces() == [16]
     shard.write(30)
-    held.advance()
+    held.advance(shard.location)
     assert shard.sinces() == [20], "not past its frame"
     assert shard.client.inspect(shard.id).since == 20
 
@@ -123,9 +123,9 @@ def test_a_read_does_not_release_history(shard, held):
     for time in (0, 10, 20):
         shard.write(time)
         held.load(f"f{time}", shard.options())
-        held.advance()
+        held.advance(shard.location)
     held.drop("f0")
-    held.advance()
+    held.advance(shard.location)
     assert held.load("past", shard.options(as_of="5")).as_of == 5
     assert shard.sinces() == [0]
 
@@ -137,7 +137,7 @@ def test_a_frame_that_no_lease_serves_gets_a_lease_of_its_own(shard, held):
     with shard.client.open_leased_reader(shard.id, purpose="keeps the past"):
         retention.compare_and_downgrade_since(b"a", (b"b", Antichain.of(10)))
         held.load("new", shard.options())
-        held.advance()
+        held.advance(shard.location)
         assert shard.sinces() == [0, 10, 10]
         held.load("old", shard.options(as_of="5"))
     assert shard.sinces() == [0, 10, 10]

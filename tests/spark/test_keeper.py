@@ -44,14 +44,25 @@ class ControlledSession:
 
 
 @pytest.fixture
-def given(tmp_path) -> dict[str, str]:
-    """A shard with one row at time 0."""
-    location = Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/consensus.db")
-    shard = ShardId.new()
-    with PersistClient.open(location) as client, client.open_writer(shard, SCHEMA, purpose="test") as writer:
-        rows = [(((1,), ("n",)), 0, 1)]
-        writer.compare_and_append(rows, expected_upper=Antichain.of(0), new_upper=Antichain.of(1))
-    return {"shard": shard, "blob": location.blob, "consensus": location.consensus}
+def make_given(tmp_path):
+    """Makes shards, each in stores of this name, with one row at time 0."""
+
+    def make(name: str) -> dict[str, str]:
+        folder = tmp_path / name
+        folder.mkdir()
+        location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
+        shard = ShardId.new()
+        with PersistClient.open(location) as client, client.open_writer(shard, SCHEMA, purpose="test") as writer:
+            rows = [(((1,), ("n",)), 0, 1)]
+            writer.compare_and_append(rows, expected_upper=Antichain.of(0), new_upper=Antichain.of(1))
+        return {"shard": shard, "blob": location.blob, "consensus": location.consensus}
+
+    return make
+
+
+@pytest.fixture
+def given(make_given) -> dict[str, str]:
+    return make_given("stores")
 
 
 def readers(given: dict[str, str]) -> int:
@@ -119,24 +130,71 @@ def test_planners_load_and_split_frames_until_the_frames_are_dead(given, session
     assert eventually(lambda: readers(given) == 0)
 
 
-def test_since_advances_although_frames_end_all_the_time(session, monkeypatch):
+def test_since_advances_although_frames_end_all_the_time(given, session, monkeypatch):
     """A session that loads and drops frames without a pause still lets go of the times before its oldest one."""
     monkeypatch.setattr(keeper, "ADVANCE_INTERVAL_S", 0.2)
     advanced, kept = threading.Event(), None
 
     class Held(HeldFrames):
-        def advance(self):
+        def advance(self, location):
             advanced.set()
 
         def drop(self, frame):
-            super().drop(frame)
             if kept is not None:
                 kept.forget(frame)  # another one has ended meanwhile
 
     kept = Keeper(session, Held(settings=Settings(), env=SystemEnv()))
+    keeper.load(kept.address, "f", given)
     kept.forget("f")
     assert advanced.wait(PATIENCE_S)
     kept.close()
+
+
+def test_stores_without_frames_have_no_thread(given, session, monkeypatch):
+    monkeypatch.setattr(keeper, "ADVANCE_INTERVAL_S", 0.2)
+    kept = Keeper(session, HeldFrames(settings=Settings(), env=SystemEnv()))
+    try:
+        for name in ("f", "g"):  # the next frame has one again
+            keeper.load(kept.address, name, given)
+            assert eventually(lambda: len(kept._dead) == 1)
+            session.dead = [name]
+            assert eventually(lambda: not kept._dead)
+            assert readers(given) == 0
+    finally:
+        kept.close()
+
+
+@pytest.mark.parametrize("call", ["drop", "advance"])
+def test_a_store_that_does_not_answer_keeps_no_lease_of_another_one(make_given, session, monkeypatch, call):
+    monkeypatch.setattr(keeper, "ADVANCE_INTERVAL_S", 0.2)
+    answers, asked = threading.Event(), threading.Event()
+    silent, other = make_given("silent"), make_given("other")
+
+    class Held(HeldFrames):
+        def drop(self, frame):
+            if call == "drop" and frame == "silent":
+                asked.set()
+                answers.wait()
+            super().drop(frame)
+
+        def advance(self, location):
+            if call == "advance" and location.blob == silent["blob"]:
+                asked.set()
+                answers.wait()
+            super().advance(location)
+
+    kept = Keeper(session, Held(settings=Settings(), env=SystemEnv()))
+    try:
+        keeper.load(kept.address, "silent", silent)
+        keeper.load(kept.address, "other", other)
+        session.dead = ["silent"] if call == "drop" else []
+        assert asked.wait(PATIENCE_S)
+        session.dead = ["other"]
+        assert eventually(lambda: readers(other) == 0)
+        assert readers(silent) == 1
+    finally:
+        answers.set()
+        kept.close()
 
 
 def _is_gone(kept, name, loaded) -> bool:
