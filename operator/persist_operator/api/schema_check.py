@@ -1,7 +1,7 @@
 """Applies defaults, structural validation and CEL rules to a resource, as the API server does before it stores one.
 
 One difference is intended: an unknown field is an error here, as with `kubectl apply --validate=strict`, while the API server drops it.
-The CRD files are the only source of the definitions. The module is pure, except that it reads those files once.
+The CRD files are the only source of the definitions. The module is pure, except that it reads each file once.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def crd_dir() -> Path:
 
 def printer_columns(kind: str) -> list[Mapping[str, Json]]:
     """The columns of `kubectl get` for this kind; none for a kind that no CRD file defines."""
-    for path in crd_dir().glob("*.yaml"):
+    for path in sorted(crd_dir().glob("*.yaml")):
         crd = _definition(path)
         if crd["spec"]["names"]["kind"] == kind:
             columns: list[Mapping[str, Json]] = _stored_version(crd).get("additionalPrinterColumns", [])
@@ -119,6 +119,7 @@ def load_schemas(folder: Path | None = None) -> ResourceSchemas:
     return ResourceSchemas([_definition(file) for file in files])
 
 
+@functools.cache
 def _definition(file: Path) -> Mapping[str, Json]:
     definition: Mapping[str, Json] = yaml.load(file.read_text(encoding="utf-8"), _LOADER)  # noqa: S506 - safe, both of them
     return definition
