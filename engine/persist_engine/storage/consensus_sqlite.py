@@ -7,7 +7,11 @@ Every call therefore checks that the connection's file is still the file at the 
 until the file is put back. After a replacement, the new file counts, and a process that knew more than it holds notices that by
 its seqnos.
 
-NB: not for network file systems, where SQLite's locks do not work. Open it after a fork, not before.
+SQLite believes in a child what it knew in the parent: that this process holds locks, and which files it has open. A connection that was
+open at the fork, and even one that the child opens beside it, then acknowledges commits to a log that the parent has deleted. So no
+connection is open during a fork (`_Forks`), and both sides open their own.
+
+NB: not for network file systems, where SQLite's locks do not work.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import errno
 import os
 import sqlite3
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,6 +45,9 @@ from persist_engine.storage.directories import make_directory, not_opened
 
 #: How long a call waits for another process's commit. Commits take milliseconds; a longer wait means a stuck process.
 BUSY_TIMEOUT_S = 10.0
+
+#: How long a fork waits for calls of other threads. They end within BUSY_TIMEOUT_S, or hang in a disk.
+FORK_WAIT_S = 2 * BUSY_TIMEOUT_S
 
 #: A commit that extends the write-ahead log's file also waits for the file system's journal, which takes several times as long
 #: as overwriting. A process with more commits than this therefore extends the file once, for all commits up to SQLite's next
@@ -85,6 +93,57 @@ class _Idle:
     identity: _Identity
 
 
+class _Forks:
+    """Keeps a fork and all calls of this process apart, and closes the connections that no call uses. Calls enter it as a context."""
+
+    def __init__(self) -> None:
+        self._stores: weakref.WeakSet[SqliteConsensus] = weakref.WeakSet()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._changed = threading.Condition()
+        self._one = threading.Lock()  # of two forks at once, one waits
+        self._calls = 0
+        self._is_forking = False
+
+    def watch(self, store: SqliteConsensus) -> None:
+        """From now on, its connections are closed before a fork."""
+        with self._changed:
+            self._stores.add(store)
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_forking)
+            self._calls += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._calls -= 1
+            self._changed.notify_all()
+
+    def before(self) -> None:
+        """Waits for the calls under way, at most FORK_WAIT_S, and lets none begin."""
+        self._one.acquire()
+        with self._changed:
+            self._is_forking = True
+            self._changed.wait_for(lambda: not self._calls, FORK_WAIT_S)
+        for store in list(self._stores):
+            store.close_idle()
+
+    def after_in_parent(self) -> None:
+        """Lets calls begin again."""
+        with self._changed:
+            self._is_forking = False
+            self._changed.notify_all()
+        self._one.release()
+
+    def after_in_child(self) -> None:
+        """The same, without the locks that threads of the parent held."""
+        self._begin()
+        for store in list(self._stores):
+            store.begin_locks()
+
+
 class SqliteConsensus:
     """Opens the file at `path`. Thread-safe: each call borrows its own connection. A missing file or table is created, or
     raises NoStore without `create`. StoreRefused for an impossible path. A call waits up to `busy_timeout_s` for the commit
@@ -95,11 +154,10 @@ class SqliteConsensus:
         self._path = path
         self._busy_timeout_s = busy_timeout_s
         self._idle: list[_Idle] = []
-        self._lock = threading.Lock()
-        # Threads queue here instead of polling SQLite's lock, for which only other processes then contend.
-        self._write_lock = threading.Lock()
+        self.begin_locks()
         self._closed = False
         self._commits = 0
+        _FORKS.watch(self)
         if create:
             try:
                 make_directory(path.parent)
@@ -175,11 +233,21 @@ class SqliteConsensus:
 
     def close(self) -> None:
         """See Consensus. Connections in use by other threads are closed when their calls end."""
+        self._closed = True
+        self.close_idle()
+
+    def close_idle(self) -> None:
+        """Close the connections that no call uses."""
         with self._lock:
-            self._closed = True
             idle, self._idle = self._idle, []
         for each in idle:
             each.connection.close()
+
+    def begin_locks(self) -> None:
+        """Make the locks: for a new store, and in a forked process."""
+        self._lock = threading.Lock()
+        # Threads queue here instead of polling SQLite's lock, for which only other processes then contend.
+        self._write_lock = threading.Lock()
 
     def _check_exists(self) -> None:
         """NoStore if no log was ever started here, StoreRefused or Determinate if that cannot be determined. Changes
@@ -209,6 +277,11 @@ class SqliteConsensus:
         """Lend a connection in autocommit mode. Errors are mapped as for a call that changed nothing, up to the end of the
         block; after that the outcome is uncertain.
         """
+        with _FORKS, self._lent(verb, key) as connection:
+            yield connection
+
+    @contextmanager
+    def _lent(self, verb: str, key: str) -> Iterator[sqlite3.Connection]:
         try:
             taken = self._take(verb, key)
         except sqlite3.Error as error:
@@ -253,7 +326,7 @@ class SqliteConsensus:
         with contextlib.suppress(sqlite3.Error, OSError):
             if Path(f"{self._path}-wal").stat().st_size >= LOG_BYTES:
                 return
-            with contextlib.closing(self._connect(timeout_s=0)) as connection:
+            with _FORKS, contextlib.closing(self._connect(timeout_s=0)) as connection:
                 connection.execute("PRAGMA cache_size=16")
                 connection.execute("BEGIN IMMEDIATE")
                 connection.execute(_FILLER, (LOG_BYTES,))
@@ -331,3 +404,7 @@ def _check_no_directory(path: Path) -> None:
     """Reject a directory here, because SQLite's own error for one looks like a transient failure."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+
+
+_FORKS = _Forks()
+os.register_at_fork(before=_FORKS.before, after_in_parent=_FORKS.after_in_parent, after_in_child=_FORKS.after_in_child)
