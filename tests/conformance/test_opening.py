@@ -29,6 +29,9 @@ SECRET = "a-wrong-secret"
 def redis_server_with_users():
     with redis_server(password="right") as server:
         server.command("ACL", "SETUSER", "idle", "on", ">pw", "~*", "&*", "+@connection")
+        server.command(
+            "ACL", "SETUSER", "scripts", "on", ">pw", "~*", "&*", "+@connection", "+@scripting", "+info", "+config|get"
+        )
         server.command("ACL", "SETUSER", "other", "on", ">pw", "~other*", "&*", "+@all")
         yield server
 
@@ -84,7 +87,8 @@ def refused(*, blob="mem:", consensus="mem:", match):
         (f":{SECRET}@", "0", "invalid username-password pair.*; give the location the user and password"),
         (f"unknown:{SECRET}@", "0", "invalid username-password pair"),
         ("", "0", "Authentication required.*; give the location the user and password"),
-        ("idle:pw@", "0", "no permissions.*; give the Redis user these commands"),
+        ("idle:pw@", "0", "no permissions.*give the Redis user these commands"),
+        ("scripts:pw@", "0", "script.*give the Redis user these commands"),
         ("other:pw@", "0", "no permissions|No permissions"),
         (":right@", "99", "DB index is out of range; correct the number of the database"),
     ],

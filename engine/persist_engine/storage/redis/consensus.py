@@ -69,6 +69,10 @@ _FULL = (
     "(redis is full and takes no commits: raise its maxmemory, or run `persist maintain gc`, which still works, to delete versions "
     "that no reader holds)"
 )
+#: Advice for a user without the rights that it needs.
+_GRANT = "give the Redis user these commands, and the keys and channels of the location (docs/security.md)"
+#: What Redis says when the user may run a script, but not a command in it: up to 7.0, and later.
+_REFUSED_IN_SCRIPT = ("The user executing the script can't", "ACL failure in script")
 #: First words of replies by which Redis refuses a command, and their classes in redis-py.
 _REFUSALS = ("MISCONF", "BUSY", "NOREPLICAS", "NOAUTH", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN")
 _REFUSAL_CLASSES = (
@@ -107,7 +111,8 @@ def open_redis_consensus(at: RedisAddress) -> RedisConsensus:
         if not at.tls and speaks_tls(at.host, at.port):
             raise StoreRefused(f"open consensus: {error}: the server speaks TLS; use rediss://") from error
         if _is_refusal(error.__cause__):
-            raise StoreRefused(f"open consensus: {error}; {_remedy(error.__cause__)}") from error
+            remedy = _remedy(error.__cause__)
+            raise StoreRefused(f"open consensus: {error}{f'; {remedy}' if remedy else ''}") from error
         raise
     except BaseException:
         consensus.close()
@@ -390,15 +395,26 @@ def _mapped(where: str, key: str, error: Exception) -> PersistError:
         return UnsafeStore(f"{where}: redis {CLUSTER_NODE}", key=key)
     if isinstance(error, redis.exceptions.OutOfMemoryError):
         return Determinate(f"{text} {_FULL}", key=key)
+    if _is_forbidden(error):
+        # In a script, a command before it may have had its effect.
+        is_direct = isinstance(error, redis.exceptions.NoPermissionError)
+        return (Determinate if is_direct else Indeterminate)(f"{text} ({_GRANT})", key=key)
     if isinstance(error, _REFUSAL_CLASSES) or str(error).startswith(_REFUSALS):
         return Determinate(text, key=key)
     return Indeterminate(text, key=key)
 
 
+def _is_forbidden(cause: BaseException | None) -> bool:
+    """Whether an ACL refused the command, or one of a script."""
+    return isinstance(cause, redis.exceptions.NoPermissionError) or str(cause).startswith(_REFUSED_IN_SCRIPT)
+
+
 def _is_refusal(cause: BaseException | None) -> bool:
     """Whether the URL or what it names is wrong, so that a retry would not help."""
+    if _is_forbidden(cause):
+        return True
     match cause:
-        case redis.exceptions.AuthenticationError() | redis.exceptions.NoPermissionError():
+        case redis.exceptions.AuthenticationError():
             return True
         case redis.exceptions.InvalidResponse():  # the answering server is not Redis
             return True
@@ -408,10 +424,10 @@ def _is_refusal(cause: BaseException | None) -> bool:
 
 
 def _remedy(cause: BaseException | None) -> str:
-    """What a person does about a refusal."""
+    """What a person does about a refusal; nothing if its own text says so."""
+    if _is_forbidden(cause):
+        return ""
     match cause:
-        case redis.exceptions.NoPermissionError():
-            return "give the Redis user these commands, and the keys and channels of the location (docs/security.md)"
         case redis.exceptions.InvalidResponse():
             return "no Redis answers there: correct host and port"
         case FileNotFoundError() | PermissionError() | IsADirectoryError() | NotADirectoryError():
