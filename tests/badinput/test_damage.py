@@ -4,6 +4,7 @@ the bytes are back.
 
 import json
 import shutil
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -233,6 +234,30 @@ def test_diffs_that_changed_places_are_noticed(disk, shard, other, persist):
     disk.set_diffs(shard, good)
     with disk.client() as client:
         assert contents(client, shard, 5) == EXPECTED
+
+
+@pytest.mark.parametrize("change", ["data = 'text'", "sequence_number = 'new'"])
+def test_regression_entries_of_other_types_are_noticed(disk, shard, persist, change):
+    """SQLite takes any value in any column; the second one ended in a TypeError."""
+    with sqlite3.connect(disk.database) as connection:
+        newest = "SELECT max(rowid) FROM consensus WHERE shard = ?"
+        connection.execute(f"UPDATE consensus SET {change} WHERE rowid = ({newest})", (shard,))
+    connection.close()
+    refuses(persist, disk, shard, str(shard), ErrorKind.CORRUPT, 74)
+
+
+def test_regression_a_table_of_another_program_is_refused_at_once_and_left_as_it_is(disk, persist):
+    """A command tried for a minute, and a program without end."""
+    (disk.blobs / ".tmp").mkdir(parents=True)
+    with sqlite3.connect(disk.database) as connection:
+        connection.execute("CREATE TABLE consensus (id INTEGER, text TEXT)")
+    connection.close()
+    before = disk.database.read_bytes()
+    code, out, err = persist("ls", *disk.args[:-1], "60")
+    assert (code, out) == (70, "")
+    assert err.startswith("error: StoreRefused: open at sqlite:")
+    assert "it is no log of persist, but has a table of the name consensus: name another file" in err
+    assert disk.database.read_bytes() == before
 
 
 def test_a_hole_in_the_log_is_noticed(disk, shard):

@@ -67,6 +67,7 @@ CREATE TABLE IF NOT EXISTS consensus (
 )
 """
 _TABLE = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'consensus'"
+_COLUMNS = "SELECT shard, sequence_number, data FROM consensus LIMIT 0"
 _HEAD = "SELECT sequence_number, data FROM consensus WHERE shard = ? ORDER BY sequence_number DESC LIMIT 1"
 _INSERT = "INSERT INTO consensus (shard, sequence_number, data) VALUES (?, ?, ?)"
 _FILLER = "INSERT INTO consensus (shard, sequence_number, data) VALUES ('', 0, zeroblob(?))"
@@ -173,20 +174,21 @@ class SqliteConsensus:
                 raise UnsafeStore(f"{self.address()}: no write-ahead log here ({mode}); use a local file system")
         with self._write("open") as connection:
             connection.execute(_SCHEMA)
+            connection.execute(_COLUMNS)
 
     def head(self, key: str) -> VersionedData | None:
         """See Consensus."""
         check_log_key(key)
         with self._borrow("head", key) as connection:
             row = connection.execute(_HEAD, (key,)).fetchone()
-        return None if row is None else VersionedData(SeqNo(row[0]), row[1])
+            return None if row is None else self._entry(key, row)
 
     def compare_and_set(self, key: str, expected: Tip | None, new: VersionedData) -> CasResult:
         """See Consensus."""
         check_append(key, expected, new)
         with self._write("compare_and_set", key) as connection:
             latest = connection.execute(_HEAD, (key,)).fetchone()
-            if (None if latest is None else VersionedData(*latest).tip) != expected:
+            if (None if latest is None else self._entry(key, latest).tip) != expected:
                 return CasResult.EXPECTATION_MISMATCH
             connection.execute(_INSERT, (key, int(new.seqno), new.data))
         self._commits += 1  # a lost increment is harmless
@@ -199,14 +201,14 @@ class SqliteConsensus:
         check_scan(key, limit)
         with self._borrow("scan", key) as connection:
             rows = connection.execute(_SCAN, (key, int(from_seqno), limit)).fetchall()
-        return [VersionedData(SeqNo(seqno), data) for seqno, data in rows]
+            return [self._entry(key, row) for row in rows]
 
     def truncate(self, key: str, keep: Tip) -> int | None:
         """See Consensus."""
         check_log_key(key)
         with self._write("truncate", key) as connection:
             found = connection.execute(_SCAN, (key, int(keep.seqno), 1)).fetchone()
-            if found is None or (found[0] == keep.seqno and VersionedData(*found).tip != keep):
+            if found is None or (found[0] == keep.seqno and self._entry(key, found).tip != keep):
                 return None
             return connection.execute(_TRUNCATE, (key, int(keep.seqno))).rowcount
 
@@ -215,7 +217,7 @@ class SqliteConsensus:
         check_replace(key, expected, new)
         with self._write("replace", key) as connection:
             latest = connection.execute(_HEAD, (key,)).fetchone()
-            if latest is None or VersionedData(*latest).tip != expected:
+            if latest is None or self._entry(key, latest).tip != expected:
                 return CasResult.EXPECTATION_MISMATCH
             connection.execute(_TRUNCATE, (key, int(new.seqno)))
             connection.execute(_INSERT, (key, int(new.seqno), new.data))
@@ -230,6 +232,14 @@ class SqliteConsensus:
     def address(self) -> str:
         """See Consensus."""
         return f"sqlite://{self._path}"
+
+    def _entry(self, key: str, row: tuple[int, bytes]) -> VersionedData:
+        """An entry as it is stored. CorruptData for other types, which SQLite takes in any column."""
+        seqno, data = row
+        if type(seqno) is not int or type(data) is not bytes:
+            kinds = f"{type(seqno).__name__} and {type(data).__name__}"
+            raise CorruptData(f"{key} at {self.address()}: an entry is {kinds}, not a number and bytes", key=key)
+        return VersionedData(SeqNo(seqno), data)
 
     def close(self) -> None:
         """See Consensus. Connections in use by other threads are closed when their calls end."""
@@ -268,6 +278,8 @@ class SqliteConsensus:
                 )
             with self._borrow("open") as connection:
                 is_begun = connection.execute(_TABLE).fetchone() is not None
+                if is_begun:
+                    connection.execute(_COLUMNS)
         if not is_begun:
             what = "holds no shards" if self._path.exists() else "is not there"
             raise NoStore(f"{self.address()} {what}: check the path; creating a table or shard there makes it")
@@ -395,6 +407,10 @@ class SqliteConsensus:
             return CorruptData(text, key=key or str(self._path))
         if "no such table" in str(error):  # the table exists since open, so another file is here now
             return self._lost(verb, key, "the file was replaced by an empty one")
+        if "no such column" in str(error):
+            return StoreRefused(
+                f"{text}: it is no log of persist, but has a table of the name consensus: name another file"
+            )
         if verb == "open" and getattr(error, "sqlite_errorcode", 0) in _READ_ONLY:
             return StoreRefused(f"{text}: {_ALL_WRITE}")
         return kind(text, key=key)
