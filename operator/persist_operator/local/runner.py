@@ -6,10 +6,12 @@ One runner at a time holds a state folder, by a lock file. After a kill at any p
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,8 @@ from persist_operator.settings import OperatorSettings
 
 #: The pause between two passes: short after a change, longer while nothing changes, because a pass takes cores from the children.
 _LOOK_FIRST_S, _LOOK_MAX_S = 0.1, 1.0
+#: Aliases make any number of values of a few lines. A resource has some thousand at most.
+_VALUES_MAX = 1_000_000
 #: `up` waits for maintenance that is due within this time. Later maintenance is left to the next `up`, or to `--watch`.
 _PATIENCE_MS = 15_000
 #: Reasons why a sink's shard, or the one that it reads, is not usable that only a change of a resource, or a write from elsewhere, ends:
@@ -77,7 +81,7 @@ def read_documents(paths: Sequence[Path]) -> list[Document]:
     documents: list[Document] = []
     for file in files:
         try:
-            documents += [one for one in yaml.safe_load_all(file.read_text(encoding="utf-8")) if one is not None]
+            documents += [one for one in _loaded(file.read_text(encoding="utf-8"), file) if one is not None]
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidUsage(f"{file} cannot be read: {error}") from error
         except (yaml.YAMLError, ValueError, RecursionError) as error:  # of a date that there is not: ValueError
@@ -85,6 +89,29 @@ def read_documents(paths: Sequence[Path]) -> list[Document]:
     if not documents:
         raise InvalidUsage(f"no resources in {', '.join(map(str, paths))}")
     return documents
+
+
+def _loaded(text: str, file: Path) -> Iterator[Any]:
+    """The documents. InvalidUsage before one is made whose aliases repeat too much."""
+    # Not the loader in C: deep nesting ends its process.
+    loader = yaml.SafeLoader(text)
+    while (node := loader.get_node() if loader.check_node() else None) is not None:
+        if _values_in(node, {}) > _VALUES_MAX:
+            raise InvalidUsage(
+                f"{file}: a document has more than {_VALUES_MAX:,} values, with those that aliases (*name) repeat: write less of them"
+            )
+        yield loader.construct_document(node)
+
+
+def _values_in(node: yaml.Node, known: dict[int, float]) -> float:
+    """The number of values of a node, each as often as aliases name it; without end if it is part of itself."""
+    found = known.get(id(node))
+    if found is None:
+        known[id(node)] = math.inf
+        within = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
+        below = within if isinstance(node, yaml.CollectionNode) else ()
+        found = known[id(node)] = 1 + sum(_values_in(each, known) for each in below)
+    return found
 
 
 class Refused(InvalidUsage):

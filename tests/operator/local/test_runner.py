@@ -276,6 +276,20 @@ def test_a_change_of_an_immutable_field_is_refused(house):
     assert "mode is immutable" in refusal(house, house.sink(mode="Scheduled", schedule=schedule))[0]
 
 
+@pytest.mark.parametrize("how", ["lists", "merges", "itself"])
+def test_regression_a_document_that_aliases_make_huge_is_refused(tmp_path, how):
+    """A few hundred bytes: to check them took minutes and all memory."""
+    each = {"lists": "[{0}]", "merges": "{{<<: [{0}]}}"}.get(how, "{{a: *x9}}")
+    names = [each.format(", ".join([f"*x{number - 1}"] * 9)) for number in range(1, 9)]
+    lines = ["x0: &x0 {a: 1}", *(f"x{number}: &x{number} {text}" for number, text in enumerate(names, 1))]
+    file = tmp_path / "bomb.yaml"
+    file.write_text("x9: &x9 {a: *x9}" if how == "itself" else "\n".join(lines))
+    with pytest.raises(InvalidUsage, match=r"bomb\.yaml: a document has more than 1,000,000 values"):
+        read_documents([file])
+    file.write_text("\n".join(lines[:4]) if how != "itself" else lines[0])
+    assert read_documents([file])
+
+
 def test_documents_are_read_from_files_and_folders(house, tmp_path):
     folder = tmp_path / "yaml"
     folder.mkdir()
