@@ -6,6 +6,7 @@ shards. Vectorised over the rows.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,6 +36,8 @@ _SIDES = ("key", "val")
 _WHOLE = pa.decimal128(20, 0)
 Coerce: TypeAlias = Literal["us", "truncate"]
 """What may become of nanoseconds, which no table holds: microseconds where none is lost, or with the rest cut off, towards the past."""
+#: A message names so many columns.
+_NAMED_MAX = 50
 NANOSECONDS_HINT = (
     "coerce='us' takes it where no digit is lost, coerce='truncate' cuts digits off (in commands: --coerce)"
 )
@@ -151,17 +154,14 @@ class Columns:
         SchemaMismatch names every column that is missing, unknown, there twice, of a type whose values do not fit, or null where it
         must not be.
         """
-        given = table.column_names
+        given = Counter(table.column_names)
+        wanted = {*self.names, *besides}
         problems = [f"{name} is missing" for name in self.names if name not in given]
-        problems += [
-            f"{name} is no column of the table" for name in dict.fromkeys(given) if name not in {*self.names, *besides}
-        ]
-        problems += [
-            f"{name} is there {given.count(name)} times" for name in dict.fromkeys(given) if given.count(name) > 1
-        ]
+        problems += [f"{name} is no column of the table" for name in given if name not in wanted]
+        problems += [f"{name} is there {times} times" for name, times in given.items() if times > 1]
         columns: list[pa.ChunkedArray] = []
         for field in self.arrow:
-            if given.count(field.name) != 1:
+            if given[field.name] != 1:
                 continue
             values = table.column(field.name)
             try:
@@ -180,10 +180,8 @@ class Columns:
                 problems.append(f"{field.name} is NOT NULL, and null in {values.null_count:,} rows")
             columns.append(values)
         if problems:
-            text = "; ".join(problems)
-            raise SchemaMismatch(
-                f"{text}. The table has {', '.join(self.names)}", requested=str(table.schema), actual=str(self.arrow)
-            )
+            text = f"{_some(problems, '; ')}. The table has {_some(self.names, ', ')}"
+            raise SchemaMismatch(text, requested=str(table.schema), actual=str(self.arrow))
         return pa.table(columns, schema=self.arrow)
 
     def structs(self, table: pa.Table) -> pa.Table:
@@ -388,6 +386,12 @@ def _zone_hint(given: pa.DataType) -> str:
     if given.tz is None:
         return "its times have no zone: give them one, as in df['at'].dt.tz_localize('UTC')"
     return "its times have a zone: remove it, as in df['at'].dt.tz_localize(None)"
+
+
+def _some(texts: Sequence[str], between: str) -> str:
+    """The first ones, and how many more there are."""
+    more = [f"and {len(texts) - _NAMED_MAX:,} more"] if len(texts) > _NAMED_MAX else []
+    return between.join([*texts[:_NAMED_MAX], *more])
 
 
 def _why(error: Exception) -> str:
