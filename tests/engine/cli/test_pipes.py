@@ -66,6 +66,32 @@ def test_a_refusal_waits_for_no_writer(pipe: tuple[Path, int], tmp_path: Path, t
     assert words in err
 
 
+@pytest.mark.parametrize("is_pipe", [False, True])
+def test_regression_a_stream_of_arrow_without_its_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_pipe: bool
+) -> None:
+    """What a writer wrote before it was killed between two batches was taken for all there is, and an overwrite removed the rest."""
+    rows = pa.table({"id": range(3000), "name": ["a"] * 3000})
+    whole = io.BytesIO()
+    with pa.ipc.new_stream(whole, rows.schema) as stream:
+        for batch in rows.to_batches(max_chunksize=1000):
+            stream.write_batch(batch)
+        cut = whole.tell()
+    name = tmp_path / "rows.arrow"
+
+    def read(data: bytes) -> int:
+        name.write_bytes(data)
+        piped = io.BufferedReader(io.BytesIO(data))  # type: ignore[arg-type]  # its bytes are no file, like those of a pipe
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(piped))
+        source = "-" if is_pipe else str(name)
+        found = batches_of([source], InputFormat.ARROW, rows.schema, lambda *_: None)
+        return sum(table.num_rows for table in found)
+
+    assert read(whole.getvalue()) == 3000
+    with pytest.raises(InvalidUsage, match="is no arrow that the table takes: it has no mark of its end"):
+        read(whole.getvalue()[:cut])
+
+
 def test_lines_come_in_pieces(pipe: tuple[Path, int], tmp_path: Path) -> None:
     path, keeper = pipe
     text = b"id,name\n" + LINES

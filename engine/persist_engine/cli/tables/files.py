@@ -28,6 +28,7 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from persist_engine.base.errors import InvalidUsage
+from persist_engine.cli.tables.arrow_streams import stream_tables
 from persist_engine.cli.tables.commands import InputFormat
 from persist_engine.rows.ddl import print_type
 from persist_engine.rows.nested.entries import holds_maps
@@ -467,10 +468,7 @@ def _parquet(source: _Source, _wanted: pa.Schema) -> Iterator[pa.Table]:
 
 
 def _arrow(source: _Source, _wanted: pa.Schema) -> Iterator[pa.Table]:
-    with pa.ipc.open_stream(source) as stream:
-        yield stream.schema.empty_table()
-        for batch in stream:
-            yield pa.Table.from_batches([batch])
+    return stream_tables(source)
 
 
 _READERS: dict[InputFormat, Callable[[_Source, pa.Schema], Iterator[pa.Table]]] = {
