@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 
 import kubernetes
 import yaml
+from kubernetes.config import kube_config
 from persist_engine.base.env import Env
 from persist_engine.base.errors import InvalidUsage, PersistError
 
@@ -40,6 +42,8 @@ _PAUSE_S = (0.5, 4.0)
 _WATCH_S = 30.0
 #: A log without a line.
 _LOG_IDLE_S = 3600.0
+#: What the library raises over a kubeconfig with values of other types, bytes that are no text, and files that are not there.
+_UNUSABLE = (AttributeError, LookupError, OSError, TypeError, ValueError)
 _T = TypeVar("_T")
 
 
@@ -58,26 +62,58 @@ class Access:
 
 def load_access(kubeconfig: str | None, context: str | None) -> Access:
     """The access that kubectl would use: the file, or $KUBECONFIG, or ~/.kube/config; in a pod without any of them, its service account.
-    InvalidUsage when there is none, and for an unknown context.
+    InvalidUsage when there is none, for an unknown context, and for credentials that cannot be used. No message shows one.
     """
     configuration = kubernetes.client.Configuration()
     try:
-        contexts, active = kubernetes.config.list_kube_config_contexts(kubeconfig)
-    except (kubernetes.config.ConfigException, OSError, yaml.YAMLError, TypeError) as error:
+        document = kube_config.KubeConfigMerger(kubeconfig or kube_config.KUBE_CONFIG_DEFAULT_LOCATION).config
+        if document is None:
+            raise kubernetes.config.ConfigException("there is no kubeconfig, or it is empty")
+        known = {str(one["name"]) for one in document.value.get("contexts") or ()}
+        if context is not None and context not in known:
+            raise InvalidUsage(f"no context {context!r} in the kubeconfig; there are: {', '.join(sorted(known))}")
+        # Without a base path, relative ones are those of the file that has them.
+        loader = kube_config.KubeConfigLoader(document, active_context=context, config_base_path=None)
+    except (kubernetes.config.ConfigException, yaml.YAMLError, *_UNUSABLE) as error:
         if kubeconfig is None and context is None and (_IN_CLUSTER / "token").exists():
             kubernetes.config.load_incluster_config(client_configuration=configuration)
             return Access(client_of(configuration), (_IN_CLUSTER / "namespace").read_text().strip(), "")
         raise InvalidUsage(f"no access to a cluster: {error}; name a file with --kubeconfig or $KUBECONFIG") from error
-    known = {one["name"]: one for one in contexts}
-    if context is not None and context not in known:
-        raise InvalidUsage(f"no context {context!r} in the kubeconfig; there are: {', '.join(sorted(known))}")
-    chosen = known[context] if context is not None else active
+    chosen = loader.current_context
     try:
-        kubernetes.config.load_kube_config(kubeconfig, context, configuration, persist_config=False)
-    except kubernetes.config.ConfigException as error:
-        raise InvalidUsage(f"the kubeconfig cannot be used: {error}") from error
+        _load_credentials(loader, configuration)
+    except (kubernetes.config.ConfigException, *_UNUSABLE) as error:
+        raise InvalidUsage(f"the kubeconfig cannot be used: {error or type(error).__name__}") from error
     namespace = str(chosen["context"].get("namespace") or _DEFAULT_NAMESPACE)
     return Access(client_of(configuration), namespace, str(chosen["name"]))
+
+
+def _load_credentials(loader: kube_config.KubeConfigLoader, configuration: kubernetes.client.Configuration) -> None:
+    """ConfigException where the library would go on without credentials, because a plugin failed, and for a token that no request can have:
+    the error of the request would show it. A line end after the token is no part of it.
+    """
+    with _said() as said:
+        loader.load_and_set(configuration)
+    if said and not configuration.api_key and not configuration.cert_file:
+        raise kubernetes.config.ConfigException(f"what it names to log in with failed: {'; '.join(said)}")
+    token = str(getattr(loader, "token", ""))
+    if not token.strip().isprintable():
+        raise kubernetes.config.ConfigException("its token has a line end or another control character within")
+    if token != token.strip():
+        loader.token = configuration.api_key["BearerToken"] = token.strip()
+
+
+@contextlib.contextmanager
+def _said() -> Iterator[list[str]]:
+    """The errors that are logged meanwhile, in place of the log."""
+    texts: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+    try:
+        yield texts
+    finally:
+        logging.getLogger().removeHandler(handler)
 
 
 class UserCluster:

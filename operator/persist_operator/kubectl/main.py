@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import sys
 from functools import cache
-from typing import Annotated, Any, NoReturn
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 from persist_engine.base.errors import InvalidUsage, PersistError
@@ -21,6 +22,8 @@ from persist_operator.kubectl.options import Ended
 
 _EXIT_USAGE, _EXIT_INTERRUPTED, _EXIT_PIPE = 64, 130, 141
 _PARSER_EXIT_USAGE = 2
+#: In the environment, as of `persist`: show where an unexpected error came from instead of one line about it.
+_TRACEBACK = "PERSIST_TRACEBACK"
 EPILOG = """Examples:
 
 kubectl persist status flights
@@ -96,6 +99,8 @@ def _parser() -> Any:
 
 def main() -> NoReturn:
     """Run the command line of this process and exit."""
+    # The parent process may have closed both streams.
+    sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
     try:
         _parser()(prog_name="kubectl persist")
     except InvalidUsage as error:
@@ -113,7 +118,17 @@ def main() -> NoReturn:
         # The reader of the output left: say nothing, and keep Python from flushing into the closed pipe at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(_EXIT_PIPE)
+    except OSError as error:  # files and streams of this machine: errors of the cluster are PersistErrors
+        _end(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
+    except Exception as error:  # a bug, or an answer of no known form: reported in one line like every other error
+        if os.environ.get(_TRACEBACK):
+            raise
+        _end(f"{type(error).__name__}: {error}; this is a bug of kubectl persist, {_TRACEBACK}=1 shows where", 1)
     sys.exit(0)
+
+
+def _nowhere() -> TextIO:
+    return Path(os.devnull).open("w")
 
 
 def _end(text: str, code: int) -> NoReturn:

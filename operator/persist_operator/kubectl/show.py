@@ -8,6 +8,7 @@ import typer
 from persist_engine.base.wording import sized
 
 from persist_operator.api import names
+from persist_operator.api.redact import redact
 from persist_operator.cluster.port import POD, Resource
 from persist_operator.kubectl import figures, reading, tree
 from persist_operator.kubectl.completion import complete_any, complete_shard
@@ -61,8 +62,8 @@ def status(session: Session, name: OptionalShard = None, *, output: Output = For
         if session.namespace is None:
             typer.echo(f"namespace {node['namespace']}")
         print_lines(line if cut is None or len(line) <= cut else f"{line[: cut - 1]}…" for line in tree.lines(node))
-    for sink in lost:
-        typer.echo(f"SparkSink/{sink['name']} writes to a PersistShard that does not exist: {sink['reason']}")
+    words = "writes to a PersistShard that does not exist"
+    print_lines((redact(f"SparkSink/{one['name']} {words}: {one['reason']}") for one in lost), header=False)
     if not nodes and not lost:
         typer.echo(
             f"no PersistShards in {_place(session)}; -n names another namespace, -A looks into all of them", err=True

@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 import threading
+from pathlib import Path
 
 import pytest
 import yaml
@@ -78,6 +79,39 @@ def test_wait_that_takes_too_long_says_what_it_waited_for(plugin, team):
     assert code == 2
     assert "note: it is suspended, so the operator handles it after `kubectl persist resume flights`" in err
     assert "error: the time ran out after 0.2 seconds: waits: the resource is suspended; the run may go on" in err
+
+
+def test_regression_a_wait_shows_nothing_that_a_terminal_obeys(plugin, team, hostile):
+    message = {"type": "Ready", "status": "False", "reason": "X", "message": f"{hostile}\r\nerror: none"}
+    team({"conditions": [message]}, {"conditions": [message], "rollout": {"state": hostile}})
+    for arguments in (["gc", "flights"], ["restart", "load"], ["promote", "load"]):
+        code, out, err = plugin(*arguments, "-n", "team", "--wait", "--timeout", "0.1")
+        assert code == 2
+        assert all(line.isprintable() for line in (out + err).split("\n")), arguments
+        assert len(err.splitlines()) == 2, err
+
+
+def test_regression_a_status_of_no_known_form_is_one_line_and_no_traceback(plugin, team, monkeypatch):
+    team({"history": [7]})
+    code, out, err = plugin("history", "-n", "team")
+    assert (code, out) == (1, "")
+    assert re.fullmatch(
+        r"error: AttributeError: .*; this is a bug of kubectl persist, PERSIST_TRACEBACK=1 shows where\n", err
+    )
+    monkeypatch.setenv("PERSIST_TRACEBACK", "1")
+    with pytest.raises(AttributeError):
+        plugin("history", "-n", "team")
+
+
+def test_regression_an_output_that_takes_nothing_is_no_bug(plugin, team, monkeypatch):
+    team()
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        assert plugin("status", "-n", "team")[::2] == (1, "error: No space left on device\n")
+        with contextlib.suppress(OSError):
+            full.close()
+    monkeypatch.setattr("sys.stdout", None)
+    assert plugin("status", "-n", "team")[::2] == (0, "")
 
 
 def test_a_request_to_a_paused_resource_says_that_it_waits(plugin, team):

@@ -33,6 +33,68 @@ def test_the_context_and_its_namespace(kubeconfig):
         load_access(None, None)
 
 
+def with_user(kubeconfig, **user):
+    document = yaml.safe_load(kubeconfig.read_text())
+    kubeconfig.write_text(yaml.safe_dump(document | {"users": [{"name": "u", "user": user}]}))
+
+
+def plugin_of(program):
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sh", "args": ["-c", program]}
+    return {"exec": plugin | {"interactiveMode": "Never"}}
+
+
+@pytest.mark.parametrize(
+    ("user", "text"),
+    [
+        (plugin_of("echo no session >&2; exit 3"), "cannot be used: .* failed: exec: process returned 3. no session"),
+        (plugin_of("echo hello"), "cannot be used: .* failed: exec: failed to decode"),
+        ({"token": "half\nhalf"}, "cannot be used: its token has a line end or another control character within"),
+        ({"tokenFile": "/nowhere/token"}, "cannot be used: .*No such file or directory: '/nowhere/token'"),
+    ],
+)
+def test_regression_credentials_that_cannot_be_used_are_refused_and_not_shown(kubeconfig, user, text):
+    """A plugin that failed left requests without credentials. A token with a line end was in a traceback."""
+    with_user(kubeconfig, **user)
+    with pytest.raises(InvalidUsage, match=text) as refused:
+        load_access(None, None)
+    assert "half" not in str(refused.value)
+
+
+def test_regression_the_line_end_of_a_file_is_no_part_of_the_token(kubeconfig, server, tmp_path):
+    (tmp_path / "token").write_text("the-token\n")
+    with_user(kubeconfig, tokenFile=str(tmp_path / "token"))
+    user = UserCluster(load_access(None, None).client, SystemEnv())
+    for _ in range(2):
+        assert user.find(PERSIST_SHARD, "team") == []
+    assert {headers["authorization"] for _, _, _, headers in server.requests} == {"Bearer the-token"}
+
+
+def test_a_relative_path_is_relative_to_the_kubeconfig(kubeconfig, tmp_path):
+    document = yaml.safe_load(kubeconfig.read_text())
+    document["clusters"][0]["cluster"]["certificate-authority"] = "ca.crt"
+    document["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
+    kubeconfig.write_text(yaml.safe_dump(document))
+    (tmp_path / "ca.crt").write_text("")
+    assert load_access(str(kubeconfig), None).client.configuration.ssl_ca_cert == str(kubeconfig.parent / "ca.crt")
+
+
+def test_regression_a_context_that_is_named_needs_no_current_one(kubeconfig):
+    """As for kubectl."""
+    document = yaml.safe_load(kubeconfig.read_text())
+    del document["current-context"]
+    kubeconfig.write_text(yaml.safe_dump(document))
+    assert load_access(None, "c").context == "c"
+    with pytest.raises(InvalidUsage, match="no access to a cluster: .*current-context"):
+        load_access(None, None)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"text", b"[1, 2]", b"contexts: 7", b"null"])
+def test_regression_what_is_no_kubeconfig_is_refused(kubeconfig, content):
+    kubeconfig.write_bytes(content)
+    with pytest.raises(InvalidUsage, match="no access to a cluster"):
+        load_access(None, None)
+
+
 def test_a_watch_shows_each_change_of_one_resource_and_its_end(user, server, shard_resource):
     server.cluster.create(PERSIST_SHARD, shard_resource())
     server.cluster.create(PERSIST_SHARD, shard_resource(name="other", uid="uid-other"))
