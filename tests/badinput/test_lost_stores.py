@@ -4,6 +4,7 @@ and fine again once the store is.
 
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -14,6 +15,7 @@ from persist_engine import Antichain, Appended, Location, PersistClient, ShardId
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import CorruptData, InvariantViolated, PersistError, StoreLost, Unavailable
 from persist_engine.base.metrics import NoMetrics
+from persist_engine.storage.consensus_sqlite import SqliteConsensus
 from persist_engine.storage.open import open_blob, open_consensus
 from persist_kit.disk import SETTINGS, write
 from persist_kit.servers import redis_server, s3_server
@@ -71,6 +73,58 @@ def test_a_deleted_sqlite_file_is_never_written_on(disk, shard_id, tmp_path):
         assert isinstance(append(writer, 4), Appended)
     with disk.client() as client:
         assert contents(client, shard_id, 4) == rows(5)
+
+
+def deleted(disk):
+    disk.database.with_name("consensus.db-wal").unlink()
+
+
+def read_in_this_process(disk):
+    """A copy of the file ends the locks of its process, and the last connection of another process then deletes the log."""
+    shutil.copy(disk.database, disk.database.with_name("copy"))
+    ending = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT * FROM consensus').fetchall(); c.close()"
+    subprocess.run([sys.executable, "-c", ending, disk.database], check=True)
+
+
+@pytest.mark.parametrize("lose", [deleted, read_in_this_process])
+def test_regression_no_commit_is_lost_with_a_deleted_write_ahead_log(disk, shard_id, lose):
+    """Later commits were acknowledged, and lost with the process."""
+    with disk.client() as client:
+        write(client, shard_id, range(3))
+        writer = client.open_writer(shard_id, SCHEMA, purpose="test")
+        append(writer, 3)
+        lose(disk)
+        assert not disk.database.with_name("consensus.db-wal").exists()
+        assert isinstance(append(writer, 4), Appended)
+        reading = "import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute('SELECT count(*) FROM consensus').fetchone()[0])"
+        seen = subprocess.run([sys.executable, "-c", reading, disk.database], check=True, stdout=subprocess.PIPE)
+        with sqlite3.connect(disk.database) as connection:
+            assert connection.execute("SELECT count(*) FROM consensus").fetchone() == (int(seen.stdout),)
+        connection.close()
+    with disk.client() as client:
+        assert contents(client, shard_id, 4) == rows(5)
+
+
+def test_regression_a_commit_to_a_write_ahead_log_that_is_deleted_meanwhile_is_not_acknowledged(
+    disk, shard_id, monkeypatch
+):
+    with disk.client() as client:
+        write(client, shard_id, range(3))
+        writer = client.open_writer(shard_id, SCHEMA, purpose="test")
+        append(writer, 3)
+        take = SqliteConsensus._take
+
+        def then_deleted(self, *given):
+            taken = take(self, *given)
+            deleted(disk)
+            return taken
+
+        monkeypatch.setattr(SqliteConsensus, "_take", then_deleted)
+        with pytest.raises(
+            CorruptData, match=r"at sqlite:.*consensus.db-wal was deleted or replaced meanwhile; acknowledged"
+        ):
+            append(writer, 4)
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize("remade", ["empty file", "by another process", "with the shard made anew"])

@@ -2,8 +2,9 @@
 
 Write-ahead log with synchronous=FULL: an acknowledged commit is on disk. Writers take the write lock first (BEGIN IMMEDIATE),
 so they change exactly what they read. Readers never wait for writers.
-A file that is deleted or replaced while it is open would continue to accept commits that no other process sees.
-Every call therefore checks that the connection's file is still the file at the path. After a deletion, calls raise CorruptData
+A file that is deleted or replaced while it is open would continue to accept commits that no other process sees. So would its
+write-ahead log, which SQLite itself deletes if this process reads the file by other means, which ends its locks, and another process
+ends. Every call therefore checks that the connection's files are still the files at their paths. After a deletion, calls raise CorruptData
 until the file is put back. After a replacement, the new file counts, and a process that knew more than it holds notices that by
 its seqnos.
 
@@ -86,12 +87,14 @@ _ALL_WRITE = "every process, also one that only reads, writes its lease into the
 _Identity = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Idle:
-    """An unused connection, and the file that it has open."""
+    """An unused connection, and the files that it has open."""
 
     connection: sqlite3.Connection
     identity: _Identity
+    log: _Identity | None = None
+    """The write-ahead log; None before the first call. SQLite deletes it with the last connection, so not while this one is open."""
 
 
 class _Forks:
@@ -301,7 +304,7 @@ class SqliteConsensus:
         connection = taken.connection
         try:
             yield connection
-            self._check_in_place(taken.identity, verb, key)
+            self._check_in_place(taken, verb, key)
         except sqlite3.Error as error:
             connection.close()
             raise self._mapped(verb, key, error, Determinate) from error
@@ -353,8 +356,9 @@ class SqliteConsensus:
             identity = self._identity(verb, key, Determinate)
             while self._idle:
                 idle = self._idle.pop()
-                if idle.identity == identity:
+                if idle.identity == identity and idle.log == self._log_identity():
                     return idle
+                # If no process has opened the file since, this moves what stands in a deleted log into the file.
                 idle.connection.close()
         connection = self._connect(timeout_s=self._busy_timeout_s)
         connection.execute("PRAGMA synchronous=FULL")
@@ -387,12 +391,24 @@ class SqliteConsensus:
             raise kind(f"{verb} {key}".rstrip() + f" at {self.address()}: {error.strerror}", key=key) from error
         return found.st_dev, found.st_ino
 
-    def _check_in_place(self, identity: _Identity, verb: str, key: str) -> None:
-        """Raise unless the file that the finished call used is still at the path; otherwise its commit would be lost with the
-        file. Indeterminate if that cannot be determined: the commit stands.
+    def _log_identity(self) -> _Identity | None:
+        """Return the identity of the write-ahead log at its path; None if there is none."""
+        try:
+            found = Path(f"{self._path}-wal").stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def _check_in_place(self, taken: _Idle, verb: str, key: str) -> None:
+        """Raise unless the files that the finished call used are still at their paths; otherwise its commit would be lost with them.
+        Indeterminate if that cannot be determined: the commit stands.
         """
-        if self._identity(verb, key, Indeterminate) != identity:
+        if self._identity(verb, key, Indeterminate) != taken.identity:
             raise self._lost(verb, key, "the file was replaced meanwhile")
+        log = self._log_identity()
+        if taken.log not in {None, log}:
+            raise self._lost(verb, key, f"{self._path.name}-wal was deleted or replaced meanwhile")
+        taken.log = log
 
     def _lost(self, verb: str, key: str, what: str) -> CorruptData:
         text = (
