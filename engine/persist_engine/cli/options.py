@@ -7,9 +7,10 @@ import ctypes
 import functools
 import inspect
 import logging
+import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, fields
@@ -65,6 +66,8 @@ GiveUp = Annotated[
 GIVE_UP_S, _COMPLETION_GIVE_UP_S = 60.0, 1.0
 #: How long a shell waits for names, with what loads first on a busy machine.
 COMPLETION_S = 5.0
+#: SUBTLE: bash puts a name into the line as it is, and zsh evaluates it: a table of another user, named `\$(...)`, would run a command.
+_WORD = re.compile(r"[\w.:@/][\w.:@/%+,=-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +119,9 @@ def complete_shard(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def soon(look: Callable[[], list[str]]) -> list[str]:
-    """What `look` answers within COMPLETION_S; nothing after that, or where it fails. One call of a store that hangs takes longer than all
-    retries may: it stays behind in a thread, with which the process ends. Nothing is logged: it would stand in the line that is completed.
+    """What `look` answers within COMPLETION_S, as far as no shell takes it for more than a word; nothing after that, or where it fails. One
+    call of a store that hangs takes longer than all retries may: it stays behind in a thread, with which the process ends. Nothing is
+    logged: it would stand in the line that is completed.
     """
     answers: list[list[str]] = []
     logging.disable()
@@ -131,7 +135,12 @@ def soon(look: Callable[[], list[str]]) -> list[str]:
     thread.join(COMPLETION_S)
     if not thread.is_alive():
         logging.disable(logging.NOTSET)
-    return answers[0] if answers else []
+    return words(answers[0]) if answers else []
+
+
+def words(names: Iterable[str]) -> list[str]:
+    """The names that no shell takes for anything but a word."""
+    return [name for name in names if _WORD.fullmatch(name)]
 
 
 ShardArgument = Annotated[

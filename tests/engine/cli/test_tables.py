@@ -371,6 +371,34 @@ def test_a_store_that_is_down_says_nothing_into_the_line(store, caplog):
     assert [record.message for record in caplog.records] == ["later"]
 
 
+def test_regression_no_name_completes_that_a_shell_would_run(store):
+    """Of these, zsh ran the first when it completed, and bash the second when its line was sent."""
+    hostile = [
+        "\\$(id)",
+        "a;id",
+        "a\\",
+        "a`id`",
+        "two words",
+        "*",
+        "q'q",
+        'q"q',
+        "a|id",
+        "~root",
+        "-x",
+        "$HOME",
+        "a&",
+        "(id)",
+    ]
+    with connect(store.args[1], store.args[3], maintain=False) as db:
+        for name in [*hostile, "été.2024_a-b"]:
+            db.create(name, key="id BIGINT")
+    context = SimpleNamespace(params={"blob": store.args[1], "consensus": store.args[3]})
+    assert complete_table(context, "") == ["orders", "été.2024_a-b"]
+    ids = complete_named(context, "")[2:]
+    assert len(ids) == 16
+    assert all(name.startswith("s") for name in ids)
+
+
 def test_a_store_that_hangs_does_not_hang_the_shell(store):
     """It accepts, and never answers: one call outlives all retries."""
     with socket.create_server(("127.0.0.1", 0)) as silent:

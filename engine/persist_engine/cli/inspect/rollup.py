@@ -18,6 +18,7 @@ from persist_engine.cli.options import (
     blobs_of,
     completing,
     one_shard,
+    words,
 )
 from persist_engine.cli.output import plain, print_json, print_pairs
 
@@ -41,7 +42,7 @@ def complete_rollup(ctx: typer.Context, incomplete: str) -> list[str]:
             )
     except PersistError:
         return []
-    return sorted(key for key in keys if key.startswith(incomplete))
+    return words(sorted(key for key in keys if key.startswith(incomplete)))
 
 
 def rollup(
