@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from persist_engine.base.env import Env
+from persist_engine.base.errors import CorruptData
 
 from persist_operator.api import times
 from persist_operator.api.names import API_VERSION
@@ -123,8 +124,15 @@ class Objects:
 
 
 def _read(path: Path) -> Document | None:
+    """CorruptData names a file that holds no resource."""
     try:
         found: Document = json.loads(path.read_text(encoding="utf-8"))
+        _ = found["metadata"]["name"], found["spec"]
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except (ValueError, LookupError, TypeError) as error:
+        remedy = "remove the file, and apply the resource again, with spec.shardId if its shard is to stay"
+        raise CorruptData(
+            f"{path} holds no resource: {type(error).__name__}: {error}; {remedy}", key=str(path)
+        ) from error
     return found

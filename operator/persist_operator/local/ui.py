@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 from persist_engine.base.env import Env, SystemEnv
-from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.errors import CorruptData, InvalidUsage
 
 from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR, Shard
 from persist_operator.bridge import Bridge
@@ -24,6 +24,7 @@ from persist_operator.console.port import (
     Log,
     PlanChanged,
     Resource,
+    Unavailable,
     Unseen,
     Viewer,
 )
@@ -53,10 +54,16 @@ class LaptopSource:
         return f"{self._state} on this machine"
 
     def every(self, kind: KindName, viewer: Viewer) -> list[Resource]:
-        return list(self._objects.every(kind))
+        try:
+            return list(self._objects.every(kind))
+        except CorruptData as error:
+            raise Unavailable(str(error)) from error
 
     def get(self, kind: KindName, namespace: str, name: str, viewer: Viewer) -> Resource | None:
-        return self._objects.get(kind, name) if namespace == NAMESPACE and _NAME.fullmatch(name) else None
+        try:
+            return self._objects.get(kind, name) if namespace == NAMESPACE and _NAME.fullmatch(name) else None
+        except CorruptData as error:
+            raise Unavailable(str(error)) from error
 
     def engine(self, shard: Resource) -> EngineView | Unseen:
         try:

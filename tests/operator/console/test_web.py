@@ -239,6 +239,18 @@ def test_hostile_values_are_text_on_every_page(laptop, browser, hostile):
     assert "&lt;script&gt;" in client.get("/shards/local/orders").text
 
 
+def test_regression_a_file_that_holds_no_resource_is_named_on_the_page(laptop, browser):
+    """It was a bare error 500."""
+    (laptop.state / "objects" / "PersistShard" / "orders.json").write_text("{")
+    source = laptop.source()
+    pages = browser(source)
+    for path in ("/", "/shards/local/orders", "/holds"):
+        answer = pages.get(path)
+        assert answer.status_code == 502
+        assert "orders.json holds no resource" in answer.text
+    source.close()
+
+
 def test_marks_that_change_the_order_of_letters_are_on_no_page(laptop, browser):
     status = laptop.objects.get("PersistShard", "orders")["status"]
     found = [{"type": "Ready", "status": "False", "reason": "a\u202eb", "message": "\u2066c<b>\u200f"}]

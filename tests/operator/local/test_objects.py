@@ -5,6 +5,7 @@ import threading
 
 import pytest
 from persist_engine.base.env import SystemEnv
+from persist_engine.base.errors import CorruptData
 from persist_operator.local.objects import Objects
 
 
@@ -29,6 +30,16 @@ def test_the_first_apply_creates(objects):
 @pytest.mark.parametrize("name", ["a" * 300, "../a", "a\x1b[31m", "a\0b", ""], ids=range(5))
 def test_a_name_that_no_resource_has_leads_to_none(objects, name):
     assert objects.get("PersistShard", name) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"kind": "PersistShard"}', "null"])
+def test_regression_a_file_that_holds_no_resource_is_named(objects, tmp_path, text):
+    objects.apply(document({"x": 1}))
+    path = tmp_path / "objects" / "PersistShard" / "a.json"
+    path.write_text(text)
+    for look in (lambda: objects.get("PersistShard", "a"), lambda: list(objects.every("PersistShard"))):
+        with pytest.raises(CorruptData, match="a.json holds no resource: .*; remove the file"):
+            look()
 
 
 def test_applying_the_same_changes_nothing(objects):
