@@ -438,6 +438,24 @@ def test_hints_are_commands_that_work_when_pasted(store):
     assert error == "error: InvalidArgument: table orders: the name is taken: write to it, or say --exist-ok\n"
 
 
+@pytest.mark.parametrize(
+    ("kind", "first", "each", "bad", "says"),
+    [
+        ("jsonl", "", '{{"id": {0}, "name": "n{0:010}"}}\n', '{"id": "x"}\n', r"from number to string in row 600,001$"),
+        ("jsonl", "", '{{"id": {0}, "name": "n{0:010}"}}\n', '{"id": 1\n', r"object member. in row 600,001$"),
+        ("csv", "id,name\n", "{0},n{0:010}\n", "x,y\n", r"id is BIGINT: invalid value 'x', after row 5\d\d,\d\d\d$"),
+        ("csv", "id,name\n", "{0},n{0:010}\n", "1,2,3\n", r"Expected 2 columns, got 3: 1,2,3, after row 5\d\d,\d\d\d$"),
+    ],
+)
+def test_regression_a_refusal_says_where_in_a_large_file(tmp_path, kind, first, each, bad, says):
+    """Of JSON it was the row in some block of it, and of CSV nothing."""
+    path = tmp_path / f"rows.{kind}"
+    path.write_text(first + "".join(map(each.format, range(600_000))) + bad + each.format(1))
+    wanted = pa.schema([("id", pa.int64()), ("name", pa.string())])
+    with pytest.raises(InvalidUsage, match=says):
+        list(files.batches_of([str(path)], None, wanted, lambda *_: None))
+
+
 def test_the_columns_of_a_file_that_is_no_parquet(store):
     path = written_as(store.folder / "rows.csv", "csv")
     assert "rows.csv is no Parquet file" in store("create", "new", "--key", "id", "--like", path, code=64)

@@ -82,13 +82,13 @@ def batches_of(
     if files.count(STDIN) > 1:
         raise InvalidUsage(f"{STDIN} is named more than once, and standard input has its rows once")
     for name in files:
-        kind = chosen or _format(name)
+        kind, before = chosen or _format(name), rows
         try:
             with ExitStack() as stack:
                 opened = _stdin() if name == STDIN else stack.enter_context(Path(name).open("rb"))
                 source = stack.enter_context(_without_python(opened))
                 size = Path(name).stat().st_size if Path(name).is_file() else 0
-                before, count = rows, pq.read_metadata(name).num_rows if size and kind is InputFormat.PARQUET else 0
+                count = pq.read_metadata(name).num_rows if size and kind is InputFormat.PARQUET else 0
                 for table in _READERS[kind](source, wanted):
                     rows += table.num_rows
                     # The end of a Parquet file is read first.
@@ -99,10 +99,16 @@ def batches_of(
         except InvalidUsage as error:
             raise InvalidUsage(f"{_shown(name)} {error}") from error
         except (pa.ArrowException, UnicodeDecodeError) as error:
-            text = str(error).splitlines()[0]
+            text = _placed(str(error).splitlines()[0], rows - before)
             raise InvalidUsage(f"{_shown(name)} is no {kind.value} that the table takes: {text}") from error
         except OSError as error:
             raise InvalidUsage(f"cannot read {_shown(name)}: {error.strerror or error}") from error
+
+
+def _placed(text: str, rows: int) -> str:
+    """What Arrow says of a piece, with its place in the whole: `rows` came before the piece. Arrow counts rows from 0, and not always."""
+    placed = re.sub(r"in row (\d+)$", lambda found: f"in row {rows + int(found[1]) + 1:,}", text)
+    return placed if placed != text or not rows else f"{text}, after row {rows:,}"
 
 
 def _stdin() -> IO[bytes]:
@@ -358,9 +364,13 @@ def _jsonl_plain(data: bytes, wanted: pa.Schema) -> pa.Table:
 
 
 def _parsed(data: bytes, fields: Sequence[pa.Field]) -> pa.Table:
-    return pyarrow.json.read_json(
-        pa.BufferReader(data), parse_options=pyarrow.json.ParseOptions(explicit_schema=pa.schema(fields))
-    )
+    parse = pyarrow.json.ParseOptions(explicit_schema=pa.schema(fields))
+    try:
+        return pyarrow.json.read_json(pa.BufferReader(data), parse_options=parse)
+    except pa.ArrowInvalid:
+        # Arrow counts the rows of each of its blocks anew. One block has all of them, and takes lines of any length.
+        whole = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
+        return pyarrow.json.read_json(pa.BufferReader(data), read_options=whole, parse_options=parse)
 
 
 def _jsonl(source: _Source, wanted: pa.Schema) -> Iterator[pa.Table]:
