@@ -32,6 +32,8 @@ Write = Callable[[pa.RecordBatch], None]
 #: What would end a cell or a row of text, and the character that says so.
 _ESCAPED = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 _NULL = "\\N"
+#: What Arrow writes in the place of a date or a time without a zone in a year that its text cannot have.
+_OUT_OF_RANGE = "<value out of range"
 
 
 def flattened(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -149,7 +151,14 @@ def _storable(batch: pa.RecordBatch) -> pa.Table:
 
 
 def _csv_cells(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """CSV knows no bytes, which become hexadecimal text, and no structs, lists and maps, which become JSON, as in JSON lines."""
+    """CSV knows no bytes, which become hexadecimal text, and no structs, lists and maps, which become JSON, as in JSON lines. InvalidUsage
+    names a column with a time that Arrow would write with another year.
+    """
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if pa.types.is_timestamp(column.type) and column.type.tz and (far := column.filter(_is_far(column))):
+            raise InvalidUsage(
+                f"{name} holds the time {far[0].value:,} microseconds after 1970, whose year has no text: write parquet, arrow or jsonl"
+            )
     columns = [_csv_ready(column) for column in batch.columns]
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
@@ -211,7 +220,24 @@ def _json_ready(column: pa.Array) -> pa.Array:
 
 def _key_texts(keys: pa.Array) -> pa.Array:
     """JSON has texts as names."""
-    return _hexadecimal(keys) if pa.types.is_binary(keys.type) else keys.cast(pa.string())
+    if pa.types.is_binary(keys.type):
+        return _hexadecimal(keys)
+    if not pa.types.is_timestamp(keys.type) or not keys.type.tz:
+        return keys.cast(pa.string())
+    texts = _without_zone(keys)
+    return pc.if_else(pc.starts_with(texts, _OUT_OF_RANGE), texts, pc.binary_join_element_wise(texts, "Z", ""))
+
+
+def _is_far(instants: pa.Array) -> pa.Array:
+    """Which instants are in years that Arrow's text cannot have.
+
+    SUBTLE: with a zone, Arrow writes them with another year, or fails.
+    """
+    return pc.starts_with(_without_zone(instants), _OUT_OF_RANGE)
+
+
+def _without_zone(instants: pa.Array) -> pa.Array:
+    return instants.view(pa.timestamp(instants.type.unit)).cast(pa.string())
 
 
 def _json_value(value: Any) -> str:

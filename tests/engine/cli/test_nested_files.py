@@ -234,3 +234,25 @@ def test_instants_of_lines_keep_their_zones(tmp_path):
     assert found["at"] == datetime(2026, 1, 2, 1, 4, 5, 6, tzinfo=UTC)
     assert found["l"] == [datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), None]
     assert found["n"] == datetime(2026, 1, 2, 3, 4, 5)  # noqa: DTZ001
+
+
+@pytest.mark.parametrize("us", [2**62, -(2**62), 2_071_000_000_000_000_000, 971_890_963_200_000_000])
+def test_an_instant_in_a_year_without_text_is_never_written_with_another_year(tmp_path, us):
+    """Regression: 2,071,000,000,000,000,000 microseconds after 1970 became a time in 2061, which the next table took."""
+    schema = parse_ddl("v TIMESTAMP, m MAP<TIMESTAMP, INT>")
+    far = pa.array([us], schema.field("v").type)
+    near = pa.array([0], far.type)
+    maps = [pa.array([[(instants[0].value, 1)]], schema.field("m").type) for instants in (far, near)]
+    with (
+        pytest.raises(InvalidUsage, match=f"v holds the time {us:,} microseconds after 1970, .* write parquet"),
+        writing("csv", tmp_path / "rows.csv", schema) as write,
+    ):
+        write(pa.RecordBatch.from_arrays([far, maps[1]], schema=schema))
+    assert list(tmp_path.iterdir()) == []
+    for name in ("csv", "jsonl"):
+        path = tmp_path / f"rows.{name}"
+        with writing(name, path, schema) as write:
+            write(pa.RecordBatch.from_arrays([near, maps[0]], schema=schema))
+        assert f"value out of range: {us}" in path.read_text()
+        with pytest.raises(InvalidUsage, match=f"rows.{name} .*value out of range"):
+            list(batches_of([str(path)], None, schema, lambda *_: None))
