@@ -32,8 +32,7 @@ from persist_engine.table.readers import PURPOSE, SharedReader, can_let_since_go
 from persist_engine.table.schemas import Fields, altered
 from persist_engine.table.times import NEVER, Span, Time, readable, retained, retained_in_words, time_of_clock
 
-# What reads rows, writes, walks the log or repairs loads with its first use: a process that does one of them loads no other. Only types are
-# needed here.
+# What reads rows, writes, walks the log or repairs loads with its first use: a process that does one of them loads no other.
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
@@ -426,23 +425,24 @@ class Table(Readable, elsewhere="in another process, connect again and take the 
         """Adds columns to the value, which are null in the rows that are there (`add="note STRING"`); widens numbers of the value
         (`widen={"amount": "BIGINT"}`); says how long times stay readable (`retain="30 days"`, or "none"); says of which columns
         new files have Bloom filters (`bloom=["email"]`, or `[]`); a file that is there gets them when a compaction replaces it.
-        SchemaMismatch says why not.
+        SchemaMismatch says why not. All arguments are checked before the first commit: one that is refused changes nothing.
 
         >>> orders.alter(add="note STRING", retain="30 days")
         >>> orders.schema.names
         ['id', 'name', 'note']
         """
         with of_table(self.name):
-            if add is not None or widen is not None:
-                self._machine.refresh()
-                answer = self._client.evolve_schema(self.id, altered(self._columns.schema, add=add, widen=widen))
-                if isinstance(answer, SchemaIncompatible):
-                    raise SchemaMismatch(answer.meaning)
-            if bloom is not None:
-                self._machine.refresh()
-                self._client.set_filtered(self.id, self._columns.placed(bloom, "bloom"))
+            self._machine.refresh()
+            wanted = altered(self._machine.schema, add=add, widen=widen)
+            filtered = None if bloom is None else Columns(wanted).placed(bloom, "bloom")
+            kept = None if retain is None else retained(retain, clock_of(self._machine.state))
+            answer = None if wanted == self._machine.schema else self._client.evolve_schema(self.id, wanted)
+            if isinstance(answer, SchemaIncompatible):
+                raise SchemaMismatch(answer.meaning)
+            if filtered is not None:
+                self._client.set_filtered(self.id, filtered)
             if retain is not None:
-                self._client.set_retention(self.id, retained(retain, clock_of(self._machine.state)))
+                self._client.set_retention(self.id, kept)
 
     def renamed(self, named: Named) -> None:
         """Takes the name that its shard got. Its handles stay."""

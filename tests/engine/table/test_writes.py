@@ -389,6 +389,22 @@ def test_a_schema_that_grows(orders, db):
             small.alter(**change)
 
 
+@pytest.mark.parametrize(
+    "refused", [{"retain": "bogus"}, {"bloom": ["nope"]}, {"add": "name STRING"}, {"widen": {"id": "INT"}}]
+)
+def test_an_alteration_of_which_a_piece_is_refused_changes_nothing(orders, refused):
+    """Regression: a column was added, and then the retention refused."""
+    before = orders.describe()
+    with pytest.raises(InvalidUsage):
+        orders.alter(**{"add": "note STRING", "retain": "9 days", "bloom": ["name"]} | refused)
+    assert orders.describe() == before
+
+
+def test_bloom_filters_of_a_column_that_is_added_beside(orders):
+    orders.alter(add="note STRING", bloom=["note"])
+    assert orders.describe().bloom == "note"
+
+
 def test_later_upserts_read_nothing(orders, monkeypatch):
     """They keep the values of the keys in memory, as long as each key has one, and let go of them when the table is idle."""
     monkeypatch.setattr("persist_engine.table.readers.IDLE_S", 0.2)
