@@ -75,8 +75,13 @@ def _expanded(machine: Machine, members: Sequence[RunPart]) -> Iterator[RunPart]
 
 
 def _check(part: RunPart, machine: Machine, *, is_cut: bool) -> None:
-    if is_cut or part.schema_id != machine.schema_id or (isinstance(part, HollowPart) and part.format not in _PARQUET):
-        raise InvalidUsage("its files were written for other times or columns than the table has now: call optimize()")
+    if part.schema_id != machine.schema_id:
+        raise InvalidUsage(
+            "its files have the columns that the table had before alter(): optimize() gives them the new ones once rows were written "
+            "with these; until then, to_reader() reads the newest rows"
+        )
+    if is_cut or (isinstance(part, HollowPart) and part.format not in _PARQUET):
+        raise InvalidUsage("its files were written for other times than the table has now: call optimize()")
     # The sum alone does not do: rows with the diffs 3 and -1 have it too.
     least = part.stats.diff_min if isinstance(part, HollowPart) and part.stats is not None else None
     if part.diffs_sum != part.rows or (isinstance(part, HollowPart) and least != 1):
