@@ -41,7 +41,10 @@ def one_time(text: str, option: str) -> int | None:
         return number
     try:
         if text.startswith("-"):
-            return max(0, SystemEnv().now_ms() - (retention_of(text[1:]) or 0))
+            ago_ms = retention_of(text[1:])
+            if ago_ms is None:
+                raise InvalidUsage("none is no length of time")
+            return max(0, SystemEnv().now_ms() - ago_ms)
         return time_of(text, "the time")
     except InvalidUsage as error:
         ago = f"{text[:40]!r} is no time ago such as -1h, -30m or -7d"

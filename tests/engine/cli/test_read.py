@@ -174,6 +174,7 @@ def test_read_shows_what_changed_between_two_times(persist, shop):
         (["--to", "5"], "--to ends what --from begins"),
         (["--from", "5", "--as-of", "7"], "does not go with --as-of"),
         (["--from", "5", "--count"], "does not go with --count"),
+        (["--from", "-none"], "--from takes a time, or `latest`; '-none' is no time ago such as -1h"),
         (["--from", "now"], "--from takes a time, or `latest`; the time must be a whole number"),
         (["--from", "1h"], "not str '1h'; a time ago begins with a minus, as in -1h"),
         (["--to", "2013-01-01", "--from", "5"], "no time zone, so its instant is unknown: add one"),
