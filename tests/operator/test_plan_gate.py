@@ -284,6 +284,32 @@ def test_what_each_run_read_counts_once(house, run, counts):
     )
 
 
+@pytest.mark.parametrize("ahead_ms", [0, DAY_MS * 365])
+def test_a_run_that_ended_by_a_clock_ahead_counts_for_a_day_and_the_hours_before_it_too(house, ahead_ms):
+    """Regression: it counted for a year, and the hours before it no more."""
+    house.maintenance = {"maxRewriteBytesPerDay": "200Mi"}
+    house.status["rewritten"] = [spent(1, 30)]
+    name = house.step().started.name
+    house.step(NOON + 60_000, runs=[ran(name, NOON + 50_000 + ahead_ms, report={"bytes_read": 150 * MIB})])
+    assert budget.used_bytes(hours_of(house), NOON + 60_000) == 180 * MIB
+    house.step(NOON + DAY_MS + HOUR_MS)
+    assert house.started is not None
+
+
+def test_hours_that_a_clock_wrote_which_was_set_back_count_for_a_day_from_now(house):
+    house.maintenance = {"maxRewriteBytesPerDay": "200Mi"}
+    house.status["rewritten"] = [spent(-24 * 365, 190), spent(10, 5)]
+    house.step()
+    assert house.started is None
+    assert [hour.time for hour in hours_of(house)] == ["2026-11-25T12:00:00Z", "2026-11-25T02:00:00Z"]
+    assert house.step(NOON + DAY_MS).started is None
+    assert house.step(NOON + DAY_MS + HOUR_MS).started is not None
+
+
+def hours_of(house):
+    return tuple(RewrittenHour(time=one["time"], bytes=one["bytes"]) for one in house.status["rewritten"])
+
+
 def test_the_record_of_the_budget_is_never_less_than_any_24_hours():
     hours, runs = (), []
     for number in range(200):

@@ -288,7 +288,7 @@ def fold(shard: Shard, runs: Sequence[Run], now_ms: int) -> Folded:
     """
     known = shard.known
     blocks = {kind: _unheld(block) for kind, block in (known.maintenance or {}).items()}
-    folded = Folded(blocks, known.history or (), (), known.rewritten or ())
+    folded = Folded(blocks, known.history or (), (), budget.until_now(known.rewritten or (), now_ms))
     for run in sorted(runs, key=lambda one: one.created_ms):
         kind = next((one for one in MAINTENANCE_KINDS if one == run.kind), None)
         if kind is not None:
@@ -320,7 +320,8 @@ def _entered(folded: Folded, shard: Shard, run: Run, kind: MaintenanceKind, now_
     item = _history_item(run, kind, now_ms)
     rewritten = folded.rewritten
     if kind == "compaction":
-        ended_ms = times.to_ms(item.end_time) or now_ms
+        # The cluster's clock may be ahead of the operator's.
+        ended_ms = min(times.to_ms(item.end_time) or now_ms, now_ms)
         rewritten = budget.with_run(rewritten, _rewritten_bytes(run, item, block), ended_ms)
     block = _settled(block, shard, run, item, now_ms)
     notes = (*folded.notes, _note(item))

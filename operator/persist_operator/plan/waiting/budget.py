@@ -27,6 +27,18 @@ def with_run(rewritten: Rewritten, size_bytes: int, ended_ms: int) -> Rewritten:
     return tuple(RewrittenHour(time=times.to_text(at_ms), bytes=count) for at_ms, count in kept)
 
 
+def until_now(rewritten: Rewritten, now_ms: int) -> Rewritten:
+    """The record with hours that are still to come, which a clock has written that was set back since, as the present one. They would count
+    until a day after they come.
+    """
+    hour_ms = now_ms - now_ms % _HOUR_MS
+    if all(at_ms <= hour_ms for at_ms, _ in _hours(rewritten)):
+        return rewritten
+    past = tuple(one for one in rewritten if (times.to_ms(one.time) or 0) <= hour_ms)
+    ahead = sum(count for at_ms, count in _hours(rewritten) if at_ms > hour_ms)
+    return with_run(past, ahead, now_ms)
+
+
 def used_bytes(rewritten: Rewritten, now_ms: int) -> int:
     """What counts now."""
     return sum(count for at_ms, count in _hours(rewritten) if _frees_ms(at_ms) > now_ms)
