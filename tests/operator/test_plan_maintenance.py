@@ -158,6 +158,29 @@ def test_a_rollup_is_due_after_a_compaction_was_applied(plan, make_inspection, n
     assert ("rollup" in started(first) or "rollup" in started(again)) == is_due
 
 
+@pytest.mark.parametrize("ahead_ms", [-3_600_000, 0, 3_600_000])
+def test_one_rollup_follows_a_compaction_whatever_the_clock_of_the_cluster_says(plan, make_inspection, now, ahead_ms):
+    """Regression: the start of a rollup was a time of the operator's clock, the end of a compaction one of the cluster's. With the cluster
+    behind, the inputs of the compaction stayed; with it ahead, rollups followed each other until the operator's clock came there.
+    """
+    spec, status, runs, kinds = {"rollup": {"everySeqnos": 200}}, ASSIGNED, [], []
+    for step in range(10):
+        at = now + 10_000 * step
+        merged = step > 3 or "compaction" in kinds
+        state = make_inspection(
+            seqno=300 + step,
+            latest_rollup_seqno=301 if kinds else 1,
+            uncompacted_batches=0 if merged or step < 3 else 100,
+        )
+        found = plan(spec, status=status, inspected=state, runs=runs, at=at)
+        status, runs = found.status, []
+        for kind, start in started(found).items():
+            kinds.append(kind)
+            ended = {"phase": Phase.SUCCEEDED, "report": {"outcome": "Succeeded"}}
+            runs.append(run(kind, start.seqno, at + 1000 + ahead_ms, name=start.name, **ended))
+    assert kinds == ["rollup", "compaction", "rollup"]
+
+
 def test_a_compaction_that_found_nothing_asks_for_no_rollup(plan, make_inspection, now):
     skipped = run("compaction", 8, now, phase=Phase.SUCCEEDED, report={"outcome": "Skipped"})
     inspection = make_inspection(seqno=10, latest_rollup_seqno=9)

@@ -175,7 +175,8 @@ def _compacted_since_rollup(maintenance: Mapping[MaintenanceKind, Upkeep]) -> bo
         return False
     if rollup.last_result not in {"Succeeded", "Skipped"}:
         return True
-    # The start of the rollup counts: a rollup that was under way at the compaction may hold the state before it.
+    # The start of the rollup counts: a rollup that was under way at the compaction may hold the state before it. Both are times of the
+    # cluster's clock (see `_settled`), which may differ from the operator's.
     # Equal times (whole seconds) can mean either order. One rollup too many is harmless, one too few is not.
     return (times.to_ms(rollup.last_attempt_time) or 0) <= compacted_ms
 
@@ -403,6 +404,8 @@ def _settled(block: Upkeep, shard: Shard, run: Run, item: UpkeepRun, now_ms: int
     has_succeeded = outcome in {"Succeeded", "Skipped"}
     return replace(
         block,
+        # The intent had a time of the operator's clock.
+        last_attempt_time=times.to_text(run.started_ms or run.created_ms),
         last_result=outcome,
         last_duration_seconds=max(0, (end_ms - (run.started_ms or run.created_ms)) // 1000),
         consecutive_failures=failures,
