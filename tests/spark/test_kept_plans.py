@@ -31,6 +31,11 @@ def test_a_plan_that_is_too_old_is_made_anew_and_then_removed(ask, tmp_path):
     assert len(list((tmp_path / "plans").iterdir())) == 1
 
 
+def test_a_plan_of_a_clock_that_was_set_back_since_is_made_anew(ask):
+    """Regression: it was used until that time came, long after its lease had ended."""
+    assert [ask(now_ms=100_000), ask(now_ms=100_500), ask(now_ms=50_000), ask(now_ms=50_999)] == [0, 0, 1, 1]
+
+
 def test_a_folder_of_others_keeps_nothing(ask, tmp_path):
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o770)

@@ -22,13 +22,13 @@ class Query:
 
 
 class Env(SystemEnv):
-    """A clock that a test sets."""
+    """A clock that a test sets. The wall clock is ahead of it by `ahead`."""
 
     def __init__(self):
-        self.now = NOW_MS
+        self.now, self.ahead = NOW_MS, 0
 
     def now_ms(self):
-        return self.now
+        return self.now + self.ahead
 
     def monotonic_s(self):
         return self.now / 1000
@@ -59,6 +59,21 @@ def test_two_waits_an_interval_apart_show_that_nothing_was_new_at_the_first(repo
         env.now += 1_000
     # Looks at 0, 5, 10, 15, 20 s: at 15 s the first is more than an interval past, at 20 s the second.
     assert reported() == [NOW_MS, NOW_MS + 5_000]
+
+
+def test_reports_go_on_after_a_clock_that_was_ahead_was_set_back(reporting):
+    """Regression: nothing was reported until that time came, an hour later, and the time that stood meanwhile was one of the future."""
+    fresh, env, reported = reporting(60)
+    env.ahead = 3_600_000
+    ahead = env.now_ms()
+    fresh.look(Query, ahead)
+    env.ahead = 0
+    for _ in range(20):
+        env.now += 1_000
+        fresh.look(Query, ahead)
+    assert reported() == [ahead, NOW_MS + 5_000]
+    fresh.look(Query, env.now - 3)
+    assert reported()[2:] == [env.now - 3]
 
 
 @pytest.mark.parametrize("kind", ["a batch", "a look of Spark under way"])

@@ -40,7 +40,8 @@ def kept(
     file = place / hashlib.sha256("\0".join((__version__, frame, columns)).encode()).hexdigest()
     with suppress(OSError, ValueError, KeyError, TypeError):
         found = json.loads(file.read_bytes())
-        if now_ms < found["until_ms"]:
+        # Otherwise it is too old, or of a clock that was set back since.
+        if found["until_ms"] - keep_ms <= now_ms < found["until_ms"]:
             return [b64decode(split) for split in found["splits"]]
     splits = planned()
     with suppress(OSError):

@@ -70,7 +70,12 @@ class Freshness:
 
     def look(self, query: StreamingQuery, planned_ms: int | None) -> None:
         """Reports the newest time. `planned_ms`: when Spark chose the newest batch that is committed."""
-        if planned_ms is not None and not self.is_limited:
+        now_ms = self.env.now_ms()
+        if self.reported_ms > now_ms:
+            # By a clock that was set back since. Nothing would be reported until that time comes.
+            self.reported_ms = 0
+            self._waited_ms.clear()
+        if planned_ms is not None and planned_ms <= now_ms and not self.is_limited:
             self.at(planned_ms)
         now_s = self.env.monotonic_s()
         if now_s - self._looked_s >= LOOK_S:
