@@ -155,6 +155,28 @@ def test_an_attempt_beyond_its_time_limit_is_stopped_and_has_failed(world):
     assert one.status["lastFailure"]["class"] == "Timeout"
 
 
+def test_the_time_limit_of_an_attempt_on_a_node_whose_clock_is_behind_counts_from_its_intent(world):
+    """Regression: each attempt on such a node was stopped as soon as it ran."""
+    one = world({"timeouts": {"activeDeadlineSeconds": 60}})
+    one.step()
+    one.change(phase=Phase.RUNNING, started_ms=one.now - 60 * MINUTE)
+    one.step(after=MINUTE // 2)
+    assert one.stops() == []
+    one.step(after=MINUTE)
+    assert len(one.stops()) == 1
+
+
+def test_the_time_limit_of_an_attempt_that_a_clock_intended_which_was_ahead_counts_from_its_start(world):
+    one = world({"timeouts": {"activeDeadlineSeconds": 60}})
+    one.step()
+    one.now -= 365 * 24 * 60 * MINUTE
+    one.change(phase=Phase.RUNNING, started_ms=one.now)
+    one.step()
+    assert one.stops() == []
+    one.step(after=MINUTE)
+    assert len(one.stops()) == 1
+
+
 def test_a_backoff_written_by_a_clock_that_was_ahead_is_not_awaited(world):
     one = world()
     one.step()

@@ -88,6 +88,19 @@ def test_failures_are_forgotten_when_a_driver_has_run_long_enough(world, restart
     assert delay_ms <= 1000 * world.make_sink(world.spec).spec.backoff_seconds
 
 
+def test_failures_on_a_node_whose_clock_is_behind_are_not_forgotten(world):
+    """Regression: each driver there had run long enough as soon as it ran, so a stream that could not run was started for ever."""
+    running(world)
+    for expected in (1, 2, 3):
+        world.fails(started_ms=world.now - 120 * MINUTE, finished_ms=world.now - 119 * MINUTE)
+        world.step()
+        assert world.status["consecutiveFailures"] == expected
+        world.step(after=10 * MINUTE)
+        world.change(phase=Phase.RUNNING, started_ms=world.now - 120 * MINUTE)
+        world.step()
+        assert world.status["consecutiveFailures"] == expected
+
+
 def test_a_failure_after_a_long_life_is_the_first_one_also_when_the_operator_was_away(world):
     longest = world.make_sink(world.spec).spec.max_backoff_seconds
     running(world)

@@ -175,7 +175,7 @@ def _watch_limits(draft: Draft, child: Run) -> Draft:
         draft, limit_ms = _with_start_limit(draft)
         failure = failures.not_started(child, spec.driver_start_seconds, mounted=spec.mounted)
     elif spec.active_deadline_seconds is not None:
-        limit_ms = (child.started_ms or child.created_ms) + 1000 * spec.active_deadline_seconds
+        limit_ms = _started_ms(draft, child) + 1000 * spec.active_deadline_seconds
         failure = failures.too_long(child, spec.active_deadline_seconds)
     else:
         return draft
@@ -206,10 +206,21 @@ def _well_run(draft: Draft, child: Run) -> Draft:
     spec, status = draft.sink.spec, draft.status
     if spec.mode != "Streaming" or child.started_ms is None or status.run.first_attempt == status.attempt:
         return draft
-    well_ms = child.started_ms + 1000 * spec.reset_after_seconds
-    if (child.finished_ms or draft.now_ms) >= well_ms:
+    long_ms = 1000 * spec.reset_after_seconds
+    well_ms = _started_ms(draft, child) + long_ms
+    # Both ends are times of the driver's node.
+    is_well = draft.now_ms >= well_ms if child.finished_ms is None else child.finished_ms - child.started_ms >= long_ms
+    if is_well:
         return draft.having(consecutive_failures=0).having_run(first_attempt=status.attempt)
     return draft if child.phase.finished else draft.waking(well_ms)
+
+
+def _started_ms(draft: Draft, child: Run) -> int:
+    """When the driver started, by the clock of its node; but not before the operator intended it, for that clock may be behind. A time of
+    the intent that is ahead of now comes from a clock that was set back since.
+    """
+    started_ms, intended_ms = child.started_ms or child.created_ms, times.to_ms(draft.status.driver.start_time) or 0
+    return started_ms if intended_ms > draft.now_ms else max(started_ms, intended_ms)
 
 
 def _interrupted(draft: Draft, child: Run) -> Draft:
