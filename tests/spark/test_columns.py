@@ -4,8 +4,9 @@ from itertools import pairwise
 
 import pyarrow as pa
 import pytest
-from persist_engine.base.errors import InvariantViolated
+from persist_engine.base.errors import InvalidUsage, InvariantViolated
 from persist_engine.rows.schema import Schema
+from persist_spark.catalog.change_rows import change_rows, feed_row_type
 from persist_spark.columns import (
     RECORD_ROWS,
     flat_columns,
@@ -15,6 +16,7 @@ from persist_spark.columns import (
     rows_of,
     struct_column,
 )
+from persist_spark.row_shape import arrow_schema, changes_row_type
 
 
 def hashes(*values: int) -> pa.RecordBatch:
@@ -146,3 +148,22 @@ def test_regression_a_null_struct_with_not_null_fields_is_accepted():
     val = struct_column(pa.table({"v0": place.slice(1)}), "v", schema.val_type)
     assert (val.type, val.field(0).to_pylist()) == (schema.val_type, place.to_pylist()[1:])
     assert struct_column(pa.table({"v0": place}), "v", schema.val_type).field(0).to_pylist() == place.to_pylist()
+
+
+def test_a_change_at_a_time_that_is_no_instant_of_spark_is_shown_without_one_or_refused():
+    """Times in nanoseconds, or of a counter that is far on. Regression: also a query of other columns ended with an error of Arrow."""
+    schema, time = Schema.from_ddl("id BIGINT", "n INT"), 1_700_000_000_000_000_000
+    shown = changes_row_type(schema, shape="rows")
+    changes = pa.record_batch(
+        {
+            "key": pa.array([{"id": 1}], schema.key_type),
+            "val": pa.array([{"n": 2}], schema.val_type),
+            "time": pa.array([time]),
+            "change": pa.array(["insert"]),
+        }
+    )
+    columns, whole = arrow_schema(shown), arrow_schema(feed_row_type(shown))
+    (rows,) = change_rows(changes, columns, pa.schema([field for field in whole if field.name != "_commit_timestamp"]))
+    assert rows.to_pylist() == [{"id": 1, "n": 2, "_change_type": "insert", "_commit_version": time}]
+    with pytest.raises(InvalidUsage, match=f"a change at the time {time} has no _commit_timestamp"):
+        list(change_rows(changes, columns, whole))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from persist_engine.base.errors import InvalidUsage
 from persist_engine.rows.schema import Schema
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
 
@@ -34,19 +35,29 @@ def feed_row_type(shown: T.StructType) -> T.StructType:
 
 
 def change_rows(batch: pa.RecordBatch, columns: pa.Schema, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The columns `wanted` of row changes with the columns `columns`."""
+    """The columns `wanted` of row changes with the columns `columns`. InvalidUsage for a time that is no instant of Spark, if that is
+    among them.
+    """
     for rows in changes_of_rows(batch, columns):
         time, what = (rows.column(field.name) for field in CHANGE_COLUMNS.fields)
         kinds = what.dictionary_encode()
         names = pa.array([_NAMES.get(kind, kind) for kind in kinds.dictionary.to_pylist()], pa.string())
-        feed = {
-            "_change_type": names.take(kinds.indices),
-            "_commit_version": time,
-            "_commit_timestamp": pc.cast(time, pa.timestamp("ms", "UTC")),
-        }
+        feed = {"_change_type": names.take(kinds.indices), "_commit_version": time}
+        if "_commit_timestamp" in wanted.names:
+            feed["_commit_timestamp"] = _instants(time)
         found = [feed[field.name] if field.name in feed else rows.column(field.name) for field in wanted]
         arrays = [column.cast(field.type) for column, field in zip(found, wanted, strict=True)]
         yield pa.RecordBatch.from_arrays(arrays, schema=wanted)
+
+
+def _instants(time: pa.Array) -> pa.Array:
+    try:
+        return time.cast(pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC"))
+    except pa.ArrowInvalid as error:
+        raise InvalidUsage(
+            f"a change at the time {pc.max(time)} has no _commit_timestamp, as if the shard's times are not milliseconds: select other "
+            "columns, such as _commit_version"
+        ) from error
 
 
 class FeedStreamReader(ShardStreamReader):
