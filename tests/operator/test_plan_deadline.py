@@ -4,6 +4,7 @@ import pytest
 from persist_engine.model.inspection import ReaderInfo
 from persist_operator.api import conditions, names, times
 from persist_operator.api.shard_status import Upkeep
+from persist_operator.plan.actions import AdvanceSince
 from persist_operator.plan.observed import ShardObserved, StoreFailure
 from persist_operator.plan.shard import plan_shard
 from persist_operator.plan.waiting import deadline
@@ -98,6 +99,21 @@ def test_the_since_of_an_idle_shard_follows_the_clock_only_while_work_is_due(
     seen = make_inspection(upper=7 * HOUR_MS, waits_from_ms=now - age_h * HOUR_MS)
     seen_ms = None if idle_h is None else round(now - idle_h * HOUR_MS)
     assert deadline.since_target(make_shard(DAY), seen, {}, upper_seen_ms=seen_ms, now_ms=now) == want
+
+
+def test_a_clock_that_was_ahead_does_not_keep_since_from_following_once_it_is_set_back(
+    make_shard, make_inspection, settings, now
+):
+    """Regression: the time at which the upper was seen stayed a year ahead, so since stood still for a year, and the deadline was missed."""
+    shard_id, upper = names.shard_id_of("uid-shard"), now - 19 * HOUR_MS
+    seen = make_inspection(upper=upper, since=upper - 2 * HOUR_MS, waits_from_ms=upper)
+    status, moved = {"shardId": shard_id, "conditions": [{"type": "Ready", "status": "Unknown"}]}, []
+    for at in (now + 365 * 24 * HOUR_MS, now, now + HOUR_MS // 2, now + HOUR_MS + 1000):
+        shard = make_shard({**DAY, **LAG}, status=status)
+        plan = plan_shard(shard, ShardObserved(inspected=seen, shard_id=shard_id), now_ms=at, settings=settings)
+        status = plan.status
+        moved.append(max((one.since_ms for one in plan.actions if isinstance(one, AdvanceSince)), default=None))
+    assert moved[-2:] == [upper - HOUR_MS // 2, upper - 1]
 
 
 @pytest.fixture

@@ -50,9 +50,11 @@ def with_numbers(
     """
     oldest_ms = inspection.owed_from_ms
     seen_ms = upper_seen_ms(status, inspection)
+    # A time ahead of now comes from a clock that was set back since. It would keep since where it is until it comes.
+    seen_ms = now_ms if seen_ms is None else min(seen_ms, now_ms)
     return replace(
         status,
-        frontiers=_frontiers(inspection, now_ms, since_advanced, times.to_text(now_ms if seen_ms is None else seen_ms)),
+        frontiers=_frontiers(inspection, now_ms, since_advanced, times.to_text(seen_ms)),
         storage=Storage(
             batches=inspection.batches,
             uncompacted_batches=inspection.uncompacted_batches,
