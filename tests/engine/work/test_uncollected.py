@@ -48,3 +48,23 @@ def test_a_damaged_rollup_that_no_version_needs_hides_no_shard(damage: bytes) ->
     gc_and_truncate(machine)
     assert world.blob.get(key) is None
     assert fresh.inspect(shard_id).uncollected_from_ms is None
+
+
+@pytest.mark.parametrize("before_s", [1, 5])
+def test_a_retraction_by_a_clock_that_is_ahead_is_not_proven_to_be_carried_out(before_s: int) -> None:
+    """Regression: it counted as one that came after the time, so that for an hour all was proven to be gone that was still there."""
+    world = World(settings=SETTINGS)
+    shard_id = world.shard_id()
+    client = world.process()
+    client.initialise(shard_id, SCHEMA)
+    with client.open_writer(shard_id, SCHEMA, purpose="test") as writer:
+        writer.append([row(1, "a", 0)], lower=A(0), upper=A(1))
+        world.env.advance_ms(3_600_000)
+        writer.append([row(1, "a", 1, -1)], lower=A(1), upper=A(2))
+    world.env.advance_ms(10_000 - 3_600_000)
+    machine = world.process().machine(shard_id)
+    proof = prove(machine, before_ms=world.env.now_ms() - 1000 * before_s)
+    assert not proof.proven
+    assert {one.kind for one in proof.remains} == {"inline"}
+    world.env.advance_ms(7_200_000)
+    assert prove(machine, before_ms=0).proven, "it was retracted after that"

@@ -5,6 +5,8 @@ released holds one as old (spec 14.13), every blob of the shard is named by the 
 its objects. Changes nothing. Reads the log, the rollups and listings, but no rows.
 
 SUBTLE: the listing comes before the walk over the versions, as in `references`. What a process links meanwhile counts as named.
+
+SUBTLE: whatever is stored was retracted by now. A time after now comes from a clock that is ahead, and says nothing of when that was.
 """
 
 from __future__ import annotations
@@ -117,12 +119,17 @@ class _Found:
         bounds = machine.versions.live_diff_bounds(machine.shard_id)
         self.earliest = int(references.newest.seqno if bounds is None else bounds.earliest)
         self.released_ms = Uncollected().from_ms(machine, earliest=self.earliest)
+        self._now_ms = machine.env.now_ms()  # after all that was read
+
+    def _may_be_owed(self, since_ms: int) -> bool:
+        """Whether what waits since then, if anything does, may have been retracted at or before the time."""
+        return since_ms != NOTHING_WAITS and (since_ms <= self._before_ms or since_ms > self._now_ms)
 
     def waiting(self) -> Iterator[Remains]:
         """The blobs of the newest version in which a retraction waits, and the older ones, which hold what it retracts."""
         trace = self._references.newest.trace
         batches = list(trace.batches())
-        owing = [index for index, batch in enumerate(batches) if batch.waits_from_ms <= self._before_ms]
+        owing = [index for index, batch in enumerate(batches) if self._may_be_owed(batch.waits_from_ms)]
         if not owing:
             return
         since = trace.since
@@ -151,7 +158,7 @@ class _Found:
 
     def released(self, listed: list[str]) -> Iterator[Remains]:
         """What only older versions name, as long as it can hold something that old."""
-        if self.released_ms is None or self.released_ms > self._before_ms:
+        if self.released_ms is None or not self._may_be_owed(self.released_ms):
             return
         held = [hold for hold in self._holds if hold.blocks_collection]
         by, since_ms = _named(held), self.released_ms
@@ -186,7 +193,7 @@ class _Found:
             owed_ms = NOTHING_WAITS if data is None else rollup_waits_from_ms(data, key=key)
         except (CorruptData, Incompatible):
             return True
-        return owed_ms <= self._before_ms
+        return self._may_be_owed(owed_ms)
 
     def unnamed(self, listed: list[str]) -> Iterator[Remains]:
         """Blobs that no version names: what a killed process left, or what is about to be linked. Nothing says what they hold."""
