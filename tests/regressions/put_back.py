@@ -320,7 +320,7 @@ BUGS = (
     bug(
         "29",
         "base/retry.py",
-        "        if self.attempts >= self._settings.warn_attempts:\n",
+        "        if is_long or self.attempts >= self._settings.warn_attempts:\n",
         "        if False:\n",
         "tests/engine/base/test_retry.py::test_regression_29_warns_once_attempts_are_many",
     ),

@@ -71,6 +71,12 @@ class Kafka:
     def create(self, topic):
         new = self.jvm.org.apache.kafka.clients.admin.NewTopic(topic, PARTITIONS, 1)
         self.admin.createTopics(self.jvm.java.util.Collections.singleton(new)).all().get()
+        # The answer comes before the broker leads the partitions, and only their leader says where they end. A producer that came earlier was
+        # refused, and once not served for two minutes.
+        latest, ends = self.jvm.java.util.HashMap(), self.jvm.org.apache.kafka.clients.admin.OffsetSpec.latest()
+        for partition in range(PARTITIONS):
+            latest.put(self.jvm.org.apache.kafka.common.TopicPartition(topic, partition), ends)
+        self.admin.listOffsets(latest).all().get()
 
     def delete(self, topic):
         self.admin.deleteTopics(self.jvm.java.util.Collections.singleton(topic)).all().get()
