@@ -310,21 +310,6 @@ def hours_of(house):
     return tuple(RewrittenHour(time=one["time"], bytes=one["bytes"]) for one in house.status["rewritten"])
 
 
-def test_the_record_of_the_budget_is_never_less_than_any_24_hours():
-    hours, runs = (), []
-    for number in range(200):
-        at_ms = NOON + number * 37 * 60_000
-        runs.append((at_ms, number + 1))
-        hours = budget.with_run(hours, number + 1, at_ms)
-        exact = sum(size for ended_ms, size in runs if ended_ms > at_ms - DAY_MS)
-        day_and_hour = sum(size for ended_ms, size in runs if ended_ms > at_ms - DAY_MS - HOUR_MS)
-        assert exact <= budget.used_bytes(hours, at_ms) <= day_and_hour
-        assert len(hours) <= 25
-    assert budget.used_bytes(hours, NOON + 200 * 37 * 60_000 + DAY_MS + HOUR_MS) == 0
-    assert budget.frees_ms(hours, at_ms, need_bytes=11, budget_bytes=10) is None
-    assert budget.with_run((RewrittenHour(time="2026-11-25T12:00:00Z", bytes=1),), 0, NOON)[0].bytes == 1
-
-
 # -- approval ----------------------------------------------------------------------------------------------------------
 
 

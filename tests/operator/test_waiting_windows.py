@@ -1,9 +1,10 @@
-"""When windows of maintenance are open, across changes of the clock, and what a moment must look ahead to."""
+"""When windows of maintenance are open, across changes of the clock, what a moment must look ahead to, and the record of a day's budget."""
 
 import pytest
 from persist_operator.api import times
 from persist_operator.api.shard import Window
-from persist_operator.plan.waiting import windows
+from persist_operator.api.shard_status import RewrittenHour
+from persist_operator.plan.waiting import budget, windows
 
 HOUR_S = 3600
 
@@ -94,3 +95,19 @@ def test_windows_that_never_close_have_an_end_of_looking_ahead():
 def test_a_window_that_never_opens_is_named(one, says):
     assert says in windows.problem([NIGHT, one], 0)
     assert windows.problem([NIGHT], 0) is None
+
+
+def test_the_record_of_the_budget_is_never_less_than_any_24_hours():
+    noon_ms, hour_ms, day_ms = at("2026-11-25T12:00:00Z"), 1000 * HOUR_S, 24_000 * HOUR_S
+    hours, runs = (), []
+    for number in range(200):
+        at_ms = noon_ms + number * 37 * 60_000
+        runs.append((at_ms, number + 1))
+        hours = budget.with_run(hours, number + 1, at_ms)
+        exact = sum(size for ended_ms, size in runs if ended_ms > at_ms - day_ms)
+        day_and_hour = sum(size for ended_ms, size in runs if ended_ms > at_ms - day_ms - hour_ms)
+        assert exact <= budget.used_bytes(hours, at_ms) <= day_and_hour
+        assert len(hours) <= 25
+    assert budget.used_bytes(hours, noon_ms + 200 * 37 * 60_000 + day_ms + hour_ms) == 0
+    assert budget.frees_ms(hours, at_ms, need_bytes=11, budget_bytes=10) is None
+    assert budget.with_run((RewrittenHour(time="2026-11-25T12:00:00Z", bytes=1),), 0, noon_ms)[0].bytes == 1

@@ -23,6 +23,11 @@ def redact(text: str) -> str:
     return printable(without_secrets(text))
 
 
+def one_line(text: str) -> str:
+    """`text` redacted, as one line without blanks at its ends."""
+    return " ".join(redact(text).split())
+
+
 def clip(text: str, characters: int) -> str:
     """`text`, cut in the middle to at most `characters`. The beginning of an error says what happened, its end says why."""
     if len(text) <= characters:

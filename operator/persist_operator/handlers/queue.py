@@ -78,9 +78,8 @@ class WorkQueue(Generic[K]):
             if failed:
                 count = self._failures.get(key, 0)
                 self._failures[key] = count + 1
-                delay_s = min(self._max_s, longest_s, self._initial_s * 2 ** min(count, 30)) * self._env.uniform(
-                    0.8, 1.2
-                )
+                longest_s = min(longest_s, self._max_s)
+                delay_s = min(longest_s, self._initial_s * 2 ** min(count, 30)) * self._env.uniform(0.8, 1.2)
                 # The jitter comes on top of the pause: the API server must not get all keys back at once.
                 delay_s = max(delay_s, pause_s * self._env.uniform(1.0, 1.5))
                 due_s = self._env.monotonic_s() + delay_s

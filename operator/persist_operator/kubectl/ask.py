@@ -13,7 +13,7 @@ import yaml
 from persist_engine.base.errors import InvalidUsage
 
 from persist_operator.api import conditions, names, pausing
-from persist_operator.api.redact import redact
+from persist_operator.api.redact import one_line
 from persist_operator.cluster.port import PERSIST_SHARD, SPARK_SINK, Kind, Resource
 from persist_operator.kubectl import waiting
 from persist_operator.kubectl.completion import complete_any, complete_shard, complete_sink
@@ -148,7 +148,7 @@ def _suspend(session: Session, name: str, *, suspended: bool) -> None:
     typer.echo(f"{kind.kind.lower()}/{own} {word}")
     manager = _other_owner(document)
     if manager:
-        typer.echo(f"note: {_inert(manager)} owns fields of this spec and may revert it at its next sync", err=True)
+        typer.echo(f"note: {one_line(manager)} owns fields of this spec and may revert it at its next sync", err=True)
 
 
 def _other_owner(document: Resource) -> str:
@@ -245,7 +245,7 @@ def _wait(session: Session, kind: Kind, document: Resource, request: waiting.Req
         for state in states:
             same = state is not None and state["metadata"].get("uid") == uid
             seen = waiting.seen(state if same else None, request)
-            request, text = seen.request, _inert(seen.text)
+            request, text = seen.request, one_line(seen.text)
             if seen.ended:
                 typer.echo(f"{kind.kind.lower()}/{name} {request.verb}: {text}")
                 if seen.stage != "Succeeded":
@@ -256,8 +256,3 @@ def _wait(session: Session, kind: Kind, document: Resource, request: waiting.Req
                 shown = text
     typer.echo(f"error: the time ran out after {wait_s:g} seconds: {shown}; the run may go on", err=True)
     raise Ended(EXIT_TIMEOUT)
-
-
-def _inert(text: str) -> str:
-    """Text of a resource as one line, without what a terminal would obey."""
-    return " ".join(redact(text).split())

@@ -16,7 +16,7 @@ import typer
 from persist_engine.base.errors import InvalidUsage, PersistError
 from persist_engine.base.version import APPLIER_VERSION
 
-from persist_operator.api.redact import redact
+from persist_operator.api.redact import one_line
 from persist_operator.kubectl import ask, logs, reading, report, show, uninstall
 from persist_operator.kubectl.options import Ended
 
@@ -133,7 +133,7 @@ def _nowhere() -> TextIO:
 
 def _end(text: str, code: int) -> NoReturn:
     """One line on stderr, without secrets, and the exit code."""
-    sys.stderr.write(f"error: {' '.join(redact(text).split())}\n")
+    sys.stderr.write(f"error: {one_line(text)}\n")
     sys.exit(code)
 
 

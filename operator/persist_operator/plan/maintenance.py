@@ -15,7 +15,7 @@ from persist_engine.model.maintenance import is_collection_due, is_compaction_du
 
 from persist_operator.api import names, times
 from persist_operator.api.names import MAINTENANCE_KINDS, MaintenanceKind
-from persist_operator.api.redact import clip, redact
+from persist_operator.api.redact import clip, one_line, redact
 from persist_operator.api.shard import Shard
 from persist_operator.api.shard_status import Outcome, Runner, RunType, Upkeep, UpkeepRun
 from persist_operator.plan.actions import Note
@@ -218,8 +218,7 @@ def due(
             # Nothing waits to be merged, and yet a merge has something to remove: since has passed it after the last one.
             full = full or (not inspection.compaction_requests and _cancels(inspection))
         if token is not None:
-            shown = " ".join(redact(token).split())
-            found.append(Due(kind, f"{_REQUESTED}{shown}", token, full=full))
+            found.append(Due(kind, f"{_REQUESTED}{one_line(token)}", token, full=full))
         elif reason is not None and (kind != "compaction" or hold is None or reason.startswith(_REQUESTED)):
             found.append(Due(kind, reason, None, full=full))
     return found
