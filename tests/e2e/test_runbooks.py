@@ -49,7 +49,7 @@ def test_every_command_of_the_runbooks_runs(
     # Without a commit there is no time to read at.
     cluster.wait(
         "a commit of the stream",
-        lambda: int(cluster.status("sparksink", sink).get("progress", {}).get("upper", 0)),
+        lambda: cluster.status("sparksink", sink).get("progress", {}).get("running", {}).get("upper"),
         timeout_s=300,
     )
     reader = programs.result("hold", shard_id, "weekly report")["reader"]
