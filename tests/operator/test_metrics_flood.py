@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 from persist_engine.base.metrics import PrometheusMetrics
 from persist_operator.steps.metrics import OperatorMetrics
+from persist_operator.steps.resource_metrics import spec_of
 from persist_operator.steps.shard_series import SHARDS_MAX
 from persist_operator.steps.sink_series import OF_SINK, SINKS_MAX
 from prometheus_client import CollectorRegistry, generate_latest
@@ -49,7 +50,7 @@ def test_ten_thousand_shards_leave_a_scrape_bounded(now, shard_resource):
         namespace, name = f"team-{number % NAMESPACES}", f"shard-{number:05}"
         ready = [{"type": "Ready", "status": "False", "reason": "Any"}] if number == 7777 else []
         status = STATUS if not ready else {**STATUS, "conditions": ready}
-        metrics.set_shard(namespace, name, status, spec=one["spec"], now_ms=now)
+        metrics.set_shard(namespace, name, status, spec=spec_of(one), now_ms=now)
         head = {**one["metadata"], "namespace": namespace, "name": name}
         metrics.resources.show({**one, "metadata": head, "status": STATUS}, STATUS)
         report = {"type": f"Type{number}", "stores": {"blob": {f"verb{number}": {"ok": 1, "bytes": 1, "seconds": 1}}}}

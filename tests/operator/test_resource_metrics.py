@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from persist_operator.steps.metrics import OperatorMetrics
+from persist_operator.steps.resource_metrics import spec_of
 from prometheus_client import CollectorRegistry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,7 +37,7 @@ def condition(kind, status, reason="Any", at=LONG_AGO):
 def shown(whole, registry, resource, status):
     prefix, labels = ("spark_sink", SINK)
     if resource["kind"] == "PersistShard":
-        whole.set_shard("team", "flights", status, spec=resource["spec"], now_ms=NOW)
+        whole.set_shard("team", "flights", status, spec=spec_of(resource), now_ms=NOW)
         prefix, labels = ("persist_shard", SHARD)
     whole.resources.show(resource, status)
     return lambda name: registry.get_sample_value(f"{prefix}_{name}", labels)
@@ -136,7 +137,7 @@ def test_work_that_is_off_is_not_said_to_fail(whole, registry, shard_resource, s
     failing = {"maintenance": {task: {"consecutiveFailures": 4}}}
 
     def failures(spec):
-        whole.set_shard("team", "flights", failing, spec=shard_resource(spec)["spec"], now_ms=NOW)
+        whole.set_shard("team", "flights", failing, spec=spec_of(shard_resource(spec)), now_ms=NOW)
         return registry.get_sample_value("persist_shard_consecutive_failures", {**SHARD, "task": task})
 
     assert (failures({}), failures(spec)) == (4, None)

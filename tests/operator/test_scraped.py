@@ -16,6 +16,7 @@ from persist_operator.plan.observed import Phase, Run
 from persist_operator.settings import AllowedNamespaces, OperatorSettings, StorageProfile
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.reconcile import Key, Reconciler
+from persist_operator.steps.resource_metrics import spec_of
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "persist-operator"
@@ -159,7 +160,7 @@ def scraped(tmp_path, now, shard_resource, sink_resource, refused):
         metrics.resources.show(resource, status)
         metrics.resources.written(resource, status, [run])
     metrics.resources.show(shard_resource(name="behind"), {})  # its stored status covers no generation
-    metrics.set_shard("team", "busy", BUSY_SHARD, spec=shard["spec"], now_ms=now)
+    metrics.set_shard("team", "busy", BUSY_SHARD, spec=spec_of(shard), now_ms=now)
     metrics.set_sink("team", "busy", BUSY_SINK)
     cluster.create(SPARK_SINK, sink_resource(name="gone", uid="uid-gone"))
     reconciler.reconcile(Key("SparkSink", "team", "gone"))

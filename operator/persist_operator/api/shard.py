@@ -15,6 +15,7 @@ from persist_engine.storage.addresses import with_credentials
 
 from persist_operator.api import quantity
 from persist_operator.api.inline_storage import InlineRefused, SecretFiles, inline_addresses
+from persist_operator.api.names import MaintenanceKind
 from persist_operator.api.resource import Meta
 from persist_operator.api.shard_status import ShardStatus
 from persist_operator.api.sink import Schedule
@@ -176,6 +177,19 @@ class ShardSpec:
             reclaim_policy=spec["reclaimPolicy"],
             suspend=spec["suspend"],
         )
+
+    def switched_off(self, kind: MaintenanceKind) -> str:
+        """The setting for which runs of this kind wait for a request, as messages name it; empty when the operator starts them by itself.
+        `suspend` stops all kinds beside that.
+        """
+        settings: Mapping[MaintenanceKind, tuple[bool, str]] = {
+            "compaction": (self.compaction_mode != "Automatic", f"compaction.mode is {self.compaction_mode}"),
+            "gc": (not self.gc_enabled, "gc.enabled is false"),
+            "orphanScan": (self.orphans_mode == "Off", "gc.orphans.mode is Off"),
+            "verify": (self.verify_mode == "Off", "verify.mode is Off"),
+        }
+        is_off, text = settings.get(kind, (False, ""))
+        return text if is_off else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -226,9 +226,8 @@ def due(
 
 def automatic_kinds(shard: Shard) -> frozenset[MaintenanceKind]:
     """The kinds that are due by their debt, not only by request or by time."""
-    spec = shard.spec
-    are_due = {"rollup": True, "gc": spec.gc_enabled, "compaction": spec.compaction_mode == "Automatic"}
-    return frozenset(kind for kind in MAINTENANCE_KINDS if are_due.get(kind))
+    by_debt = frozenset(MAINTENANCE_KINDS).difference(names.AUDIT_KINDS)
+    return frozenset(kind for kind in by_debt if not shard.spec.switched_off(kind))
 
 
 def _is_waiting(shard: Shard, block: Upkeep, kind: MaintenanceKind, now_ms: int, *, requested: bool) -> bool:

@@ -239,12 +239,7 @@ def _held_up(case: _Case, kind: MaintenanceKind) -> str:
 
 def _stopped(shard: Shard, kind: MaintenanceKind) -> str:
     """Which setting stops the work; empty when none does."""
-    spec = shard.spec
-    if spec.suspend:
-        return "spec.suspend is true"
-    if kind == "compaction" and spec.compaction_mode != "Automatic":
-        return f"compaction.mode is {spec.compaction_mode}"
-    return "gc.enabled is false" if kind == "gc" and not spec.gc_enabled else ""
+    return "spec.suspend is true" if shard.spec.suspend else shard.spec.switched_off(kind)
 
 
 def _named(readers: list[ReaderInfo]) -> str:

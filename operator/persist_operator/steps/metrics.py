@@ -10,6 +10,8 @@ from persist_engine.model.inspection import Inspection
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from persist_operator.api import conditions, times
+from persist_operator.api.names import MaintenanceKind
+from persist_operator.api.shard import ShardSpec
 from persist_operator.api.shard_status import Debt, Frontiers, ShardStatus
 from persist_operator.api.sink_status import SinkStatus
 from persist_operator.steps import resource_metrics
@@ -94,14 +96,15 @@ class OperatorMetrics:
         name: str,
         status: Mapping[str, Any],
         *,
-        spec: Mapping[str, Any],
+        spec: ShardSpec | None,
         now_ms: int,
         inspection: Inspection | None = None,
     ) -> None:
-        """Export a PersistShard's status. The numbers of `inspection` are newer than those of the status, which wait for each other."""
+        """Export a PersistShard's status. `spec`: None of a resource that cannot be read. The numbers of `inspection` are newer than those
+        of the status, which wait for each other.
+        """
         known = ShardStatus.of(status)
         frontiers, storage, debt = known.frontiers, known.storage, known.debt
-        deadline_seconds = (spec.get("compaction") or {}).get("deadlineSeconds")
         values: dict[str, float | None] = {
             "ready": 1 if conditions.is_true(status, "Ready") else 0,
             "upper_lag_seconds": _upper_lag_s(frontiers, now_ms, inspection),
@@ -110,7 +113,7 @@ class OperatorMetrics:
             "live_bytes": storage.live_bytes,
             "debt_bytes": debt.compaction_bytes,
             "oldest_uncompacted_seconds": _owed_s(known, now_ms, inspection),
-            "deadline_seconds": deadline_seconds,
+            "deadline_seconds": None if spec is None else spec.deadline_seconds,
             "live_diffs": storage.live_diffs,
             "last_rollup_seqno": storage.latest_rollup_seqno,
             "seqno": frontiers.seqno,
@@ -126,11 +129,10 @@ class OperatorMetrics:
                 "last_rollup_seqno": inspection.latest_rollup_seqno,
                 "seqno": inspection.seqno,
             }
-        off = resource_metrics.tasks_off(spec)
         tasks = tuple(
             TaskRuns(
                 task,
-                None if task in off else block.consecutive_failures or 0,
+                block.consecutive_failures or 0 if spec is None or _is_tried_again(spec, task) else None,
                 None if success_ms is None else success_ms / 1000,
             )
             for task, block in (known.maintenance or {}).items()
@@ -176,6 +178,11 @@ class OperatorMetrics:
         self.resources.forget(kind, namespace, name)
         if kind == "PersistShard":
             self._shards.forget((namespace, name))
+
+
+def _is_tried_again(spec: ShardSpec, task: MaintenanceKind) -> bool:
+    """Whether a run follows one that failed, without a request."""
+    return not (spec.suspend or spec.switched_off(task))
 
 
 def _upper_lag_s(frontiers: Frontiers, now_ms: int, inspection: Inspection | None) -> float | None:

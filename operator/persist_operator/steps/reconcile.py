@@ -50,6 +50,7 @@ from persist_operator.steps.canary import Canary
 from persist_operator.steps.contested import Contested
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.observe import Observer, Sight
+from persist_operator.steps.resource_metrics import spec_of
 
 _LOG = logging.getLogger(__name__)
 _AFTER_NEWS_S = 0.2
@@ -394,21 +395,20 @@ class Reconciler:
         resource is gone. ApiError, without a write, when the stored resource is newer than the one that was read: the write would lose the
         intents of another process.
         """
-        is_deleting = bool(resource["metadata"].get("deletionTimestamp"))
-        if is_deleting:
-            pass  # Series of a resource end with its life; how long its deletion takes has one of its own.
-        elif key.kind == "PersistShard":
+        # Series of a resource end with its life; how long its deletion takes has one of its own.
+        is_shown = not resource["metadata"].get("deletionTimestamp")
+        if is_shown and key.kind == "PersistShard":
             self._metrics.set_shard(
                 key.namespace,
                 key.name,
                 status,
                 now_ms=self._env.now_ms(),
-                spec=resource.get("spec") or {},
+                spec=spec_of(resource) if planned is None or planned.shard is None else planned.shard.spec,
                 inspection=None if planned is None else planned.inspection,
             )
-        else:
+        elif is_shown:
             self._metrics.set_sink(key.namespace, key.name, status)
-        if not is_deleting:
+        if is_shown:
             self._metrics.resources.show(resource, status)
         if (resource.get("status") or {}) == status:
             return resource
@@ -426,7 +426,7 @@ class Reconciler:
                 self._again(key, 0.0)
         if stored is not None:
             self._contested.wrote(key, resource, stored, now_s=self._env.monotonic_s())
-            if not is_deleting:
+            if is_shown:
                 self._metrics.resources.written(resource, status, () if planned is None else planned.runs)
         return stored
 

@@ -11,9 +11,12 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from persist_engine.base.errors import InvalidUsage
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from persist_operator.api import conditions, names, pausing, quantity, times
+from persist_operator.api import conditions, pausing, times
+from persist_operator.api.schema_check import load_schemas
+from persist_operator.api.shard import ShardSpec
 from persist_operator.api.shard_status import ShardStatus, UpkeepRun
 from persist_operator.api.sink_status import SinkStatus
 from persist_operator.plan.observed import Run
@@ -188,10 +191,18 @@ def _hold_s(status: Mapping[str, Any], now_ms: int) -> float | None:
     return max(0, now_ms - since_ms) / 1000 if held and since_ms is not None else 0
 
 
+def spec_of(resource: Mapping[str, Any]) -> ShardSpec | None:
+    """The spec of a shard; None of one that cannot be read, which its conditions say."""
+    try:
+        return ShardSpec.of(load_schemas().default({**resource, "status": {}})["spec"])
+    except (AttributeError, LookupError, TypeError, ValueError, InvalidUsage):
+        return None
+
+
 def of_shard(
-    spec: Mapping[str, Any], status: Mapping[str, Any], known: ShardStatus, *, now_ms: int
+    spec: ShardSpec | None, status: Mapping[str, Any], known: ShardStatus, *, now_ms: int
 ) -> dict[str, float | None]:
-    """The values of OF_SHARD; None where nothing is known. `known` is `status` as a value."""
+    """The values of OF_SHARD; None where nothing is known, and what `spec` would say without one. `known` is `status` as a value."""
     return {
         "stalled": _truth(status, "Stalled") or 0,
         "suspended": _truth(status, "Suspended") or 0,
@@ -201,28 +212,14 @@ def of_shard(
         "garbage_collected": _truth(status, "GarbageCollected"),
         "reader_hold_seconds": _hold_s(status, now_ms),
         **_of_audits(known),
-        "since_lag_target_seconds": (spec.get("retention") or {}).get("sinceLagSeconds"),
-        "rollup_every_seqnos": (spec.get("rollup") or {}).get("everySeqnos"),
+        "since_lag_target_seconds": None if spec is None else spec.since_lag_seconds,
+        "rollup_every_seqnos": None if spec is None else spec.rollup_every_seqnos,
         **_of_plan(spec, known, now_ms=now_ms),
     }
 
 
-def tasks_off(spec: Mapping[str, Any]) -> frozenset[str]:
-    """The kinds of maintenance that the operator starts by request alone, or not at all: a failure of one is not tried again."""
-    if spec.get("suspend"):
-        return frozenset(names.MAINTENANCE_KINDS)
-    gc = spec.get("gc") or {}
-    off = {
-        "compaction": (spec.get("compaction") or {}).get("mode") in {"Manual", "Disabled"},
-        "gc": gc.get("enabled") is False,
-        "orphanScan": (gc.get("orphans") or {}).get("mode") == "Off",
-        "verify": (spec.get("verify") or {}).get("mode") == "Off",
-    }
-    return frozenset(kind for kind, is_off in off.items() if is_off)
-
-
-def _of_plan(spec: Mapping[str, Any], known: ShardStatus, *, now_ms: int) -> dict[str, float | None]:
-    limit, percent = (spec.get("maintenance") or {}).get("maxRewriteBytesPerDay"), known.storage.amplification_percent
+def _of_plan(spec: ShardSpec | None, known: ShardStatus, *, now_ms: int) -> dict[str, float | None]:
+    percent = known.storage.amplification_percent
     created_ms = times.to_ms(known.plan.created_time)
     waits = known.plan.approved is False and created_ms is not None
     return {
@@ -230,7 +227,7 @@ def _of_plan(spec: Mapping[str, Any], known: ShardStatus, *, now_ms: int) -> dic
         "compaction_held": int(known.upkeep("compaction").wait_reason is not None),
         "plan_unapproved_seconds": max(0, now_ms - (created_ms or 0)) / 1000 if waits else 0,
         "rewritten_bytes": budget.used_bytes(known.rewritten or (), now_ms),
-        "rewrite_budget_bytes": None if limit is None else quantity.to_bytes(limit),
+        "rewrite_budget_bytes": None if spec is None else spec.max_rewrite_bytes_per_day,
     }
 
 

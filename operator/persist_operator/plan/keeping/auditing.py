@@ -53,11 +53,8 @@ def audit_of(shard: Shard, kind: MaintenanceKind) -> Audit | None:
 def interval_s(shard: Shard, kind: MaintenanceKind) -> int | None:
     """The seconds between two runs; None for kinds that are no audits, and while the mode is Off."""
     spec = shard.spec
-    if kind == "verify":
-        return None if spec.verify_mode == "Off" else spec.verify_interval_seconds
-    if kind == "orphanScan":
-        return None if spec.orphans_mode == "Off" else spec.orphans_interval_seconds
-    return None
+    intervals_s = {"verify": spec.verify_interval_seconds, "orphanScan": spec.orphans_interval_seconds}
+    return None if spec.switched_off(kind) else intervals_s.get(kind)
 
 
 def scheduled(shard: Shard, blocks: Mapping[MaintenanceKind, Upkeep], now_ms: int) -> Mapping[MaintenanceKind, Upkeep]:
