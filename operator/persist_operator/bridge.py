@@ -43,7 +43,7 @@ from persist_operator.api.redact import redact
 from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR, InlineLocation, Shard, StoreLocation
 from persist_operator.plan import ownership
 from persist_operator.plan.actions import AdvanceSince, EvolveSchema, InitialiseShard, ShardAction
-from persist_operator.plan.observed import Claim, NotInspected, NotOwned, Seen, ShardMissing, StoreFailure
+from persist_operator.plan.observed import Claim, NotInspected, NotOwned, OwnerState, Seen, ShardMissing, StoreFailure
 from persist_operator.settings import OperatorSettings
 from persist_operator.store_calls import PROMPT_S, CallPlaces
 
@@ -208,18 +208,19 @@ class Bridge:
         location: StoreLocation,
         settings: OperatorSettings,
         *,
-        is_gone: Callable[[str], bool],
+        owner_state: Callable[[Owner], OwnerState],
         ear: Ear | None = None,
         known: Seen | None = None,
     ) -> Seen:
-        """`inspect` with the claim of a resource. Takes the shard over where plan.ownership allows it; `is_gone` is as there."""
+        """`inspect` with the claim of a resource. Takes the shard over where plan.ownership allows it; `owner_state` is as there."""
         claim = ownership.claim_of(shard, settings)
         answer = self.inspect(location, claim, ear=ear, known=known)
-        if isinstance(answer.inspected, NotOwned) and ownership.may_take_over(
-            shard, answer.inspected, settings, is_gone=is_gone
-        ):
+        if not isinstance(answer.inspected, NotOwned):
+            return answer
+        found = ownership.with_owner_state(shard, answer.inspected, settings, owner_state)
+        if ownership.may_take_over(shard, found, settings):
             return self.inspect(location, replace(claim, take_over=True), ear=ear)
-        return answer
+        return replace(answer, inspected=found)
 
     def owned(self, location: StoreLocation, claim: Claim) -> Seen:
         """The id of the shard that the owner of `claim` has, without a claim; None as its id when it has none. Linearized when it answers.

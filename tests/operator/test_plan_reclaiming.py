@@ -314,24 +314,31 @@ def test_a_resource_that_lost_its_status_is_purged_all_the_same(house, is_restor
         assert client.is_finalized(ShardId(SHARD_ID)) == is_restored
 
 
-def readiness_of_another(house, shard_resource):
-    """Of another resource of the namespace that names the shard."""
+def readiness_of_another(house, shard_resource, **annotations):
+    """Of another resource of the namespace that names the shard, and its message."""
     other = shard_resource(
         {"shardId": SHARD_ID, "schema": {"key": "id BIGINT", "value": "x INT"}}, name="other", uid="uid-other"
     )
-    house.cluster.create(PERSIST_SHARD, other)
+    other["metadata"]["annotations"] = annotations
+    if house.cluster.get(PERSIST_SHARD, "team", "other") is None:
+        house.cluster.create(PERSIST_SHARD, other)
     for _ in range(4):
         house.env.advance_ms(6000)
         house.reconciler.reconcile(Key("PersistShard", "team", "other"))
     found = conditions.find(house.cluster.get(PERSIST_SHARD, "team", "other")["status"], "Ready")
-    return found["status"], found["reason"]
+    return (found["status"], found["reason"]), found["message"]
 
 
-def test_no_other_resource_takes_a_shard_over_while_it_is_purged(house, shard_resource):
-    """It would write rows that the purge deletes a moment later."""
+@pytest.mark.parametrize("annotations", [{}, {names.ANNOTATION_TAKE_OVER: SHARD_ID}])
+def test_no_other_resource_takes_a_shard_over_while_it_is_purged(house, shard_resource, annotations):
+    """It would write rows that the purge deletes a moment later: its pod asks for the owner once, before it begins."""
     house.look()
     house.cluster.delete(PERSIST_SHARD, "team", "flights")
-    assert readiness_of_another(house, shard_resource) == ("False", "ShardIdConflict")
+    ready, message = readiness_of_another(house, shard_resource, **annotations)
+    assert ready == ("False", "ShardIdConflict")
+    assert "is being deleted" in message
+    assert "reclaimPolicy to Retain" in message
+    assert "annotate" not in message
     with house.client() as client:
         assert client.owner_of(ShardId(SHARD_ID)).name == "flights"
     house.look(seconds=31)
@@ -344,4 +351,28 @@ def test_a_shard_that_is_retained_may_be_taken_over_while_its_resource_goes(hous
     house.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["spec"].update(reclaimPolicy="Retain"))
     house.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["metadata"].update(finalizers=["other/one"]))
     house.cluster.delete(PERSIST_SHARD, "team", "flights")
-    assert readiness_of_another(house, shard_resource) == ("True", "Healthy")
+    assert readiness_of_another(house, shard_resource)[0] == ("True", "Healthy")
+
+
+def test_a_purge_that_is_given_up_leaves_the_shard_to_be_taken_over(house, shard_resource):
+    house.look()
+    house.cluster.delete(PERSIST_SHARD, "team", "flights")
+    taken = {names.ANNOTATION_TAKE_OVER: SHARD_ID}
+    assert readiness_of_another(house, shard_resource, **taken)[0] == ("False", "ShardIdConflict")
+    house.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["spec"].update(reclaimPolicy="Retain"))
+    house.look()
+    assert readiness_of_another(house, shard_resource)[0] == ("True", "Healthy")
+
+
+def test_a_purge_that_is_given_up_too_late_is_waited_for(house, shard_resource):
+    """Its pod goes on. Another owner would write rows that it deletes."""
+    house.look()
+    house.cluster.delete(PERSIST_SHARD, "team", "flights")
+    house.look()
+    house.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["spec"].update(reclaimPolicy="Retain"))
+    reason, message = house.blocked()
+    assert reason == "PurgeIncomplete"
+    assert "flights-reclaim-1 is under way" in message
+    assert readiness_of_another(house, shard_resource)[0] == ("False", "ShardIdConflict")
+    house.carry_out()
+    assert house.look(seconds=31) is None

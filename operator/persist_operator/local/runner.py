@@ -19,6 +19,7 @@ import yaml
 from persist_engine.base.env import Env
 from persist_engine.base.errors import InvalidUsage, PersistError
 from persist_engine.model.inspection import Inspection
+from persist_engine.model.ownership import Owner
 
 from persist_operator.api import conditions, pausing
 from persist_operator.api.names import MaintenanceKind
@@ -37,10 +38,12 @@ from persist_operator.local.processes import Child, Processes
 from persist_operator.plan import maintenance
 from persist_operator.plan.actions import KeepFinalizer, Note, Plan, StartMaintenance, action_key, done_note
 from persist_operator.plan.keeping.evolving import schema_problem
+from persist_operator.plan.keeping.reclaiming import owner_state
 from persist_operator.plan.observed import (
     ActionFailure,
     Inspected,
     NotInspected,
+    OwnerState,
     Run,
     Seen,
     ShardObserved,
@@ -411,13 +414,15 @@ class LocalRunner:
             return Seen(inspected=NotInspected())  # the plan reports the error
         if not is_to_be_asked(shard):
             return Seen(inspected=NotInspected())
-        answer = self._bridge.claim(
-            shard, location, self._settings, is_gone=lambda name: self._objects.get("PersistShard", name) is None
-        )
+        answer = self._bridge.claim(shard, location, self._settings, owner_state=self._owner_state)
         if not isinstance(answer.inspected, StoreFailure):
             return answer
         message = hints.by_name(answer.inspected.message, shard.known.shard_id, shard.meta.name)
         return replace(answer, inspected=replace(answer.inspected, message=message))
+
+    def _owner_state(self, owner: Owner) -> OwnerState:
+        found = self._objects.get("PersistShard", owner.name)
+        return owner_state(None if found is None else Shard.of(found))
 
     def _is_due_soon(self, shard: Shard, inspected: Inspected, plan: Plan) -> bool:
         """Whether maintenance of the shard is due within the time that `up` waits."""

@@ -146,12 +146,18 @@ class Awaited:
     message: str
 
 
+#: What becomes of the shard of a resource. Gone: there is no such resource, or it goes and leaves its shard as it is. Ends: it is being
+#: deleted, and ends its shard. Keeps: it keeps its shard, or nothing is known of it.
+OwnerState = Literal["Gone", "Ends", "Keeps"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotOwned:
     """The stores answered that `owner` owns the shard, or (None) that the shard exists without an owner. Nothing else of it was read."""
 
     shard_id: str
     owner: Owner | None
+    owner_state: OwnerState = "Keeps"
 
 
 Inspected = Inspection | ShardMissing | StoreFailure | NotInspected | Awaited | NotOwned

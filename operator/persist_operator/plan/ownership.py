@@ -3,11 +3,13 @@
 The store decides (persist_engine.work.registry), for all its addresses and all operators. A resource takes a shard from another
 owner in two cases only. Without the annotation `persistshard.io/take-over: <shard id>`, the owner must be a resource of the same namespace
 that is gone. With the annotation, the owner must be a resource of the same namespace, or the storage profile must allow the take-over.
+A shard that its owner ends is not taken over: what the new owner wrote would end with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from persist_engine.model.ownership import Owner
 
@@ -15,8 +17,10 @@ from persist_operator.api import names
 from persist_operator.api.shard import Shard
 from persist_operator.plan import shard_log
 from persist_operator.plan.hints import TakeOver, Words
-from persist_operator.plan.observed import Claim, NotOwned
+from persist_operator.plan.observed import Claim, NotOwned, OwnerState
 from persist_operator.settings import OperatorSettings
+
+_KEEP = "set its spec.reclaimPolicy to Retain to keep what is still there"
 
 
 def owner_of(shard: Shard, settings: OperatorSettings) -> Owner:
@@ -34,14 +38,23 @@ def claim_of(shard: Shard, settings: OperatorSettings) -> Claim:
     )
 
 
-def may_take_over(shard: Shard, found: NotOwned, settings: OperatorSettings, *, is_gone: Callable[[str], bool]) -> bool:
-    """Whether the resource may take over the shard in `found`. `is_gone(name)` is whether the namespace of `shard` has no
-    PersistShard of that name.
-    """
+def with_owner_state(
+    shard: Shard, found: NotOwned, settings: OperatorSettings, owner_state: Callable[[Owner], OwnerState]
+) -> NotOwned:
+    """`found` with what `owner_state` says of its owner, if that is a resource of this operator from which `shard` might take it."""
+    owner = found.owner
+    if owner is None or owner.operator_id != settings.operator_id:
+        return found
+    may_matter = _is_neighbour(shard, owner, settings) or _take_over(shard, settings) == "Any"
+    return replace(found, owner_state=owner_state(owner)) if may_matter else found
+
+
+def may_take_over(shard: Shard, found: NotOwned, settings: OperatorSettings) -> bool:
+    """Whether the resource may take over the shard in `found`, whose owner has its state."""
     neighbour = _is_neighbour(shard, found.owner, settings)
-    if neighbour and found.owner is not None and is_gone(found.owner.name):
+    if found.owner_state == "Gone" and neighbour:
         return True
-    if shard.meta.annotations.get(names.ANNOTATION_TAKE_OVER) != found.shard_id:
+    if found.owner_state == "Ends" or shard.meta.annotations.get(names.ANNOTATION_TAKE_OVER) != found.shard_id:
         return False
     allowed = _take_over(shard, settings)
     return neighbour or allowed == "Any" or (allowed == "Unowned" and found.owner is None)
@@ -55,6 +68,8 @@ def refusal(shard: Shard, found: NotOwned, settings: OperatorSettings, words: Wo
         return "ShardUnowned", f"shard {found.shard_id} exists and has no owner; to adopt it {ways}"
     theirs = found.owner
     conflict = f"{theirs.namespace}/{theirs.name} of operator {theirs.operator_id} owns shard {found.shard_id}"
+    if found.owner_state == "Ends":
+        return "ShardIdConflict", f"{conflict}, and is being deleted, which ends the shard; name another shardId, or {_KEEP}"
     easy = _is_neighbour(shard, theirs, settings) or _take_over(shard, settings) == "Any"
     ways = words(TakeOver(found.shard_id, mine, by_annotation=easy))
     return "ShardIdConflict", f"{conflict}; name another shardId, or to take it over {ways}"

@@ -13,6 +13,7 @@ from typing import Any
 
 from persist_engine.base.env import Env
 from persist_engine.model.inspection import Inspection
+from persist_engine.model.ownership import Owner
 
 from persist_operator.api import names
 from persist_operator.api.redact import redact
@@ -27,12 +28,13 @@ from persist_operator.manifests.driver import COMPONENT as SINK_COMPONENT
 from persist_operator.manifests.maintenance import COMPONENT as MAINTENANCE_COMPONENT
 from persist_operator.plan import inspecting, ownership, podless
 from persist_operator.plan.actions import InitialiseShard
-from persist_operator.plan.keeping.reclaiming import is_reclaimed
+from persist_operator.plan.keeping.reclaiming import is_reclaimed, owner_state
 from persist_operator.plan.observed import (
     ActionFailure,
     Executors,
     NotInspected,
     NotOwned,
+    OwnerState,
     Phase,
     Run,
     Seen,
@@ -198,7 +200,7 @@ class Observer:
             shard,
             location,
             self._settings,
-            is_gone=lambda other: self._is_gone(shard.meta.namespace, other),
+            owner_state=self._owner_state,
             ear=ear,
             known=None if last is None else last.seen,
         )
@@ -226,35 +228,35 @@ class Observer:
         """The observation of a shard on inline storage, from the reports of its pods. The operator does not connect to these stores."""
         inspections = tuple(run for run in every if run.kind == "inspection")
         found = inspecting.answer(shard, inspections, location, now_ms=self._env.now_ms(), settings=self._settings)
+        inspected = found.inspected
+        if isinstance(inspected, NotOwned):
+            inspected = ownership.with_owner_state(shard, inspected, self._settings, self._owner_state)
         return ShardObserved(
             runs=tuple(run for run in every if run.kind != "inspection"),
             inspections=inspections,
             failures={**failures, **found.failures},
-            inspected=found.inspected,
+            inspected=inspected,
             inspected_ms=found.at_ms,
             readers_left_out=found.left_out[0],
             writers_left_out=found.left_out[1],
             shard_id=found.shard_id,
-            may_take_over=isinstance(found.inspected, NotOwned)
-            and ownership.may_take_over(
-                shard,
-                found.inspected,
-                self._settings,
-                is_gone=lambda name: self._is_gone(shard.meta.namespace, name),
-            ),
+            may_take_over=isinstance(inspected, NotOwned)
+            and ownership.may_take_over(shard, inspected, self._settings),
         )
 
-    def _is_gone(self, namespace: str, name: str) -> bool:
-        """Whether there is no such PersistShard, or it is being deleted and leaves its shard as it is: one that is reclaimed still ends
-        the shard. False for a text that is not a valid name, without a request: names of owners come from stores, where others write too.
+    def _owner_state(self, owner: Owner) -> OwnerState:
+        """See plan.observed. Nothing is known, without a request, of a text that is not a valid name: names of owners come from stores, where
+        others write too. Nor of a namespace that the operator may not read: it ends no shard there.
         """
-        if _NAME.fullmatch(name) is None:
-            return False
-        found = self._cluster.get(PERSIST_SHARD, namespace, name)
-        if found is None:
-            return True
-        shard = Shard.of(load_schemas().default(found))
-        return shard.meta.deleting and not is_reclaimed(shard)
+        if _NAME.fullmatch(owner.name) is None or _NAME.fullmatch(owner.namespace) is None:
+            return "Keeps"
+        try:
+            found = self._cluster.get(PERSIST_SHARD, owner.namespace, owner.name)
+        except ApiError as error:
+            if error.status != _FORBIDDEN:
+                raise
+            return "Keeps"
+        return owner_state(None if found is None else Shard.of(load_schemas().default(found)))
 
     def sink(self, sink: Sink, failures: Mapping[str, ActionFailure]) -> SinkObserved:
         """The observation for the plan of a SparkSink."""

@@ -17,7 +17,7 @@ from persist_operator.api.shard import Shard, StorageRefused, StoreLocation
 from persist_operator.api.shard_status import Deletion
 from persist_operator.plan import ownership
 from persist_operator.plan.actions import KeepFinalizer, Plan, StartReclaim, action_key
-from persist_operator.plan.observed import Phase, Run, ShardObserved, StoreFailure
+from persist_operator.plan.observed import OwnerState, Phase, Run, ShardObserved, StoreFailure
 from persist_operator.settings import OperatorSettings
 
 #: Verdicts after which the shard needs nothing more of this resource.
@@ -27,8 +27,21 @@ _SINKS_SHOWN, _MESSAGE_MAX = 5, 2048
 
 
 def is_reclaimed(shard: Shard) -> bool:
-    """Whether the deletion of the resource waits for the operator, and for more than the removal of the finalizer."""
-    return shard.meta.deleting and _has_finalizer(shard) and shard.spec.reclaim_policy != "Retain"
+    """Whether the deletion of the resource waits for the operator, and for more than the removal of the finalizer. A policy that became
+    Retain stops no pod that has begun.
+    """
+    known = shard.known.deletion
+    has_begun = known.job_name not in {None, known.settled_job}
+    return shard.meta.deleting and _has_finalizer(shard) and (has_begun or shard.spec.reclaim_policy != "Retain")
+
+
+def owner_state(shard: Shard | None) -> OwnerState:
+    """See plan.observed. None: there is no such resource."""
+    if shard is None:
+        return "Gone"
+    if not shard.meta.deleting:
+        return "Keeps"
+    return "Ends" if is_reclaimed(shard) else "Gone"
 
 
 def with_finalizer(plan: Plan, shard: Shard) -> Plan:
@@ -45,6 +58,14 @@ def plan_deletion(shard: Shard, observed: ShardObserved, *, now_ms: int, setting
         return Plan(status=shard.status)
     if not is_reclaimed(shard):
         return _released(shard)
+    known = shard.known.deletion
+    run = next((one for one in observed.runs if one.kind == "reclaim" and one.name == known.job_name), None)
+    if run is not None and not run.phase.finished:
+        why = f": {run.message}" if run.message else ""
+        return _blocked(shard, known, "PurgeIncomplete", f"{run.name} is under way{why}", now_ms, wait_s=_LOOK_S)
+    is_done = run is not None and (run.report or {}).get("verdict") in _DONE
+    if is_done or shard.spec.reclaim_policy == "Retain":
+        return _released(shard)
     if shard.known.shard_id is None:
         if isinstance(observed.inspected, StoreFailure):
             text = f"the stores do not say whether the resource has a shard: {observed.inspected.message}"
@@ -56,14 +77,7 @@ def plan_deletion(shard: Shard, observed: ShardObserved, *, now_ms: int, setting
         location = shard.location(settings, observed.namespace_labels)
     except StorageRefused as error:
         return _blocked(shard, shard.known.deletion, "PurgeIncomplete", str(error), now_ms, wait_s=_MAX_S)
-    known = shard.known.deletion
-    run = next((one for one in observed.runs if one.kind == "reclaim" and one.name == known.job_name), None)
-    if run is not None and run.phase.finished and (run.report or {}).get("verdict") in _DONE:
-        return _released(shard)
     deletion = known if run is None else _settled(known, run, now_ms)
-    if run is not None and not run.phase.finished:
-        why = f": {run.message}" if run.message else ""
-        return _blocked(shard, deletion, "PurgeIncomplete", f"{run.name} is under way{why}", now_ms, wait_s=_LOOK_S)
     if observed.sinks:
         text = f"SparkSinks refer to the shard: {', '.join(observed.sinks[:_SINKS_SHOWN])}. Delete them first"
         return _blocked(shard, deletion, "SinksAttached", text, now_ms, wait_s=_LOOK_S)
