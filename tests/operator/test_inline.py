@@ -275,6 +275,31 @@ def test_a_shard_with_another_owner_stalls_and_an_annotation_takes_it_over(store
 
 
 @pytest.mark.slow
+def test_an_inline_shard_is_purged_although_its_resource_lost_its_status(stores, shard_resource):
+    """A backup brings a resource back with its finalizer and without its status, under another uid."""
+    made, storage = stores
+    spec = {"storage": storage, "reclaimPolicy": "Purge", "deletionConfirmation": "purge-this-shard"}
+    resource = shard_resource(spec)
+    made.cluster.create(PERSIST_SHARD, resource)
+    shard_id = ShardId(made.settle()["shardId"])
+    kept = made.cluster.stored("PersistShard", "team", "flights")
+    made.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["metadata"].update(finalizers=[]))
+    made.cluster.delete(PERSIST_SHARD, "team", "flights")
+    kept.pop("status")
+    kept["metadata"].update(uid="uid-other")
+    made.cluster.create(PERSIST_SHARD, kept)
+    assert made.cluster.delete(PERSIST_SHARD, "team", "flights")
+    made.look()
+    assert made.kubelet.run(names.RECLAIM) == 1
+    made.env.advance_ms(31_000)
+    made.look()
+    assert made.cluster.get(PERSIST_SHARD, "team", "flights") is None
+    with client_of(made, resource) as client:
+        assert client.is_finalized(shard_id)
+        assert client.registered(Owner(made.settings.operator_id, "team", "flights")) is None
+
+
+@pytest.mark.slow
 def test_a_lost_inline_shard_is_not_created_again(stores, servers, shard_resource):
     made, storage = stores
     made.cluster.create(PERSIST_SHARD, shard_resource({"storage": storage}))

@@ -1,7 +1,10 @@
 """The deletion of a resource with its shard: what waits for what, the finalizer, and what is left in the stores."""
 
+from itertools import pairwise
+
 import pytest
 from fake_cluster import FakeCluster
+from inline_house import ALLOWED, GOOD
 from persist_engine.base.env import SeededEnv
 from persist_engine.cli.main import application
 from persist_engine.client.client import PersistClient
@@ -16,7 +19,7 @@ from persist_operator.plan.actions import KeepFinalizer, StartReclaim
 from persist_operator.plan.keeping import reclaiming
 from persist_operator.plan.observed import ActionFailure, NotInspected, Phase, Run, ShardObserved, StoreFailure
 from persist_operator.plan.shard import plan_shard
-from persist_operator.settings import AllowedNamespaces, OperatorSettings, StorageProfile
+from persist_operator.settings import AllowedNamespaces, InlineStorage, OperatorSettings, StorageProfile
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.reconcile import Key, Reconciler
 from prometheus_client import CollectorRegistry
@@ -88,13 +91,37 @@ def test_a_resource_without_a_status_waits_for_the_stores_to_say_which_shard_it_
     assert plan(refused, status={}).actions == (KeepFinalizer(present=False),), "it never had a store"
 
 
+@pytest.mark.parametrize(
+    ("spec", "status", "starts"),
+    [
+        ({}, {}, True),
+        ({"shardId": SHARD_ID}, {}, True),
+        ({}, {"inspection": {"jobName": "flights-inspect-1"}}, True),
+        ({}, {"observedGeneration": 1}, False),
+    ],
+)
+def test_the_pod_asks_inline_storage_for_the_shard_unless_none_can_have_been_claimed(
+    make_shard, now, spec, status, starts
+):
+    settings = OperatorSettings(inline_storage=InlineStorage(enabled=True, **ALLOWED))
+    shard = make_shard({**PURGE, **spec, "storage": GOOD}, status=status, **GOING)
+    (action,) = plan_shard(shard, ShardObserved(), now_ms=now, settings=settings).actions
+    assert isinstance(action, StartReclaim) == starts
+    if starts:
+        assert action.shard_id == spec.get("shardId")
+        arguments = maintenance.reclaim_arguments(action, "b", "c")
+        assert ("--shard" in arguments, "--own-hold" in arguments) == (bool(spec), bool(spec))
+    else:
+        assert action == KeepFinalizer(present=False)
+
+
 @pytest.mark.parametrize(("spec", "purge"), [({"reclaimPolicy": "Tombstone"}, False), (PURGE, True)])
 def test_the_run_reclaims_by_the_policy_and_its_intent_is_stored_first(plan, settings, spec, purge):
     planned = plan({**spec, "gc": {"maxDeletesPerRun": 9}})
     (start,) = planned.actions
     assert isinstance(start, StartReclaim)
     assert (start.shard_id, start.purge, start.deletes_max) == (SHARD_ID, purge, 9)
-    assert start.own_hold == names.critical_id_of(SHARD_ID)
+    assert ("--own-hold", names.critical_id_of(SHARD_ID)) in pairwise(maintenance.reclaim_arguments(start, "b", "c"))
     assert start.owner == f"{settings.operator_id.replace('/', '%2F')}/team/flights"
     assert planned.status["deletion"]["jobName"] == start.name == "flights-reclaim-1"
     assert blocked(planned) == ("True", "PurgeIncomplete")

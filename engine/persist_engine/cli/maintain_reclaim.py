@@ -30,7 +30,12 @@ def reclaim(
     shard_argument: ShardArgument = None,
     *,
     owner: Annotated[str, typer.Option(help="OPERATOR/NAMESPACE/NAME: only a shard of this owner is reclaimed.")],
-    own_hold: Annotated[str, typer.Option(help="The owner's critical reader, which gives way. Others never do.")],
+    own_hold: Annotated[
+        str | None,
+        typer.Option(
+            help="The owner's critical reader, which gives way. Without it, those whose token is the owner's name do."
+        ),
+    ] = None,
     shard: ShardOption = None,
     purge: Annotated[
         bool, typer.Option("--purge", help="Also delete what was never linked, and free the name.")
@@ -41,22 +46,25 @@ def reclaim(
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """End a shard for good and delete its data, unless a reader holds it. For operators; safe to repeat. The report has the verdict."""
+    """End a shard for good and delete its data, unless a reader holds it: the shard that is named, or the one that the owner's name leads
+    to. For operators; safe to repeat. The report has the verdict.
+    """
     from persist_engine.client.reclaiming import reclaim as carry_out
     from persist_engine.model.ids import CriticalReaderId
     from persist_engine.model.ownership import Owner
     from persist_engine.work.outcome import failure_report
 
     check_can_write(report, "--report")
-    shard_id, started_s = one_shard(shard_argument, shard), time.monotonic()
-    mine, hold = Owner.parse(owner), CriticalReaderId(own_hold)
+    is_named, started_s = (shard_argument or shard) is not None, time.monotonic()
+    shard_id = one_shard(shard_argument, shard) if is_named else None
+    mine, hold = Owner.parse(owner), None if own_hold is None else CriticalReaderId(own_hold)
     try:
         with connected(stores, record_days=record_days) as client:
             outcome = carry_out(client, shard_id, mine, own_hold=hold, purge=purge, max_deletes=max_deletes)
     except PersistError as error:
         if report is not None:
             took_ms = round((time.monotonic() - started_s) * 1000)
-            failed = failure_report("Reclaim", shard_id, f"{error.kind.value}: {error}", duration_ms=took_ms)
+            failed = failure_report("Reclaim", shard_id or owner, f"{error.kind.value}: {error}", duration_ms=took_ms)
             report.write_text(json.dumps(failed) + "\n")
         raise
     document = outcome.to_json()

@@ -8,6 +8,7 @@ that comes late can begin it anew. Nothing is deleted while a reader other than 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from persist_engine.base.errors import FinalizationError, ShardNotFound
 from persist_engine.base.versioned import SeqNo
@@ -25,19 +26,23 @@ _UNKNOWN = SeqNo(0)
 
 def reclaim(
     client: PersistClient,
-    shard_id: ShardId,
+    shard_id: ShardId | None,
     owner: Owner,
     *,
-    own_hold: CriticalReaderId,
+    own_hold: CriticalReaderId | None = None,
     purge: bool,
     max_deletes: int,
 ) -> ReclaimOutcome:
-    """Reclaims the shard if it belongs to `owner`, whose own critical reader `own_hold` gives way. With `purge`, also deletes at most
-    `max_deletes` blobs that were staged and never linked, and, once none is left, removes the owner and its name.
+    """Reclaims the shard (None: the one that the name of `owner` leads to) if it belongs to `owner`, whose own critical reader gives way:
+    `own_hold`, or (None) each with the name of the owner as its token. With `purge`, also deletes at most `max_deletes` blobs that were
+    staged and never linked, and, once none is left, removes the owner and its name.
 
     Idempotent; a repetition completes an interrupted or incomplete call. A shard of another owner, or of none, is left alone. An owner that
     takes the shard over meanwhile gets what is left of it, and keeps its name.
     """
+    shard_id = shard_id or client.registered(owner)
+    if shard_id is None:
+        return _outcome(cast(ShardId, str(owner)), "NoShard", f"{owner} has no shard")
     if client.owner_of(shard_id) != owner:
         return _outcome(shard_id, "NotOwned", f"shard {shard_id} does not belong to {owner}: nothing was deleted")
     try:
@@ -48,7 +53,8 @@ def reclaim(
         return _outcome(shard_id, "NoShard", f"there is no shard {shard_id}")
     state, deleted = machine.refresh(), 0
     if not is_tombstone(state):
-        give_up = [own_hold] if own_hold in state.critical_readers else []
+        held, token = state.critical_readers.items(), str(owner).encode()
+        give_up = [one for one, reader in held if (reader.opaque == token if own_hold is None else one == own_hold)]
         try:
             close_shard(client, shard_id, give_up=give_up)
         except FinalizationError as error:

@@ -159,9 +159,9 @@ def reclaim_arguments(action: StartReclaim, blob: str, consensus: str) -> list[s
     """The engine's command line for one run that deletes a shard's data."""
     return [
         "maintain", "reclaim",
-        "--shard", action.shard_id,
+        *(() if action.shard_id is None else ("--shard", action.shard_id)),
         "--owner", action.owner,
-        "--own-hold", action.own_hold,
+        *(() if action.shard_id is None else ("--own-hold", names.critical_id_of(action.shard_id))),
         "--blob", blob,
         "--consensus", consensus,
         "--max-deletes", str(action.deletes_max),

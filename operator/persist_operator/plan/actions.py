@@ -98,11 +98,10 @@ class StartMaintenance(StartJob):
 class StartReclaim(StartJob):
     """Start one run that reclaims the shard of a resource that is being deleted."""
 
-    shard_id: str
+    shard_id: str | None
+    """None: the shard that the name of `owner` leads to."""
     owner: str
-    """The owner that the shard must have in the stores."""
-    own_hold: str
-    """The operator's critical reader, which gives way."""
+    """The owner that the shard must have in the stores. Its critical reader gives way."""
     purge: bool
     deletes_max: int
     record_days: int

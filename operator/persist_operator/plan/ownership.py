@@ -69,7 +69,10 @@ def refusal(shard: Shard, found: NotOwned, settings: OperatorSettings, words: Wo
     theirs = found.owner
     conflict = f"{theirs.namespace}/{theirs.name} of operator {theirs.operator_id} owns shard {found.shard_id}"
     if found.owner_state == "Ends":
-        return "ShardIdConflict", f"{conflict}, and is being deleted, which ends the shard; name another shardId, or {_KEEP}"
+        return (
+            "ShardIdConflict",
+            f"{conflict}, and is being deleted, which ends the shard; name another shardId, or {_KEEP}",
+        )
     easy = _is_neighbour(shard, theirs, settings) or _take_over(shard, settings) == "Any"
     ways = words(TakeOver(found.shard_id, mine, by_annotation=easy))
     return "ShardIdConflict", f"{conflict}; name another shardId, or to take it over {ways}"

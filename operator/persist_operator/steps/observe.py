@@ -240,13 +240,12 @@ class Observer:
             readers_left_out=found.left_out[0],
             writers_left_out=found.left_out[1],
             shard_id=found.shard_id,
-            may_take_over=isinstance(inspected, NotOwned)
-            and ownership.may_take_over(shard, inspected, self._settings),
+            may_take_over=isinstance(inspected, NotOwned) and ownership.may_take_over(shard, inspected, self._settings),
         )
 
     def _owner_state(self, owner: Owner) -> OwnerState:
-        """See plan.observed. Nothing is known, without a request, of a text that is not a valid name: names of owners come from stores, where
-        others write too. Nor of a namespace that the operator may not read: it ends no shard there.
+        """See plan.observed. Nothing is known, without a request, of a text that is not a valid name: names of owners come from stores,
+        where others write too. Nor of a namespace that the operator may not read: it ends no shard there.
         """
         if _NAME.fullmatch(owner.name) is None or _NAME.fullmatch(owner.namespace) is None:
             return "Keeps"

@@ -123,6 +123,22 @@ def test_a_name_without_a_shard_is_freed(disk):
         assert (outcome.verdict, client.registered(owner)) == ("NoShard", None)
 
 
+def test_an_owner_that_does_not_know_its_shard_gives_up_the_one_that_its_name_leads_to(disk, tmp_path):
+    """Such as a resource that a backup brought back without its status."""
+    file = tmp_path / "report.json"
+    args = ["maintain", "reclaim", "--purge", "--report", str(file), *disk.args, "--owner"]
+    assert CliRunner().invoke(application(), [*args, str(MINE)]).exit_code == 0
+    assert json.loads(file.read_text())["verdict"] == "Held", "another token than its name"
+    with disk.client() as client:
+        reader = client.open_critical_since(disk.shard_id, HOLD, opaque=b"op", purpose="operator retention")
+        reader.compare_and_downgrade_since(b"op", (str(MINE).encode(), reader.since))
+    assert CliRunner().invoke(application(), [*args, str(MINE)]).exit_code == 0
+    report = json.loads(file.read_text())
+    assert (report["shard_id"], report["verdict"], parts(disk)) == (disk.shard_id, "Reclaimed", [])
+    assert CliRunner().invoke(application(), [*args, str(OTHER)]).exit_code == 0
+    assert json.loads(file.read_text())["verdict"] == "NoShard"
+
+
 def test_the_command_reports_how_far_it_came(disk, tmp_path):
     file = tmp_path / "report.json"
     args = ["maintain", "reclaim", disk.shard_id, "--own-hold", HOLD, "--purge", "--report", str(file), *disk.args]

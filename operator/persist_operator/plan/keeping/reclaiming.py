@@ -3,7 +3,7 @@
 A resource with Retain has no finalizer, and its deletion touches no store. With another policy, a pod reclaims the shard
 (persist_engine.client.reclaiming), once no SparkSink refers to it; the stores say whether readers hold it. The finalizer goes when a pod
 reports that nothing is left to do. A lost report is no harm: another run finds the work done. Of a resource whose status names no shard,
-such as one that was restored from a backup without it, the stores say which one it has.
+such as one that was restored from a backup without it, the stores say which one it has; inline storage says it to the pod.
 """
 
 from __future__ import annotations
@@ -70,9 +70,10 @@ def plan_deletion(shard: Shard, observed: ShardObserved, *, now_ms: int, setting
         if isinstance(observed.inspected, StoreFailure):
             text = f"the stores do not say whether the resource has a shard: {observed.inspected.message}"
             return _blocked(shard, shard.known.deletion, "PurgeIncomplete", text, now_ms, wait_s=_HELD_S)
-        if observed.shard_id is None:
+        if observed.shard_id is not None:
+            shard = replace(shard, status=replace(shard.known, shard_id=observed.shard_id).wire())
+        elif not _may_have_shard_inline(shard):
             return _released(shard)
-        shard = replace(shard, status=replace(shard.known, shard_id=observed.shard_id).wire())
     try:
         location = shard.location(settings, observed.namespace_labels)
     except StorageRefused as error:
@@ -86,6 +87,11 @@ def plan_deletion(shard: Shard, observed: ShardObserved, *, now_ms: int, setting
         reason, text = deletion.reason or "PurgeIncomplete", deletion.message or ""
         return _blocked(shard, deletion, reason, text, now_ms, wait_s=(next_ms - now_ms) / 1000)
     return _started(shard, deletion, location, observed, now_ms=now_ms, settings=settings)
+
+
+def _may_have_shard_inline(shard: Shard) -> bool:
+    """Whether a pod may have claimed a shard on inline storage: one was intended, or nothing says that none was."""
+    return shard.spec.storage is not None and (not shard.status or shard.known.inspection is not None)
 
 
 def _has_finalizer(shard: Shard) -> bool:
@@ -136,12 +142,11 @@ def _started(
             last_attempt_time=times.to_text(now_ms),
             next_attempt_time=None,
         )
-    spec, shard_id = shard.spec, str(shard.known.shard_id)
+    spec = shard.spec
     start = StartReclaim(
         name=str(deletion.job_name),
-        shard_id=shard_id,
+        shard_id=shard.known.shard_id or spec.shard_id,
         owner=str(ownership.owner_of(shard, settings)),
-        own_hold=names.critical_id_of(shard_id),
         purge=spec.reclaim_policy == "Purge",
         deletes_max=spec.gc_deletes_max,
         record_days=spec.record_days,
