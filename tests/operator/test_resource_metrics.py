@@ -80,17 +80,32 @@ def test_a_shard_shows_what_its_plan_says(whole, registry, shard_resource, statu
         ([condition("Stalled", "True")], "stalled", 1),
         ([], "stalled", 0),
         ([condition("Suspended", "True")], "suspended", 1),
-        ([condition("SinceAdvancing", "False", "HeldByReader")], "reader_hold_seconds", 8000),
-        ([condition("SinceAdvancing", "False", "StoreError")], "reader_hold_seconds", 0),
-        ([condition("SinceAdvancing", "True")], "reader_hold_seconds", 0),
-        ([], "reader_hold_seconds", None),
-        ([condition("SinceAdvancing", "False", "HeldByReader", at="nonsense")], "reader_hold_seconds", 0),
         ([], "since_lag_target_seconds", 3600),
         ([], "rollup_every_seqnos", 128),
     ],
 )
 def test_a_shard_shows_what_its_status_says(whole, registry, shard_resource, found, name, value):
     assert shown(whole, registry, shard_resource(), {"conditions": found})(name) == value
+
+
+@pytest.mark.parametrize("transition", [LONG_AGO, "2026-09-20T00:00:00Z", "2026-09-21T14:13:19Z"])
+@pytest.mark.parametrize(
+    ("status", "reason", "held", "value"),
+    [
+        ("False", "HeldByReader", [LONG_AGO], 8000),
+        ("False", "HeldByReader", ["2026-09-21T14:00:00Z", LONG_AGO], 8000),
+        ("False", "HeldByReader", ["2026-09-21T14:13:00Z"], 20),
+        ("False", "HeldByReader", ["nonsense"], 0),
+        ("False", "StoreError", [LONG_AGO], 0),
+        ("True", "Advancing", [LONG_AGO], 0),
+        (None, None, [LONG_AGO], None),
+    ],
+)
+def test_a_hold_lasts_from_its_own_beginning(whole, registry, shard_resource, status, reason, held, value, transition):
+    """Whatever the condition was before: False for another cause, or not there while the stores did not answer."""
+    found = [] if status is None else [condition("SinceAdvancing", status, reason, at=transition)]
+    known = {"conditions": found, "holds": {"blocking": [{"id": "r", "heldFrom": at} for at in held]}}
+    assert shown(whole, registry, shard_resource(), known)("reader_hold_seconds") == value
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ OF_SHARD = {
     "storage_reachable": "1 while StorageReachable is True, 0 while it is False.",
     "compaction_current": "1 while CompactionCurrent is True, 0 while it is False.",
     "garbage_collected": "1 while GarbageCollected is True, 0 while it is False.",
-    "reader_hold_seconds": "Seconds for which readers have kept since from its target; 0 without such a reader.",
+    "reader_hold_seconds": "Seconds since the longest hold was first seen that keeps since from its target; 0 without one.",
     "verified": "1 while the last verification found nothing missing or wrong, 0 while it did.",
     "missing_blobs": "Blobs that live versions name and that the last verification did not find.",
     "orphan_blobs": "Blobs that no version will ever name, as the last scan left them.",
@@ -182,13 +182,16 @@ def _truth(status: Mapping[str, Any], condition: str) -> int | None:
     return None if found is None else {"True": 1, "False": 0}.get(found.get("status", ""))
 
 
-def _hold_s(status: Mapping[str, Any], now_ms: int) -> float | None:
+def _hold_s(status: Mapping[str, Any], known: ShardStatus, now_ms: int) -> float | None:
+    """By the hold itself: the condition stays False while one reader follows another, or after another cause, and it begins anew after an
+    outage of the stores.
+    """
     found = conditions.find(status, "SinceAdvancing")
     if found is None:
         return None
-    since_ms = times.to_ms(found.get("lastTransitionTime"))
-    held = found.get("status") == "False" and found.get("reason") == "HeldByReader"
-    return max(0, now_ms - since_ms) / 1000 if held and since_ms is not None else 0
+    is_held = found.get("status") == "False" and found.get("reason") == "HeldByReader"
+    held_ms = [at_ms for one in known.holds.blocking or () if (at_ms := times.to_ms(one.held_from)) is not None]
+    return max(0, now_ms - min(held_ms)) / 1000 if is_held and held_ms else 0
 
 
 def spec_of(resource: Mapping[str, Any]) -> ShardSpec | None:
@@ -210,7 +213,7 @@ def of_shard(
         "storage_reachable": _truth(status, "StorageReachable"),
         "compaction_current": _truth(status, "CompactionCurrent"),
         "garbage_collected": _truth(status, "GarbageCollected"),
-        "reader_hold_seconds": _hold_s(status, now_ms),
+        "reader_hold_seconds": _hold_s(status, known, now_ms),
         **_of_audits(known),
         "since_lag_target_seconds": None if spec is None else spec.since_lag_seconds,
         "rollup_every_seqnos": None if spec is None else spec.rollup_every_seqnos,
