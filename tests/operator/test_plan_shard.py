@@ -308,3 +308,11 @@ def test_sinks_see_a_shard_only_when_all_they_need_is_known(plan, make_inspectio
     assert view(down).reason == "StorageUnreachable"
     corrupt = plan(status=ASSIGNED, inspected=StoreFailure(reason="CorruptState", message="k", permanent=True)).status
     assert view(corrupt).reason == "ShardStalled"
+
+
+@pytest.mark.parametrize("unit", [1000, 1_000_000])
+def test_times_that_are_no_milliseconds_have_no_lag(plan, make_inspection, now, unit):
+    """Of microseconds it would be 57,000 years before now, and the greatest lag of a fleet never that of such a shard."""
+    found = plan(status=ASSIGNED, inspected=make_inspection(upper=now * unit, since=(now - 7) * unit))
+    assert not {"upperLagSeconds", "sinceLagSeconds"} & found.status["frontiers"].keys()
+    assert found.status["frontiers"]["upper"] == str(now * unit)

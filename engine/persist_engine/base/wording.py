@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-#: Times below this (in 1973, as milliseconds) are counters, not instants.
-_INSTANTS_FROM_MS = 100_000_000_000
+#: Other times are no milliseconds since 1970: earlier ones, before 1973, are counters or seconds, and later ones, whose year would have
+#: more than four digits, are of a finer unit.
+_INSTANTS_MS = range(100_000_000_000, 253_402_300_800_000)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -49,17 +50,14 @@ def dated(time: int | None) -> str:
 
 
 def is_instant(time: int) -> bool:
-    """Whether `time` can be milliseconds since 1970; else it is a counter."""
-    return time >= _INSTANTS_FROM_MS
+    """Whether `time` can be milliseconds since 1970; else it is a counter, or of another unit."""
+    return time in _INSTANTS_MS
 
 
 def iso_text(time: int) -> str | None:
-    """`2014-01-01T04:00:00.001Z`; None for a counter, and for a year that has more than four digits."""
+    """`2014-01-01T04:00:00.001Z`; None for a time that is no instant."""
     if not is_instant(time):
         return None
-    try:
-        at = _EPOCH + timedelta(milliseconds=time)
-    except OverflowError:
-        return None
+    at = _EPOCH + timedelta(milliseconds=time)
     text = at.replace(tzinfo=None).isoformat(timespec="milliseconds" if time % 1000 else "seconds")
     return f"{text}Z"

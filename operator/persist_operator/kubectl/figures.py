@@ -54,9 +54,9 @@ def lag_seconds(document: Json) -> int | None:
 
 
 def lag(document: Json) -> str:
-    """The lag in words; empty when it is not known."""
+    """The lag in words; empty when it is not known. An upper ahead of now has none."""
     seconds = lag_seconds(document)
-    return "" if seconds is None else duration(1000 * seconds)
+    return "" if seconds is None else duration(1000 * max(0, seconds))
 
 
 def contents(document: Json) -> str:
