@@ -6,8 +6,10 @@ end as the engine does, `uninstall-check` has codes of its own.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TextIO
@@ -15,6 +17,7 @@ from typing import Annotated, Any, NoReturn, TextIO
 import typer
 from persist_engine.base.errors import InvalidUsage, PersistError
 from persist_engine.base.version import APPLIER_VERSION
+from typer.core import TyperGroup
 
 from persist_operator.api.redact import one_line
 from persist_operator.kubectl import ask, logs, reading, report, show, uninstall
@@ -37,7 +40,43 @@ kubectl persist report -n team
 Exit codes: 0 done, 1 any error and a run that failed, 2 --wait took too long, 64 usage. `read`, `deletions` and `holds --expire`: as of
 `persist`."""
 
+
+class _OutputClosed(Exception):
+    """The reader of the output closed it."""
+
+
+class _Root(TyperGroup):
+    """All commands. A closed pipe leaves them under a name of our own: the parser would make exit code 1 of it."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run a command, and print all of its output."""
+        with _named():
+            try:
+                return super().main(*args, **extra)
+            finally:
+                sys.stdout.flush()
+
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        """Read the command line, which prints the help and the version."""
+        with _named():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        with _named():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _named() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise _OutputClosed from error
+
+
 app = typer.Typer(
+    cls=_Root,
     name="kubectl persist",
     help="Look at PersistShards and SparkSinks in a cluster, and ask the operator for runs. Uses your kubeconfig and your rights.",
     epilog=EPILOG,
@@ -114,11 +153,11 @@ def main() -> NoReturn:
         sys.exit(_EXIT_USAGE if ended.code == _PARSER_EXIT_USAGE else ended.code)
     except KeyboardInterrupt:
         sys.exit(_EXIT_INTERRUPTED)
-    except BrokenPipeError:
-        # The reader of the output left: say nothing, and keep Python from flushing into the closed pipe at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except _OutputClosed:  # say nothing, as kubectl does
+        _drop_output()
         sys.exit(_EXIT_PIPE)
     except OSError as error:  # files and streams of this machine: errors of the cluster are PersistErrors
+        _drop_output()
         _end(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
     except Exception as error:  # a bug, or an answer of no known form: reported in one line like every other error
         if os.environ.get(_TRACEBACK):
@@ -129,6 +168,11 @@ def main() -> NoReturn:
 
 def _nowhere() -> TextIO:
     return Path(os.devnull).open("w")
+
+
+def _drop_output() -> None:
+    """Keep Python from flushing at exit what the output did not take."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _end(text: str, code: int) -> NoReturn:
