@@ -124,6 +124,30 @@ def test_a_list_that_expires_before_its_last_page_begins_again(kube, server, mon
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("page", [{"items": None}, {"items": None, "metadata": None}, {}])
+def test_a_list_without_items_is_empty(kube, server, page):
+    """Programs in Go write a list that they never made as null."""
+    server.answer = lambda method, path, query, body: (200, page)
+    assert kube.find(CONFIG_MAP, "team", {}) == []
+
+
+@pytest.mark.slow
+def test_a_list_that_does_not_end_is_an_error(kube, server, monkeypatch):
+    monkeypatch.setattr("persist_operator.cluster.kube._PAGES_MAX", 4)
+    server.answer = lambda method, path, query, body: (200, {"items": [], "metadata": {"continue": "again"}})
+    with pytest.raises(ApiError, match="the list of configmaps does not end"):
+        kube.find(CONFIG_MAP, "team", {})
+    assert len(server.requests) == 4
+
+
+@pytest.mark.slow
+def test_an_answer_that_is_no_object_is_an_error(kube, server):
+    server.answer = lambda method, path, query, body: (200, [])
+    with pytest.raises(ApiError, match="no object"):
+        kube.find(CONFIG_MAP, "team", {})
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("header", "pause_s"), [("7", 7), ("0", 0), ("86400", 300), ("Wed, 21 Oct 2026 07:28:00 GMT", 0), ("-1", 0)]
 )

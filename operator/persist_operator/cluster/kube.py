@@ -22,6 +22,8 @@ from persist_operator.cluster.port import EVENT, POD, ApiError, Kind, Resource
 
 _TIMEOUT_S = (5.0, 20.0)
 _PAGE = 500
+#: More than a million resources have, which is more than etcd holds.
+_PAGES_MAX = 2000
 _CHUNK_BYTES = 1 << 16
 _GONE = 410
 #: How often an expired list begins again. Its version lives for minutes, so a second expiry means that the API server is in trouble.
@@ -91,7 +93,7 @@ class KubeCluster:
             query["labelSelector"] = ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
         if field:
             query["fieldSelector"] = "=".join(field)
-        while True:
+        for _ in range(_PAGES_MAX):
             status, body = self.call("GET", _path(kind, namespace), query=query, accept=(_GONE,))
             if status == _GONE:
                 raise _Expired
@@ -100,11 +102,12 @@ class KubeCluster:
                     f"the API server does not know {kind.plural}: are the resource definitions installed?", status=404
                 )
             page = _object(body)
-            yield [{"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in page.get("items", ())]
-            token = page.get("metadata", {}).get("continue")
+            yield [{"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in page.get("items") or ()]
+            token = (page.get("metadata") or {}).get("continue")
             if not token:
                 return
             query["continue"] = token
+        raise ApiError(f"the list of {kind.plural} does not end: it has more than {_PAGES_MAX} pages", status=0)
 
     def served(self, api_version: str) -> frozenset[str]:
         status, body = self.call("GET", _root(api_version))
@@ -292,9 +295,11 @@ def _root(api_version: str) -> str:
 
 def _object(body: bytes) -> Resource:
     try:
-        document: Resource = json.loads(body)
+        document = json.loads(body)
     except ValueError as error:  # a proxy in between may answer by itself
         raise ApiError(f"the API server's answer is not JSON: {body[:200]!r}", status=0) from error
+    if not isinstance(document, dict):
+        raise ApiError(f"the API server's answer is no object: {body[:200]!r}", status=0)
     return document
 
 

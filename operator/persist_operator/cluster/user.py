@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import ssl
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
@@ -90,17 +91,27 @@ def load_access(kubeconfig: str | None, context: str | None) -> Access:
 
 def _load_credentials(loader: kube_config.KubeConfigLoader, configuration: kubernetes.client.Configuration) -> None:
     """ConfigException where the library would go on without credentials, because a plugin failed, and for a token that no request can have:
-    the error of the request would show it. A line end after the token is no part of it.
+    the error of the request would show it. A line end after the token is no part of it. OSError and ValueError for a certificate or key that
+    is none.
     """
     with _said() as said:
         loader.load_and_set(configuration)
     if said and not configuration.api_key and not configuration.cert_file:
         raise kubernetes.config.ConfigException(f"what it names to log in with failed: {'; '.join(said)}")
+    _check_files(configuration)
     token = str(getattr(loader, "token", ""))
     if not token.strip().isprintable():
         raise kubernetes.config.ConfigException("its token has a line end or another control character within")
     if token != token.strip():
         loader.token = configuration.api_key["BearerToken"] = token.strip()
+
+
+def _check_files(configuration: kubernetes.client.Configuration) -> None:
+    """Reads the client's certificate as the first request would, whose error would not say that it is the kubeconfig's."""
+    if configuration.cert_file:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        # Without a password OpenSSL would ask the terminal for one, and the client has none either.
+        context.load_cert_chain(configuration.cert_file, configuration.key_file or None, password="")
 
 
 @contextlib.contextmanager

@@ -157,3 +157,16 @@ def test_a_server_that_does_not_answer_is_named_once(kubeconfig, monkeypatch):
         assert heard.wait(30)
     asking.join(60)
     assert said == [f"waiting: no answer yet from the API server at {address}"]
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00 no text", b"hello", b""])
+def test_a_certificate_that_is_none_is_refused_before_the_first_request(kubeconfig, tmp_path, content):
+    """Of one that is no text, the request said that the plugin has a bug; of others, that the server could not be reached."""
+    file = tmp_path / "pem"
+    file.write_bytes(content)
+    with_user(kubeconfig, **{"client-certificate": str(file), "client-key": str(file)})
+    document = yaml.safe_load(kubeconfig.read_text())
+    document["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
+    kubeconfig.write_text(yaml.safe_dump(document))
+    with pytest.raises(InvalidUsage, match="the kubeconfig cannot be used: "):
+        load_access(None, None)
