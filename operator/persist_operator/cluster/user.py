@@ -91,8 +91,8 @@ def load_access(kubeconfig: str | None, context: str | None) -> Access:
 
 def _load_credentials(loader: kube_config.KubeConfigLoader, configuration: kubernetes.client.Configuration) -> None:
     """ConfigException where the library would go on without credentials, because a plugin failed, and for a token that no request can have:
-    the error of the request would show it. A line end after the token is no part of it. OSError and ValueError for a certificate or key that
-    is none.
+    the error of the request would show it. A line end after the token is no part of it. OSError and ValueError for a certificate
+    that is none.
     """
     with _said() as said:
         loader.load_and_set(configuration)

@@ -111,6 +111,33 @@ def test_a_file_that_begins_with_null_is_refused_without_maps_too(tmp_path):
         list(batches_of([str(path)], None, PLAIN, lambda *_: None))
 
 
+@pytest.mark.parametrize(
+    ("lines", "number"),
+    [
+        ('{"id": 1}\nnull\n{"id": 3}\n', 2),
+        ('{"id": 1}\n\n\tnull \n', 3),
+        ('{"id": 1} null\n', 1),
+        ('{"id": 1}\nnull', 2),
+    ],
+)
+def test_null_in_place_of_an_object_is_no_row_of_nulls(tmp_path, lines, number):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(lines)
+    with pytest.raises(InvalidUsage, match=f"line {number} is null, which is no object"):
+        list(batches_of([str(path)], None, PLAIN, lambda *_: None))
+
+
+@pytest.mark.parametrize("between", ["", " ", "\t"])
+def test_two_objects_of_a_line_are_two_rows_or_refused_by_its_number(tmp_path, between):
+    """Never one of them: Arrow takes both, and the reader of maps, which reads lines, neither."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f'{{"id": 1}}\n{{"id": 2}}{between}{{"id": 3}}\n{{"id": null}}\n')
+    read = pa.concat_tables(batches_of([str(path)], None, PLAIN, lambda *_: None))
+    assert read.column("id").to_pylist() == [1, 2, 3, None]
+    with pytest.raises(InvalidUsage, match="line 2: Extra data"):
+        list(batches_of([str(path)], None, SCHEMA, lambda *_: None))
+
+
 def test_a_map_in_a_cell_with_a_key_twice_is_refused(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text('id,m\n1,"{""a"": [1], ""a"": [2]}"\n')

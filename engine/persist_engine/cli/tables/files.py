@@ -53,6 +53,8 @@ JSON_BLOCK_BYTES = 16 << 20
 #: half of a line end.
 _FIELD = rb'(?:"[^"]*+(?:""[^"]*+)*+"[^,\r\n]*+|[^",\r\n][^,\r\n]*+)?+'
 _WHOLE_RECORDS = re.compile(rb"(?:(?:" + _FIELD + rb",)*+" + _FIELD + rb"(?:\r\n|\n|\r(?!\Z)))*+")
+#: A line that is null, or ends so after an object. Arrow makes a row of nulls of it.
+_NULL_LINE = re.compile(rb"(?:^|\})[ \t]*null[ \t\r]*$", re.MULTILINE)
 _UNCLOSED = (
     "is no csv that the table takes: it ends within quotes that nothing closes; it was cut off, or a quote is missing"
 )
@@ -344,9 +346,12 @@ def _jsonl_with_maps(data: bytes, wanted: pa.Schema, first: int) -> pa.Table:
     return pa.table(arrays, names=names)
 
 
-def _jsonl_plain(data: bytes, wanted: pa.Schema) -> pa.Table:
+def _jsonl_plain(data: bytes, wanted: pa.Schema, first: int) -> pa.Table:
     fields = [field.with_type(_EXACT if pa.types.is_decimal(field.type) else _in_lines(field.type)) for field in wanted]
     table = _parsed(data, fields)
+    if all(column.null_count for column in table.columns) and (found := _NULL_LINE.search(data)):
+        number = first + data.count(b"\n", 0, found.end())
+        raise InvalidUsage(f"is no jsonl that the table takes: line {number} is null, which is no object")
     given = [name for name in table.column_names if name in wanted.names]
     nulls = {name for name in given if table.column(name).null_count == table.num_rows}
     # The reader shows every column of its schema. One that no line has is missing.
@@ -384,7 +389,7 @@ def _jsonl(source: _Source, wanted: pa.Schema) -> Iterator[pa.Table]:
     for data, line, is_all in _blocks(source):
         if data.lstrip(_BLANK).startswith(b"null"):  # Arrow's reader ends the process
             raise InvalidUsage("is no jsonl that the table takes: it begins with null, which is no object")
-        table = _jsonl_with_maps(data, wanted, line) if has_maps else _jsonl_plain(data, wanted)
+        table = _jsonl_with_maps(data, wanted, line) if has_maps else _jsonl_plain(data, wanted, line)
         given |= set(table.column_names)
         if not is_all:  # another block may have what this one lacks
             absent = [field for field in wanted if field.name not in table.column_names]
