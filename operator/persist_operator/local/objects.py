@@ -1,20 +1,23 @@
 """Resources of the local runner as files: one JSON document each, in the shape that the API server returns.
 
-Owns `<state>/objects/<Kind>/<name>.json`. A write is atomic (temporary name, then rename): a killed runner leaves the old document or
-the new one. All processes write one at a time: a request that is made while a runner works is not lost.
+Owns `<state>/objects/<Kind>/<name>.json`. A write is atomic and durable (temporary name, then rename, each synced): a killed runner, and a
+power loss, leave the old document or the new one, and an intent that was written stays. All processes write one at a time: a request
+that is made while a runner works is not lost.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from persist_engine.base.env import Env
 from persist_engine.base.errors import CorruptData
+from persist_engine.storage.directories import make_directory, sync_directory
 
 from persist_operator.api import times
 from persist_operator.api.names import API_VERSION
@@ -73,7 +76,10 @@ class Objects:
     def remove(self, kind: str, name: str) -> None:
         """Remove the resource. Idempotent."""
         with self._locked():
-            self._path(kind, name).unlink(missing_ok=True)
+            path = self._path(kind, name)
+            with suppress(FileNotFoundError):
+                path.unlink()
+                sync_directory(path.parent)
 
     def get(self, kind: str, name: str) -> Document | None:
         """The resource, or None, also of a name that no resource can have."""
@@ -117,10 +123,14 @@ class Objects:
 
     def _write(self, document: Document) -> None:
         path = self._path(document["kind"], document["metadata"]["name"])
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(document, indent=1), encoding="utf-8")
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(document, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
+        sync_directory(path.parent)
 
 
 def _read(path: Path) -> Document | None:

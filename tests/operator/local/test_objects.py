@@ -1,7 +1,9 @@
 """Resources as files: the outcomes of apply, the fields it keeps, and concurrent writers that lose no change."""
 
 import json
+import os
 import threading
+from pathlib import Path
 
 import pytest
 from persist_engine.base.env import SystemEnv
@@ -113,3 +115,25 @@ def test_status_and_annotations_written_at_once_are_both_kept(tmp_path):
     found = json.loads((tmp_path / "objects" / "PersistShard" / "a.json").read_text())
     assert len(found["metadata"]["annotations"]) == 200
     assert found["status"] == {"count": 199}
+
+
+def test_what_was_written_survives_a_power_loss(objects, tmp_path, monkeypatch):
+    """The intent of an action, and the id of a shard, must be there after it: a file that was renamed and not synced is empty then."""
+    synced, real = [], os.fsync
+
+    def fsync(handle):
+        path = Path(f"/proc/self/fd/{handle}").readlink()
+        synced.append((path.relative_to(tmp_path).as_posix(), len(list(path.glob("*.json")))))
+        real(handle)
+
+    objects.apply(document({}))
+    monkeypatch.setattr(os, "fsync", fsync)
+    objects.apply(document({}, name="other"))
+    objects.set_status("PersistShard", "other", {"shardId": "s"})
+    objects.remove("PersistShard", "other")
+    folder = "objects/PersistShard"
+    assert synced == [
+        *((f"{folder}/other.tmp", 0), (folder, 2)),
+        *((f"{folder}/other.tmp", 0), (folder, 2)),
+        (folder, 1),
+    ]
