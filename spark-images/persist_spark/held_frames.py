@@ -156,16 +156,19 @@ class HeldFrames:
                     shard.advance()
 
     def close(self) -> None:
-        """Drops all frames, releases all leases and closes the stores. Idempotent. Later loads are refused."""
+        """Drops all frames, releases all leases and closes the stores, all stores at once: one that does not answer keeps no lease of
+        another. Idempotent. Later loads are refused.
+        """
         with self._lock:
             self._is_closed = True
-        for shard in self._snapshot_of_shards():
-            with shard.lock:  # after the loads that began before
-                pass
-        with self._lock:
-            frames = list(self._frames)
-        for frame in frames:
-            self.drop(frame)
+            stores = list(self._stores.values())
+        threads = [threading.Thread(target=self._release, args=(store,), daemon=True) for store in stores[1:]]
+        for thread in threads:
+            thread.start()
+        if stores:
+            self._release(stores[0])
+        for thread in threads:
+            thread.join()
         self._close_stores()
 
     def abandon(self) -> None:
@@ -187,6 +190,16 @@ class HeldFrames:
         with self._lock:
             if self._is_closed:
                 raise InvalidUsage(f"the session that loads shard {options.shard} has ended")
+
+    def _release(self, store: _Store) -> None:
+        for shard in self._snapshot_of_shards():
+            if shard.store is store:
+                with shard.lock:  # after the loads that began before
+                    pass
+        with self._lock:
+            frames = [frame for frame, shard in self._frames.items() if shard.store is store]
+        for frame in frames:
+            self.drop(frame)
 
     def _close_stores(self) -> None:
         with self._lock:

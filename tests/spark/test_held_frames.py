@@ -391,3 +391,32 @@ def test_regression_a_frame_that_is_dropped_while_its_files_are_asked_for_has_no
     lock, known.lock = known.lock, Dropping()
     assert held.plain("f") is None
     assert (shard.readers(), held.count) == ((), 0)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_store_that_does_not_answer_keeps_no_lease_of_another(tmp_path, held, monkeypatch, first):
+    shards = [Shard(tmp_path / "a"), Shard(tmp_path / "b")]
+    for number in (first, 1 - first):
+        shards[number].write(0)
+        held.load(f"f{number}", shards[number].options())
+    drop, answers, other = _HeldShard.drop, threading.Event(), threading.Event()
+
+    def dropped(self, frame):
+        if frame == "f0":
+            answers.wait(60)
+        drop(self, frame)
+        if frame == "f1":
+            other.set()
+
+    monkeypatch.setattr(_HeldShard, "drop", dropped)
+    closing = threading.Thread(target=held.close)
+    closing.start()
+    try:
+        assert other.wait(30)
+        assert (len(shards[0].readers()), shards[1].readers()) == (1, ())
+    finally:
+        answers.set()
+        closing.join()
+    assert shards[0].readers() == ()
+    for one in shards:
+        one.client.close()
