@@ -1,4 +1,4 @@
-"""Desired minus persisted: the updates of a correction, the correction as it is staged and follows others, and what an overwrite left.
+"""Desired minus persisted: the plan of a correction and its updates, how it is staged and follows others, and what an overwrite left.
 
 Vectorised over the rows. `Snapshot.corrections` gives the same updates for rows that were staged. This module knows no frames and no times.
 """
@@ -6,6 +6,7 @@ Vectorised over the rows. `Snapshot.corrections` gives the same updates for rows
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,6 +23,7 @@ from persist_engine.parts.consolidate import merge_runs
 from persist_engine.rows.columns import constant, same_rows
 from persist_engine.rows.predicate import Predicate
 from persist_engine.rows.updates import consolidate
+from persist_engine.table.columns import Columns
 
 _ROW = ("key", "val", "diff")
 #: A correction up to this size stays in memory too, and is staged anew with what others wrote: then it says exactly what it changes.
@@ -31,6 +33,18 @@ FOLLOWED_BYTES_MAX = 64 << 20
 
 #: Of rows of the table, those that a correction retracts.
 Touched = Callable[[pa.RecordBatch], pa.Table]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to correct the contents."""
+
+    updates: Callable[[Snapshot, Columns, int], Iterable[pa.Table]]
+    """The updates at a time that correct a snapshot."""
+    touched: Callable[[pa.RecordBatch, Columns], pa.Table] = lambda rows, _: pa.Table.from_batches([rows])
+    """Of rows of the table, those that the correction retracts; by default all of them."""
+    where: Predicate | None = None
+    """What the rows that it touches fulfil."""
 
 
 class Correction:

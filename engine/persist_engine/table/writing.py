@@ -30,10 +30,9 @@ from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.model.ids import ShardId
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.queries import clock_time, written_upper
-from persist_engine.rows.predicate import Predicate
 from persist_engine.rows.updates import consolidate
 from persist_engine.table.columns import Coerce, Columns
-from persist_engine.table.corrections import Correction, LeftRows, correction, corrections, retracted
+from persist_engine.table.corrections import Correction, LeftRows, Plan, correction, corrections, retracted
 from persist_engine.table.filters import Condition
 from persist_engine.table.frames import Frame, evolved, fitted, held, streamed, table_of, tables_of
 from persist_engine.table.keys import KeySet, one_per_key
@@ -73,18 +72,6 @@ class Written:
             return "Written(nothing, the transaction was committed before)"
         at = "nothing" if self.time is None else f"at {dated(self.time)}"
         return f"Written({at}, inserted={self.inserted}, deleted={self.deleted})"
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """How to correct the contents."""
-
-    updates: Callable[[Snapshot, Columns, int], Iterable[pa.Table]]
-    """The updates at a time that correct a snapshot."""
-    touched: Callable[[pa.RecordBatch, Columns], pa.Table] = lambda rows, _: pa.Table.from_batches([rows])
-    """Of rows of the table, those that the correction retracts; by default all of them."""
-    where: Predicate | None = None
-    """What the rows that it touches fulfil."""
 
 
 class _Basis(NamedTuple):
@@ -157,7 +144,7 @@ class TableWriter:
         rows = one_per_key(structs, order, order_by=order_by)
         if not rows.num_rows:
             return self._corrected(
-                _Plan(lambda *_: (), lambda batch, _: pa.Table.from_batches([batch.slice(0, 0)])),
+                Plan(lambda *_: (), lambda batch, _: pa.Table.from_batches([batch.slice(0, 0)])),
                 notes=notes,
                 columns=columns,
             )
@@ -178,7 +165,7 @@ class TableWriter:
             for batch in snapshot.to_batches():
                 yield retracted(touched(batch, at), time)
 
-        return self._corrected(_Plan(updates, touched, condition.predicate), notes=notes)
+        return self._corrected(Plan(updates, touched, condition.predicate), notes=notes)
 
     def overwrite(self, frame: Frame, *, notes: Notes, expected: int | None, coerce: Coerce | None = None) -> Written:
         """Makes the rows of a frame the contents: writes the difference."""
@@ -203,9 +190,7 @@ class TableWriter:
             return snapshot.corrections([desired.hollow], time=time)
 
         try:
-            return self._corrected(
-                _Plan(updates), notes=notes, expected=expected, columns=columns, not_before=staged_at
-            )
+            return self._corrected(Plan(updates), notes=notes, expected=expected, columns=columns, not_before=staged_at)
         finally:
             writer.discard(desired)
 
@@ -259,7 +244,7 @@ class TableWriter:
                 return corrections(snapshot, desired, time=time)
             return [correction(snapshot.to_table(), desired, time=time)]
 
-        written = self._corrected(_Plan(updates), notes=notes, expected=expected, columns=columns)
+        written = self._corrected(Plan(updates), notes=notes, expected=expected, columns=columns)
         if left is not None and written.time is not None:
             left.keep(written.time, desired)
         return written
@@ -313,7 +298,7 @@ class TableWriter:
         def touched(batch: pa.RecordBatch, _at: Columns) -> pa.Table:
             return keys.among(keys.candidates(pa.Table.from_batches([batch])))
 
-        return self._corrected(_Plan(updates, touched, keys.predicate), notes=notes, columns=columns)
+        return self._corrected(Plan(updates, touched, keys.predicate), notes=notes, columns=columns)
 
     # -- committing ---------------------------------------------------------------------------------------------------
 
@@ -345,7 +330,7 @@ class TableWriter:
 
     def _corrected(
         self,
-        plan: _Plan,
+        plan: Plan,
         *,
         notes: Notes,
         columns: Columns | None = None,
@@ -378,7 +363,7 @@ class TableWriter:
         raise _lost()
 
     def _correct(
-        self, basis: _Basis, plan: _Plan, ticket: Ticket | None, info: bytes | None, *, follows: bool
+        self, basis: _Basis, plan: Plan, ticket: Ticket | None, info: bytes | None, *, follows: bool
     ) -> Written | None:
         """Stages one correction and commits it. After a lost race it `follows` the other writers. None: it must begin anew, as the contents
         had to be made readable first, or it cannot follow.
