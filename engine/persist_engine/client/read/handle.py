@@ -7,6 +7,7 @@ Every snapshot pins the version that it was taken at until it is closed, so that
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -94,6 +95,7 @@ class ReadHandle(Expiring):
         self._lease_ms = lease_ms
         self._downgraded_s = machine.env.monotonic_s()  # monotonic, because the wall clock may be set back
         self._expired = False
+        self._pid = os.getpid()
         self.audited = sampled(machine.env, machine.settings.read.stats_audit_percent)
         """Decides, for every part that statistics let a read skip, whether to fetch it anyway."""
         self._heartbeat = Heartbeat(
@@ -307,12 +309,16 @@ class ReadHandle(Expiring):
             self.downgrade_since(since)
 
     def expire(self) -> None:
-        """Releases the lease (one commit). Open snapshots and listeners lose their blobs. Idempotent."""
+        """Releases the lease (one commit; none in a forked child, where the lease is the parent's). Open snapshots and listeners lose their
+        blobs. Idempotent.
+        """
         with self._lock:
             if self._expired:
                 return
             self._expired = True
         self._machine.metrics.count("lease_dropped_parts", self._leases.count)
+        if self._pid != os.getpid():  # in a forked child: the lease is the parent's
+            return
         self._heartbeat.stop()
         self._machine.expire_leased_reader(self.reader_id)
 

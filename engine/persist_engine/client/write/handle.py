@@ -7,6 +7,7 @@ in, and settle what becomes of every batch. Performs no maintenance: `Appended` 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Sequence
 
@@ -64,10 +65,20 @@ class WriteHandle(Expiring):
         self._upper = machine.state.trace.upper
         self._registered = False
         self._expired = False
-        self.writer_id = WriterId.from_bytes(machine.env.random_bytes(16))
-        """The id of this writer in the shard's state."""
+        self._pid = os.getpid()
+        self._writer_id = WriterId.from_bytes(machine.env.random_bytes(16))
 
     # -- what it knows ------------------------------------------------------------------------------------------------
+
+    @property
+    def writer_id(self) -> WriterId:
+        """The id of this writer in the shard's state. A forked child has another one: an append of unknown outcome finds itself by what
+        stands under its id, which no other process may replace or remove.
+        """
+        if self._pid != os.getpid():
+            self._pid, self._registered = os.getpid(), False
+            self._writer_id = WriterId.from_bytes(self._machine.env.random_bytes(16))
+        return self._writer_id
 
     @property
     def shard_id(self) -> ShardId:
@@ -344,8 +355,9 @@ class WriteHandle(Expiring):
         self._expired = True
         # Never beside an append: the record removed here is what an append of unknown outcome finds itself by.
         with self._append_lock:
+            writer_id = self.writer_id
             if self._registered:
-                self._machine.expire_writer(self.writer_id)
+                self._machine.expire_writer(writer_id)
                 self._registered = False
 
     def __repr__(self) -> str:
@@ -398,10 +410,11 @@ class WriteHandle(Expiring):
         """One compare-and-append of this writer, after those of its other threads: see Machine.compare_and_append."""
         with self._append_lock:
             self._check_open()
+            writer_id = self.writer_id
             self._registered = True
             return self._machine.compare_and_append(
                 hollow,
-                writer_id=self.writer_id,
+                writer_id=writer_id,
                 purpose=self._purpose,
                 progress=None if progress is None else (progress[0], SourceProgress(progress[1], new_upper)),
                 expected_progress=expected_progress,
