@@ -27,8 +27,6 @@ from persist_operator.settings import WorkloadSettings
 
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 10, 600
 _AFTER_CONFLICT_S, _AFTER_SKIPPED_S = 5, 60
-#: The API server refuses a status with a greater number. A report may contain any number, because users can write reports.
-_COUNT_MAX = (1 << 63) - 1
 #: The key of a record of deletions, and nothing else that a report may contain.
 _RECORD = re.compile(r"d\d{15}/d[0-9a-f-]{36}", re.ASCII)
 _TYPE: Mapping[MaintenanceKind, RunType] = {
@@ -364,12 +362,12 @@ def _history_item(run: Run, kind: MaintenanceKind, now_ms: int) -> UpkeepRun:
         end_time=times.to_text(end_ms),
         outcome=outcome,
         runner=run.runner,
-        bytes_read=_count(report, "bytes_read"),
-        bytes_written=_count(report, "bytes_written"),
-        blobs_deleted=_count(report, "blobs_deleted"),
+        bytes_read=auditing.count(report, "bytes_read"),
+        bytes_written=auditing.count(report, "bytes_written"),
+        blobs_deleted=auditing.count(report, "blobs_deleted"),
         deletion_record=_deletion_record(report),
-        diffs_truncated=_count(report, "diffs_truncated"),
-        cpu_seconds=None if (cpu_ms := _count(report, "cpu_ms")) is None else -(-cpu_ms // 1000),
+        diffs_truncated=auditing.count(report, "diffs_truncated"),
+        cpu_seconds=None if (cpu_ms := auditing.count(report, "cpu_ms")) is None else -(-cpu_ms // 1000),
         message=clip(redact(message), 512),
     )
 
@@ -378,11 +376,6 @@ def _deletion_record(report: Mapping[str, Any]) -> str | None:
     """None for a report without one, or with anything else in its place."""
     key = report.get("deletion_record")
     return key if isinstance(key, str) and _RECORD.fullmatch(key) is not None else None
-
-
-def _count(report: Mapping[str, Any], name: str) -> int | None:
-    value = report.get(name)
-    return int(value) if isinstance(value, int) and 0 <= value <= _COUNT_MAX else None
 
 
 def _settled(block: Upkeep, shard: Shard, run: Run, item: UpkeepRun, now_ms: int) -> Upkeep:

@@ -20,8 +20,6 @@ from persist_operator.plan.hints import TakeOver, Words
 from persist_operator.plan.observed import Claim, NotOwned, OwnerState
 from persist_operator.settings import OperatorSettings
 
-_KEEP = "set its spec.reclaimPolicy to Retain to keep what is still there"
-
 
 def owner_of(shard: Shard, settings: OperatorSettings) -> Owner:
     """The owner that stands in the store for this resource. It stays the same when the resource is deleted and applied again."""
@@ -69,10 +67,8 @@ def refusal(shard: Shard, found: NotOwned, settings: OperatorSettings, words: Wo
     theirs = found.owner
     conflict = f"{theirs.namespace}/{theirs.name} of operator {theirs.operator_id} owns shard {found.shard_id}"
     if found.owner_state == "Ends":
-        return (
-            "ShardIdConflict",
-            f"{conflict}, and is being deleted, which ends the shard; name another shardId, or {_KEEP}",
-        )
+        ways = "name another shardId, or set its spec.reclaimPolicy to Retain to keep what is still there"
+        return "ShardIdConflict", f"{conflict}, and is being deleted, which ends the shard; {ways}"
     easy = _is_neighbour(shard, theirs, settings) or _take_over(shard, settings) == "Any"
     ways = words(TakeOver(found.shard_id, mine, by_annotation=easy))
     return "ShardIdConflict", f"{conflict}; name another shardId, or to take it over {ways}"

@@ -109,12 +109,12 @@ def with_findings(
         if kind == "verify" and run is not None:
             found = _verification(run, report)
             if found is not None:
-                verification, kept = found, replace(kept, missing_blobs=_count(report, "missing_blobs"))
-        elif run is not None and _count(report, "orphan_blobs") is not None:
+                verification, kept = found, replace(kept, missing_blobs=count(report, "missing_blobs"))
+        elif run is not None and count(report, "orphan_blobs") is not None:
             kept = replace(
                 kept,
-                orphan_blobs=_count(report, "orphan_blobs"),
-                orphan_bytes=_count(report, "orphan_bytes"),
+                orphan_blobs=count(report, "orphan_blobs"),
+                orphan_bytes=count(report, "orphan_bytes"),
             )
     storage = replace(
         status.storage,
@@ -138,18 +138,19 @@ def _news(
 def _verification(run: Run, report: Mapping[str, Any]) -> Verification | None:
     """None for a report without a verdict: pods in the resource's namespace can write what they like."""
     verdict = next((one for one in get_args(Verdict) if one == report.get("verdict")), None)
-    if verdict is None or _count(report, "missing_blobs") is None:
+    if verdict is None or count(report, "missing_blobs") is None:
         return None
     return Verification(
         verdict=verdict,
         mode="Full" if report.get("mode") == "Full" else "Metadata",
         time=times.to_text(run.finished_ms or run.created_ms),
-        errors=_count(report, "errors"),
+        errors=count(report, "errors"),
         message=clip(redact(str(report.get("message") or "")), _MESSAGE_MAX),
     )
 
 
-def _count(report: Mapping[str, Any], name: str) -> int | None:
+def count(report: Mapping[str, Any], name: str) -> int | None:
+    """The number of this name in a report; None for a report without one, or with anything else in its place."""
     value = report.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _COUNT_MAX else None
 
