@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 
+import pyarrow.parquet as pq
 import pytest
 from collectors import are_gone
 from persist_engine import Antichain, Appended, Location, PersistClient, Schema, ShardId, filter_of
@@ -204,6 +205,37 @@ def test_damage_and_loss_are_errors_whatever_the_session_ignores(shard, spark):
     finally:
         spark.conf.unset("spark.sql.files.ignoreCorruptFiles")
         spark.conf.unset("spark.sql.files.ignoreMissingFiles")
+
+
+def test_a_part_in_the_place_of_another_one_is_read_by_python_which_names_the_key(shard):
+    """Each of its pages has a right checksum, so Spark would show its rows."""
+    shard.append(range(400), time=5)
+    shard.append(range(400, 800), time=6)
+    assert is_by_spark(shard.load())
+    first, second = sorted((shard.folder / "blobs" / shard.id).glob("n*/p*"))[:2]
+    first.write_bytes(second.read_bytes())
+    frame = shard.load()
+    assert not is_by_spark(frame)
+    with pytest.raises(Exception, match=f"{first.name}.* checksum"):
+        frame.count()
+
+
+def test_spark_trusts_no_bloom_filter_that_is_damaged(shard):
+    """Spark skips each row group whose filter lacks a value, and no checksum of Parquet covers a filter."""
+    shard.client.set_filtered(shard.id, ["key.area"])
+    shard.append(range(400), time=5)
+    assert is_by_spark(shard.load())
+    for file in (shard.folder / "blobs" / shard.id).glob("n*/p*"):
+        metadata = pq.read_metadata(file)
+        names = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
+        column = metadata.row_group(0).column(names.index("key.area"))
+        with file.open("r+b") as opened:
+            opened.seek(column.bloom_filter_offset + 32)
+            opened.write(bytes(column.bloom_filter_length - 32))
+    frame = shard.load()
+    assert not is_by_spark(frame)
+    with pytest.raises(Exception, match="/p.* checksum"):
+        frame.where("area = 'ä2'").count()
 
 
 @pytest.mark.parametrize("how", ["derived", "rdd", "cached"])

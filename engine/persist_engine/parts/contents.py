@@ -83,17 +83,19 @@ class Contents:
     def plain_blobs(self) -> list[str] | None:
         """The keys of the blobs that hold exactly the rows, each with diff 1, in the schema of the read, and others only if `where` hides
         them: whatever reads their columns key and val, and applies `where`, has the contents. None when a row is inline, elsewhere cut off
-        or rewritten, later than `as_of`, or not known to count once.
+        or rewritten, later than `as_of`, or not known to count once, and when a blob does not end as its part did when it was written.
         """
         if self.key_range is not None or self.audits:
             return None
-        keys: list[str] = []
+        plain: list[tuple[Description, HollowPart]] = []
         for batch in self.batches:
             for part in batch.part_list():
                 if not isinstance(part, HollowPart) or not self.counts_once(batch.desc, part):
                     return None
-                keys.append(blob_key(self.source.shard_id, part.key))
-        return keys
+                plain.append((batch.desc, part))
+        if not all(self.source.ends_as_written(part, desc) for desc, part in plain):
+            return None
+        return [blob_key(self.source.shard_id, part.key) for _, part in plain]
 
     def counts_once(self, desc: Description, part: HollowPart) -> bool:
         """Whether each row of the part has diff 1 and is shown as it is stored, unless `where` hides it. Positive diffs that add up to the

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -29,6 +30,9 @@ from persist_engine.rows.filter import Filter, Lacks, nothing_lacks
 from persist_engine.rows.part_stats import stats_name
 from persist_engine.rows.schema import Schema
 from persist_engine.storage.blob import Blob
+
+if TYPE_CHECKING:
+    from persist_engine.codec.bloom import PartFilters
 
 #: What `PartSource.get` returns and `PartSource.open` takes.
 Fetched = bytes | Pieces
@@ -91,6 +95,22 @@ class PartSource:
             return self._pieces(part, part.footer, partial(self._range, key, desc), key)
         return self._fetched(key, desc, lambda: self.blob.get(key))
 
+    def ends_as_written(self, part: HollowPart, desc: Description) -> bool:
+        """Whether the blob is there, and its footer and Bloom filters are those of `part`. A reader that knows no checksum of state, only
+        those of Parquet's pages, then gets the rows of this part, and skips none of them. Fetches no row. Retries storage errors.
+        """
+        footing = part.footer
+        if footing is None:
+            return False
+        key = blob_key(self.shard_id, part.key)
+        try:
+            # One byte more than there should be: such a reader looks for the footer at the end of the file.
+            get = partial(self._range, key, desc)
+            _, filters = _tail(part, footing, lambda start, size: get(start, size + 1), key, footing.filters_bytes)
+        except (CorruptData, MissingBlob):
+            return False
+        return filters is not None or not footing.filters_bytes
+
     def _is_narrowed(self, part: HollowPart) -> bool:
         """Whether `where` may rule out some row groups of `part`, and not all that it says is known of the whole part."""
         if self.where is None or part.footer is None or part.size_bytes <= CUT_BYTES_MIN:
@@ -104,14 +124,7 @@ class PartSource:
 
     def _pieces(self, part: HollowPart, footing: Footing, get: Callable[[int, int], bytes], key: str) -> Pieces:
         before = footing.filters_bytes if self._has_filters(footing) else 0
-        start = part.size_bytes - footing.size_bytes - before
-        tail = get(start, before + footing.size_bytes)
-        footer = Footer.read(tail[before:], key=key, expected_checksum=footing.checksum)
-        filters = None
-        if before:
-            from persist_engine.codec.bloom import PartFilters  # most shards have none
-
-            filters = PartFilters.read(tail[:before], start=start, metadata=footer.metadata)
+        footer, filters = _tail(part, footing, get, key, before)
         groups = [
             number
             for number, each in enumerate(footer.groups)
@@ -233,6 +246,20 @@ class PartToRead:
         if self._ts_rewrite is not None:
             table = updates.advance_times(table, self._ts_rewrite)
         return updates.time_filter(table, self._registered.lower, self._registered.upper)
+
+
+def _tail(
+    part: HollowPart, footing: Footing, get: Callable[[int, int], bytes], key: str, before: int
+) -> tuple[Footer, PartFilters | None]:
+    """The footer, and what the `before` bytes in front of it are: all filters, or nothing. CorruptData for another footer."""
+    start = part.size_bytes - footing.size_bytes - before
+    tail = get(start, before + footing.size_bytes)
+    footer = Footer.read(tail[before:], key=key, expected_checksum=footing.checksum)
+    if not before:
+        return footer, None
+    from persist_engine.codec.bloom import PartFilters  # most shards have none
+
+    return footer, PartFilters.read(tail[:before], start=start, metadata=footer.metadata)
 
 
 def _check_description(written: Description, registered: Description, part: Part, key: str) -> None:

@@ -1,7 +1,8 @@
 """The files of a table as a dataset of pyarrow, for engines that plan over files: polars' `scan_pyarrow_dataset`, DuckDB, Dask.
 
 Such an engine reads each file by itself, so every row of every file must be a row of the table: no retraction, no row outside the bounds of
-its batch, no older schema. This module decides that by descriptors and opens no file. It holds nothing: see `dataset_of`.
+its batch, no older schema. This module decides that by descriptors and opens no file. It holds nothing: see `dataset_of`. When such an engine opens a file, the footer is
+compared with the descriptor.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyarrow import fs
 
-from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.errors import CorruptData, InvalidUsage
+from persist_engine.codec.damage import checksum
 from persist_engine.codec.inline_part import decode_inline
 from persist_engine.codec.keys import blob_key
 from persist_engine.model.batch import HollowPart, HollowRun, InlinePart, RunPart
@@ -53,15 +55,19 @@ def dataset_of(machine: Machine) -> ds.Dataset:
     held = ds.dataset(pa.concat_tables([schema.empty_table(), *inline]))
     if not files:
         return held
-    sizes = {blob_key(machine.shard_id, part.key): part.size_bytes for part in files}
+    parts = {blob_key(machine.shard_id, part.key): part for part in files}
 
     def read(key: str, start: int, size_bytes: int) -> bytes | None:
         get = partial(machine.blob.get_range, key, start, size_bytes)
         return machine.retry.external("get part", get, shard=machine.shard_id)
 
-    store = fs.PyFileSystem(_Store(read, sizes))
+    store = fs.PyFileSystem(_Store(read, parts))
+    pages = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
     stored = ds.FileSystemDataset.from_paths(
-        list(sizes), schema=schema, format=ds.ParquetFileFormat(), filesystem=store
+        list(parts),
+        schema=schema,
+        format=ds.ParquetFileFormat(default_fragment_scan_options=pages),
+        filesystem=store,
     )
     return ds.dataset([stored, held]) if inline else stored
 
@@ -105,8 +111,8 @@ def _rows(part: InlinePart, schema: Schema) -> pa.Table:
 class _Store(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no types
     """The blobs of one table as files that can only be read."""
 
-    def __init__(self, read: Read, sizes: dict[str, int]) -> None:
-        self._read, self._sizes = read, sizes
+    def __init__(self, read: Read, parts: dict[str, HollowPart]) -> None:
+        self._read, self._parts = read, parts
 
     def get_type_name(self) -> str:
         return "persist"
@@ -116,17 +122,17 @@ class _Store(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no type
 
     def get_file_info(self, paths: list[str]) -> list[fs.FileInfo]:
         return [
-            fs.FileInfo(path, fs.FileType.File, size=self._sizes[path])
-            if path in self._sizes
+            fs.FileInfo(path, fs.FileType.File, size=self._parts[path].size_bytes)
+            if path in self._parts
             else fs.FileInfo(path, fs.FileType.NotFound)
             for path in paths
         ]
 
     def get_file_info_selector(self, _selector: fs.FileSelector) -> list[fs.FileInfo]:
-        return self.get_file_info(list(self._sizes))
+        return self.get_file_info(list(self._parts))
 
     def open_input_file(self, path: str) -> pa.PythonFile:
-        return pa.PythonFile(io.BufferedReader(_File(self._read, path, self._sizes[path])), mode="r")
+        return pa.PythonFile(io.BufferedReader(_File(self._read, path, self._parts[path])), mode="r")
 
     def open_input_stream(self, path: str) -> pa.PythonFile:
         return self.open_input_file(path)
@@ -139,10 +145,19 @@ class _Store(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no type
 
 
 class _File(io.RawIOBase):
-    """One blob, read in ranges."""
+    """One blob, read in ranges. CorruptData when it does not end with the footer of its part, which says where everything else is; the
+    pages have checksums that pyarrow verifies. A part that names no footer is read and verified whole.
+    """
 
-    def __init__(self, read: Read, key: str, size_bytes: int) -> None:
-        self._read, self._key, self._size_bytes, self._at = read, key, size_bytes, 0
+    def __init__(self, read: Read, key: str, part: HollowPart) -> None:
+        self._read, self._key, self._size_bytes, self._at = read, key, part.size_bytes, 0
+        size, expected = (
+            (part.size_bytes, part.checksum) if part.footer is None else (part.footer.size_bytes, part.footer.checksum)
+        )
+        self._tail_at = part.size_bytes - size
+        self._tail = self._get(self._tail_at, size)
+        if (found := checksum(self._tail)) != expected:
+            raise CorruptData(f"part {key}: the checksum of its footer is {found}, state says {expected}", key=key)
 
     def readable(self) -> bool:
         return True
@@ -161,11 +176,16 @@ class _File(io.RawIOBase):
         wanted = min(len(buffer), self._size_bytes - self._at)
         if wanted <= 0:
             return 0
-        found = self._read(self._key, self._at, wanted)
+        behind = self._at - self._tail_at
+        found = self._tail[behind : behind + wanted] if behind >= 0 else self._get(self._at, min(wanted, -behind))
+        buffer[: len(found)] = found
+        self._at += len(found)
+        return len(found)
+
+    def _get(self, start: int, size_bytes: int) -> bytes:
+        found = self._read(self._key, start, size_bytes)
         if found is None:
             raise FileNotFoundError(
                 f"{self._key} was deleted after the table was written again: call to_dataset() once more"
             )
-        buffer[: len(found)] = found
-        self._at += len(found)
-        return len(found)
+        return found

@@ -11,9 +11,10 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 from persist_engine import Settings, connect
-from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.errors import CorruptData, InvalidUsage
 from persist_engine.base.settings import BatchSettings
 
 FLAT = {name: ds.field(side, name) for side, name in (("key", "id"), ("val", "name"), ("val", "price"))}
@@ -50,6 +51,24 @@ def test_a_dataset_has_the_rows_of_files_and_of_the_log(table, request):
     assert some.column("name").to_pylist() == ["n70"]
     polars = pl.scan_pyarrow_dataset(dataset).select(pl.col("key").struct.field("id").sum()).collect()
     assert polars.item() == sum(range(100))
+
+
+def test_a_file_that_is_damaged_or_in_the_place_of_another_one_is_an_error(stored, tmp_path):
+    stored.append(rows(0, 5000))
+    stored.append(rows(5000, 5000))
+    first, second = sorted((tmp_path / "shop" / "blobs" / stored.id).glob("n*/p*"))
+    good = first.read_bytes()
+    names = pq.read_metadata(first).row_group(0).column(1)
+    for at in (names.data_page_offset + names.total_compressed_size // 2, len(good) - 9):
+        first.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+        with pytest.raises((CorruptData, OSError), match="CRC checksum verification|the checksum of its footer"):
+            stored.to_dataset().to_table()
+    first.write_bytes(second.read_bytes())
+    for read in (lambda: stored.to_dataset().to_table(), lambda: stored.to_dataset().count_rows()):
+        with pytest.raises(CorruptData, match=f"{first.name}: the checksum of its footer is .*, state says"):
+            read()
+    first.write_bytes(good)
+    assert stored.to_dataset().count_rows() == 10_000
 
 
 def test_files_with_more_than_the_rows_are_refused_until_they_are_optimized(stored):

@@ -177,8 +177,8 @@ class Snapshot:
 
     def plain_blobs(self) -> list[str] | None:
         """The keys of the blobs, Parquet files (spec 29.12), whose columns key and val are exactly the contents, once `where` is applied to
-        them: every row there is once, and this read hides none of them but by `where`. None when that is not known, or rows are inline. The
-        blobs stay while this snapshot is open.
+        them: every row there is once, and this read hides none of them but by `where`. None when that is not known, or rows are inline, or
+        a blob has another footer or other Bloom filters than its part. The blobs stay while this snapshot is open.
         """
         self.check_open()
         return self._contents.plain_blobs()
