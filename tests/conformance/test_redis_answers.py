@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import socketserver
 import threading
 
 import pytest
@@ -62,6 +64,53 @@ def test_the_reply_to_an_interrupted_call_is_dropped(redis, consensus, monkeypat
             consensus.compare_and_set("s1", entry(3).tip, entry(4))
     assert consensus.head("s1") in (entry(3), entry(4))
     waker.join()
+
+
+@pytest.fixture(params=["taken", "not taken"])
+def mixed_up(redis, request):
+    """The port of a proxy to `redis`, and a list: the proxy answers the next script with each of its bytes, in place of Redis, which
+    gets the script or does not.
+    """
+    answers: list[bytes] = []
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with socket.create_connection(("127.0.0.1", redis.port)) as server:
+                while asked := self.request.recv(1 << 16):
+                    wrong = answers.pop(0) if answers and b"EVALSHA" in asked else None
+                    if wrong is None or request.param == "taken":
+                        server.sendall(asked)
+                        right = server.recv(1 << 16)
+                    self.request.sendall(right if wrong is None else wrong)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as proxy:
+        proxy.daemon_threads = True
+        thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield proxy.server_address[1], answers
+        proxy.shutdown()
+        thread.join()
+
+
+FOREIGN = [b"+OK\r\n", b":1\r\n", b"$-1\r\n", b"*0\r\n", b"*-1\r\n", b"*2\r\n$2\r\nOK\r\n:0\r\n"]
+
+
+@pytest.mark.parametrize("answer", [*FOREIGN, b"*3\r\n$2\r\nOK\r\n:0\r\n$6\r\nother0\r\n"])
+def test_an_answer_to_another_call_is_no_commit(redis, consensus, fresh_name, mixed_up, answer):
+    """Such as a proxy gives that mixes up its connections. The next call has its own answer."""
+    fill(consensus, "s1", 1, 3)
+    port, answers = mixed_up
+    other = opened(redis.url.replace(str(redis.port), str(port)), fresh_name)
+    assert other.head("s1") == entry(3)
+    answers.append(answer)
+    with pytest.raises(Indeterminate, match="compare_and_set s1 at redis://.*the answer is that of another call"):
+        other.compare_and_set("s1", entry(3).tip, entry(4))
+    for read in (other.head, lambda key: other.scan(key, SeqNo(0), SCAN_ALL)):
+        answers.append(answer)
+        with pytest.raises(Indeterminate, match="the answer is that of another call"):
+            read("s1")
+    assert other.head("s1") in (entry(3), entry(4))
+    other.close()
 
 
 @pytest.fixture

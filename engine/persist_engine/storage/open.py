@@ -86,7 +86,7 @@ def open_consensus(url: str, *, env: Env, metrics: Metrics, create: bool = True)
             with needs_extra("redis", "a log in Redis"):
                 from persist_engine.storage.redis.consensus import open_redis_consensus
 
-            consensus = open_redis_consensus(RedisAddress.of(parsed))
+            consensus = open_redis_consensus(RedisAddress.of(parsed), env=env)
     return MeteredConsensus(consensus, env=env, metrics=metrics)
 
 

@@ -9,6 +9,9 @@ its entry, and passes both to every script. The script refuses a log that has fa
 after acknowledging it is therefore reported (ForkedLog) and never silently overwritten. The tag detects a log that was wiped or
 rolled back and has since grown to the same length. A restart that lost nothing is only logged.
 
+Each call has a name, and the answer of its script ends with it: an answer to another call, which a proxy between client and Redis
+mixed up, is never taken for a commit.
+
 Acknowledged means that Redis has the commit, so Redis must keep it. `durability` refuses settings that do not guarantee that,
 for the process that was opened and for each process that replaces it.
 """
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import logging
 import threading
 from collections.abc import Iterator
@@ -28,6 +32,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from persist_engine.base.env import Env
 from persist_engine.base.errors import (
     CorruptData,
     Determinate,
@@ -92,13 +97,14 @@ _REFUSED_WORDS = ("NOAUTH", "WRONGPASS", "NOPERM", "DENIED", "DB index", "invali
 _NO_LOG = "s00000000-0000-0000-0000-000000000000"
 
 
-def open_redis_consensus(at: RedisAddress) -> RedisConsensus:
+def open_redis_consensus(at: RedisAddress, *, env: Env) -> RedisConsensus:
     """Connect and check that the server is a single primary and, except with `unsafe`, that it keeps what it acknowledges.
     Errors as of open_consensus; StoreRefused if Redis rejects the address or the credentials.
     """
     is_checked = not at.unsafe
     pool = redis_pool(at, watch=RunWatch(address=at.shown) if is_checked else None)
-    consensus = RedisConsensus(pool, prefix=at.prefix, address=at.shown, push=at.push)
+    caller = env.random_bytes(6).hex()
+    consensus = RedisConsensus(pool, prefix=at.prefix, address=at.shown, push=at.push, caller=caller)
     try:
         notes = check_role(consensus.ask, address=at.shown)
         if is_checked:
@@ -123,7 +129,10 @@ def open_redis_consensus(at: RedisAddress) -> RedisConsensus:
 class RedisConsensus:
     """See the module. Thread-safe, and linearizable as long as one primary serves."""
 
-    def __init__(self, pool: redis.BlockingConnectionPool, *, prefix: str, address: str, push: bool = True) -> None:
+    def __init__(
+        self, pool: redis.BlockingConnectionPool, *, prefix: str, address: str, push: bool = True, caller: str = ""
+    ) -> None:
+        """`caller` distinguishes the calls of this client from those of others."""
         if "{" in prefix or "}" in prefix:
             raise InvalidUsage(f"{address}: prefix {prefix!r} must not contain braces")
         self._pool = pool
@@ -133,6 +142,7 @@ class RedisConsensus:
         self._known: dict[str, tuple[SeqNo, str]] = {}
         self._known_lock = threading.Lock()
         self._closed = False
+        self._caller, self._calls = caller, itertools.count()
 
     def head(self, key: str) -> VersionedData | None:
         """See Consensus."""
@@ -242,11 +252,12 @@ class RedisConsensus:
         # Read before the call: only replies that began after the head was known must include it.
         known, tag = self._known.get(key, (None, ""))
         names = (f"{self._prefix}{{{key}}}:m", f"{self._prefix}{{{key}}}:l")
-        tail = (2, *names, EPOCH, "" if known is None else f"{int(known)}{tag}", *args)
+        call = f"{self._caller}:{next(self._calls)}"
+        tail = (2, *names, EPOCH, "" if known is None else f"{int(known)}{tag}", *args, call)
         try:
-            answer = self._exchange(script.verb, key, ("EVALSHA", script.sha1, *tail))
+            answer = self._exchange(script.verb, key, ("EVALSHA", script.sha1, *tail), call=call)
         except _UnknownScript:
-            answer = self._exchange(script.verb, key, ("EVAL", script.source, *tail))
+            answer = self._exchange(script.verb, key, ("EVAL", script.source, *tail), call=call)
         where = f"{script.verb} {key} at {self._address}"
         match answer[0]:
             case b"CORRUPT":
@@ -268,9 +279,9 @@ class RedisConsensus:
                 raise Fenced(f"{where}: the log's epoch is {answer[1].decode()}, this process uses {EPOCH}", key=key)
         return cast("list[Any]", answer)
 
-    def _exchange(self, verb: str, key: str, command: tuple[str | bytes | int, ...]) -> Any:
+    def _exchange(self, verb: str, key: str, command: tuple[str | bytes | int, ...], *, call: str | None = None) -> Any:
         """Send one command and return its reply, without retries. Errors are Determinate until the first byte may have been
-        sent, then Indeterminate.
+        sent, then Indeterminate. So is a reply that does not end with the name `call`.
         """
         where = f"{verb} {key}".rstrip() + f" at {self._address}"
         if self._closed:
@@ -285,6 +296,8 @@ class RedisConsensus:
         try:
             connection.send_command(*command)
             reply = connection.read_response()
+            if call is not None and not (isinstance(reply, list) and reply and reply[-1] == call.encode()):
+                raise redis.exceptions.InvalidResponse("the answer is that of another call")
             answered = True
         except redis.exceptions.NoScriptError as error:
             answered = True
@@ -319,12 +332,18 @@ class _UnknownScript(Exception):
 
 
 class _Script:
-    """One verb: the shared prelude and the verb's own file."""
+    """One verb: the shared prelude and the verb's own file, as a function. Its reply, unless an error, gets the name of the call, which
+    is the last argument, as last element.
+    """
 
     def __init__(self, verb: str) -> None:
         folder = resources.files("persist_engine.storage.redis").joinpath("lua")
         self.verb = verb
-        self.source = "\n".join(folder.joinpath(f"{name}.lua").read_text() for name in ("prelude", verb))
+        body = "\n".join(folder.joinpath(f"{name}.lua").read_text() for name in ("prelude", verb))
+        self.source = (
+            f"local function verb()\n{body}\nend\n"
+            "local reply = verb()\nif not reply.err then\n  reply[#reply + 1] = ARGV[#ARGV]\nend\nreturn reply\n"
+        )
         self.sha1 = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
 

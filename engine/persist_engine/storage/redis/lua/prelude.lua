@@ -2,6 +2,7 @@
 -- ARGV[1]: the caller's epoch. ARGV[2]: the highest head of this log that the caller knows, or ''; as `head:tag` if the caller
 -- knows that entry. t is the `head:tag` of the newest entry.
 -- Seqnos are passed as decimal strings, because Lua's numbers are exact only below 2^53. Replies begin with a status word.
+-- The last argument is the name of the call: the client lets each reply end with it.
 -- SUBTLE: Lua has no rollback, so every check precedes the first write. After that, only an ACL can refuse a write (it may forbid one of
 -- two commands). The first write is then undone; otherwise the log would count as corrupt forever.
 local meta, list = KEYS[1], KEYS[2]
