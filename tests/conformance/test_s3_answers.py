@@ -58,7 +58,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return
         status, content, headers = answer
         self.send_response(status)
-        for name, value in ({"Content-Length": str(len(content))} | headers).items():
+        for name, value in ({"Content-Length": str(len(content)), "ETag": '"1"'} | headers).items():
             if value is not None:
                 self.send_header(name, value)
         if headers:
@@ -173,6 +173,35 @@ def test_a_request_that_a_proxy_took_and_did_not_answer_may_have_happened(
     blob.close()
 
 
+@pytest.mark.parametrize("body", [b"", b"<html>sign in</html>"])
+@pytest.mark.parametrize("status", [200, 201, 204])
+def test_a_put_that_another_server_answers_is_not_stored(endpoint: Endpoint, status: int, body: bytes) -> None:
+    """S3 names the ETag of what it stored."""
+    endpoint.answer = lambda *_: (status, body if status != 204 else b"", {"ETag": None})
+    blob = unprobed(endpoint.url)
+    with pytest.raises(Indeterminate, match="set a at s3://bucket/p: the answer has no ETag"):
+        blob.set("a", b"x")
+    blob.close()
+
+
+@pytest.mark.parametrize("status", [301, 302, 307])
+def test_an_endpoint_that_begins_to_redirect_is_a_failure_of_the_store(endpoint: Endpoint, status: int) -> None:
+    """A bucket that moved, or a gateway that asks to sign in: calls are repeated, as after each failure of a store."""
+    endpoint.answer = lambda *_: (status, b"", {"Location": f"{endpoint.url}/elsewhere"})
+    blob = unprobed(endpoint.url)
+    calls: list[Callable[[], object]] = [
+        lambda: blob.set("a", b"x"),
+        lambda: blob.get("a"),
+        lambda: blob.get_range("a", 0, 1),
+        lambda: blob.delete("a"),
+        lambda: list(blob.list_prefix("")),
+    ]
+    for call in calls:
+        with pytest.raises(Indeterminate, match="at s3://bucket/p: the endpoint redirects without end"):
+            call()
+    blob.close()
+
+
 def test_a_gateway_that_ran_out_of_patience_does_not_know(endpoint: Endpoint) -> None:
     endpoint.answer = lambda *_: (408, b"", {})
     blob = unprobed(endpoint.url)
@@ -239,6 +268,29 @@ def test_rotated_credentials_need_no_new_process(
     mount("second")
     env.late_s += CREDENTIALS_S
     blob.set("a", b"x")
+    blob.close()
+
+
+def test_a_token_that_expired_is_read_anew_when_only_deletions_notice_it(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3 answers 400 to a HEAD with an expired token, and such an answer has no body that names the reason."""
+    valid = "first"
+
+    def answer(verb: str, *_: object) -> Answer:
+        if f"Credential={valid}/" in endpoint.authorization:
+            return (200, b"", {}) if verb == "HEAD" else (204, b"", {})
+        return (400, b"<Error><Code>ExpiredToken</Code></Error>", {})
+
+    endpoint.answer = answer
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "first")
+    blob = unprobed(endpoint.url)
+    assert blob.delete("a") == 0
+    valid = "second"
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "second")
+    with pytest.raises(Determinate, match=r"delete a at s3://bucket/p: .*400"):
+        blob.delete("a")
+    assert blob.delete("a") == 0
     blob.close()
 
 

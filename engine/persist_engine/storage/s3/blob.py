@@ -103,12 +103,12 @@ def open_s3_blob(at: S3Address, *, env: Env, metrics: Metrics) -> S3Blob:
             blob.probe()
         else:
             next(blob.list_prefix("probe"), None)
-    except RecursionError as error:
-        blob.close()
-        text = "the endpoint redirects without end: check that it is S3, and whether it needs https"
-        raise StoreRefused(f"open blob store: {address}: {text}") from error
     except StorageError as error:
         blob.close()
+        if isinstance(error.__cause__, RecursionError):
+            raise StoreRefused(
+                f"open blob store: {error}: check that it is S3, and whether it needs https"
+            ) from error
         if _needs_https(at.endpoint):
             raise StoreRefused(
                 f"open blob store: {error}: the server speaks TLS; use an endpoint with https://"
@@ -177,13 +177,19 @@ class S3Blob:
             return None if (whole := self.get(key)) is None else whole[start : start + size_bytes]
 
     def set(self, key: str, value: bytes) -> None:
-        """See Blob. One request, whatever the size."""
+        """See Blob. One request, whatever the size. S3 names the ETag of what it stored: an answer without one is that of another server,
+        such as a proxy that asks to sign in, and the driver takes every 200 for success.
+        """
         check_blob_value(key, value)
-        at = self._at(key)
+        at, body = self._at(key), self._body(value)
         try:
-            self._run("set", lambda client, _: client.put_object(**at, **self._body(value)), byte_count=len(value))
+            stored = self._run("set", lambda client, _: client.put_object(**at, **body), byte_count=len(value))
         except _DRIVER_ERRORS as error:
             raise self._mapped("set", key, error) from error
+        if not stored.get("ETag"):
+            raise Indeterminate(
+                f"set {key} at {self._address}: the answer has no ETag, so it is not known to be stored", key=key
+            )
 
     def delete(self, key: str) -> int | None:
         """See Blob. The size is read just before the delete; it is 0 if a proxy dropped it from the answer."""
@@ -420,6 +426,8 @@ class S3Blob:
             text += f": bucket {self._bucket}: {code} ({status}): {error.response.get('Error', {}).get('Message', '')}"
             refused = 400 <= status < 500 and status != REQUEST_TIMEOUT and code not in _UNDECIDED_CODES
             return (Determinate if refused else Indeterminate)(text, key=key, code=code)
+        if isinstance(error, RecursionError):  # the driver follows each redirect in a call of its own
+            return Indeterminate(f"{text}: the endpoint redirects without end", key=key)
         kind = Determinate if isinstance(error, _NEVER_SENT) else Indeterminate
         return kind(f"{text}: {error}", key=key)
 
@@ -434,13 +442,14 @@ _NO_CREDENTIALS = (
     botocore.exceptions.PartialCredentialsError,
     botocore.exceptions.CredentialRetrievalError,
 )
-#: Codes for which other credentials may help. "403" stands for an answer without a body.
-_REFUSED_CREDENTIALS = ("403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")
+#: Codes for which other credentials may help. "403" stands for an answer without a body, and so does "400", of a token that has expired.
+_REFUSED_CREDENTIALS = ("400", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")
 _DRIVER_ERRORS = (
     botocore.exceptions.BotoCoreError,
     botocore.exceptions.ClientError,
     botocore.parsers.ResponseParserError,
     OSError,
+    RecursionError,
 )
 #: 4xx answers that may not recur.
 _TRANSIENT_STATUSES = (REQUEST_TIMEOUT, 409, 412, 425, 429)
