@@ -38,6 +38,9 @@ from persist_engine.rows.filter import Filter
 from persist_engine.rows.projection import Projection
 from persist_engine.rows.updates import diffs_sum, with_canonical_floats
 
+#: The ends of so many blobs are looked at at once: each is one small request, and a shard may have thousands of blobs.
+_CHECK_THREADS = 16
+
 
 @dataclass(frozen=True)
 class Contents:
@@ -93,8 +96,9 @@ class Contents:
                 if not isinstance(part, HollowPart) or not self.counts_once(batch.desc, part):
                     return None
                 plain.append((batch.desc, part))
-        if not all(self.source.ends_as_written(part, desc) for desc, part in plain):
-            return None
+        with ThreadPoolExecutor(_CHECK_THREADS, thread_name_prefix="persist-parts") as pool:
+            if not all(pool.map(lambda each: self.source.ends_as_written(each[1], each[0]), plain)):
+                return None
         return [blob_key(self.source.shard_id, part.key) for _, part in plain]
 
     def counts_once(self, desc: Description, part: HollowPart) -> bool:

@@ -1,8 +1,8 @@
 """The files of a table as a dataset of pyarrow, for engines that plan over files: polars' `scan_pyarrow_dataset`, DuckDB, Dask.
 
 Such an engine reads each file by itself, so every row of every file must be a row of the table: no retraction, no row outside the bounds of
-its batch, no older schema. This module decides that by descriptors and opens no file. It holds nothing: see `dataset_of`. When such an engine opens a file, the footer is
-compared with the descriptor.
+its batch, no older schema. This module decides that by descriptors and opens no file. It holds nothing: see `dataset_of`. When
+such an engine opens a file, the footer is compared with the descriptor.
 """
 
 from __future__ import annotations

@@ -106,9 +106,7 @@ def open_s3_blob(at: S3Address, *, env: Env, metrics: Metrics) -> S3Blob:
     except StorageError as error:
         blob.close()
         if isinstance(error.__cause__, RecursionError):
-            raise StoreRefused(
-                f"open blob store: {error}: check that it is S3, and whether it needs https"
-            ) from error
+            raise StoreRefused(f"open blob store: {error}: check that it is S3, and whether it needs https") from error
         if _needs_https(at.endpoint):
             raise StoreRefused(
                 f"open blob store: {error}: the server speaks TLS; use an endpoint with https://"
