@@ -17,7 +17,6 @@ from typing import Any
 
 from persist_engine.base.env import Env
 from persist_engine.base.errors import CorruptData
-from persist_engine.storage.directories import make_directory, sync_directory
 
 from persist_operator.api import times
 from persist_operator.api.names import API_VERSION
@@ -79,7 +78,7 @@ class Objects:
             path = self._path(kind, name)
             with suppress(FileNotFoundError):
                 path.unlink()
-                sync_directory(path.parent)
+                _sync(path.parent)
 
     def get(self, kind: str, name: str) -> Document | None:
         """The resource, or None, also of a name that no resource can have."""
@@ -123,14 +122,24 @@ class Objects:
 
     def _write(self, document: Document) -> None:
         path = self._path(document["kind"], document["metadata"]["name"])
-        make_directory(path.parent)
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            for folder in (self._root, self._root.parent):
+                _sync(folder)
         temporary = path.with_suffix(".tmp")
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(document, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
+        temporary.write_text(json.dumps(document, indent=1), encoding="utf-8")
+        _sync(temporary)
         temporary.replace(path)
-        sync_directory(path.parent)
+        _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    """Make the contents of a file, or the entries of a folder, durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _read(path: Path) -> Document | None:
