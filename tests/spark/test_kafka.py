@@ -17,6 +17,7 @@ from persist_spark.failures import classify
 from persist_spark.report import Log
 from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Input, OnError, SinkSpec, Stream, Write
 from persist_spark.streaming.stream import run_stream
+from py4j.protocol import Py4JJavaError
 from standby_world import Driver as Standing
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -71,12 +72,20 @@ class Kafka:
     def create(self, topic):
         new = self.jvm.org.apache.kafka.clients.admin.NewTopic(topic, PARTITIONS, 1)
         self.admin.createTopics(self.jvm.java.util.Collections.singleton(new)).all().get()
-        # The answer comes before the broker leads the partitions, and only their leader says where they end. A producer that came earlier was
-        # refused, and once not served for two minutes.
+        # The answer comes before the broker leads the partitions, and only their leader says where they end. A producer that came earlier
+        # was refused, and once not served for two minutes. Of a name that was deleted before, the broker may still say that there is none.
         latest, ends = self.jvm.java.util.HashMap(), self.jvm.org.apache.kafka.clients.admin.OffsetSpec.latest()
         for partition in range(PARTITIONS):
             latest.put(self.jvm.org.apache.kafka.common.TopicPartition(topic, partition), ends)
-        self.admin.listOffsets(latest).all().get()
+        for _ in range(600):
+            try:
+                self.admin.listOffsets(latest).all().get()
+                return
+            except Py4JJavaError as error:
+                if "UnknownTopicOrPartitionException" not in str(error.java_exception):
+                    raise
+                threading.Event().wait(0.1)
+        raise AssertionError(f"the broker does not know {topic} a minute after it was made")
 
     def delete(self, topic):
         self.admin.deleteTopics(self.jvm.java.util.Collections.singleton(topic)).all().get()
