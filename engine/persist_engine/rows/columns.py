@@ -308,3 +308,9 @@ def whole(column: pa.ChunkedArray) -> npt.NDArray[np.signedinteger]:
         column = column.cast(pa.int64() if column.type.bit_width == 64 else pa.int32())
     values: npt.NDArray[np.signedinteger] = column.to_numpy()
     return values
+
+
+def text_offsets(array: pa.Array) -> npt.NDArray[np.int32]:
+    """Where each text or binary of `array` begins in its bytes, and where the last one ends."""
+    offsets: npt.NDArray[np.int32] = np.frombuffer(array.buffers()[1], np.int32)
+    return offsets[array.offset : array.offset + len(array) + 1]

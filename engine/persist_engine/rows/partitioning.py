@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_engine.rows.columns import flatten_columns
+from persist_engine.rows.columns import flatten_columns, text_offsets
 
 _Words = npt.NDArray[np.uint64]
 
@@ -72,8 +72,7 @@ def _text_hashes(array: pa.Array) -> _Words:
     """The hash of each text: the sum of its eight-byte words, each mixed with its position, plus the remainder and the
     length.
     """
-    narrow = np.frombuffer(array.buffers()[1], dtype=np.int32)[array.offset : array.offset + len(array) + 1]
-    offsets = narrow.astype(np.int64)
+    offsets = text_offsets(array).astype(np.int64)
     data = array.buffers()[2]
     values = np.frombuffer(data, dtype=np.uint8) if data is not None else np.zeros(0, dtype=np.uint8)
     out = np.empty(len(array), dtype=np.uint64)

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_engine.rows.columns import Bools, Indices
+from persist_engine.rows.columns import Bools, Indices, text_offsets
 
 Words = npt.NDArray[np.uint64]
 
@@ -257,7 +257,7 @@ def _prefix_words(values: pa.Array) -> Words:
     """The eight bytes after the common prefix of text or binary without nulls, zero-padded. Ordered, but values that
     differ may tie.
     """
-    offsets = np.frombuffer(values.buffers()[1], dtype=np.int32)[values.offset : values.offset + len(values) + 1]
+    offsets = text_offsets(values)
     data = np.frombuffer(values.buffers()[2] or b"", dtype=np.uint8)
     if len(data) < _WORD_BYTES:
         data = np.concatenate([data, np.zeros(_WORD_BYTES, dtype=np.uint8)])

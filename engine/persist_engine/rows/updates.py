@@ -28,6 +28,7 @@ from persist_engine.rows.columns import (
     compare_adjacent,
     constant,
     flat_columns,
+    text_offsets,
 )
 from persist_engine.rows.ingest import normalise
 from persist_engine.rows.sorting import order_and_equal, order_indices
@@ -47,7 +48,9 @@ __all__ = [
 
 _LOW_BITS = 32
 _LOW_MASK = (1 << _LOW_BITS) - 1
-_INT64_MAX = 2**63 - 1
+_INT32_MAX, _INT64_MAX = 2**31 - 1, 2**63 - 1
+#: Of fewer texts, finding out whether all have one width costs more than it saves.
+_ALIKE_ROWS_MIN = 4096
 
 
 def sort(table: pa.Table) -> pa.Table:
@@ -208,7 +211,32 @@ def _taken(array: pa.Array, picked: pa.Array) -> pa.Array:
     if pa.types.is_struct(array.type) and array.type.num_fields and not array.null_count:
         children = [_taken(child, picked) for child in array.flatten()]
         return pa.StructArray.from_arrays(children, fields=list(array.type))
+    if (width := _width_of_all(array)) and len(picked) * width <= _INT32_MAX:
+        return _taken_of_width(array, picked, width)
     return pc.take(array, picked, boundscheck=False)
+
+
+def _width_of_all(array: pa.Array) -> int:
+    """The number of bytes of each text or binary, when all have as many and there are many of them; else 0."""
+    is_text = pa.types.is_string(array.type) or pa.types.is_binary(array.type)
+    if not is_text or array.null_count or len(array) < _ALIKE_ROWS_MIN:
+        return 0
+    offsets = text_offsets(array)
+    width = int(offsets[1] - offsets[0])
+    if int(offsets[-1] - offsets[0]) != width * len(array):
+        return 0
+    return width if (offsets[1:] - offsets[:-1] == width).all() else 0
+
+
+def _taken_of_width(array: pa.Array, picked: pa.Array, width: int) -> pa.Array:
+    """As `_taken`, for texts or binaries of so many bytes each. In random order this takes a quarter of the time of Arrow's copy of text
+    (docs/adr/0008-reading-less.md).
+    """
+    data = array.buffers()[2].slice(int(text_offsets(array)[0]))
+    values = pa.Array.from_buffers(pa.binary(width), len(array), [None, data])
+    taken = pc.take(values, picked, boundscheck=False)
+    offsets = np.arange(len(picked) + 1, dtype=np.int32) * np.int32(width)
+    return pa.Array.from_buffers(array.type, len(picked), [None, pa.py_buffer(offsets), taken.buffers()[1]])
 
 
 def with_canonical_floats(table: pa.Table) -> pa.Table:

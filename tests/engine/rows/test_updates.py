@@ -133,6 +133,38 @@ def test_what_is_picked_from_a_slice_of_structs_is_the_rows(ddl: str) -> None:
     assert laws.sort(piece).to_pylist() == piece.to_pylist()[::-1]
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary()], ids=str)
+@pytest.mark.parametrize("odd", [None, "null", "null with bytes", "shorter", "longer", "two as long together"])
+@pytest.mark.parametrize("width", [0, 1, 9])
+def test_texts_of_one_width_are_picked_as_any_texts_are(kind: pa.DataType, odd: str | None, width: int) -> None:
+    """In any order, some several times, from a slice whose bytes begin anywhere."""
+    rng = np.random.default_rng(width)
+    letters = np.array([b"\xc3\xa9", b"\xce\xb1", b"\xd0\xb6"])
+    texts: list[bytes | None] = [b"".join(rng.choice(letters, width)) for _ in range(6000)]
+    match odd:
+        case "null" | "null with bytes":
+            texts[2000] = None
+        case "shorter":
+            texts[2000] = b""
+        case "longer":
+            texts[2000] = bytes(2 * width + 1)
+        case "two as long together":
+            texts[2000:2002] = [b"", bytes(2 * 2 * width)]
+    column = pa.array([b"\xc3\xa9", *texts], pa.binary()).cast(kind)
+    if odd == "null with bytes":
+        there = [b"\xc3\xa9" * width if text is None else text for text in texts]
+        below = pa.array([b"\xc3\xa9", *there], pa.binary()).buffers()[1:]
+        column = pa.Array.from_buffers(kind, len(column), [column.buffers()[0], *below])
+    column = column.slice(1)
+    nested = pa.StructArray.from_arrays([column], names=["t"])
+    picked = rng.integers(0, len(texts), 9000)
+    out = laws.rows_at(pa.table({"key": nested, "t": column}), picked)
+    out.validate(full=True)
+    assert out.column("t").cast(pa.binary()).to_pylist() == [texts[at] for at in picked]
+    assert out.column("key").combine_chunks().field("t").equals(out.column("t").combine_chunks())
+    assert not laws.rows_at(out, picked[:0]).num_rows
+
+
 def test_empty_tables_stay_empty() -> None:
     table = numbers()
     assert laws.consolidate(table).num_rows == laws.sort(table).num_rows == laws.diffs_sum(table) == 0
