@@ -110,12 +110,11 @@ class Chain:
         document = self.document(0, 1, sql=SQL)
         (self.folder / "sink.json").write_text(json.dumps({**document, "stream": {"commitIntervalSeconds": 1}}))
         (self.folder / "spark-defaults.conf").write_text(CONF)
-        command = [sys.executable, "-m", "persist_spark.main", "driver", "--spec", str(self.folder / "sink.json")]
-        environ = {**os.environ, "SPARK_CONF_DIR": str(self.folder)}
-        environ.pop("PYSPARK_SUBMIT_ARGS", None)
+        files = {"--spec": "sink.json", "--report": "report.json", "--properties": "spark-defaults.conf"}
+        given = [word for option, name in files.items() for word in (option, str(self.folder / name))]
         driver = subprocess.Popen(
-            [*command, "--report", str(self.folder / "report.json")],
-            env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True, text=True,
+            [sys.executable, "-m", "persist_spark.main", "driver", *given],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True, text=True,
         )  # fmt: skip
         try:
             for line in driver.stderr:

@@ -332,7 +332,7 @@ def test_records_that_the_broker_no_longer_has_stop_the_stream(world):
 CONF = (
     "spark.master local[2]\nspark.ui.enabled false\nspark.driver.memory 1g\n"
     "spark.driver.host 127.0.0.1\nspark.driver.bindAddress 127.0.0.1\n"
-    "spark.driver.extraJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC\n"
+    "spark.driver.extraJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dlog4j2.configurationFile={folder}/log4j2.properties\n"
     "spark.eventLog.enabled true\nspark.eventLog.compress false\nspark.eventLog.dir file://{folder}\n"
 )
 
@@ -360,11 +360,10 @@ class Driver:
         (folder / "log4j2.properties").write_text(TALKATIVE)
         self.folder, self.lines = folder, []
         arguments = ["driver", "--spec", str(folder / "sink.json"), "--report", str(folder / "report.json")]
-        classes = {"SPARK_CONF_DIR": str(folder), "SPARK_DIST_CLASSPATH": str(jar_folder("connector") / "*")}
+        arguments += ["--properties", str(folder / "spark-defaults.conf")]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "persist_spark.main", *arguments],
-            # Without the settings of this process's session, which would win against those of the file.
-            env={name: value for name, value in os.environ.items() if name != "PYSPARK_SUBMIT_ARGS"} | classes,
+            env={**os.environ, "SPARK_DIST_CLASSPATH": str(jar_folder("connector") / "*")},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
