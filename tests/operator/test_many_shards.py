@@ -22,6 +22,8 @@ from persist_operator.steps.reconcile import Key
 from prometheus_client import CollectorRegistry
 from shards_house import LOOP, SHARD, House
 
+pytestmark = pytest.mark.redis
+
 HAPPENS_S = 60
 
 
