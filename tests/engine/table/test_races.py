@@ -15,6 +15,7 @@ from persist_engine import Database, connect
 from persist_engine.base.errors import SchemaMismatch, Unavailable
 from persist_engine.base.settings import RetrySettings, Settings
 from persist_engine.dataflow.upsert.handle import UpsertHandle
+from persist_engine.table import database
 from persist_engine.table.corrections import Correction
 from persist_engine.table.database import LET_GO_S
 from persist_kit.world import AheadEnv, World
@@ -247,9 +248,13 @@ def test_a_feed_that_follows_outlives_a_log_that_does_not_answer(monkeypatch, gi
 @pytest.mark.parametrize("give_up_ms", [None, 600_000])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Unavailable])
 def test_the_end_of_a_database_waits_for_no_store_that_is_down(
-    caplog: pytest.LogCaptureFixture, give_up_ms: float | None, error: type[BaseException]
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    give_up_ms: float | None,
+    error: type[BaseException],
 ):
     """It waited until the store was back, after an interrupt too, and its own error took the place of the one that ended the block."""
+    monkeypatch.setattr(database, "LET_GO_S", LET_GO_S / 10)
     world = World(env=AheadEnv(), settings=Settings(retry=RetrySettings(give_up_ms=give_up_ms)))
     db = Database(world.process(), maintain=False)
     for table in [db.create(name, key="id BIGINT", value="name STRING") for name in ("t", "u")]:
