@@ -144,6 +144,7 @@ def test_promtool_accepts_the_rules(promtool: str, rules: dict[str, Manifest], t
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_each_alert_fires_when_it_is_to_and_resolves(rules: dict[str, Manifest], run_promtool: Any) -> None:
     assert {case["alert"] for case in CASES if not case.get("never")} == rules.keys()
     assert run_promtool([promtool_test(case, rules[case["alert"]]) for case in CASES]) == ""

@@ -399,6 +399,7 @@ def test_regression_no_name_completes_that_a_shell_would_run(store):
     assert all(name.startswith("s") for name in ids)
 
 
+@pytest.mark.slow
 def test_a_store_that_hangs_does_not_hang_the_shell(store):
     """It accepts, and never answers: one call outlives all retries."""
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -132,6 +132,7 @@ def forgotten():
     plain_and_its_reads.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("since", "compacted"), [(0, APPENDS), (4, APPENDS - 2), (LAST, APPENDS)])
 def test_a_sifted_shard_reads_as_a_plain_one(seed, since, compacted):

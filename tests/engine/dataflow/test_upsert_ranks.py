@@ -126,6 +126,7 @@ _rows = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(turns=st.lists(st.tuples(st.integers(0, 1), _rows), max_size=6))
 @settings(max_examples=draws(60))
 def test_any_commands_of_two_handles(turns: list[tuple[int, list[Row]]]) -> None:

@@ -96,6 +96,7 @@ def numbers(*of: range, time: int, diff: int = 1) -> Rows:
     return [(n, time, diff) for each in of for n in each]
 
 
+@pytest.mark.slow
 def test_inserts_are_read_once_without_a_merge_even_where_runs_overlap(shard):
     shard.append(numbers(range(400), range(100), time=0), 2)
     shard.append(numbers(range(200, 600), time=3, diff=2) + numbers(range(10), time=4), 5)

@@ -52,6 +52,7 @@ def histories(draw):
     return schema, draw(st.lists(updates(schema), min_size=2, max_size=6))
 
 
+@pytest.mark.slow
 @given(histories(), st.integers(1, 5), st.sampled_from([SETTINGS, ROOMY]), st.data())
 @settings(max_examples=draws(40), deadline=None)
 def test_ranges_of_keys_give_what_one_process_gives(history, count, limits, data):
