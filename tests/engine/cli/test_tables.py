@@ -413,10 +413,8 @@ def test_a_store_that_hangs_does_not_hang_the_shell(store):
         env |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
         command = [sys.executable, "-m", "persist_engine.cli"]
         with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as shell:
-            # The store never closes: what ends before it does has given up.
-            connection, _ = silent.accept()
-            with connection:
-                names, _ = shell.communicate(timeout=25)
+            # The system connects, and nothing ever closes: what ends has given up. On a busy machine it may do so before it connects.
+            names, _ = shell.communicate(timeout=60)
     assert (names.strip(), shell.returncode) == (b"", 0)
 
 
