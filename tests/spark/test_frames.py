@@ -10,17 +10,19 @@ import pytest
 from persist_engine.base.settings import MIB
 from persist_engine.rows.schema import Schema
 from persist_spark import frames
+from persist_spark.envelopes.commands import upsert_commands
 from persist_spark.envelopes.mirror import corrections, hashed, scanned
 from persist_spark.inputs.format import read_input
 from persist_spark.partitions import StageTask, updates_of
-from persist_spark.spec import ConfigurationError, Input
-from persist_spark.streaming.few_rows import FEW_ROW_BYTES, FEW_ROWS, FewRows
+from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Input
+from persist_spark.streaming.few_rows import FEW_ROW_BYTES, FEW_ROWS, FewRows, constants_of
 from persist_spark.streaming.query import in_one_projection
 from py4j.clientserver import ClientServerConnection
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_schema
 
 pytestmark = pytest.mark.spark
 SCHEMA = Schema.from_ddl("id BIGINT", "name STRING, score DOUBLE")
@@ -229,11 +231,15 @@ def test_the_digest_of_a_mirror_tells_rows_apart_and_knows_no_order(spark):
     assert len(set(others)) == len(others)
 
 
-def few_rows(flat):
-    """One look at `flat`, made into a frame as Spark gives it to `foreachBatch`."""
+def looks(constants=None):
+    return FewRows(rows_max=FEW_ROWS, row_bytes_max=FEW_ROW_BYTES, constants=constants or {})
+
+
+def few_rows(flat, few=None):
+    """One look at `flat`, made into a frame as Spark gives it to `foreachBatch`. `few`: the looks at a query, else new ones."""
     execution, session = flat._jdf.queryExecution(), flat.sparkSession
     frame = session._jsparkSession.internalCreateDataFrame(execution.toRdd(), flat._jdf.schema(), False)  # noqa: FBT003
-    return FewRows(rows_max=FEW_ROWS, row_bytes_max=FEW_ROW_BYTES).rows(DataFrame(frame, session))
+    return (few or looks()).rows(DataFrame(frame, session))
 
 
 def test_the_hash_of_a_row_costs_as_many_calls_of_the_jvm_for_any_number_of_fields(spark, monkeypatch):
@@ -270,6 +276,35 @@ def assert_few_as_on_executors(flat, task, *, rows):
     assert few.schema == there.schema
     assert few.num_rows == rows
     assert sorted(map(repr, few.to_pylist())) == sorted(map(repr, there.to_pylist()))
+
+
+def test_all_looks_of_a_query_have_one_plan_and_each_shows_its_own_batch(spark):
+    few = looks()
+    for ids, partitions in [((0, 3), 2), ((3, 3), 1), ((3, 3), 2), ((5, 9), 1), ((9, 9), 1), ((9, 10), 4)]:
+        batch = spark.range(*ids, numPartitions=partitions).selectExpr("id as k0", "cast(id as string) as v0")
+        shown = few_rows(batch, few)
+        assert shown.to_pydict() == {"k0": list(range(*ids)), "v0": list(map(str, range(*ids)))}
+        assert shown.schema == to_arrow_schema(batch.schema, timezone="UTC")
+        few.had(shown.num_rows)
+    long = spark.range(3).selectExpr("id as k0", f"repeat('x', int(if(id = 1, {FEW_ROW_BYTES + 1}, 1))) as v0")
+    assert few_rows(long, few) is None
+
+
+def test_a_look_leaves_columns_in_the_jvm_that_are_the_same_in_all_rows(spark):
+    """And takes none for such a column that another batch may have another value in."""
+    pairs = spark.range(7, numPartitions=2).selectExpr("id", "nullif(id, 3) as n")
+    commands = in_one_projection(
+        upsert_commands(pairs, Schema.from_ddl("id BIGINT", "n BIGINT"), Envelope(type=EnvelopeType.UPSERT))
+    )
+    few = looks(constants_of(commands))
+    assert few.constants == {"o": None, "weight": 1, "fault": None}
+    assert few_rows(commands, few).equals(few_rows(commands))
+    assert few._look.shown.names == ["k0", "v0", "deleted"]
+    others = (
+        "unix_millis(current_timestamp()) as o, 1L + k as weight, isnull(rand()) as deleted, if(k = 1, 'x', null) as fault, "
+        "cast('x' as bigint) as time, cast(300 as tinyint) as diff"
+    )
+    assert constants_of(spark.sql(f"select 1d as k0, {others} from (select id as k from range(2))")) == {}
 
 
 def test_a_look_at_a_batch_runs_code_that_an_earlier_one_has_compiled(spark):

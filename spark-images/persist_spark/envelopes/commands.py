@@ -40,7 +40,7 @@ def upsert_commands(frame: DataFrame, schema: Schema, envelope: Envelope) -> Dat
     else:
         deleted = F.coalesce(F.col(DELETED), F.lit(False))  # noqa: FBT003
     ordered = F.lit(None).cast("bigint") if order is None else F.col(ORDER)
-    marked = flat.withColumns({DELETED: deleted, ORDER: ordered, WEIGHT: F.lit(1).cast("bigint")})
+    marked = flat.withColumns({DELETED: deleted, ORDER: ordered, WEIGHT: F.expr("1L")})
     return completed(marked if error else marked.withColumn(FAULT, F.lit(None).cast("string")), schema)
 
 
@@ -55,13 +55,14 @@ def completed(commands: DataFrame, schema: Schema) -> DataFrame:
             "ARRAY<STRUCT<key, value>> in the shard's schema"
         )
     is_given = ~F.col(DELETED)
+    faults = null_faults(schema, is_given=is_given)
     return commands.select(
         *(f.column for f in fields if f.side == "key"),
         *(F.when(is_given, F.col(f.column)).alias(f.column) for f in fields if f.side == "value"),
         ORDER,
         DELETED,
         WEIGHT,
-        F.coalesce(F.col(FAULT), *null_faults(schema, is_given=is_given)).alias(FAULT),
+        F.coalesce(F.col(FAULT), *faults).alias(FAULT) if faults else FAULT,
     )
 
 

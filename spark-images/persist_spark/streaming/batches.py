@@ -5,7 +5,7 @@ last. Another driver of the same sink is therefore refused by the shard.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -42,6 +42,7 @@ class Batches:
     writer: WriteHandle
     staging: Staging
     checkpoint: Checkpoint
+    few: FewRows
     upserts: DriverUpserts
     committed: Position
     """The position in the shard, or the beginning."""
@@ -49,13 +50,9 @@ class Batches:
     """The sink's progress in the shard as this driver last saw it."""
     env: Env
     log: Log
-    _few: FewRows = field(init=False)
     _pending: Position | None = None
     _pending_s: float = 0.0
     _kept_up_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._few = FewRows.of(self.spec)
 
     def do(self, rows: DataFrame, planned: Planned) -> SinkReport | None:
         """Commits one batch, together with the position after it. A batch without rows is only noted."""
@@ -63,7 +60,7 @@ class Batches:
             return None
         logs = self.checkpoint.logs(planned.offsets)
         position = replace(self.committed, batch=planned.batch, offsets=planned.offsets, logs=logs)
-        few = self._few.rows(rows) if self._few.rows_max else None
+        few = self.few.rows(rows) if self.few.rows_max else None
         if few is not None and not few.num_rows:
             done = SinkReport(run_id=self.spec.run_id)
             self._note(position)
@@ -74,7 +71,7 @@ class Batches:
                 self._note(position)
             else:
                 self._advance(position, SourceProgress(token=token, upper=Antichain.of(done.upper)))
-        self._few.had(done.rows_read)
+        self.few.had(done.rows_read)
         return replace(done, input_upper=read_before(self.spec, planned.offsets))
 
     def line(self, done: SinkReport, total: SinkReport) -> tuple[str, Mapping[str, Any]]:
@@ -106,7 +103,7 @@ class Batches:
             done = None if few is None else self.upserts.commit(few, token, expected=self.expected)
             if done is not None:
                 return done
-            self._few.rows_max, few = min(self._few.rows_max, self.upserts.commands_max), None
+            self.few.rows_max, few = min(self.few.rows_max, self.upserts.commands_max), None
         run = Run(
             spec=self.spec,
             client=self.client,

@@ -4,12 +4,14 @@ of a look.
 
 SUBTLE: it makes a plan of Spark's own classes through py4j. `DataFrame.limit` moves the rows of several partitions to one first, in a
 second stage. And the code that Spark generates for a limit has a new name in each plan, so that it is compiled for each batch and never
-gets fast: the limit here takes rows from the code of the batch, which Spark has already.
+gets fast. All looks of a query have one plan, made for its first batch: of each later batch only the RDD is new. Columns that are the same
+in all rows stay in the JVM.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import pyarrow as pa
@@ -20,8 +22,8 @@ from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls i
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.util import _load_from_socket
 
-from persist_spark.frames import texts_of
-from persist_spark.source.native import java_class
+from persist_spark.frames import fields_of, texts_of
+from persist_spark.source.native import java_class, scala_object
 from persist_spark.spec import SinkSpec
 from persist_spark.streaming.driver_upserts import commands_max, texts_max
 
@@ -33,6 +35,8 @@ EXCESS_MAX = 4
 ASKED_MAX = 5
 _LONG = "is_long"
 _SQL = "org.apache.spark.sql"
+#: The types whose values are the same in Spark, in Python and in Arrow.
+_PLAIN = frozenset({"long", "boolean"})
 
 
 @dataclass(kw_only=True)
@@ -43,6 +47,8 @@ class FewRows:
 
     rows_max: int
     row_bytes_max: int
+    constants: Mapping[str, int | bool | None] = field(default_factory=dict)
+    """The columns that are the same in all rows of all batches, by name."""
     _had: int = 0
     """The rows of the batch before."""
     _seen_max: int | None = None
@@ -50,29 +56,27 @@ class FewRows:
     _look: _Look | None = None
 
     @classmethod
-    def of(cls, spec: SinkSpec) -> Self:
-        """The limits for the envelope of `spec`: an upsert keeps less of a row than a driver that stages it."""
+    def of(cls, spec: SinkSpec, rows: DataFrame) -> Self:
+        """For the stream `rows`, with the limits for the envelope of `spec`: an upsert keeps less of a row than a driver that stages it."""
+        fields = {each.column for each in fields_of(spec.schema)}
+        constants = {name: value for name, value in constants_of(rows).items() if name not in fields}
         if spec.envelope.type.has_keys:
-            return cls(rows_max=commands_max(spec.schema), row_bytes_max=texts_max(spec.schema))
-        return cls(rows_max=FEW_ROWS, row_bytes_max=FEW_ROW_BYTES)
+            return cls(rows_max=commands_max(spec.schema), row_bytes_max=texts_max(spec.schema), constants=constants)
+        return cls(rows_max=FEW_ROWS, row_bytes_max=FEW_ROW_BYTES, constants=constants)
 
     def rows(self, batch: DataFrame) -> pa.Table | None:
         """All rows of the batch, a frame as Spark gives it to `foreachBatch`. None when they are for executors."""
         if self._seen_max is not None and self._had > self._seen_max:
             return None
         if self._look is None:
-            self._look = _Look.of(batch, self.row_bytes_max)
-        plan = batch._jdf.queryExecution().logical()
-        rdd = plan.rdd()
+            self._look = _Look.of(batch, self.row_bytes_max, self.constants)
+        rdd = batch._jdf.queryExecution().logical().rdd()
         partitions = max(1, rdd.getNumPartitions())
-        if self._seen_max is not None and self._had == 0 and partitions <= ASKED_MAX:
-            # Without a plan where the one row that this brings cannot be long. A plan brings a row without columns.
-            is_empty = rdd.isEmpty() if self._look.shown is None else batch._jdf.isEmpty()
-            if is_empty:
-                return self._look.schema.empty_table()
+        if self._seen_max is not None and self._had == 0 and partitions <= ASKED_MAX and self._look.is_empty(rdd):
+            return self._look.schema.empty_table()
         limit = min(self.rows_max + 1, -(-EXCESS_MAX * (self.rows_max + 1) // partitions))
         self._seen_max = limit - 1  # with so many rows no partition had more than it showed
-        found = self._look.at(batch, limit)
+        found = self._look.at(rdd, limit)
         return None if found is None or found.num_rows > self._seen_max else found
 
     def had(self, rows: int) -> None:
@@ -80,52 +84,109 @@ class FewRows:
         self._had = rows
 
 
+def constants_of(rows: DataFrame) -> dict[str, int | bool | None]:
+    """The columns of `rows` that its outermost projections set to a null, or to a BIGINT or BOOLEAN that is written there, by name. All
+    else may differ from batch to batch, as the time does, or may be an error that belongs to a batch.
+    """
+    plan = top = rows._jdf.queryExecution().analyzed()
+    values = {}
+    while plan.nodeName() == "Project":
+        for column in _each(plan.projectList()):
+            value, is_cast = column, False
+            while value.nodeName() in {"Alias", "Cast"}:
+                is_cast = is_cast or value.nodeName() == "Cast"
+                value = value.child()
+            if value.nodeName() == "Literal" and (
+                value.value() is None or (not is_cast and value.dataType().typeName() in _PLAIN)
+            ):
+                values[column.exprId().id()] = value.value()
+        plan = plan.child()
+    found = {each.name(): each.exprId().id() for each in _each(top.output())}
+    return {name: values[at] for name, at in found.items() if at in values}
+
+
+def _each(sequence: Any) -> list[Any]:
+    return [sequence.apply(index) for index in range(sequence.size())]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
     """What the looks at the batches of one query have in common. Each call of the JVM takes as long as a hundred rows."""
 
     schema: pa.Schema
-    """Of the rows, with _LONG if they have texts."""
-    shown: Any
-    """The columns to show, as a sequence of the JVM. None: all, as they are."""
+    """Of the rows."""
+    constants: Mapping[str, int | bool | None]
+    shown: pa.Schema
+    """Of what a look brings: the other columns, and _LONG if they have texts."""
+    frame: Any
+    """Without rows, of the columns of `shown`."""
+    scan: Any
+    """Makes the scan of an RDD of batches, as part of a plan."""
+    project: Any
+    columns: Any
+    """The expressions of `shown` upon a scan. A sequence of the JVM, as `no_columns`."""
+    no_columns: Any
     local_limit: Any
     served: Any
     """Runs a job over an RDD of bytes, and serves them on a socket."""
 
     @classmethod
-    def of(cls, batch: DataFrame, row_bytes_max: int) -> Self:
-        texts = [text for each in batch.schema.fields for text in texts_of(f"`{each.name}`", each.dataType)]
-        shape, shown = batch.schema, None
+    def of(cls, batch: DataFrame, row_bytes_max: int, constants: Mapping[str, int | bool | None]) -> Self:
+        kept = [each for each in batch.schema.fields if each.name not in constants]
+        texts = [text for each in kept for text in texts_of(f"`{each.name}`", each.dataType)]
+        columns = [each.name for each in kept]
         if texts:
             length = " + ".join(f"coalesce(octet_length({text}), 0)" for text in texts)
-            # The driver never holds a long row: it receives nulls in its place. As text, an expression is one call of the JVM.
-            columns = [f"if({length} > {row_bytes_max}, null, {name}) AS {name}" for name in batch.columns]
-            shown = batch._jseq([*columns, f"{length} > {row_bytes_max} AS {_LONG}"])
-            shape = T.StructType(
-                [*(T.StructField(each.name, each.dataType) for each in shape), T.StructField(_LONG, T.BooleanType())]
-            )
+            # The driver never holds a long row: it receives nulls in its place.
+            columns = [f"if({length} > {row_bytes_max}, null, {name}) AS {name}" for name in columns]
+            columns.append(f"{length} > {row_bytes_max} AS {_LONG}")
+            kept.append(T.StructField(_LONG, T.BooleanType()))
         jvm: Any = batch.sparkSession._jvm
+        shown = batch._jdf.selectExpr(batch._jseq(columns))
+        plan, rows = shown.queryExecution().optimizedPlan(), batch._jdf.queryExecution().logical()
+        output, partitioning, ordering = rows.output(), rows.outputPartitioning(), rows.outputOrdering()
+        scan, none = java_class(jvm, f"{_SQL}.execution.RDDScanExec"), scala_object(jvm, "scala.None")
         return cls(
-            schema=to_arrow_schema(shape, timezone="UTC"),
-            shown=shown,
+            schema=to_arrow_schema(batch.schema, timezone="UTC"),
+            constants=constants,
+            shown=to_arrow_schema(T.StructType(kept), timezone="UTC"),
+            # Not `shown`, which holds the first batch.
+            frame=batch.sparkSession._jsparkSession.createDataFrame(
+                java_class(jvm, "java.util.ArrayList")(), shown.schema()
+            ),
+            scan=lambda rdd: scan(output, rdd, "batch", partitioning, ordering, none),
+            project=java_class(jvm, f"{_SQL}.execution.ProjectExec"),
+            columns=plan.projectList() if plan.nodeName() == "Project" else output,
+            no_columns=batch._jseq([]),
             local_limit=java_class(jvm, f"{_SQL}.execution.LocalLimitExec"),
             served=java_class(jvm, "org.apache.spark.api.python.PythonRDD").collectAndServe,
         )
 
-    def at(self, batch: DataFrame, limit: int) -> pa.Table | None:
+    def is_empty(self, rdd: Any) -> bool:
+        """Whether the batch of these rows has none. The driver gets no long row: where there are texts, it gets one without columns."""
+        if _LONG in self.shown.names:
+            rdd = self.project(self.no_columns, self.scan(rdd)).execute()
+        return bool(rdd.isEmpty())
+
+    def at(self, rdd: Any, limit: int) -> pa.Table | None:
         """The first `limit` rows of each partition. None when one of them is long."""
-        shown = batch._jdf if self.shown is None else batch._jdf.selectExpr(self.shown)
-        limited = self.local_limit(limit, shown.queryExecution().executedPlan())
-        found = pa.Table.from_batches(self._collected(shown.toArrowBatchRdd(limited)), self.schema)
-        if self.shown is None:
-            return found
-        return None if pc.any(found.column(_LONG)).as_py() else found.drop_columns([_LONG])
+        plan = self.project(self.columns, self.local_limit(limit, self.scan(rdd)))
+        found = pa.Table.from_batches(self._collected(self.frame.toArrowBatchRdd(plan)), self.shown)
+        if _LONG in self.shown.names and pc.any(found.column(_LONG)).as_py():
+            return None
+        columns = [
+            pa.repeat(pa.scalar(self.constants[each.name], each.type), found.num_rows)
+            if each.name in self.constants
+            else found.column(each.name)
+            for each in self.schema
+        ]
+        return pa.table(columns, schema=self.schema)
 
     def _collected(self, records: Any) -> list[pa.RecordBatch]:
         """The records of an RDD of Arrow's bytes, in the order of its partitions."""
         port, secret, server = self.served(records)
         with _load_from_socket((port, secret), _Bytes()) as found:
-            batches = [pa.ipc.read_record_batch(pa.py_buffer(each), self.schema) for each in found]
+            batches = [pa.ipc.read_record_batch(pa.py_buffer(each), self.shown) for each in found]
         server.getResult()  # an error of the JVM while it served: the socket shows only its end
         return batches
 

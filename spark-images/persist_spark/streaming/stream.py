@@ -27,6 +27,7 @@ from persist_spark.streaming.checkpoint import configure, temporary_checkpoint
 from persist_spark.streaming.comparing import comparing
 from persist_spark.streaming.driver_upserts import DriverUpserts
 from persist_spark.streaming.each_batch import EachBatch
+from persist_spark.streaming.few_rows import FewRows
 from persist_spark.streaming.freshness import Freshness
 from persist_spark.streaming.position import NO_BATCH, Position, decode_position
 from persist_spark.streaming.query import for_each_batch, in_one_projection, streaming_input
@@ -99,6 +100,7 @@ def run_stream(
                 writer=writer,
                 staging=Staging(spark=spark, spec=spec, schema=spec.schema, writer=writer, part_bytes=size, log=log),
                 checkpoint=checkpoint,
+                few=FewRows.of(spec, rows),
                 upserts=upserts,
                 committed=position,
                 expected=progress,
