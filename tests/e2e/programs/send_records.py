@@ -12,7 +12,9 @@ import time
 def main(_blob: str, _consensus: str, options: str, topic: str, first: str, rounds: str, rows: str, keys: str) -> None:
     from pyspark.sql import SparkSession
 
-    spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+    # A progress bar would share the line of the result.
+    conf = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    spark = SparkSession.builder.master("local[1]").config(map=conf).getOrCreate()
     fields = f"'id', id % {int(keys)}, 'number', id"
     for begin in range(int(first), int(first) + int(rounds) * int(rows), int(rows)):
         records = spark.range(begin, begin + int(rows))
