@@ -143,7 +143,7 @@ def test_a_scan_survives_a_truncate_between_its_pages(consensus, proxied):
     def truncate_before_the_second_page(number):
         pages.append(number)
         if len(pages) == 2:
-            assert consensus.truncate("s1", log[5].tip) == 5
+            assert consensus.truncate("s1", log[5].seqno, log[5].tip) == 5
 
     proxy.begin(FINE, seed=0, on_exchange=truncate_before_the_second_page)
     assert scanning.scan("s1", SeqNo(0), SCAN_ALL) == log[5:]
@@ -162,10 +162,10 @@ def test_a_log_that_is_replaced_as_it_is_truncated_is_left_alone(redis, consensu
             redis.command("LSET", f"{fresh_name}{{s1}}:l", "2", "another third")
 
     proxy.begin(FINE, seed=0, on_exchange=replace_before_the_second_call)
-    assert truncating.truncate("s1", entry(3).tip) is None
+    assert truncating.truncate("s1", SeqNo(3), entry(3).tip) is None
     assert len(calls) == 2
     assert redis.command("LLEN", f"{fresh_name}{{s1}}:l") == b":5\r\n"
-    assert truncating.truncate("s1", VersionedData(SeqNo(3), b"another third").tip) == 2
+    assert truncating.truncate("s1", SeqNo(3), VersionedData(SeqNo(3), b"another third").tip) == 2
 
 
 def test_big_entries_make_small_pages(consensus, proxied):

@@ -64,7 +64,7 @@ def verbs(consensus, key="s1"):
         "append": lambda: consensus.compare_and_set(key, entry(3).tip, entry(4)),
         "create": lambda: consensus.compare_and_set(key, None, entry(1)),
         "scan": lambda: consensus.scan(key, SeqNo(0), SCAN_ALL),
-        "truncate": lambda: consensus.truncate(key, entry(1).tip),
+        "truncate": lambda: consensus.truncate(key, SeqNo(1), entry(1).tip),
     }
 
 
@@ -174,7 +174,7 @@ def test_a_script_that_an_acl_stops_half_way_leaves_the_log_as_it_was(server, co
     calls = {
         "append": lambda: limited.compare_and_set("s1", entry(3).tip, entry(4)),
         "create": lambda: limited.compare_and_set("s2", None, entry(1)),
-        "truncate": lambda: limited.truncate("s1", entry(3).tip),
+        "truncate": lambda: limited.truncate("s1", SeqNo(3), entry(3).tip),
     }
     at = f"{'s2' if verb == 'create' else 's1'} at redis://"
     with pytest.raises(StorageError, match=f"{at}.*give the Redis user these commands"):
@@ -185,7 +185,7 @@ def test_a_script_that_an_acl_stops_half_way_leaves_the_log_as_it_was(server, co
     assert list(consensus.list_keys()) == ["s1"]
     assert consensus.compare_and_set("s1", entry(3).tip, entry(4)) is CasResult.COMMITTED
     assert consensus.compare_and_set("s2", None, entry(1)) is CasResult.COMMITTED
-    assert consensus.truncate("s1", entry(3).tip) == 2
+    assert consensus.truncate("s1", SeqNo(3), entry(3).tip) == 2
 
 
 def test_a_wrong_password_is_refused_and_never_shown():

@@ -44,7 +44,7 @@ def test_regression_a_full_redis_truncates(server):
     server.command("CONFIG", "SET", "maxmemory", "1")
     with pytest.raises(Determinate, match=r"used memory > 'maxmemory'.*redis is full.*persist maintain gc"):
         consensus.compare_and_set("s1", entry(9).tip, entry(10))
-    assert [consensus.truncate("s1", entry(seqno).tip) for seqno in (4, 4, 9)] == [3, 0, 5]
+    assert [consensus.truncate("s1", SeqNo(seqno), entry(seqno).tip) for seqno in (4, 4, 9)] == [3, 0, 5]
     assert consensus.scan("s1", SeqNo(0), SCAN_ALL) == [entry(9)]
     server.command("CONFIG", "SET", "maxmemory", "0")
     assert consensus.compare_and_set("s1", entry(9).tip, entry(10)) is CasResult.COMMITTED

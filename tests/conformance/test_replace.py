@@ -43,7 +43,7 @@ def test_the_new_entry_is_the_only_one_and_is_appended_to(opened):
     after = entry(1004)
     assert one.compare_and_set("s1", log[-1].tip, entry(4)) is CasResult.EXPECTATION_MISMATCH
     assert one.compare_and_set("s1", new.tip, after) is CasResult.COMMITTED
-    assert one.truncate("s1", after.tip) == 1
+    assert one.truncate("s1", after.seqno, after.tip) == 1
     assert opened().scan("s1", SeqNo(0), SCAN_ALL) == [after]
 
 

@@ -121,7 +121,7 @@ class RollupScript:
         walk = VersionWalk(client.machine(self.shard_id))
         while walk.seqno < SeqNo.parse(to):
             walk.advance()
-        return [f"dropped {client.machine(self.shard_id).versions.truncate_diffs(walk.state)}"]
+        return [f"dropped {client.machine(self.shard_id).versions.truncate_diffs(walk.seqno, walk.state)}"]
 
     def do_lose(self, client: PersistClient, seqno: str) -> list[str]:
         keys = [key for key in self.world.blob_keys(self.shard_id, kind="rollup") if f"/{seqno}/" in key]

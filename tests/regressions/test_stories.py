@@ -74,7 +74,7 @@ def test_regression_8_what_was_truncated_does_not_slow_scans_down(tmp_path) -> N
         for seqno in range(1, versions + 1):
             expected = None if seqno == 1 else VersionedData(SeqNo(seqno - 1), b"x" * 50).tip
             store.compare_and_set(key, expected, VersionedData(SeqNo(seqno), b"x" * 50))
-    store.truncate("sold", VersionedData(SeqNo(398), b"x" * 50).tip)
+    store.truncate("sold", SeqNo(398), VersionedData(SeqNo(398), b"x" * 50).tip)
     assert [entry.seqno for entry in store.scan("sold", SeqNo(0), 100)] == [398, 399, 400]
     assert scan_steps(tmp_path / "c.db", "sold") == scan_steps(tmp_path / "c.db", "snew")
     store.close()

@@ -198,15 +198,15 @@ class StateVersions(LogReader):
         """Delete the blob of a rollup that no live state names. `key` is partial. Idempotent."""
         self.retry.external("delete rollup", lambda: self.blob.delete(blob_key(shard_id, key)), shard=shard_id)
 
-    def truncate_diffs(self, to: ShardState) -> int:
-        """Delete the diffs before the former state `to`. Returns how many there were. The caller guarantees that a rollup
-        of `to` exists. Idempotent. ForkedLog, and nothing is deleted, when the log ends before the entry of `to` or holds
-        another entry in its place.
+    def truncate_diffs(self, before: SeqNo, known: ShardState) -> int:
+        """Delete the diffs before the version `before`. Returns how many there were. The caller guarantees that `known`, a state at or
+        after it, names a rollup of it that exists. Idempotent. ForkedLog, and nothing is deleted, when the log ends before the entry of
+        `known` or holds another entry in its place: it may then lack the entry that links the rollup.
         """
-        key = to.shard_id
-        dropped = self.retry.external("truncate", lambda: self.consensus.truncate(key, to.tip), shard=key)
+        key = known.shard_id
+        dropped = self.retry.external("truncate", lambda: self.consensus.truncate(key, before, known.tip), shard=key)
         if dropped is None:
-            raise forked_log(to, f"{self.consensus.address()} ends before it, or holds another entry in its place")
+            raise forked_log(known, f"{self.consensus.address()} ends before it, or holds another entry in its place")
         return dropped
 
     # -- private ------------------------------------------------------------------------------------------------------

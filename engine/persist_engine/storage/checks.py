@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.base.versioned import Tip, VersionedData
+from persist_engine.base.versioned import SeqNo, Tip, VersionedData
 
 #: S3 limits keys to 1024 bytes; the remainder is for a location's prefix.
 KEY_BYTES_MAX = 768
@@ -61,6 +61,13 @@ def check_log_key(key: str) -> None:
     _check_text(key)
     if not key:
         raise InvalidUsage("consensus key must not be empty")
+
+
+def check_truncate(key: str, before: SeqNo, known: Tip) -> None:
+    """InvalidUsage if `before` is past the entry that decides."""
+    check_log_key(key)
+    if before > known.seqno:
+        raise InvalidUsage(f"truncate {key}: {before} is past the known entry {known.seqno}", key=key)
 
 
 def check_append(key: str, expected: Tip | None, new: VersionedData) -> None:

@@ -30,11 +30,12 @@ class Consensus(Protocol):
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[VersionedData]:
         """Return entries with seqno >= from_seqno, ascending, at most `limit`; empty past the head and for unknown keys."""
 
-    def truncate(self, key: str, keep: Tip) -> int | None:
-        """Delete the entries below `keep`, which becomes the earliest entry. Returns the number deleted, which may be 0
-        (idempotent, even if `keep` itself was already truncated). The latest entry always stays.
+    def truncate(self, key: str, before: SeqNo, known: Tip) -> int | None:
+        """Delete the entries below `before`, iff the log has the entry `known`. Returns the number deleted, which may be 0
+        (idempotent, even if `known` itself was already truncated). The entry at `before` and all later ones stay.
 
-        Returns None and deletes nothing if that seqno has another entry, or none yet: the decision to truncate was made for another log.
+        `known` is the entry from whose state the truncation was decided. Returns None and deletes nothing if that seqno has another entry,
+        or none yet: the decision was made for another log. InvalidUsage if `before` is past it.
         """
 
     def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 
 from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
-from persist_engine.storage.checks import check_append, check_log_key, check_replace, check_scan
+from persist_engine.storage.checks import check_append, check_log_key, check_replace, check_scan, check_truncate
 
 
 class MemConsensus:
@@ -43,14 +43,15 @@ class MemConsensus:
             start = _first_at(log, from_seqno)
             return log[start : start + limit]
 
-    def truncate(self, key: str, keep: Tip) -> int | None:
+    def truncate(self, key: str, before: SeqNo, known: Tip) -> int | None:
         """See Consensus."""
-        check_log_key(key)
+        check_truncate(key, before, known)
         with self._lock:
             log = self._logs.get(key, [])
-            count = _first_at(log, keep.seqno)
-            if count == len(log) or (log[count].seqno == keep.seqno and log[count].tip != keep):
+            at = _first_at(log, known.seqno)
+            if at == len(log) or (log[at].seqno == known.seqno and log[at].tip != known):
                 return None
+            count = _first_at(log, before)
             del log[:count]
             return count
 

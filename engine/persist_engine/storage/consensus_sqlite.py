@@ -41,7 +41,7 @@ from persist_engine.base.errors import (
     UnsafeStore,
 )
 from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
-from persist_engine.storage.checks import check_append, check_log_key, check_replace, check_scan
+from persist_engine.storage.checks import check_append, check_log_key, check_replace, check_scan, check_truncate
 from persist_engine.storage.directories import make_directory, not_opened
 
 #: How long a call waits for another process's commit. Commits take milliseconds; a longer wait means a stuck process.
@@ -206,14 +206,14 @@ class SqliteConsensus:
             rows = connection.execute(_SCAN, (key, int(from_seqno), limit)).fetchall()
             return [self._entry(key, row) for row in rows]
 
-    def truncate(self, key: str, keep: Tip) -> int | None:
+    def truncate(self, key: str, before: SeqNo, known: Tip) -> int | None:
         """See Consensus."""
-        check_log_key(key)
+        check_truncate(key, before, known)
         with self._write("truncate", key) as connection:
-            found = connection.execute(_SCAN, (key, int(keep.seqno), 1)).fetchone()
-            if found is None or (found[0] == keep.seqno and self._entry(key, found).tip != keep):
+            found = connection.execute(_SCAN, (key, int(known.seqno), 1)).fetchone()
+            if found is None or (found[0] == known.seqno and self._entry(key, found).tip != known):
                 return None
-            return connection.execute(_TRUNCATE, (key, int(keep.seqno))).rowcount
+            return connection.execute(_TRUNCATE, (key, int(before))).rowcount
 
     def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:
         """See Consensus."""

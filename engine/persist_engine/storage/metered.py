@@ -105,10 +105,10 @@ class MeteredConsensus:
             call.byte_count = sum(len(entry.data) for entry in entries)
         return entries
 
-    def truncate(self, key: str, keep: Tip) -> int | None:
+    def truncate(self, key: str, before: SeqNo, known: Tip) -> int | None:
         """See Consensus."""
         with self._meter.call("truncate") as call:
-            dropped = self._inner.truncate(key, keep)
+            dropped = self._inner.truncate(key, before, known)
             if dropped is None:
                 call.outcome = "mismatch"
         return dropped

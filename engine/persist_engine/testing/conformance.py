@@ -325,7 +325,7 @@ class ConsensusTests:
         assert consensus.head("s1") == entry(first + 1)
         assert consensus.scan("s1", SeqNo(first), SCAN_ALL) == [entry(first), entry(first + 1)]
         assert consensus.scan("s1", SeqNo(first + 1), SCAN_ALL) == [entry(first + 1)]
-        assert consensus.truncate("s1", entry(first + 1).tip) == 1
+        assert consensus.truncate("s1", SeqNo(first + 1), entry(first + 1).tip) == 1
         assert consensus.scan("s1", SeqNo(0), SCAN_ALL) == [entry(first + 1)]
 
     def test_every_client_reads_what_any_wrote(self, consensus: Consensus, other: Consensus) -> None:
@@ -347,15 +347,14 @@ class ConsensusTests:
         assert consensus.scan("s1", SeqNo(5), 5) == whole[2:]
         assert consensus.scan("s1", SeqNo(7), 1) == whole[4:]
         assert consensus.scan("s1", SeqNo(5), 0) == []
-        assert consensus.scan("s1", SeqNo(8), SCAN_ALL) == []
-        assert consensus.scan("s1", SeqNo(SEQNO_MAX), SCAN_ALL) == []
+        assert [consensus.scan("s1", SeqNo(at), SCAN_ALL) for at in (8, SEQNO_MAX)] == [[], []]
         with pytest.raises(InvalidUsage):
             consensus.scan("s1", SeqNo(0), -1)
 
     def test_long_logs_scan_whole(self, consensus: Consensus, other: Consensus) -> None:
         """More entries than any page holds, from the middle and with limits around page ends."""
         fill(consensus, "s1", 1, 1203)
-        consensus.truncate("s1", entry(2).tip)
+        consensus.truncate("s1", SeqNo(2), entry(2).tip)
         assert [int(row.seqno) for row in other.scan("s1", SeqNo(0), SCAN_ALL)] == list(range(2, 1204))
         assert [int(row.seqno) for row in other.scan("s1", SeqNo(300), 700)] == list(range(300, 1000))
         assert other.scan("s1", SeqNo(1000), SCAN_ALL)[-1] == entry(1203)
@@ -363,29 +362,29 @@ class ConsensusTests:
     def test_truncate_drops_what_is_below(self, consensus: Consensus, other: Consensus) -> None:
         """Exactly the entries below; repeating it drops nothing; the head stays; appends go on."""
         fill(consensus, "s1", 1, 5)
-        assert consensus.truncate("s1", entry(0).tip) == 0
-        assert consensus.truncate("s1", entry(3).tip) == 2
-        assert consensus.truncate("s1", entry(3).tip) == 0
-        assert other.truncate("s1", entry(1).tip) == 0
+        assert [consensus.truncate("s1", SeqNo(at), entry(at).tip) for at in (0, 3, 3)] == [0, 2, 0]
+        assert other.truncate("s1", SeqNo(1), entry(1).tip) == 0
         assert other.scan("s1", SeqNo(0), SCAN_ALL) == [entry(3), entry(4), entry(5)]
         assert other.scan("s1", SeqNo(0), 1) == [entry(3)]
-        assert other.truncate("s1", entry(5).tip) == 2
+        assert other.truncate("s1", SeqNo(4), entry(5).tip) == 1, "a later entry decides as well"
+        assert other.truncate("s1", SeqNo(5), entry(5).tip) == 1
         assert consensus.head("s1") == entry(5)
         assert consensus.compare_and_set("s1", None, entry(1)) is CasResult.EXPECTATION_MISMATCH
         assert consensus.compare_and_set("s1", entry(5).tip, entry(6)) is CasResult.COMMITTED
         assert other.scan("s1", SeqNo(0), SCAN_ALL) == [entry(5), entry(6)]
 
     def test_truncate_keeps_a_log_that_is_another(self, consensus: Consensus, other: Consensus) -> None:
-        """One without the entry that is to be the earliest: it holds another in its place, ends before it, or is none."""
+        """One without the entry from which it was decided: it holds another in its place, ends before it, or is none."""
         fill(consensus, "s1", 1, 5)
         lost = entry(3, b"of another history").tip
-        for key, keep in (("s1", lost), ("s1", entry(6).tip), ("s1", entry(SEQNO_MAX).tip), ("s2", entry(1).tip)):
-            assert other.truncate(key, keep) is None
+        for key, known in (("s1", lost), ("s1", entry(6).tip), ("s1", entry(SEQNO_MAX).tip), ("s2", entry(1).tip)):
+            assert other.truncate(key, known.seqno, known) is None
+            assert other.truncate(key, SeqNo(min(2, known.seqno)), known) is None, "the entries up to 2 are the same"
         assert consensus.scan("s1", SeqNo(0), SCAN_ALL) == [entry(seqno) for seqno in range(1, 6)]
         assert consensus.head("s2") is None
-        assert consensus.truncate("s1", entry(3).tip) == 2
-        assert other.truncate("s1", lost) is None, "it is the earliest now, and still another"
-        assert other.truncate("s1", entry(2, b"of another history").tip) == 0, "nothing stands there, and nothing goes"
+        assert consensus.truncate("s1", SeqNo(3), entry(3).tip) == 2
+        assert other.truncate("s1", SeqNo(3), lost) is None, "it is the earliest now, and still another"
+        assert other.truncate("s1", SeqNo(2), entry(2, b"of another history").tip) == 0, "nothing stands there"
         assert consensus.scan("s1", SeqNo(0), SCAN_ALL) == [entry(3), entry(4), entry(5)]
 
     @pytest.mark.parametrize("size", [0, 1, BIG_BYTES], ids=["empty", "one byte", "20 MB"])
@@ -410,7 +409,7 @@ class ConsensusTests:
         assert sorted(other.list_keys()) == sorted(names)
         for count, name in enumerate(names, start=1):
             assert other.head(name) == entry(count)
-        other.truncate("s1", entry(2).tip)
+        other.truncate("s1", SeqNo(2), entry(2).tip)
         assert len(consensus.scan("s10", SeqNo(0), SCAN_ALL)) == names.index("s10") + 1
 
     @pytest.mark.parametrize("key", ["", "a\0b", "\udc80", "k" * 800])
@@ -420,7 +419,8 @@ class ConsensusTests:
             lambda: consensus.head(key),
             lambda: consensus.compare_and_set(key, None, entry(1)),
             lambda: consensus.scan(key, SeqNo(0), 1),
-            lambda: consensus.truncate(key, entry(0).tip),
+            lambda: consensus.truncate(key, SeqNo(0), entry(0).tip),
+            lambda: consensus.truncate("s1", SeqNo(1), entry(0).tip),
         ):
             with pytest.raises(InvalidUsage):
                 call()
@@ -475,7 +475,7 @@ class ConsensusTests:
                 if index < 3:
                     client.compare_and_set("s1", head.tip, entry(head.seqno + 1))
                 elif index < 5:
-                    client.truncate("s1", entry(max(0, head.seqno - 3)).tip)
+                    client.truncate("s1", SeqNo(max(0, head.seqno - 3)), entry(max(0, head.seqno - 3)).tip)
                 else:
                     log = client.scan("s1", SeqNo(0), SCAN_ALL)
                     first = log[0].seqno

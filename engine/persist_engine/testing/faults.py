@@ -172,9 +172,9 @@ class FaultyConsensus:
         """See Consensus."""
         return self._faults.call("scan", key, self.address(), lambda: self._inner.scan(key, from_seqno, limit))
 
-    def truncate(self, key: str, keep: Tip) -> int | None:
+    def truncate(self, key: str, before: SeqNo, known: Tip) -> int | None:
         """See Consensus."""
-        return self._faults.call("truncate", key, self.address(), lambda: self._inner.truncate(key, keep))
+        return self._faults.call("truncate", key, self.address(), lambda: self._inner.truncate(key, before, known))
 
     def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:
         """See Consensus."""

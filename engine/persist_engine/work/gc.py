@@ -213,7 +213,7 @@ class _Collection:
                 self._delete([key], kind="part")
         self._records.gone(sorted(garbage), seqno=to, begun_ms=begun_ms)
         with self._timed("truncate"):
-            truncated = machine.versions.truncate_diffs(walk.state)
+            truncated = machine.versions.truncate_diffs(to, newest)
         machine.metrics.count("gc_truncated_diffs", truncated)
         self._diffs_truncated += truncated
         self._truncated_to = to

@@ -211,7 +211,7 @@ class Registry:
         if result is not CasResult.COMMITTED:
             return None
         if expected is not None:
-            self._retry.external("truncate", lambda: self._consensus.truncate(key, new.tip))
+            self._retry.external("truncate", lambda: self._consensus.truncate(key, new.seqno, new.tip))
         return new.tip
 
 

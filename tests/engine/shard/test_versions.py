@@ -251,7 +251,7 @@ def test_no_rollup_is_written_for_a_state_that_is_one_or_was_truncated():
     assert machine.versions.write_rollup_for_state(machine.state) is None
     old = commits(client, shard_id, 3).state
     at = link_rollup(machine)
-    machine.versions.truncate_diffs(state_at(machine, at))
+    machine.versions.truncate_diffs(at, machine.state)
     assert machine.versions.write_rollup_for_state(old) is None
 
 
@@ -273,7 +273,7 @@ def test_a_walk_visits_every_live_state_once_in_order():
     assert walk.state == expected
     assert machine.versions.live_diff_bounds(shard_id) == LiveDiffBounds(SeqNo(1), expected.seqno)
 
-    machine.versions.truncate_diffs(state_at(machine, at))
+    machine.versions.truncate_diffs(at, machine.state)
     bounded = machine.versions.fetch_all_live_states(shard_id, through=SeqNo(at + 1))
     assert bounded is not None
     assert bounded.seqno == at
@@ -303,7 +303,7 @@ def test_regression_every_walk_starts_at_a_rollup_that_only_a_later_diff_names(m
     earliest = link_rollup(machine)
     commits(world.process(), shard_id, 5)
     link_rollup(machine)
-    machine.versions.truncate_diffs(state_at(machine, earliest))
+    machine.versions.truncate_diffs(earliest, machine.state)
     machine.remove_rollups([(seqno, machine.state.rollups[seqno]) for seqno in (SeqNo(1), earliest)])
     walk = VersionWalk(machine)
     assert walk.seqno == earliest

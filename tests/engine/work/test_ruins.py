@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import pytest
 from persist_engine import Antichain, Location, PersistClient, ShardId
 from persist_engine.base.errors import ShardLost
 from persist_engine.base.settings import BatchSettings, MaintenanceSettings, Settings
+from persist_engine.storage.blob import BlobInfo
+from persist_engine.storage.blob_mem import MemBlob
 from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.work.audit.finding import FindingKind
 from persist_engine.work.audit.orphans import scan_orphans
 from persist_engine.work.audit.verify import verify_shard
 from persist_engine.work.gc import gc_and_truncate
+from persist_engine.work.repair.force import force_compaction
 from persist_engine.work.rollup import write_rollup
 from persist_kit.disk import Disk
 from persist_kit.world import SCHEMA, CountedConsensus, World, row
@@ -116,6 +120,37 @@ def test_leftovers_of_a_sound_shard_are_no_ruins(site: Site) -> None:
     site.append(1)
     assert verify_shard(site.machine()).findings == []
     assert scan_orphans(site.machine(), older_than_ms=DAY_MS, commit=True).deleted == 1
+
+
+def test_regression_parts_that_are_collected_after_a_listing_prove_no_lost_versions(site: Site) -> None:
+    """Found by simulation: the rollup that a crash left unlinked named them, the log had begun after it, and the listing still had them."""
+    machine = site.machine()
+    assert machine.versions.write_rollup_for_state(machine.refresh()) is not None
+    force_compaction(machine, full=True)
+    write_rollup(machine)
+    site.world.env.advance_ms(30 * DAY_MS)
+    site.append(1)
+    site.world.blob = CollectedOnceListed(site)
+    scan_orphans(site.machine(), older_than_ms=DAY_MS, commit=True)
+    assert site.world.blob.collected == 3
+    assert verify_shard(site.machine()).findings == []
+
+
+class CollectedOnceListed(MemBlob):
+    """The blobs of a site, of which a collection deletes some between the first listing and what is done with it."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        self._objects = site.world.blob._objects
+        self._site = site
+        self.collected: int | None = None
+
+    def list_prefix(self, prefix: str) -> Iterator[BlobInfo]:
+        found = super().list_prefix(prefix)
+        if self.collected is None:
+            self.collected = 0
+            self.collected = gc_and_truncate(self._site.machine()).blobs_deleted
+        return found
 
 
 def test_a_gap_in_the_log_is_found(site: Site) -> None:

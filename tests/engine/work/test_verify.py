@@ -152,7 +152,7 @@ def flat_shard(world):
     entry = VersionedData(seqno, encode_state_diff(diff))
     world.blob.set(blob_key(shard_id, key), encode_rollup(Rollup(dataclasses.replace(state, tag=entry.tip.tag))))
     world.consensus.compare_and_set(shard_id, first.tip, entry)
-    world.consensus.truncate(shard_id, entry.tip)
+    world.consensus.truncate(shard_id, entry.seqno, entry.tip)
     return shard_id
 
 

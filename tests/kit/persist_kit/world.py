@@ -84,9 +84,9 @@ class CountedConsensus:
         """See Consensus."""
         return self._call("scan", lambda: self._inner.scan(key, from_seqno, limit))
 
-    def truncate(self, key: str, keep: Tip) -> int | None:
+    def truncate(self, key: str, before: SeqNo, known: Tip) -> int | None:
         """See Consensus."""
-        return self._call("truncate", lambda: self._inner.truncate(key, keep))
+        return self._call("truncate", lambda: self._inner.truncate(key, before, known))
 
     def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:
         """See Consensus."""

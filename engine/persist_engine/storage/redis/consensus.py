@@ -47,7 +47,7 @@ from persist_engine.base.errors import (
 )
 from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
 from persist_engine.storage.addresses import RedisAddress
-from persist_engine.storage.checks import check_append, check_log_key, check_replace, check_scan
+from persist_engine.storage.checks import check_append, check_log_key, check_replace, check_scan, check_truncate
 from persist_engine.storage.notify import NEWS_BYTES_MAX
 from persist_engine.storage.redis.access import access
 from persist_engine.storage.redis.durability import CLUSTER_NODE, RunWatch, check_durability, check_role
@@ -191,17 +191,17 @@ class RedisConsensus:
                 break
         return entries
 
-    def truncate(self, key: str, keep: Tip) -> int | None:
-        """See Consensus. Scripts cannot compute the tag's hash: this client fetches the entry, and the script truncates only if
+    def truncate(self, key: str, before: SeqNo, known: Tip) -> int | None:
+        """See Consensus. Scripts cannot compute the tag's hash: this client fetches the known entry, and the script truncates only if
         it is unchanged.
         """
-        check_log_key(key)
-        answer = self._run(_TRUNCATE, key, int(keep.seqno), "")
+        check_truncate(key, before, known)
+        answer = self._run(_TRUNCATE, key, int(before), int(known.seqno), "")
         if answer[0] == b"ENTRY":
-            if VersionedData(keep.seqno, answer[1]).tip != keep:
+            if VersionedData(known.seqno, answer[1]).tip != known:
                 return None
             sha1 = hashlib.sha1(answer[1], usedforsecurity=False).hexdigest()
-            answer = self._run(_TRUNCATE, key, int(keep.seqno), sha1)
+            answer = self._run(_TRUNCATE, key, int(before), int(known.seqno), sha1)
         return int(answer[1]) if answer[0] == b"OK" else None
 
     def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:

@@ -32,7 +32,7 @@ from persist_engine.model.queries import is_tombstone
 from persist_engine.model.state import ShardState
 from persist_engine.shard.machine import Machine
 from persist_engine.work.audit.references import CHUNK_BLOBS, Bucket, References, is_fenced, listed_in_chunks
-from persist_engine.work.audit.ruins import Ruin, ruined, ruins_among
+from persist_engine.work.audit.ruins import Ruin, claims_any, ruined, ruins_among
 from persist_engine.work.deletions import DeletionRecords
 
 #: Receives the blobs listed and the orphans deleted so far; for progress bars.
@@ -160,7 +160,7 @@ class _Scan:
                 orphans = list(self._orphans(candidates, references, floor_ms))
                 doomed = {orphan.key for orphan in orphans}
                 for ruin in self._claims.values():
-                    if ruin.names is not None and not ruin.names.isdisjoint(doomed):
+                    if claims_any(machine, ruin, doomed):
                         raise ruined(machine.shard_id, ruin)
                 self._report(orphans)
                 if commit and not self._delete(orphans):

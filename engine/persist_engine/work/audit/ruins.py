@@ -6,7 +6,7 @@ one, nothing may be deleted and an administrator must decide (`persist admin rec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 
 from persist_engine.base.errors import CorruptData, Incompatible, InvariantViolated, ShardLost
@@ -51,6 +51,15 @@ def ruins_among(machine: Machine, rollups: Iterable[RollupKey], is_named: Callab
                 yield ruin
 
 
+def claims_any(machine: Machine, ruin: Ruin, listed: Set[str]) -> bool:
+    """Whether a blob of `listed` (whole keys) that `ruin` names still exists. Asks for one after another until one does.
+
+    A listing from before the log was read proves nothing. A collection that passes a version deletes the blobs that only this version
+    names, and then truncates the log: once the log lacks the version, they are gone.
+    """
+    return any(_exists(machine, key) for key in sorted((ruin.names or frozenset()) & listed))
+
+
 def ruined(shard_id: ShardId, ruin: Ruin) -> ShardLost:
     """The error that refuses to delete anything because of this ruin."""
     return ShardLost(
@@ -83,6 +92,11 @@ def _compared(machine: Machine, key: RollupKey, newest: ShardState) -> Ruin | No
     names = frozenset(blob_key(machine.shard_id, partial) for partial in parts)
     why = f"{key.seqno} is not in the log any more, and names blobs that no live version names"
     return Ruin(whole, key.seqno, why, is_behind=False, names=names)
+
+
+def _exists(machine: Machine, key: str) -> bool:
+    first = machine.retry.external("look for blob", lambda: machine.blob.get_range(key, 0, 1), shard=machine.shard_id)
+    return first is not None
 
 
 def _whole(key: RollupKey) -> str:

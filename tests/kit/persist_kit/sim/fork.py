@@ -267,9 +267,9 @@ class RoutedConsensus:
         self._branches.served(self._scheduler.current, witness)
         return found
 
-    def truncate(self, key: str, keep: Tip) -> int | None:
+    def truncate(self, key: str, before: SeqNo, known: Tip) -> int | None:
         """See Consensus."""
-        return self._way()[1].truncate(key, keep)
+        return self._way()[1].truncate(key, before, known)
 
     def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:
         """See Consensus."""

@@ -169,7 +169,7 @@ def _gc_truncates_first(put: Callable[[object, str, object], None]) -> None:
     original_delete, original_step = collection._delete, collection._step
 
     def delete(self: Any, keys: Any, *, kind: str) -> None:
-        self._machine.versions.truncate_diffs(self._mutant_walk.state)
+        self._machine.versions.truncate_diffs(self._mutant_walk.seqno, self._mutant_walk.state)
         original_delete(self, keys, kind=kind)
 
     def step(self: Any, live: Any, to: Any, needed: Any) -> Any:
@@ -400,12 +400,12 @@ def _seqnos_are_compared_only(put: Callable[[object, str, object], None]) -> Non
 
 
 def _any_log_is_truncated(put: Callable[[object, str, object], None]) -> None:
-    """Consensus truncates to the seqno, without comparing the entry."""
+    """Consensus truncates to the seqno, without looking for the known entry."""
     original = MemConsensus.truncate
 
-    def truncate(self: MemConsensus, key: str, keep: Any) -> Any:
-        found = self.scan(key, keep.seqno, 1)
-        return original(self, key, found[0].tip if found else keep)
+    def truncate(self: MemConsensus, key: str, before: Any, known: Any) -> Any:
+        found = self.scan(key, before, 1)
+        return original(self, key, before, found[0].tip if found else known)
 
     put(MemConsensus, "truncate", truncate)
 

@@ -111,8 +111,10 @@ class Network(Faults):
             self._scheduler.note(f"clock of {process.name} is {process.skew_ms:+d} ms off")
 
     def crash(self) -> NoReturn:
-        """Crashes the calling process."""
+        """Crashes the calling process, unless another of its tasks did so already: a process starts again once."""
         process = self._scheduler.current.process
+        if process.is_dead:
+            raise Killed
         self.crashes += 1
         self._scheduler.note(f"{process.name} CRASHES")
         self._scheduler.kill(process)

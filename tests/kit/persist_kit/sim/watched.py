@@ -77,12 +77,12 @@ class WatchedConsensus:
         """See Consensus."""
         return self._inner.scan(key, from_seqno, limit)
 
-    def truncate(self, key: str, keep: Tip) -> int | None:
+    def truncate(self, key: str, before: SeqNo, known: Tip) -> int | None:
         """See Consensus."""
         earliest = self._witness.earliest()
-        dropped = self._inner.truncate(key, keep)
+        dropped = self._inner.truncate(key, before, known)
         if dropped:
-            self._witness.truncated(keep, earliest=earliest)
+            self._witness.truncated(before, known, earliest=earliest)
         return dropped
 
     def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:

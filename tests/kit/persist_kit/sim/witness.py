@@ -196,12 +196,12 @@ class Witness:
             self._scheduler.fail(f"rollup {parsed.partial} is not the state of that version")
         self._rollups[key] = state.tip
 
-    def truncated(self, keep: Tip, *, earliest: SeqNo) -> None:
-        """The versions from `earliest` to before `keep` are truncated. The process that decided it must have known this history."""
-        head, seqno = self.head, keep.seqno
+    def truncated(self, seqno: SeqNo, known: Tip, *, earliest: SeqNo) -> None:
+        """The versions from `earliest` to before `seqno` are truncated. The process that decided it must have known this history."""
+        head = self.head
         assert head is not None
-        if self.states[seqno].tip != keep:
-            self._scheduler.fail(f"truncated to {seqno} by a process that knows another entry there")
+        if self.states[known.seqno].tip != known:
+            self._scheduler.fail(f"truncated to {seqno} by a process that knows another entry at {known.seqno}")
         if seqno > seqno_since(head):
             self._scheduler.fail(f"truncated to {seqno}, but readers hold {seqno_since(head)}")
         rollup = head.rollups.get(seqno)
