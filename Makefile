@@ -71,8 +71,8 @@ test: setup ## all tests that need no cluster, in four processes unless JOBS say
 test-fast: ## the quick tests: no server, no Spark, nothing slow
 	@bash .ci/tools.sh uv && uv sync --frozen --quiet
 	@PERSIST_NO_SERVERS=1 $(PYTEST) -n $(or $(JOBS),2) --dist loadfile -q -m "not kind and not release and not redis and not s3 and not spark and not slow" $(ARGS)
-generated: setup ## 1,000 generated queries against Parquet and 12,000 generated resources under refusals: DEPTH=10
-	@PERSIST_DEPTH=$(or $(DEPTH),10) $(PYTEST) -n 2 --dist loadfile -q -o timeout=900 tests/spark/test_generated_queries.py tests/operator/truth/test_generated.py
+generated: setup ## 1,000 generated queries against Parquet and 12,000 generated resources under refusals: DEPTH=10 [FIRST=0, added to each seed]
+	@PERSIST_DEPTH=$(or $(DEPTH),10) PERSIST_FIRST=$(or $(FIRST),0) $(PYTEST) -n 2 --dist loadfile -q -o timeout=900 tests/spark/test_generated_queries.py tests/operator/truth/test_generated.py
 sim: setup ## the engine under seeded schedules and faults: SEEDS=2000 [FIRST= JOBS=], or SEED=17 to repeat one; WITHOUT=disaster,crash omits kinds of faults
 	@$(RUN) python -m persist_kit.sim.main --seeds $(or $(SEEDS),200) --first $(or $(FIRST),0) --jobs $(or $(JOBS),1) $(if $(SEED),--seed $(SEED)) $(if $(WITHOUT),--without $(WITHOUT))
 linearizability: setup ## list-append histories over processes on real servers behind a fault proxy: HISTORIES=20 [FIRST=0 KEEP=folder]

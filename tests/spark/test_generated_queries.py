@@ -9,7 +9,6 @@ rows as a frame of a classic session.
 
 from __future__ import annotations
 
-import random
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from collections.abc import Callable
 import pytest
 from persist_engine import Location, PersistClient, ShardId
 from persist_engine.model.ownership import Owner
-from persist_kit.depth import draws
+from persist_kit.depth import draws, generator
 from persist_spark import catalog_settings
 from twins import OVER
 
@@ -89,7 +88,7 @@ class Grammar:
     """The query of one seed, with names of twins.VIEWS in braces."""
 
     def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
+        self.rng = generator(seed)
         self.aliases = 0
 
     def one_of(self, *choices: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 
 
 def draws(count: int, *, quick: int | None = None) -> int:
@@ -14,3 +15,9 @@ def draws(count: int, *, quick: int | None = None) -> int:
     if depth is None:
         return count if quick is None else quick
     return count * int(depth)
+
+
+def generator(seed: int) -> random.Random:
+    """The generator of the draw of this number, the same in each run. PERSIST_FIRST is added to the number: other draws, also the same each time."""
+    first = os.environ.get("PERSIST_FIRST", "0")  # noqa: TID251 - as above
+    return random.Random(seed + int(first))  # noqa: S311 - repeatable on purpose

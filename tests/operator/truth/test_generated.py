@@ -4,7 +4,6 @@ truthful status after each reconcile, and no unexpected exception escapes.
 
 import copy
 import functools
-import random
 import re
 import re._constants as sre
 import re._parser as regex
@@ -14,7 +13,7 @@ from fake_cluster import FakeCluster
 from persist_engine.base.env import SeededEnv
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
-from persist_kit.depth import draws
+from persist_kit.depth import draws, generator
 from persist_operator.api import conditions, names, times
 from persist_operator.api.schema_check import load_schemas
 from persist_operator.bridge import Bridge
@@ -104,7 +103,7 @@ class Draws:
     """Random values of a structural schema. Each optional field is present with probability 1/2."""
 
     def __init__(self, seed):
-        self.random = random.Random(seed)
+        self.random = generator(seed)
 
     def value(self, schema, name=""):
         if "enum" in schema:
