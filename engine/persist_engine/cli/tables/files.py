@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.cli.tables.arrow_streams import stream_tables
 from persist_engine.cli.tables.commands import InputFormat
+from persist_engine.cli.tables.csv_checks import ends_in_quotes, infinite, refuse_overflow
 from persist_engine.rows.ddl import print_type
 from persist_engine.rows.nested.entries import holds_maps
 from persist_engine.rows.nested.layout import is_list, list_of, map_of, mapped, values_type
@@ -152,7 +153,7 @@ def _shown(name: str) -> str:
 
 def _csv(source: _Source, wanted: pa.Schema) -> Iterator[pa.Table]:
     """The first line names the columns. An empty cell is null, and empty text in quotes is empty text; structs, lists and maps are JSON, as
-    `persist read` writes all of them.
+    `persist read` writes all of them. So of a table with one column that may be null, an empty line is a row.
 
     A file without that line is refused: what wrote it has failed, and an overwrite with it would remove all rows.
     """
@@ -160,25 +161,34 @@ def _csv(source: _Source, wanted: pa.Schema) -> Iterator[pa.Table]:
     options = pyarrow.csv.ConvertOptions(
         column_types=kinds, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
     )
-    parse = pyarrow.csv.ParseOptions(newlines_in_values=True)
+    has_empty = len(wanted) == 1 and wanted.field(0).nullable
+    parse = pyarrow.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=not has_empty)
     head = b""
     try:
         if isinstance(source, pa.NativeFile):
             with closing(pyarrow.csv.open_csv(source, parse_options=parse, convert_options=options)) as reader:
                 yield _read(_without_json(reader.schema.empty_table(), wanted), wanted)
                 batch = None
+                overflown: dict[str, pa.DataType] = {}
                 for batch in reader:
-                    yield _read(_without_json(pa.Table.from_batches([batch]), wanted), wanted)
-            if batch is not None and _ends_in_quotes(source, batch):
+                    table = pa.Table.from_batches([batch])
+                    overflown |= infinite(table)
+                    yield _read(_without_json(table, wanted), wanted)
+            if batch is not None and ends_in_quotes(source, batch):
                 raise InvalidUsage(_UNCLOSED)
+            if overflown:
+                source.seek(0)
+                refuse_overflow(source, pyarrow.csv.ReadOptions(), parse, overflown)
             return
         names: list[str] | None = None
-        for records in _records(source):
+        for records in _records(source, has_empty=has_empty):
             head = head or records
             read = pyarrow.csv.ReadOptions(column_names=names, block_size=len(records) + 1)
             table = pyarrow.csv.read_csv(
                 pa.BufferReader(records), read_options=read, parse_options=parse, convert_options=options
             )
+            if wrong := infinite(table):
+                refuse_overflow(pa.BufferReader(records), read, parse, wrong)
             names = table.column_names
             yield _read(_without_json(table, wanted), wanted)
         if names is None:
@@ -204,9 +214,9 @@ def _with_name(text: str, kinds: Mapping[str, pa.DataType], source: _Source, hea
     return text if name not in kinds else f"{name} is {print_type(kinds[name])}: {found[2] or ''}{text[found.end() :]}"
 
 
-def _records(source: IO[bytes]) -> Iterator[bytes]:
+def _records(source: IO[bytes], *, has_empty: bool) -> Iterator[bytes]:
     """Whole records, some at a time: the first ones as soon as they are there, so that a pipe is refused before its writer ends. Leaves out
-    pieces of empty lines. InvalidUsage where a record is longer than Arrow takes from a file.
+    pieces of empty lines, unless with `has_empty` these are records. InvalidUsage where a record is longer than Arrow takes from a file.
     """
     held, has_begun = b"", False
     while data := source.read1(_BLOCK_BYTES):  # type: ignore[attr-defined]
@@ -216,35 +226,18 @@ def _records(source: IO[bytes]) -> Iterator[bytes]:
         found = _WHOLE_RECORDS.match(held)
         assert found is not None, "it matches nothing, too"
         whole, held = held[: found.end()], held[found.end() :]
-        if whole.strip():
+        if whole.strip() or (has_empty and has_begun and whole):
             has_begun = True
             yield whole
         elif len(held) > _BLOCK_BYTES:
             raise InvalidUsage("is no csv that the table takes: its first record, or a later one, has more than a MiB")
-    if held.strip():
+    if held.strip() or (has_empty and has_begun and held):
         # Arrow takes names without a line end for no file at all.
-        ended = held + b"\n"
+        ended = held if held.endswith(b"\n") else held + b"\n"
         found = _WHOLE_RECORDS.match(ended)
         if found is None or found.end() < len(ended):
             raise InvalidUsage(_UNCLOSED)
         yield ended
-
-
-def _ends_in_quotes(source: pa.NativeFile, last: pa.RecordBatch) -> bool:
-    """Whether the file ends within quotes. Arrow takes all of the rest, rows included, for one value: the file then ends with a separator,
-    one quote, and the last value as the file writes it. `last`: the last rows as read. Values of other types than text cannot hold rows.
-    """
-    value = last.column(last.num_columns - 1)[-1].as_py() if last.num_rows else None
-    if not isinstance(value, str):
-        return False
-    unclosed = b'"' + value.encode().replace(b'"', b'""')
-    size = source.size()
-    source.seek(max(0, size - len(unclosed) - 1))
-    end: bytes = source.read()
-    if last.num_columns > 1:
-        return end == b"," + unclosed
-    # A closed value that is one line end looks like an unclosed one that begins on a line of its own.
-    return end.endswith(unclosed) and end[:1] in (b"\n", b"\r") and not end.rstrip(b"\r\n").endswith(b'"')
 
 
 def _without_json(table: pa.Table, wanted: pa.Schema) -> pa.Table:
@@ -427,12 +420,14 @@ def _written(kind: pa.DataType) -> pa.DataType:
 
 def _in_lines(kind: pa.DataType) -> pa.DataType:
     """The type in which Arrow reads a value in JSON lines: text for bytes, for dates, which are not numbers of days, and for instants, of
-    which it takes those without a zone for UTC.
+    which it takes those without a zone for UTC; DOUBLE for FLOAT, of which it takes what is too large for infinity.
     """
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_in_lines(field.type)) for field in kind])
     if pa.types.is_list(kind):
         return list_of(_in_lines(kind.value_type))
+    if pa.types.is_float32(kind):
+        return pa.float64()
     return pa.string() if pa.types.is_temporal(kind) or pa.types.is_binary(kind) else kind
 
 
@@ -441,7 +436,10 @@ def _read(table: pa.Table, wanted: pa.Schema, written: Callable[[pa.DataType], p
     for index, name in enumerate(table.column_names):
         kind = wanted.field(name).type if name in wanted.names else None
         if kind is not None and written(kind) != kind and table.column(name).type == written(kind):
-            parts = [_value(part, kind) for part in table.column(name).chunks]
+            try:
+                parts = [_value(part, kind) for part in table.column(name).chunks]
+            except pa.ArrowInvalid as error:
+                raise pa.ArrowInvalid(f"{name} is {print_type(kind)}: {error}") from error
             table = table.set_column(index, name, pa.chunked_array(parts, kind))
     return table
 
@@ -454,7 +452,12 @@ def _value(values: pa.Array, kind: pa.DataType) -> pa.Array:
         return mapped(values, kind, lambda within: _value(within, values_type(kind)))
     if pa.types.is_binary(kind):
         return _bytes(values)
-    return values.cast(kind)
+    out = values.cast(kind)
+    if pa.types.is_float32(kind):
+        wrong = values.filter(pc.and_(pc.is_inf(out), pc.invert(pc.is_inf(values))))
+        if len(wrong):
+            raise pa.ArrowInvalid(f"{wrong[0].as_py()} is larger than any number of that type")
+    return out
 
 
 def _bytes(digits: pa.Array) -> pa.Array:
