@@ -48,6 +48,40 @@ def test_a_crash_between_intent_and_start_repeats_the_same_name(plan, make_inspe
     assert {one.name for one in started(first).values()} == {one.name for one in started(again).values()}
 
 
+@pytest.mark.parametrize(
+    ("kind", "off"),
+    [
+        ("compaction", {"compaction": {"mode": "Manual"}}),
+        ("gc", {"gc": {"enabled": False}}),
+        ("verify", {"verify": {"mode": "Off"}}),
+        ("orphanScan", {"gc": {"orphans": {"mode": "Off"}}}),
+    ],
+)
+def test_regression_what_is_switched_off_does_not_start_by_an_intent_of_before(plan, make_inspection, now, kind, off):
+    """A run whose Job the API server refused, or a person removed, was started all the same, outside of every window."""
+    status = {**ASSIGNED, "maintenance": {kind: {"jobName": "flights-x-300", "lastReason": "100 batches"}}}
+    asked = {
+        **ASSIGNED,
+        "maintenance": {kind: {"jobName": "flights-x-300", "lastReason": "requested by annotation: x"}},
+    }
+    seen = make_inspection(seqno=300, latest_rollup_seqno=300)
+    found = plan(off, status=status, inspected=seen, at=now + 120_000)
+    assert started(found) == {}
+    assert found.status["maintenance"][kind]["jobName"] == "flights-x-300"
+    on = plan({}, status=found.status, inspected=make_inspection(**DEBT), at=now + 180_000)
+    assert started(on)[kind].reason == "100 batches"
+    assert set(started(plan(off, status=asked, inspected=seen, at=now + 120_000))) == {kind}
+
+
+def test_regression_a_compaction_that_is_due_no_longer_starts_in_no_closed_window(plan, make_inspection, now):
+    """One whose Job was refused was started again without a look at the windows, the budget or the approval."""
+    spec = {"maintenance": {"windows": [{"schedule": "0 3 1 1 *", "durationSeconds": 600, "timeZone": "Etc/UTC"}]}}
+    status = {**ASSIGNED, "maintenance": {"compaction": {"jobName": "flights-x-300", "lastReason": "100 batches"}}}
+    idle = make_inspection(seqno=300, latest_rollup_seqno=300)
+    for seen in (idle, make_inspection(**DEBT)):
+        assert "compaction" not in started(plan(spec, status=status, inspected=seen, at=now + 120_000))
+
+
 def test_a_run_without_a_job_keeps_its_name_though_the_shard_moved_on(plan, make_inspection, now):
     """Another process wrote the intent and is about to create the Job. Under another name there would be two."""
     first = plan(status=ASSIGNED, inspected=make_inspection(**DEBT))

@@ -189,8 +189,8 @@ def due(
     horizon_ms: int,
     hold: Hold | None,
 ) -> list[Due]:
-    """The runs to start now. None while the shard is suspended. None of a kind of which a run is under way, or whose wait is not over, and
-    no compaction against `hold` unless a person asked for it.
+    """The runs to start now. None while the shard is suspended. None of a kind of which a run is under way, or whose wait is not over.
+    Unless a person asked for it, none of a kind that is switched off, and no compaction against `hold`.
     """
     if shard.spec.suspend or inspection.is_tombstone:
         return []
@@ -209,7 +209,10 @@ def due(
             work = wanted(shard, inspection, maintenance, kind, now_ms=now_ms, horizon_ms=horizon_ms)
         full = work is not None and work.full
         reason = auditing.due_reason(shard, block, kind, now_ms) if work is None else work.reason
-        if _is_unfinished(block):
+        is_asked = (block.last_reason or "").startswith(_REQUESTED)
+        # Only a compaction that is due has a gate, so one that is not waits until it is.
+        may_repeat = work is not None if kind == "compaction" else not shard.spec.switched_off(kind)
+        if _is_unfinished(block) and (is_asked or may_repeat):
             # The run was intended, or its Job was removed from outside. There is no Job now, so it is started again.
             reason = block.last_reason or ""
         if kind == "compaction" and (token is not None or (reason or "").startswith(_REQUESTED)):
