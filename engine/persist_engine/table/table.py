@@ -312,8 +312,7 @@ class Table(Readable, elsewhere="in another process, connect again and take the 
         2
         """
         seen = self._client.inspect(self.id)
-        columns = self._columns
-        state = self._machine.state
+        columns, state = self._columns, self._machine.state
         newest, clock = _last_time(written_upper(state)), clock_of(state)
         return TableInfo(
             name=self.name,
@@ -358,11 +357,9 @@ class Table(Readable, elsewhere="in another process, connect again and take the 
 
         with of_table(self.name):
             rows = history_of(self._machine, None).select(["time", "updates"]).to_pylist()
-            state = self._machine.state
-            writes = tuple(
-                Write(row["time"], row["updates"]) for row in rows if row["time"] is not None and row["updates"]
-            )
-            return Timeline(self.name, state.trace.since.time or 0, self.last_time, writes)
+            rows = [row for row in rows if row["time"] is not None and row["updates"]]
+            writes = tuple(Write(row["time"], row["updates"]) for row in rows)
+            return Timeline(self.name, self._machine.state.trace.since.time or 0, self.last_time, writes)
 
     def optimize(self, *, on_read: Callable[[int, int], None] | None = None) -> list[Outcome]:
         """Merges small parts until one batch is left, and the times that `retain` has passed. Rows stay the same at
@@ -433,12 +430,15 @@ class Table(Readable, elsewhere="in another process, connect again and take the 
         """
         with of_table(self.name):
             self._machine.refresh()
-            wanted = altered(self._machine.schema, add=add, widen=widen)
+            known = self._machine.schema
+            wanted = altered(known, add=add, widen=widen)
             filtered = None if bloom is None else Columns(wanted).placed(bloom, "bloom")
             kept = None if retain is None else retained(retain, clock_of(self._machine.state))
-            answer = None if wanted == self._machine.schema else self._client.evolve_schema(self.id, wanted)
+            answer = None if wanted == known else self._client.evolve_schema(self.id, wanted)
             if isinstance(answer, SchemaIncompatible):
-                raise SchemaMismatch(answer.meaning)
+                if answer.current == known:
+                    raise SchemaMismatch(answer.meaning)
+                self.alter(add=add, widen=widen)  # another one came first
             if filtered is not None:
                 self._client.set_filtered(self.id, filtered)
             if retain is not None:

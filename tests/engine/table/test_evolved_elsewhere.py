@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from persist_engine import Database, Table, connect
-from persist_engine.base.errors import SchemaMismatch
+from persist_engine.base.errors import InvalidUsage, SchemaMismatch
 
 ROW = {"id": 2, "name": "bob", "note": "new"}
 FITTED = [{"id": 1, "name": "ada", "note": None}, ROW]
@@ -69,6 +70,33 @@ def test_what_the_newest_schema_refuses_is_refused_in_its_words(altered: Table) 
     with pytest.raises(SchemaMismatch, match="hint is no column of the table. The table has id, name, note"):
         altered.append([{**ROW, "hint": 1}])
     assert altered.count() == 1
+
+
+@pytest.mark.parametrize("first", ["note STRING", "hint STRING"])
+def test_regression_alters_of_two_processes_at_once_are_both_there(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """The later one was refused, because it would drop the column that the other had added."""
+    ours = db.create("orders", key="id BIGINT", value="n INT")
+    with connect(tmp_path / "shop", maintain=False) as theirs:
+        table, client = theirs.table("orders"), theirs.client
+        evolve = client.evolve_schema
+
+        def later(*wanted: Any) -> Any:
+            monkeypatch.undo()
+            ours.alter(add=first)
+            return evolve(*wanted)
+
+        monkeypatch.setattr(client, "evolve_schema", later)
+        if first == "hint STRING":
+            with pytest.raises(InvalidUsage, match=r"^table orders: add: there is a column hint already$"):
+                table.alter(add="hint INT", retain="2 days")
+            assert table.describe().retain == "7d"
+            return
+        table.alter(add="hint INT", widen={"n": "BIGINT"}, retain="2 days", bloom=["hint"])
+        assert table.schema.names == ["id", "n", "note", "hint"]
+        assert table.schema.field("n").type == pa.int64()
+        assert (table.describe().retain, table.describe().bloom) == ("2d", "hint")
 
 
 def test_a_stream_in_the_midst_of_which_the_schema_evolves_is_refused(db: Database, tmp_path: Path) -> None:
