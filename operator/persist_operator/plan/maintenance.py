@@ -289,10 +289,11 @@ def fold(shard: Shard, runs: Sequence[Run], now_ms: int) -> Folded:
     known = shard.known
     blocks = {kind: _unheld(block) for kind, block in (known.maintenance or {}).items()}
     folded = Folded(blocks, known.history or (), (), budget.until_now(known.rewritten or (), now_ms))
+    created_ms = {run.name: run.created_ms for run in runs}
     for run in sorted(runs, key=lambda one: one.created_ms):
         kind = next((one for one in MAINTENANCE_KINDS if one == run.kind), None)
         if kind is not None:
-            folded = _entered(folded, shard, run, kind, now_ms)
+            folded = _entered(folded, shard, run, kind, now_ms, created_ms=created_ms)
     scheduled = auditing.scheduled(shard, folded.maintenance, now_ms)
     return replace(folded, maintenance=scheduled, history=folded.history[: max(shard.spec.history_limit, 0)])
 
@@ -302,9 +303,11 @@ def _unheld(block: Upkeep) -> Upkeep:
     return block if block.wait_reason is None else replace(block, wait_reason=None, next_run_time=None)
 
 
-def _entered(folded: Folded, shard: Shard, run: Run, kind: MaintenanceKind, now_ms: int) -> Folded:
+def _entered(
+    folded: Folded, shard: Shard, run: Run, kind: MaintenanceKind, now_ms: int, *, created_ms: Mapping[str, int]
+) -> Folded:
     block = folded.maintenance.get(kind, Upkeep())
-    entered = run.name in {item.id for item in folded.history} or _is_older(run, block)
+    entered = run.name in {item.id for item in folded.history} or _is_older(run, block, created_ms)
     if not entered and block.job_name != run.name:
         # The Job is newer than the status: its intent was lost. Take over the Job.
         block = replace(
@@ -334,9 +337,15 @@ def _rewritten_bytes(run: Run, item: UpkeepRun, block: Upkeep) -> int:
     return max(item.bytes_read or 0, (block.planned_bytes or 0) if is_unknown and not run.podless else 0)
 
 
-def _is_older(run: Run, block: Upkeep) -> bool:
-    last_ms = times.to_ms(block.last_attempt_time)
-    return block.job_name not in {None, run.name} and last_ms is not None and run.created_ms < last_ms
+def _is_older(run: Run, block: Upkeep, created_ms: Mapping[str, int]) -> bool:
+    """Whether the run came before the one that `block` names. The last that was settled did, and what the cluster's clock has before it.
+    The time of an intent is of the operator's clock, which may be behind. `created_ms`: of all runs that are there, by name.
+    """
+    if block.job_name in {None, run.name}:
+        return False
+    settled_ms = created_ms.get(block.settled_job or "", 0)
+    last_ms = times.to_ms(block.last_attempt_time) or 0
+    return run.name == block.settled_job or run.created_ms < max(settled_ms, last_ms)
 
 
 def _history_item(run: Run, kind: MaintenanceKind, now_ms: int) -> UpkeepRun:
