@@ -6,6 +6,7 @@ import pytest
 from persist_engine.model.ownership import Owner
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
 
 pytestmark = pytest.mark.spark
 REFUSALS = (PySparkException, Py4JJavaError)
@@ -70,6 +71,37 @@ def test_other_changes_are_refused_and_change_nothing(made, change, message):
     shard = made.client.registered(Owner("sql", made.namespace, "t"))
     assert made.client.schema(shard).val_ddl == "n INT, f FLOAT, place STRUCT<x: INT NOT NULL>"
     assert made.sql("SELECT id, n FROM {n}.t") == [(1, 10)]
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        lambda made: made.sql("CREATE OR REPLACE TABLE {n}.t TBLPROPERTIES ('key' = 'id') AS SELECT 5L AS id"),
+        lambda made: made.sql("REPLACE TABLE {n}.t (id BIGINT)"),
+        lambda made: made.spark.range(3).write.mode("overwrite").saveAsTable(made.text("{n}.t")),
+        lambda made: made.spark.range(3).writeTo(made.text("{n}.t")).createOrReplace(),
+    ],
+    ids=["create-or-replace", "replace", "saveAsTable", "createOrReplace"],
+)
+def test_a_table_is_not_replaced_and_keeps_its_rows(made, replace):
+    """Spark drops the table first where a catalog does not refuse by itself."""
+    with pytest.raises(REFUSALS, match=r"does not do REPLACE TABLE: c\d+\.demo\d+\.t keeps its rows"):
+        replace(made)
+    assert made.sql("SELECT id, n FROM {n}.t") == [(1, 10)]
+
+
+def test_rows_take_the_place_of_others_by_the_call_that_the_refusal_names(made):
+    rows = made.frame("SELECT place, f, n + 1 AS n, id + 1 AS id FROM {n}.t")  # by name, not by position
+    rows.writeTo(made.text("{n}.t")).overwrite(F.lit(True))  # noqa: FBT003 - Spark's signature
+    assert made.sql("SELECT id, n, place.x FROM {n}.t") == [(2, 11, 3)]
+
+
+def test_a_table_that_is_made_of_a_query_is_there_with_its_rows_or_not_at_all(made):
+    made.sql("CREATE OR REPLACE TABLE {n}.u TBLPROPERTIES ('key' = 'id') AS SELECT id, n FROM {n}.t")
+    assert made.sql("SELECT * FROM {n}.u") == [(1, 10)]
+    with pytest.raises(REFUSALS, match="DIVIDE_BY_ZERO"):
+        made.sql("CREATE TABLE {n}.w TBLPROPERTIES ('key' = 'id') AS SELECT id, 1 / (n - 10) AS x FROM {n}.t")
+    assert [name for _, name, _ in made.sql("SHOW TABLES IN {n}")] == ["t", "u"]
 
 
 def test_two_sessions_that_add_columns_at_once_both_add_theirs(made):

@@ -18,9 +18,10 @@ import org.apache.spark.sql.connector.catalog.ChangelogContext;
 import org.apache.spark.sql.connector.catalog.ChangelogRange;
 import org.apache.spark.sql.connector.catalog.Identifier;
 import org.apache.spark.sql.connector.catalog.NamespaceChange;
+import org.apache.spark.sql.connector.catalog.StagedTable;
+import org.apache.spark.sql.connector.catalog.StagingTableCatalog;
 import org.apache.spark.sql.connector.catalog.SupportsNamespaces;
 import org.apache.spark.sql.connector.catalog.Table;
-import org.apache.spark.sql.connector.catalog.TableCatalog;
 import org.apache.spark.sql.connector.catalog.TableChange;
 import org.apache.spark.sql.connector.catalog.TableInfo;
 import org.apache.spark.sql.types.DataType;
@@ -32,7 +33,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  *
  * <p>Options, as spark.sql.catalog.NAME.OPTION: blob and consensus, the stores, without credentials; namespace, the default one.
  */
-public final class PersistCatalog implements TableCatalog, SupportsNamespaces {
+public final class PersistCatalog implements StagingTableCatalog, SupportsNamespaces {
   private static final Set<String> STORES = Set.of("blob", "consensus");
   private static final String NAMESPACE = "namespace";
 
@@ -80,7 +81,7 @@ public final class PersistCatalog implements TableCatalog, SupportsNamespaces {
     return load(ident, Desk.JSON.createObjectNode().put("timestamp_us", micros));
   }
 
-  private Table load(Identifier ident, ObjectNode request) throws NoSuchTableException {
+  private PersistTable load(Identifier ident, ObjectNode request) throws NoSuchTableException {
     String fixed = request.isEmpty() ? null : "AS OF a time";
     Frame frame = new Frame(desk());
     JsonNode loaded = frame.desk.ask("load", named(request, ident).put("frame", frame.name));
@@ -144,7 +145,7 @@ public final class PersistCatalog implements TableCatalog, SupportsNamespaces {
   }
 
   @Override
-  public Table createTable(Identifier ident, TableInfo info) throws TableAlreadyExistsException {
+  public PersistTable createTable(Identifier ident, TableInfo info) throws TableAlreadyExistsException {
     if (info.partitions().length > 0) throw refusal("PARTITIONED BY", "a shard is sorted by its key");
     ObjectNode request = named(Desk.JSON.createObjectNode(), ident);
     try {
@@ -156,10 +157,32 @@ public final class PersistCatalog implements TableCatalog, SupportsNamespaces {
     info.properties().forEach(properties::put);
     if (!desk().ask("create", request).asBoolean()) throw new TableAlreadyExistsException(ident);
     try {
-      return loadTable(ident);
+      return load(ident, Desk.JSON.createObjectNode());
     } catch (NoSuchTableException error) {
       throw new IllegalStateException(ident + " was dropped while it was created", error);
     }
+  }
+
+  /** CREATE TABLE AS: the table is there at once, and goes again when its query fails. */
+  @Override
+  public StagedTable stageCreate(Identifier ident, TableInfo info) throws TableAlreadyExistsException {
+    return new PersistTableOfQuery(createTable(ident, info), () -> dropTable(ident));
+  }
+
+  /** Refused while the table is there. A catalog that does not stage has Spark drop the table first, before it learns of a refusal. */
+  @Override
+  public StagedTable stageCreateOrReplace(Identifier ident, TableInfo info) {
+    try {
+      return stageCreate(ident, info);
+    } catch (TableAlreadyExistsException error) {
+      throw refusal("REPLACE TABLE", shown(ident) + " keeps its rows; new rows in their place are INSERT OVERWRITE, or in Python "
+          + "df.writeTo(name).overwrite(lit(True)), and for other columns DROP TABLE comes first");
+    }
+  }
+
+  @Override
+  public StagedTable stageReplace(Identifier ident, TableInfo info) {
+    return stageCreateOrReplace(ident, info);
   }
 
   @Override
