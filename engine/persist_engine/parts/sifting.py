@@ -76,14 +76,16 @@ class Sifting:
         # Where all rows but the last cancel, the last one is what is left. Any other sum is left as it came.
         has_one = (sums != 0) & (sums == diffs[lasts])
         has_more = (sums != 0) & ~has_one
-        is_left = np.repeat(has_more, lasts - starts + 1)
-        is_left[lasts[has_one]] = True
         if has_more.any():
             self.is_distinct = False
-        times = rows.column("time").to_numpy()
         # Of a group that leaves its last row, the one before it was the last to cancel.
-        ages = np.searchsorted(self.age_ends, times[lasts - has_one]) + 1
-        side = np.where(is_left, 0, np.repeat(ages, lasts - starts + 1)).astype(np.int8)
+        last_times = rows.column("time").to_numpy()[lasts - has_one]
+        side_of = np.ones(len(starts), np.int8)
+        for end in self.age_ends:
+            side_of += last_times > end
+        side_of[has_more] = 0
+        side = np.repeat(side_of, lasts - starts + 1)
+        side[lasts[has_one]] = 0
         # One gather for all sides takes a third less time than one for each.
         by_side = rows_at(rows, np.argsort(side, kind="stable"))
         counts = np.bincount(side, minlength=len(nothing) + 1)
