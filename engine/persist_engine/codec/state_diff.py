@@ -25,6 +25,8 @@ from persist_engine.pb import batch_pb2, diff_pb2, state_pb2
 
 #: Encoded bytes kept for each kind of value: a bound on memory. A spine batch takes some 30 bytes for each batch in it.
 _KEPT_BYTES_MAX = 1 << 20
+#: So many decoded values of each kind are kept, of at most so many encoded bytes each.
+_DECODED_MAX, _DECODED_BYTES_MAX = 64, 4 << 10
 
 #: Slices that follow the key: to; from and to; from.
 _SLICES = {diff_pb2.DIFF_TYPE_INSERT: 2, diff_pb2.DIFF_TYPE_UPDATE: 3, diff_pb2.DIFF_TYPE_DELETE: 2}
@@ -68,8 +70,13 @@ def _message(make: type[Message], to_pb: Callable[[Any], Message], from_pb: Call
         message.ParseFromString(raw)
         return from_pb(message)
 
+    # What a diff adds, a later one names again when it changes or deletes it. Values are immutable, so one serves both.
+    known = lru_cache(maxsize=_DECODED_MAX)(decode)
     # Deterministic, since no message has a map.
-    return _Slice(lambda value: to_pb(value).SerializeToString(), decode)
+    return _Slice(
+        lambda value: to_pb(value).SerializeToString(),
+        lambda raw: known(raw) if len(raw) <= _DECODED_BYTES_MAX else decode(raw),
+    )
 
 
 def _decode_unit(raw: bytes) -> None:

@@ -98,6 +98,17 @@ def test_a_diff_is_laid_out_in_columns() -> None:
     assert sum(columns.lens) == len(columns.data)
 
 
+@pytest.mark.parametrize(("size_bytes", "is_kept"), [(10, True), (5000, False)])
+def test_a_small_value_that_several_diffs_name_is_decoded_once(size_bytes: int, is_kept: bool) -> None:
+    batch = replace(BATCH, parts=(InlinePart(b"d" * size_bytes, 2, None),))
+    adding, deleting = (replace(DIFF, legacy_batches=(change(batch, None),)) for change in (Insert, Delete))
+    first, second = (
+        decode_state_diff(encode_state_diff(diff), key="the-key").legacy_batches[0].key for diff in (adding, deleting)
+    )
+    assert first == second == batch
+    assert (first is second) == is_kept, "large values are not held in memory"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
