@@ -55,10 +55,14 @@ STAGED_SCHEMA = pa.schema(
         ("errors", pa.int64()),  # of these rows
         ("updates", pa.int64()),
         ("least_time", pa.int64()),
-        ("sums", pa.list_(pa.int64())),  # of the hashes of the user's rows; null when the rows have none
+        (
+            "low",
+            pa.int64(),
+        ),  # the sums of the lower and of the upper 32 bits of the hashes of the user's rows, modulo 2^63
+        ("high", pa.int64()),  # both 0 when the rows have no hashes
     ]
 )
-STAGED_DDL = "batch binary, rows bigint, errors bigint, updates bigint, least_time bigint, sums array<bigint>"
+STAGED_DDL = "batch binary, rows bigint, errors bigint, updates bigint, least_time bigint, low bigint, high bigint"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,11 +115,11 @@ def sink_settings(target_part_bytes: int) -> Settings:
 
 class StageRows:
     """Stages a partition of rows. Columns: k*, v*; `time` when the task has no time; and possibly `diff`, else every row has diff 1, and
-    `fault`, the reason why a row must not be written. The columns `hashes` are added up.
+    `fault`, the reason why a row must not be written. The hashes `h` are added up, if there are any.
     """
 
-    def __init__(self, task: StageTask, *, hashes: Sequence[str] = ()) -> None:
-        self.task, self.hashes = task, hashes
+    def __init__(self, task: StageTask) -> None:
+        self.task = task
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields one row of STAGED_SCHEMA. A repetition stages another batch and does not change linked ones. InvalidUsage for a fault."""
@@ -125,7 +129,7 @@ class StageRows:
     def staged(self, batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
         """The row of STAGED_SCHEMA, for a caller in this process."""
         with _explaining_changed_input(self.task):
-            counter = _RowCounter(self.hashes, self.task.schema)
+            counter = _RowCounter(self.task.schema)
             tables = (counter.counted(_faultless(batch, self.task)) for batch in batches if batch.num_rows)
             return _stage(self.task, (updates_of(table, self.task) for table in tables), counter)
 
@@ -138,18 +142,18 @@ def _faultless(batch: pa.RecordBatch, task: StageTask) -> pa.RecordBatch:
 
 class StageCorrections:
     """Stages desired - persisted of one hash partition. Columns: k*, v*, `diff`, `desired`, `h`, sorted by `h` (envelopes.mirror).
-    The columns `hashes` of the desired rows are added up.
+    The hashes of the desired rows are added up.
     """
 
-    def __init__(self, task: StageTask, *, hashes: Sequence[str] = ()) -> None:
-        self.task, self.hashes = task, hashes
+    def __init__(self, task: StageTask) -> None:
+        self.task = task
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields one row of STAGED_SCHEMA, in which `rows` counts the desired rows. Holds CHUNK_ROWS rows or CHUNK_BYTES in memory, beside
         the parts.
         """
         with carrying_errors():
-            counter = _RowCounter(self.hashes, self.task.schema)
+            counter = _RowCounter(self.task.schema)
             rows = (counter.counted(batch) for batch in batches)
             chunks = hash_chunks(rows, chunk_rows=CHUNK_ROWS, chunk_bytes=CHUNK_BYTES)
             yield _stage(self.task, (consolidate(updates_of(chunk, self.task)) for chunk in chunks), counter)
@@ -273,20 +277,9 @@ def updates_of(rows: pa.Table | pa.RecordBatch, task: StageTask) -> pa.Table:
 class _RowCounter:
     """Counts the user's rows in a stream, and adds up their hashes where the rows have them."""
 
-    def __init__(self, hashes: Sequence[str], schema: Schema) -> None:
-        self.rows, self.errors = 0, 0
+    def __init__(self, schema: Schema) -> None:
+        self.rows, self.errors, self.low, self.high = 0, 0, 0, 0
         self._error = f"k{len(schema.key) - 1}" if holds_errors(schema) else None
-        self.hashes = tuple(hashes)
-        self._sums = [0] * len(self.hashes)
-
-    @property
-    def sums(self) -> list[int] | None:
-        """One for each name of `hashes`, modulo 2^64, as signed integers."""
-        return (
-            np.array([each % (1 << 64) for each in self._sums], np.uint64).view(np.int64).tolist()
-            if self.hashes
-            else None
-        )
 
     def counted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         desired = batch.column("desired") if "desired" in batch.schema.names else None
@@ -294,9 +287,11 @@ class _RowCounter:
         if self._error is not None:
             errors = batch.column(self._error) if desired is None else batch.column(self._error).filter(desired)
             self.errors += len(errors) - errors.null_count
-        for index, name in enumerate(self.hashes):
-            hashes = batch.column(name) if desired is None else batch.column(name).filter(desired)
-            self._sums[index] += int(hashes.to_numpy().view(np.uint64).sum(dtype=np.uint64))
+        if "h" in batch.schema.names:
+            column = batch.column("h") if desired is None else batch.column("h").filter(desired)
+            hashes = column.to_numpy().view(np.uint64)
+            self.low += int((hashes & np.uint64(0xFFFFFFFF)).sum())
+            self.high += int((hashes >> np.uint64(32)).sum())
         return batch
 
 
@@ -338,7 +333,8 @@ def stage(task: StageTask, tables: Iterable[pa.Table]) -> StagedBatch:
 def _stage(task: StageTask, tables: Iterator[pa.Table], counter: _RowCounter) -> pa.RecordBatch:
     staged = stage(task, tables)
     counts = [[counter.rows], [counter.errors], [staged.updates]]
-    columns = [[staged.batch], *counts, [staged.least_time], [counter.sums]]
+    sums = [[counter.low % (1 << 63)], [counter.high % (1 << 63)]]
+    columns = [[staged.batch], *counts, [staged.least_time], *sums]
     return pa.RecordBatch.from_arrays(
         [pa.array(column, field.type) for column, field in zip(columns, STAGED_SCHEMA, strict=True)],
         schema=STAGED_SCHEMA,

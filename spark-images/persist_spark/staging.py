@@ -28,7 +28,7 @@ from persist_spark.envelopes.commands import key_text, null_faults, upsert_comma
 from persist_spark.envelopes.compared import Difference, difference_of_commands, difference_of_rows
 from persist_spark.envelopes.copied import Copied, copied
 from persist_spark.envelopes.debezium import debezium_commands
-from persist_spark.envelopes.mirror import HASHES, WantedRows, corrections, hashed, scanned
+from persist_spark.envelopes.mirror import WantedRows, corrections, hashed, scanned
 from persist_spark.envelopes.run_keys import RunKeys
 from persist_spark.frames import fields_of
 from persist_spark.partitions import STAGED_DDL, ReadParts, StageCorrections, StageRows, StageTask, grouped
@@ -246,10 +246,9 @@ class Staging:
                 return StagedRows(batches=(), rows=0, updates=0, least_time=None, upper=minted.lower)
             upper, flat = Antichain.of(greatest + 1), self._with_errors_at(greatest, flat)
         task = self._stage_task(minted, upper, time=None if column else minted.time)
-        hashes = HASHES if self.spec.envelope.type is EnvelopeType.MIRROR else ()
-        rows = hashed(flat, self.schema) if hashes else flat
+        rows = hashed(flat, self.schema) if self.spec.envelope.type is EnvelopeType.MIRROR else flat
         parts = frames.to_stage(rows, self.schema, self.spec.write.parallelism)
-        return self._collect(parts.mapInArrow(StageRows(task, hashes=hashes), STAGED_DDL), upper)
+        return self._collect(parts.mapInArrow(StageRows(task), STAGED_DDL), upper)
 
     def _with_errors_at(self, time: int | None, flat: DataFrame) -> DataFrame:
         """`flat`, whose rows have times of their own, with the collected errors at `time`: theirs may be missing, or late."""
@@ -262,8 +261,7 @@ class Staging:
         cores = parallelism_of(self.spark)
         with persisted(self.spark, reader, as_of, self.schema, blob=self.spec.blob, cores=cores) as contents:
             both = corrections(flat, contents, self.schema, self.spec.write.parallelism)
-            stage = StageCorrections(task, hashes=HASHES)
-            return self._collect(both.mapInArrow(stage, STAGED_DDL), minted.upper)
+            return self._collect(both.mapInArrow(StageCorrections(task), STAGED_DDL), minted.upper)
 
     def _write_commands(self, minted: Minted, reader: ReadHandle | None, rows: DataFrame) -> StagedRows:
         commands = copied(rows, self.schema, shard_order(self.spec))
@@ -358,12 +356,10 @@ class Staging:
         return stage
 
     def _digest(self, tasks: Sequence[Any]) -> bytes | None:
-        sums = [row["sums"] for row in tasks if row["sums"] is not None]
         if self.spec.envelope.type is not EnvelopeType.MIRROR:
             return None
-        rows = sum(row["rows"] for row in tasks)
-        lanes = tuple(sum(lane) for lane in zip(*sums, strict=True)) or (0,) * len(HASHES)
-        return WantedRows(rows, lanes).digest(self.schema)
+        rows, low, high = (sum(row[name] for row in tasks) for name in ("rows", "low", "high"))
+        return WantedRows(rows, low, high).digest(self.schema)
 
     def _refuse_empty(self, rows: int) -> None:
         if rows == 0 and not self.spec.input.allow_empty:

@@ -187,9 +187,9 @@ class StageUpdates:
         try:
             keys, updates = self.decision.updates(batches)
             done = stage(self.task, (self._timed(table) for table in updates))
-            said: list[Any] = [done.batch, 0, 0, done.updates, done.least_time, None, keys]
+            said: list[Any] = [done.batch, 0, 0, done.updates, done.least_time, 0, 0, keys]
         except (_NoLast, NotOneValue) as error:
-            said, problem, key = [None, 0, 0, 0, None, None, 0], error, error.key
+            said, problem, key = [None, 0, 0, 0, None, 0, 0, 0], error, error.key
         columns = {field.name: pa.array([each], field.type) for field, each in zip(_STAGED, said, strict=True)}
         return _with_problem({**columns, **flat_columns(key, empty_struct(1))}, 1, problem)
 

@@ -4,14 +4,15 @@ A run commits the digest with its name, as the sink's source progress. The next 
 out reading and correcting a shard that holds those rows already.
 
 Two rows count as equal exactly where the engine's consolidation says so: null equals null, NaN equals NaN, -0.0 equals 0.0. The digest is
-a sum over rows, so neither their order nor their partitions matter, and it has 128 bits: different inputs have equal digests by chance
-once in 2^128. It protects from no adversary, which has no more to gain than what it may write into the input anyway.
+made of sums over rows, so neither their order nor their partitions matter, and of a hash of 64 bits: a row and what it changed into have
+the same one by chance once in 2^64, and that change is then written with the next one. The digest protects from no adversary, which has no
+more to gain than what it may write into the input anyway.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from persist_engine import holds_errors
@@ -23,15 +24,14 @@ from pyspark.sql import types as T  # noqa: N812
 from persist_spark.envelopes.collected import error_of
 from persist_spark.frames import DESIRED, DIFF, HASH, fields_of, quoted
 
-#: The columns of the hashes of a row. The first also brings equal rows together.
-HASHES = (HASH, "g")
 #: The version of what the digest means. A digest of another version equals none.
-_VERSION = b"rows-1"
-_LANE = 1 << 64
+_VERSION = b"rows-2"
+#: Of the sums. A bigint has room for it, and fewer than 2^31 rows do not reach it.
+_MODULUS = 1 << 63
 
 
 def corrections(desired: DataFrame, persisted: DataFrame, schema: Schema, tasks: int | None) -> DataFrame:
-    """The desired (+) and persisted (negated) rows with HASHES, partitioned and sorted by `h`, so that equal rows are adjacent. Plans only.
+    """The desired (+) and persisted (negated) rows with HASH, partitioned and sorted by `h`, so that equal rows are adjacent. Plans only.
 
     A write task therefore reads all copies of a row within a bounded part of its stream, however large its partition is. Spark sorts one
     bigint (and spills), and the engine's consolidation decides which rows are equal (nulls, NaN, zeros). Because the hash covers values
@@ -48,43 +48,37 @@ def corrections(desired: DataFrame, persisted: DataFrame, schema: Schema, tasks:
 
 @dataclass(frozen=True, slots=True)
 class WantedRows:
-    """A number of rows, and the sums of their hashes modulo 2^64, one for each of HASHES."""
+    """A number of rows, and the sums of the lower and of the upper 32 bits of their hashes, modulo 2^63.
+
+    One sum modulo 2^64 would be weak where rows have many copies: if 2^20 copies of a row change, only 44 bits of the hash matter.
+    """
 
     rows: int
-    sums: tuple[int, ...]
+    low: int
+    high: int
     errors: int = 0
     """How many of these rows are errors (collected.py). Not part of the digest, which has the rows themselves."""
 
     def digest(self, schema: Schema) -> bytes:
         """32 hexadecimal digits: equal for the same rows in the same schema."""
-        text = repr((schema.key_ddl, schema.val_ddl, self.rows, [each % _LANE for each in self.sums]))
+        text = repr((schema.key_ddl, schema.val_ddl, self.rows, self.low % _MODULUS, self.high % _MODULUS))
         return hashlib.blake2b(_VERSION + text.encode(), digest_size=16).hexdigest().encode()
 
 
 def hashed(flat: DataFrame, schema: Schema) -> DataFrame:
-    """`flat` and the hashes of its rows. Plans only."""
+    """`flat` and HASH, the hash of each row. Plans only."""
     leaves = ", ".join(leaf for field in fields_of(schema) for leaf in leaves_of(field.column, field.type))
-    return flat.selectExpr("*", *(f"xxhash64({lane}, {leaves}) AS {name}" for lane, name in enumerate(HASHES)))
+    return flat.selectExpr("*", f"xxhash64({leaves}) AS {HASH}")
 
 
 def scanned(flat: DataFrame, schema: Schema) -> WantedRows | None:
     """The rows of `flat`, from one pass over them in Spark. None for more rows than the sums have room for (2^31)."""
-    sums = [f"try_sum({half})" for name in HASHES for half in _halves(name)]
+    halves = (f"try_sum({HASH} & {0xFFFFFFFF})", f"try_sum(shiftrightunsigned({HASH}, 32))")
     errors = f"count({error_of(schema)})" if holds_errors(schema) else "0"
-    rows, bad, *found = hashed(flat, schema).selectExpr("count(1)", errors, *sums).collect()[0]
-    if rows and None in found:
-        return None
-    return WantedRows(rows, tuple(_joined([each or 0 for each in found])), bad)
-
-
-def _halves(lane: str) -> tuple[str, str]:
-    """The lower and the upper 32 bits: their sums do not wrap, which Spark would refuse."""
-    return f"{lane} & {0xFFFFFFFF}", f"shiftrightunsigned({lane}, 32)"
-
-
-def _joined(halves: Sequence[int]) -> Iterator[int]:
-    for low, high in zip(halves[::2], halves[1::2], strict=True):
-        yield (low + (high << 32)) % _LANE
+    rows, bad, low, high = hashed(flat, schema).selectExpr("count(1)", errors, *halves).collect()[0]
+    if rows == 0:
+        return WantedRows(0, 0, 0)
+    return None if low is None or high is None else WantedRows(rows, low, high, bad)
 
 
 def leaves_of(path: str, kind: T.DataType, depth: int = 0) -> Iterator[str]:
