@@ -213,6 +213,21 @@ def test_insert_and_overwrite(catalog, small):
     assert catalog.sql("SELECT count(*) FROM {n}.small") == [(3,)]
 
 
+def test_both_modes_of_overwriting_replace_all_rows(catalog, small):
+    mode = "spark.sql.sources.partitionOverwriteMode"
+    catalog.spark.conf.set(mode, "dynamic")
+    try:
+        catalog.sql("INSERT OVERWRITE {n}.small SELECT id, n + 1 FROM {n}.small WHERE id = 2")
+        assert catalog.sql("SELECT * FROM {n}.small") == [(2, 21)]
+        catalog.frame("SELECT id + 1 AS id, n FROM {n}.small").writeTo(catalog.text("{n}.small")).overwritePartitions()
+        assert catalog.sql("SELECT * FROM {n}.small") == [(3, 21)]
+        with pytest.raises(Exception, match="no rows"):
+            catalog.sql("INSERT OVERWRITE {n}.small SELECT * FROM {n}.small WHERE id = 0")
+    finally:
+        catalog.spark.conf.unset(mode)
+    assert catalog.sql("SELECT * FROM {n}.small") == [(3, 21)]
+
+
 def test_create_insert_delete_drop(catalog, small):
     catalog.sql("CREATE TABLE {n}.made (at TIMESTAMP, id BIGINT NOT NULL, s STRING) TBLPROPERTIES ('key' = 'id')")
     assert catalog.sql("SELECT * FROM {n}.made WHERE id > 0") == []

@@ -18,6 +18,9 @@ import org.apache.spark.sql.connector.catalog.TableCapability;
 import org.apache.spark.sql.connector.expressions.filter.Predicate;
 import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.connector.write.LogicalWriteInfo;
+import org.apache.spark.sql.connector.write.SupportsDynamicOverwrite;
+import org.apache.spark.sql.connector.write.SupportsTruncate;
+import org.apache.spark.sql.connector.write.Write;
 import org.apache.spark.sql.connector.write.WriteBuilder;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.StructType;
@@ -70,7 +73,8 @@ final class PersistTable implements SupportsRead, SupportsWrite, SupportsDeleteV
   public Set<TableCapability> capabilities() {
     return fixed != null
         ? EnumSet.of(TableCapability.BATCH_READ)
-        : EnumSet.of(TableCapability.BATCH_READ, TableCapability.BATCH_WRITE, TableCapability.STREAMING_WRITE, TableCapability.TRUNCATE);
+        : EnumSet.of(TableCapability.BATCH_READ, TableCapability.BATCH_WRITE, TableCapability.STREAMING_WRITE, TableCapability.TRUNCATE,
+            TableCapability.OVERWRITE_DYNAMIC);
   }
 
   @Override
@@ -86,7 +90,7 @@ final class PersistTable implements SupportsRead, SupportsWrite, SupportsDeleteV
     Map<String, String> options = new HashMap<>(info.options().asCaseSensitiveMap());
     ObjectNode request = Desk.JSON.createObjectNode().put("frame", frame.name);
     frame.desk.ask("writing", request).properties().forEach(entry -> options.put(entry.getKey(), entry.getValue().asText()));
-    return ((SupportsWrite) Python.table(info.schema())).newWriteBuilder(new LogicalWriteInfo() {
+    return new Rows(((SupportsWrite) Python.table(info.schema())).newWriteBuilder(new LogicalWriteInfo() {
       @Override
       public CaseInsensitiveStringMap options() {
         return new CaseInsensitiveStringMap(options);
@@ -101,7 +105,25 @@ final class PersistTable implements SupportsRead, SupportsWrite, SupportsDeleteV
       public StructType schema() {
         return info.schema();
       }
-    });
+    }));
+  }
+
+  /** A write in Python. A table has no partitions, so that both modes of overwriting replace all of its rows. */
+  private record Rows(WriteBuilder python) implements SupportsTruncate, SupportsDynamicOverwrite {
+    @Override
+    public Write build() {
+      return python.build();
+    }
+
+    @Override
+    public WriteBuilder truncate() {
+      return ((SupportsTruncate) python).truncate();
+    }
+
+    @Override
+    public WriteBuilder overwriteDynamicPartitions() {
+      return truncate();
+    }
   }
 
   @Override
