@@ -14,11 +14,11 @@ SMALL = Schema.from_ddl("id BIGINT", "n BIGINT")
 class Catalog:
     """A catalog of the session, and its stores. In a statement `{c}` is its name, and `{n}` the namespace of the test."""
 
-    def __init__(self, spark, folder, *, location=None, **options):
+    def __init__(self, spark, folder, *, location=None, opens=True, **options):
         self.spark, self.name, self.namespace = spark, f"c{next(names)}", "demo"
         on_files = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
         self.location = location or on_files
-        self.client = PersistClient.open(self.location)
+        self.client = PersistClient.open(self.location) if opens else None
         self.seen_by(spark, **options)
 
     def seen_by(self, spark, **options):

@@ -228,6 +228,15 @@ def test_both_modes_of_overwriting_replace_all_rows(catalog, small):
     assert catalog.sql("SELECT * FROM {n}.small") == [(3, 21)]
 
 
+def test_the_first_table_makes_the_stores(local_spark, tmp_path):
+    made = Catalog(local_spark, tmp_path, opens=False)
+    with pytest.raises(Exception, match="there is no directory"):
+        made.sql("SHOW TABLES IN {n}")
+    assert list(tmp_path.iterdir()) == []
+    made.sql("CREATE TABLE {n}.t TBLPROPERTIES ('key' = 'id') AS SELECT 1L AS id, 'a' AS s")
+    assert made.sql("SELECT * FROM {n}.t") == [(1, "a")]
+
+
 def test_create_insert_delete_drop(catalog, small):
     catalog.sql("CREATE TABLE {n}.made (at TIMESTAMP, id BIGINT NOT NULL, s STRING) TBLPROPERTIES ('key' = 'id')")
     assert catalog.sql("SELECT * FROM {n}.made WHERE id > 0") == []

@@ -15,7 +15,7 @@ from typing import Any
 
 from persist_engine import METADATA_TABLES, Location, PersistClient
 from persist_engine.base.env import SystemEnv
-from persist_engine.base.errors import InvalidUsage, ShardNotFound
+from persist_engine.base.errors import InvalidUsage, NoStore, ShardNotFound
 from persist_engine.base.wording import iso_text
 from persist_engine.model.ids import ShardId
 from persist_engine.model.ownership import Owner
@@ -304,8 +304,13 @@ class Tables:
         return {"shard": str(shard), "blob": self._location.blob, "consensus": self._location.consensus}
 
     def exists(self, table: Sequence[str]) -> bool:
-        """Whether there is such a table, or metadata table. Holds nothing. One that an interrupted CREATE left without a shard is none."""
-        found = self._shard(table)
+        """Whether there is such a table, or metadata table. Holds nothing. One that an interrupted CREATE left without a shard is none,
+        and where there is no store yet there is none: CREATE makes it.
+        """
+        try:
+            found = self._shard(table)
+        except NoStore:
+            return False
         return self._described(table) is not None if found is None else not self._is_half(*found)
 
     def create(self, table: Sequence[str], *, columns: Mapping[str, Any], properties: Mapping[str, str]) -> bool:
