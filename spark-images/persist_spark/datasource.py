@@ -57,8 +57,9 @@ LEASE_MS = 6 * 60 * 60 * 1000
 #: How long the actions of one frame use the plan, and so the lease, of an earlier one. An action then has half of the lease left to read.
 KEEP_MS = LEASE_MS // 2
 _PART_BYTES = 128 << 20
-_REDACTION = "spark.sql.redaction.options.regex"
-#: A URL with a user or a password. Spark redacts the options in which it finds it.
+#: What Spark redacts: options in plans. Texts too, because Spark Connect shows the request of a client in its page and in the event log.
+_REDACTION, _REDACTION_OF_TEXTS = "spark.sql.redaction.options.regex", "spark.sql.redaction.string.regex"
+#: A URL with a user or a password, up to its host.
 _CREDENTIALS = r"://\S*@"
 
 
@@ -172,9 +173,10 @@ def register(spark: SparkSession, *, blob: str | None = None, consensus: str | N
         address = keeper_of(spark.sparkContext, stores).address
     # A class created here is pickled by value, and so carries the address to Spark's Python workers.
     members = {"keeper": address, "stores": stores}
-    redacted = spark.conf.get(_REDACTION) or ""
-    if _CREDENTIALS not in redacted:  # by default Spark's plans, logs and UI show the options of a view
-        spark.conf.set(_REDACTION, f"{redacted}|{_CREDENTIALS}" if redacted else _CREDENTIALS)
+    for name in (_REDACTION, _REDACTION_OF_TEXTS) if on_connect else (_REDACTION,):
+        redacted = spark.conf.get(name) or ""
+        if _CREDENTIALS not in redacted:  # by default Spark's plans, logs and UI show the options of a view
+            spark.conf.set(name, f"{redacted}|{_CREDENTIALS}" if redacted else _CREDENTIALS)
     with nullcontext() if on_connect else active(spark):
         spark.dataSource.register(type(PersistDataSource.__name__, (PersistDataSource,), members))
     remember_stores(spark, stores)

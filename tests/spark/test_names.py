@@ -121,3 +121,23 @@ def test_a_plan_shows_no_password_of_a_store(local_spark):
     assert "pw27" not in plan
     assert "file:///x" in plan
     assert local_spark.conf.get("spark.sql.redaction.options.regex") == r"(?i)url|://\S*@"
+
+
+def test_a_request_over_connect_shows_no_password_of_a_store(local_spark, connect_alone):
+    """Spark prints the options of a client's request in its user interface and in its event log."""
+    connect_alone.conf.unset("spark.sql.redaction.string.regex")
+    request = "SELECT id, 'redis://u:pw27@h/0' AS consensus FROM range(2)"
+
+    def shown():
+        connect_alone.sql(request).collect()
+        local_spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+        executions = local_spark._jsparkSession.sharedState().statusStore().executionsList()
+        newest = max((executions.apply(at) for at in range(executions.size())), key=lambda each: each.executionId())
+        return newest.details()
+
+    assert "pw27" in shown()
+    for _ in range(2):
+        register(connect_alone)
+    assert "pw27" not in shown()
+    assert "AS consensus" in shown()
+    assert connect_alone.conf.get("spark.sql.redaction.string.regex") == r"://\S*@"
