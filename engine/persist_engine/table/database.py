@@ -28,7 +28,7 @@ from persist_engine.table.frames import Frame
 from persist_engine.table.names import PYTHON, Hints, Named, listed, new_owner, of_table, resolved
 from persist_engine.table.schemas import Fields, declared, inferred
 from persist_engine.table.table import Table
-from persist_engine.table.times import Span, retained
+from persist_engine.table.times import DEFAULT, Span, retained
 
 if TYPE_CHECKING:
     from persist_engine.client.write.handle import WriteHandle
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 #: How long `Database.close` insists on a store that is down. Most failures are brief.
 LET_GO_S = 5.0
-#: How long a new table keeps its times readable.
-RETAIN = "7 days"
 #: Opens a client; NoStore for stores that are not there, unless it is to make them.
 OpenClient: TypeAlias = Callable[[bool], PersistClient]
 
@@ -90,7 +88,7 @@ class Database(Bound, elsewhere="in another process, connect again"):
         value: Fields = "",
         *,
         like: Frame | pa.Schema | None = None,
-        retain: Span | None = RETAIN,
+        retain: Span | None = DEFAULT,
         bloom: Sequence[str] = (),
         coerce: Coerce | None = None,
         clock: Clock = "ms",
@@ -100,12 +98,13 @@ class Database(Bound, elsewhere="in another process, connect again"):
         DECIMAL(10,2)"`) or pyarrow schemas; or those of the frame or schema `like`, with `key` naming the columns of the key.
         Of instants in nanoseconds it makes microseconds only with `coerce`, as writes do.
 
-        `retain` says how long times stay readable: a span, or None for only the newest. `bloom` names columns in which reads look for
-        single values (`email = 'a@b.c'`): Bloom filters of them rule out most of the files. InvalidUsage when the name is taken; with
-        `exist_ok` the table that has it is returned if its columns are the same, and SchemaMismatch if not. Completes an interrupted call.
+        `retain` says how long times stay readable: a span, or None for only the newest; 7 days if it is not given. `bloom` names columns
+        in which reads look for single values (`email = 'a@b.c'`): Bloom filters of them rule out most of the files. InvalidUsage when the
+        name is taken; with `exist_ok` the table that has it is returned if its columns are the same, and SchemaMismatch if not. Completes
+        an interrupted call.
 
         `clock`, which a table keeps, says which times writes have: `ms`, milliseconds, or `counter`, 1, 2, 3 and so on. A counter has
-        `retain` as a number of writes, or None.
+        `retain` as a number of writes, 1000 if it is not given, or None.
 
         >>> db.create("notes", key="id BIGINT", value="text STRING", retain="30 days")
         Table(notes: key id; id, text)

@@ -19,6 +19,9 @@ Time = SupportsIndex | datetime | timedelta | str
 """A time: a whole number, a datetime with its zone, ISO 8601 text with its zone, or a time ago as `-1h`, `-1 day` or a timedelta."""
 Span = SupportsIndex | timedelta | str
 """A span of time: milliseconds, a timedelta, or text such as `7 days`, `12h`, `30m`; text `none` for no span."""
+#: As `retain`: what a new table has of its own.
+DEFAULT = "default"
+_RETAINED: dict[Clock, Span] = {"ms": "7 days", "counter": 1000}
 #: Before every time: that of the last write of a table without one.
 NEVER = -1
 
@@ -61,7 +64,9 @@ def span_ms(given: Span | None, name: str) -> int | None:
 
 
 def retained(given: Span | None, clock: Clock) -> int | None:
-    """As `span_ms`, for `retain`; of a table that counts its writes a number of them, also as text."""
+    """As `span_ms`, for `retain`; of a table that counts its writes a number of them, also as text. DEFAULT fits either clock."""
+    if given == DEFAULT:
+        given = _RETAINED[clock]
     if clock == "ms" or given is None or given == "none":
         return span_ms(given, "retain")
     number = int(given) if isinstance(given, str) and given.isdecimal() and len(given) < 20 else given

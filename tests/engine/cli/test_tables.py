@@ -115,8 +115,9 @@ def test_a_column_that_python_adds_while_rows_wait_in_a_pipe(store, monkeypatch)
 
 
 def test_a_table_that_counts_its_writes(store):
-    assert "such as 1000, or none" in store("create", "t", "--key", "id BIGINT", "--clock", "counter", code=64)
-    store("create", "t", "--key", "id BIGINT", "--clock", "counter", "--retain", "1000")
+    create = "create", "t", "--key", "id BIGINT", "--clock", "counter"
+    assert "such as 1000, or none" in store(*create, "--retain", "7 days", code=64)
+    store(*create)
     path = store.folder / "in.csv"
     path.write_text("id\n1\n")
     assert json.loads(store("append", "t", str(path), "--json"))["time"] == 1

@@ -38,6 +38,17 @@ def test_a_correction_may_be_the_first_write_of_a_counter(counted):
     assert counted.upsert([{"id": 1, "name": "b"}]).time == 2
 
 
+def test_what_is_retained_without_a_word_fits_the_clock(db):
+    """It was seven days for a counter too, which a counter refuses."""
+    assert db.create("days", key="id BIGINT").describe().retain == "7d"
+    counted = db.create("writes", key="id BIGINT", clock="counter")
+    assert counted.describe().retain == "1000 writes"
+    assert db.create("writes", key="id BIGINT", clock="counter", exist_ok=True).id == counted.id
+    counted.alter(retain="none")
+    counted.alter(retain="default")
+    assert counted.describe().retain == "1000 writes"
+
+
 def test_the_clock_is_kept_with_the_shard(tmp_path):
     place = tmp_path / "shop"
     with connect(place, maintain=False) as db:
@@ -74,7 +85,7 @@ def test_a_retention_of_writes(counted):
     [
         ({"clock": "us"}, "clock is 'ms' or 'counter', not 'us'"),
         (
-            {"clock": "counter"},
+            {"clock": "counter", "retain": "7 days"},
             "retain: a table that counts its writes keeps a number of them, such as 1000, or none, not str '7 days'",
         ),
         (

@@ -77,7 +77,12 @@ TableArgument = Annotated[
     str,
     typer.Argument(metavar="TABLE", help="NAME, NAMESPACE.NAME, or the id of a shard.", autocompletion=complete_table),
 ]
-Files = Annotated[list[str], typer.Argument(metavar="FILE...", help="CSV, JSON lines, Parquet; - is standard input.")]
+Files = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="FILE...", help="CSV, JSON lines, Parquet, Arrow, also with .gz or .zst; - is standard input."
+    ),
+]
 InputFormatOption = Annotated[
     InputFormat | None,
     typer.Option("--format", help="By itself what the names of the files end in says. arrow is an IPC stream."),
@@ -153,8 +158,12 @@ def create(
     value: Annotated[str, typer.Option(help="The other columns as DDL.")] = "",
     like: Annotated[str | None, typer.Option(metavar="FILE", help="A Parquet file with the columns.")] = None,
     retain: Annotated[
-        str, typer.Option(help="How long times stay readable: 7 days, 12h, none; with a counter 1000, none.")
-    ] = "7 days",
+        str,
+        typer.Option(
+            help="How long times stay readable: 7 days, 12h, none; with a counter 1000, none.",
+            show_default="7 days; with a counter 1000",
+        ),
+    ] = "default",
     bloom: Annotated[
         str | None,
         typer.Option(metavar="COLUMNS", help="Bloom filters of these columns, in which reads look for single values."),
