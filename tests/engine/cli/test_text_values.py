@@ -93,6 +93,20 @@ def test_an_empty_line_is_no_row_of_other_tables(tmp_path):
     assert read(path, "x STRING, y INT") == [{"x": "a", "y": 1}] == piped(path.read_text(), "x STRING, y INT")
 
 
+@pytest.mark.parametrize("blank", ["\n", "\r\n\r\n", "\r", "\n\n\n"])
+def test_empty_lines_before_the_names_name_nothing(tmp_path, blank):
+    """An empty line is a row of such a table, and was taken for a column without a name."""
+    path, text = tmp_path / "rows.csv", f"{blank}x\n\nb\n"
+    path.write_bytes(text.encode())
+    assert read(path, "x STRING") == [{"x": None}, {"x": "b"}] == piped(text, "x STRING")
+    path.write_bytes(f"{blank}x\n1e400\n".encode())
+    with pytest.raises(InvalidUsage, match="x is DOUBLE: 1e400 is larger than any number of that type"):
+        read(path, "x DOUBLE")
+    path.write_bytes(blank.encode())
+    with pytest.raises(InvalidUsage, match="is empty: the first line of a CSV file names the columns"):
+        read(path, "x STRING")
+
+
 def test_regression_a_file_may_end_with_an_instant_that_python_has_not(tmp_path):
     """A look for quotes made a Python value of it, and said that it found a bug."""
     path = tmp_path / "rows.csv"

@@ -1,4 +1,4 @@
-"""Rows of files for commands that write tables: CSV, JSON lines, Parquet and Arrow streams, from files or from standard input.
+"""Rows of files for commands that write tables: CSV, JSON lines, Parquet and Arrow streams.
 
 Owns how text becomes values of a table's columns. Arrow reads all of it, in batches where the format allows.
 """
@@ -8,13 +8,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from itertools import chain
 from math import isinf
 from pathlib import Path
@@ -31,16 +29,12 @@ from persist_engine.base.errors import InvalidUsage
 from persist_engine.cli.tables.arrow_streams import stream_tables
 from persist_engine.cli.tables.commands import InputFormat
 from persist_engine.cli.tables.csv_checks import ends_in_quotes, infinite, refuse_overflow
+from persist_engine.cli.tables.sources import STDIN, Source, codec_of, format_of, opened, shown
 from persist_engine.rows.ddl import print_type
 from persist_engine.rows.nested.entries import holds_maps
 from persist_engine.rows.nested.layout import is_list, list_of, map_of, mapped, values_type
 from persist_engine.rows.nested.values import array_of
 from persist_engine.table.columns import converted
-
-STDIN = "-"
-#: A file of Python, or one of Arrow, which declares no types.
-_Source = Any
-
 
 #: What may come before the first value of a JSON file: white space, and the mark of UTF-8.
 _BLANK = b" \t\r\n\xef\xbb\xbf"
@@ -61,17 +55,6 @@ _UNCLOSED = (
 )
 _EMPTY = "is empty: the first line of a CSV file names the columns, also where no row follows"
 
-#: What names of files end in.
-_SUFFIXES = {
-    ".csv": InputFormat.CSV,
-    ".jsonl": InputFormat.JSONL,
-    ".ndjson": InputFormat.JSONL,
-    ".json": InputFormat.JSONL,
-    ".parquet": InputFormat.PARQUET,
-    ".arrow": InputFormat.ARROW,
-    ".arrows": InputFormat.ARROW,
-}
-
 
 def batches_of(
     files: Sequence[str], chosen: InputFormat | None, wanted: pa.Schema, on_rows: Callable[[int, int, int], None]
@@ -85,27 +68,26 @@ def batches_of(
     if files.count(STDIN) > 1:
         raise InvalidUsage(f"{STDIN} is named more than once, and standard input has its rows once")
     for name in files:
-        kind, before = chosen or _format(name), rows
+        kind, before = chosen or format_of(name), rows
         try:
-            with ExitStack() as stack:
-                opened = _stdin() if name == STDIN else stack.enter_context(Path(name).open("rb"))
-                source = stack.enter_context(_without_python(opened))
+            with opened(name) as (source, tell):
                 size = Path(name).stat().st_size if Path(name).is_file() else 0
-                count = pq.read_metadata(name).num_rows if size and kind is InputFormat.PARQUET else 0
+                has_count = size and kind is InputFormat.PARQUET and codec_of(name) is None
+                count = pq.read_metadata(name).num_rows if has_count else 0
                 for table in _READERS[kind](source, wanted):
                     rows += table.num_rows
                     # The end of a Parquet file is read first.
-                    read = size * (rows - before) // count if count else min(size, source.tell()) if size else 0
+                    read = size * (rows - before) // count if count else min(size, tell()) if size else 0
                     on_rows(rows, done + read, total)
                     yield table
             done += size
         except InvalidUsage as error:
-            raise InvalidUsage(f"{_shown(name)} {error}") from error
+            raise InvalidUsage(f"{shown(name)} {error}") from error
         except (pa.ArrowException, UnicodeDecodeError) as error:
             text = _placed(str(error).splitlines()[0], rows - before)
-            raise InvalidUsage(f"{_shown(name)} is no {kind.value} that the table takes: {text}") from error
+            raise InvalidUsage(f"{shown(name)} is no {kind.value} that the table takes: {text}") from error
         except OSError as error:
-            raise InvalidUsage(f"cannot read {_shown(name)}: {error.strerror or error}") from error
+            raise InvalidUsage(f"cannot read {shown(name)}: {error.strerror or error}") from error
 
 
 def _placed(text: str, rows: int) -> str:
@@ -114,44 +96,7 @@ def _placed(text: str, rows: int) -> str:
     return placed if placed != text or not rows else f"{text}, after row {rows:,}"
 
 
-def _stdin() -> IO[bytes]:
-    if sys.stdin is None:  # the process was started without it
-        raise InvalidUsage("is closed: give it a file or a pipe")
-    return sys.stdin.buffer
-
-
-@contextmanager
-def _without_python(opened: IO[bytes]) -> Iterator[_Source]:
-    """The rest of the file, for Arrow to read without the interpreter. Arrow's own files begin at the start and want to seek, so a pipe
-    stays what it is, and so does a file of which a shell has read the first lines. The caller alone may read those: a thread of Arrow that
-    reads in Python may still wait for a writer, or for the interpreter, when the process ends, which then aborts or does not end.
-    """
-    try:
-        is_begun = os.lseek(opened.fileno(), 0, os.SEEK_CUR) > 0
-        source = None if is_begun else pa.OSFile(f"/dev/fd/{opened.fileno()}")
-    except OSError:  # a pipe, or bytes in memory
-        source = None
-    if source is None:
-        yield opened
-        return
-    with source:
-        yield source
-
-
-def _format(name: str) -> InputFormat:
-    if name == STDIN:
-        raise InvalidUsage(f"standard input says no format: give --format {'|'.join(InputFormat)}")
-    found = _SUFFIXES.get(Path(name).suffix.lower())
-    if found is None:
-        raise InvalidUsage(f"{name}: its name says no format: give --format {'|'.join(InputFormat)}")
-    return found
-
-
-def _shown(name: str) -> str:
-    return "standard input" if name == STDIN else name
-
-
-def _csv(source: _Source, wanted: pa.Schema) -> Iterator[pa.Table]:
+def _csv(source: Source, wanted: pa.Schema) -> Iterator[pa.Table]:
     """The first line names the columns. An empty cell is null, and empty text in quotes is empty text; structs, lists and maps are JSON, as
     `persist read` writes all of them. So of a table with one column that may be null, an empty line is a row.
 
@@ -162,11 +107,12 @@ def _csv(source: _Source, wanted: pa.Schema) -> Iterator[pa.Table]:
         column_types=kinds, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
     )
     has_empty = len(wanted) == 1 and wanted.field(0).nullable
+    whole = pyarrow.csv.ReadOptions(skip_rows=_blank_lines(source) if has_empty else 0)
     parse = pyarrow.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=not has_empty)
     head = b""
     try:
         if isinstance(source, pa.NativeFile):
-            with closing(pyarrow.csv.open_csv(source, parse_options=parse, convert_options=options)) as reader:
+            with closing(pyarrow.csv.open_csv(source, whole, parse, options)) as reader:
                 yield _read(_without_json(reader.schema.empty_table(), wanted), wanted)
                 batch = None
                 overflown: dict[str, pa.DataType] = {}
@@ -178,10 +124,11 @@ def _csv(source: _Source, wanted: pa.Schema) -> Iterator[pa.Table]:
                 raise InvalidUsage(_UNCLOSED)
             if overflown:
                 source.seek(0)
-                refuse_overflow(source, pyarrow.csv.ReadOptions(), parse, overflown)
+                refuse_overflow(source, whole, parse, overflown)
             return
         names: list[str] | None = None
-        for records in _records(source, has_empty=has_empty):
+        for some in _records(source, has_empty=has_empty):
+            records = some if head else some.lstrip(b"\r\n")
             head = head or records
             read = pyarrow.csv.ReadOptions(column_names=names, block_size=len(records) + 1)
             table = pyarrow.csv.read_csv(
@@ -199,7 +146,16 @@ def _csv(source: _Source, wanted: pa.Schema) -> Iterator[pa.Table]:
         raise pa.ArrowInvalid(_with_name(str(error), kinds, source, head)) from error
 
 
-def _with_name(text: str, kinds: Mapping[str, pa.DataType], source: _Source, head: bytes) -> str:
+def _blank_lines(source: Source) -> int:
+    """How many empty lines a file of Arrow begins with. They name no columns. Of a pipe the caller leaves them out."""
+    if not isinstance(source, pa.NativeFile):
+        return 0
+    head = source.read(_BLOCK_BYTES)
+    source.seek(0)
+    return len(head[: len(head) - len(head.lstrip(b"\r\n"))].splitlines())
+
+
+def _with_name(text: str, kinds: Mapping[str, pa.DataType], source: Source, head: bytes) -> str:
     """What Arrow says of a value, with the name and type of its column in place of its position, which counts from 0. `head` begins with
     the names; without it a file of Arrow is read once more.
     """
@@ -371,7 +327,7 @@ def _parsed(data: bytes, fields: Sequence[pa.Field]) -> pa.Table:
         return pyarrow.json.read_json(pa.BufferReader(data), read_options=whole, parse_options=parse)
 
 
-def _jsonl(source: _Source, wanted: pa.Schema) -> Iterator[pa.Table]:
+def _jsonl(source: Source, wanted: pa.Schema) -> Iterator[pa.Table]:
     """One object a line, read in blocks of whole lines. Decimals are numbers or text, exact in both forms; maps are objects.
 
     A column that no line has is left out, at the end of the last block at the latest: whether a table takes that is decided elsewhere.
@@ -394,7 +350,7 @@ def _jsonl(source: _Source, wanted: pa.Schema) -> Iterator[pa.Table]:
         yield pa.schema([field for field in wanted if field.name in given]).empty_table()
 
 
-def _blocks(source: _Source) -> Iterator[tuple[bytes, int, bool]]:
+def _blocks(source: Source) -> Iterator[tuple[bytes, int, bool]]:
     """Whole lines, never blank ones alone, the number of the first, and whether they are all that there are."""
     held, line, is_first = b"", 1, True
     while data := source.read(JSON_BLOCK_BYTES):
@@ -471,7 +427,7 @@ def _bytes(digits: pa.Array) -> pa.Array:
     return pc.if_else(digits.is_valid(), whole, None)
 
 
-def _parquet(source: _Source, _wanted: pa.Schema) -> Iterator[pa.Table]:
+def _parquet(source: Source, _wanted: pa.Schema) -> Iterator[pa.Table]:
     """The end of a file says where its rows are, so a pipe becomes a file first."""
     with ExitStack() as stack:
         if not isinstance(source, pa.NativeFile):
@@ -485,11 +441,11 @@ def _parquet(source: _Source, _wanted: pa.Schema) -> Iterator[pa.Table]:
             yield pa.Table.from_batches([batch])
 
 
-def _arrow(source: _Source, _wanted: pa.Schema) -> Iterator[pa.Table]:
+def _arrow(source: Source, _wanted: pa.Schema) -> Iterator[pa.Table]:
     return stream_tables(source)
 
 
-_READERS: dict[InputFormat, Callable[[_Source, pa.Schema], Iterator[pa.Table]]] = {
+_READERS: dict[InputFormat, Callable[[Source, pa.Schema], Iterator[pa.Table]]] = {
     InputFormat.CSV: _csv,
     InputFormat.JSONL: _jsonl,
     InputFormat.PARQUET: _parquet,
