@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from persist_engine import Antichain, Location, PersistClient, ShardId
@@ -318,6 +319,17 @@ def test_a_failed_commit_is_indeterminate_and_its_connection_is_not_used_again(t
     assert consensus.head("s1") is None
     assert consensus.compare_and_set("s1", None, entry(1)) is CasResult.COMMITTED
     consensus.close()
+
+
+@pytest.mark.parametrize("room_bytes", [4096, 1 << 30])
+def test_a_full_disk_is_named_whatever_sqlite_says(tmp_path, monkeypatch, consensus, room_bytes):
+    """It was "disk I/O error" alone: SQLite finds no room for the files that it keeps beside the log."""
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=room_bytes // 4096, f_frsize=4096))
+    written_bytes = (tmp_path / "consensus.db-wal").stat().st_size
+    with files_bounded(written_bytes), pytest.raises(Indeterminate, match="disk I/O error") as refused:
+        consensus.compare_and_set("s1", None, entry(1, b"x" * 100_000))
+    named = f"sqlite://{tmp_path}/consensus.db: disk I/O error: the disk of {tmp_path} is full, make room on it"
+    assert str(refused.value).endswith(named) == (room_bytes == 4096)
 
 
 def test_a_full_disk_is_determinate_and_leaves_the_log_as_it_was(consensus):

@@ -42,7 +42,7 @@ from persist_engine.base.errors import (
 )
 from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
 from persist_engine.storage.checks import check_append, check_log_key, check_replace, check_scan, check_truncate
-from persist_engine.storage.directories import make_directory, not_opened
+from persist_engine.storage.directories import is_full, make_directory, not_opened
 
 #: How long a call waits for another process's commit. Commits take milliseconds; a longer wait means a stuck process.
 BUSY_TIMEOUT_S = 10.0
@@ -78,6 +78,8 @@ _SCAN = (
 )
 _TRUNCATE = "DELETE FROM consensus WHERE shard = ? AND sequence_number < ?"
 _KEYS = "SELECT DISTINCT shard FROM consensus"
+#: On a full disk: the second one is that of the files that SQLite keeps beside the log.
+_NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 #: Of a file or a folder that the process may not write. A file that was moved away has another code.
 _READ_ONLY = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_READONLY_DIRECTORY)
 _ALL_WRITE = "every process, also one that only reads, writes its lease into the file and files beside it"
@@ -429,6 +431,8 @@ class SqliteConsensus:
             )
         if verb == "open" and getattr(error, "sqlite_errorcode", 0) in _READ_ONLY:
             return StoreRefused(f"{text}: {_ALL_WRITE}")
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _NO_ROOM and is_full(self._path.parent):
+            text += f": the disk of {self._path.parent} is full, make room on it"
         return kind(text, key=key)
 
 

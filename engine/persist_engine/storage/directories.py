@@ -16,6 +16,9 @@ _WRONG_PATH = frozenset(
     }
 )
 
+#: A disk with less room is full: SQLite begins files of 32 KiB.
+FULL_BYTES = 64 << 10
+
 _RIGHTS = "give this user the right to make and write files there, or correct the path"
 _REMEDIES = {errno.EACCES: _RIGHTS, errno.EPERM: _RIGHTS, errno.EROFS: "mount it so that it can be written"}
 
@@ -26,6 +29,15 @@ def not_opened(address: str, error: OSError) -> PersistError:
     if error.errno not in _WRONG_PATH:
         return Determinate(text)
     return StoreRefused(f"{text}; {_REMEDIES.get(error.errno or 0, 'correct the path')}")
+
+
+def is_full(path: Path) -> bool:
+    """Whether the disk of a directory has next to no room for this user. False if the system does not say."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return False
+    return found.f_bavail * found.f_frsize < FULL_BYTES
 
 
 def make_directory(path: Path) -> None:
