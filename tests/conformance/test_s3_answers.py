@@ -184,6 +184,34 @@ def test_a_put_that_another_server_answers_is_not_stored(endpoint: Endpoint, sta
     blob.close()
 
 
+PAGE = b"<html>\n<title>Sign in</title>\x1b[31m" + b"x" * 500
+
+
+@pytest.mark.parametrize("etag", [None, '"5f-1"'])
+def test_a_page_of_another_server_is_no_object(endpoint: Endpoint, etag: str | None) -> None:
+    """A proxy that asks to sign in: its page was corrupt data, and a deletion that it answered was done."""
+    endpoint.answer = lambda *_: (200, PAGE, {"ETag": etag, "Content-Type": "text/html; charset=utf-8"})
+    blob = unprobed(endpoint.url)
+    said = "S3 did not give this answer: .*534 bytes of type 'text/html' from server 'BaseHTTP[^']*'"
+    begun = r", which begin with '<html> <title>Sign in</title>\\x1b\[31mx{70,90}'; look for a proxy"
+    for read in (lambda: blob.get("a"), lambda: blob.get_range("a", 0, 9)):
+        with pytest.raises(Indeterminate, match=f"^get a at s3://bucket/p: {said}{begun}"):
+            read()
+    with pytest.raises(Indeterminate, match=f"^delete a at s3://bucket/p: {said}; look for a proxy"):
+        blob.delete("a")
+    assert {verb for verb, *_ in endpoint.requests} == {"GET", "HEAD"}, "nothing is deleted there"
+    blob.close()
+
+
+def test_bytes_that_may_be_rows_are_in_no_message(endpoint: Endpoint) -> None:
+    endpoint.answer = lambda *_: (200, b"SECRET", {"ETag": None, "Content-Type": "binary/octet-stream"})
+    blob = unprobed(endpoint.url)
+    with pytest.raises(Indeterminate, match="no ETag, 6 bytes of type 'binary/octet-stream'") as refused:
+        blob.get("a")
+    assert "SECRET" not in str(refused.value)
+    blob.close()
+
+
 @pytest.mark.parametrize("status", [301, 302, 307])
 def test_an_endpoint_that_begins_to_redirect_is_a_failure_of_the_store(endpoint: Endpoint, status: int) -> None:
     """A bucket that moved, or a gateway that asks to sign in: calls are repeated, as after each failure of a store."""

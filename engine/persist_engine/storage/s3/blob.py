@@ -38,6 +38,7 @@ from persist_engine.storage.addresses import S3Address
 from persist_engine.storage.blob import BlobInfo, KeptBlob
 from persist_engine.storage.checks import check_blob_key, check_blob_value, check_prefix, check_range
 from persist_engine.storage.refusals import check_pem, is_untrusted, speaks_tls
+from persist_engine.storage.s3.answers import REQUEST_TIMEOUT, UNDECIDED_CODES, code_of, from_s3, is_refusal, status_of
 from persist_engine.storage.s3.connect import NOT_ENCRYPTED, encryption_of, remedy, s3_client, trusted
 from persist_engine.storage.s3.deadlines import Allowance, CallLimits, Deadlines, NotBegun, race
 
@@ -54,8 +55,6 @@ PROBE_RACERS = 16
 PROBE_ROUNDS_MAX = 5
 #: The answer of servers without object versions to a request for versions.
 NOT_IMPLEMENTED = 501
-#: The answer of a gateway that did not receive the whole request in time. It may have forwarded what it had.
-REQUEST_TIMEOUT = 408
 #: The answer to a range that begins past the end of the object.
 NOT_IN_OBJECT = 416
 #: Where probes write; excluded from every listing.
@@ -111,7 +110,7 @@ def open_s3_blob(at: S3Address, *, env: Env, metrics: Metrics) -> S3Blob:
             raise StoreRefused(
                 f"open blob store: {error}: the server speaks TLS; use an endpoint with https://"
             ) from error
-        if _is_refusal(error.__cause__):
+        if is_refusal(error.__cause__):
             raise StoreRefused(f"open blob store: {error}; {remedy(error.__cause__)}") from error
         raise
     except BaseException:
@@ -164,7 +163,7 @@ class S3Blob:
         check_range(key, start, size_bytes)
 
         def read(client: S3Client, allowance: Allowance) -> bytes:
-            found = client.get_object(**self._at(key), Range=f"bytes={start}-{start + size_bytes - 1}")
+            found = from_s3(client.get_object(**self._at(key), Range=f"bytes={start}-{start + size_bytes - 1}"))
             allowance.add(found.get("ContentLength", 0))
             data = found["Body"].read()
             return data if "ContentRange" in found else data[start : start + size_bytes]
@@ -199,7 +198,7 @@ class S3Blob:
         try:
             self._run("delete", lambda client, _: client.delete_object(**at))
         except _DRIVER_ERRORS as error:
-            if _code(error) in _MISSING_CODES:
+            if code_of(error) in _MISSING_CODES:
                 return None
             raise self._mapped("delete", key, error) from error
         return size
@@ -227,7 +226,7 @@ class S3Blob:
                     if not row["IsLatest"]:
                         yield KeptBlob(row["Key"].removeprefix(self._prefix), row["VersionId"], row["Size"])
         except _DRIVER_ERRORS as error:
-            if _status(error) != NOT_IMPLEMENTED:
+            if status_of(error) != NOT_IMPLEMENTED:
                 raise self._mapped("list versions", prefix, error) from error
 
     def restore(self, key: str) -> None:
@@ -249,7 +248,7 @@ class S3Blob:
             for marker in markers if kept else ():
                 self._unmark(key, marker)
         except _DRIVER_ERRORS as error:
-            if _status(error) != NOT_IMPLEMENTED:
+            if status_of(error) != NOT_IMPLEMENTED:
                 raise self._mapped("restore", key, error) from error
         if not kept or self._size(key, "restore") is None:
             raise NotKept(f"restore {key} at {self._address}: the bucket keeps no version of it", key=key)
@@ -336,9 +335,9 @@ class S3Blob:
         try:
             answer = self._run("probe", lambda client, _: client.put_object(**at, IfNoneMatch="*", **self._body(body)))
         except _DRIVER_ERRORS as error:
-            if _status(error) in (409, 412):
+            if status_of(error) in (409, 412):
                 return "lost"
-            if _status(error) == 501:
+            if status_of(error) == 501:
                 raise UnsafeStore(
                     f"{self._address}: conditional writes (If-None-Match: *) are not implemented; {_WHAT_TO_CHANGE}"
                 ) from error
@@ -368,15 +367,15 @@ class S3Blob:
         except botocore.exceptions.FlexibleChecksumError:
             raise
         except _DRIVER_ERRORS as error:
-            if _code(error) in _MISSING_CODES:
+            if code_of(error) in _MISSING_CODES:
                 return None
-            if _status(error) == NOT_IN_OBJECT:
+            if status_of(error) == NOT_IN_OBJECT:
                 return b""
             raise self._mapped("get", key, error) from error
 
     def _read(self, key: str, verb: str) -> bytes:
         def read(client: S3Client, allowance: Allowance) -> bytes:
-            found = client.get_object(**self._at(key))
+            found = from_s3(client.get_object(**self._at(key)))
             allowance.add(found.get("ContentLength", 0))
             return found["Body"].read()
 
@@ -386,20 +385,20 @@ class S3Blob:
         at = self._at(key)
 
         def looked_at(client: S3Client, _: Allowance) -> int:
-            found = client.get_object(**at)
+            found = from_s3(client.get_object(**at))
             found["Body"].close()
             return found.get("ContentLength", 0)
 
         try:
             try:
-                return self._run(verb, lambda client, _: client.head_object(**at)).get("ContentLength", 0)
+                return self._run(verb, lambda client, _: from_s3(client.head_object(**at))).get("ContentLength", 0)
             except botocore.exceptions.ClientError as error:
-                if _status(error) != 404:
+                if status_of(error) != 404:
                     raise
             # The answer to HEAD has no body, so only a GET distinguishes a missing object from a missing bucket.
             return self._run(verb, looked_at)
         except _DRIVER_ERRORS as error:
-            if _code(error) in _MISSING_CODES:
+            if code_of(error) in _MISSING_CODES:
                 return None
             raise self._mapped(verb, key, error) from error
 
@@ -414,15 +413,15 @@ class S3Blob:
 
     def _mapped(self, verb: str, key: str, error: Exception) -> PersistError:
         text = f"{verb} {key}".rstrip() + f" at {self._address}"
-        if _code(error) in _REFUSED_CREDENTIALS or isinstance(error, _NO_CREDENTIALS) or is_untrusted(error):
+        if code_of(error) in _REFUSED_CREDENTIALS or isinstance(error, _NO_CREDENTIALS) or is_untrusted(error):
             now_s = self._env.monotonic_s()
             if now_s - self._renewed_s >= CREDENTIALS_S:
                 self._renewed_s = now_s
                 self._opened = _NO_PROCESS, self._opened[1]  # other threads may still use it
         if isinstance(error, botocore.exceptions.ClientError):
-            status, code = _status(error), _code(error)
+            status, code = status_of(error), code_of(error)
             text += f": bucket {self._bucket}: {code} ({status}): {error.response.get('Error', {}).get('Message', '')}"
-            refused = 400 <= status < 500 and status != REQUEST_TIMEOUT and code not in _UNDECIDED_CODES
+            refused = 400 <= status < 500 and status != REQUEST_TIMEOUT and code not in UNDECIDED_CODES
             return (Determinate if refused else Indeterminate)(text, key=key, code=code)
         if isinstance(error, RecursionError):  # the driver follows each redirect in a call of its own
             return Indeterminate(f"{text}: the endpoint redirects without end", key=key)
@@ -449,8 +448,6 @@ _DRIVER_ERRORS = (
     OSError,
     RecursionError,
 )
-#: 4xx answers that may not recur.
-_TRANSIENT_STATUSES = (REQUEST_TIMEOUT, 409, 412, 425, 429)
 #: Raised before a request is sent. A failing proxy is not among them: the driver reports a connection that the proxy resets
 #: after the request as one that was never made.
 _NEVER_SENT = (
@@ -460,8 +457,6 @@ _NEVER_SENT = (
     *_NO_CREDENTIALS,
 )
 _MISSING_CODES = ("NoSuchKey",)
-#: 4xx answers after which the request may still have taken effect.
-_UNDECIDED_CODES = ("RequestTimeout", "OperationAborted")
 
 
 def _needs_https(endpoint: str | None) -> bool:
@@ -472,29 +467,3 @@ def _needs_https(endpoint: str | None) -> bool:
 
 def _host_of(endpoint: str) -> str:
     return endpoint.partition("://")[2].partition("/")[0]
-
-
-def _code(error: Exception) -> str:
-    return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, _CLIENT_ERROR) else ""
-
-
-def _status(error: Exception) -> int:
-    if not isinstance(error, _CLIENT_ERROR):
-        return 0
-    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-
-
-_CLIENT_ERROR = botocore.exceptions.ClientError
-
-
-def _is_refusal(cause: BaseException | None) -> bool:
-    """Whether bucket, credentials or endpoint are wrong, so that a retry would not help."""
-    match cause:
-        case botocore.exceptions.ClientError():
-            is_final = 300 <= _status(cause) < 500 and _status(cause) not in _TRANSIENT_STATUSES
-            return is_final and _code(cause) not in _UNDECIDED_CODES
-        case botocore.exceptions.NoCredentialsError() | botocore.exceptions.PartialCredentialsError():
-            return True
-        case botocore.parsers.ResponseParserError():  # the answering server is not S3
-            return True
-    return is_untrusted(cause)
