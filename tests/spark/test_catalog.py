@@ -243,14 +243,24 @@ def test_create_insert_delete_drop(catalog, small):
     catalog.sql("INSERT INTO {n}.made (id, s) VALUES (1, 'a'), (2, 'b'), (3, NULL)")
     catalog.sql("DELETE FROM {n}.made WHERE s = 'a' OR id > 2")
     assert catalog.sql("SELECT id, s FROM {n}.made") == [(2, "b")]
+    for none in ("false", "id IN (1, NULL)", "id IN (NULL)", "id = NULL", "id IS NULL", "id NOT IN (1, NULL)"):
+        catalog.sql(f"DELETE FROM {{n}}.made WHERE {none}")
+    assert catalog.sql("SELECT id, s FROM {n}.made") == [(2, "b")]
     with pytest.raises(Exception, match="delete"):
         catalog.sql("DELETE FROM {n}.made WHERE length(s) = 1")
     catalog.sql("CREATE TABLE {n}.copy TBLPROPERTIES ('key' = 'id') AS SELECT id, s FROM {n}.made")
     assert catalog.sql("SELECT * FROM {n}.copy") == [(2, "b")]
+    ((again,),) = catalog.sql("SHOW CREATE TABLE {n}.copy")
+    catalog.sql(again.replace(".copy ", ".again "))
+    assert catalog.sql("SHOW CREATE TABLE {n}.again") != [(again,)], "it has a shard of its own"
+    assert catalog.sql("SELECT * FROM {n}.again") == []
+    catalog.sql("INSERT INTO {n}.made (id, s) VALUES (3, 'c')")
+    catalog.sql("DELETE FROM {n}.made WHERE id IN (3, NULL)")
+    assert catalog.sql("SELECT id, s FROM {n}.made") == [(2, "b")]
     catalog.sql("TRUNCATE TABLE {n}.made")
     assert catalog.sql("SELECT count(*) FROM {n}.made") == [(0,)]
     copy = catalog.client.shard_named(f"{catalog.namespace}/copy")
-    for table in ("made", "copy"):
+    for table in ("made", "copy", "again"):
         catalog.sql(f"DROP TABLE {{n}}.{table}")
     assert catalog.sql("SHOW TABLES IN {n}") == [(catalog.namespace, "small", False)]
     assert catalog.client.is_finalized(copy)

@@ -94,6 +94,23 @@ def test_what_has_no_exact_text_is_left_to_spark(condition):
     assert answered(condition, SCHEMA) is None
 
 
+def test_a_null_among_values_and_a_constant_choose_as_in_sql():
+    """`DELETE ... WHERE id IN (1, NULL)` and `WHERE false` were refused. A null matters only where its condition is negated."""
+    null, one = {"type": "long"}, literal("long", 1)
+    some = op("IN", column("id"), one, null)
+    none, every = "`id` IS NULL AND `id` IS NOT NULL", "`id` IS NULL OR `id` IS NOT NULL"
+    assert answered(some, SCHEMA) == "`id` IN (1)"
+    assert answered(op("OR", some, op("=", column("key"), one)), SCHEMA) == "(`id` IN (1)) OR (`key`.`key` = 1)"
+    assert answered(op("IN", column("id"), null, null), SCHEMA) == none
+    assert answered(op("NOT", some), SCHEMA) is None
+    assert answered(op("NOT", op("AND", some, some)), SCHEMA) is None
+    assert answered(literal("boolean", False), SCHEMA) == none == answered({"type": "boolean"}, SCHEMA)
+    assert answered(literal("boolean", True), SCHEMA) == every
+    assert answered(op("NOT", literal("boolean", False)), SCHEMA) == f"NOT ({none})"
+    assert answered(op("NOT", {"type": "boolean"}), SCHEMA) is None
+    assert answered(op("IN", column("id"), one, column("key")), SCHEMA) is None
+
+
 @pytest.mark.parametrize(("name", "form"), [("STARTS_WITH", "{}%"), ("ENDS_WITH", "%{}"), ("CONTAINS", "%{}%")])
 @given(st.text(st.sampled_from("%_\\'\"ab\n") | st.characters(exclude_categories=["Cs"]), max_size=8))
 def test_parts_of_texts_stand_for_themselves(name, form, text):

@@ -53,17 +53,21 @@ def conjunction(texts: Sequence[str]) -> str | None:
     return " AND ".join(f"({text})" for text in texts) or None
 
 
-def _text(node: Mapping[str, Any], schema: Schema) -> str:
+def _text(node: Mapping[str, Any], schema: Schema, *, is_negated: bool = False) -> str:
+    """`is_negated`: whether it matters if the condition is false or null. Elsewhere neither chooses a row."""
     name, children = node.get("name"), node.get("children", ())
     if name in _JOINTS and children:
-        return f" {_JOINTS[name]} ".join(f"({_text(child, schema)})" for child in children)
+        return f" {_JOINTS[name]} ".join(f"({_text(child, schema, is_negated=is_negated)})" for child in children)
     if name == "NOT" and len(children) == 1:
-        return f"NOT ({_text(children[0], schema)})"
+        return f"NOT ({_text(children[0], schema, is_negated=True)})"
+    if node.get("type") == "boolean" and (node.get("value") is not None or not is_negated):
+        return _constant(schema, is_true=bool(node.get("value")))
     if name in ("IS_NULL", "IS_NOT_NULL") and len(children) == 1:
         return f"{_column(children[0], schema)} IS {'NOT ' * (name == 'IS_NOT_NULL')}NULL"
     if name == "IN" and len(children) > 1:
-        values = ", ".join(map(_literal, children[1:]))
-        return f"{_column(children[0], schema)} IN ({values})"
+        values = [each for each in children[1:] if is_negated or "type" not in each or each.get("value") is not None]
+        texts = ", ".join(map(_literal, values))
+        return f"{_column(children[0], schema)} IN ({texts})" if values else _constant(schema, is_true=False)
     if name in _FORMS and len(children) == 2 and children[1].get("type") == "string":
         return f"{_column(children[0], schema)} LIKE {_pattern(_FORMS[name], children[1].get('value'))}"
     if name in _COMPARISONS and len(children) == 2:
@@ -72,6 +76,12 @@ def _text(node: Mapping[str, Any], schema: Schema) -> str:
             return f"{_column(left, schema)} {_COMPARISONS[name]} {_literal(right)}"
         return f"{_literal(left)} {_COMPARISONS[name]} {_column(right, schema)}"
     raise _Inexpressible
+
+
+def _constant(schema: Schema, *, is_true: bool) -> str:
+    """Text that every row, or none, satisfies."""
+    first = _column({"column": [schema.key.names[0]]}, schema)
+    return f"{first} IS NULL {'OR' if is_true else 'AND'} {first} IS NOT NULL"
 
 
 def _column(node: Mapping[str, Any], schema: Schema) -> str:

@@ -18,8 +18,8 @@ from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls i
 #: The operator of tables that SQL created.
 OPERATOR = "sql"
 KEY = "key"
-#: What Spark adds to the properties of a table by itself.
-_SPARKS = frozenset({"provider", "owner"})
+#: What Spark adds to the properties of a table by itself, and what SHOW CREATE TABLE prints of another one. A new table has a new shard.
+_SHOWN = frozenset({"provider", "owner", "shard"})
 
 
 def create(client: PersistClient, table: Sequence[str], columns: T.StructType, properties: Mapping[str, str]) -> None:
@@ -29,7 +29,7 @@ def create(client: PersistClient, table: Sequence[str], columns: T.StructType, p
     InvalidUsage, and nothing is created, for properties that are not known, a key that is not given or is no column, and types that no
     shard can hold.
     """
-    given = {name: value for name, value in properties.items() if name not in _SPARKS}
+    given = {name: value for name, value in properties.items() if name not in _SHOWN}
     name = ".".join(table)
     if unknown := sorted(set(given) - {KEY}):
         raise InvalidUsage(
