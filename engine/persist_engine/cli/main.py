@@ -18,7 +18,7 @@ from typing import Annotated, Any, NoReturn, TextIO
 import typer
 
 from persist_engine import __version__
-from persist_engine.base.errors import PersistError
+from persist_engine.base.errors import InvalidUsage, PersistError
 from persist_engine.cli.exit_codes import EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USAGE, exit_code
 from persist_engine.cli.options import ENVIRON, METRICS_FILE, PROFILE
 from persist_engine.cli.plugins import PluginGroup, parser_of
@@ -184,8 +184,12 @@ def main() -> NoReturn:
     except PersistError as error:
         sys.exit(_report(error.kind.value, str(error), exit_code(error)))
     except SystemExit as ended:
-        # What the parser refuses (unknown commands and options) is usage as well, whatever its own code is.
-        sys.exit(EXIT_USAGE if ended.code == _PARSER_EXIT_USAGE else ended.code)
+        # What the parser refuses (unknown commands and options) is usage as well, whatever its own code is. It has printed it.
+        if ended.code == _PARSER_EXIT_USAGE:
+            message = getattr(ended.__context__, "format_message", lambda: "")()
+            _report_json(InvalidUsage.kind.value, " ".join(message.split()), EXIT_USAGE)
+            sys.exit(EXIT_USAGE)
+        sys.exit(ended.code)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     except _OutputClosed:
@@ -210,12 +214,16 @@ def _report(kind: str, text: str, code: int) -> int:
     """An error as one line on stderr, and as JSON on stdout when that was asked for; `code`."""
     line = " ".join(text.split())
     sys.stderr.write(f"error: {kind}: {line}\n")
+    _report_json(kind, line, code)
+    return code
+
+
+def _report_json(kind: str, line: str, code: int) -> None:
     if "--json" in sys.argv[1:]:
         with suppress(OSError):
             report = {"error": line, "kind": kind, "exit_code": code}
             sys.stdout.write(json.dumps(report, ensure_ascii=False) + "\n")
             sys.stdout.flush()
-    return code
 
 
 def _nowhere() -> TextIO:

@@ -204,6 +204,11 @@ def test_errors_of_the_parser_are_usage_errors(persist, args):
     code, out, err = persist(*args)
     assert (code, out) == (64, "")
     assert err
+    code, out, again = persist(*args, "--json")
+    assert (code, again) == (64, err)
+    report = json.loads(out)
+    assert (report["exit_code"], report["kind"]) == (64, "InvalidArgument")
+    assert report["error"].startswith(("No such ", "Invalid value for '--format'")), report
 
 
 def test_a_missing_store_is_named(persist, shop, monkeypatch):
