@@ -338,11 +338,14 @@ def _rewritten_bytes(run: Run, item: UpkeepRun, block: Upkeep) -> int:
 
 
 def _is_older(run: Run, block: Upkeep, created_ms: Mapping[str, int]) -> bool:
-    """Whether the run came before the one that `block` names. The last that was settled did, and what the cluster's clock has before it.
-    The time of an intent is of the operator's clock, which may be behind. `created_ms`: of all runs that are there, by name.
+    """Whether the run came before the one that `block` names. The last that was settled did, what the cluster's clock has before it, and
+    what ended at an earlier version. The time of an intent is of the operator's clock, which may be behind. `created_ms`: of all runs that
+    are there, by name.
     """
     if block.job_name in {None, run.name}:
         return False
+    if run.phase.finished and run.seqno < (block.last_seqno or 0):
+        return True
     settled_ms = created_ms.get(block.settled_job or "", 0)
     last_ms = times.to_ms(block.last_attempt_time) or 0
     return run.name == block.settled_job or run.created_ms < max(settled_ms, last_ms)
