@@ -199,8 +199,10 @@ def _has_reason(shard: Shard, condition_type: str, reason: str) -> bool:
 
 
 def _reachable(status: ShardStatus) -> Condition:
+    """An observation asks the log alone."""
     stores = status.store
-    return Condition("StorageReachable", "True", "Reachable", f"{stores.blob} and {stores.consensus} answer")
+    text = f"{stores.consensus} answers, and {stores.blob} did when it was opened"
+    return Condition("StorageReachable", "True", "Reachable", text)
 
 
 def _store_failed(
@@ -314,7 +316,7 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
     )
     status = auditing.with_findings(status, shard.known, folded.maintenance, case.observed.runs)
     ready = "Suspended" if shard.spec.suspend else "Healthy"
-    healthy = Condition("Ready", "True", ready, f"shard {case.base.shard_id} is initialised and its stores answer")
+    healthy = Condition("Ready", "True", ready, f"shard {case.base.shard_id} is initialised and its log answers")
     schema = _schema_standing(case, inspection)
     refused = _refused_runs(case, started)
     found = [
