@@ -1,6 +1,4 @@
-"""`persist local up|run|get|describe|logs|request|delete|down`: the command line of the local runner, added to `persist` by an entry point.
-`engine_commands.py` has `read|inspect|admin`.
-"""
+"""The command line of the local runner, added to `persist` by an entry point. `engine_commands.py` has `read|inspect|admin`."""
 
 from __future__ import annotations
 
@@ -29,8 +27,9 @@ from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR
 from persist_operator.bridge import Bridge
 from persist_operator.local import due, engine_commands, inputs, podless, view
 from persist_operator.local.act import LocalActor, Room, child_environ, java_problem, stop_everything
+from persist_operator.local.completion import KindName, LoggedName, OnlyName, ResourceName, SinkName, complete_kind
 from persist_operator.local.engine_commands import STATE, State, runner_settings
-from persist_operator.local.objects import Document, Objects
+from persist_operator.local.objects import KINDS, Document, Objects
 from persist_operator.local.processes import Processes
 from persist_operator.local.runner import Busy, LocalRunner, Refused, checked, read_documents, runner_lock
 from persist_operator.local.ui import ui
@@ -47,7 +46,6 @@ app = typer.Typer(
 for _name, _command in engine_commands.COMMANDS.items():
     app.command(_name, context_settings=engine_commands.PASSED_ON)(_command)
 app.command()(ui)
-KINDS = {"PersistShard": ("pshard", "persistshard", "persistshards"), "SparkSink": ("ssink", "sparksink", "sparksinks")}
 REQUESTS = {
     **dict.fromkeys(("rollup", "compact", "gc", "verify", "orphan-scan", "accept-log", names.APPROVE), "PersistShard"),
     "restart": "SparkSink",
@@ -171,7 +169,7 @@ def _check_java() -> None:
 
 @app.command()
 def run(
-    name: Annotated[str, typer.Argument(help="Name of the sink.")],
+    name: SinkName,
     state: State = STATE,
     *,
     config: Config = None,
@@ -267,8 +265,8 @@ def _interrupt(_signal: int, _frame: object) -> NoReturn:
 
 @app.command()
 def get(
-    kind: Annotated[str, typer.Argument(help="pshard, ssink, runs, or all.")] = "all",
-    name: Annotated[str | None, typer.Argument(help="Only the resource of this name.")] = None,
+    kind: Annotated[str, typer.Argument(help="pshard, ssink, runs, or all.", autocompletion=complete_kind)] = "all",
+    name: OnlyName = None,
     state: State = STATE,
     wide: Wide = False,
     as_json: AsJson = False,
@@ -319,8 +317,8 @@ def _print(lines: Iterable[str], *, header: bool = True) -> None:
 
 @app.command()
 def describe(
-    kind: Annotated[str, typer.Argument(help="pshard or ssink.")],
-    name: Annotated[str, typer.Argument(help="Name of the resource.")],
+    kind: KindName,
+    name: ResourceName,
     state: State = STATE,
     wide: Wide = False,
     as_json: AsJson = False,
@@ -339,7 +337,7 @@ def describe(
 
 @app.command()
 def logs(
-    name: Annotated[str, typer.Argument(help="A run (see `get runs`), or a sink: then its newest attempt.")],
+    name: LoggedName,
     state: State = STATE,
     lines: Annotated[int, typer.Option("--tail", min=0, help="How many lines; 0 for all.")] = 0,
 ) -> None:
@@ -364,10 +362,11 @@ def request(
     what: Annotated[
         str,
         typer.Argument(
-            help="rollup, compact, gc, verify, orphan-scan, approve or accept-log of a shard; restart or promote of a sink."
+            help="rollup, compact, gc, verify, orphan-scan, approve or accept-log of a shard; restart or promote of a sink.",
+            autocompletion=lambda: list(REQUESTS),
         ),
     ],
-    name: Annotated[str, typer.Argument(help="Name of the shard or sink.")],
+    name: ResourceName,
     state: State = STATE,
     plan: Annotated[
         str | None,
@@ -405,8 +404,8 @@ def _plan_to_approve(document: Document, wanted: str | None) -> str:
 
 @app.command()
 def delete(
-    kind: Annotated[str, typer.Argument(help="pshard or ssink.")],
-    name: Annotated[str, typer.Argument(help="Name of the resource.")],
+    kind: KindName,
+    name: ResourceName,
     state: State = STATE,
     *,
     config: Config = None,

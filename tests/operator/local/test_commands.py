@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import subprocess
+import sys
 
 import pytest
 from persist_engine.base.errors import InvalidUsage
@@ -303,3 +304,27 @@ def test_a_terminal_sees_progress_and_lines_that_fit(house):
     assert re.search(r"load-\w{8}-1 +sink +\d+s", text)
     table = text[text.rindex("NAME   SHARD") :]
     assert max(len(line.rstrip()) for line in table.splitlines()) <= 60
+
+
+@pytest.mark.slow
+def test_names_of_resources_and_runs_complete(done, tmp_path):
+    """The shell got no names for any command of the local runner."""
+
+    def completed(*words, state=done.state):
+        line = ["persist", "local", *words, ""]
+        asked = {"_PERSIST_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(line), "COMP_CWORD": str(len(line) - 1)}
+        environ = os.environ | asked | {"PERSIST_LOCAL_STATE": str(state)}
+        command = [sys.executable, "-m", "persist_engine.cli"]
+        return subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout.split()
+
+    assert completed("run") == ["load"]
+    assert completed("describe", "pshard") == ["things"]
+    assert completed("delete", "ssink") == ["load"]
+    assert completed("get", "all") == ["load", "things"]
+    assert completed("get") == ["pshard", "ssink", "runs", "all"]
+    assert set(completed("request")) == set(REQUESTS)
+    assert completed("request", "restart") == ["load", "things"]
+    (sink, run, *_) = completed("logs")
+    assert (sink, run[:5]) == ("load", "load-")
+    assert completed("run", state=tmp_path / "none") == []
+    assert not (tmp_path / "none").exists()
