@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import functools
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,8 @@ from persist_engine.storage.addresses import folder_of
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.readwriter import DataFrameReader
+from pyspark.sql.readwriter import DataFrameReader, DataFrameWriter
+from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 from pyspark.sql.utils import to_str
 
 from persist_spark.catalog.session_tables import SessionTables
@@ -110,6 +111,7 @@ def keeper_of(context: SparkContext, stores: Mapping[str, str]) -> Keeper:
             keeper.on_close = tables.close
             _kept[context] = _Kept(session, keeper, tables, stores)
             _name_frames_at_load()
+            _look_in_own_session()
         _kept[context].stores = stores
         return _kept[context].keeper
 
@@ -129,6 +131,25 @@ def active(spark: SparkSession) -> Iterator[None]:
             sessions.setActiveSession(before.get())
         else:
             sessions.clearActiveSession()
+
+
+def _look_in_own_session() -> None:
+    """SUBTLE: replaces the calls in which Spark looks for a format, once per process. It looks in the active session of the thread, and
+    finds no format of Python in a thread that has none.
+    """
+    for kind, name in ((DataFrameWriter, "save"), (DataStreamReader, "load"), (DataStreamWriter, "start")):
+        original = getattr(kind, name)
+        if not hasattr(original, "__wrapped__"):
+            setattr(kind, name, _active_in(original))
+
+
+def _active_in(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        with active(self._spark):
+            return original(self, *arguments, **options)
+
+    return call
 
 
 def _name_frames_at_load() -> None:

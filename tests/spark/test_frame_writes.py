@@ -3,6 +3,7 @@
 import random
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from persist_engine import Antichain, Appended, Location, PersistClient, Schema, ShardId
@@ -205,6 +206,23 @@ def test_appends_of_many_threads_beside_another_writer_lose_nothing(spark, shard
     found = shard.rows()
     assert found.pop(row(1000)) == added
     assert found == expected
+
+
+def test_a_thread_that_made_no_frame_of_rows_in_python_knows_the_format(spark, shard):
+    """Spark has an active session in threads that called createDataFrame, and in no others."""
+    columns = ("id", "'a' AS area", "1 AS n", "named_struct('x', 0.5D, 's', 't') AS p")
+    made = spark.range(3).selectExpr(*columns)
+
+    def write(first):
+        shard.write(made if first == 0 else spark.range(first, first + 3).selectExpr(*columns))
+
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(write, (0, 3, 6)))
+        stream = threads.submit(
+            lambda: spark.readStream.format("persist").options(**shard.given, rows="updates").load()
+        )
+        assert stream.result().isStreaming
+    assert sorted(key[0] for key, _ in shard.rows()) == list(range(9))
 
 
 # -- overwrite -----------------------------------------------------------------------------------------------------------
