@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from persist_engine.base.errors import FinalizationError, ShardNotFound
+from persist_engine.base.errors import Fenced, FinalizationError, ShardNotFound
 from persist_engine.base.versioned import SeqNo
 from persist_engine.base.wording import counted
 from persist_engine.client.client import PersistClient
@@ -52,14 +52,14 @@ def reclaim(
             client.disown(shard_id, only=owner)
         return _outcome(shard_id, "NoShard", f"there is no shard {shard_id}")
     state, deleted = machine.refresh(), 0
-    if not is_tombstone(state):
-        held, token = state.critical_readers.items(), str(owner).encode()
-        give_up = [one for one, reader in held if (reader.opaque == token if own_hold is None else one == own_hold)]
-        try:
+    held, token = state.critical_readers.items(), str(owner).encode()
+    give_up = [one for one, reader in held if (reader.opaque == token if own_hold is None else one == own_hold)]
+    try:
+        if not is_tombstone(state):
             close_shard(client, shard_id, give_up=give_up)
-        except FinalizationError as error:
-            return _outcome(shard_id, "Held", str(error), seqno=state.seqno)
-    outcomes = finalize_shard(client, shard_id)
+        outcomes = finalize_shard(client, shard_id)
+    except (FinalizationError, Fenced) as error:  # also of a reader that came, or moved its hold, since the look
+        return _outcome(shard_id, "Held", str(error), seqno=machine.state.seqno)
     deleted += sum(one.blobs_deleted for one in outcomes)
     records = [one.deletion_record for one in outcomes]
     failed = [one.message for one in outcomes if one.ending is Ending.FAILED]

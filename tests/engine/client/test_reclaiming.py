@@ -5,9 +5,11 @@ import json
 import pytest
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.cli.main import application
+from persist_engine.client import closing
 from persist_engine.client.reclaiming import reclaim
 from persist_engine.model.ids import CriticalReaderId, PartId, ShardId
 from persist_engine.model.ownership import Owner
+from persist_engine.shard.machine import Machine
 from persist_engine.work.audit.orphans import scan_orphans
 from persist_kit.disk import Disk, write
 from persist_kit.world import SCHEMA
@@ -94,6 +96,46 @@ def test_nothing_is_deleted_while_a_reader_holds_the_shard(disk):
         assert "report" in held.message
         assert reader.snapshot(7).to_table().num_rows > 0
         assert client.recent_upper(disk.shard_id).time == 8, "writers go on"
+    assert run(disk).verdict == "Reclaimed"
+
+
+def test_a_reader_that_comes_while_the_shard_is_closed_stops_it_too(disk, monkeypatch):
+    """Found by simulation (seed 285): the run raised FinalizationError instead of answering what holds the shard."""
+    looked = closing.obstacles
+    with disk.client() as other:
+        readers = []
+
+        def then_a_reader_comes(*args, **options):
+            found = looked(*args, **options)
+            if not readers:
+                readers.append(other.open_leased_reader(disk.shard_id, SCHEMA, purpose="report"))
+            return found
+
+        monkeypatch.setattr(closing, "obstacles", then_a_reader_comes)
+        held = run(disk)
+        assert (held.verdict, readers[0].reader_id in held.message) == ("Held", True)
+        assert readers[0].snapshot(7).to_table().num_rows > 0
+        readers[0].expire()
+    assert run(disk).verdict == "Reclaimed"
+
+
+def test_an_owner_that_moves_its_hold_at_the_same_time_stops_it_too(disk, monkeypatch):
+    """Found by simulation (seed 1879): the run raised Fenced."""
+    move = Machine.compare_and_downgrade_since
+    moved = []
+
+    def first_by_the_owner(machine, *args, **options):
+        if not moved:
+            moved.append(HOLD)
+            with disk.client() as other:
+                other.open_critical_since(disk.shard_id, HOLD, opaque=b"op").compare_and_downgrade_since(
+                    b"op", (b"new", 3)
+                )
+        return move(machine, *args, **options)
+
+    monkeypatch.setattr(Machine, "compare_and_downgrade_since", first_by_the_owner)
+    held = run(disk)
+    assert (held.verdict, HOLD in held.message, bool(parts(disk))) == ("Held", True, True)
     assert run(disk).verdict == "Reclaimed"
 
 
