@@ -106,6 +106,8 @@ class _Verifying:
         self._sample = sample
         self._on_checked = on_checked
         self._found = Verification(machine.shard_id)
+        self._newest = machine.state
+        """The newest state seen. Its schemas are those of every part seen: writers may evolve the schema meanwhile."""
         self._runs: dict[tuple[object, ...], RunToCheck] = {}
         self._sizes: dict[str, int] = {}
         self._listed: dict[str, tuple[Part, ...]] = {}
@@ -118,8 +120,8 @@ class _Verifying:
         except (CorruptData, Incompatible, InvariantViolated) as error:
             # An unreadable version hides the ones after it. Check what can still be reached.
             self._note(error, f"{self._machine.shard_id} versions", FindingKind.DIFF_DOES_NOT_APPLY)
-            newest = self._machine.state
-            self._see(newest)
+            self._see(self._machine.state)
+            self._newest = max(self._newest, self._machine.state, key=lambda state: state.seqno)
         missing = self._check_sizes() + self._check_runs()
         if self._has_walked:
             self._check_ruins()
@@ -136,12 +138,14 @@ class _Verifying:
             walk = VersionWalk(self._machine)
             first = walk.seqno
             self._found.versions, self._found.rollups = 1, 0
+            self._newest = walk.state
             self._see(walk.state)
             self._check_state(walk.state, None)
             references = live_keys(walk.state)
             self._check_rollup(named.get(walk.seqno), walk.state)
             while isinstance(diff := walk.advance(), StateDiff):
                 self._found.versions += 1
+                self._newest = walk.state
                 references -= {blob.partial_key for blob in deleted_blobs(diff)}
                 references |= {blob.partial_key for blob in inserted_blobs(diff)}
                 self._check_references(references, walk.state)
@@ -327,10 +331,9 @@ class _Verifying:
 
     def _checked(self, runs: list[RunToCheck]) -> Iterator[RunChecked]:
         machine = self._machine
-        source = PartSource(
-            machine.shard_id, machine.blob, machine.schema, machine.retry, machine.metrics, path="verify"
-        )
-        schemas = {schema_id: Schema.from_pair(pair) for schema_id, pair in machine.state.schemas.items()}
+        schemas = {schema_id: Schema.from_pair(pair) for schema_id, pair in self._newest.schemas.items()}
+        newest = schemas[max(schemas)]
+        source = PartSource(machine.shard_id, machine.blob, newest, machine.retry, machine.metrics, path="verify")
         left = iter(runs)
         with ThreadPoolExecutor(CHECK_THREADS, thread_name_prefix="persist-verify") as pool:
             while window := list(islice(left, CHECK_THREADS * 4)):
