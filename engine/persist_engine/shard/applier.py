@@ -8,8 +8,9 @@ consensus acknowledged the cached state, its seqno never goes back, and each cac
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import NoReturn
 
 from persist_engine.base.errors import (
@@ -40,6 +41,9 @@ NO_MAINTENANCE = Maintenance()
 #: How long one command waits for another command of this process to finish its compare-and-set. Taking turns avoids lost races within the
 #: process. When the other command is stuck in a store call, this one proceeds, because consensus decides anyway.
 _TURN_S = 1.0
+#: The versions of which the entry is remembered: more than pass while one commit waits for its answer.
+_TAGS_MAX = 256
+_NONE_PASSED: Mapping[SeqNo, bytes] = MappingProxyType({})
 
 
 class UnknownOutcome(Indeterminate):
@@ -62,6 +66,7 @@ class Applier:
         """Whether the mark of the shard is known to exist, or not to be needed (spec 7.1)."""
         self._news = News(self.watch)
         self._state = sealed(state)
+        self._tags = {state.seqno: state.tag}
         self._forked: ForkedLog | None = None
         self._install_lock = threading.Lock()
         self._turn = threading.Lock()
@@ -152,28 +157,30 @@ class Applier:
             if hint is not None and hint < current.seqno:
                 return
             try:
-                path, state = self._fetched(current)
-                is_done = self._install(state, after=current)
+                path, state, passed = self._fetched(current)
+                is_done = self._install(state, after=current, passed=passed)
             except ForkedLog as error:
                 self._give_up(error)
             self.versions.metrics.count("update_state", path=path)
             if is_done:
                 return
 
-    def _fetched(self, current: ShardState) -> tuple[str, ShardState]:
-        """The path taken, and the current state, which has `current` in its past."""
+    def _fetched(self, current: ShardState) -> tuple[str, ShardState, dict[SeqNo, bytes]]:
+        """The path taken, the current state, which has `current` in its past, and the entries seen between the two."""
         versions = self.versions
         limit = versions.settings.maintenance.recent_diffs_max
         live = versions.fetch_diffs_from(current, limit=limit)
         if live is None or len(live) == limit:
             # Too far behind to catch up diff by diff. The state fetched now may belong to another log than the diffs just read.
-            return "slow", versions.fetch_later_state(current)
+            return "slow", versions.fetch_later_state(current), {}
+        passed: dict[SeqNo, bytes] = {}
         if not live:
-            return "empty", current
+            return "empty", current, passed
         state = current
         for diff in versions.decode_diffs_after(current.shard_id, current.seqno, live):
             state = apply_state_diff(state, diff, count=versions.count_apply)
-        return "fast", sealed(state)
+            passed[state.seqno] = state.tag
+        return "fast", sealed(state), passed
 
     def subscribe(self) -> None:
         """See watch.Pushed."""
@@ -198,13 +205,15 @@ class Applier:
             return
         with self._catching_up:
             known = state = self.state
+            passed: dict[SeqNo, bytes] = {}
             for entry in self._news.take_after(state.seqno):
                 successor = self._pushed_successor(state, entry)
                 if successor is None:
                     self._news.doubt()
                     break
                 state = successor
-            if not self._install(state, after=known):
+                passed[state.seqno] = state.tag
+            if not self._install(state, after=known, passed=passed):
                 self._news.doubt()
 
     def _pushed_successor(self, state: ShardState, entry: VersionedData) -> ShardState | None:
@@ -224,20 +233,28 @@ class Applier:
             # Another entry won the race and has since vanished.
             self._give_up(forked_log(before, f"what came after it vanished from {self.versions.consensus.address()}"))
 
-    def _install(self, state: ShardState, *, after: ShardState) -> bool:
+    def _install(self, state: ShardState, *, after: ShardState, passed: Mapping[SeqNo, bytes] = _NONE_PASSED) -> bool:
         """Caches `state`, which has `after` in its past. Returns False when another thread has advanced the cache meanwhile, but less far.
-        It is then unknown whether `state` has that version in its past.
+        It is then unknown whether `state` has that version in its past. Gives up when another thread saw another entry of its version: the
+        answer of a server that failed may come after a look at the one that took over. `passed`: the entries between the two.
         """
         with self._install_lock:
             known = self._state
-            if state.seqno <= known.seqno:
-                if state.seqno == known.seqno:
-                    check_same_entry(known, state.tag)
-                return True
-            if known is not after:
+            is_newer = state.seqno > known.seqno
+            if is_newer and known is not after:
                 return False
-            self._state = state
-        self.watch.notify()
+            if is_newer:
+                self._state = state
+                self._tags.update(passed)
+                if len(self._tags) > 2 * _TAGS_MAX:
+                    self._tags = dict(sorted(self._tags.items())[-_TAGS_MAX:])
+            seen = self._tags.setdefault(state.seqno, state.tag)
+        try:
+            check_same_entry(state, seen)
+        except ForkedLog as error:
+            self._give_up(error)
+        if is_newer:
+            self.watch.notify()
         return True
 
     def _give_up(self, error: ForkedLog) -> NoReturn:

@@ -117,6 +117,29 @@ def test_a_writer_of_the_lost_branch_appends_nothing(regrown: int) -> None:
     assert "lost" not in forked.contents()
 
 
+@pytest.mark.parametrize("since", [1, 2, 30])
+def test_a_commit_that_comes_from_a_failed_server_after_a_look_at_its_successor_stops_the_process(since: int) -> None:
+    """Found by simulation (seed 1013264). A thread waits for the answer of the server that fails. Another one looks at the server that took
+    over, where other processes have gone on. Then the answer comes: the log that this process looked at lacks what was committed.
+    """
+    forked = Forked(lost=0)
+    writer = forked.stale.open_writer(forked.shard_id, SCHEMA, purpose="lost")
+    other = forked.world.process().open_writer(forked.shard_id, SCHEMA, purpose="stands")
+    copy = forked.log()
+
+    def fails_over() -> None:
+        forked.restore(copy)
+        for time in range(2, 2 + since):
+            other.compare_and_append([row(time, "stands", time)], expected_upper=A(time), new_upper=A(time + 1))
+        forked.stale.machine(forked.shard_id).refresh()
+
+    forked.world.consensus.after_next("compare_and_set", fails_over)
+    with pytest.raises(ForkedLog, match=LOST):
+        writer.compare_and_append([row(9, "lost", 2)], expected_upper=A(2), new_upper=A(3))
+    forked.assert_given_up()
+    assert forked.contents() == ["before"] * 2 + ["stands"] * since
+
+
 @pytest.mark.parametrize("collected", ["to a rollup", "twice"])
 def test_a_process_that_slept_while_its_versions_were_truncated_finds_the_fork(collected: str) -> None:
     """No live entry shows any more what stood there: the rollup does, as far as its lineage reaches back."""
