@@ -14,6 +14,7 @@ import persist_engine.client
 import persist_engine.dataflow
 import persist_engine.parts
 import persist_engine.shard
+import persist_engine.table
 import persist_engine.work
 import pytest
 from persist_kit.sim import threads as sim_threads
@@ -23,6 +24,7 @@ PACKAGES = (
     persist_engine.dataflow,
     persist_engine.parts,
     persist_engine.shard,
+    persist_engine.table,
     persist_engine.work,
 )
 NOT_SIMULATED = {

@@ -12,10 +12,9 @@ from persist_engine.client.read.leased import part_source
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.state import ShardState
 from persist_engine.parts.listings import expand
+from persist_engine.rows.schema import Schema
 from persist_engine.storage.blob import Blob
 from persist_engine.testing.oracle import Oracle, Update
-
-from persist_kit.world import SCHEMA
 
 
 class Decided(ABC):
@@ -25,6 +24,10 @@ class Decided(ABC):
     def judge(self, oracle: Oracle, lower: int, upper: int) -> str | None:
         """The error in [lower, upper), which was just committed and is in `oracle` already. None when it is right."""
 
+    def moves(self, sink: str, stored: bytes | None, token: bytes) -> bool:
+        """Whether its commit may replace the progress of `sink`, which is `stored`, by `token`."""
+        return False
+
     def forked(self, oracle: Oracle, copy: Oracle) -> None:
         """The log was copied. `copy` has everything that is committed so far, and nothing that is committed later."""
         return
@@ -32,7 +35,8 @@ class Decided(ABC):
 
 def appended_rows(blob: Blob, state: ShardState, lower: Antichain) -> list[Update]:
     """The rows that the newest version, `state`, appended at `lower`."""
-    source = part_source(state.shard_id, SCHEMA, None, blob, None)
+    newest = max(state.schemas)
+    source = part_source(state.shard_id, Schema.from_pair(state.schemas[newest]), newest, blob, None)
     batches = [batch for batch in state.trace.batches() if lower <= batch.desc.lower]
     tables = [
         table

@@ -23,14 +23,16 @@ from persist_engine.work.outcome import Ending
 from persist_engine.work.repair.recover import recover_shard
 from persist_engine.work.rollup import write_rollup
 
-from persist_kit.sim.actors import contents
-from persist_kit.sim.sinks import settle_sink
-from persist_kit.sim.upkeep import CRITICAL_ID
-from persist_kit.sim.witness import CLOSED, Takeover, Witness, time_of
+from persist_kit.sim.actors.names import settle_names
+from persist_kit.sim.actors.reader import contents
+from persist_kit.sim.actors.sinks import settle_sink
+from persist_kit.sim.actors.upkeep import CRITICAL_ID
+from persist_kit.sim.calls import CLOSED, Takeover, time_of
+from persist_kit.sim.witness import OPERATED_ID, Witness
 from persist_kit.world import SCHEMA
 
 if TYPE_CHECKING:
-    from persist_kit.sim.actors import Host
+    from persist_kit.sim.actors.actor import Host
     from persist_kit.sim.simulation import History
 
 #: The rounds of rollup and collection after which an idle shard must hold no garbage: one to unlink it, one to pass the version that did,
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 ROUNDS = 4
 #: The number of times that are read at the end, spread over the readable times.
 TIMES_MAX = 3
+#: Longer than the lease of the reader by which a purge moves since, which stays if it is killed.
+CLOSING_MS = 65_000
 _OF_LOST_VERSIONS = {FindingKind.LOG_FORKED, FindingKind.LOG_BEHIND}
 
 
@@ -51,6 +55,9 @@ def settle(history: History) -> None:
     if (lost := history.branches.wiped()) is not None:
         _settle_wiped(history, host, lost)
         return
+    if plan.written_by == "names":
+        settle_names(history, host)
+        return
     host.client.initialise(history.shard_id, SCHEMA)
     _walk_log(history, host)
     if history.correcting:
@@ -58,6 +65,8 @@ def settle(history: History) -> None:
     if plan.seed % 4 == 0:
         _verify(history, host)
     scheduler.pause(2 * plan.lease_ms + 2 * plan.weather.step_ms_max)
+    if plan.is_purged:
+        scheduler.pause(CLOSING_MS)
     if history.client_upper(host.client).is_empty():
         _finalize(history, host)
     _collect(history, host)
@@ -121,6 +130,8 @@ def _verify(history: History, host: Host) -> None:
 def _finalize(history: History, host: Host) -> None:
     """A closed shard without readers can be finalized. One empty batch must remain."""
     client, shard_id = host.client, history.shard_id
+    client.set_retention(shard_id, None)
+    client.machine(shard_id).expire_critical_reader(OPERATED_ID)
     handle = client.open_critical_since(shard_id, CRITICAL_ID, opaque=b"final")
     with history.scheduler.doing(Takeover(handle.opaque, b"closed")):
         handle.compare_and_downgrade_since(handle.opaque, (b"closed", Antichain.empty()))

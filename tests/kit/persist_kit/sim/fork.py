@@ -16,8 +16,9 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
+from persist_engine.base.errors import ForkedLog
 from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
 from persist_engine.codec.keys import parse_blob_key, parse_deletions_key
 from persist_engine.model.state import ShardState
@@ -70,6 +71,7 @@ class Branches:
         self._listed_late: set[Task] = set()
         """The tasks that last listed the blobs after one branch had won."""
         self._processes: dict[Process, Callable[[], ShardState | None]] = {}
+        self._found_out: set[Process] = set()
         self.lost_versions = self.detected = 0
         self.lost_blobs: set[str] = set()
         """The blobs of the winner's live versions that were deleted by processes that could not know better."""
@@ -87,9 +89,21 @@ class Branches:
         return self._judges.get(process, self.main)
 
     def may_find_out(self, task: Task) -> bool:
-        """Whether its process knows another branch than the one it talks to now, or an answer in its operation came from another."""
+        """Whether its process knows another branch than the one it talks to now, or an answer in its operation came from another. Or another
+        of its tasks has found out, perhaps by an answer that only that one got.
+        """
         talks_to = self.talks_to(task.process)
-        return self.judge(task.process) is not talks_to or not self._met.get(task, set()) <= {talks_to}
+        return (
+            task.process in self._found_out
+            or self.judge(task.process) is not talks_to
+            or not self._met.get(task, set()) <= {talks_to}
+        )
+
+    def finds_out(self) -> None:
+        """The engine stops the work of the running process on a log that lost versions. All tasks of the process hear of it."""
+        task = self._scheduler.current
+        if self.may_find_out(task):
+            self._found_out.add(task.process)
 
     def is_over(self) -> bool:
         """Whether there was a disaster and one branch has won."""
@@ -98,6 +112,12 @@ class Branches:
     def wiped(self) -> Witness | None:
         """The log that was lost as a whole. None as long as there is a log."""
         return self._lost if self.main.head is None else None
+
+    def lost_truncation_past(self, seqno: SeqNo) -> bool:
+        """Whether a truncation past this version was acknowledged, and consensus lost it. The process that asked for it may have known no
+        lost version, and then it unlinks rollups that the log still begins with.
+        """
+        return self._lost is not None and self._lost.earliest() > seqno
 
     def listed(self, task: Task) -> None:
         """`task` has listed the blobs."""
@@ -217,16 +237,22 @@ class Branches:
 @contextmanager
 def watched_looks(branches: Branches) -> Iterator[None]:
     """In the block, every look of a process at consensus goes through `branches`."""
-    original = Applier._fetched
+    original, original_give_up = Applier._fetched, Applier._give_up
 
-    def fetched(self: Applier, current: ShardState) -> tuple[str, ShardState]:
+    def fetched(self: Applier, current: ShardState) -> tuple[str, ShardState, dict[SeqNo, bytes]]:
         return branches.look(current, lambda: original(self, current), lambda found: found[1])
 
+    def give_up(self: Applier, error: ForkedLog) -> NoReturn:
+        branches.finds_out()
+        original_give_up(self, error)
+
     Applier._fetched = fetched  # type: ignore[method-assign]  # for one history
+    Applier._give_up = give_up  # type: ignore[method-assign]
     try:
         yield
     finally:
         Applier._fetched = original  # type: ignore[method-assign]
+        Applier._give_up = original_give_up  # type: ignore[method-assign]
 
 
 class RoutedConsensus:
@@ -254,7 +280,7 @@ class RoutedConsensus:
     def compare_and_set(self, key: str, expected: Tip | None, new: VersionedData) -> CasResult:
         """See Consensus."""
         witness, way = self._way()
-        if expected is None:
+        if expected is None and key == witness.shard_id:
             self._branches.creating(self._scheduler.current, witness)
         result = way.compare_and_set(key, expected, new)
         self._branches.served(self._scheduler.current, witness)

@@ -44,6 +44,8 @@ from persist_engine.shard.machine import Machine
 from persist_engine.shard.versions import StateVersions
 from persist_engine.storage.consensus_mem import MemConsensus
 
+from persist_kit.sim.mutants_of_callers import OF_CALLERS
+
 Planting = Callable[[Callable[[object, str, object], None]], None]
 """Called with a function `put(owner, name, value)`, the effects of which are undone afterwards."""
 
@@ -451,4 +453,5 @@ MUTANTS: dict[str, Planting] = {
     "consensus truncates at any entry": _any_log_is_truncated,
     "a lost shard is created anew": _ruins_are_built_over,
     "verification sees no lost versions": _verification_sees_no_ruins,
+    **OF_CALLERS,
 }

@@ -29,22 +29,29 @@ from persist_engine.base.settings import (
     Settings,
     WatchSettings,
 )
+from persist_engine.base.versioned import SeqNo
 from persist_engine.client.client import PersistClient
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
 from persist_engine.model.state import ShardState
 from persist_engine.testing.faults import FaultyBlob
 
-from persist_kit.sim.actors import Actor, Host, Letter, Reader, Writer
+from persist_kit.sim.actors.actor import Actor, Host
+from persist_kit.sim.actors.admin import Administrator
+from persist_kit.sim.actors.names import Registrar
+from persist_kit.sim.actors.reader import Examiner, Reader
+from persist_kit.sim.actors.sinks import Correcting, DesiredCollection, Sinker
+from persist_kit.sim.actors.tables import Tabler, Transaction
+from persist_kit.sim.actors.upkeep import BackgroundWriter, Closer, Downgrader, Maintainer
+from persist_kit.sim.actors.upserts import Upserter
+from persist_kit.sim.actors.writer import Letter, Writer
 from persist_kit.sim.final import settle
 from persist_kit.sim.fork import Branches, Disaster, JudgedBlob, RoutedConsensus, disaster_of, watched_looks
+from persist_kit.sim.locks import SimEvent
 from persist_kit.sim.network import Network, Weather
 from persist_kit.sim.push import SimPush
 from persist_kit.sim.scheduler import Process, Scheduler
-from persist_kit.sim.sinks import Correcting, DesiredCollection, Sinker
-from persist_kit.sim.threads import SimEnv, SimEvent, simulated_threads
-from persist_kit.sim.upkeep import BackgroundWriter, Closer, Downgrader, Maintainer
-from persist_kit.sim.upserts import Upserter
+from persist_kit.sim.threads import SimEnv, simulated_threads
 from persist_kit.sim.witness import Witness
 
 STEPS_MAX = 60_000
@@ -62,6 +69,7 @@ _RARE = {
 _KINDS: dict[str, type[Actor]] = {
     "writer": Writer,
     "reader": Reader,
+    "examiner": Examiner,
     "compactor": Maintainer,
     "collector": Maintainer,
     "roller": Maintainer,
@@ -70,6 +78,9 @@ _KINDS: dict[str, type[Actor]] = {
     "sweeper": Maintainer,
     "sinker": Sinker,
     "upserter": Upserter,
+    "tabler": Tabler,
+    "admin": Administrator,
+    "registrar": Registrar,
 }
 #: The actors beside the writers: kind, greatest number of them, and greatest number of operations of each.
 _OTHERS = (("reader", 2, 8), ("compactor", 2, 4), ("collector", 2, 4), ("roller", 1, 4), ("downgrader", 2, 3))
@@ -79,6 +90,12 @@ _LENGTHS = {"short": 0.7, "usual": 0.22, "listening": 0.08}
 #: desired, perhaps beside an independent writer; upserts only.
 _WRITTEN_BY = {"writers": 0.7, "background": 0.1, "sinks": 0.1, "upserts": 0.1}
 
+#: The share of the histories of writers that are histories of tables instead.
+_TABLES = 0.15
+#: The share of the rest of them, without a disaster, that are histories of names.
+_NAMED = 0.08
+#: The shares of the histories with an administrator, and with a reader in seldom ways.
+_ADMINISTERED, _EXAMINED = 0.25, 0.15
 _DELETIONS_KEPT_MS = 90 * 24 * 3600 * 1000
 
 
@@ -106,6 +123,11 @@ class Plan:
     """The disaster in consensus, if any."""
     sleepy: bool = False
     """Whether there is only one sink, which often sleeps past its lease. Then no other reader holds since back for it."""
+
+    retain_ms: int | None = None
+    """The retention that the shard begins with; None: it never has one."""
+    is_purged: bool = False
+    """Whether the shard is given up before the end."""
 
     @property
     def may_be_ambiguous(self) -> bool:
@@ -181,7 +203,7 @@ def plan_of(seed: int, *, without: frozenset[str] = frozenset()) -> Plan:
         rows_max=150 if is_bulky else 3,
         disaster=None if "disaster" in without else disaster_of(seed),
     )
-    return _rewritten(plan, without)
+    return _widened(_rewritten(plan, without), without)
 
 
 def _rewritten(plan: Plan, without: frozenset[str]) -> Plan:
@@ -213,6 +235,47 @@ def _rewritten(plan: Plan, without: frozenset[str]) -> Plan:
         settings=replace(plan.settings, lease=replace(plan.settings.lease, reader_lease_ms=lease_ms)),
         evolves=False,
         disaster=None if plan.disaster is None else replace(plan.disaster, is_wipe=False),
+    )
+
+
+def _widened(plan: Plan, without: frozenset[str]) -> Plan:
+    """`plan` with tables in place of writers, or a retention, in some seeds. Drawn separately, as in `_rewritten`."""
+    rng = random.Random(f"widened {plan.seed}")  # noqa: S311 - repeatable on purpose
+    if plan.written_by == "writers" and rng.random() < _TABLES:
+        lease_ms = rng.choice([200, 600, 5_000])
+        kept = [actor for actor in plan.actors if not actor[0].startswith("writer")]
+        kept += [(f"tabler{index}", rng.randint(3, 8)) for index in range(1, rng.randint(1, 3) + 1)]
+        plan = replace(
+            plan,
+            written_by="tables",
+            lease_ms=lease_ms,
+            retain_ms=rng.choice([None, 1, 20]),
+            actors=tuple(actor for actor in kept if actor[0] not in without),
+            settings=replace(plan.settings, lease=replace(plan.settings.lease, reader_lease_ms=lease_ms)),
+            disaster=None if plan.disaster is None else replace(plan.disaster, is_wipe=False),
+        )
+    if plan.sleepy:
+        return plan
+    if plan.written_by == "writers" and plan.disaster is None and rng.random() < _NAMED:
+        registrars = [(f"registrar{index}", rng.randint(5, 15)) for index in range(1, rng.randint(2, 3) + 1)]
+        return replace(
+            plan,
+            written_by="names",
+            processes=max(2, plan.processes),
+            actors=tuple(actor for actor in registrars if actor[0] not in without),
+        )
+    if rng.random() < _EXAMINED and "examiner1" not in without:
+        plan = replace(plan, actors=(*plan.actors, ("examiner1", rng.randint(2, 6))))
+    if rng.random() > _ADMINISTERED:
+        return plan
+    admin = ("admin1", rng.randint(2, 6))
+    retain_ms = plan.retain_ms if plan.written_by in {"tables", "sinks"} else rng.choice([None, 1, 4])
+    return replace(
+        plan,
+        actors=plan.actors if "admin1" in without else (*plan.actors, admin),
+        retain_ms=retain_ms,
+        is_purged=plan.disaster is None and rng.random() < 0.15,
+        settings=replace(plan.settings, retain_ms=retain_ms),
     )
 
 
@@ -279,6 +342,8 @@ class History:
         self.correcting: list[Correcting] = []
         self.sinks_ended = 0
         self.upserts = 0
+        self.transactions: list[Transaction] = []
+        self.table_writes = self.table_changes = 0
         self.paths = PathCounts(self.scheduler)
         self._init = Process("init")
         self._incarnations: dict[int, Host] = {}
@@ -324,6 +389,9 @@ class History:
             "resurrected blobs": len(witness.resurrected),
             "sinks ended": self.sinks_ended,
             "upserts": self.upserts,
+            "writes of tables": self.table_writes,
+            "changes of tables": self.table_changes,
+            "steps of names": len(witness.names.moments) - 1,
             "closed": int(witness.head is not None and witness.head.trace.upper.is_empty()),
             "lost versions": self.branches.lost_versions,
             "forked logs found": self.branches.detected,
@@ -348,6 +416,8 @@ class History:
         self.network.crash()
 
     def _is_expected(self, error: object) -> bool:
+        if isinstance(error, SeqNo):  # the earliest version, which should have been truncated
+            return self.branches.lost_truncation_past(error)
         return isinstance(error, ForkedLog) and self.branches.may_find_out(self.scheduler.current)
 
     def client_upper(self, client: PersistClient) -> Antichain:

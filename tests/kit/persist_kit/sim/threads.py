@@ -1,4 +1,4 @@
-"""Locks, events, threads and pools that block in simulated time only. They replace the engine's own while a simulation runs.
+"""Threads, locks and pools in simulated time. They replace the engine's own while a simulation runs.
 
 This module turns the engine's use of `threading` and of pools into scheduling points. Invariant: in the block of `simulated_threads`
 nothing in the engine really waits. The replacement is process-wide, so there is one simulation at a time.
@@ -33,6 +33,11 @@ import persist_engine.shard.applier
 import persist_engine.shard.log_reader
 import persist_engine.shard.news
 import persist_engine.shard.watch
+import persist_engine.table.database
+import persist_engine.table.feed
+import persist_engine.table.readers
+import persist_engine.table.table
+import persist_engine.table.writing
 import persist_engine.work.audit.orphans
 import persist_engine.work.audit.verify
 import persist_engine.work.background
@@ -45,13 +50,13 @@ from persist_engine.codec.part import OpenedPart, open_part
 from persist_engine.rows.schema import Schema
 
 import persist_kit.sim.witness
-from persist_kit.sim.scheduler import NEVER, Killed, Process, Scheduler, Task
+from persist_kit.sim.locks import SimEvent, SimThread, SimThreading
+from persist_kit.sim.scheduler import Killed, Process, Scheduler
 
 T = TypeVar("T")
 
-#: The probability that another task runs first when a lock is taken, as among real threads.
-PREEMPT_RATE = 0.1
-
+#: After how long the handles of an idle table expire: in short histories nothing is idle for longer.
+_IDLE_S = 0.3
 _WITH_THREADING: tuple[ModuleType, ...] = (
     persist_engine.client.client,
     persist_engine.client.read.leased,
@@ -64,6 +69,11 @@ _WITH_THREADING: tuple[ModuleType, ...] = (
     persist_engine.shard.applier,
     persist_engine.shard.news,
     persist_engine.shard.watch,
+    persist_engine.table.database,
+    persist_engine.table.feed,
+    persist_engine.table.readers,
+    persist_engine.table.table,
+    persist_engine.table.writing,
     persist_engine.work.background,
     persist_engine.work.heartbeat,
 )
@@ -87,185 +97,6 @@ _WITH_POOLS: tuple[ModuleType, ...] = (
 )
 #: As _WITH_POOLS, for modules with pools that work beside the submitting task.
 _WITH_TASK_POOLS: tuple[ModuleType, ...] = (persist_engine.work.background,)
-
-
-class _Waiters:
-    """Tasks that wait for something to change."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-        self._tasks: list[Task] = []
-
-    def wait_until(self, deadline_ms: float) -> None:
-        task = self._scheduler.current
-        self._tasks.append(task)
-        try:
-            self._scheduler.wait_until(deadline_ms)
-        finally:
-            if task in self._tasks:
-                self._tasks.remove(task)
-
-    def wake(self) -> None:
-        for task in self._tasks:
-            task.wake_ms = self._scheduler.now_ms
-        self._tasks.clear()
-
-
-class SimLock:
-    """As threading.Lock."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-        self._waiters = _Waiters(scheduler)
-        self._is_held = False
-
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT001, FBT002 - as threading.Lock
-        """See threading.Lock."""
-        scheduler = self._scheduler
-        if scheduler.is_over:
-            self._is_held = True
-            return True
-        if scheduler.rng.random() < PREEMPT_RATE:
-            scheduler.pause(0)
-        deadline_ms = NEVER if timeout < 0 else scheduler.now_ms + timeout * 1000
-        while self._is_held:
-            if not blocking or scheduler.now_ms >= deadline_ms:
-                return False
-            self._waiters.wait_until(deadline_ms)
-        self._is_held = True
-        return True
-
-    def locked(self) -> bool:
-        """See threading.Lock."""
-        return self._is_held
-
-    def release(self) -> None:
-        """See threading.Lock: pins count on the RuntimeError of a second release."""
-        if not self._is_held:
-            raise RuntimeError("release unlocked lock")
-        self._is_held = False
-        self._waiters.wake()
-
-    def __enter__(self) -> Self:
-        self.acquire()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._is_held:  # false when the process died while it waited
-            self.release()
-
-
-class SimCondition:
-    """As threading.Condition, with a lock of its own."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-        self._lock = SimLock(scheduler)
-        self._waiters = _Waiters(scheduler)
-
-    def wait(self) -> None:
-        """See threading.Condition. No task runs between the release and the wait."""
-        self._lock.release()
-        self._waiters.wait_until(NEVER)
-        self._lock.acquire()
-
-    def wait_for(self, predicate: Callable[[], T], timeout: float | None = None) -> T:
-        """See threading.Condition."""
-        deadline_ms = NEVER if timeout is None else self._scheduler.now_ms + timeout * 1000
-        while not (answer := predicate()) and self._scheduler.now_ms < deadline_ms:
-            self._lock.release()
-            self._waiters.wait_until(deadline_ms)
-            self._lock.acquire()
-        return answer
-
-    def notify_all(self) -> None:
-        """See threading.Condition."""
-        self._waiters.wake()
-
-    def __enter__(self) -> Self:
-        self._lock.acquire()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.__exit__()
-
-
-class SimEvent:
-    """As threading.Event."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-        self._waiters = _Waiters(scheduler)
-        self._is_set = False
-
-    def is_set(self) -> bool:
-        """See threading.Event."""
-        return self._is_set
-
-    def set(self) -> None:
-        """See threading.Event."""
-        self._is_set = True
-        self._waiters.wake()
-
-    def clear(self) -> None:
-        """See threading.Event."""
-        self._is_set = False
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """See threading.Event."""
-        scheduler = self._scheduler
-        deadline_ms = NEVER if timeout is None else scheduler.now_ms + timeout * 1000
-        while not self._is_set and scheduler.now_ms < deadline_ms:
-            self._waiters.wait_until(deadline_ms)
-        return self._is_set
-
-
-class SimThread:
-    """As threading.Thread: another task of the same process, with the `doing` of the task that starts it."""
-
-    def __init__(self, scheduler: Scheduler, *, target: Callable[[], None], name: str) -> None:
-        self._scheduler = scheduler
-        self._target, self._name = target, name
-        self._finished = SimEvent(scheduler)
-        self._process = scheduler.current.process
-        self.task: Task | None = None
-
-    def start(self) -> None:
-        """See threading.Thread."""
-        self.task = self._scheduler.spawn(self._process, "thread", self._target)
-        self.task.doing = self._scheduler.current.doing
-        self.task.on_finished.append(self._finished.set)
-
-    def join(self, timeout: float | None = None) -> None:
-        """See threading.Thread."""
-        self._finished.wait(timeout)
-
-
-class SimThreading:
-    """Replaces the module `threading` in the engine."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-
-    def Lock(self) -> SimLock:  # noqa: N802 - as threading.Lock
-        """See threading."""
-        return SimLock(self._scheduler)
-
-    def Event(self) -> SimEvent:  # noqa: N802 - as threading.Event
-        """See threading."""
-        return SimEvent(self._scheduler)
-
-    def Condition(self) -> SimCondition:  # noqa: N802 - as threading.Condition
-        """See threading."""
-        return SimCondition(self._scheduler)
-
-    def Thread(self, *, target: Callable[[], None], name: str, daemon: bool) -> SimThread:  # noqa: N802 - as threading.Thread
-        """See threading."""
-        return SimThread(self._scheduler, target=target, name=name)
-
-    def current_thread(self) -> Task:
-        """The running task. It equals no SimThread, so a heartbeat never takes itself for its owner."""
-        return self._scheduler.current
 
 
 class StrongReferences:
@@ -419,6 +250,7 @@ def simulated_threads(scheduler: Scheduler, is_expected: Callable[[object], bool
     replaced += [(module, "weakref", StrongReferences) for module in _WITH_WEAK_OWNERS]
     known: dict[Any, Any] = {}
     replaced += [(module, name, _remembering(getattr(module, name), known)) for module, name in _REMEMBERED]
+    replaced.append((persist_engine.table.readers, "IDLE_S", _IDLE_S))
     replaced.append((persist_engine.parts.source, "open_part", _remembering_rows(open_part)))
     before = [(module, name, getattr(module, name)) for module, name, _ in replaced]
     logger = logging.getLogger("persist_engine")

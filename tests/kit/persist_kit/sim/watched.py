@@ -67,7 +67,9 @@ class WatchedConsensus:
     def compare_and_set(self, key: str, expected: Tip | None, new: VersionedData) -> CasResult:
         """See Consensus."""
         result = self._inner.compare_and_set(key, expected, new)
-        if result is CasResult.COMMITTED:
+        if result is CasResult.COMMITTED and key != self._witness.shard_id:
+            self._witness.names.committed(key, new)
+        elif result is CasResult.COMMITTED:
             self._witness.committed(new)
             self._witness.wire.send(key, new)
             self._on_commit(new.seqno)
@@ -81,7 +83,7 @@ class WatchedConsensus:
         """See Consensus."""
         earliest = self._witness.earliest()
         dropped = self._inner.truncate(key, before, known)
-        if dropped:
+        if dropped and key == self._witness.shard_id:
             self._witness.truncated(before, known, earliest=earliest)
         return dropped
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import dataclass
 from itertools import count
 
 from persist_engine.base.errors import PersistError
@@ -26,57 +25,23 @@ from persist_engine.model.frontier import MINIMUM, Antichain
 from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, ShardId
 from persist_engine.model.invariants import check_invariants
 from persist_engine.model.queries import is_tombstone, seqno_since
-from persist_engine.model.state import ShardState
+from persist_engine.model.state import COMMIT_INFO, FILTERED, ShardState
 from persist_engine.storage.blob_mem import MemBlob
 from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.testing.oracle import Oracle, Update
 
+from persist_kit.sim.calls import Append, Takeover, frontier_of, time_of
 from persist_kit.sim.decided import Decided, appended_rows
+from persist_kit.sim.named import NamesWitness
 from persist_kit.sim.push import Wire
 from persist_kit.sim.scheduler import Scheduler
 
-#: The closed frontier as a number: beyond every time.
-CLOSED = 1 << 64
+#: The hold that two operators take from each other, whatever token it has.
+OPERATED_ID = CriticalReaderId.from_bytes(b"\xdd" * 16)
 #: The commands by which readers advance since.
 _DOWNGRADES = frozenset({"DowngradeSince", "CompareAndDowngradeSince"})
-
-
-def frontier_of(time: int) -> Antichain:
-    """The frontier of `time`; CLOSED is the closed one."""
-    return Antichain.empty() if time >= CLOSED else Antichain.of(time)
-
-
-def time_of(frontier: Antichain) -> int:
-    """Inverse of `frontier_of`."""
-    return CLOSED if frontier.time is None else frontier.time
-
-
-@dataclass(frozen=True)
-class Takeover:
-    """One call that replaces the fencing token of the critical reader."""
-
-    expected: bytes
-    new: bytes
-
-
-@dataclass(eq=False)
-class Append:
-    """One call that appends, recorded from its invocation on."""
-
-    number: int
-    updates: list[Update]
-    lower: int
-    upper: int
-    is_exact: bool
-    """Compare-and-append: all or nothing. Otherwise `append`: the part that others have not written, piece by piece."""
-    invoked_at: int
-    answer: str = ""
-    progress: tuple[str, bytes] | None = None
-    expected_progress: bytes | None = None
-    invoked_seqno: int = 0
-
-    def __repr__(self) -> str:
-        return f"append {self.number} [{self.lower},{self.upper})"
+#: Entries of progress that no sink owns: what a commit says of itself, and the columns with filters. The clock never changes.
+_OF_THE_ENGINE = frozenset({COMMIT_INFO, FILTERED})
 
 
 class Witness:
@@ -84,10 +49,11 @@ class Witness:
 
     def __init__(self, scheduler: Scheduler, shard_id: ShardId) -> None:
         self._scheduler = scheduler
-        self._shard_id = shard_id
+        self.shard_id = shard_id
         self.blob = MemBlob()
         self.consensus = MemConsensus()
         self.wire = Wire(scheduler)
+        self.names = NamesWitness(scheduler)
         self.oracle = Oracle()
         self.appends: list[Append] = []
         self._numbers = count()
@@ -115,7 +81,7 @@ class Witness:
         """
         other = copy.copy(self)
         other.consensus = MemConsensus()
-        key, tip = str(self._shard_id), None
+        key, tip = str(self.shard_id), None
         for entry in self.consensus.scan(key, SeqNo(0), SCAN_ALL):
             other.consensus.compare_and_set(key, tip, entry)
             tip = entry.tip
@@ -133,7 +99,7 @@ class Witness:
 
     def wiped(self) -> Witness:
         """As `fork`, with an empty log beside the same blobs."""
-        other = Witness(self._scheduler, self._shard_id)
+        other = Witness(self._scheduler, self.shard_id)
         other.blob, other._deleted, other._listed = self.blob, self._deleted, self._listed
         other.resurrected, other._rollups, other._numbers = self.resurrected, self._rollups, self._numbers
         other.appends = list(self.appends)
@@ -155,19 +121,19 @@ class Witness:
         try:
             after = self._successor(new)
             check_invariants(self.head, after, deep=True)
-        except PersistError as error:
+            self._check_blobs(after)
+            self._check_since(self.head, after)
+            self._check_tokens(self.head, after)
+            self._check_append(self.head, after)
+        except PersistError as error:  # which the committing call must not take for its own
             self._scheduler.fail(f"version {new.seqno} breaks a rule: {error}")
-        self._check_blobs(after)
-        self._check_since(self.head, after)
-        self._check_tokens(self.head, after)
-        self._check_append(self.head, after)
         self.head = after
         self.states[after.seqno] = after
         self._scheduler.note(f"-> {after.seqno} since {after.trace.since} upper {after.trace.upper}")
 
     def deleting(self, key: str) -> None:
         """A blob is about to be deleted."""
-        if belongs_to_no_version(key, self._shard_id):
+        if belongs_to_no_version(key, self.shard_id):
             return
         partial = parse_blob_key(key).partial
         if partial in self._named:
@@ -180,7 +146,7 @@ class Witness:
 
     def writing(self, key: str, value: bytes) -> None:
         """A blob is about to be written. A rollup must equal the state that the diffs lead to."""
-        if belongs_to_no_version(key, self._shard_id):
+        if belongs_to_no_version(key, self.shard_id):
             return
         parsed = parse_blob_key(key)
         if parsed.partial in self._deleted:
@@ -205,7 +171,7 @@ class Witness:
         if seqno > seqno_since(head):
             self._scheduler.fail(f"truncated to {seqno}, but readers hold {seqno_since(head)}")
         rollup = head.rollups.get(seqno)
-        present = rollup is not None and self.blob.get(blob_key(self._shard_id, rollup.key)) is not None
+        present = rollup is not None and self.blob.get(blob_key(self.shard_id, rollup.key)) is not None
         if not present and seqno > earliest:
             self._scheduler.fail(f"truncated to {seqno}, where there is no rollup")
         left = self.garbage(below=seqno)
@@ -277,6 +243,14 @@ class Witness:
         if upper not in [*before, *true_then]:
             self._scheduler.fail(f"{what} returns upper {upper}; during the call it was {[*before, *true_then]}")
 
+    def contents_since(self, step: int) -> list[Counter[Hashable]]:
+        """The contents that the log had at the moments of a call that began at `step`."""
+        known = [upper for at, upper in self._uppers if at < step][-1:]
+        return [
+            self.oracle.contents(upper.newest_complete)
+            for upper in known + [upper for at, upper in self._uppers if at >= step]
+        ]
+
     def read(self, found: Counter[Hashable], *, as_of: int, what: str) -> None:
         """A reader returned `found` as the contents at `as_of`."""
         truth = self.oracle.contents(as_of)
@@ -333,7 +307,7 @@ class Witness:
 
     def ruins(self) -> dict[str, bool]:
         """The existing rollups of versions that this log does not have, and for each whether the log alone proves that."""
-        there = [info.key for info in self.blob.list_prefix(f"{self._shard_id}/v")]
+        there = [info.key for info in self.blob.list_prefix(f"{self.shard_id}/v")]
         return {key: self._rollups[key].seqno >= self.earliest() for key in there if self.is_ruin(key)}
 
     def garbage(self, below: SeqNo | None = None) -> set[str]:
@@ -342,8 +316,8 @@ class Witness:
         """
         if below is None:
             below = self.earliest()
-        listed = (info.key for info in self.blob.list_prefix(f"{self._shard_id}/"))
-        there = {parse_blob_key(key).partial for key in listed if not belongs_to_no_version(key, self._shard_id)}
+        listed = (info.key for info in self.blob.list_prefix(f"{self.shard_id}/"))
+        there = {parse_blob_key(key).partial for key in listed if not belongs_to_no_version(key, self.shard_id)}
         there -= self.resurrected
         return {key for key, dropped in self._dropped_at.items() if key in there and dropped <= below}
 
@@ -363,7 +337,7 @@ class Witness:
 
     def earliest(self) -> SeqNo:
         """The earliest live version; 0 without any."""
-        live = self.consensus.scan(str(self._shard_id), SeqNo(0), 1)
+        live = self.consensus.scan(str(self.shard_id), SeqNo(0), 1)
         return live[0].seqno if live else SeqNo(0)
 
     # -- private ------------------------------------------------------------------------------------------------------
@@ -372,7 +346,7 @@ class Witness:
         diff = decode_state_diff(new.data, key=f"log {new.seqno}")
         if self.head is not None:
             return apply_state_diff(self.head, diff)
-        key = blob_key(self._shard_id, diff.latest_rollup_key)
+        key = blob_key(self.shard_id, diff.latest_rollup_key)
         data = self.blob.get(key)
         if data is None:
             self._scheduler.fail(f"the first version names rollup {key}, which is not there")
@@ -381,7 +355,7 @@ class Witness:
     def _check_blobs(self, after: ShardState) -> None:
         named = frozenset(key for blob in live_blobs(after) for key in self._with_listed(blob.kind, blob.partial_key))
         for key in sorted(named - self._named):
-            if self.blob.get(blob_key(self._shard_id, key)) is None:
+            if self.blob.get(blob_key(self.shard_id, key)) is None:
                 self._scheduler.fail(f"{after.seqno} links blob {key}, which is not there")
             self._dropped_at.pop(key, None)
         for key in self._named - named:
@@ -393,13 +367,13 @@ class Witness:
         if kind != "run":
             return (partial,)
         if partial not in self._listed:
-            key = blob_key(self._shard_id, partial)
+            key = blob_key(self.shard_id, partial)
             data = self.blob.get(key)
             if data is None:
                 self._scheduler.fail(f"listing {partial} is named, but not there")
             parts = [
                 part
-                for part in decode_run_listing(data, key=key, shard_id=self._shard_id)
+                for part in decode_run_listing(data, key=key, shard_id=self.shard_id)
                 if not isinstance(part, InlinePart)
             ]
             self._listed[partial] = (
@@ -414,17 +388,25 @@ class Witness:
 
     def _check_since(self, before: ShardState | None, after: ShardState) -> None:
         """Since advances only when a remaining reader acts, and may then pass the holds of readers that have left. It never advances
-        because a reader left (spec 9.9). A reader that repeats a downgrade with an unknown outcome may stay unchanged.
+        because a reader left (spec 9.9). A reader that repeats a downgrade with an unknown outcome may stay unchanged. With a retention it
+        also advances with upper, which it follows at that distance.
         """
         if before is None or before.trace.since == after.trace.since:
+            return
+        since, upper = after.trace.since, after.trace.upper
+        retained = after.retain_ms
+        if retained is not None and upper.time is not None and time_of(since) > max(0, upper.time - retained):
+            self._scheduler.fail(f"since went to {since} at {after.seqno}, less than {retained} before upper {upper}")
+        command = self._scheduler.command
+        if command == "SetRetention" or (command == "CompareAndAppend" and retained is not None):
             return
         leased = [(before.leased_readers.get(key), reader) for key, reader in after.leased_readers.items()]
         critical = [(before.critical_readers.get(key), reader) for key, reader in after.critical_readers.items()]
         acted = any(old is not None and old != new for old, new in leased) or any(
             held is not None and held != now for held, now in critical
         )
-        if not acted and self._scheduler.command not in _DOWNGRADES:
-            self._scheduler.fail(f"since went to {after.trace.since} at {after.seqno} although no reader acted")
+        if not acted and command not in _DOWNGRADES:
+            self._scheduler.fail(f"since went to {since} at {after.seqno} although no reader acted")
 
     def _check_tokens(self, before: ShardState | None, after: ShardState) -> None:
         """A fencing token, or the progress of a sink, is only changed by a call that expected the stored value."""
@@ -435,7 +417,8 @@ class Witness:
             for reader_id, reader in after.critical_readers.items():
                 held = before.critical_readers.get(reader_id)
                 fits = isinstance(acting, Takeover) and held is not None and acting.expected == held.opaque
-                if held is not None and held.opaque != reader.opaque and not fits:
+                is_disputed = reader_id == OPERATED_ID
+                if held is not None and held.opaque != reader.opaque and not fits and not is_disputed:
                     self._scheduler.fail(f"{acting} takes {reader_id} over from {held.opaque!r} at {after.seqno}")
         if before.progress is after.progress:
             return
@@ -444,8 +427,12 @@ class Witness:
             token = None if stored is None else stored.token
             if token == progress.token:
                 continue
-            call = acting if isinstance(acting, Append) else None
-            fits = call is not None and (call.progress, call.expected_progress) == ((sink, progress.token), token)
+            if sink in _OF_THE_ENGINE:
+                continue
+            if isinstance(acting, Append):
+                fits = (acting.progress, acting.expected_progress) == ((sink, progress.token), token)
+            else:
+                fits = isinstance(acting, Decided) and acting.moves(sink, token, progress.token)
             if not fits or before.trace.upper == after.trace.upper:
                 self._scheduler.fail(f"{acting} moves progress of {sink} from {token!r} at {after.seqno}")
 

@@ -16,9 +16,9 @@ from persist_engine.dataflow.upsert.handle import Upserted, UpsertHandle
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.testing.oracle import Oracle
 
-from persist_kit.sim.actors import Actor
+from persist_kit.sim.actors.actor import Actor
+from persist_kit.sim.calls import CLOSED
 from persist_kit.sim.decided import Decided
-from persist_kit.sim.witness import CLOSED
 from persist_kit.world import SCHEMA
 
 _KEYS = 5

@@ -25,13 +25,13 @@ from persist_engine.model.frontier import Antichain
 from persist_engine.testing.oracle import Oracle, Update
 from persist_engine.work.perform import perform
 
-from persist_kit.sim.actors import WAIT_S, Actor
+from persist_kit.sim.actors.actor import WAIT_S, Actor
+from persist_kit.sim.calls import CLOSED
 from persist_kit.sim.decided import Decided
-from persist_kit.sim.witness import CLOSED
 from persist_kit.world import SCHEMA, row
 
 if TYPE_CHECKING:
-    from persist_kit.sim.actors import Host
+    from persist_kit.sim.actors.actor import Host
     from persist_kit.sim.simulation import History
 
 #: The desired collection changes before this time, then never again.

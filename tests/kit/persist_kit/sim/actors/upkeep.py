@@ -21,8 +21,9 @@ from persist_engine.work.gc import gc_and_truncate
 from persist_engine.work.perform import perform
 from persist_engine.work.rollup import write_rollup
 
-from persist_kit.sim.actors import WAIT_S, Actor, Writer
-from persist_kit.sim.witness import CLOSED, Takeover, frontier_of
+from persist_kit.sim.actors.actor import WAIT_S, Actor
+from persist_kit.sim.actors.writer import Writer
+from persist_kit.sim.calls import CLOSED, Takeover, frontier_of
 from persist_kit.world import SCHEMA
 
 CRITICAL_ID = CriticalReaderId.from_bytes(b"\xcc" * 16)

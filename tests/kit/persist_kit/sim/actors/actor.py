@@ -1,0 +1,108 @@
+"""What all actors of a simulated history share: their life on a host, whatever crashes.
+
+Each actor uses public handles only, reports their answers to the witness, and draws all its actions from the seed. It lives on a `Host`.
+When the host crashes, the actor continues on the next incarnation with new handles. It ends after its last operation.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from persist_engine.base.errors import ForkedLog, MissingBlob, ShardLost, ShardNotFound, Unavailable
+from persist_engine.client.client import PersistClient
+from persist_engine.rows.schema import Schema
+
+from persist_kit.sim.scheduler import Process
+from persist_kit.world import SCHEMA
+
+if TYPE_CHECKING:
+    from persist_engine.table.database import Database
+
+    from persist_kit.sim.simulation import History
+
+WAIT_S = 0.05
+#: The schema that SCHEMA evolves to in some histories. Contents are compared by the fields of SCHEMA.
+WIDER = Schema(key=SCHEMA.key, val=pa.schema([*SCHEMA.val, ("note", pa.string())]))
+
+
+@dataclass
+class Host:
+    """One incarnation of a process. Its actors share its client, and lose it together."""
+
+    process: Process
+    client: PersistClient
+    databases: list[Database] = field(default_factory=list)
+    """Those that its threads share."""
+
+
+class Actor(ABC):
+    """Does `operations` operations, one after another, even if its hosts crash."""
+
+    def __init__(self, history: History, name: str, operations: int) -> None:
+        self.history = history
+        self.name = name
+        self.left = operations
+        self.rng = random.Random(f"{history.plan.seed} {name}")  # noqa: S311 - repeatable on purpose
+        self.is_finished = False
+
+    def live(self, host: Host) -> None:
+        """The body of the actor's task on `host`. Killed when the host dies; the next host does the remaining operations."""
+        self.host = host
+        try:
+            self._live()
+        except MissingBlob as error:
+            if not self.history.branches.lost_blobs:
+                raise
+            self.history.scheduler.note(f"lost with what is lost: {error}")
+        except (ShardLost, ShardNotFound) as error:
+            if self.history.branches.wiped() is None:
+                raise
+            self.history.scheduler.note(f"nothing to work on: {error}")
+        self.is_finished = True
+        self.history.finished()
+
+    def _live(self) -> None:
+        self._open()
+        while self.left:
+            self.left -= 1
+            self.history.scheduler.pause(self.rng.choice([0, 0, 5, 30, 100]))
+            self._surviving(self.operate)
+        self._surviving(self.close)  # if the store is unavailable, the lease lapses in the end
+
+    def _open(self) -> None:
+        while not self._surviving(self.open):
+            pass
+
+    def _surviving(self, act: Callable[[], None]) -> bool:
+        """Whether `act` succeeded. Notes a store that fails for long. A log that lost versions ends the process."""
+        self.history.branches.begins(self.history.scheduler.current)
+        try:
+            act()
+        except Unavailable as error:
+            self.history.scheduler.note(f"unavailable: {error}")
+            return False
+        except ForkedLog as error:
+            self.history.astray(error)
+        return True
+
+    @abstractmethod
+    def open(self) -> None:
+        """Opens handles on a new host."""
+
+    @abstractmethod
+    def operate(self) -> None:
+        """Does one operation."""
+
+    def close(self) -> None:
+        """Called after the last operation. Most actors let their handles lapse."""
+        return
+
+    @property
+    def client(self) -> PersistClient:
+        """The client of the host."""
+        return self.host.client

@@ -1,0 +1,176 @@
+"""Planted bugs in what stands above the log: tables, reads for others, and what operators do. `mutants` plants them, and has the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import persist_engine.model.append
+import persist_engine.table.writing
+from persist_engine.base.versioned import SeqNo
+from persist_engine.client.read.changes import Changes
+from persist_engine.client.read.leased import PartLeases
+from persist_engine.client.since import SinceHandle
+from persist_engine.model.queries import held_since, retained_since
+from persist_engine.table.corrections import Correction, LeftRows
+from persist_engine.table.feed import ChangeFeed
+from persist_engine.table.notes.transactions import ticket_of
+from persist_engine.table.readers import Shared
+from persist_engine.table.writing import TableWriter
+from persist_engine.work.registry import Registry
+
+Put = Callable[[object, str, object], None]
+
+
+def _transactions_repeat(put: Put) -> None:
+    """A write whose transaction was committed before is done again."""
+    put(persist_engine.table.writing, "ticket_of", lambda *args: replace(ticket_of(*args), is_repeat=False))
+
+
+def _expected_time_is_not_asked(put: Put) -> None:
+    """An overwrite that expects a time replaces whatever is there."""
+    original = TableWriter._corrected
+
+    def corrected(self: TableWriter, plan: Any, **options: Any) -> Any:
+        return original(self, plan, **{**options, "expected": None})
+
+    put(TableWriter, "_corrected", corrected)
+
+
+def _correction_follows_nothing(put: Put) -> None:
+    """A correction that lost a race moves to a later time, and leaves what the winner wrote."""
+
+    def follow(self: Correction, _reader: Any, upper: Any, time: int, **_: Any) -> bool:
+        self._restage([], upper, time)
+        return True
+
+    put(Correction, "follow", follow)
+
+
+def _left_rows_are_of_any_time(put: Put) -> None:
+    """An overwrite takes the rows that the last one left for the contents, although others wrote since."""
+    put(LeftRows, "at", lambda self, _time, _schema: None if self._left is None else self._left[1])
+
+
+def _retention_passes_holds(put: Put) -> None:
+    """Since follows the retention past what readers hold."""
+    put(persist_engine.model.append, "held_since", lambda state: retained_since(state) or held_since(state))
+
+
+def _leased_parts_end_with_their_snapshot(put: Put) -> None:
+    """Parts that others fetch are held as long as their snapshot alone."""
+    original = PartLeases._lease
+
+    def lease(self: PartLeases, pin: Any, *args: Any, **options: Any) -> Any:
+        leased = original(self, pin, *args, **options)
+        self._out[leased.number].release()
+        return leased
+
+    put(PartLeases, "_lease", lease)
+
+
+def _changes_hold_nothing(put: Put) -> None:
+    """Changes read a version that a collection may take meanwhile."""
+    original = Changes.__init__
+
+    def init(self: Changes, **options: Any) -> None:
+        options["pin"].release()
+        original(self, **options)
+
+    put(Changes, "__init__", init)
+
+
+def _feed_skips_what_it_waited_for(put: Put) -> None:
+    """A feed that waited for a write continues after it."""
+    original_wait, original_ordered = ChangeFeed._wait_past, ChangeFeed._ordered
+    reached: dict[int, int] = {}
+
+    def wait_past(self: ChangeFeed, since: int | None) -> None:
+        original_wait(self, since)
+        reached[id(self)] = self._machine.state.trace.upper.newest_complete
+
+    def ordered(self: ChangeFeed, reader: Any, since: Any, upto: Any) -> Any:
+        return original_ordered(self, reader, reached.pop(id(self), since), upto)
+
+    put(ChangeFeed, "_wait_past", wait_past)
+    put(ChangeFeed, "_ordered", ordered)
+
+
+def _idle_handles_end_in_use(put: Put) -> None:
+    """The timer of an idle handle expires it although it is in use again."""
+
+    def on_timer(self: Shared[Any]) -> None:
+        with self._lock:
+            self._timer, handle, self._handle = None, self._handle, None
+        if handle is not None:
+            self._expire(handle)
+
+    put(Shared, "_on_timer", on_timer)
+
+
+def _operator_does_not_take_over(put: Put) -> None:
+    """An operator whose since is reached leaves the hold to its rival, and believes that it has it."""
+    original = SinceHandle.compare_and_downgrade_since
+
+    def move(self: SinceHandle, expected: bytes, new: Any) -> Any:
+        return original(self, expected, (expected if new[0].startswith(b"operator") else new[0], new[1]))
+
+    put(SinceHandle, "compare_and_downgrade_since", move)
+
+
+def _freed_names_come_back(put: Put) -> None:
+    """A name is freed without a new entry of the shard's owner, so a renaming that still runs does not notice."""
+    original_free, original_put = Registry.free, Registry._put
+    freeing: list[Registry] = []
+
+    def free(self: Registry, owner: Any) -> bool:
+        freeing.append(self)
+        try:
+            return original_free(self, owner)
+        finally:
+            freeing.remove(self)
+
+    def put_entry(self: Registry, key: str, expected: Any, data: bytes) -> Any:
+        if self in freeing and key.startswith("owner/"):
+            return expected or SeqNo(0)
+        return original_put(self, key, expected, data)
+
+    put(Registry, "free", free)
+    put(Registry, "_put", put_entry)
+
+
+def _rename_takes_any_name(put: Put) -> None:
+    """A renaming takes a name that leads to another shard."""
+    original_rename, original_named = Registry.rename, Registry._named
+    renaming: dict[int, Any] = {}
+
+    def rename(self: Registry, shard_id: Any, *, old: Any, new: Any) -> None:
+        renaming[id(self)] = shard_id
+        try:
+            original_rename(self, shard_id, old=old, new=new)
+        finally:
+            renaming.pop(id(self), None)
+
+    def named(self: Registry, owner: Any) -> Any:
+        tip, found = original_named(self, owner)
+        return (tip, found) if renaming.get(id(self), found) == found else (tip, None)
+
+    put(Registry, "rename", rename)
+    put(Registry, "_named", named)
+
+
+OF_CALLERS: dict[str, Callable[[Put], None]] = {
+    "a transaction is done again": _transactions_repeat,
+    "the expected time is not asked": _expected_time_is_not_asked,
+    "a correction follows nothing": _correction_follows_nothing,
+    "rows that an overwrite left are of any time": _left_rows_are_of_any_time,
+    "retention passes holds": _retention_passes_holds,
+    "leased parts end with their snapshot": _leased_parts_end_with_their_snapshot,
+    "changes hold no version": _changes_hold_nothing,
+    "a feed skips what it waited for": _feed_skips_what_it_waited_for,
+    "idle handles end in use": _idle_handles_end_in_use,
+    "an operator does not take over": _operator_does_not_take_over,
+    "freed names come back": _freed_names_come_back,
+    "a renaming takes any name": _rename_takes_any_name,
+}
