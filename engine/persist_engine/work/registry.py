@@ -108,7 +108,9 @@ class Registry:
             is_new = is_new or held != owner
             # After a crash a proposed id is drawn anew, so its name must be written first. A wanted id is requested again, so its owner is
             # written first: the name must not lead to another's shard.
-            if held == owner or (wanted is None and named is None):
+            # SUBTLE: a name that leads here already is written anew, before the owner. `free` may be taking it, as in `rename`.
+            is_named_before = named == shard_id and name_read is None
+            if held == owner or is_named_before or (wanted is None and named is None):
                 tip = self._put(name_key(owner), name_tip, encode_name(owner, shard_id))
                 name_read, owner_read = (None, None) if tip is None else ((tip, shard_id), (owner_tip, held))
             else:

@@ -20,7 +20,7 @@ from persist_engine.testing.faults import Faults, FaultyConsensus
 from persist_kit.counted import CountedMetrics
 from persist_kit.recorded import Killed, Mortality
 from persist_kit.servers import redis_server, s3_server
-from persist_kit.world import SCHEMA
+from persist_kit.world import SCHEMA, CountedConsensus
 
 MINE, OTHER, ELSEWHERE = Owner("op", "team", "flights"), Owner("op", "team", "other"), Owner("op2", "team", "flights")
 numbers = itertools.count()
@@ -263,6 +263,21 @@ def test_the_registry_is_right_on_stores_that_fail_at_random(seed):
     assert connect(consensus).owner_of(shard_id) == MINE
     assert client.disown(shard_id) in {MINE, None}
     assert connect(consensus).owner_of(shard_id) is None
+
+
+@pytest.mark.parametrize("was", [OTHER, None], ids=["of another owner", "without owner"])
+def test_a_name_that_is_freed_while_its_owner_takes_the_shard_back_stays(was):
+    """Spec 23.6. Found by simulation (seed 1021462): the owner had the shard, and no name led to it."""
+    consensus, shard_id = CountedConsensus(MemConsensus()), ShardId.new()
+    client = connect(consensus)
+    client.adopt(MINE, None, shard_id)
+    client.initialise(shard_id, SCHEMA)
+    client.adopt(OTHER, shard_id, shard_id, take_over=True)
+    if was is None:
+        client.disown(shard_id)
+    consensus.after_next("compare_and_set", lambda: connect(consensus).adopt(MINE, shard_id, shard_id, take_over=True))
+    assert not client.free_name(MINE)
+    assert (client.owner_of(shard_id), client.registered(MINE)) == (MINE, shard_id)
 
 
 # -- text ---------------------------------------------------------------------------------------------------------------
