@@ -232,6 +232,13 @@ def test_the_digest_of_a_mirror_tells_rows_apart_and_knows_no_order(spark):
     assert len(set(others)) == len(others)
 
 
+def test_sums_without_room_are_no_digest(spark):
+    """Those of more than 2^31 rows. The sum of a query of the user's is as good: its next job says what overflows."""
+    flat = spark.sql("select id as k0, 9223372036854775806 + id as v0 from range(3)")
+    assert scanned(flat, Schema.from_ddl("k BIGINT", "v BIGINT")) is None
+    assert scanned(flat.where("k0 < 2"), Schema.from_ddl("k BIGINT", "v BIGINT")).rows == 2
+
+
 def looks(constants=None):
     return FewRows(rows_max=FEW_ROWS, row_bytes_max=FEW_ROW_BYTES, constants=constants or {})
 

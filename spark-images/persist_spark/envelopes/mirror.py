@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from persist_engine import holds_errors
 from persist_engine.rows.schema import Schema
+from pyspark.errors import ArithmeticException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
 from pyspark.sql import types as T  # noqa: N812
@@ -73,12 +74,13 @@ def hashed(flat: DataFrame, schema: Schema) -> DataFrame:
 
 def scanned(flat: DataFrame, schema: Schema) -> WantedRows | None:
     """The rows of `flat`, from one pass over them in Spark. None for more rows than the sums have room for (2^31)."""
-    halves = (f"try_sum({HASH} & {0xFFFFFFFF})", f"try_sum(shiftrightunsigned({HASH}, 32))")
+    halves = (f"sum({HASH} & {0xFFFFFFFF})", f"sum(shiftrightunsigned({HASH}, 32))")
     errors = f"count({error_of(schema)})" if holds_errors(schema) else "0"
-    rows, bad, low, high = hashed(flat, schema).selectExpr("count(1)", errors, *halves).collect()[0]
-    if rows == 0:
-        return WantedRows(0, 0, 0)
-    return None if low is None or high is None else WantedRows(rows, low, high, bad)
+    try:
+        rows, bad, low, high = hashed(flat, schema).selectExpr("count(1)", errors, *halves).collect()[0]
+    except ArithmeticException:  # of the user's query too, and then its next job says so
+        return None
+    return WantedRows(rows, low or 0, high or 0, bad)
 
 
 def leaves_of(path: str, kind: T.DataType, depth: int = 0) -> Iterator[str]:
