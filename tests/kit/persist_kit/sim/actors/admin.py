@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.errors import AmbiguousAppend, InvalidUsage
 from persist_engine.client.reclaiming import reclaim
 from persist_engine.client.tend import hold_since
 from persist_engine.model.ownership import Adopted, Owner
@@ -87,6 +87,10 @@ class Administrator(Actor):
     def filter(self, machine: Machine) -> None:
         try:
             self.client.set_filtered(machine.shard_id, self.rng.choice([["val.name"], ["key.id"], []]))
+        except AmbiguousAppend:
+            if not self.history.may_be_ambiguous:
+                raise
+            self.history.ambiguous += 1
         except InvalidUsage:
             head = self.history.witness.head
             if head is None or not head.trace.upper.is_empty():

@@ -6,7 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from persist_engine.base.errors import AmbiguousAppend, BatchExpired, InvalidUsage, InvariantViolated, Unavailable
+from persist_engine.base.errors import (
+    AmbiguousAppend,
+    BatchExpired,
+    InvalidUsage,
+    InvariantViolated,
+    SchemaMismatch,
+    Unavailable,
+)
 from persist_engine.client.write.handle import WriteHandle
 from persist_engine.client.write.outcomes import Appended, AppendOutcome, ProgressMismatch, UpperMismatch
 from persist_engine.model.commands import SchemaEvolved
@@ -148,7 +155,12 @@ class Writer(Actor):
             return self.compare_and_append()
         lower = self._upper()
         fitting = [letter for letter in letters if letter.lower <= lower < letter.upper]
-        batches = [self.handle.batch_from_transmittable(letter.data) for letter in fitting]
+        try:
+            batches = [self.handle.batch_from_transmittable(letter.data) for letter in fitting]
+        except SchemaMismatch:  # consensus may lose the version that brought the schema
+            if self.history.plan.disaster is None:
+                raise
+            return None
         if not fitting:
             return None
         upper = min(letter.upper for letter in fitting)
