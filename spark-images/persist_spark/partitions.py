@@ -55,11 +55,9 @@ STAGED_SCHEMA = pa.schema(
         ("errors", pa.int64()),  # of these rows
         ("updates", pa.int64()),
         ("least_time", pa.int64()),
-        (
-            "low",
-            pa.int64(),
-        ),  # the sums of the lower and of the upper 32 bits of the hashes of the user's rows, modulo 2^63
-        ("high", pa.int64()),  # both 0 when the rows have no hashes
+        # The sums of the lower and of the upper 32 bits of the hashes of the user's rows, modulo 2^63. 0 when the rows have no hashes.
+        ("low", pa.int64()),
+        ("high", pa.int64()),
     ]
 )
 STAGED_DDL = "batch binary, rows bigint, errors bigint, updates bigint, least_time bigint, low bigint, high bigint"
