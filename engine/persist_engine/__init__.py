@@ -32,10 +32,12 @@ if TYPE_CHECKING:
     from persist_engine.client.write.batch import BatchBuilder as BatchBuilder
     from persist_engine.client.write.handle import WriteHandle as WriteHandle
     from persist_engine.client.write.joined import gathered as gathered
+    from persist_engine.client.write.notes import StagingNotes as StagingNotes
     from persist_engine.client.write.outcomes import Appended as Appended
     from persist_engine.client.write.outcomes import AppendOutcome as AppendOutcome
     from persist_engine.client.write.outcomes import ProgressMismatch as ProgressMismatch
     from persist_engine.client.write.outcomes import UpperMismatch as UpperMismatch
+    from persist_engine.codec.staging_note import StagingNote as StagingNote
     from persist_engine.dataflow.open import open_sink as open_sink
     from persist_engine.dataflow.open import open_upsert as open_upsert
     from persist_engine.dataflow.sink.handle import Sink as Sink
@@ -147,6 +149,8 @@ MODULES = {
     "SnapshotSplit": "client.read.splits",
     "SourceProgress": "model.state",
     "SystemEnv": "base.env",
+    "StagingNote": "codec.staging_note",
+    "StagingNotes": "client.write.notes",
     "Table": "table.table",
     "TableInfo": "table.pictures.info",
     "Undecided": "dataflow.upsert.last_of_key",

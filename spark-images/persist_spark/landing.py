@@ -99,11 +99,15 @@ class Landing:
     """A run that reads back corrects only rows of these keys, which satisfy `where`. None: rows of all keys."""
     seen: Antichain | None = None
     """The shard's upper, if it is known to be past the batches' lower. The batches are then moved before the first append."""
+    are_shared: bool = False
+    """Whether another driver of the same run may append the same batches. They are then deleted only when the sink's progress shows that
+    no driver ever will, and otherwise left to the orphan scan.
+    """
     tries_max: int = TRIES_MAX
 
     def land(self) -> Outcome:
         """Appends the batches. After each lost append it moves and corrects them and tries again. On any outcome other than Landed the
-        batches are deleted.
+        batches are deleted (see `are_shared`).
 
         ConfigurationError (closed shard, newer schema), and Unavailable after `tries_max` lost appends; both delete the batches. Any other
         exception leaves their blobs, because an append of them may have happened.
@@ -121,7 +125,7 @@ class Landing:
                     updates = sum(batch.rows for batch in self.batches)
                     return Landed(self.staged.lower, self.staged.upper, updates)
                 case ProgressMismatch(current=progress):
-                    self._delete()
+                    self._delete(is_over=True)
                     return after_progress_mismatch(progress, run=self.run_token.run)
                 case UpperMismatch(current=current):
                     self.log.event("lost_append", expected=self.staged.lower.time, current=current.time)
@@ -244,9 +248,19 @@ class Landing:
             self.batches, desc, store=writer.machine, schema=writer.schema, schema_id=writer.schema_id
         )
 
-    def _delete(self) -> None:
-        """Deletes the staged batches. Only for batches that were certainly not appended."""
-        self.writer.delete_batches(self.batches)
+    def _delete(self, *, is_over: bool = False) -> None:
+        """Deletes the staged batches. Only for batches that this driver certainly did not append. `is_over`: the sink's progress is another
+        one than that which the appends of this run expect, so none of them will succeed any more.
+        """
+        if not self.are_shared:
+            self.writer.delete_batches(self.batches)
+        elif is_over:
+            # SUBTLE: as copies. What another driver of this run has appended is named by the shard, and stays.
+            copies = [self.writer.batch_from_transmittable(batch.to_transmittable()) for batch in self.batches]
+            self.writer.delete_batches(copies)
+        else:
+            for batch in self.batches:
+                batch.mark_spent("left to another driver of its run")
 
 
 def refuse_outgrown_schema(writer: WriteHandle) -> None:

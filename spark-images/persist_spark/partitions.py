@@ -30,6 +30,7 @@ from persist_engine.rows.schema import Schema
 from persist_spark.columns import RECORD_ROWS, hash_chunks, negated_flat, struct_column
 from persist_spark.failures import carried
 from persist_spark.memory import give_back_freed_memory
+from persist_spark.resume.noting import Noted, Noting
 from persist_spark.spec import PARALLELISM_MAX
 
 if TYPE_CHECKING:  # executors have no use for it
@@ -78,6 +79,8 @@ class StageTask:
     target_part_bytes: int
     staging_floor_ms: int = 0
     """The shard's staging floor, as the driver knows it. Parts staged before it would be refused."""
+    noted: Noted | None = None
+    """Whose task it is, if the task notes what it staged for another driver."""
 
     @classmethod
     def at(cls, writer: WriteHandle, *, blob: str, lower: Antichain, time: int, target_part_bytes: int) -> StageTask:
@@ -128,8 +131,16 @@ class StageRows:
         """The row of STAGED_SCHEMA, for a caller in this process."""
         with _explaining_changed_input(self.task):
             counter = _RowCounter(self.task.schema)
+            noting = None if self.task.noted is None else Noting(self.task.noted, self.task.schema)
             tables = (counter.counted(_faultless(batch, self.task)) for batch in batches if batch.num_rows)
-            return _stage(self.task, (updates_of(table, self.task) for table in tables), counter)
+            if noting is not None:
+                tables = (_noted(table, noting) for table in tables)
+            return _stage(self.task, (updates_of(table, self.task) for table in tables), counter, noting)
+
+
+def _noted(rows: pa.RecordBatch, noting: Noting) -> pa.RecordBatch:
+    noting.add(rows)
+    return rows
 
 
 def _faultless(batch: pa.RecordBatch, task: StageTask) -> pa.RecordBatch:
@@ -328,10 +339,16 @@ def stage(task: StageTask, tables: Iterable[pa.Table]) -> StagedBatch:
     return StagedBatch(batch.to_transmittable() if updates else None, given, updates, least)
 
 
-def _stage(task: StageTask, tables: Iterator[pa.Table], counter: _RowCounter) -> pa.RecordBatch:
+def _stage(
+    task: StageTask, tables: Iterator[pa.Table], counter: _RowCounter, noting: Noting | None = None
+) -> pa.RecordBatch:
     staged = stage(task, tables)
+    low, high = counter.low % (1 << 63), counter.high % (1 << 63)
+    if noting is not None:
+        store = store_at(task.blob, task.shard_id, task.settings, staging_floor_ms=task.staging_floor_ms)
+        noting.put(store, staged, errors=counter.errors, low=low, high=high)
     counts = [[counter.rows], [counter.errors], [staged.updates]]
-    sums = [[counter.low % (1 << 63)], [counter.high % (1 << 63)]]
+    sums = [[low], [high]]
     columns = [[staged.batch], *counts, [staged.least_time], *sums]
     return pa.RecordBatch.from_arrays(
         [pa.array(column, field.type) for column, field in zip(columns, STAGED_SCHEMA, strict=True)],

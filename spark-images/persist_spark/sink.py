@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 import pyarrow as pa
-from persist_engine import Location, PersistClient, ReadHandle, SinceAhead, SourceProgress, WriteHandle
+from persist_engine import Location, PersistClient, ReadHandle, SinceAhead, SourceProgress, StagingNotes, WriteHandle
 from persist_engine.base.env import Env, SystemEnv
 from persist_engine.base.errors import Fenced, InvalidUsage, Unavailable
 from persist_engine.base.metrics import Metrics
 from persist_engine.flow.append_run import Late, Recompute, Staged
 from persist_engine.flow.mint_run import AlreadyDone, Minted, RaiseUpper, RunToken, ShardView, Superseded, mint
-from persist_engine.model.frontier import Antichain
+from persist_engine.model.frontier import MINIMUM, Antichain
 from pyspark.sql import DataFrame, SparkSession
 
 from persist_spark.failures import is_lost_copy
@@ -80,18 +80,41 @@ def _written(
     schema = spec.schema
     with client.open_writer(spec.shard_id, schema, purpose=spec.purpose) as writer:
         part_bytes = part_bytes_of(spark, spec, log)
+        notes = StagingNotes(writer.machine, spec.sink_id, spec.run_token)
+        expected = client.progress(spec.shard_id, spec.sink_id)
+        staging = Staging(
+            spark=spark,
+            spec=spec,
+            schema=schema,
+            writer=writer,
+            part_bytes=part_bytes,
+            log=log,
+            notes=notes,
+            committed=MINIMUM if expected is None else expected.upper,
+        )
         run = Run(
             spec=spec,
             client=client,
             writer=writer,
-            staging=Staging(spark=spark, spec=spec, schema=schema, writer=writer, part_bytes=part_bytes, log=log),
+            staging=staging,
             env=env,
             log=log,
             token=spec.run_token,
-            expected=client.progress(spec.shard_id, spec.sink_id),
+            expected=expected,
             read=lambda: rows_of(source.read(), schema, spec.envelope),
         )
-        return run.until_done()
+        report = run.until_done()
+        if staging.has_notes or report.already_done:
+            _forget(notes, log)
+        return report
+
+
+def _forget(notes: StagingNotes, log: Log) -> None:
+    """Deletes the notes of a run that is done. They harm nothing: what a failing store keeps, the orphan scan deletes."""
+    try:
+        notes.forget()
+    except Unavailable as error:
+        log.event("kept_notes", reason=str(error))
 
 
 def _compared(spark: SparkSession, spec: SinkSpec, client: PersistClient, rows: DataFrame, log: Log) -> SinkReport:
@@ -217,13 +240,13 @@ class Run:
         """The report of the finished run. None when the staged batches were deleted and the run must mint again."""
         if not (stage.batches or self.lands_nothing):
             return SinkReport(run_id=self.spec.run_id, rows_read=stage.rows, errors=stage.errors)
-        if stage.upper == minted.lower:
-            return self._appended(minted.lower, stage.upper, stage)
-        own_times = self.spec.envelope.timestamp_column is not None
+        times = stage.times
+        if times.upper == times.lower:
+            return self._appended(minted.lower, times.upper, stage)
         staged = Staged(
-            lower=minted.lower,
-            upper=stage.upper,
-            time=None if own_times else minted.time,
+            lower=times.lower,
+            upper=times.upper,
+            time=times.time,
             least_time=stage.least_time,
             reads_back=self.staging.reads_back,
             as_of=minted.as_of,
@@ -238,6 +261,8 @@ class Run:
             expected=self.expected,
             where=None if stage.keys is None else stage.keys.where,
             keys=stage.keys,
+            seen=minted.lower,
+            are_shared=stage.are_shared,
             env=self.env,
             log=self.log,
         )

@@ -11,11 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from persist_engine import Batch, ReadHandle, SinceAhead, WriteHandle
+from persist_engine import Batch, ReadHandle, SinceAhead, StagingNotes, WriteHandle
 from persist_engine.base.errors import Fenced
 from persist_engine.base.wording import dated
 from persist_engine.flow.mint_run import Minted
-from persist_engine.model.frontier import Antichain
+from persist_engine.model.frontier import MINIMUM, Antichain
 from persist_engine.rows.schema import Schema
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
@@ -33,9 +33,14 @@ from persist_spark.envelopes.run_keys import RunKeys
 from persist_spark.frames import fields_of
 from persist_spark.partitions import STAGED_DDL, ReadParts, StageCorrections, StageRows, StageTask, grouped
 from persist_spark.report import Log
+from persist_spark.resume.earlier import added, earlier_batches, kept_of, sums_of
+from persist_spark.resume.key_ranges import has_ranges
+from persist_spark.resume.noting import JOB_BYTES, Noted
 from persist_spark.session import READING_SHARE, executor_memory, parallelism_of, shuffled_by_bytes
 from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, OnError, SinkSpec
 
+#: A frame of fewer bytes is staged without notes: a few tasks would all be under way when their driver is killed.
+NOTED_BYTES = 1 << 30
 #: Why a run without rows ends.
 EMPTY = "input is empty; if that is intended, set input.allowEmpty"
 
@@ -47,6 +52,12 @@ def part_bytes_of(spark: SparkSession, spec: SinkSpec, log: Log) -> int:
     if memory is not None and fitting < wanted:
         log.event("smaller_parts", wanted_bytes=wanted, part_bytes=fitting, **asdict(memory))
     return fitting
+
+
+def is_worth_a_note(flat: DataFrame) -> bool:
+    """Whether the frame is so large, by Spark's estimate, that its tasks note what they stage. True where the estimate may be too small."""
+    size_bytes = frames.planned_bytes(flat)
+    return size_bytes is None or size_bytes >= NOTED_BYTES
 
 
 def rows_of(source: DataFrame, schema: Schema, envelope: Envelope) -> DataFrame:
@@ -137,17 +148,35 @@ def difference(
         return difference_of_rows(rows, contents, schema)
 
 
+@dataclass(frozen=True, slots=True)
+class Times:
+    """When the updates of one frame are."""
+
+    lower: Antichain
+    upper: Antichain
+    time: int | None
+    """Of every update. None: the rows have their own."""
+
+    @classmethod
+    def of(cls, minted: Minted) -> Times:
+        """All updates at the time of the run."""
+        return cls(minted.lower, minted.upper, minted.time)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedRows:
     """The staged batches of one frame, and what was counted while they were staged."""
 
+    times: Times
+    """Those of the batches. An earlier driver of the run may have chosen them."""
+    are_shared: bool = False
+    """Whether another driver of the run may append the same batches (`Landing.are_shared`)."""
     batches: tuple[Batch, ...]
     rows: int
     errors: int = 0
     """How many of these rows are errors."""
     updates: int
     least_time: int | None
-    upper: Antichain
     keys: RunKeys | None = None
     """The only keys that the run changes. None: it has no such limit."""
     wanted: bytes | None = None
@@ -165,6 +194,12 @@ class Staging:
     part_bytes: int
     """The part size for executors, from `part_bytes_of`."""
     log: Log
+    notes: StagingNotes | None = None
+    """Those of the run, if its tasks note what they stage for the run's next driver."""
+    committed: Antichain = MINIMUM
+    """The upper of the sink's progress that the appends of this run expect."""
+    has_notes: bool = False
+    """Whether the run has, or had, notes in the store."""
 
     @property
     def reads_back(self) -> bool:
@@ -199,7 +234,7 @@ class Staging:
 
     def stage_few(self, rows: pa.Table, minted: Minted) -> StagedRows:
         """Stages the rows of an Append or a Diff that the driver holds. The same updates as of `stage`, and the same errors."""
-        upper, column = minted.upper, self.spec.envelope.timestamp_column
+        times_of, column = Times.of(minted), self.spec.envelope.timestamp_column
         if column is not None:
             at = rows.schema.get_field_index(frames.TIME)
             is_bad = pa.repeat(pa.scalar(False), rows.num_rows)  # noqa: FBT003 - Arrow's name for it
@@ -210,10 +245,10 @@ class Staging:
             counts = (rows.num_rows, rows.num_rows - times.null_count, len(late), pc.min(late).as_py())
             self._check_times(*counts, lower=minted.lower, column=column)
             greatest = pc.max(times).as_py()
-            upper = Antichain.of(greatest + 1)
+            times_of = Times(minted.lower, Antichain.of(greatest + 1), None)
             rows = rows.set_column(at, rows.schema.field(at), pc.if_else(is_bad, greatest, times))
-        task = self._stage_task(minted, upper, time=None if column else minted.time)
-        return self._staged(StageRows(task).staged(rows.to_batches()).to_pylist(), upper)
+        task = self._stage_task(times_of)
+        return self._staged(StageRows(task).staged(rows.to_batches()).to_pylist(), times_of)
 
     def unchanged(self, rows: DataFrame, minted: Minted, digest: bytes) -> StagedRows | None:
         """What a Mirror stages whose rows have the `digest` of those that the shard holds already: no batches. None when they have another.
@@ -232,23 +267,65 @@ class Staging:
             errors=wanted.errors,
             updates=0,
             least_time=None,
-            upper=minted.upper,
+            times=Times.of(minted),
             wanted=digest,
         )
 
     def _write_rows(self, minted: Minted, flat: DataFrame) -> StagedRows:
-        upper, column = minted.upper, self.spec.envelope.timestamp_column
+        times, column = Times.of(minted), self.spec.envelope.timestamp_column
         if column is not None:
             greatest = self._greatest_time(self._with_errors_at(minted.lower.time, flat), minted.lower, column)
             if greatest is None:
                 self._refuse_empty(0)
                 # SUBTLE: without rows there is no time. With the upper raised to now, the next run's rows would be late.
-                return StagedRows(batches=(), rows=0, updates=0, least_time=None, upper=minted.lower)
-            upper, flat = Antichain.of(greatest + 1), self._with_errors_at(greatest, flat)
-        task = self._stage_task(minted, upper, time=None if column else minted.time)
-        rows = hashed(flat, self.schema) if self.spec.envelope.type is EnvelopeType.MIRROR else flat
+                empty = Times(minted.lower, minted.lower, None)
+                return StagedRows(batches=(), rows=0, updates=0, least_time=None, times=empty)
+            times = Times(minted.lower, Antichain.of(greatest + 1), None)
+            flat = self._with_errors_at(greatest, flat)
+        is_noted = self.notes is not None and has_ranges(self.schema) and is_worth_a_note(flat)
+        if self.spec.envelope.type is EnvelopeType.MIRROR or is_noted:
+            beside = [name for name in (frames.TIME, frames.DIFF) if name in flat.columns]
+            flat = hashed(flat, self.schema, beside=beside)
+        if not is_noted:
+            return self._staged(self._tasks(flat, times, is_noted=False), times)
+        self.has_notes = True
+        return self._resumed(flat, times) or self._staged(
+            self._tasks(flat, times, is_noted=True), times, are_shared=True
+        )
+
+    def _tasks(self, rows: DataFrame, times: Times, *, is_noted: bool) -> list[Any]:
+        """What the tasks returned that staged `rows`."""
+        noted = None
+        if is_noted and self.notes is not None:
+            noted = Noted(self.notes.sink_id, self.notes.run, self.writer.machine.env.random_bytes(JOB_BYTES))
+        task = self._stage_task(times, noted)
         parts = frames.to_stage(rows, self.schema, self.spec.write.parallelism)
-        return self._collect(parts.mapInArrow(StageRows(task), STAGED_DDL), upper)
+        staged: list[Any] = parts.mapInArrow(StageRows(task), STAGED_DDL).collect()
+        return staged
+
+    def _resumed(self, rows: DataFrame, times: Times) -> StagedRows | None:
+        """`rows`, with HASH, of which earlier drivers of the run staged a part: stages the rest. None when nothing of theirs will do."""
+        assert self.notes is not None
+        earlier = earlier_batches(
+            self.notes.read(),
+            self.writer,
+            committed=self.committed,
+            lower=times.lower,
+            upper=times.upper if times.time is None else None,
+            may_move=not self.reads_back,
+        )
+        kept = None if earlier is None else kept_of(earlier, rows, self.schema, self.log)
+        if earlier is None or kept is None:
+            return None
+        end = earlier.upper.time
+        assert end is not None
+        theirs = Times(earlier.lower, earlier.upper, None if times.time is None else end - 1)
+        tasks = self._tasks(kept.rest, theirs, is_noted=True) if kept.rest_sums[0] else []
+        if added(map(sums_of, tasks)) != kept.rest_sums:
+            # The rest is not what it was when the batches were compared, so the batches may not be right any more.
+            self.log.event("changed_input", rows=sum(task["rows"] for task in tasks), compared=kept.rest_sums[0])
+            return None
+        return self._staged([*kept.tasks, *tasks], theirs, are_shared=True)
 
     def _with_errors_at(self, time: int | None, flat: DataFrame) -> DataFrame:
         """`flat`, whose rows have times of their own, with the collected errors at `time`: theirs may be missing, or late."""
@@ -257,22 +334,24 @@ class Staging:
         return flat.withColumn(frames.TIME, F.when(is_error(self.schema), F.lit(time)).otherwise(F.col(frames.TIME)))
 
     def _write_corrections(self, minted: Minted, as_of: int, reader: ReadHandle, flat: DataFrame) -> StagedRows:
-        task = self._stage_task(minted, minted.upper, time=minted.time)
+        times = Times.of(minted)
+        task = self._stage_task(times)
         cores = parallelism_of(self.spark)
         with persisted(self.spark, reader, as_of, self.schema, blob=self.spec.blob, cores=cores) as contents:
             both = corrections(flat, contents, self.schema, self.spec.write.parallelism)
-            return self._collect(both.mapInArrow(StageCorrections(task), STAGED_DDL), minted.upper)
+            return self._staged(both.mapInArrow(StageCorrections(task), STAGED_DDL).collect(), times)
 
     def _write_commands(self, minted: Minted, reader: ReadHandle | None, rows: DataFrame) -> StagedRows:
         commands = copied(rows, self.schema, shard_order(self.spec))
         self._refuse_empty(commands.rows)
-        task = self._stage_task(minted, minted.upper, time=minted.time)
+        times = Times.of(minted)
+        task = self._stage_task(times)
         with held(reader, minted.as_of, commands, blob=self.spec.blob) as shard:
             staging = staged_updates(commands, shard, task, tasks=self.spec.write.parallelism)
-            return self._collect(staging, minted.upper, commands)
+            return self._staged(staging.collect(), times, commands)
 
-    def _stage_task(self, minted: Minted, upper: Antichain, *, time: int | None) -> StageTask:
-        lower, end = minted.lower.time, upper.time
+    def _stage_task(self, times: Times, noted: Noted | None = None) -> StageTask:
+        lower, end = times.lower.time, times.upper.time
         assert lower is not None
         assert end is not None
         return StageTask(
@@ -282,9 +361,10 @@ class Staging:
             schema_id=self.writer.schema_id,
             lower=lower,
             upper=end,
-            time=time,
+            time=times.time,
             target_part_bytes=self.part_bytes,
             staging_floor_ms=self.writer.machine.staging_floor_ms,
+            noted=noted,
         )
 
     def _greatest_time(self, flat: DataFrame, lower: Antichain, column: str) -> int | None:
@@ -319,16 +399,16 @@ class Staging:
             f"the envelope {self.spec.envelope.type} cannot change written times; exclude these rows with input.format.sql"
         )
 
-    def _collect(self, staging: DataFrame, upper: Antichain, commands: Copied | None = None) -> StagedRows:
+    def _staged(
+        self, tasks: Sequence[Any], times: Times, commands: Copied | None = None, *, are_shared: bool = False
+    ) -> StagedRows:
         """What the tasks staged. `commands`, where the tasks decide them: their errors are those of `against.refusal`, and nothing stays
         staged then.
         """
-        return self._staged(staging.collect(), upper, commands)
-
-    def _staged(self, tasks: Sequence[Any], upper: Antichain, commands: Copied | None = None) -> StagedRows:
         batches = tuple(
             # Spark returns the row of one attempt of each task, and only here. A second driver of this run has its own
-            # tasks.
+            # tasks, or has these from their notes: then every append of them expects the same progress, so that one
+            # succeeds at most, and `Landing` deletes them as copies.
             self.writer.batch_from_transmittable(bytes(row["batch"]), is_only_copy=True)
             for row in tasks
             if row["batch"] is not None
@@ -337,12 +417,13 @@ class Staging:
             self.writer.delete_batches(batches)
             raise error
         stage = StagedRows(
+            times=times,
+            are_shared=are_shared,
             batches=batches,
             rows=sum(row["rows"] for row in tasks) if commands is None else commands.rows,
             errors=sum(row["errors"] for row in tasks) if commands is None else commands.errors,
             updates=sum(row["updates"] for row in tasks),
             least_time=min((row["least_time"] for row in tasks if row["least_time"] is not None), default=None),
-            upper=upper,
             keys=None if commands is None else _keys_of(commands, sum(row[KEYS] for row in tasks)),
             wanted=self._digest(tasks),
         )

@@ -97,6 +97,7 @@ def seeds() -> dict[str, list[bytes]]:
         "batch": [encode_batch(made.batch())[HEAD_BYTES:]],
         "transmittable": [files["batch.bin"][HEAD_BYTES:]],
         "registry": [files[name][HEAD_BYTES:] for name in ("identity.bin", "owner.bin", "name.bin")],
+        "staging_note": [files["staging-note.bin"][HEAD_BYTES:]],
         "listing": [encode_run_listing(SHARD, made.batch().parts)[HEAD_BYTES:]],
         "part": [narrow, encode_part(tables, desc=made.DESC, schema=made.SCHEMA)],
         "inline": [

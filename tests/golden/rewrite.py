@@ -21,6 +21,7 @@ from persist_engine.codec.deletions import Cause, Deletions, encode_deletions
 from persist_engine.codec.inline_part import encode_inline
 from persist_engine.codec.part import checksum, encode_part, key_lower, part_stats
 from persist_engine.codec.registry import Identity, encode_identity, encode_name, encode_shard_owner
+from persist_engine.codec.staging_note import JOB_BYTES, StagingNote, encode_staging_note
 from persist_engine.codec.state import Rollup, encode_rollup
 from persist_engine.codec.state_diff import encode_state_diff
 from persist_engine.model.batch import (
@@ -87,6 +88,21 @@ DELETIONS = Deletions(
     keys=("n0000100/p01010101-0101-0101-0101-010101010101", "v40/r02020202-0202-0202-0202-020202020202"),
 )
 INTENTION = replace(DELETIONS, cause=Cause.ORPHAN_SCAN, gone_ms=None)
+NOTE = StagingNote(
+    shard_id=SHARD,
+    sink_id="analytics/flights",
+    run=b"uid-3",
+    job=b"\x0e" * JOB_BYTES,
+    batch=b"a transmittable batch",
+    rows=3,
+    errors=1,
+    least_time=1_700_000_000_000,
+    low=(1 << 63) - 1,
+    high=5,
+    least=("1", "a"),
+    greatest=("2", ""),
+    version="0.1.0",
+)
 OWNER = Owner("persist-operator/main", "analytics", "flights")
 POSITION = Position(
     source="rate",
@@ -309,6 +325,7 @@ def files() -> dict[str, bytes]:
         "name.bin": encode_name(OWNER, SHARD),
         "deletions.bin": encode_deletions(DELETIONS),
         "deletions-intended.bin": encode_deletions(INTENTION),
+        "staging-note.bin": encode_staging_note(NOTE),
         "position.json": encode_position(POSITION),
     }
 

@@ -18,6 +18,7 @@ from persist_engine.codec.inline_part import decode_inline
 from persist_engine.codec.part import decode_part
 from persist_engine.codec.registry import decode_identity, decode_name, decode_shard_owner
 from persist_engine.codec.row_groups import footing_of
+from persist_engine.codec.staging_note import decode_staging_note
 from persist_engine.codec.state import decode_rollup
 from persist_engine.codec.state_diff import decode_state_diff
 from persist_engine.model.frontier import Antichain
@@ -86,6 +87,7 @@ def test_the_stored_rollups_decode_to_their_states(golden: ModuleType, lazily: b
         "owner.bin",
         "name.bin",
         "deletions.bin",
+        "staging-note.bin",
     ],
 )
 def test_every_stored_message_is_of_the_one_format(name: str) -> None:
@@ -114,6 +116,7 @@ def test_the_stored_identity_and_registry_decode_to_the_values_they_were_made_of
         "name.bin",
         "deletions.bin",
         "deletions-intended.bin",
+        "staging-note.bin",
         "position.json",
     ],
 )
@@ -195,3 +198,8 @@ def test_any_parquet_reader_reads_the_stored_part(golden: ModuleType) -> None:
     plain = pq.read_table(io.BytesIO(stored("part.parquet")))
     assert plain.column_names == ["key", "val", "time", "diff"]
     assert plain.column("time").to_pylist() == [3, 4, 9]
+
+
+def test_the_stored_staging_note_decodes_to_the_value_it_was_made_of(golden: ModuleType) -> None:
+    """Spec 29.20."""
+    assert decode_staging_note(stored("staging-note.bin"), key="golden", shard_id=golden.SHARD) == golden.NOTE

@@ -29,6 +29,7 @@ from persist_engine.codec.registry import (
     encode_shard_owner,
     name_key,
 )
+from persist_engine.codec.staging_note import JOB_BYTES, StagingNote, decode_staging_note, encode_staging_note
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
 from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
 from persist_engine.model.frontier import Antichain, Description
@@ -115,6 +116,30 @@ def test_owners_and_identities_round_trip(owner: Owner, shard_id: ShardId, store
     shard, held = (None, None) if absent else (shard_id, owner)
     assert decode_name(encode_name(owner, shard), key=key) == (owner, shard)
     assert decode_shard_owner(encode_shard_owner(shard_id, held), key="k", shard_id=shard_id) == held
+
+
+@quick
+@given(
+    st.builds(
+        StagingNote,
+        shard_id=st.binary(min_size=16, max_size=16).map(ShardId.from_bytes),
+        sink_id=st.text(),
+        run=st.binary(),
+        job=st.binary(min_size=JOB_BYTES, max_size=JOB_BYTES),
+        batch=st.binary(),
+        rows=st.integers(0, 2**64 - 1),
+        errors=st.integers(0, 2**64 - 1),
+        least_time=st.none() | st.integers(0, 2**64 - 1),
+        low=st.integers(0, 2**63 - 1),
+        high=st.integers(0, 2**63 - 1),
+        least=st.tuples(st.text(), st.text()),
+        greatest=st.tuples(st.text(), st.text()),
+    )
+)
+def test_staging_notes_round_trip(note: StagingNote) -> None:
+    data = encode_staging_note(note)
+    assert decode_staging_note(data, key="k", shard_id=note.shard_id) == note
+    assert encode_staging_note(decode_staging_note(data, key="k", shard_id=note.shard_id)) == data
 
 
 @quick

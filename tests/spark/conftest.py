@@ -27,6 +27,7 @@ twins_module, landing_run, envelope_run, catalog_world, warm_daemon, *_ = neighb
     "standby_world",
     "stream_world",
     "query_modes",
+    "query_shard",
 )
 (build_catalog,) = neighbours(str(Path(__file__).parents[2] / "spark-images/catalog/README.md"), "build_catalog")
 

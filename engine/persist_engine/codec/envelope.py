@@ -44,6 +44,7 @@ class Kind(enum.Enum):
     SHARD_OWNER = b"O"
     REGISTERED_NAME = b"N"
     DELETIONS = b"X"
+    STAGING_NOTE = b"S"
 
 
 def sealed(kind: Kind, message: Message) -> bytes:

@@ -4,9 +4,11 @@
     rollup  <shard>/v<seqno>/r<uuid>        partial key: v<seqno>/r<uuid>
     mark    <shard>/created                 an empty object: the shard's log has begun
     record  <shard>/d<expires>/d<uuid>      which blobs were deleted, kept until that time (`codec.deletions`)
+    note    <shard>/n0000000/p<uuid>        what a write task staged, for another driver of its run (`codec.staging_note`)
 
-No state names marks and records. State holds partial keys. `n...` is the version of the code that wrote the part, with padded digits, so
-that keys sort by version. A shard's consensus key is its textual id; `codec.registry` has the other consensus keys.
+No state names marks, records and notes. State holds partial keys. `n...` is the version of the code that wrote the part, with padded
+digits, so that keys sort by version. A note has the key of a part of version 0, which no code has: what finds, counts or deletes parts
+that no version names does so with notes. A shard's consensus key is its textual id; `codec.registry` has the other consensus keys.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from persist_engine.base.versioned import SeqNo
 from persist_engine.model.ids import DeletionId, PartId, RollupId, ShardId
 
 _EXPIRES_DIGITS = 15
+_NOTES_VERSION = "0.0.0"
 _EXPIRES = re.compile(rf"d\d{{{_EXPIRES_DIGITS}}}", re.ASCII)
 _WRITER_KEY = re.compile(r"n(\d{2})(\d{3})(\d{2})", re.ASCII)
 
@@ -124,6 +127,16 @@ def rollups_prefix(shard_id: ShardId) -> str:
 def parts_prefix(shard_id: ShardId) -> str:
     """Prefix of a shard's parts."""
     return f"{shard_id}/n"
+
+
+def staging_note_key(note_id: PartId) -> str:
+    """Partial key of a note of what was staged."""
+    return part_key(_NOTES_VERSION, note_id)
+
+
+def staging_notes_prefix(shard_id: ShardId) -> str:
+    """Prefix of a shard's notes of what was staged."""
+    return f"{shard_id}/{writer_key(_NOTES_VERSION)}/"
 
 
 def parse_blob_key(key: str) -> PartKey | RollupKey:

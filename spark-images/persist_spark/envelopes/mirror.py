@@ -12,7 +12,7 @@ more to gain than what it may write into the input anyway.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from persist_engine import holds_errors
@@ -66,9 +66,10 @@ class WantedRows:
         return hashlib.blake2b(_VERSION + text.encode(), digest_size=16).hexdigest().encode()
 
 
-def hashed(flat: DataFrame, schema: Schema) -> DataFrame:
-    """`flat` and HASH, the hash of each row. Plans only."""
-    leaves = ", ".join(leaf for field in fields_of(schema) for leaf in leaves_of(field.column, field.type))
+def hashed(flat: DataFrame, schema: Schema, *, beside: Iterable[str] = ()) -> DataFrame:
+    """`flat` and HASH, the hash of each row: of its fields, and of the columns `beside` them. Plans only."""
+    every = [(field.column, field.type) for field in fields_of(schema)] + [(name, T.LongType()) for name in beside]
+    leaves = ", ".join(leaf for column, kind in every for leaf in leaves_of(column, kind))
     return flat.selectExpr("*", f"xxhash64({leaves}) AS {HASH}")
 
 

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf.message import Message
@@ -34,6 +35,7 @@ from persist_engine.codec.registry import (
     encode_name,
     encode_shard_owner,
 )
+from persist_engine.codec.staging_note import JOB_BYTES, StagingNote, decode_staging_note, encode_staging_note
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup, state_to_pb
 from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
 from persist_engine.model.batch import HollowBatch, HollowPart, HollowRollup, InlinePart, PartStats, RunMeta
@@ -216,6 +218,36 @@ def test_an_unknown_cause_is_incompatible_with_the_key_of_the_record() -> None:
             decode_deletions(sealed(Kind.DELETIONS, message), key="the-key", shard_id=SHARD)
 
 
+NOTE = StagingNote(
+    shard_id=SHARD,
+    sink_id="ns/s",
+    run=b"r-1",
+    job=b"a" * JOB_BYTES,
+    batch=b"batch",
+    rows=2,
+    errors=0,
+    least_time=None,
+    low=3,
+    high=4,
+    least=("1",),
+    greatest=("2",),
+)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ({"job": b"short"}, "a job of 5 bytes"),
+        ({"least": ()}, "a least key of 0 fields and a greatest one of 1"),
+        ({"greatest": ("2", "3")}, "a least key of 1 fields and a greatest one of 2"),
+        ({"shard_id": ShardId.from_bytes(b"o" * 16)}, "it is of shard s6f6f6f6f"),
+    ],
+)
+def test_a_staging_note_that_breaks_a_rule_is_corrupt(broken: dict[str, Any], message: str) -> None:
+    with pytest.raises(CorruptData, match=f"the-key: the staging note breaks a rule: {message}"):
+        decode_staging_note(encode_staging_note(replace(NOTE, **broken)), key="the-key", shard_id=SHARD)
+
+
 DECODERS: dict[Kind, tuple[Callable[[], bytes], Callable[[bytes], object]]] = {
     Kind.ROLLUP: (lambda: encode_rollup(Rollup(STATE)), lambda data: decode_rollup(data, key="the-key")),
     Kind.STATE_DIFF: (lambda: encode_state_diff(DIFF), lambda data: decode_state_diff(data, key="the-key")),
@@ -243,6 +275,10 @@ DECODERS: dict[Kind, tuple[Callable[[], bytes], Callable[[bytes], object]]] = {
     Kind.DELETIONS: (
         lambda: encode_deletions(DELETIONS),
         lambda data: decode_deletions(data, key="the-key", shard_id=SHARD),
+    ),
+    Kind.STAGING_NOTE: (
+        lambda: encode_staging_note(NOTE),
+        lambda data: decode_staging_note(data, key="the-key", shard_id=SHARD),
     ),
 }
 
@@ -284,6 +320,8 @@ def test_bytes_of_newer_code_are_incompatible() -> None:
         decode_rollup(encode_rollup(Rollup(replace(STATE, applier_version=NEWER))), key="the-key")
     with pytest.raises(Incompatible, match="the-key"):
         decode_transmittable(encode_transmittable(SHARD, NEWER, BATCH), key="the-key")
+    with pytest.raises(Incompatible, match="the-key"):
+        decode_staging_note(encode_staging_note(replace(NOTE, version=NEWER)), key="the-key", shard_id=SHARD)
 
 
 def test_protobuf_garbage_in_a_whole_envelope_is_corrupt() -> None:

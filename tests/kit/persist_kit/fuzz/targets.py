@@ -50,6 +50,7 @@ from persist_engine.codec.registry import (
     encode_name,
     encode_shard_owner,
 )
+from persist_engine.codec.staging_note import decode_staging_note, encode_staging_note
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
 from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
 from persist_engine.model import ids
@@ -202,6 +203,11 @@ def _registry(payload: bytes) -> bool:
         ),
     ]
     return any(value is not None for value in found)
+
+
+def _staging_note(payload: bytes) -> bool:
+    decode = partial(decode_staging_note, key="fuzz", shard_id=SHARD)
+    return _comes_back(enveloped(Kind.STAGING_NOTE, payload), decode, encode_staging_note, _DURABLE) is not None
 
 
 def _applied(payload: bytes) -> bool:
@@ -418,6 +424,7 @@ TARGETS: dict[str, Target] = {
         Target("transmittable", _transmittable, fuzz_wire.mutated),
         Target("listing", _listing, fuzz_wire.mutated),
         Target("registry", _registry, fuzz_wire.mutated),
+        Target("staging_note", _staging_note, fuzz_wire.mutated),
         Target("part", _part),
         Target("inline", _inline),
         Target("rows", _rows),

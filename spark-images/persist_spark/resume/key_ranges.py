@@ -1,0 +1,114 @@
+"""The ranges of keys of write tasks: a task finds the least and the greatest of its keys, and the next driver finds by them which rows the
+task had.
+
+Nothing relies on a range but the number of rows that are staged again. Where Spark and Arrow order keys differently, or print a value
+differently, the rows of a range are not those of its task, and their sums show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from persist_engine import holds_errors
+from persist_engine.rows.schema import Schema
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
+
+from persist_spark.frames import spark_type
+
+#: The ranges in one expression of Spark, at most: of 100 million rows there are some fifty.
+RANGES_MAX = 1024
+_HAVE_TEXTS = (
+    pa.types.is_integer,
+    pa.types.is_string,
+    pa.types.is_decimal,
+    pa.types.is_date,
+    pa.types.is_timestamp,
+)
+
+Key = tuple[str, ...]
+"""The fields of a key as texts that SQL casts to their types."""
+
+
+def has_ranges(schema: Schema) -> bool:
+    """Whether keys of this schema have a range: each of their fields has an order and an exact text. Errors have no key of their own, and
+    their column is left out.
+    """
+    fields = _fields(schema)
+    return bool(fields) and all(any(is_one(field.type) for is_one in _HAVE_TEXTS) for field in fields)
+
+
+class KeyRange:
+    """The range of the keys in a stream of flat rows. A row with a null in its key is left out."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._names = [f"k{index}" for index in range(len(_fields(schema)))]
+        self._least: pa.Table | None = None
+        self._greatest: pa.Table | None = None
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Takes the keys of these rows in."""
+        keys = pa.Table.from_batches([rows.select(self._names)]).drop_null()
+        if keys.num_rows:
+            self._least = self._first(keys, self._least, "ascending")
+            self._greatest = self._first(keys, self._greatest, "descending")
+
+    def _first(self, keys: pa.Table, before: pa.Table | None, order: str) -> pa.Table:
+        if len(self._names) == 1:  # a third of the time
+            ends = pc.min_max(keys.column(0))
+            end = ends["min" if order == "ascending" else "max"]
+            keys = pa.table({self._names[0]: pa.array([end.as_py()], keys.schema.field(0).type)})
+        every = keys if before is None else pa.concat_tables([before, keys])
+        options = pc.SelectKOptions(k=1, sort_keys=[(name, order) for name in self._names])
+        return every.take(pc.select_k_unstable(every, options=options))
+
+    def texts(self) -> tuple[Key, Key] | None:
+        """The least key and the greatest. None when every key had a null."""
+        if self._least is None or self._greatest is None:
+            return None
+        return _texts(self._least), _texts(self._greatest)
+
+
+def range_number(ranges: Mapping[int, tuple[Key, Key]], schema: Schema) -> Column:
+    """For a flat row the number of the range that has its key, or null. There is one range at least, and RANGES_MAX at most, and they
+    should be disjoint: of ranges that overlap a row gets the number of any that has its key, or null, and always the same.
+    ArrowException for a text that is no value of its field.
+    """
+    numbers, bounds = list(ranges), list(ranges.values())
+    fields = _fields(schema)
+    names = [f"k{index}" for index in range(len(fields))]
+    types = [field.type for field in fields]
+    starts = pa.table(
+        {name: pa.array([least[at] for least, _ in bounds]).cast(types[at]) for at, name in enumerate(names)}
+    )
+    order = pc.sort_indices(starts, sort_keys=[(name, "ascending") for name in names]).to_pylist()
+    key = F.col(names[0]) if len(names) == 1 else F.struct(*names)
+
+    def literal(texts: Key) -> Column:
+        parts = [F.lit(text).cast(spark_type(kind)) for text, kind in zip(texts, types, strict=True)]
+        return (
+            parts[0]
+            if len(parts) == 1
+            else F.struct(*(part.alias(name) for part, name in zip(parts, names, strict=True)))
+        )
+
+    def tree(low: int, high: int) -> Column:
+        if high - low == 1:
+            least, greatest = bounds[order[low]]
+            return F.when((key >= literal(least)) & (key <= literal(greatest)), F.lit(numbers[order[low]]))
+        middle = (low + high) // 2
+        return F.when(key < literal(bounds[order[middle]][0]), tree(low, middle)).otherwise(tree(middle, high))
+
+    return tree(0, len(order))
+
+
+def _fields(schema: Schema) -> list[pa.Field]:
+    """The key's fields without the column of errors, which is the last one."""
+    fields = list(schema.key)
+    return fields[:-1] if holds_errors(schema) else fields
+
+
+def _texts(row: pa.Table) -> Key:
+    return tuple(column.cast(pa.string())[0].as_py() for column in row.columns)
