@@ -26,6 +26,7 @@ BENCHES = (
     "snapshot",
     "compaction",
     "history",
+    "large",
     "lookup",
     "maintained",
     "mirror",
@@ -43,8 +44,8 @@ BENCHES = (
 )
 
 
-#: Those that run only by name: four need packages of their own, and scale takes many minutes.
-ALONE = frozenset({"peers", "scale", "spark_iceberg", "spark_s3", "table"})
+#: Those that run only by name: four need packages of their own, and two take many minutes.
+ALONE = frozenset({"large", "peers", "scale", "spark_iceberg", "spark_s3", "table"})
 
 
 def main() -> None:
