@@ -125,7 +125,7 @@ class Landing:
                     updates = sum(batch.rows for batch in self.batches)
                     return Landed(self.staged.lower, self.staged.upper, updates)
                 case ProgressMismatch(current=progress):
-                    self._delete(is_over=True)
+                    self._delete(ended=None if progress is None else progress.upper)
                     return after_progress_mismatch(progress, run=self.run_token.run)
                 case UpperMismatch(current=current):
                     self.log.event("lost_append", expected=self.staged.lower.time, current=current.time)
@@ -248,19 +248,22 @@ class Landing:
             self.batches, desc, store=writer.machine, schema=writer.schema, schema_id=writer.schema_id
         )
 
-    def _delete(self, *, is_over: bool = False) -> None:
-        """Deletes the staged batches. Only for batches that this driver certainly did not append. `is_over`: the sink's progress is another
-        one than that which the appends of this run expect, so none of them will succeed any more.
+    def _delete(self, *, ended: Antichain | None = None) -> None:
+        """Deletes the staged batches. Only for batches that this driver certainly did not append. `ended`: the upper of the sink's
+        progress, when that is another one than the appends of this run expect.
+
+        SUBTLE: another driver of this run may expect that other progress, and append a shared batch, as long as the batch begins where
+        that progress ends, or later. It then stays. The others no driver appends any more, and they are deleted as copies: what another
+        driver has appended is named by the shard, and stays too.
         """
-        if not self.are_shared:
-            self.writer.delete_batches(self.batches)
-        elif is_over:
-            # SUBTLE: as copies. What another driver of this run has appended is named by the shard, and stays.
-            copies = [self.writer.batch_from_transmittable(batch.to_transmittable()) for batch in self.batches]
-            self.writer.delete_batches(copies)
-        else:
-            for batch in self.batches:
-                batch.mark_spent("left to another driver of its run")
+        batches = list(self.batches)
+        if self.are_shared:
+            over = [] if ended is None else [batch for batch in batches if not ended <= batch.lower]
+            for batch in batches:
+                if batch not in over:
+                    batch.mark_spent("left to another driver of its run")
+            batches = [self.writer.batch_from_transmittable(batch.to_transmittable()) for batch in over]
+        self.writer.delete_batches(batches)
 
 
 def refuse_outgrown_schema(writer: WriteHandle) -> None:

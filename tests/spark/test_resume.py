@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from persist_engine import Schema
-from persist_engine.base.errors import Unavailable
+from persist_engine.base.errors import Fenced, Unavailable
 from persist_engine.work.audit.orphans import scan_orphans
 from persist_spark import frames, sink, staging
 from persist_spark.resume.key_ranges import KeyRange, has_ranges, range_number
@@ -265,6 +265,26 @@ def test_a_driver_that_cannot_append_leaves_its_batches_to_the_next_one(shard):
     shard.run(ROWS.format(3000), APPEND, "r1")
     assert shard.kept() == 3
     assert shard.ids() == Counter(range(3000))
+
+
+def test_a_driver_that_another_run_fenced_before_it_staged_leaves_its_batches_to_the_next_one(shard, monkeypatch):
+    """The other run committed between the look of the driver at the progress and its look at the upper, so its commit ends where these
+    batches begin. The next driver of the run expects that commit, and can append them.
+    """
+    until_done, others = sink.Run.until_done, ["r0"]
+
+    def overtaken(run):
+        if others:
+            shard.run("select -1L as id, 'theirs' as name, 0d as score", APPEND, others.pop())
+        return until_done(run)
+
+    monkeypatch.setattr(sink.Run, "until_done", overtaken)
+    with pytest.raises(Fenced, match="r0"):
+        shard.run(ROWS.format(3000), APPEND, "r1")
+    shard.run(ROWS.format(3000), APPEND, "r1")
+    assert shard.kept() == 3
+    assert shard.ids() == Counter([-1, *range(3000)])
+    shard.check_sound()
 
 
 def test_small_runs_note_nothing(tmp_path, local_spark):

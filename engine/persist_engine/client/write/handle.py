@@ -167,7 +167,7 @@ class WriteHandle(Expiring):
         and that none of the batch's blobs was appended or deleted. The batch then counts as one that this handle staged:
         every append links it as it is, also rewritten and past its lower, and a deletion does not check what the shard
         names. Copies are harmless as long as each append of one expects a progress of the sink from before the batch's lower,
-        and none is deleted before that progress moved, and then without this guarantee. A false guarantee loses data: the
+        and none is deleted before that progress moved past that lower, and then without this guarantee. A false guarantee loses data: the
         blobs of an appended copy are deleted, or blobs that the shard no longer names are linked again and are missing when
         they are read.
         """
