@@ -146,7 +146,7 @@ class Landing:
             expected_upper=self.staged.lower,
             new_upper=self.staged.upper,
             progress=None if self.sink_id is None else (self.sink_id, self.run_token.encode()),
-            expected_progress=None if self.expected is None else self.expected.token,
+            expected_progress=self.expected,
         )
 
     def _follow(self, current: Antichain) -> Late | Recompute | None:

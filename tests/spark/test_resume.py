@@ -287,6 +287,26 @@ def test_a_driver_that_another_run_fenced_before_it_staged_leaves_its_batches_to
     shard.check_sound()
 
 
+def test_a_driver_is_fenced_by_a_run_that_stored_again_the_progress_that_it_expects(shard, monkeypatch):
+    """Runs whose names have no numbers may follow each other in any order. Meanwhile another driver of the run has appended the batches."""
+    other = ("select -1L as id, 'theirs' as name, 0d as score", APPEND, "zero")
+    shard.run(*other)
+    land, query = sink.Landing.land, ROWS.format(3000)
+    shard.kill(query, APPEND)
+
+    def slow(landing):
+        monkeypatch.setattr(sink.Landing, "land", land)
+        shard.run(query, APPEND, "r1")
+        shard.run(*other)
+        return land(landing)
+
+    monkeypatch.setattr(sink.Landing, "land", slow)
+    with pytest.raises(Fenced, match="zero"):
+        shard.run(query, APPEND, "r1")
+    assert shard.ids() == Counter([-1, -1, *range(3000)])
+    shard.check_sound()
+
+
 def test_small_runs_note_nothing(tmp_path, local_spark):
     shard = Site(tmp_path, local_spark)
     assert shard.kill("select id, 'a' as name, 0d as score from range(10)", APPEND) == []

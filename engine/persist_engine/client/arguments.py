@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.ids import CriticalReaderId, ShardId
-from persist_engine.model.state import CLOCK, COMMIT_INFO, COMMIT_INFO_BYTES_MAX, Clock, FirstHold
+from persist_engine.model.state import CLOCK, COMMIT_INFO, COMMIT_INFO_BYTES_MAX, Clock, FirstHold, SourceProgress
 
 if TYPE_CHECKING:
     from persist_engine.rows.schema import Schema
@@ -98,7 +98,8 @@ def expect_progress(progress: Any, expected_progress: Any) -> None:
                 f"progress: the id {CLOCK} is that of the clock, which a shard keeps; name the sink otherwise"
             )
     if expected_progress is not None:
-        expect(expected_progress, bytes, "expected_progress", "bytes, or None where none was stored")
+        wanted = "bytes, a SourceProgress, or None where none was stored"
+        expect(expected_progress, (bytes, SourceProgress), "expected_progress", wanted)
         if progress is None:
             raise InvalidUsage("expected_progress is given without progress, so nothing would be compared")
 

@@ -24,7 +24,7 @@ from persist_engine.model.frontier import EMPTY
 from persist_engine.model.ids import ShardId, staged_ms
 from persist_engine.model.queries import held_since, is_tombstone
 from persist_engine.model.spine.trace import MergeReq, Trace
-from persist_engine.model.state import COMMIT_INFO, ShardState, SourceProgress, Writer
+from persist_engine.model.state import COMMIT_INFO, ShardState, SourceProgress, Writer, is_expected
 
 
 def compare_and_append(state: ShardState, cmd: CompareAndAppend, now_ms: int) -> Applied | Refused:
@@ -110,7 +110,7 @@ def _refusal(state: ShardState, writer: Writer, cmd: CompareAndAppend) -> Refuse
         return Refused(StagedTooEarly(early, state.staging_floor_ms or 0))
     if cmd.progress is not None:
         stored = state.progress.get(cmd.progress[0])
-        if (None if stored is None else stored.token) != cmd.expected_progress:
+        if not is_expected(stored, cmd.expected_progress):
             return Refused(ProgressMismatch(stored))
     if desc.lower != upper:
         return Refused(UpperMismatch(current=upper, expected=desc.lower, writer_upper=writer.most_recent_write_upper))

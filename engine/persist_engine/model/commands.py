@@ -20,8 +20,8 @@ from persist_engine.model.state import DebugInfo, SchemaPair, ShardState, Source
 class CompareAndAppend:
     """Append `batch` iff its lower equals the upper. `token` identifies the call, so that a repetition finds its own success.
 
-    `progress` (sink id, how far its source was read) commits with the data iff the stored token equals `expected_progress`
-    (None: no progress is stored). `claim_ms`: a claim on a compaction lapses at this age. `claim_percent` / 100: how many
+    `progress` (sink id, how far its source was read) commits with the data iff `state.is_expected` of the stored one and
+    `expected_progress`. `claim_ms`: a claim on a compaction lapses at this age. `claim_percent` / 100: how many
     unclaimed compactions the append takes over if it creates no merge work itself. `claim_min_version`: it also takes over
     compact batches whose parts older code wrote. `commit_info`: opaque bytes that stand in the log beside the batch.
     """
@@ -32,7 +32,7 @@ class CompareAndAppend:
     debug: DebugInfo
     lease_ms: int
     progress: tuple[str, SourceProgress] | None = None
-    expected_progress: bytes | None = None
+    expected_progress: bytes | SourceProgress | None = None
     commit_info: bytes | None = None
     inline_total_bytes_max: int
     claim_ms: int

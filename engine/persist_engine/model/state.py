@@ -109,6 +109,16 @@ class SourceProgress:
     upper: Antichain
 
 
+def is_expected(stored: SourceProgress | None, expected: bytes | SourceProgress | None) -> bool:
+    """Whether the stored progress is the one that an append expects: by its token (None: there is none), or by its upper too.
+
+    SUBTLE: a sink may store a token again, with a greater upper. Only both show that nothing of the sink was committed in between.
+    """
+    if isinstance(expected, SourceProgress):
+        return stored == expected
+    return (None if stored is None else stored.token) == expected
+
+
 @dataclass(frozen=True, slots=True)
 class CodecNames:
     """Names of the codecs that the shard was created with. Opening with others is refused. Stored in rollups only."""

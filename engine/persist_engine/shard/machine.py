@@ -27,7 +27,7 @@ from persist_engine.model.ids import CriticalReaderId, IdempotencyToken, LeasedR
 from persist_engine.model.leases import held_until_ms
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.spine.trace import MergeOutcome, MergeRes
-from persist_engine.model.state import FILTERED, DebugInfo, SchemaPair, ShardState, SourceProgress
+from persist_engine.model.state import FILTERED, DebugInfo, SchemaPair, ShardState, SourceProgress, is_expected
 from persist_engine.rows.schema import Schema
 from persist_engine.shard.applier import NO_MAINTENANCE, Applier, UnknownOutcome
 from persist_engine.shard.gauges import count_inline
@@ -124,7 +124,7 @@ class Machine:
         writer_id: WriterId,
         purpose: str,
         progress: tuple[str, SourceProgress] | None = None,
-        expected_progress: bytes | None = None,
+        expected_progress: bytes | SourceProgress | None = None,
         commit_info: bytes | None = None,
     ) -> tuple[AppendAnswer, Maintenance]:
         """Appends `batch` iff the shard's upper equals its lower (and the stored progress is the expected one).
@@ -194,7 +194,7 @@ class Machine:
         state = self.refresh()
         if command.progress is not None:
             stored = state.progress.get(command.progress[0])
-            if command.expected_progress != (None if stored is None else stored.token):
+            if not is_expected(stored, command.expected_progress):
                 return commands.ProgressMismatch(current=stored)
         if state.trace.upper == command.batch.desc.lower:
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,6 +16,7 @@ from persist_engine import (
     PersistClient,
     ProgressMismatch,
     Schema,
+    SourceProgress,
     UpperMismatch,
     WriteHandle,
 )
@@ -173,6 +175,25 @@ def test_progress_is_committed_with_the_data(client: PersistClient, shard_id: Sh
     )
     assert outcome == Appended(A(6))
     assert client.inspect(shard_id).progress == {"sink": 6}
+
+
+def test_an_expected_progress_with_its_upper_is_not_the_same_token_stored_again(
+    client: PersistClient, shard_id: ShardId, writer: WriteHandle
+):
+    """Spec 17.12. By the token alone an append after "one", "two", "one" would be as good as after the first "one"."""
+    seen: list[SourceProgress | None] = [None]
+    for time, token in enumerate((b"one", b"two", b"one"), 1):
+        bounds: dict[str, Any] = {"expected_upper": A(time - 1), "new_upper": A(time)}
+        answer = writer.compare_and_append_batch([], **bounds, progress=("sink", token), expected_progress=seen[-1])
+        assert answer == Appended(A(time))
+        seen.append(client.progress(shard_id, "sink"))
+    _, first, _, last = seen
+    bounds = {"expected_upper": A(3), "new_upper": A(4), "progress": ("sink", b"three")}
+    assert writer.compare_and_append_batch([], **bounds, expected_progress=first) == ProgressMismatch(last)
+    batch = writer.batch_from_transmittable(writer.batch([row(1, "a", 3)], lower=A(1), upper=A(4)).to_transmittable())
+    assert writer.compare_and_append_batch([batch], **bounds, expected_progress=first) == ProgressMismatch(last)
+    batch.delete()
+    assert writer.compare_and_append_batch([], **bounds, expected_progress=last) == Appended(A(4))
 
 
 def test_a_writer_returns_the_cached_the_fetched_and_the_awaited_upper(

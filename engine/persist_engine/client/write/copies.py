@@ -15,6 +15,7 @@ from persist_engine.client.write.outcomes import ProgressMismatch, UpperMismatch
 from persist_engine.model.diff.state_diff import inserted_blobs, live_blobs
 from persist_engine.model.frontier import MINIMUM, Description
 from persist_engine.model.ids import ShardId
+from persist_engine.model.state import SourceProgress, is_expected
 from persist_engine.parts.fetch import CompactionFilter, PartSource, read_consolidated, runs_of
 from persist_engine.shard.log_reader import LogReader
 from persist_engine.shard.machine import Machine
@@ -25,7 +26,7 @@ def stale_copies(
     batches: Sequence[Batch],
     desc: Description,
     progress: tuple[str, bytes] | None,
-    expected_progress: bytes | None,
+    expected_progress: bytes | SourceProgress | None,
 ) -> list[Batch] | UpperMismatch | ProgressMismatch:
     """Those of `batches` whose blobs the shard may have linked before and unlinked since. An append must not link them
     again, even when the shard names none of them now. A refusal when the append would be refused anyway: staging again
@@ -42,7 +43,7 @@ def stale_copies(
     state = machine.refresh()
     if progress is not None:
         stored = state.progress.get(progress[0])
-        if (None if stored is None else stored.token) != expected_progress:
+        if not is_expected(stored, expected_progress):
             return ProgressMismatch(current=stored)
         stale = [each for each in stale if each.is_rewritten or (stored and not stored.upper <= each.lower)]
     if stale and state.trace.upper != desc.lower:

@@ -166,10 +166,10 @@ class WriteHandle(Expiring):
         With `is_only_copy` the caller guarantees that no other batch was or will be made of these bytes, in any process,
         and that none of the batch's blobs was appended or deleted. The batch then counts as one that this handle staged:
         every append links it as it is, also rewritten and past its lower, and a deletion does not check what the shard
-        names. Copies are harmless as long as each append of one expects a progress of the sink from before the batch's lower,
-        and none is deleted before that progress moved past that lower, and then without this guarantee. A false guarantee loses data: the
-        blobs of an appended copy are deleted, or blobs that the shard no longer names are linked again and are missing when
-        they are read.
+        names. Copies are harmless as long as each append of one expects a progress of the sink, with its upper, from before
+        the batch's lower, and none is deleted before that progress moved past that lower, and then without this guarantee. A
+        false guarantee loses data: the blobs of an appended copy are deleted, or blobs that the shard no longer names are
+        linked again and are missing when they are read.
         """
         expect(is_only_copy, bool, "is_only_copy", "True or False")
         shard_id, version, hollow = decode_transmittable(expect(data, bytes, "data", "bytes"))
@@ -289,14 +289,14 @@ class WriteHandle(Expiring):
         expected_upper: TimeLike,
         new_upper: TimeLike,
         progress: tuple[str, bytes] | None = None,
-        expected_progress: bytes | None = None,
+        expected_progress: bytes | SourceProgress | None = None,
         commit_info: bytes | None = None,
     ) -> AppendOutcome:
         """Append all of `batches`, staged by any process, in one step iff the shard's upper is `expected_upper`.
 
         Every batch must cover [expected_upper, new_upper); its updates outside are left out. On Appended the batches
         are spent, otherwise they stay as they are and belong to the caller. `progress` and `commit_info` as in
-        `compare_and_append`.
+        `compare_and_append`; an `expected_progress` with its upper must be stored with this upper.
 
         The append links the blobs of a batch as they are, with one exception: a batch that may have been appended before,
         from a copy of its bytes (see `batch_from_transmittable`) or by a call of unknown outcome, while `expected_upper`
@@ -378,7 +378,7 @@ class WriteHandle(Expiring):
         combined: Batch | None,
         desc: Description,
         progress: tuple[str, bytes] | None,
-        expected_progress: bytes | None,
+        expected_progress: bytes | SourceProgress | None,
         *,
         commit_info: bytes | None,
     ) -> tuple[commands.Answer, Maintenance]:
@@ -405,7 +405,7 @@ class WriteHandle(Expiring):
         hollow: HollowBatch,
         new_upper: Antichain,
         progress: tuple[str, bytes] | None,
-        expected_progress: bytes | None,
+        expected_progress: bytes | SourceProgress | None,
         *,
         commit_info: bytes | None,
     ) -> tuple[commands.Answer, Maintenance]:
