@@ -15,11 +15,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from persist_engine import Schema
+from persist_engine import Antichain, Schema, ShardId, StagingNote
+from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import Fenced, Unavailable
 from persist_engine.work.audit.orphans import scan_orphans
 from persist_spark import frames, sink, staging
+from persist_spark.report import Log
+from persist_spark.resume.earlier import Earlier, kept_of
 from persist_spark.resume.key_ranges import KeyRange, has_ranges, range_number
+from persist_spark.resume.noting import JOB_BYTES
 from persist_spark.spec import Envelope, EnvelopeType
 from query_shard import Shard
 
@@ -38,6 +42,21 @@ class Killed(BaseException):
 
 class Site(Shard):
     """A shard whose sinks note what they stage, however little it is. Three tasks stage a run."""
+
+    NOTE = StagingNote(
+        shard_id=ShardId.new(),
+        sink_id="ns/s",
+        run=b"r1",
+        job=b"a" * JOB_BYTES,
+        batch=b"",
+        rows=1,
+        errors=0,
+        least_time=None,
+        low=0,
+        high=0,
+        least=("1",),
+        greatest=("1",),
+    )
 
     def kill(self, query: str, envelope: Envelope, *, at: str = "land", **more: Any) -> list[Path]:
         """A driver of run r1 that ends before its append. Returns the notes that it leaves."""
@@ -357,6 +376,36 @@ def _in_spark(key: tuple[Any, ...]) -> tuple[Any, ...]:
 @pytest.mark.parametrize("key", ["f DOUBLE", "f BINARY", "f BOOLEAN, g BIGINT", "f STRUCT<x: INT>"])
 def test_keys_without_an_exact_text_have_no_ranges(key):
     assert not has_ranges(Schema.from_ddl(key, "v BIGINT"))
+
+
+#: Keys that Spark and a shard can hold, but which have no text that is read again.
+ODD = {
+    "DATE": [pa.array([days], pa.int32()).cast(pa.date32()) for days in (-1_000_000, 5_000_000)],
+    "TIMESTAMP": [pa.array([us], pa.int64()).cast(pa.timestamp("us", "UTC")) for us in (-(2**62), 2**62)],
+    "TIMESTAMP_NTZ": [pa.array([us], pa.int64()).cast(pa.timestamp("us")) for us in (-(2**62), 2**62)],
+    "STRING": [
+        pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(bytes(4) + b"\1\0\0\0"), pa.py_buffer(b"\xff")])
+    ],
+}
+
+
+@pytest.mark.parametrize("more", [(), ("BIGINT",)], ids=["alone", "with another field"])
+@pytest.mark.parametrize(("kind", "odd"), [(kind, odd) for kind, every in ODD.items() for odd in every])
+def test_a_key_without_a_text_has_no_range_and_harms_no_task(kind, odd, more):
+    kinds = (kind, *more)
+    seen = KeyRange(Schema.from_ddl(", ".join(f"f{at} {each}" for at, each in enumerate(kinds)), "v BIGINT"))
+    seen.add(pa.RecordBatch.from_arrays([odd, *(pa.array([1]) for _ in more)], [f"k{at}" for at in range(len(kinds))]))
+    assert seen.texts() is None
+
+
+def test_a_noted_key_that_cannot_be_read_is_not_logged(shard):
+    bounds = (("1",), ("secret",))
+    note = replace(Site.NOTE, shard_id=shard.id, least=bounds[0], greatest=bounds[1])
+    rows = frames.to_flat(shard.spark.sql(ROWS.format(1)), shard.schema)
+    earlier = Earlier(Antichain.of(0), Antichain.of(1), (note,), (1,))
+    assert kept_of(earlier, rows, shard.schema, Log(shard.lines, SystemEnv())) is None
+    assert shard.logged("resume_failed") is not None
+    assert "secret" not in shard.lines.getvalue()
 
 
 def test_a_key_of_nulls_has_no_range():

@@ -95,8 +95,8 @@ def kept_of(earlier: Earlier, rows: DataFrame, schema: Schema, log: Log) -> Kept
     layers = _layers(earlier.notes)
     try:
         numbers = [range_number(layer, schema) for layer in layers]
-    except pa.ArrowException as error:  # a text that Arrow cannot read again
-        log.event("resume_failed", reason=str(error))
+    except pa.ArrowException:  # what it says has the key
+        log.event("resume_failed", reason="a noted key is no value of the shard's key")
         return None
     numbered = rows.withColumn("range", F.coalesce(*numbers))
     faults = F.count(F.col(FAULT)) if FAULT in rows.columns else F.lit(0)

@@ -59,16 +59,19 @@ class KeyRange:
         if len(self._names) == 1:  # a third of the time
             ends = pc.min_max(keys.column(0))
             end = ends["min" if order == "ascending" else "max"]
-            keys = pa.table({self._names[0]: pa.array([end.as_py()], keys.schema.field(0).type)})
+            keys = pa.table({self._names[0]: pa.repeat(end, 1)})
         every = keys if before is None else pa.concat_tables([before, keys])
         options = pc.SelectKOptions(k=1, sort_keys=[(name, order) for name in self._names])
         return every.take(pc.select_k_unstable(every, options=options))
 
     def texts(self) -> tuple[Key, Key] | None:
-        """The least key and the greatest. None when every key had a null."""
+        """The least key and the greatest. None when every key had a null, or when one of the two has no text that is the same value again:
+        a year past 9999, bytes that are no UTF-8.
+        """
         if self._least is None or self._greatest is None:
             return None
-        return _texts(self._least), _texts(self._greatest)
+        least, greatest = _texts(self._least), _texts(self._greatest)
+        return None if least is None or greatest is None else (least, greatest)
 
 
 def range_number(ranges: Mapping[int, tuple[Key, Key]], schema: Schema) -> Column:
@@ -80,8 +83,9 @@ def range_number(ranges: Mapping[int, tuple[Key, Key]], schema: Schema) -> Colum
     fields = _fields(schema)
     names = [f"k{index}" for index in range(len(fields))]
     types = [field.type for field in fields]
-    starts = pa.table(
-        {name: pa.array([least[at] for least, _ in bounds]).cast(types[at]) for at, name in enumerate(names)}
+    starts, _ends = (
+        pa.table({name: pa.array([key[at] for key in keys]).cast(types[at]) for at, name in enumerate(names)})
+        for keys in zip(*bounds, strict=True)
     )
     order = pc.sort_indices(starts, sort_keys=[(name, "ascending") for name in names]).to_pylist()
     key = F.col(names[0]) if len(names) == 1 else F.struct(*names)
@@ -110,5 +114,9 @@ def _fields(schema: Schema) -> list[pa.Field]:
     return fields[:-1] if holds_errors(schema) else fields
 
 
-def _texts(row: pa.Table) -> Key:
-    return tuple(column.cast(pa.string())[0].as_py() for column in row.columns)
+def _texts(row: pa.Table) -> Key | None:
+    try:
+        texts = pa.table([column.cast(pa.string()) for column in row.columns], row.column_names)
+        return tuple(texts.to_pylist()[0].values()) if texts.cast(row.schema) == row else None
+    except (pa.ArrowException, UnicodeDecodeError):
+        return None
