@@ -100,7 +100,8 @@ class Landing:
     seen: Antichain | None = None
     """The shard's upper, if it is known to be past the batches' lower. The batches are then moved before the first append."""
     are_shared: bool = False
-    """Whether another driver of the same run may append the same batches. They are then deleted only when the sink's progress shows that
+    """Whether another driver of the same run may append the same batches. An append then expects the sink's progress with its upper, because
+    the token alone may have been stored again since (`is_expected`), and the batches are deleted only when the sink's progress shows that
     no driver ever will, and otherwise left to the orphan scan.
     """
     tries_max: int = TRIES_MAX
@@ -141,12 +142,13 @@ class Landing:
         )
 
     def _try(self) -> AppendOutcome:
+        expected = self.expected
         return self.writer.compare_and_append_batch(
             self.batches,
             expected_upper=self.staged.lower,
             new_upper=self.staged.upper,
             progress=None if self.sink_id is None else (self.sink_id, self.run_token.encode()),
-            expected_progress=self.expected,
+            expected_progress=expected.token if expected is not None and not self.are_shared else expected,
         )
 
     def _follow(self, current: Antichain) -> Late | Recompute | None:

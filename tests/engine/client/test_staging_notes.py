@@ -92,6 +92,16 @@ def test_the_note_of_another_run_with_the_same_mark_is_left_out(site: Site) -> N
     assert site.notes().read() == []
 
 
+@pytest.mark.parametrize("name", ["notes.txt", "p1"])
+def test_an_object_of_another_application_among_the_notes_is_left_alone(site: Site, name: str) -> None:
+    site.notes().put(site.note())
+    strange = staging_notes_prefix(site.shard_id) + name
+    site.world.blob.set(strange, b"")
+    assert site.notes().read() == [site.note()]
+    assert site.notes().forget() == 1
+    assert site.keys() == {strange}
+
+
 def test_a_damaged_note_is_named_and_left_out(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     for rows in (1, 2):
         site.notes().put(site.note(rows))

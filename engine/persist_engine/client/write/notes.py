@@ -15,7 +15,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from persist_engine.base.env import Env
-from persist_engine.base.errors import CorruptData, Incompatible
+from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage
 from persist_engine.base.retry import Retry
 from persist_engine.codec.keys import PartKey, blob_key, parse_blob_key, staging_note_key, staging_notes_prefix
 from persist_engine.codec.staging_note import StagingNote, decode_staging_note, encode_staging_note
@@ -95,8 +95,8 @@ class StagingNotes:
         then its rows are staged again.
         """
         for key in keys:
-            parsed = parse_blob_key(key)
-            if isinstance(parsed, PartKey) and parsed.part_id.to_bytes()[6 : 6 + _RUN_BYTES] == self._mark:
+            parsed = _parsed(key)
+            if parsed is not None and parsed.part_id.to_bytes()[6 : 6 + _RUN_BYTES] == self._mark:
                 yield key
 
     def _note(self, key: str) -> StagingNote | None:
@@ -112,3 +112,11 @@ class StagingNotes:
 
     def _external(self, what: str, call: Callable[[], T]) -> T:
         return self.store.retry.external(what, call, shard=self.store.shard_id)
+
+
+def _parsed(key: str) -> PartKey | None:
+    try:
+        parsed = parse_blob_key(key)
+    except InvalidUsage:  # of another application, such as the folder that a console of S3 makes
+        return None
+    return parsed if isinstance(parsed, PartKey) else None
