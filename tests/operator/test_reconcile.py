@@ -86,6 +86,21 @@ def test_an_unreachable_store_is_on_the_status_with_its_address_and_recovers(wor
     assert world.ready(SHARD) == ("True", "Healthy")
 
 
+def test_a_shard_to_purge_in_a_namespace_that_is_deleted_says_how_to_let_it_go(world, shard_resource):
+    """No quota and no role was at fault, which the message named."""
+    purge = {"reclaimPolicy": "Purge", "deletionConfirmation": "purge-this-shard"}
+    world.cluster.create(PERSIST_SHARD, shard_resource(purge))
+    world.go(SHARD)
+    ends = "unable to create new content in namespace team because it is being terminated"
+    world.cluster.deny["create", "Job"] = ApiError(f"jobs.batch is forbidden: {ends}", status=403)
+    world.cluster.delete(PERSIST_SHARD, "team", "flights")
+    message = conditions.find(world.go(SHARD), "DeletionBlocked")["message"]
+    assert ("reclaimPolicy: Retain" in message, "quota" in message) == (True, False)
+    world.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["spec"].update(reclaimPolicy="Retain"))
+    world.go(SHARD)
+    assert world.cluster.get(PERSIST_SHARD, "team", "flights") is None
+
+
 def test_only_the_first_of_two_resources_serves_their_shard(world, shard_resource):
     shard_id = "s01234567-89ab-cdef-0123-456789abcdef"
     world.cluster.create(PERSIST_SHARD, shard_resource({"shardId": shard_id}))

@@ -26,10 +26,16 @@ _WHAT_TO_DO = {
     404: "create what it does not find",
     422: "change the spec",
 }
+_ENDS_WITH_NAMESPACE = (
+    "no pod starts there any more; a PersistShard whose deletion waits for one goes with reclaimPolicy: Retain, and its data stay; or "
+    "end the shard by hand, as docs/howto/delete-a-shard.md says"
+)
 #: Codes with which the API server must refuse the same request again, unless an admission policy or a webhook refused it.
 _PERMANENT = {400, 422}
 #: How the API server says that one of these did. Their code does not say it: a policy without a reason of its own answers 422.
 _ADMISSION = re.compile(r"denied (the )?request\b")
+#: How it refuses a new object in a namespace that is being deleted, also with code 403.
+_ENDING = "because it is being terminated"
 
 
 def _is_by_admission(error: ApiError) -> bool:
@@ -75,7 +81,8 @@ def outcome(error: Exception) -> list[Condition]:
 def _words(error: Exception) -> str:
     if isinstance(error, ApiError):
         status = _FORBIDDEN if _is_by_admission(error) else error.status
-        text = f"{error}; {_WHAT_TO_DO.get(status, 'tried again by itself')}"
+        what_to_do = _ENDS_WITH_NAMESPACE if _ENDING in str(error) else _WHAT_TO_DO.get(status, "tried again by itself")
+        text = f"{error}; {what_to_do}"
     elif isinstance(error, BridgeFailure | InvalidUsage | Queued):
         text = str(error)
     else:
