@@ -83,7 +83,7 @@ class Keeper:
         self._dead_lock = threading.Lock()
         for name, work in (("accept", self._accept), ("watch", self._watch)):
             threading.Thread(target=work, name=f"persist-keeper-{name}", daemon=True).start()
-        atexit.register(self._close_at_exit)
+        atexit.register(self.close_at_exit)
 
     @property
     def is_closed(self) -> bool:
@@ -114,7 +114,7 @@ class Keeper:
             self._closed.wait()
             return
         self._closing.set()
-        atexit.unregister(self._close_at_exit)
+        atexit.unregister(self.close_at_exit)
         try:
             # Wakes the accepting thread, which closing the listener would not do.
             with suppress(OSError), socket.socket(socket.AF_UNIX) as knock:
@@ -126,7 +126,8 @@ class Keeper:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._closed.set()
 
-    def _close_at_exit(self) -> None:
+    def close_at_exit(self) -> None:
+        """Closes, for EXIT_TIMEOUT_S at most: what is not released by then expires by itself. The process must end then. Idempotent."""
         if os.getpid() != self._pid:  # in a forked child: the leases belong to the parent
             return
         closer = threading.Thread(target=self.close, name="persist-keeper-exit", daemon=True)

@@ -7,6 +7,8 @@ import sys
 from contextlib import contextmanager
 
 import pytest
+from persist_engine import Location
+from persist_kit.servers import redis_server
 from table_shard import Shard
 
 
@@ -74,6 +76,19 @@ def test_what_is_loaded_is_held_until_it_is_dropped_or_the_jvm_ends(shard):
         assert readers() == 1
         assert process.end() == 0
         assert readers() == 0
+
+
+def test_the_process_ends_with_the_jvm_although_a_store_does_not_answer(tmp_path):
+    with redis_server() as redis:
+        made = Shard(tmp_path, location=Location(blob=f"file://{tmp_path}/blobs", consensus=redis.url))
+        made.add([((1, "a"), (1, "b"))])
+        with running(made.location) as process:
+            process.ask("load", table=["demo", "flights"], frame="table")
+            redis.kill()
+            assert process.end() == 0
+        redis.restart()
+        assert len(made.client.inspect(made.id).readers) == 1, "its lease expires by itself"
+        made.client.close()
 
 
 def test_a_request_that_fails_is_an_answer(shard, capfd):

@@ -1,7 +1,8 @@
 """The process behind a SQL catalog: `python -m persist_spark.catalog.main`. The catalog in the JVM starts it and speaks with it.
 
 It reads one line of JSON from its standard input, the stores of the catalog, and writes one line, the address of its desk. It ends with
-its standard input, which is open as long as the JVM lives. Then it releases all leases. A JVM that is killed ends it in the same way.
+its standard input, which is open as long as the JVM lives. Then it releases all leases, unless a store does not answer in time. A JVM that
+is killed ends it in the same way.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ def main() -> None:
         tables = Tables(Location(**stores), held, keeper=keeper.address)
         address = Path(keeper.address).with_name("catalog")
         desk = Desk(tables, address)
+        keeper.on_close = tables.disconnect
         print(json.dumps({"desk": str(address)}), flush=True)  # noqa: T201 - the protocol
         sys.stdin.read()
         desk.close()
-        tables.close()
     finally:
-        keeper.close()
+        keeper.close_at_exit()
 
 
 if __name__ == "__main__":
