@@ -117,6 +117,21 @@ def test_a_like(text, pattern):
 
 
 @pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("CAST('NaN' AS DOUBLE)", "nan"),
+        ("double('nan')", "nan"),
+        ("CAST(' -Infinity ' AS FLOAT)", "-inf"),
+        ("float('+inf')", "inf"),
+    ],
+)
+def test_a_number_that_has_a_name(text, value):
+    found = parse_predicate(f"x < {text}")
+    assert isinstance(found, Compare)
+    assert (found.op, type(found.value), str(found.value)) == ("<", float, value)
+
+
+@pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("name LIKE tag", "its pattern is no text"),
@@ -135,6 +150,7 @@ def test_a_like_that_no_filter_expresses_is_named(text, problem):
         ("upper(name) = 'A'", "'UPPER(name)' where a column is expected"),
         ("f(id) = 1", "'F(id)' where a column is expected"),
         ("id + 1 = 2", "'id + 1' where a column is expected"),
+        ("x = CAST('1e' AS DOUBLE)", "\"CAST('1e' AS DOUBLE)\" where a value is expected"),
         ("id = 1 + 1", "'1 + 1' where a value is expected"),
         ("name = concat('a', 'b')", "\"CONCAT('a', 'b')\" where a value is expected"),
         ("name RLIKE 'a'", "\"name RLIKE 'a'\""),

@@ -3,8 +3,8 @@
     key.carrier IN ('AA', 'UA') AND val.delay >= 30 AND NOT (val.tail LIKE 'N1%' OR val.at < TIMESTAMP '2013-01-02 00:00:00')
 
 Columns are `key.<field>` and `val.<field>`. The side may be omitted when only one side has the field. Names that are not plain identifiers
-stand in backticks. A quote within text is doubled, as in SQL ('O''Brien'), or follows a backslash. This module owns the subset of SQL that
-a predicate can express. It refuses everything else and names it.
+stand in backticks. A quote within text is doubled, as in SQL ('O''Brien'), or follows a backslash. NaN and the infinities are
+CAST('NaN' AS DOUBLE) and the like. This module owns the subset of SQL that a predicate can express. It refuses all else and names it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ _ALLOWED = (
     "functions, arithmetic, RLIKE and ILIKE are not allowed"
 )
 
+#: The numbers that have names, as Spark reads them.
+_NOT_FINITE = frozenset({"nan", *(sign + name for sign in ("", "+", "-") for name in ("inf", "infinity"))})
 _FLIPPED: dict[Op, Op] = {"=": "=", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
@@ -215,6 +217,8 @@ class _Reader:
                     return self._date(node, node.this.this)
                 if node.to.is_type("timestamp", "timestamptz", "timestampltz", "timestampntz"):
                     return node.this.this  # TIMESTAMP '...': the type of the column already says so
+                if node.to.is_type("float", "double") and node.this.this.strip().lower() in _NOT_FINITE:
+                    return float(node.this.this)  # SQL has no other way to write it
         raise self._refusal(node, "where a value is expected")
 
     def _number(self, node: Expr, text: str) -> Decimal:

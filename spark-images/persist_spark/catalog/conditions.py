@@ -70,6 +70,12 @@ def _text(node: Mapping[str, Any], schema: Schema, *, is_negated: bool = False) 
         return f"{_column(children[0], schema)} IN ({texts})" if values else _constant(schema, is_true=False)
     if name in _FORMS and len(children) == 2 and children[1].get("type") == "string":
         return f"{_column(children[0], schema)} LIKE {_pattern(_FORMS[name], children[1].get('value'))}"
+    if name == "<=>" and len(children) == 2:
+        left, right = children if "column" in children[0] else reversed(children)
+        column = _column(left, schema)
+        if "type" in right and right.get("value") is None:
+            return f"{column} IS NULL"
+        return f"{column} IS NOT NULL AND {column} = {_literal(right)}"
     if name in _COMPARISONS and len(children) == 2:
         left, right = children
         if "column" in left:
@@ -104,7 +110,7 @@ def _literal(node: Mapping[str, Any]) -> str:
         read = predicate_of(f"x = {text}").value  # type: ignore[union-attr]  # a comparison
     except (InvalidUsage, ValueError, OverflowError, ArithmeticError) as error:
         raise _Inexpressible from error
-    if type(read) is not type(meant) or read != meant:
+    if type(read) is not type(meant) or (read != meant and str(read) != "nan"):
         raise _Inexpressible
     return text
 
@@ -134,9 +140,10 @@ def _literal_text(data_type: str, value: Any) -> tuple[str, Any]:
         exact = Decimal(value)
         return format(exact, "f"), exact
     if data_type in ("float", "double"):
-        if not math.isfinite(float(value)):
-            raise _Inexpressible
-        return repr(float(value)), Decimal(repr(float(value)))
+        number = float(value)
+        if not math.isfinite(number):
+            return f"CAST('{number}' AS DOUBLE)", number
+        return repr(number), Decimal(repr(number))
     if data_type == "string":
         escaped = value.replace("\\", "\\\\").replace("'", "\\'").replace('"', '\\"')
         return f"'{escaped}'", value
