@@ -47,7 +47,8 @@ _SPARK_CONFIGURATION = (
 _SQLSTATE = re.compile(r"SQLSTATE: (?:22|42|P0001)")
 #: Messages of file readers for files that are not of the format in input.format.
 _MALFORMED_FILE = re.compile(
-    r"is not a Parquet file|PARQUET_COLUMN_DATA_TYPE_MISMATCH|Malformed ORC file|Not an Avro data file"
+    r"is not a Parquet file|PARQUET_COLUMN_DATA_TYPE_MISMATCH|Malformed ORC file|Not an Avro data file|"
+    r"CSV header does not conform to the schema|Number of column in CSV header is not equal"
 )
 #: Spark's condition for a block of `localCheckpoint` whose executor is gone.
 _LOST_COPY = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -190,6 +191,22 @@ def spark_errors():
 
 def spark_error(recorded):
     return type(recorded["type"], (Exception,), {})(recorded["text"])
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        "CSV header does not conform to the schema.\n Header: n, id",
+        "Number of column in CSV header is not equal to number of fields in the schema:\n Header length: 3, schema size: 2",
+    ],
+)
+def test_another_header_of_a_csv_file_is_a_configuration_failure(spark_errors, problem):
+    text = spark_errors["pq"]["text"].replace(
+        "java.lang.RuntimeException", "org.apache.spark.SparkIllegalArgumentException"
+    )
+    text = re.sub(r"\S+ is not a Parquet file", f"{problem}\nCSV file: file:///x.csv", text)
+    failure = classify(spark_error({**spark_errors["pq"], "text": text}))
+    assert (failure.failure_class, "CSV file: file:///x.csv" in failure.message) == ("Configuration", True)
 
 
 @pytest.mark.parametrize("what", MALFORMED)
