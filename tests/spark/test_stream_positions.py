@@ -16,6 +16,7 @@ from persist_engine.base.errors import CorruptData, Determinate, Incompatible, U
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.retry import Retry
 from persist_engine.base.settings import RetrySettings
+from persist_engine.flow.mint_run import RunToken
 from persist_spark.report import Log, SinkReport
 from persist_spark.spec import ConfigurationError, Input
 from persist_spark.streaming import checkpoint as checkpoints
@@ -81,6 +82,7 @@ def test_the_committer_is_named():
     progress = SourceProgress(token=encode_position(POSITION), upper=Antichain.of(4))
     assert committer(progress) == "driver ab of run uid-3 (its batch 3)"
     assert committer(replace(progress, token=b"uid-9")) == "run uid-9"
+    assert committer(replace(progress, token=RunToken(b"uid-9", b"a" * 32).encode())) == "run uid-9"
     assert committer(None) == "another run"
 
 
@@ -115,9 +117,10 @@ def test_the_list_of_files_is_made_of_those_that_the_batch_ends_with_and_that_sp
     (folder / "11").write_text("\n".join(["v1", entry(4, batch=11)]))
     (folder / ".10.crc").write_text("crc")
     logs = made.logs('v1\n{}\n{"logOffset":10}')
-    assert list(logs) == ["0/10.compact"]
+    assert list(logs) == ["0/10.compact", "0/.forgotten"]
     head, *lines = logs["0/10.compact"].splitlines()
     assert (head, [json.loads(line)["path"][-1] for line in lines]) == ("v1", ["2", "3"])
+    assert logs["0/.forgotten"] == str(1_000_000 - 51)
     assert made.logs(None) == {}
 
 

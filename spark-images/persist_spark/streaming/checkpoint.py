@@ -8,8 +8,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -51,6 +51,8 @@ class Checkpoint:
     folder: Path
     file_age_ms: int | None = None
     """Of a query over a folder of files: how much older than the newest file another one may be. None for other sources."""
+    lines: int | None = None
+    """How often the query names its one source, as SQL may: Spark wants an offset for each. None where a function chose the sources."""
 
     def write(self, position: Position) -> None:
         """Writes into the empty folder what Spark needs to begin with the batch after `position`."""
@@ -60,9 +62,10 @@ class Checkpoint:
         if position.batch == NO_BATCH or position.offsets is None:
             return
         # Spark also reads the batch before the last one. Its offsets do not matter, because the last batch is not repeated.
-        for batch in range(max(0, position.batch - 1), position.batch + 1):
-            self._put(f"offsets/{batch}", position.offsets)
-        self._put(f"commits/{position.batch}", 'v1\n{"nextBatchWatermarkMs":0}')
+        last = self._last(position)
+        for batch in range(max(0, last - 1), last + 1):
+            self._put(f"offsets/{batch}", self._with_lines(position.offsets))
+        self._put(f"commits/{last}", 'v1\n{"nextBatchWatermarkMs":0}')
 
     def write_interval(self, before: Position, after: Position, *, query: str) -> None:
         """Writes into the empty folder what Spark needs to begin with one batch of exactly the rows after `before`, up to `after`: a batch
@@ -70,7 +73,7 @@ class Checkpoint:
         """
         self.write(replace(before, query=query, logs=after.logs))
         assert after.offsets is not None
-        self._put(f"offsets/{before.batch + 1}", after.offsets)
+        self._put(f"offsets/{self._last(before) + 1}", self._with_lines(after.offsets))
 
     def planned(self, batch: int) -> Planned:
         """What Spark wrote about the batch that it is about to run."""
@@ -85,19 +88,36 @@ class Checkpoint:
         paths = sorted(path for path in root.rglob("*") if path.is_file() and not path.name.startswith("."))
         return {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
+    def _last(self, position: Position) -> int:
+        """The number of the last batch in the folder. Of batch 0 over files Spark opens all files again, which may be gone, or not in the
+        folder that the options name now. So it counts as batch 1.
+        """
+        is_first_of_files = self.file_age_ms is not None and position.batch == 0
+        return 1 if is_first_of_files else position.batch
+
+    def _with_lines(self, offsets: str) -> str:
+        if self.lines is None:
+            return offsets
+        version, batch, line, *_ = offsets.splitlines()
+        return "\n".join([version, batch, *[line] * self.lines])
+
     def _put(self, name: str, text: str) -> None:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
 
+#: Makes folders for the queries of one stream, as `temporary_checkpoint`.
+Checkpoints = Callable[[], AbstractContextManager[Checkpoint]]
+
+
 @contextmanager
-def temporary_checkpoint(*, file_age_ms: int | None = None) -> Iterator[Checkpoint]:
+def temporary_checkpoint(*, file_age_ms: int | None = None, lines: int | None = None) -> Iterator[Checkpoint]:
     """An empty folder for this process alone, in memory where the system offers that. It is removed at the end."""
     parent = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK | os.X_OK) else None
     folder = Path(tempfile.mkdtemp(prefix=f"persist-stream-{os.getpid()}-", dir=parent))
     try:
-        yield Checkpoint(folder, file_age_ms)
+        yield Checkpoint(folder, file_age_ms, lines)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -19,7 +19,7 @@ from persist_spark.progress.live import Stage
 from persist_spark.report import Log, SinkReport
 from persist_spark.spec import SinkSpec
 from persist_spark.staging import difference
-from persist_spark.streaming.checkpoint import Planned, temporary_checkpoint
+from persist_spark.streaming.checkpoint import Checkpoints, Planned
 from persist_spark.streaming.each_batch import EachBatch
 from persist_spark.streaming.position import Position
 
@@ -71,8 +71,8 @@ def comparing(
     spec: SinkSpec,
     client: PersistClient,
     position: Position,
+    checkpoints: Checkpoints,
     *,
-    file_age_ms: int | None,
     stop: threading.Event,
     env: Env,
     log: Log,
@@ -80,7 +80,7 @@ def comparing(
     """What compares the batches after `position`, with a lease and a checkpoint that end with the block. An error sets `stop`."""
     with (
         client.open_leased_reader(spec.shard_id, spec.schema, purpose=spec.purpose) as reader,
-        temporary_checkpoint(file_age_ms=file_age_ms) as checkpoint,
+        checkpoints() as checkpoint,
     ):
         log.event("standing_by", stage=Stage.STANDING_BY, batch=position.batch)
         checkpoint.write(position)

@@ -7,9 +7,10 @@ only grows. Spark itself ignores a file that is older than `maxFileAge` before t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.retention import retention_of
@@ -19,6 +20,8 @@ from persist_spark.spec import ConfigurationError, Input
 #: Spark's default of `maxFileAge`.
 MAX_FILE_AGE = "7d"
 _HEAD, _COMPACT = "v1", ".compact"
+#: A file beside Spark's own, which Spark passes over for its name: the time of the newest file that the list has forgotten.
+_FORGOTTEN = ".forgotten"
 #: What Spark writes in place of the offset of a folder that had no files yet.
 _NO_OFFSET = "-"
 
@@ -45,25 +48,76 @@ def file_age_ms(source: Input) -> int:
     return age_ms
 
 
+def check_goes_on(logs: Mapping[str, str], *, age_ms: int, folders: Sequence[str]) -> None:
+    """ConfigurationError when Spark would read files again after `logs`, which `files_read` made: files that are forgotten, although they
+    are not too old for `age_ms`, or those of a folder that had another place among `folders`, the paths of all sources.
+    """
+    lists = {int(path.partition("/")[0]): text for path, text in logs.items() if path.endswith(_COMPACT)}
+    for index, text in lists.items():
+        entries = [json.loads(line) for line in text.splitlines()[1:]]
+        newest, forgotten = max((each["timestamp"] for each in entries), default=0), logs.get(f"{index}/{_FORGOTTEN}")
+        if forgotten is not None and newest - age_ms <= int(forgotten):
+            raise ConfigurationError(
+                "input.format.options.maxFileAge: it was lower before, and the sink has forgotten files that are now young enough to be "
+                f"read again. Until the folder has newer files, set less than {newest - int(forgotten)}ms"
+            )
+        homes = {at for at, folder in enumerate(folders) if any(_is_in(each["path"], folder) for each in entries)}
+        if homes and index not in homes:
+            raise ConfigurationError(
+                f"input.python: {folders[min(homes)]} was source {index} of the function and is source {min(homes)} now, so its files "
+                "would be read again; unite the folders in the order in which the sink has read them, or create another sink"
+            )
+
+
+def _is_in(file: str, folder: str) -> bool:
+    """Whether a file, by Spark's URI of it, is below a path. A path without a scheme is in any file system."""
+    name, home = urlsplit(file), Path(folder)
+    if "://" in folder or folder.startswith("file:"):
+        at = urlsplit(folder)
+        if (at.scheme, at.netloc) != (name.scheme, name.netloc):
+            return False
+        home = Path(at.path)
+    return Path(unquote(name.path)).is_relative_to(home)
+
+
 def files_read(root: Path, *, offsets: str, age_ms: int) -> dict[str, str]:
     """Spark's folder `sources` as it must be for the batch after the one that ends at `offsets`: one file for each source that had files,
     with the files read until then that are not older than `age_ms` before the newest one.
     """
-    ends = {
-        index: json.loads(line)["logOffset"]
-        for index, line in enumerate(offsets.splitlines()[2:])
-        if line != _NO_OFFSET
-    }
-    return {f"{index}/{end}{_COMPACT}": _compacted(root / str(index), end, age_ms) for index, end in ends.items()}
+    lines, folders = offsets.splitlines()[2:], sum(1 for _ in root.iterdir())
+    if 1 < folders < len(lines):
+        raise ConfigurationError(
+            "input.python: the function, or sql, names one folder twice beside another folder; name each folder once"
+        )
+    # SQL that names its one folder twice has two equal offsets.
+    ends = {index: json.loads(line)["logOffset"] for index, line in enumerate(lines[:folders]) if line != _NO_OFFSET}
+    found: dict[str, str] = {}
+    for index, end in ends.items():
+        folder = root / str(index)
+        found[f"{index}/{end}{_COMPACT}"], forgotten_ms = _compacted(folder, end, age_ms)
+        if (forgotten_ms := max(forgotten_ms, _forgotten_ms(folder))) >= 0:
+            found[f"{index}/{_FORGOTTEN}"] = str(forgotten_ms)
+    return found
 
 
-def _compacted(folder: Path, end: int, age_ms: int) -> str:
-    """SUBTLE: Spark names the file of a batch after it has chosen the batch's files, and may have begun to choose the next ones."""
+def _compacted(folder: Path, end: int, age_ms: int) -> tuple[str, int]:
+    """The list, and the time of the newest file that it forgets, or -1.
+
+    SUBTLE: Spark names the file of a batch after it has chosen the batch's files, and may have begun to choose the next ones.
+    """
     entries = {entry["path"]: entry for entry in _entries(folder) if entry["batchId"] <= end}
     newest = max((entry["timestamp"] for entry in entries.values()), default=0)
     kept = [entry for entry in entries.values() if entry["timestamp"] >= newest - age_ms]
     kept.sort(key=lambda entry: (entry["batchId"], entry["path"]))
-    return "\n".join([_HEAD, *(json.dumps(entry, separators=(",", ":")) for entry in kept)])
+    forgotten_ms = max(
+        (each["timestamp"] for each in entries.values() if each["timestamp"] < newest - age_ms), default=-1
+    )
+    return "\n".join([_HEAD, *(json.dumps(entry, separators=(",", ":")) for entry in kept)]), forgotten_ms
+
+
+def _forgotten_ms(folder: Path) -> int:
+    path = folder / _FORGOTTEN
+    return int(path.read_text(encoding="utf-8")) if path.exists() else -1
 
 
 def _entries(folder: Path) -> Iterator[dict[str, Any]]:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from persist_engine import SourceProgress
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage
 from persist_engine.codec.sink_run import Fields
+from persist_engine.flow.mint_run import RunToken
 
 from persist_spark.spec import ConfigurationError
 
@@ -46,7 +47,7 @@ class Position:
     offsets: str | None
     """The text of Spark's file offsets/<batch>. None before the first batch."""
     logs: Mapping[str, str] = field(default_factory=dict)
-    """The files of Spark's folder `sources` by their paths: where a source began, or which files it has read."""
+    """The files of Spark's folder `sources` by their paths: where a source began, or which files it has read, and what that list forgot."""
 
 
 def encode_position(position: Position) -> bytes:
@@ -143,4 +144,4 @@ def _batch(fields: Fields) -> int:
 
 
 def _run_id(token: bytes) -> str:
-    return token.decode(errors="replace")[:128]
+    return RunToken.decode(token).run.decode(errors="replace")[:128]

@@ -63,6 +63,17 @@ def name_of(source: Input, sources: Sequence[Input]) -> str:
     return names[0] if source.python is None else " ".join([PYTHON, *names])
 
 
+def lines_of(source: Input, frame: DataFrame) -> int | None:
+    """How often the stream names its one source: SQL may unite the input with itself. None where a function chose the sources."""
+    return None if source.python is not None else sum(1 for _ in _leaves(frame))
+
+
+def folders_of(source: Input, frame: DataFrame) -> list[str]:
+    """The paths of the folders that a function reads, in the order of the sources, if it reads several."""
+    found = [] if source.python is None else [node.sourceName() for node in _leaves(frame) if _is_folder(node)]
+    return [name.removeprefix(f"{_FILES}[").removesuffix("]") for name in found] if len(found) > 1 else []
+
+
 def oldest_file_ms(sources: Sequence[Input]) -> int:
     """How much older than the newest file another one may be. ConfigurationError as of `file_age_ms`."""
     return max(map(file_age_ms, sources))

@@ -21,7 +21,7 @@ from persist_spark.landing import TRIES_MAX
 from persist_spark.progress.live import Stage
 from persist_spark.report import Log
 from persist_spark.spec import SinkSpec
-from persist_spark.streaming.checkpoint import configure, temporary_checkpoint
+from persist_spark.streaming.checkpoint import Checkpoints, configure
 from persist_spark.streaming.interval import Commit, Interval, difference_in
 from persist_spark.streaming.position import Position
 from persist_spark.streaming.position_append import append_position
@@ -84,7 +84,7 @@ class Standby:
     client: PersistClient
     rows: DataFrame
     """The input as a stream, as the envelope reads it (`staging.rows_of`)."""
-    file_age_ms: int | None
+    checkpoints: Checkpoints
     _: KW_ONLY
     is_promoted: Callable[[], bool]
     stop: threading.Event
@@ -177,7 +177,7 @@ class Standby:
             except Exception as error:  # noqa: BLE001 - raised below
                 failures.append(error)
 
-        with temporary_checkpoint(file_age_ms=self.file_age_ms) as checkpoint:
+        with self.checkpoints() as checkpoint:
             query_id = str(uuid.UUID(bytes=self.env.random_bytes(16), version=4))
             checkpoint.write_interval(interval.before.position, interval.end.position, query=query_id)
             configure(self.spark)

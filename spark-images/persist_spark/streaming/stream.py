@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from persist_engine import Location, PersistClient, SourceProgress
 from persist_engine.base.env import Env
@@ -28,10 +29,11 @@ from persist_spark.streaming.comparing import comparing
 from persist_spark.streaming.driver_upserts import DriverUpserts
 from persist_spark.streaming.each_batch import EachBatch
 from persist_spark.streaming.few_rows import FewRows
+from persist_spark.streaming.file_log import check_goes_on
 from persist_spark.streaming.freshness import Freshness
 from persist_spark.streaming.position import NO_BATCH, Position, decode_position
 from persist_spark.streaming.query import for_each_batch, in_one_projection, streaming_input
-from persist_spark.streaming.sources import name_of, oldest_file_ms, reads_files, sources_of
+from persist_spark.streaming.sources import folders_of, lines_of, name_of, oldest_file_ms, reads_files, sources_of
 from persist_spark.streaming.standby import Standby, take_over
 
 #: How Kafka's connector says that records are gone. It advises an option that passes over them, which a sink refuses.
@@ -68,29 +70,29 @@ def run_stream(
         progress = client.progress(spec.shard_id, spec.sink_id)
         frame = streaming_input(spark, spec)
         sources = sources_of(spec.input, frame)
-        source = name_of(spec.input, sources)
-        position = _start(spec, source, progress, env)
-        check_continues(spec, position.offsets)
         # Planned once for all batches. Also the refusal of rows that do not fit comes before the first batch.
         rows = in_one_projection(rows_of(frame, spec.schema, spec.envelope))
         age_ms = oldest_file_ms(sources) if reads_files(frame) else None
+        folders = partial(temporary_checkpoint, file_age_ms=age_ms, lines=lines_of(spec.input, frame))
+        check = partial(check_goes_on, age_ms=age_ms or 0, folders=folders_of(spec.input, frame))
+        start = partial(_checked_start, spec, name_of(spec.input, sources), env, check)
+        position = start(progress)
+        check_continues(spec, position.offsets)
         with _explaining_losses():
-            standby = Standby(spark, spec, client, rows, age_ms, is_promoted=is_promoted, stop=stop, env=env, log=log)
+            standby = Standby(spark, spec, client, rows, folders, is_promoted=is_promoted, stop=stop, env=env, log=log)
             if stream.stands_by and not standby.until_promoted():
                 return SinkReport(run_id=spec.run_id, batches=0, stopped=True)
         if spec.write_mode is WriteMode.READ_ONLY:
-            comparison = comparing(spec, client, position, file_age_ms=age_ms, stop=stop, env=env, log=log)
+            comparison = comparing(spec, client, position, folders, stop=stop, env=env, log=log)
             with _explaining_losses(), comparison as compared:
                 return _Driver(stream, rows, compared, stop, log, None).until_stopped(spark)
         with (
             client.open_writer(spec.shard_id, spec.schema, purpose=spec.purpose) as writer,
-            temporary_checkpoint(file_age_ms=age_ms) as checkpoint,
+            folders() as checkpoint,
             DriverUpserts(spec=spec, client=client, log=log) as upserts,
         ):
             if stream.stands_by:
-                position, progress = take_over(
-                    writer, spec, client, lambda found: _start(spec, source, found, env), log
-                )
+                position, progress = take_over(writer, spec, client, start, log)
             log.event("position", batch=position.batch)
             checkpoint.write(position)
             size, fresh = part_bytes_of(spark, spec, log), Freshness.of(stream, sources, env=env, log=log)
@@ -138,8 +140,21 @@ def _explaining_losses() -> Iterator[None]:
         raise ConfigurationError(_explained(" ".join(lost[1].split()))) from error
 
 
+def _checked_start(
+    spec: SinkSpec,
+    source: str,
+    env: Env,
+    check: Callable[[Mapping[str, str]], None],
+    progress: SourceProgress | None,
+) -> Position:
+    """The position to go on from. ConfigurationError as of `_start`, and as of `check` for the logs."""
+    position = _start(spec, source, progress, env)
+    check(position.logs)
+    return position
+
+
 def _start(spec: SinkSpec, source: str, progress: SourceProgress | None, env: Env) -> Position:
-    """The position to go on from. ConfigurationError when it belongs to another source."""
+    """The same, unchecked. ConfigurationError when it belongs to another source."""
     driver = env.random_bytes(8).hex()
     if progress is None:
         query = str(uuid.UUID(bytes=env.random_bytes(16), version=4))
