@@ -100,9 +100,9 @@ class Landing:
     seen: Antichain | None = None
     """The shard's upper, if it is known to be past the batches' lower. The batches are then moved before the first append."""
     are_shared: bool = False
-    """Whether another driver of the same run may append the same batches. An append then expects the sink's progress with its upper, because
-    the token alone may have been stored again since (`is_expected`), and the batches are deleted only when the sink's progress shows that
-    no driver ever will, and otherwise left to the orphan scan.
+    """Whether another driver of the same run may append the same batches. An append then expects the sink's progress with its upper,
+    because the token alone may have been stored again since (`is_expected`), and the batches are deleted only when the sink's progress
+    shows that no driver ever will, and otherwise left to the orphan scan.
     """
     tries_max: int = TRIES_MAX
 
