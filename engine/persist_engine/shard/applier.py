@@ -20,6 +20,7 @@ from persist_engine.base.errors import (
     Incompatible,
     Indeterminate,
     InvariantViolated,
+    PersistError,
 )
 from persist_engine.base.retry import Backoff
 from persist_engine.base.version import APPLIER_VERSION
@@ -130,8 +131,7 @@ class Applier:
                     raise UnknownOutcome(
                         str(error), answer=stepped.answer, before=before, decided_ms=decided_ms
                     ) from error
-                if isinstance(result, ShardState):
-                    self._install(result, after=before)
+                is_seen = not isinstance(result, ShardState) or self._install(result, after=before)
             if isinstance(result, Determinate):
                 # Outside the turn, so that other commands do not wait for this pause.
                 refused = refused or versions.retry.backoff("compare_and_set", shard=self.shard_id, kind="determinate")
@@ -140,6 +140,16 @@ class Applier:
             _end(refused)
             refused = None
             if result is not None:
+                if not is_seen:
+                    try:
+                        self._prove(result)
+                    except ForkedLog as error:
+                        self._give_up(error)
+                    except PersistError as error:
+                        text = f"{result.seqno} is committed, but not proven to be in the log now: {error}"
+                        raise UnknownOutcome(
+                            text, answer=stepped.answer, before=before, decided_ms=decided_ms
+                        ) from error
                 metrics.count("command", name=name, outcome="committed")
                 metrics.observe_s("command", env.monotonic_s() - started_s, name=name)
                 count_commit(metrics, name, stepped.diff)
@@ -233,10 +243,20 @@ class Applier:
             # Another entry won the race and has since vanished.
             self._give_up(forked_log(before, f"what came after it vanished from {self.versions.consensus.address()}"))
 
+    def _prove(self, committed: ShardState) -> None:
+        """Another thread went past `committed`, by a rollup, and did not see its entry. ForkedLog unless one log has both in its past: that
+        version and the state that this process has now.
+        """
+        current = self.state
+        live = self.versions.fetch_recent_live_diffs(self.shard_id)
+        for known in (current, committed):
+            self.versions.fetch_later_state(known, live)
+
     def _install(self, state: ShardState, *, after: ShardState, passed: Mapping[SeqNo, bytes] = _NONE_PASSED) -> bool:
-        """Caches `state`, which has `after` in its past. Returns False when another thread has advanced the cache meanwhile, but less far.
-        It is then unknown whether `state` has that version in its past. Gives up when another thread saw another entry of its version: the
-        answer of a server that failed may come after a look at the one that took over. `passed`: the entries between the two.
+        """Caches `state`, which has `after` in its past. Returns False when another thread has advanced the cache meanwhile, either less
+        far, or past the version of `state` without its entry: whether one has the other in its past is then unknown. Gives up when another
+        thread saw another entry of its version: the answer of a server that failed may come after a look at the one that took over.
+        `passed`: the entries between the two.
         """
         with self._install_lock:
             known = self._state
@@ -248,7 +268,10 @@ class Applier:
                 self._tags.update(passed)
                 if len(self._tags) > 2 * _TAGS_MAX:
                     self._tags = dict(sorted(self._tags.items())[-_TAGS_MAX:])
-            seen = self._tags.setdefault(state.seqno, state.tag)
+                self._tags[state.seqno] = state.tag
+            seen = self._tags.get(state.seqno)
+        if seen is None:
+            return False
         try:
             check_same_entry(state, seen)
         except ForkedLog as error:

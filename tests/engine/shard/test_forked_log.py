@@ -8,8 +8,10 @@ import threading
 import pytest
 from persist_engine import Antichain, PersistClient, ShardId
 from persist_engine.base.errors import CorruptData, ErrorKind, ForkedLog, InvariantViolated, ShardNotFound
-from persist_engine.base.settings import MaintenanceSettings, Settings
+from persist_engine.base.settings import MaintenanceSettings, RetrySettings, Settings
 from persist_engine.base.versioned import SCAN_ALL, SeqNo, Tip, VersionedData
+from persist_engine.client.write.handle import WriteHandle
+from persist_engine.client.write.outcomes import Appended
 from persist_engine.codec import state as codec_state
 from persist_engine.codec.keys import blob_key
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
@@ -134,6 +136,50 @@ def test_a_commit_that_comes_from_a_failed_server_after_a_look_at_its_successor_
         writer.compare_and_append([row(9, "lost", 2)], expected_upper=A(2), new_upper=A(3))
     forked.assert_given_up()
     assert forked.contents() == ["before"] * 2 + ["stands"] * since
+
+
+def commits_late(forked: Forked, *, fails_over: bool, failures: int) -> WriteHandle:
+    """A writer whose next commit is answered late. Meanwhile others append, roll up and collect, and its process looks: it goes past by a
+    rollup. `fails_over`: they do so on a server that took over without that commit. `failures`: the attempts at reading a rollup afterwards
+    that fail.
+    """
+    writer = forked.stale.open_writer(forked.shard_id, SCHEMA, purpose="late")
+    other = forked.world.process()
+    copy = forked.log()
+
+    def meanwhile() -> None:
+        if fails_over:
+            forked.restore(copy)
+        forked.appended(other, 3, "stands")
+        machine = other.machine(forked.shard_id)
+        for _ in range(2):
+            write_rollup(machine)
+            gc_and_truncate(machine)
+        forked.stale.machine(forked.shard_id).refresh()
+        forked.world.faults.fail_next("get", happened=False, matching=f"{forked.shard_id}/v", times=failures)
+
+    forked.world.consensus.after_next("compare_and_set", meanwhile)
+    return writer
+
+
+def test_a_commit_of_a_failed_server_after_a_look_that_went_past_it_by_a_rollup_stops_the_process() -> None:
+    """The look went past the commit's version without its entry. The append was acknowledged, although the log lacks it."""
+    forked = Forked(lost=0)
+    writer = commits_late(forked, fails_over=True, failures=0)
+    with pytest.raises(ForkedLog, match=LOST):
+        writer.compare_and_append([row(2, "late", 2)], expected_upper=A(2), new_upper=A(3))
+    forked.assert_given_up()
+    assert forked.contents() == ["before"] * 2 + ["stands"] * 3
+
+
+@pytest.mark.parametrize("failures", [0, 8])
+def test_a_commit_after_a_look_that_went_past_it_by_a_rollup_of_the_same_log_is_done(failures: int) -> None:
+    """The lineage of that rollup shows it. While no rollup can be read the outcome is unknown, and the next attempt finds the token."""
+    forked = Forked(lost=0, settings=Settings(retry=RetrySettings(give_up_ms=200.0)))
+    writer = commits_late(forked, fails_over=False, failures=failures)
+    answer = writer.compare_and_append([row(2, "late", 2)], expected_upper=A(2), new_upper=A(3))
+    assert isinstance(answer, Appended)
+    assert forked.contents() == ["before"] * 2 + ["late"] + ["stands"] * 3
 
 
 @pytest.mark.parametrize("collected", ["to a rollup", "twice"])
