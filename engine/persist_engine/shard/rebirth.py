@@ -59,6 +59,8 @@ def begin_anew(
     head = versions.retry.external("head", lambda: versions.consensus.head(shard_id), shard=shard_id)
     if head is not None and head.tip == new.tip:
         return state  # an attempt whose outcome was unknown had succeeded
-    if head is None or head.seqno < seqno:
+    rollups = () if head is None else versions.fetch_current_state(shard_id).rollups.values()
+    if all(rollup.key != key for rollup in rollups):
+        # Another recovery won, or this one did and its log was replaced or collected since. A rollup that stays would be a ruin.
         versions.delete_rollup(shard_id, key)
     return None

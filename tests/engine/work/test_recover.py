@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import NoReturn
 
 import pytest
 from persist_engine import Antichain, Appended, ShardId
@@ -244,20 +245,74 @@ def test_a_recovery_killed_at_any_call_is_completed_by_the_next(site: Site) -> N
         finished = False
 
 
-def test_two_recoveries_at_once_end_in_one_log(site: Site) -> None:
+def killed_before_the_log_is_replaced(site: Site, **how: object) -> str:
+    """The key of the rollup that a recovery left."""
+    before = site.blobs().keys()
+    client = site.client()
+
+    def dies(*_: object) -> NoReturn:
+        raise Killed
+
+    client.versions.consensus.replace = dies  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        recover_shard(client.versions, site.shard_id, commit=True, replace_log=True, **how)  # type: ignore[arg-type]
+    (left,) = site.blobs().keys() - before
+    return left
+
+
+def test_what_a_killed_recovery_left_is_no_reason_to_give_the_log_up(site: Site) -> None:
+    """Consensus was rolled back, and is restored after a recovery was killed. Its rollup is far newer than the log, and holds less."""
+    whole = {key: list(log) for key, log in site.world.consensus._inner._logs.items()}
+    site.lose(site.backup)
+    left = killed_before_the_log_is_replaced(site)
+    site.lose(whole)
+    site.append(2)
+    found = site.recover(commit=True, replace_log=True)
+    assert (found.needed, found.seqno, found.base.key) == (False, None, left)
+    assert contents(site.client(), site.shard_id, 7) == site.rows(8)
+
+
+def test_a_rollup_from_after_a_killed_recovery_is_newer(site: Site) -> None:
+    site.lose(site.backup)
+    killed_before_the_log_is_replaced(site)
+    site.append(5)
+    write_rollup(site.machine())
+    site.lose()
+    site.recover(commit=True)
+    assert contents(site.client(), site.shard_id, 6) == site.rows(7)
+
+
+def test_a_recovery_that_went_back_further_must_be_named_or_passed_over(site: Site) -> None:
+    """Nothing shows whether it was killed, or its log was lost."""
+    first = next(each.key for each in site.recover(commit=False).others if each.seqno == 1)
+    left = killed_before_the_log_is_replaced(site, rollup=first)
+    site.lose()
+    newest = site.recover(commit=False).base
+    assert newest.seqno == site.base
+    with pytest.raises(InvalidUsage, match=f"{left} is of a later recovery, which copied {first}, .* --rollup"):
+        site.recover(commit=True)
+    site.recover(commit=True, rollup=newest.key)
+    assert contents(site.client(), site.shard_id, 3) == site.rows(4)
+
+
+@pytest.mark.parametrize("is_early", [False, True], ids=["sees its rollup", "looked before"])
+def test_two_recoveries_at_once_end_in_one_log(site: Site, is_early: bool) -> None:
+    """The one that loses leaves no rollup: of no log's history, it would be a ruin for verifications and orphan scans."""
     site.lose()
     client = site.client()
-    real = client.versions.consensus.compare_and_set
+    verb = "set" if is_early else "compare_and_set"
+    store = client.versions.blob if is_early else client.versions.consensus
+    real = getattr(store, verb)
 
     def late(*args: object) -> object:
         site.recover(commit=True)
         return real(*args)
 
-    client.versions.consensus.compare_and_set = late  # type: ignore[method-assign]
+    setattr(store, verb, late)
     with pytest.raises(InvalidUsage, match="meanwhile"):
         recover_shard(client.versions, site.shard_id, commit=True)
     assert contents(site.client(), site.shard_id, 3) == site.rows(4)
-    assert verify_shard(site.machine()).is_corrupt is False
+    assert verify_shard(site.machine()).findings == []
 
 
 def test_the_birth_of_a_recovered_log_names_its_origin() -> None:

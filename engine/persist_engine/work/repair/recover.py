@@ -2,11 +2,12 @@
 
 A rollup is a whole version: contents, critical readers, schemas, progress. Later commits were in the log alone and are gone. Some of their
 parts may exist; these are named, because any Parquet reader can read their rows. Deletes nothing. May be repeated, raced and killed: the
-new log appears in one compare-and-set, after its rollup.
+new log appears in one compare-and-set, after its rollup. That rollup alone, as a killed run leaves it, is no reason to give a log up.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -25,7 +26,7 @@ from persist_engine.codec.state import decode_rollup
 from persist_engine.codec.state_diff import decode_state_diff
 from persist_engine.model.diff.state_diff import live_blobs
 from persist_engine.model.ids import ShardId
-from persist_engine.model.rebirth import is_recovered_from
+from persist_engine.model.rebirth import SEQNOS_LEFT_OUT, is_recovered_from
 from persist_engine.model.state import ShardState
 from persist_engine.parts.listings import with_nested
 from persist_engine.shard.rebirth import begin_anew
@@ -95,21 +96,22 @@ def recover_shard(
     last_seqno: int | None = None,
 ) -> Recovered:
     """Reports what can be recovered and, with `commit`, recovers it. Does nothing when there is no need, unless `rollup` (a whole key)
-    names the rollup to use. `replace_log` gives up the log that consensus holds. `last_seqno` is the newest version known from elsewhere,
-    such as a resource's status.
+    names the rollup to use. A rollup that a killed recovery left, or whose log was lost before it had another, counts as the one that it
+    copies. `replace_log` gives up the log that consensus holds. `last_seqno` is the newest version known from elsewhere, such as a
+    resource's status.
 
     ShardNotFound when nothing of the shard exists. MissingBlob when no rollup can be read. InvalidUsage when rollups of several logs exist
-    and none is named, and when an existing log must be replaced without `replace_log`.
+    and none is named, or a later recovery began from an older rollup, and when an existing log must be replaced without `replace_log`.
     """
     recovery = _Recovery(versions, shard_id)
-    base, state = recovery.base(rollup)
+    base, state, of = recovery.base(rollup)
     head = recovery.head()
     log = recovery.log(head)
-    needed = head is None or head.seqno < base.seqno
+    needed = head is None or head.seqno < of.seqno
     ends = (last_seqno, None if log is None else log.head)
     known = max((seqno for seqno in ends if seqno is not None), default=None)
-    found = Recovered(shard_id, base, log, needed, gone_from=base.seqno + 1)
-    if known is not None and known > base.seqno:
+    found = Recovered(shard_id, base, log, needed, gone_from=of.seqno + 1)
+    if known is not None and known > of.seqno:
         found.gone_through = known
     found.others = [each for each, _ in recovery.readable if each.key != base.key]
     found.unreadable = recovery.unreadable
@@ -117,6 +119,8 @@ def recover_shard(
     found.left_over, found.left_over_count = left_over[:REPORTED_MAX], len(left_over)
     if not commit or not (needed or rollup is not None):
         return found
+    if rollup is None:
+        recovery.check_choice(of)
     if head is not None and not replace_log:
         raise InvalidUsage(
             f"consensus holds a log of shard {shard_id}, {SeqNo(log.earliest) if log else head.seqno} to {head.seqno}: "
@@ -154,8 +158,8 @@ class _Recovery:
         """The seqnos of all rollups, readable or not."""
         return [int(key.seqno) for key in self._keys if isinstance(key, RollupKey)]
 
-    def base(self, wanted: str | None) -> tuple[Base, ShardState]:
-        """The rollup to begin from: `wanted`, or the newest."""
+    def base(self, wanted: str | None) -> tuple[Base, ShardState, Base]:
+        """The rollup to begin from, `wanted` or the newest, and the one that it copies, or itself."""
         if not self.readable:
             if not self._keys:
                 raise ShardNotFound(f"nothing of shard {self.shard_id} exists", shard_id=self.shard_id)
@@ -167,15 +171,45 @@ class _Recovery:
         if wanted is not None:
             for each in self.readable:
                 if each[0].key == wanted:
-                    return each
+                    return (*each, each[0])
             raise InvalidUsage(f"no rollup {wanted} of shard {self.shard_id} can be read")
-        newest = self.readable[0]
-        strangers = _strangers([base for base, _ in self.readable])
+        copies = self._copies()
+        newest, *older = (base for base, _ in self.readable if base.key not in copies)
+        strangers = _strangers([newest, *older])
         if strangers:
-            logs = ", ".join(f"{each.key} (born as {each.birth})" for each in (newest[0], *strangers))
+            logs = ", ".join(f"{each.key} (born as {each.birth})" for each in (newest, *strangers))
             text = f"rollups of several logs of shard {self.shard_id} exist: {logs}; name one with --rollup"
             raise InvalidUsage(text)
-        return newest
+        # A copy comes first: the new log descends from all that it descends from, so that it is no ruin.
+        taken = next(each for each in self.readable if copies.get(each[0].key, each[0].key) == newest.key)
+        return (*taken, newest)
+
+    def check_choice(self, base: Base) -> None:
+        """InvalidUsage when a later recovery, perhaps a killed one, copied an older rollup than `base`, the newest."""
+        copies = self._copies()
+        for each, _ in self.readable:
+            origin = copies.get(each.key, base.key)
+            if origin != base.key and each.seqno - SEQNOS_LEFT_OUT >= base.seqno:
+                text = (
+                    f"{each.key} is of a later recovery, which copied {origin}, an older rollup than {base.key}; perhaps it was killed: "
+                    "name one of them with --rollup"
+                )
+                raise InvalidUsage(text)
+
+    def _copies(self) -> dict[str, str]:
+        """The rollups that hold nothing but what another readable one holds: those that recoveries wrote, of logs that never began or had
+        no other rollup. The values are those that they copy; both are whole keys.
+        """
+        births = Counter(base.birth for base, _ in self.readable)
+        readable = {base.key for base, _ in self.readable}
+        copied: dict[str, str] = {}
+        for base, state in reversed(self.readable):
+            older = max((seqno for seqno in state.rollups if seqno < state.seqno), default=state.seqno)
+            origin = blob_key(self.shard_id, state.rollups[older].key) if older in state.rollups else base.key
+            is_first = state.seqno - older >= SEQNOS_LEFT_OUT
+            if is_first and births[base.birth] == 1 and origin in readable:
+                copied[base.key] = copied.get(origin, origin)
+        return copied
 
     def head(self) -> VersionedData | None:
         """The newest entry that consensus holds."""
