@@ -15,8 +15,8 @@ from persist_kit.sim.simulation import Report, plan_of, simulate
 #: CI runs 200 seeds, `make sim` any number.
 SEEDS = 50
 CHUNK = 10
-#: Seeds with what few histories contain: names, a sink that ends, and a compaction of a closed shard.
-SELDOM = (94, 210, 234)
+#: Seeds with what few histories contain: names, a sink that ends, a compaction of a closed shard, and recoveries.
+SELDOM = (94, 210, 234, 634)
 PATIENCE_S = 30
 #: Histories in which each planted bug must show; `make sim` and CI run many more without bugs.
 MUTANT_SEEDS = 400
@@ -43,6 +43,9 @@ WHERE_IT_SHOWS = {
     "changes hold no version": {"examiner"},
     "freed names come back": {"names"},
     "a renaming takes any name": {"names"},
+    "a recovered log has the old birth": {"recoverer"},
+    "a recovery takes the oldest rollup": {"recoverer"},
+    "a recovery replaces any log": {"recoverer"},
 }
 #: What only histories show in which consensus loses versions.
 WHERE_VERSIONS_ARE_LOST = {
@@ -57,37 +60,37 @@ WHERE_VERSIONS_ARE_LOST = {
 SHOWS_FROM = {"consensus truncates at any entry": 501_600}
 #: A seed that shows the planted bug, looked at first. Where histories have changed and it no longer does, the search begins.
 SHOWS_AT = {
-    "no token": 4,
+    "no token": 9,
     "no refetch before a mismatch": 0,
     "initial rollup deleted when not surely lost": 10,
     "rollup deleted when unknown": 48,
     "compaction output deleted when unknown": 7,
     "only the last attempt counts": 7,
-    "compaction deletes its inputs": 8,
+    "compaction deletes its inputs": 2,
     "a stopped compaction is applied": 389,
     "gc does not subtract live parts": 0,
     "gc truncates before it deletes": 0,
-    "gc ignores holds": 40,
+    "gc ignores holds": 44,
     "gc unlinks rollups before it truncates": 8,
     "expiry moves since": 41,
-    "listen without lower filter": 234,
-    "progress is not compared": 0,
+    "listen without lower filter": 445,
+    "progress is not compared": 2,
     "fencing token is not compared": 26,
     "finalize under readers": 70,
     "stages older than the floor are linked": 221,
     "a sink's lost append joins later": 107,
     "a sink stages before it has read back": 38,
     "a sink does not read what is appended": 114,
-    "a lapsed sink skips history": 136,
+    "a lapsed sink skips history": 117,
     "an upsert does not follow": 46,
     "late commands come to pass": 17,
     "order keys are not asked": 46,
     "a refresh takes its own entry for granted": 4,
-    "consensus compares seqnos only": 439,
+    "consensus compares seqnos only": 1194,
     "consensus truncates at any entry": 501_745,
     "a lost shard is created anew": 32,
-    "verification sees no lost versions": 276,
-    "a transaction is done again": 203,
+    "verification sees no lost versions": 124,
+    "a transaction is done again": 269,
     "a correction follows nothing": 206,
     "a feed skips what it waited for": 153,
     "retention passes holds": 2,
@@ -99,6 +102,9 @@ SHOWS_AT = {
     "leased parts end with their snapshot": 282,
     "an operator does not take over": 548,
     "a renaming takes any name": 104,
+    "a recovered log has the old birth": 108,
+    "a recovery takes the oldest rollup": 634,
+    "a recovery replaces any log": 586,
 }
 
 
@@ -176,6 +182,7 @@ def test_histories_contain_what_they_are_for() -> None:
         "steps of names",
         "lost versions",
         "forked logs found",
+        "recoveries",
     ]
     paths = ["news", "inline flushes", "compactions applied exact", "compactions applied subset", "updates slow"]
     sinks = ["corrections appended", "corrections lost", "lapses of a sink's reader", "sinks ended"]

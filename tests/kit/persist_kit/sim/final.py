@@ -13,6 +13,7 @@ from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.versioned import SeqNo
 from persist_engine.client.client import PersistClient
 from persist_engine.client.read.snapshot import SinceAhead
+from persist_engine.codec.keys import parse_blob_key
 from persist_engine.model.frontier import Antichain
 from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.work.audit.finding import FindingKind
@@ -27,8 +28,8 @@ from persist_kit.sim.actors.names import settle_names
 from persist_kit.sim.actors.reader import contents
 from persist_kit.sim.actors.sinks import settle_sink
 from persist_kit.sim.actors.upkeep import CRITICAL_ID
-from persist_kit.sim.calls import CLOSED, Takeover, time_of
-from persist_kit.sim.witness import OPERATED_ID, Witness
+from persist_kit.sim.calls import CLOSED, OPERATED_ID, Takeover, time_of
+from persist_kit.sim.witness import Witness
 from persist_kit.world import SCHEMA
 
 if TYPE_CHECKING:
@@ -84,9 +85,9 @@ def _settle_wiped(history: History, host: Host, lost: Witness) -> None:
     report = lost_shard(versions, shard_id)
     if report is None or [finding.kind for finding in report.findings] != [FindingKind.LOG_LOST]:
         fail(f"verification reports for a lost log: {report}")
-    rollups = history.witness.ruins()
+    rollups = [key for key in history.witness.ruins() if parse_blob_key(key).partial not in lost.reborn]
     if not rollups:
-        return  # nothing proves the first version
+        return  # nothing proves the first version, nor what a killed recovery left
     newest = max(rollups, key=lambda key: SeqNo.parse(key.split("/")[1]))
     client = PersistClient(
         lost.blob, MemConsensus(), settings=history.plan.settings, env=versions.env, metrics=NoMetrics()

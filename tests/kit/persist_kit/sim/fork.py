@@ -1,8 +1,10 @@
-"""Rolls consensus back, or splits it: two branches of one log. Decides which branch a process talks to, and which one judges it.
+"""Rolls consensus back, or splits it: two branches of one log. Lets recoveries begin it anew. Decides which branch a process talks to, and
+which one judges it.
 
     fork     a copy of the log is made; rollback: every process stays on the original; split: some talk to the copy from now on;
              wipe: as a rollback, to a copy that is empty
     healing  one branch wins (in a rollback: the copy) and all processes talk to it; versions that only the other has are lost
+    recovery the log is replaced by one that begins with an older version; all versions of the replaced log count as lost
 
 A process that has not looked at the winner since then cannot know of the loss; until it looks, the branch that it knew judges it. A process
 that knew a lost version must find out at its first look (ForkedLog), and restarts. A process that did not know one continues. There is only
@@ -16,6 +18,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NoReturn, TypeVar
 
 from persist_engine.base.errors import ForkedLog
@@ -27,11 +30,17 @@ from persist_engine.storage.blob import BlobInfo
 from persist_engine.storage.consensus import Consensus
 from persist_engine.testing.faults import FaultyConsensus
 
+from persist_kit.sim.calls import Recovering
 from persist_kit.sim.network import Network
+from persist_kit.sim.recovery import Recoveries
 from persist_kit.sim.scheduler import Process, Scheduler, Task
 from persist_kit.sim.watched import WatchedBlob, WatchedConsensus
 from persist_kit.sim.witness import Witness
 
+#: The versions that a branch must have to win at once, when the other commits something: more than are fetched one by one.
+_GROWN_MIN = 5
+#: How long a branch that is about to lose waits for its last commit.
+_FALLS_MS = 200
 T = TypeVar("T")
 
 
@@ -43,6 +52,10 @@ class Disaster:
     at: int
     lasts_ms: float
     is_wipe: bool = False
+    at_commit: bool = False
+    """Whether one branch of a split wins just when the other has committed something, and not yet answered: its first commit, when the one
+    that wins has grown, or the next after `lasts_ms`.
+    """
 
 
 def disaster_of(seed: int) -> Disaster | None:
@@ -51,7 +64,9 @@ def disaster_of(seed: int) -> Disaster | None:
     if rng.random() > 0.2:
         return None
     drawn = Disaster(is_split=rng.random() < 0.5, at=rng.randint(2, 12), lasts_ms=rng.choice([20, 60, 200, 600]))
-    return replace(drawn, is_wipe=not drawn.is_split and rng.random() < 0.25)
+    return replace(
+        drawn, is_wipe=not drawn.is_split and rng.random() < 0.25, at_commit=drawn.is_split and rng.random() < 0.6
+    )
 
 
 class Branches:
@@ -61,8 +76,14 @@ class Branches:
         self._scheduler = scheduler
         self.main = witness
         self._disaster = disaster
+        self._logs = [witness]
+        """All branches and recovered logs that ever were, oldest first."""
+        self._recoveries = Recoveries(scheduler)
         self._copy: Witness | None = None
         self._lost: Witness | None = None
+        """The log that was given up last: by one branch for another, or by a recovery."""
+        self._falls: Witness | None = None
+        """The branch that loses with its next commit."""
         self._talks_to: dict[Process, Witness] = {}
         self._judges: dict[Process, Witness] = {}
         """The branch that each process knows, where its cached state is not proof: that of its last look or, before one, its side."""
@@ -72,9 +93,8 @@ class Branches:
         """The tasks that last listed the blobs after one branch had won."""
         self._processes: dict[Process, Callable[[], ShardState | None]] = {}
         self._found_out: set[Process] = set()
-        self.lost_versions = self.detected = 0
-        self.lost_blobs: set[str] = set()
-        """The blobs of the winner's live versions that were deleted by processes that could not know better."""
+        self.lost_versions = self.detected = self.recovered = 0
+        self.lost_blobs = witness.lost_blobs
 
     def talks_to(self, process: Process) -> Witness:
         """The branch that calls of `process` go to now."""
@@ -82,11 +102,12 @@ class Branches:
 
     def judge(self, process: Process) -> Witness:
         """The branch that judges the actions of `process`."""
-        stands_on = self._has(self._known(process))
-        if stands_on is not None:
+        stands_on = self._holders(self._known(process))
+        judge = self._judges.get(process, self.main)
+        if stands_on and judge not in stands_on:
             # News can bring it to the winner. A late answer from before it changed sides can bring it back.
-            self._judges[process] = stands_on
-        return self._judges.get(process, self.main)
+            judge = self._judges[process] = stands_on[-1]
+        return judge
 
     def may_find_out(self, task: Task) -> bool:
         """Whether its process knows another branch than the one it talks to now, or an answer in its operation came from another. Or another
@@ -106,8 +127,20 @@ class Branches:
             self._found_out.add(task.process)
 
     def is_over(self) -> bool:
-        """Whether there was a disaster and one branch has won."""
+        """Whether a log was given up, by a branch that has won or by a recovery."""
         return self._lost is not None
+
+    def was_lost(self) -> bool:
+        """Whether there was no log at some moment after there had been one."""
+        return self.is_over() and any(log.forked_at == 0 for log in self._logs)
+
+    def may_recover(self) -> bool:
+        """Whether there is one log, or none, and stays so, so that a recovery makes sense."""
+        return self._disaster is None or self.is_over()
+
+    def lacks_blobs(self) -> bool:
+        """Whether the log's live versions name blobs that are gone for good, through no fault of the engine."""
+        return any(self.main.needs(key) for key in self.lost_blobs & self.main.gone())
 
     def wiped(self) -> Witness | None:
         """The log that was lost as a whole. None as long as there is a log."""
@@ -117,7 +150,8 @@ class Branches:
         """Whether a truncation past this version was acknowledged, and consensus lost it. The process that asked for it may have known no
         lost version, and then it unlinks rollups that the log still begins with.
         """
-        return self._lost is not None and self._lost.earliest() > seqno
+        talks_to = self.talks_to(self._scheduler.current.process)
+        return any(log.earliest() > seqno for log in self._logs if log is not talks_to)
 
     def listed(self, task: Task) -> None:
         """`task` has listed the blobs."""
@@ -137,16 +171,28 @@ class Branches:
         if self._copy is not None and not self.is_over():
             self._take_side(process)
 
-    def committed(self, seqno: SeqNo) -> None:
-        """A branch has reached `seqno`. Starts the disaster when it is due."""
+    def committed(self, witness: Witness, seqno: SeqNo) -> None:
+        """The branch of `witness` has reached `seqno`. Starts the disaster when it is due, or ends it."""
         disaster = self._disaster
+        if disaster is not None and disaster.at_commit and not self.is_over() and self._copy is not None:
+            other = self._copy if witness is self.main else self.main
+            if witness.grown == 1 and other.grown >= _GROWN_MIN:
+                self._falls = witness
+        if witness is self._falls:
+            self.heal()
         if disaster is None or self._copy is not None or seqno < disaster.at:
             return
         self._copy = self.main.wiped() if disaster.is_wipe else self.main.fork()
+        self._logs.append(self._copy)
         self._scheduler.note(f"-- consensus {'splits' if disaster.is_split else 'is copied'} at {seqno}")
         for process in self._processes:
             self._take_side(process)
-        self._scheduler.later(disaster.lasts_ms, self.heal)
+        self._scheduler.later(disaster.lasts_ms, self._fall if disaster.at_commit else self.heal)
+
+    def _fall(self) -> None:
+        """Chooses the branch that loses, with its next commit or after a while."""
+        self._falls = self.main if self._scheduler.rng.random() < 0.5 else self._copy
+        self._scheduler.later(_FALLS_MS, self.heal)
 
     def _take_side(self, process: Process) -> None:
         assert self._disaster is not None
@@ -165,7 +211,7 @@ class Branches:
         if disaster is None or self._copy is None or self._lost is not None:
             return
         winner = self._copy
-        if disaster.is_split and self._scheduler.rng.random() < 0.5:
+        if self._falls is self._copy or (not self._falls and disaster.is_split and self._scheduler.rng.random() < 0.5):
             winner = self.main
         self._lost = self.main if winner is self._copy else self._copy
         self._judges = {process: judge for process, judge in self._judges.items() if judge is self._lost}
@@ -173,10 +219,23 @@ class Branches:
         self.main = winner
         winner.wire.take_over(self._lost.wire)
         winner.beside(self._lost)
-        assert self._lost.forked_at is not None
-        self.lost_versions = self._lost.seqno - self._lost.forked_at
-        self.lost_blobs = {key for key in self.lost_blobs if winner.needs(key)}
+        self.lost_versions = self._lost.grown
+        self.lost_blobs.intersection_update([key for key in self.lost_blobs if winner.needs(key)])
         self._scheduler.note(f"-- consensus is at {winner.seqno}, {self.lost_versions} versions are lost")
+
+    def replaced(self, new: VersionedData, expected: Tip | None) -> None:
+        """A recovery has replaced the log, which it believed to end with `expected`, by `new`. No disaster comes after it."""
+        if (head := self.main.head) is not None and head.tip != expected:
+            self._scheduler.fail(f"a recovery that knew {expected} has replaced a log that ended at {head.tip}")
+        lost, self._disaster = self.main, None
+        for process in self._processes:
+            self._judges[process] = self.judge(process)
+        self.main = self._recoveries.begin_anew(new, lost, self._logs)
+        self._logs.append(self.main)
+        self._lost, self._talks_to = lost, {}
+        self.main.beside(lost)
+        self.recovered += 1
+        self.lost_blobs |= {key for key in self.main.gone() if self.main.needs(key)}
 
     def begins(self, task: Task) -> None:
         """An operation of `task` begins."""
@@ -199,15 +258,17 @@ class Branches:
 
     def _looked(self, task: Task, known: ShardState, found: ShardState) -> None:
         process, talks_to = task.process, self.talks_to(task.process)
-        if self._copy is None:
+        if len(self._logs) == 1:
             return
-        if None is not self._has(known) is not self._has(found) is not None:
+        knew, finds = self._holders(known), self._holders(found)
+        if knew and finds and not set(finds) <= set(knew):
             self._scheduler.fail(f"{process.name} goes on with {found.tip} from {known.tip}, which is of another log")
         if self._met[task] != {talks_to}:
             return  # the look began when the process talked to another branch
-        if self._has(known) not in {None, talks_to}:
+        if knew and talks_to not in knew:
             self._scheduler.fail(f"{process.name} looks, and does not notice that {known.tip}, which it knows, is lost")
-        if self._has(self._known(process)) in {None, talks_to}:  # otherwise another task got a late answer meanwhile
+        knows = self._holders(self._known(process))
+        if not knows or talks_to in knows:  # otherwise another task got a late answer meanwhile
             self._judges[process] = talks_to
 
     def deleting(self, process: Process, key: str) -> None:
@@ -216,22 +277,15 @@ class Branches:
             return
         judge = self.judge(process)
         partial = parse_blob_key(key).partial
-        for other in (self.main, self._copy):
-            if other is not None and other is not judge and other.needs(partial):
-                self.lost_blobs.add(partial)
+        if any(log is not judge and log.needs(partial) for log in self._logs):
+            self.lost_blobs.add(partial)
 
     def _known(self, process: Process) -> ShardState | None:
         return self._processes[process]() if process in self._processes else None
 
-    def _has(self, state: ShardState | None) -> Witness | None:
-        """The only branch that has that state. None when both have it, or neither."""
-        if self._copy is None or state is None or state.seqno <= (self.main.forked_at or 0):
-            return None
-        for witness in (self.main, self._copy, self._lost or self._copy):
-            stands = witness.states.get(state.seqno)
-            if stands is not None and stands.tip == state.tip:
-                return witness
-        return None
+    def _holders(self, state: ShardState | None) -> list[Witness]:
+        """The logs that have, or had, that state."""
+        return [] if state is None or len(self._logs) == 1 else [log for log in self._logs if log.has(state.tip)]
 
 
 @contextmanager
@@ -265,10 +319,12 @@ class RoutedConsensus:
 
     def _way(self) -> tuple[Witness, Consensus]:
         witness = self._branches.talks_to(self._process)
-        way = self._ways.setdefault(
-            id(witness), FaultyConsensus(WatchedConsensus(witness, self._branches.committed), self._network)
-        )
+        way = self._ways.setdefault(id(witness), self._faulty(witness))
         return witness, way
+
+    def _faulty(self, witness: Witness) -> Consensus:
+        watched = WatchedConsensus(witness, partial(self._branches.committed, witness), self._branches.replaced)
+        return FaultyConsensus(watched, self._network)
 
     def head(self, key: str) -> VersionedData | None:
         """See Consensus."""
@@ -280,7 +336,8 @@ class RoutedConsensus:
     def compare_and_set(self, key: str, expected: Tip | None, new: VersionedData) -> CasResult:
         """See Consensus."""
         witness, way = self._way()
-        if expected is None and key == witness.shard_id:
+        is_recovery = isinstance(self._scheduler.current.doing, Recovering)
+        if expected is None and key == witness.shard_id and not is_recovery:
             self._branches.creating(self._scheduler.current, witness)
         result = way.compare_and_set(key, expected, new)
         self._branches.served(self._scheduler.current, witness)

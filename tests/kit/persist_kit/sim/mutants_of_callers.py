@@ -7,12 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import persist_engine.model.append
+import persist_engine.shard.rebirth
 import persist_engine.table.writing
+import persist_engine.work.repair.recover
 from persist_engine.base.versioned import SeqNo
 from persist_engine.client.read.changes import Changes
 from persist_engine.client.read.leased import PartLeases
 from persist_engine.client.since import SinceHandle
 from persist_engine.model.queries import held_since, retained_since
+from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.table.corrections import Correction, LeftRows
 from persist_engine.table.feed import ChangeFeed
 from persist_engine.table.notes.transactions import ticket_of
@@ -160,6 +163,28 @@ def _rename_takes_any_name(put: Put) -> None:
     put(Registry, "_named", named)
 
 
+def _recovered_log_has_the_old_birth(put: Put) -> None:
+    """A recovered log is born as the one that it replaces, so that processes that know that one go on."""
+    put(persist_engine.shard.rebirth, "recovered_birth", lambda old, _: old)
+
+
+def _recovery_takes_the_oldest(put: Put) -> None:
+    """A recovery begins from the oldest rollup."""
+    original = persist_engine.work.repair.recover._Recovery.base
+
+    def base(self: Any, wanted: str | None) -> Any:
+        found = original(self, wanted)
+        return found if wanted is not None else (*self.readable[-1], self.readable[-1][0])
+
+    put(persist_engine.work.repair.recover._Recovery, "base", base)
+
+
+def _recovery_replaces_any_log(put: Put) -> None:
+    """A recovery replaces the log that stands there, also when it is not the one that it looked at."""
+    original = MemConsensus.replace
+    put(MemConsensus, "replace", lambda self, key, _, new: original(self, key, self.head(key).tip, new))
+
+
 OF_CALLERS: dict[str, Callable[[Put], None]] = {
     "a transaction is done again": _transactions_repeat,
     "the expected time is not asked": _expected_time_is_not_asked,
@@ -173,4 +198,7 @@ OF_CALLERS: dict[str, Callable[[Put], None]] = {
     "an operator does not take over": _operator_does_not_take_over,
     "freed names come back": _freed_names_come_back,
     "a renaming takes any name": _rename_takes_any_name,
+    "a recovered log has the old birth": _recovered_log_has_the_old_birth,
+    "a recovery takes the oldest rollup": _recovery_takes_the_oldest,
+    "a recovery replaces any log": _recovery_replaces_any_log,
 }

@@ -6,12 +6,14 @@ Decides the fate of every store call. `persist_engine.testing.faults` defines th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar, cast
 
 from persist_engine.base.errors import Indeterminate
-from persist_engine.testing.faults import Faults
+from persist_engine.storage.blob import Blob, BlobInfo
+from persist_engine.testing.faults import Faults, FaultyBlob
 
 from persist_kit.sim.scheduler import Killed, Process, Scheduler
 
@@ -126,6 +128,24 @@ class Network(Faults):
         if weather.slow and rng.random() < weather.slow:
             return rng.uniform(1, weather.slow_ms_max)
         return float(rng.randrange(3))
+
+
+class PagedBlob(FaultyBlob):
+    """The blob store of one process. With `is_paged`, many listings have two pages, as of two moments: a blob that is deleted meanwhile may
+    still show, and a new one may not, although a newer one shows.
+    """
+
+    def __init__(self, inner: Blob, network: Network, rng: random.Random, *, is_paged: bool) -> None:
+        super().__init__(inner, network)
+        self._rng, self._is_paged = rng, is_paged
+
+    def list_prefix(self, prefix: str) -> Iterator[BlobInfo]:
+        """See Blob."""
+        found = list(super().list_prefix(prefix))
+        if len(found) < 2 or not self._is_paged or self._rng.random() < 0.4:
+            return iter(found)
+        first = found[: self._rng.randrange(1, len(found))]
+        return iter([*first, *(info for info in super().list_prefix(prefix) if info.key > first[-1].key)])
 
 
 def _short(key: str) -> str:

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NoReturn
 
-from persist_engine.base.errors import ForkedLog, PersistError
-from persist_engine.base.metrics import NoMetrics
+from persist_engine.base.errors import ForkedLog, MissingBlob, PersistError
 from persist_engine.base.settings import (
     BatchSettings,
     CompactionSettings,
@@ -34,12 +32,12 @@ from persist_engine.client.client import PersistClient
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
 from persist_engine.model.state import ShardState
-from persist_engine.testing.faults import FaultyBlob
 
 from persist_kit.sim.actors.actor import Actor, Host
 from persist_kit.sim.actors.admin import Administrator
 from persist_kit.sim.actors.names import Registrar
 from persist_kit.sim.actors.reader import Examiner, Reader
+from persist_kit.sim.actors.recoverer import Recoverer
 from persist_kit.sim.actors.sinks import Correcting, DesiredCollection, Sinker
 from persist_kit.sim.actors.tables import Tabler, Transaction
 from persist_kit.sim.actors.upkeep import BackgroundWriter, Closer, Downgrader, Maintainer
@@ -48,24 +46,15 @@ from persist_kit.sim.actors.writer import Letter, Writer
 from persist_kit.sim.final import settle
 from persist_kit.sim.fork import Branches, Disaster, JudgedBlob, RoutedConsensus, disaster_of, watched_looks
 from persist_kit.sim.locks import SimEvent
-from persist_kit.sim.network import Network, Weather
+from persist_kit.sim.network import Network, PagedBlob, Weather
 from persist_kit.sim.push import SimPush
+from persist_kit.sim.recovery import recoverers_of
 from persist_kit.sim.scheduler import Process, Scheduler
 from persist_kit.sim.threads import SimEnv, simulated_threads
+from persist_kit.sim.watched import PathCounts
 from persist_kit.sim.witness import Witness
 
 STEPS_MAX = 60_000
-#: The metrics of rarely taken paths, and their names in the output of a campaign.
-_RARE = {
-    "inline_backpressure": "inline flushes",
-    "compaction": "compactions",
-    "update_state": "updates",
-    "command_turn_timeout": "lost turns",
-    "sink_append": "corrections",
-    "sink_lapses": "lapses of a sink's",
-    "background_failed": "failures in the background of",
-    "compaction_skipped": "compactions skipped as",
-}
 _KINDS: dict[str, type[Actor]] = {
     "writer": Writer,
     "reader": Reader,
@@ -81,6 +70,7 @@ _KINDS: dict[str, type[Actor]] = {
     "tabler": Tabler,
     "admin": Administrator,
     "registrar": Registrar,
+    "recoverer": Recoverer,
 }
 #: The actors beside the writers: kind, greatest number of them, and greatest number of operations of each.
 _OTHERS = (("reader", 2, 8), ("compactor", 2, 4), ("collector", 2, 4), ("roller", 1, 4), ("downgrader", 2, 3))
@@ -126,6 +116,8 @@ class Plan:
 
     retain_ms: int | None = None
     """The retention that the shard begins with; None: it never has one."""
+    keeps_blobs: bool = False
+    """Whether the blob store keeps deleted blobs, which can be restored."""
     is_purged: bool = False
     """Whether the shard is given up before the end."""
 
@@ -203,7 +195,7 @@ def plan_of(seed: int, *, without: frozenset[str] = frozenset()) -> Plan:
         rows_max=150 if is_bulky else 3,
         disaster=None if "disaster" in without else disaster_of(seed),
     )
-    return _widened(_rewritten(plan, without), without)
+    return _recovered(_widened(_rewritten(plan, without), without), without)
 
 
 def _rewritten(plan: Plan, without: frozenset[str]) -> Plan:
@@ -279,6 +271,15 @@ def _widened(plan: Plan, without: frozenset[str]) -> Plan:
     )
 
 
+def _recovered(plan: Plan, without: frozenset[str]) -> Plan:
+    """`plan` with recoveries in some seeds. Drawn separately, as in `_rewritten`."""
+    if plan.written_by not in {"writers", "background"} or plan.is_purged:
+        return plan
+    added, keeps_blobs = recoverers_of(plan.seed, is_after_disaster=plan.disaster is not None)
+    actors = (*plan.actors, *(actor for actor in added if actor[0] not in without))
+    return replace(plan, actors=actors, keeps_blobs=keeps_blobs)
+
+
 def _actors(rng: random.Random, *, is_short: bool) -> list[tuple[str, int]]:
     """Names and operations."""
     if is_short:
@@ -293,21 +294,6 @@ def _actors(rng: random.Random, *, is_short: bool) -> list[tuple[str, int]]:
     if rng.random() < 0.35:
         actors.append(("sweeper1", rng.randint(1, 5)))
     return actors
-
-
-class PathCounts(NoMetrics):
-    """Counts the rare paths of the engine, to show that a campaign took them, and records the current command of each task."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-        self.totals: Counter[str] = Counter()
-
-    def count(self, name: str, amount: float = 1, /, **labels: str) -> None:
-        """See Metrics."""
-        if name == "command_started":
-            self._scheduler.current.command = labels["name"]
-        if name in _RARE:
-            self.totals[" ".join([_RARE[name], *labels.values()])] += 1
 
 
 @dataclass(frozen=True)
@@ -334,6 +320,8 @@ class History:
         self.network = Network(self.scheduler, plan.weather)
         self.shard_id = ShardId.from_bytes(plan.seed.to_bytes(16, "big"))
         self.branches = Branches(self.scheduler, Witness(self.scheduler, self.shard_id), plan.disaster)
+        if plan.keeps_blobs:
+            self.branches.main.kept = {}
         self.mail: list[Letter] = []
         self.rows_written = 0
         self.ambiguous = 0
@@ -396,6 +384,7 @@ class History:
             "lost versions": self.branches.lost_versions,
             "forked logs found": self.branches.detected,
             "lost logs": int(self.branches.wiped() is not None),
+            "recoveries": self.branches.recovered,
             "losses of blobs": int(bool(self.branches.lost_blobs)),
             **self.paths.totals,
         }
@@ -418,7 +407,13 @@ class History:
     def _is_expected(self, error: object) -> bool:
         if isinstance(error, SeqNo):  # the earliest version, which should have been truncated
             return self.branches.lost_truncation_past(error)
+        if isinstance(error, MissingBlob):
+            return bool(self.branches.lost_blobs)
         return isinstance(error, ForkedLog) and self.branches.may_find_out(self.scheduler.current)
+
+    def may_be_recovered(self) -> bool:
+        """Whether a recovery may come yet."""
+        return any(isinstance(actor, Recoverer) and not actor.is_finished for actor in self._actors)
 
     def client_upper(self, client: PersistClient) -> Antichain:
         """The shard's upper, fetched."""
@@ -428,10 +423,16 @@ class History:
         """A new process. It shares only the stores with others."""
         self._started += 1
         process = Process(f"{name}.{self._started}")
-        env = SimEnv(self.scheduler, process, seed=f"env {self.plan.seed} {process.name}")
+        seed = f"{self.plan.seed} {process.name}"
+        env = SimEnv(self.scheduler, process, seed=f"env {seed}")
         branches = self.branches
         client = PersistClient(
-            FaultyBlob(JudgedBlob(branches, process, self.scheduler), self.network),
+            PagedBlob(
+                JudgedBlob(branches, process, self.scheduler),
+                self.network,
+                random.Random(f"pages {seed}"),  # noqa: S311 - repeatable on purpose
+                is_paged=self.plan.seed % 3 == 0,
+            ),
             RoutedConsensus(branches, process, self.network, self.scheduler),
             settings=self.plan.settings,
             env=env,
@@ -445,6 +446,11 @@ class History:
         """The state that the process has cached. Does not change it."""
         applier = client._appliers.get(self.shard_id)
         return None if applier is None else applier._state
+
+    @property
+    def guest(self) -> Process:
+        """The process of the latest visit."""
+        return self._guests[-1]
 
     def visit(self, name: str, body: Callable[[Host], None]) -> SimEvent:
         """Runs `body` in a new process, which is not restarted when it dies. The event is set when it has ended."""
@@ -463,7 +469,7 @@ class History:
         self.branches.end()
         for process in [*(host.process for host in self._incarnations.values()), *self._guests]:
             self.scheduler.kill(process)
-        if not self.branches.lost_blobs:
+        if not self.branches.lacks_blobs():
             settle(self)
         self.scheduler.stop()
 

@@ -1,13 +1,44 @@
-"""The stores of a history. They report each write, deletion and commit to the witnesses, which judge it."""
+"""The stores of a history. They report each write, deletion and commit to the witnesses, which judge it. And the metrics that are counted."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
+from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
+from persist_engine.codec.keys import parse_blob_key
 from persist_engine.storage.blob import BlobInfo, KeptBlob
 
+from persist_kit.sim.scheduler import Scheduler
 from persist_kit.sim.witness import Witness
+
+#: The metrics of rarely taken paths, and their names in the output of a campaign.
+_RARE = {
+    "inline_backpressure": "inline flushes",
+    "compaction": "compactions",
+    "update_state": "updates",
+    "command_turn_timeout": "lost turns",
+    "sink_append": "corrections",
+    "sink_lapses": "lapses of a sink's",
+    "background_failed": "failures in the background of",
+    "compaction_skipped": "compactions skipped as",
+}
+
+
+class PathCounts(NoMetrics):
+    """Counts the rare paths of the engine, to show that a campaign took them, and records the current command of each task."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.totals: Counter[str] = Counter()
+
+    def count(self, name: str, amount: float = 1, /, **labels: str) -> None:
+        """See Metrics."""
+        if name == "command_started":
+            self._scheduler.current.command = labels["name"]
+        if name in _RARE:
+            self.totals[" ".join([_RARE[name], *labels.values()])] += 1
 
 
 class WatchedBlob:
@@ -32,6 +63,9 @@ class WatchedBlob:
     def delete(self, key: str) -> int | None:
         """See Blob."""
         self._witness().deleting(key)
+        kept = self._witness().kept
+        if kept is not None and (data := self._inner.get(key)) is not None:
+            kept[key] = data
         return self._inner.delete(key)
 
     def list_prefix(self, prefix: str) -> Iterator[BlobInfo]:
@@ -44,7 +78,12 @@ class WatchedBlob:
 
     def restore(self, key: str) -> None:
         """See Blob."""
-        self._inner.restore(key)
+        kept = self._witness().kept or {}
+        if key in kept and self._inner.get(key) is None:
+            self._inner.set(key, kept[key])
+            self._witness().resurrected.add(parse_blob_key(key).partial)
+        elif self._inner.get(key) is None:
+            self._inner.restore(key)
 
     def address(self) -> str:
         """See Blob."""
@@ -55,10 +94,16 @@ class WatchedBlob:
 
 
 class WatchedConsensus:
-    """The log. It reports to the witness, and calls `on_commit` with each new version."""
+    """The log. It reports to the witness, calls `on_commit` with each new version, and `on_recovery` with the first of a recovered log."""
 
-    def __init__(self, witness: Witness, on_commit: Callable[[SeqNo], None]) -> None:
-        self._witness, self._inner, self._on_commit = witness, witness.consensus, on_commit
+    def __init__(
+        self,
+        witness: Witness,
+        on_commit: Callable[[SeqNo], None],
+        on_recovery: Callable[[VersionedData, Tip | None], None],
+    ) -> None:
+        self._witness, self._inner = witness, witness.consensus
+        self._on_commit, self._on_recovery = on_commit, on_recovery
 
     def head(self, key: str) -> VersionedData | None:
         """See Consensus."""
@@ -67,7 +112,9 @@ class WatchedConsensus:
     def compare_and_set(self, key: str, expected: Tip | None, new: VersionedData) -> CasResult:
         """See Consensus."""
         result = self._inner.compare_and_set(key, expected, new)
-        if result is CasResult.COMMITTED and key != self._witness.shard_id:
+        if result is CasResult.COMMITTED and self._witness.is_recovering():
+            self._on_recovery(new, None)
+        elif result is CasResult.COMMITTED and key != self._witness.shard_id:
             self._witness.names.committed(key, new)
         elif result is CasResult.COMMITTED:
             self._witness.committed(new)
@@ -88,8 +135,12 @@ class WatchedConsensus:
         return dropped
 
     def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:
-        """See Consensus. Nothing is recovered here."""
-        return self._inner.replace(key, expected, new)
+        """See Consensus."""
+        self._witness.keep_log()
+        result = self._inner.replace(key, expected, new)
+        if result is CasResult.COMMITTED:
+            self._on_recovery(new, expected)
+        return result
 
     def list_keys(self) -> Iterator[str]:
         """See Consensus."""

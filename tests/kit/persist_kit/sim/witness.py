@@ -25,23 +25,16 @@ from persist_engine.model.frontier import MINIMUM, Antichain
 from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, ShardId
 from persist_engine.model.invariants import check_invariants
 from persist_engine.model.queries import is_tombstone, seqno_since
-from persist_engine.model.state import COMMIT_INFO, FILTERED, ShardState
+from persist_engine.model.state import ShardState
 from persist_engine.storage.blob_mem import MemBlob
 from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.testing.oracle import Oracle, Update
 
-from persist_kit.sim.calls import Append, Takeover, frontier_of, time_of
+from persist_kit.sim.calls import Append, Recovering, frontier_of, time_of, wrong_since, wrong_tokens
 from persist_kit.sim.decided import Decided, appended_rows
 from persist_kit.sim.named import NamesWitness
 from persist_kit.sim.push import Wire
 from persist_kit.sim.scheduler import Scheduler
-
-#: The hold that two operators take from each other, whatever token it has.
-OPERATED_ID = CriticalReaderId.from_bytes(b"\xdd" * 16)
-#: The commands by which readers advance since.
-_DOWNGRADES = frozenset({"DowngradeSince", "CompareAndDowngradeSince"})
-#: Entries of progress that no sink owns: what a commit says of itself, and the columns with filters. The clock never changes.
-_OF_THE_ENGINE = frozenset({COMMIT_INFO, FILTERED})
 
 
 class Witness:
@@ -51,7 +44,7 @@ class Witness:
         self._scheduler = scheduler
         self.shard_id = shard_id
         self.blob = MemBlob()
-        self.consensus = MemConsensus()
+        self.consensus, self._kept = MemConsensus(), MemConsensus()
         self.wire = Wire(scheduler)
         self.names = NamesWitness(scheduler)
         self.oracle = Oracle()
@@ -69,22 +62,25 @@ class Witness:
         self._uppers: list[tuple[int, Antichain]] = [(0, MINIMUM)]
         self._named: frozenset[str] = frozenset()
         self._dropped_at: dict[str, SeqNo] = {}
-        self._deleted: set[str] = set()
+        self._deleted: dict[str, Witness] = {}
+        """The witness that judged the deletion of each blob."""
+        self.lost_blobs: set[str] = set()
+        """The blobs that were deleted by processes that could not know that another log needs them, or would link them."""
         self._listed: dict[str, tuple[str, ...]] = {}
         self.resurrected: set[str] = set()
+        self.kept: dict[str, bytes] | None = None
+        """The deleted blobs by whole key, where the store keeps them."""
         self._rollups: dict[str, Tip] = {}
         """The version of every rollup that was ever written, also of another branch."""
+        self.reborn: set[str] = set()
+        """The partial keys of the rollups that recoveries wrote, whether or not their logs began."""
 
     def fork(self) -> Witness:
         """The witness of a copy of the log, made now. Later commits to one of the two logs are not in the other. Both share the blob store,
         and callers do not know of the fork.
         """
         other = copy.copy(self)
-        other.consensus = MemConsensus()
-        key, tip = str(self.shard_id), None
-        for entry in self.consensus.scan(key, SeqNo(0), SCAN_ALL):
-            other.consensus.compare_and_set(key, tip, entry)
-            tip = entry.tip
+        other.consensus = self._copied()
         other.wire = Wire(self._scheduler)
         other.oracle = copy.deepcopy(self.oracle)
         other._decided = dict.fromkeys(self._decided)
@@ -102,9 +98,61 @@ class Witness:
         other = Witness(self._scheduler, self.shard_id)
         other.blob, other._deleted, other._listed = self.blob, self._deleted, self._listed
         other.resurrected, other._rollups, other._numbers = self.resurrected, self._rollups, self._numbers
-        other.appends = list(self.appends)
+        other.lost_blobs = self.lost_blobs
+        other.reborn, other.kept, other.appends = self.reborn, self.kept, list(self.appends)
         self.forked_at = other.forked_at = 0
         return other
+
+    def anew(self, first: ShardState, base: Witness | None) -> Witness:
+        """The witness of the log that a recovery has put in the place of this one, in the same store. It begins with `first`, and has what
+        `base` had when its upper was the same (None: nothing). This one keeps a copy of its log, as `keep_log` made it.
+        """
+        other = self.wiped()
+        other.consensus, other.wire, other._answered = self.consensus, self.wire, set(self._answered)
+        upper = first.trace.upper
+        if base is not None:
+            other.oracle.updates = [update for update in base.oracle.updates if not upper.less_equal(update[1])]
+            for number, pieces in base._commits.items():
+                other._commits[number] = [piece for piece in pieces if piece[1] <= time_of(upper)]
+        other.oracle.upper, other.head, other.states[first.seqno] = upper, first, first
+        other._uppers = [(self._scheduler.steps, upper)]
+        other._named = frozenset(
+            key for blob in live_blobs(first) for key in self._with_listed(blob.kind, blob.partial_key)
+        )
+        self.consensus = self._kept
+        self._scheduler.note(f"-- begun anew: {first.seqno} since {first.trace.since} upper {upper}")
+        return other
+
+    def is_recovering(self) -> bool:
+        """Whether the present call of a store is one of a recovery."""
+        return isinstance(self._scheduler.acting, Recovering)
+
+    def gone(self) -> set[str]:
+        """The blobs that a version of any log named, and that do not exist."""
+        there = {info.key for info in self.blob.list_prefix(f"{self.shard_id}/")}
+        return {key for key in (*self._named, *self._deleted) if blob_key(self.shard_id, key) not in there}
+
+    def keep_log(self) -> None:
+        """A recovery may replace the log now."""
+        self._kept = self._copied()
+
+    def has(self, tip: Tip) -> bool:
+        """Whether its log has, or had, that very entry."""
+        state = self.states.get(tip.seqno)
+        return state is not None and state.tip == tip
+
+    def rollup_tip(self, key: str) -> Tip | None:
+        """The version of the rollup. None for one of a first version."""
+        return self._rollups.get(key)
+
+    def rollups_there(self) -> frozenset[str]:
+        """The whole keys of all rollups that exist."""
+        return frozenset(info.key for info in self.blob.list_prefix(f"{self.shard_id}/v"))
+
+    def rollups_among(self, keys: frozenset[str]) -> list[Tip]:
+        """The versions of its log of which rollups are among `keys`, and exist."""
+        tips = (self._rollups.get(key) for key in sorted(keys & self.rollups_there()))
+        return [tip for tip in tips if tip is not None and self.has(tip)]
 
     def beside(self, lost: Witness) -> None:
         """Some processes worked with the log of `lost` until now. Calls that began before may still answer from it."""
@@ -122,8 +170,10 @@ class Witness:
             after = self._successor(new)
             check_invariants(self.head, after, deep=True)
             self._check_blobs(after)
-            self._check_since(self.head, after)
-            self._check_tokens(self.head, after)
+            wrong = wrong_since(self.head, after, command=self._scheduler.command)
+            wrong = wrong or wrong_tokens(self.head, after, acting=self._scheduler.acting)
+            if wrong is not None:
+                self._scheduler.fail(wrong)
             self._check_append(self.head, after)
         except PersistError as error:  # which the committing call must not take for its own
             self._scheduler.fail(f"version {new.seqno} breaks a rule: {error}")
@@ -138,7 +188,7 @@ class Witness:
         partial = parse_blob_key(key).partial
         if partial in self._named:
             self._scheduler.fail(f"live blob {partial} is deleted")
-        self._deleted.add(partial)
+        self._deleted[partial] = self
         dropped = self._dropped_at.get(partial)
         if self.head is not None and dropped is not None and dropped > seqno_since(self.head):
             held = seqno_since(self.head)
@@ -158,7 +208,9 @@ class Witness:
         ):  # racing processes each write their own rollup of the first version
             return
         state = decode_rollup(value, key=key).state
-        if state != self.states.get(parsed.seqno):
+        if self.is_recovering():
+            self.reborn.add(parsed.partial)
+        elif state != self.states.get(parsed.seqno):
             self._scheduler.fail(f"rollup {parsed.partial} is not the state of that version")
         self._rollups[key] = state.tip
 
@@ -171,7 +223,9 @@ class Witness:
         if seqno > seqno_since(head):
             self._scheduler.fail(f"truncated to {seqno}, but readers hold {seqno_since(head)}")
         rollup = head.rollups.get(seqno)
-        present = rollup is not None and self.blob.get(blob_key(self.shard_id, rollup.key)) is not None
+        present = rollup is not None and (
+            rollup.key in self.lost_blobs or self.blob.get(blob_key(self.shard_id, rollup.key)) is not None
+        )
         if not present and seqno > earliest:
             self._scheduler.fail(f"truncated to {seqno}, where there is no rollup")
         left = self.garbage(below=seqno)
@@ -290,6 +344,11 @@ class Witness:
         """The newest version; 0 before the first."""
         return 0 if self.head is None else self.head.seqno
 
+    @property
+    def grown(self) -> int:
+        """The number of versions since the last fork."""
+        return self.seqno - (self.forked_at or 0)
+
     def saw_opaque(self, critical_id: CriticalReaderId, opaque: bytes, *, since_seqno: int) -> None:
         """A call that began at `since_seqno` returned the token, which some version since then must have held."""
         states = self._states_since(since_seqno)
@@ -328,12 +387,19 @@ class Witness:
     def _states_since(self, seqno: int) -> list[ShardState]:
         """The states that a call may see that began when `seqno` was the newest version, also on the other branch."""
         first = seqno if self.forked_at is None else min(seqno, self.forked_at)
-        states = [self.states[each] for each in range(max(1, first), self.seqno + 1)]
+        states = [state for each, state in self.states.items() if each >= first]
         return states if self._beside is None else [*states, *self._beside._states_since(seqno)]
 
     def _committed(self, append: Append) -> list[tuple[int, int]]:
         """The pieces of `append` that the log holds, as [lower, upper)."""
         return self._commits.setdefault(append.number, [])
+
+    def _copied(self) -> MemConsensus:
+        copied, key, tip = MemConsensus(), str(self.shard_id), None
+        for entry in self.consensus.scan(key, SeqNo(0), SCAN_ALL):
+            copied.compare_and_set(key, tip, entry)
+            tip = entry.tip
+        return copied
 
     def earliest(self) -> SeqNo:
         """The earliest live version; 0 without any."""
@@ -356,7 +422,9 @@ class Witness:
         named = frozenset(key for blob in live_blobs(after) for key in self._with_listed(blob.kind, blob.partial_key))
         for key in sorted(named - self._named):
             if self.blob.get(blob_key(self.shard_id, key)) is None:
-                self._scheduler.fail(f"{after.seqno} links blob {key}, which is not there")
+                if self._deleted.get(key, self) is self:
+                    self._scheduler.fail(f"{after.seqno} links blob {key}, which is not there")
+                self.lost_blobs.add(key)  # by an orphan scan whose staging floor consensus lost
             self._dropped_at.pop(key, None)
         for key in self._named - named:
             self._dropped_at[key] = after.seqno
@@ -385,56 +453,6 @@ class Witness:
                 ),
             )
         return self._listed[partial]
-
-    def _check_since(self, before: ShardState | None, after: ShardState) -> None:
-        """Since advances only when a remaining reader acts, and may then pass the holds of readers that have left. It never advances
-        because a reader left (spec 9.9). A reader that repeats a downgrade with an unknown outcome may stay unchanged. With a retention it
-        also advances with upper, which it follows at that distance.
-        """
-        if before is None or before.trace.since == after.trace.since:
-            return
-        since, upper = after.trace.since, after.trace.upper
-        retained = after.retain_ms
-        if retained is not None and upper.time is not None and time_of(since) > max(0, upper.time - retained):
-            self._scheduler.fail(f"since went to {since} at {after.seqno}, less than {retained} before upper {upper}")
-        command = self._scheduler.command
-        if command == "SetRetention" or (command == "CompareAndAppend" and retained is not None):
-            return
-        leased = [(before.leased_readers.get(key), reader) for key, reader in after.leased_readers.items()]
-        critical = [(before.critical_readers.get(key), reader) for key, reader in after.critical_readers.items()]
-        acted = any(old is not None and old != new for old, new in leased) or any(
-            held is not None and held != now for held, now in critical
-        )
-        if not acted and command not in _DOWNGRADES:
-            self._scheduler.fail(f"since went to {since} at {after.seqno} although no reader acted")
-
-    def _check_tokens(self, before: ShardState | None, after: ShardState) -> None:
-        """A fencing token, or the progress of a sink, is only changed by a call that expected the stored value."""
-        acting = self._scheduler.acting
-        if before is None:
-            return
-        if before.critical_readers is not after.critical_readers:
-            for reader_id, reader in after.critical_readers.items():
-                held = before.critical_readers.get(reader_id)
-                fits = isinstance(acting, Takeover) and held is not None and acting.expected == held.opaque
-                is_disputed = reader_id == OPERATED_ID
-                if held is not None and held.opaque != reader.opaque and not fits and not is_disputed:
-                    self._scheduler.fail(f"{acting} takes {reader_id} over from {held.opaque!r} at {after.seqno}")
-        if before.progress is after.progress:
-            return
-        for sink, progress in after.progress.items():
-            stored = before.progress.get(sink)
-            token = None if stored is None else stored.token
-            if token == progress.token:
-                continue
-            if sink in _OF_THE_ENGINE:
-                continue
-            if isinstance(acting, Append):
-                fits = (acting.progress, acting.expected_progress) == ((sink, progress.token), token)
-            else:
-                fits = isinstance(acting, Decided) and acting.moves(sink, token, progress.token)
-            if not fits or before.trace.upper == after.trace.upper:
-                self._scheduler.fail(f"{acting} moves progress of {sink} from {token!r} at {after.seqno}")
 
     def _check_append(self, before: ShardState | None, after: ShardState) -> None:
         lower, upper = MINIMUM if before is None else before.trace.upper, after.trace.upper

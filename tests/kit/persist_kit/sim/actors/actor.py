@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from persist_kit.sim.simulation import History
 
 WAIT_S = 0.05
+#: How long an actor without a log waits for a recovery, until it looks again.
+RECOVERY_MS = 40
 #: The schema that SCHEMA evolves to in some histories. Contents are compared by the fields of SCHEMA.
 WIDER = Schema(key=SCHEMA.key, val=pa.schema([*SCHEMA.val, ("note", pa.string())]))
 
@@ -53,18 +55,26 @@ class Actor(ABC):
     def live(self, host: Host) -> None:
         """The body of the actor's task on `host`. Killed when the host dies; the next host does the remaining operations."""
         self.host = host
+        while not self._lived():
+            self.history.scheduler.pause(RECOVERY_MS)
+        self.is_finished = True
+        self.history.finished()
+
+    def _lived(self) -> bool:
+        """Whether it has done all that it can. False when the log is lost, and may be recovered."""
+        branches = self.history.branches
         try:
             self._live()
         except MissingBlob as error:
-            if not self.history.branches.lost_blobs:
+            if not branches.lost_blobs:
                 raise
             self.history.scheduler.note(f"lost with what is lost: {error}")
         except (ShardLost, ShardNotFound) as error:
-            if self.history.branches.wiped() is None:
+            if not branches.was_lost():
                 raise
             self.history.scheduler.note(f"nothing to work on: {error}")
-        self.is_finished = True
-        self.history.finished()
+            return branches.wiped() is not None and not self.history.may_be_recovered()
+        return True
 
     def _live(self) -> None:
         self._open()
