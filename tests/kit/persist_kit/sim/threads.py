@@ -21,6 +21,7 @@ import persist_engine.client.read.handle
 import persist_engine.client.read.leased
 import persist_engine.client.write.batch
 import persist_engine.client.write.handle
+import persist_engine.client.write.notes
 import persist_engine.dataflow.sink.actors
 import persist_engine.dataflow.sink.handle
 import persist_engine.dataflow.sink.readback
@@ -87,6 +88,7 @@ _REMEMBERED: tuple[tuple[ModuleType, str], ...] = (
 )
 _WITH_POOLS: tuple[ModuleType, ...] = (
     persist_engine.client.write.batch,
+    persist_engine.client.write.notes,
     persist_engine.parts.contents,
     persist_engine.parts.read_ahead,
     persist_engine.parts.listings,
