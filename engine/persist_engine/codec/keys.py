@@ -22,8 +22,10 @@ from persist_engine.base.versioned import SeqNo
 from persist_engine.model.ids import DeletionId, PartId, RollupId, ShardId
 
 _EXPIRES_DIGITS = 15
-_NOTES_VERSION = "0.0.0"
+#: No code has it.
+_NOTES_VERSION = (0, 0, 0)
 _EXPIRES = re.compile(rf"d\d{{{_EXPIRES_DIGITS}}}", re.ASCII)
+_NOTES_FOLDER = writer_key(".".join(map(str, _NOTES_VERSION)))
 _WRITER_KEY = re.compile(r"n(\d{2})(\d{3})(\d{2})", re.ASCII)
 
 
@@ -35,6 +37,11 @@ class PartKey:
     version: tuple[int, int, int]
     part_id: PartId
     partial: str
+
+    @property
+    def is_staging_note(self) -> bool:
+        """Whether it is the key of a note of what was staged."""
+        return self.version == _NOTES_VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +138,12 @@ def parts_prefix(shard_id: ShardId) -> str:
 
 def staging_note_key(note_id: PartId) -> str:
     """Partial key of a note of what was staged."""
-    return part_key(_NOTES_VERSION, note_id)
+    return f"{_NOTES_FOLDER}/{note_id}"
 
 
 def staging_notes_prefix(shard_id: ShardId) -> str:
     """Prefix of a shard's notes of what was staged."""
-    return f"{shard_id}/{writer_key(_NOTES_VERSION)}/"
+    return f"{shard_id}/{_NOTES_FOLDER}/"
 
 
 def parse_blob_key(key: str) -> PartKey | RollupKey:

@@ -25,6 +25,8 @@ from persist_engine.cli import main as cli
 from persist_engine.cli import startup
 from persist_engine.cli.inspect.rollup import complete_rollup
 from persist_engine.client.client import PersistClient
+from persist_engine.codec.keys import blob_key, staging_note_key
+from persist_engine.model.ids import PartId
 from persist_engine.rows.schema import Schema
 
 
@@ -66,6 +68,17 @@ def test_state_diffs_batches_and_blobs_agree(persist, shop):
     for command in ("diffs", "batches", "blobs"):
         code, out, _ = persist("inspect", command, shop.shard_id, *shop.args)
         assert (code, out.count("\t") > 3) == (0, True)
+
+
+@pytest.mark.slow
+def test_the_note_of_a_write_task_is_no_part(persist, shop):
+    note_id = PartId.staged_at(1_700_000_000_000, bytes(10))
+    key = blob_key(shop.shard_id, staging_note_key(note_id))
+    with PersistClient.open(shop.location) as client:
+        client.machine(shop.shard_id).blob.set(key, b"a note")
+    _, out, _ = persist("inspect", "blobs", shop.shard_id, "--json", *shop.args)
+    shown = [(b["kind"], b["bytes"], b["named_by"]) for b in json.loads(out) if b["key"] == key]
+    assert shown == [("staging note", 6, "none")]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import PartId
 from persist_engine.shard.machine import Machine
 from persist_engine.work.audit.orphans import scan_orphans
+from persist_engine.work.audit.references import looks_leaked
 from persist_engine.work.audit.verify import verify_shard
 from persist_kit.world import SCHEMA, World, row
 
@@ -117,6 +119,9 @@ def test_what_finds_and_deletes_parts_that_no_version_names_does_so_with_notes(s
     site.notes().put(site.note())
     (key,) = site.keys()
     assert verify_shard(site.machine()).findings == []
+    # A part of code that cannot open the shard any more would look leaked.
+    for version in ("0.1.0", "0.9.0"):
+        assert not looks_leaked(parse_blob_key(key), replace(site.machine().state, applier_version=version))
     young = scan_orphans(site.machine(), older_than_ms=DAY_MS, commit=True)
     assert (young.young, young.deleted, site.keys()) == (1, 0, {key})
     site.world.env.advance_ms(2 * DAY_MS)

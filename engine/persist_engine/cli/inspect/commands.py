@@ -237,7 +237,7 @@ def blobs(
 
 def _blob_rows(client: PersistClient, shard_id: ShardId) -> Iterator[tuple[str, str, int, str]]:
     """(key, kind, bytes, named by): the newest state, older live states only (garbage for a later GC), or none."""
-    from persist_engine.codec.keys import belongs_to_no_version, blob_key, shard_prefix
+    from persist_engine.codec.keys import belongs_to_no_version, blob_key, shard_prefix, staging_notes_prefix
     from persist_engine.model.diff.state_diff import deleted_blobs, live_blobs
     from persist_engine.parts.listings import with_nested
 
@@ -255,6 +255,8 @@ def _blob_rows(client: PersistClient, shard_id: ShardId) -> Iterator[tuple[str, 
         if belongs_to_no_version(info.key, shard_id):
             continue
         is_rollup = info.key.removeprefix(shard_prefix(shard_id)).startswith("v")
-        kind = named.get(info.key) or held.get(info.key) or ("rollup" if is_rollup else "part")
+        is_note = info.key.startswith(staging_notes_prefix(shard_id))
+        unnamed = "rollup" if is_rollup else "staging note" if is_note else "part"
+        kind = named.get(info.key) or held.get(info.key) or unnamed
         by = "newest" if info.key in named else "older" if info.key in held else "none"
         yield info.key, kind, info.size_bytes, by

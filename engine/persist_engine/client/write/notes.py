@@ -12,15 +12,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from persist_engine.base.env import Env
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage
-from persist_engine.base.retry import Retry
 from persist_engine.codec.keys import PartKey, blob_key, parse_blob_key, staging_note_key, staging_notes_prefix
 from persist_engine.codec.staging_note import StagingNote, decode_staging_note, encode_staging_note
-from persist_engine.model.ids import PartId, ShardId
-from persist_engine.storage.blob import Blob
+from persist_engine.model.ids import PartId
+from persist_engine.parts.listings import RunWriter
 
 #: Notes read or deleted at once. They are small, so waiting for the store dominates.
 THREADS = 16
@@ -32,27 +30,12 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class NoteStore(Protocol):
-    """What notes need of a shard: its blobs, never its state."""
-
-    @property
-    def shard_id(self) -> ShardId: ...
-
-    @property
-    def blob(self) -> Blob: ...
-
-    @property
-    def retry(self) -> Retry: ...
-
-    @property
-    def env(self) -> Env: ...
-
-
 @dataclass(frozen=True, slots=True)
 class StagingNotes:
     """The notes of one run of one sink. Its calls retry storage errors, and raise Unavailable as the store's settings say."""
 
-    store: NoteStore
+    store: RunWriter
+    """The shard's blobs: a machine, or what an executor has."""
     sink_id: str
     run: bytes
     """The name of the run, as its token has it."""

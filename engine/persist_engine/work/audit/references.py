@@ -152,7 +152,7 @@ def looks_leaked(key: PartKey | RollupKey, state: ShardState) -> bool:
     """
     if is_fenced(key, state):
         return True
-    if isinstance(key, RollupKey):
+    if isinstance(key, RollupKey) or key.is_staging_note:
         return False
     return not may_write(key.version, state.applier_version)
 
