@@ -1,4 +1,4 @@
-"""DataFrame -> DataFrame: turns the user's input into the columns that write tasks read. It only plans and starts no Spark job.
+"""Turns the user's DataFrame into the columns that write tasks read. It only plans and starts no Spark job.
 
 Keys and values are flat columns, named by position (k0, k1, ..., v0, ...). So fields with equal names, values without fields and Spark's
 case-insensitive resolution cannot cause mix-ups. `partitions.py` rebuilds the structs.
@@ -25,12 +25,12 @@ from persist_spark.spec import ConfigurationError
 TIME, DIFF, DESIRED, HASH = "time", "diff", "desired", "h"
 #: The order of a command, whether it removes its key, and the reason why the run must not write a row.
 ORDER, DELETED, FAULT = "o", "deleted", "fault"
-#: A frame of fewer bytes is staged without a shuffle. Measured on 50,000 rows (2 MB): a third of the time of sampling and shuffling them.
-#: On 1.5M rows (58 MB): 0.55 of the processor time.
+#: A frame of fewer bytes is staged without a shuffle. For 50,000 rows (2 MB) this takes a third of the time that sampling and shuffling
+#: take. For 1.5M rows (58 MB) it takes 0.55 of the processor time.
 SMALL_BYTES = 256 * MIB
-#: The bytes of such a frame in one write task, at least. Smaller tasks are hardly worth their start, and leave more runs to merge.
+#: The least bytes of such a frame in one write task. Smaller tasks are hardly worth their start, and leave more runs to merge.
 SMALL_TASK_BYTES = 8 * MIB
-#: The write tasks of such a frame, at most, or one for each core: each leaves a run.
+#: The most write tasks of such a frame, or one for each core if there are more cores. Each task leaves a run.
 SMALL_TASKS_MAX = 8
 #: Integer types by width, with the number of decimal digits that each needs.
 _INTEGERS: tuple[tuple[type, int], ...] = ((T.ByteType, 3), (T.ShortType, 5), (T.IntegerType, 10), (T.LongType, 19))
@@ -41,7 +41,7 @@ class Field:
     """One field of the shard's schema and the flat column that carries it."""
 
     side: str
-    """key or value, for messages."""
+    """The side of the schema in messages: key or value."""
     name: str
     column: str
     type: T.DataType
@@ -58,7 +58,7 @@ def fields_of(schema: Schema) -> list[Field]:
 
 
 def spark_type(arrow_type: pa.DataType) -> T.DataType:
-    """The Spark type of a type that a shard may hold; lossless in both directions."""
+    """The Spark type for an Arrow type that a shard may hold. The conversion is lossless in both directions."""
     return from_arrow_type(arrow_type)
 
 
@@ -95,10 +95,10 @@ def to_flat(
     delete_column: str | None = None,
     error_column: str | None = None,
 ) -> DataFrame:
-    """`frame` as columns k*, v* in the shard's types, and one more for each given column, all nullable: `time` (bigint ms), `diff`
-    (bigint), `o` (what decides between rows of a key), `deleted` (boolean) and `fault` (the reason why a row cannot be written).
+    """Converts `frame` to columns k*, v* in the shard's types, and one more for each given column, all nullable: `time` (bigint ms), `diff`
+    (bigint), `o` (the order of rows with one key), `deleted` (boolean) and `fault` (the reason why a row cannot be written).
 
-    ConfigurationError names every missing, surplus, duplicate or unfit column. Names are compared exactly.
+    Raises ConfigurationError, which names every missing, surplus, duplicate or unfit column. Names are compared exactly.
     """
     fields = fields_of(schema)
     found = {field.name: (index, field.dataType) for index, field in enumerate(frame.schema.fields)}
@@ -113,7 +113,7 @@ def to_flat(
     mismatch = schema.column_problem(frame.columns, beside=beside.values())
     if mismatch is not None:
         raise ConfigurationError(mismatch)
-    # SUBTLE: by position, because Spark would resolve `id` to `ID`.
+    # SUBTLE: columns are selected by position, because Spark would resolve `id` to `ID`.
     positions = frame.toDF(*(f"c{index}" for index in range(len(frame.columns))))
     problems: list[str] = []
     columns: list[Column] = []
@@ -139,7 +139,7 @@ def to_flat(
 def _beside(
     flat: str, column: Column, source: T.DataType, name: str, *, side: str | None, spark: SparkSession
 ) -> Column:
-    """The column `flat`, made of the input's column `name`. `side`: the side of the shard's schema that has a field of this name."""
+    """The column `flat`, made from the input's column `name`. `side`: the side of the shard's schema that has a field of this name."""
     match flat:
         case "time":
             return _millis(column, source, name, spark)
@@ -179,18 +179,18 @@ def _is_whole(source: T.DataType) -> bool:
 
 
 def ordering(column: Column, source: T.DataType, name: str) -> Column:
-    """`column` as the order of rows. ConfigurationError when its type has none."""
+    """`column` as the order of rows. Raises ConfigurationError when its type has no order."""
     if not isinstance(source, T.AtomicType) or isinstance(source, T.VariantType):
         raise ConfigurationError(
             f"envelope.orderColumn: {name} is {source.simpleString()}, which has no order; choose a number, a time or a text"
         )
-    if isinstance(source, T.YearMonthIntervalType):  # Arrow in Python has none
+    if isinstance(source, T.YearMonthIntervalType):  # Arrow in Python lacks this type
         return F.extract(F.lit("YEAR"), column) * 12 + F.extract(F.lit("MONTH"), column)
     return column
 
 
 def unfit(name: str, source: T.DataType, target: T.DataType) -> str | None:
-    """The reason why column `name` of type `source` cannot be stored as `target` without loss. None when it can."""
+    """The reason why column `name` of type `source` cannot be stored as `target` without loss. None when it can be."""
     if isinstance(target, T.StructType):
         if not isinstance(source, T.StructType):
             return f"{name} is {source.simpleString()}, must be {target.simpleString()}"
@@ -251,7 +251,7 @@ def converted(column: Column, source: T.DataType, target: T.DataType) -> Column:
             target
         )
     if not isinstance(target, T.StructType):
-        return column if source == target else column.cast(target)  # a cast is six calls of the JVM
+        return column if source == target else column.cast(target)  # a cast takes six calls of the JVM
     ours = {f.name: f.dataType for f in source.fields}
     children = [converted(column.getField(f.name), ours[f.name], f.dataType).alias(f.name) for f in target.fields]
     return F.when(column.isNotNull(), F.struct(*children))
@@ -276,11 +276,11 @@ def _millis(column: Column, source: T.DataType, name: str, spark: SparkSession) 
 
 
 def to_stage(flat: DataFrame, schema: Schema, tasks: int | None) -> DataFrame:
-    """`flat` in the partitions that write tasks stage: `tasks` of them, or (None) as many as its bytes require.
+    """Divides `flat` into the partitions that write tasks stage: `tasks` of them, or (None) as many as its bytes require.
 
-    A small frame stays in the partitions that it comes in, or fewer: no shuffle, no sample, and one reading of the input. Each task sorts
-    its own rows, and its batch is a run of its own, so that overlapping key ranges are right. They only cost the merge of a few runs, until
-    a compaction has merged them.
+    A small frame keeps its partitions, or gets fewer. So it needs no shuffle and no sample, and the input is read once. Each task sorts its
+    own rows, and its batch is a separate run, so overlapping key ranges are correct. Readers merge a few more runs until a compaction has
+    merged them.
     """
     size_bytes = planned_bytes(flat) if tasks is None else None
     if size_bytes is not None and size_bytes < SMALL_BYTES:
@@ -290,19 +290,19 @@ def to_stage(flat: DataFrame, schema: Schema, tasks: int | None) -> DataFrame:
 
 
 def texts_of(path: str, kind: T.DataType) -> Iterator[str]:
-    """The texts and binaries in the column at `path`, as SQL names them."""
+    """The SQL expressions for the texts and binaries in the column at `path`."""
     match kind:
         case T.StringType() | T.BinaryType():
             yield path
         case T.ArrayType() | T.MapType():
             yield f"to_json({path})"
         case T.StructType():
-            for each in kind.fields:
-                yield from texts_of(f"{path}.{quoted(each.name)}", each.dataType)
+            for child in kind.fields:
+                yield from texts_of(f"{path}.{quoted(child.name)}", child.dataType)
 
 
 def quoted(name: str) -> str:
-    """A name as SQL reads it."""
+    """The name as a quoted SQL identifier."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -312,34 +312,34 @@ def has_texts(kind: T.DataType) -> bool:
 
 
 def has_maps(kind: T.DataType) -> bool:
-    """Whether a map is somewhere in the type."""
+    """Whether the type contains a map."""
     match kind:
         case T.StructType():
-            return any(has_maps(each.dataType) for each in kind.fields)
+            return any(has_maps(child.dataType) for child in kind.fields)
         case T.ArrayType():
             return has_maps(kind.elementType)
     return isinstance(kind, T.MapType)
 
 
 def planned_bytes(frame: DataFrame) -> int | None:
-    """The size of the frame by Spark's estimate: of files, their bytes. Far too large for a source that does not know its size. None where
-    the estimate may be far too small, because a generator such as `explode` makes many rows of one.
+    """Spark's estimate of the frame's size. For files it is their size, and for a source that does not know its size it is far too large.
+    None if the estimate may be far too small, because a generator such as `explode` makes many rows from one.
     """
     plan = frame._jdf.queryExecution().optimizedPlan()
     return None if "Generate" in node_names(plan) else int(plan.stats().sizeInBytes())
 
 
 def node_names(plan: Any) -> set[str]:
-    """The names of the operators of a plan of the JVM."""
+    """The names of all operators in a plan of the JVM."""
     children = plan.children()
     return {str(plan.nodeName())}.union(*(node_names(children.apply(index)) for index in range(children.size())))
 
 
 def by_key_range(flat: DataFrame, schema: Schema, tasks: int | None) -> DataFrame:
-    """`flat` in `tasks` partitions (None: as many as its bytes require) with disjoint key ranges. The batches of the tasks then do not
-    overlap either, and readers merge less. With fewer keys than `tasks` there are fewer partitions.
+    """Divides `flat` into `tasks` partitions (None: as many as its bytes require) with disjoint key ranges. The batches of the tasks then
+    do not overlap either, and readers merge less. With fewer keys than `tasks` there are fewer partitions.
 
-    Spark reads the input once more to sample it. Nulls are last, as in parts.
+    Spark reads the input once more to sample it. Nulls come last, as in parts.
     """
     if tasks == 1:
         return flat.repartition(1)
@@ -348,6 +348,6 @@ def by_key_range(flat: DataFrame, schema: Schema, tasks: int | None) -> DataFram
 
 
 def first_line(error: Exception) -> str:
-    """What an error of Spark says, without its stack."""
+    """The first line of the message of a Spark error, without its stack."""
     text = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error
     return str(text).strip().split("\n", 1)[0]

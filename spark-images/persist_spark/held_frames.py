@@ -3,8 +3,8 @@
 This module owns the bookkeeping: which frame reads under which reader, how far a reader's since may advance, and when a lease is released.
 It knows no Spark session and no sockets. `keeper` reports loads and the end of frames to it.
 
-Invariant: a reader is registered exactly as long as a frame reads under it. Frames of one shard share a reader where its since and its
-schema allow it, so that a thousand loads cost one lease.
+Invariant: a reader is registered exactly as long as a frame reads under it. Frames of one shard share a reader if its since and its
+schema allow it, so that a thousand loads take one lease.
 """
 
 from __future__ import annotations
@@ -59,22 +59,22 @@ class HeldFrames:
         self._is_closed = False
 
     def look(self, options: Options, schema: Schema | None = None) -> LoadedFrame:
-        """What a load would show now. Holds nothing. Raises what `load` raises, except that a time before since is accepted."""
+        """What a load would show now. Holds nothing. Raises the errors of `load`, except that a time before since is accepted."""
         shard = self._shard_of(options)
         with shard.lock:
             self._refuse_when_closed(options)
             return shard.look(options, shard.store.client(), schema)
 
     def load(self, frame: str, options: Options, schema: Schema | None = None) -> LoadedFrame:
-        """Chooses the time that `frame` shows and keeps it readable until `drop`. One commit, unless an open reader of the shard serves the
-        frame already. Idempotent: a frame that is loaded already keeps its time. Its columns are those of `schema`, which the shard has or
-        had; None: of the newest.
+        """Chooses the time that `frame` shows and keeps it readable until `drop`. Takes one commit, unless an open reader of the shard can
+        serve the frame. Idempotent: a frame that is already loaded keeps its time. `schema`: a current or former schema of the shard, which
+        gives the columns; None: the newest schema.
 
-        InvalidUsage for a time before since or not yet complete, for columns and conditions that do not fit the schema, and after `close`.
-        ShardNotFound. Store errors. After an error nothing is held.
+        Raises InvalidUsage for a time before since or not yet complete, for columns and conditions that do not fit the schema, and after
+        `close`; ShardNotFound; and store errors. After an error nothing is held.
         """
         shard = self._shard_of(options)
-        with shard.lock:  # until the frame is known: `close` waits for it
+        with shard.lock:  # until the frame is registered, so that `close` waits for this load
             self._refuse_when_closed(options)
             loaded = shard.load(frame, options, shard.store.client(), schema)
             with self._lock:
@@ -85,7 +85,8 @@ class HeldFrames:
         """The splits of the frame's contents, for executors. An empty frame has none. They stay readable until the frame is dropped. Every
         call yields the same rows.
 
-        InvalidUsage when `asked` is not the frame's row type, or when the frame is not held (any more). Fenced when its lease expired.
+        Raises InvalidUsage when `asked` is not the frame's row type, or when the frame is not held (any more). Raises Fenced when its lease
+        expired.
         """
         with self._lock:
             shard = self._frames.get(frame)
@@ -95,7 +96,9 @@ class HeldFrames:
             return shard.splits(frame, asked)
 
     def plain(self, frame: str) -> PlainFiles | None:
-        """Files of this machine that hold the rows of the frame, which stay until it is dropped. None when there are no such files."""
+        """The local files that hold exactly the rows of the frame. They stay until the frame is dropped. None when there are no
+        such files.
+        """
         with self._lock:
             shard = self._frames.get(frame)
         if shard is None:
@@ -104,8 +107,8 @@ class HeldFrames:
             return shard.plain(frame)
 
     def aggregates(self, frame: str, fields: Sequence[str]) -> Aggregates | None:
-        """What state proves of the frame's rows and of `fields`: see Snapshot.aggregates. None for an empty frame, one of changes, and one
-        that is not held. Fenced when its lease expired.
+        """The aggregates of the frame's rows and of `fields` that the shard's state proves (see Snapshot.aggregates). None for an empty
+        frame, a frame of changes, and a frame that is not held. Raises Fenced when its lease expired.
         """
         with self._lock:
             shard = self._frames.get(frame)
@@ -115,7 +118,7 @@ class HeldFrames:
             return shard.aggregates(frame, fields)
 
     def size(self, frame: str) -> int:
-        """About how many bytes of parts the frame reads. 0 for an empty frame, and for one that is not held."""
+        """About how many bytes of parts the frame reads. 0 for an empty frame and for a frame that is not held."""
         with self._lock:
             shard = self._frames.get(frame)
         if shard is None:
@@ -124,7 +127,7 @@ class HeldFrames:
             return shard.size(frame)
 
     def drop(self, frame: str) -> None:
-        """Releases a frame that can no longer be read. Releases its lease when no other frame uses it (one commit). Idempotent."""
+        """Ends a frame that Spark can no longer read. Releases its lease when no other frame uses it (one commit). Idempotent."""
         with self._lock:
             shard = self._frames.pop(frame, None)
         if shard is not None:
@@ -133,22 +136,22 @@ class HeldFrames:
 
     @property
     def locations(self) -> frozenset[Location]:
-        """The stores of the frames that are held."""
+        """The stores of all held frames."""
         with self._lock:
             return frozenset(shard.store.location for shard in self._frames.values())
 
     def location_of(self, frame: str) -> Location | None:
-        """The stores of the frame. None for one that is not held."""
+        """The stores of the frame. None for a frame that is not held."""
         with self._lock:
             shard = self._frames.get(frame)
         return None if shard is None else shard.store.location
 
     def advance(self, location: Location) -> None:
         """Advances the since of each lease at `location` to the oldest time that its frames show, but not past the critical readers and the
-        shard's retention, which define what the shard keeps. One commit per lease that moves. Without critical readers and retention no
-        lease moves, because a read must not be what releases history.
+        shard's retention, which define what the shard keeps. Takes one commit for each lease that moves. Without critical readers and
+        retention no lease moves, because a read must not release history.
 
-        Call it periodically. Store errors are logged, and the next call tries again.
+        The caller must call it periodically. Store errors are logged, and the next call tries again.
         """
         for shard in self._snapshot_of_shards():
             if shard.store.location == location:
@@ -156,8 +159,8 @@ class HeldFrames:
                     shard.advance()
 
     def close(self) -> None:
-        """Drops all frames, releases all leases and closes the stores, all stores at once: one that does not answer keeps no lease of
-        another. Idempotent. Later loads are refused.
+        """Drops all frames, releases all leases and closes the stores. Each store has its own thread, so that a store that does not answer
+        does not delay the leases of another. Idempotent. Later loads are refused.
         """
         with self._lock:
             self._is_closed = True
@@ -172,8 +175,8 @@ class HeldFrames:
         self._close_stores()
 
     def abandon(self) -> None:
-        """Stops renewing leases without releasing them, so that each expires by itself. Closes the stores. For a process that ends while
-        executors still read.
+        """Stops renewing leases but does not release them, so that each expires at its own time. Closes the stores. For a process that ends
+        while executors still read.
         """
         for shard in self._snapshot_of_shards():
             with shard.lock:
@@ -194,7 +197,7 @@ class HeldFrames:
     def _release(self, store: _Store) -> None:
         for shard in self._snapshot_of_shards():
             if shard.store is store:
-                with shard.lock:  # after the loads that began before
+                with shard.lock:  # waits for loads that began earlier
                     pass
         with self._lock:
             frames = [frame for frame, shard in self._frames.items() if shard.store is store]
@@ -249,17 +252,19 @@ class _Lease:
 
     @property
     def oldest(self) -> int:
-        """The oldest time that its frames read from."""
+        """The oldest time from which its frames read."""
         return min(max(0, read.after) if isinstance(read, Changes) else read.as_of for read in self.reads.values())
 
     def serves(self, time: int, schema: Schema) -> bool:
-        """Whether a frame of `schema` that reads from `time` can read under this lease. A lost lease has an empty since and serves none."""
+        """Whether a frame of `schema` that reads from `time` can read under this lease. A lost lease has an empty since and serves no
+        frame.
+        """
         return self.reader.since.less_equal(time) and self.reader.schema == schema
 
 
 def follow(reader: ReadHandle, oldest: int, report: Inspection) -> None:
-    """Advances the since of a lease to `oldest`, but not past the critical readers and the retention in `report`. One commit if it moves.
-    Without either it stays, because a read must not be what releases history.
+    """Advances the since of a lease to `oldest`, but not past the critical readers and the retention in `report`. Takes one commit if it
+    moves. Without critical readers and retention it stays, because a read must not release history.
     """
     kept = [held.since for held in report.readers if held.kind == "critical"]
     kept += [] if report.retain_ms is None else [report.retained_since]
@@ -281,9 +286,9 @@ class _HeldShard:
         self._loaded: dict[str, tuple[Options, LoadedFrame]] = {}
 
     def look(self, options: Options, client: PersistClient, schema: Schema | None = None) -> LoadedFrame:
-        # SUBTLE: times come first. Looking them up fetches what another process evolved before the load.
+        # SUBTLE: times come first. Looking them up also fetches a schema that another process evolved before the load.
         loaded = self._chosen(options, client, schema)
-        if options.where is not None:  # an invalid condition is refused even when nothing was written yet
+        if options.where is not None:  # an invalid condition is refused even if the shard is still empty
             condition(options.where, schema or client.schema(self._shard), "where")
         return loaded
 
@@ -294,9 +299,9 @@ class _HeldShard:
         if loaded.as_of is not None:
             lease = self._lease_for(loaded.readable_from, client, schema)
             with self._given_back_unless_used(lease):
-                # Look again: before the lease was taken, since may have passed the latest time, and the schema may have evolved.
+                # Choose again: before the lease was taken, since may have passed the latest time, and the schema may have evolved.
                 loaded = self._chosen(options, client, lease.reader.schema)
-                if loaded.as_of is not None:  # changes since a time ago may have become none
+                if loaded.as_of is not None:  # a window relative to now may have become empty
                     lease.reads[frame] = self._opened(lease.reader, loaded, options)
         self._loaded[frame] = (options, loaded)
         return loaded
@@ -312,7 +317,7 @@ class _HeldShard:
             return []
         read = lease.reads[frame]
         count = options.splits or min(max(1, -(-read.bytes_estimate // SPLIT_BYTES)), SPLITS_MAX)
-        # A frame of rows shows a row as often as its diffs say, so that rows which several parts add need not meet.
+        # A frame of rows repeats a row as often as its diffs say, so equal rows from several parts need not be merged.
         splits = read.splits(count) if isinstance(read, Changes) else read.splits(count, merged=options.updates)
         return [split.to_bytes() for split in splits]
 
@@ -365,7 +370,9 @@ class _HeldShard:
             lease.reader.abandon()
 
     def _chosen(self, options: Options, client: PersistClient, schema: Schema | None) -> LoadedFrame:
-        """What a load shows now, in the columns of `schema`; None: the newest. InvalidUsage for times that are not complete yet."""
+        """What a load shows now, with the columns of `schema` (None: the newest schema). Raises InvalidUsage for times that are not
+        complete yet.
+        """
         feed = options.feed
         refuse_instants(
             client.clock(self._shard), self._shard, *((options.as_of,) if feed is None else (feed.start, feed.end))
@@ -386,7 +393,9 @@ class _HeldShard:
         return LoadedFrame(as_of=as_of, row_type=shown, ddl=(schema.key_ddl, schema.val_ddl), start=start)
 
     def _time_of(self, options: Options, client: PersistClient) -> int | None:
-        """The time to read at. None when nothing was ever written. InvalidUsage when the requested time is not complete yet."""
+        """The time at which to read. None when nothing was ever written. Raises InvalidUsage when the requested time is not
+        complete yet.
+        """
         upper = client.recent_upper(self._shard)
         latest = upper.newest_complete
         as_of = latest if options.as_of is None else instant(options.as_of, self.store.env.now_ms())
@@ -401,7 +410,7 @@ class _HeldShard:
         assert loaded.as_of is not None
         if options.feed is None or loaded.start is None:
             return self._snapshot(reader, loaded.as_of, options)
-        # Times up to since are one time: of the changes at since itself, it is not known when they happened, unless nothing is before it.
+        # All times up to since are merged into one time. So it is unknown when the changes at since happened, unless since is 0.
         after = loaded.start - 1
         changes: Changes | SinceAhead | None = None
         if after >= 0 or reader.since.less_equal(0):
@@ -433,7 +442,7 @@ class _HeldShard:
         return snapshot
 
     def _lease_for(self, time: int, client: PersistClient, schema: Schema | None) -> _Lease:
-        """A lease that serves a frame that reads from `time`: an existing one, or a new one at the shard's since."""
+        """A lease for a frame that reads from `time`: an existing lease, or a new one at the shard's since."""
         wanted = schema or client.schema(self._shard)
         lease = next((lease for lease in self._leases if lease.serves(time, wanted)), None)
         if lease is None:
@@ -469,5 +478,5 @@ class _HeldShard:
         self._leases.remove(lease)
         try:
             lease.reader.expire()
-        except PersistError as error:  # nothing renews the lease now, so it expires by itself
+        except PersistError as error:  # nothing renews the lease now, so it will expire
             _log.warning("could not release a lease on shard %s: %s", self._shard, error, extra={"shard": self._shard})

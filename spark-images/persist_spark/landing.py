@@ -1,7 +1,7 @@
 """Lands a run's staged batches: one compare-and-append of all of them, retried until it wins against concurrent writers.
 
-`persist_engine.flow.append_run` makes the decisions. A landing owns the staged batches that it receives: it appends them, or deletes them
-when no append of them can have happened, or leaves them to the orphan scan. Knows no Spark.
+`persist_engine.flow.append_run` makes the decisions. A landing owns the staged batches that it receives. It appends them, deletes them
+if no append of them can have happened, or leaves them to the orphan scan. Knows no Spark.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from persist_spark.envelopes.run_keys import RunKeys
 from persist_spark.report import Log
 from persist_spark.spec import ConfigurationError
 
-#: The number of appends that a landing may lose. Beside 50 commits a second on a busy machine it loses about three, and fourteen at most
+#: The number of appends that a landing may lose. Beside 50 commits a second on a busy machine it loses about three, and at most fourteen
 #: (docs/adr/0006-sinks.md). It loses this many in a row only when other writers leave no gap at all.
 TRIES_MAX = 1000
-#: The number of inline parts that corrections may accumulate before they are joined. Joining takes as long as the rest of a correction,
-#: and a landing must be faster than the interval between other writers' commits.
+#: The number of inline parts that corrections may accumulate before the landing joins them. Joining takes as long as the rest of a
+#: correction, and a landing must be faster than the interval between other writers' commits.
 INLINE_PARTS_MAX = 16
-#: The driver's memory for reading what others wrote meanwhile.
+#: The driver's memory for reading what other writers wrote meanwhile.
 CHANGES_MEMORY_BYTES = 64 * MIB
 #: The largest part that the driver stages. It holds several at once, beside a JVM.
 DRIVER_PART_BYTES_MAX = 16 * MIB
@@ -87,22 +87,22 @@ class Landing:
     staged: Staged
     batches: Sequence[Batch]
     sink_id: str | None
-    """The sink under which the run's token is committed with the data. None: nothing beside the data is committed."""
+    """The sink under which the run's token is committed with the data. None: only the data are committed."""
     run_token: RunToken
     expected: SourceProgress | None
     """The sink's progress when the run began."""
     env: Env
     log: Log
     where: str | Sequence[Any] | None = None
-    """A run that reads back corrects only rows that satisfy this condition. None: all rows."""
+    """Limits the corrections of a run that reads back to rows that satisfy this condition. None: all rows."""
     keys: RunKeys | None = None
-    """A run that reads back corrects only rows of these keys, which satisfy `where`. None: rows of all keys."""
+    """Limits the corrections of a run that reads back to rows of these keys, which satisfy `where`. None: rows of all keys."""
     seen: Antichain | None = None
     """The shard's upper, if it is known to be past the batches' lower. The batches are then moved before the first append."""
     are_shared: bool = False
     """Whether another driver of the same run may append the same batches. An append then expects the sink's progress with its upper,
-    because the token alone may have been stored again since (`is_expected`), and the batches are deleted only when the sink's progress
-    shows that no driver ever will, and otherwise left to the orphan scan.
+    because the token alone may have been stored again since (`is_expected`). The batches are deleted only when the sink's progress shows
+    that no driver will ever append them. Otherwise they are left to the orphan scan.
     """
     tries_max: int = TRIES_MAX
 
@@ -110,8 +110,8 @@ class Landing:
         """Appends the batches. After each lost append it moves and corrects them and tries again. On any outcome other than Landed the
         batches are deleted (see `are_shared`).
 
-        ConfigurationError (closed shard, newer schema), and Unavailable after `tries_max` lost appends; both delete the batches. Any other
-        exception leaves their blobs, because an append of them may have happened.
+        Raises ConfigurationError (closed shard, newer schema), and Unavailable after `tries_max` lost appends; both delete the batches. Any
+        other exception leaves their blobs, because an append of them may have happened.
         """
         self._gather(parts_max=1)
         if self.seen is not None and self.staged.lower < self.seen:
@@ -177,9 +177,9 @@ class Landing:
             raise ConfigurationError(f"shard {self.writer.shard_id}: {error}") from error
 
     def _move(self, lower: Antichain, time: int) -> None:
-        """Moves the batches to `lower`, with all their updates at `time`. Changes metadata only.
+        """Moves the batches to `lower`, with all their updates at `time`. Changes only metadata.
 
-        SUBTLE: this includes batches that have this time already. Of the batches of one append, all or none must be marked as having
+        SUBTLE: this includes batches that already have this time. Either all batches of one append or none must be marked as having
         rewritten times. In a mixed append, the engine requires unmarked batches to be staged at `lower` or later.
         """
         upper = Antichain.of(time + 1)
@@ -190,13 +190,13 @@ class Landing:
     # -- retracting what others wrote --------------------------------------------------------------------------------
 
     def _correct(self, decision: Correct) -> Recompute | None:
-        """Stages the correction that the decision describes. The batches together then retract all of the shard's contents at its newest
-        time: the contents that the first batches were computed against, and everything that was written since. With `keys`, only what
-        concerns these keys. Recompute when the run must compare its rows with what others wrote.
+        """Stages the correction that the decision describes. Together the batches then retract the shard's contents at its newest time: the
+        contents that the first batches were computed against, and everything written since. With `keys` they retract only rows of these
+        keys. Returns Recompute when the run must compare its rows with the rows of other writers.
         """
         assert self.reader is not None
         try:
-            # The upper is known already. If rows below it have a newer schema, this check sees that schema.
+            # This check comes after the upper is known, so it sees the schema of all rows below that upper.
             refuse_outgrown_schema(self.writer)
         except ConfigurationError:
             self._delete()
@@ -217,10 +217,10 @@ class Landing:
         return None
 
     def _negated(self, decision: Correct, reader: ReadHandle) -> Batch | None:
-        """The negation of what was written after `decision.after`, staged part by part. None when those times are no longer readable, or
-        when the run may not retract what was written to its keys.
+        """Stages the negation of the rows written after `decision.after`, part by part. None when these times are no longer readable, or
+        when the run may not retract the rows written to its keys.
         """
-        # Without `after` all changes count. Their sum is the contents, which stay readable when since has passed the first changes.
+        # Without `after` all changes count. Their sum is the contents, which stay readable after since has passed the first changes.
         written = (
             reader.snapshot(decision.upto, where=self.where)
             if decision.after is None
@@ -229,8 +229,8 @@ class Landing:
         if isinstance(written, SinceAhead):
             return None
         with written, self.writer.builder(decision.lower) as builder:
-            for every in written.to_batches(memory_bytes=CHANGES_MEMORY_BYTES):
-                rows = every if self.keys is None else self.keys.among(every)
+            for changed in written.to_batches(memory_bytes=CHANGES_MEMORY_BYTES):
+                rows = changed if self.keys is None else self.keys.among(changed)
                 if rows.num_rows and self.keys is not None and not self.keys.may_retract:
                     return None
                 builder.add(negated(rows, time=decision.time))
@@ -251,26 +251,27 @@ class Landing:
         )
 
     def _delete(self, *, ended: Antichain | None = None) -> None:
-        """Deletes the staged batches. Only for batches that this driver certainly did not append. `ended`: the upper of the sink's
-        progress, when that is another one than the appends of this run expect.
+        """Deletes the staged batches. The caller must be certain that this driver did not append them. `ended`: the upper of the sink's
+        progress, if that progress is not the one that this run's appends expect.
 
-        SUBTLE: another driver of this run may expect that other progress, and append a shared batch, as long as the batch begins where
-        that progress ends, or later. It then stays. The others no driver appends any more, and they are deleted as copies: what another
-        driver has appended is named by the shard, and stays too.
+        SUBTLE: another driver of this run may expect that progress. It can append a shared batch whose lower is at or past `ended`, so such
+        a batch is left. No driver can append the other shared batches any more. They are deleted as copies, so the delete keeps a batch
+        that another driver has appended, because the shard names it.
         """
         batches = list(self.batches)
         if self.are_shared:
-            over = [] if ended is None else [batch for batch in batches if not ended <= batch.lower]
+            obsolete = [] if ended is None else [batch for batch in batches if not ended <= batch.lower]
             for batch in batches:
-                if batch not in over:
+                if batch not in obsolete:
                     batch.mark_spent("left to another driver of its run")
-            batches = [self.writer.batch_from_transmittable(batch.to_transmittable()) for batch in over]
+            batches = [self.writer.batch_from_transmittable(batch.to_transmittable()) for batch in obsolete]
         self.writer.delete_batches(batches)
 
 
 def refuse_outgrown_schema(writer: WriteHandle) -> None:
-    """ConfigurationError when rows below the last known upper may have fields of a newer schema, which the rows read back do not show.
-    Corrections of such rows would be wrong. Rows of a newer schema that are written later raise the upper, so the append is refused.
+    """Raises ConfigurationError when rows below the last known upper may have fields of a newer schema. The rows that a run reads back lack
+    these fields, so corrections of them would be wrong. Rows of a newer schema that are written later raise the upper, so the append is
+    refused.
     """
     try:
         writer.check_newest_schema()

@@ -1,7 +1,7 @@
-"""The functions that run on executors, each from one Arrow iterator to another. They stage a partition's updates, and read parts of a
+"""The functions that run on executors. Each maps one Arrow iterator to another. They stage a partition's updates, and read parts of a
 snapshot.
 
-An executor uses blobs only, never consensus. The driver links a staged batch, or the batch is an orphan. So a task may fail, be retried or
+An executor uses only blobs, never consensus. A staged batch that the driver does not link is an orphan. So a task may fail, be retried or
 run twice at once: Spark passes the row of one attempt to the driver, which appends only the batch in that row.
 """
 
@@ -33,7 +33,7 @@ from persist_spark.memory import give_back_freed_memory
 from persist_spark.resume.noting import Noted, Noting
 from persist_spark.spec import PARALLELISM_MAX
 
-if TYPE_CHECKING:  # executors have no use for it
+if TYPE_CHECKING:  # executors do not need it
     from persist_engine import WriteHandle
 
 #: The rows that a correcting task consolidates at a time. Measured: two or four times as many are not faster, but use more memory.
@@ -42,8 +42,8 @@ CHUNK_ROWS = 1 << 17
 CHUNK_BYTES = 8 * MIB
 #: How long an executor or driver retries a failing store before the run ends as a storage failure.
 STORE_GIVE_UP_MS = 120_000.0
-#: The bytes of the persisted side that one task reads: at most the first when there are several parts, and at least the second even when
-#: cores are free.
+#: The most and the least bytes of the persisted side that one task reads. A task with a single larger part reads more. Tasks are not made
+#: smaller than the least even if cores are free.
 READ_BYTES_MAX, READ_BYTES_MIN = 64 * MIB, 4 * MIB
 #: The fixed cost of reading a part, expressed in bytes.
 _PART_COST_BYTES = 256 << 10
@@ -53,7 +53,7 @@ STAGED_SCHEMA = pa.schema(
     [
         ("batch", pa.binary()),  # transmittable; null when the partition has no updates
         ("rows", pa.int64()),
-        ("errors", pa.int64()),  # of these rows
+        ("errors", pa.int64()),  # how many of these rows are errors
         ("updates", pa.int64()),
         ("least_time", pa.int64()),
         # The sums of the lower and of the upper 32 bits of the hashes of the user's rows, modulo 2^63. 0 when the rows have no hashes.
@@ -75,12 +75,12 @@ class StageTask:
     lower: int
     upper: int
     time: int | None
-    """The time of every update. None: the column `time` has it."""
+    """The time of every update. None: the column `time` has the times."""
     target_part_bytes: int
     staging_floor_ms: int = 0
     """The shard's staging floor, as the driver knows it. Parts staged before it would be refused."""
     noted: Noted | None = None
-    """Whose task it is, if the task notes what it staged for another driver."""
+    """The run and the job of a task that notes what it staged, for another driver. None: the task notes nothing."""
 
     @classmethod
     def at(cls, writer: WriteHandle, *, blob: str, lower: Antichain, time: int, target_part_bytes: int) -> StageTask:
@@ -115,20 +115,22 @@ def sink_settings(target_part_bytes: int) -> Settings:
 
 
 class StageRows:
-    """Stages a partition of rows. Columns: k*, v*; `time` when the task has no time; and possibly `diff`, else every row has diff 1, and
-    `fault`, the reason why a row must not be written. The hashes `h` are added up, if there are any.
+    """Stages a partition of rows. Columns: k*, v*; `time` when the task has no time; optionally `diff` (without it every row has diff 1),
+    `fault` (the reason why a row must not be written), and `h` (hashes, which the task adds up).
     """
 
     def __init__(self, task: StageTask) -> None:
         self.task = task
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields one row of STAGED_SCHEMA. A repetition stages another batch and does not change linked ones. InvalidUsage for a fault."""
+        """Yields one row of STAGED_SCHEMA. A repeated call stages another batch and does not change linked ones. Raises InvalidUsage for a
+        fault.
+        """
         with carrying_errors():
             yield self.staged(batches)
 
     def staged(self, batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
-        """The row of STAGED_SCHEMA, for a caller in this process."""
+        """Stages the rows and returns the row of STAGED_SCHEMA, for a caller in this process."""
         with _explaining_changed_input(self.task):
             counter = _RowCounter(self.task.schema)
             noting = None if self.task.noted is None else Noting(self.task.noted, self.task.schema)
@@ -151,15 +153,15 @@ def _faultless(batch: pa.RecordBatch, task: StageTask) -> pa.RecordBatch:
 
 class StageCorrections:
     """Stages desired - persisted of one hash partition. Columns: k*, v*, `diff`, `desired`, `h`, sorted by `h` (envelopes.mirror).
-    The hashes of the desired rows are added up.
+    Adds up the hashes of the desired rows.
     """
 
     def __init__(self, task: StageTask) -> None:
         self.task = task
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields one row of STAGED_SCHEMA, in which `rows` counts the desired rows. Holds CHUNK_ROWS rows or CHUNK_BYTES in memory, beside
-        the parts.
+        """Yields one row of STAGED_SCHEMA, in which `rows` counts the desired rows. Beside the parts, it holds at most CHUNK_ROWS rows or
+        CHUNK_BYTES in memory.
         """
         with carrying_errors():
             counter = _RowCounter(self.task.schema)
@@ -169,8 +171,8 @@ class StageCorrections:
 
 
 def grouped(parts: Sequence[LeasedPart], *, cores: int) -> tuple[tuple[bytes, ...], ...]:
-    """The parts, as bytes, in groups of about equal size, one group per reading task. There are at most `cores` groups, or more when groups
-    would exceed READ_BYTES_MAX, and never more than PARALLELISM_MAX.
+    """Divides the parts, as bytes, into groups of about equal size, one for each reading task. There are at most `cores` groups, or more if
+    groups would exceed READ_BYTES_MAX, but never more than PARALLELISM_MAX.
     """
     costs = [part.bytes_estimate + _PART_COST_BYTES for part in parts]
     total = sum(costs)
@@ -235,7 +237,7 @@ class ExecutorStore:
     metrics: Metrics
     staging_floor_ms: int
     filtered: tuple[str, ...] = ()
-    """Parts that a sink stages have no Bloom filters; those that replace them in a compaction do."""
+    """The fields with Bloom filters: none, because only a compaction gives its parts Bloom filters."""
 
 
 def store_at(blob: str, shard_id: str, settings: Settings, *, staging_floor_ms: int) -> ExecutorStore:
@@ -265,7 +267,7 @@ def blob_at(url: str) -> Blob:
 
 
 def updates_of(rows: pa.Table | pa.RecordBatch, task: StageTask) -> pa.Table:
-    """Flat columns as key struct, val struct, time and diff, in the shard's Arrow types."""
+    """Converts flat columns to key struct, val struct, time and diff, in the shard's Arrow types."""
     count = rows.num_rows
     table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
     key = struct_column(table, "k", task.schema.key_type)
@@ -284,7 +286,7 @@ def updates_of(rows: pa.Table | pa.RecordBatch, task: StageTask) -> pa.Table:
 
 
 class _RowCounter:
-    """Counts the user's rows in a stream, and adds up their hashes where the rows have them."""
+    """Counts the user's rows in a stream, and adds up their hashes, if they have any."""
 
     def __init__(self, schema: Schema) -> None:
         self.rows, self.errors, self.low, self.high = 0, 0, 0, 0
@@ -317,9 +319,9 @@ class StagedBatch:
 
 
 def stage(task: StageTask, tables: Iterable[pa.Table]) -> StagedBatch:
-    """Stages the updates in `tables` as one batch, each row counted as one of the user's. Deletes what it staged when it fails."""
+    """Stages the updates in `tables` as one batch, and counts each row as a user's row. Deletes the staged parts when it fails."""
     give_back_freed_memory()
-    given = 0
+    rows = 0
     upper = Antichain.of(task.upper)
     store = store_at(task.blob, task.shard_id, task.settings, staging_floor_ms=task.staging_floor_ms)
     least: int | None = None
@@ -330,13 +332,13 @@ def stage(task: StageTask, tables: Iterable[pa.Table]) -> StagedBatch:
         for table in tables:
             if table.num_rows == 0:
                 continue
-            given += table.num_rows
+            rows += table.num_rows
             earliest = pc.min(table.column("time")).as_py()
             least = earliest if least is None else min(least, earliest)
             builder.add(table)
         batch = builder.finish(upper)
     updates = batch.rows
-    return StagedBatch(batch.to_transmittable() if updates else None, given, updates, least)
+    return StagedBatch(batch.to_transmittable() if updates else None, rows, updates, least)
 
 
 def _stage(

@@ -1,9 +1,9 @@
 """One run of a sink, on the driver: mint (choose the times) -> write (executors stage batches) -> append (one compare-and-append of all
 batches).
 
-Only the driver uses consensus. A run appends all of its updates or none, and once per run id, however often it is repeated: the
-compare-and-set that appends the data also commits the run id as the sink's source progress. Losing an append to another writer is normal.
-`landing` then reuses the staged batches.
+Only the driver uses consensus. A run appends all of its updates or none. It appends them once per run id, however often it is repeated,
+because the compare-and-set that appends the data also commits the run id as the sink's source progress. Losing an append to another writer
+is normal. `landing` then reuses the staged batches.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from persist_spark.spec import ConfigurationError, SinkSpec, WriteMode
 from persist_spark.staging import EMPTY, StagedRows, Staging, difference, part_bytes_of, rows_of
 from persist_spark.streaming.position import committer
 
-#: How often a run starts over before it fails and leaves the work to the next run. It starts over when other writers raise the upper
-#: first, or when since passes what they wrote. Lost appends do not count (`landing.TRIES_MAX`).
+#: The number of rounds of a run before it fails and leaves the work to the next run. A run starts another round when other writers raise
+#: the upper first, or when since passes the rows that they wrote. Lost appends do not count (`landing.TRIES_MAX`).
 ROUNDS_MAX = 16
-#: How many losses of an executor a run survives by starting over, where Spark alone could not go on.
+#: The number of lost executors that a run survives by starting over, when Spark alone cannot go on.
 LOST_COPIES_MAX = 4
 
 
@@ -49,12 +49,12 @@ def run_sink(
     log: Log | None = None,
     metrics: Metrics | None = None,
 ) -> SinkReport:
-    """Brings the shard to the state that `spec` describes, or compares it, and reports the run. Idempotent by `spec.run_id`. `metrics`
-    count what the driver calls.
+    """Brings the shard to the state that `spec` describes, or only compares it, and reports the run. Idempotent by `spec.run_id`. `metrics`
+    count the driver's calls.
 
-    ConfigurationError when the input or the object must change; Fenced when another run of this sink committed meanwhile; Unavailable when
-    the store failed, or other writers won, for too long; Spark's errors for a failed job. After any error, either all updates were appended
-    or none.
+    Raises ConfigurationError when the input or the resource must change; Fenced when another run of this sink committed meanwhile;
+    Unavailable when the store failed, or other writers won, for too long; Spark's errors for a failed job. After any error, either all
+    updates were appended or none.
     """
     env = env or SystemEnv()
     log = log or Log(io.StringIO(), env)
@@ -110,7 +110,7 @@ def _written(
 
 
 def _forget(notes: StagingNotes, log: Log) -> None:
-    """Deletes the notes of a run that is done. They harm nothing: what a failing store keeps, the orphan scan deletes."""
+    """Deletes the notes of a run that is done. If the store fails, the notes stay. They do no harm, and the orphan scan deletes them."""
     try:
         notes.forget()
     except Unavailable as error:
@@ -118,28 +118,28 @@ def _forget(notes: StagingNotes, log: Log) -> None:
 
 
 def _compared(spark: SparkSession, spec: SinkSpec, client: PersistClient, rows: DataFrame, log: Log) -> SinkReport:
-    """What a run would change, as of the newest complete time of the shard. Opens no writer and stages nothing."""
+    """Reports what a run would change at the newest complete time of the shard. Opens no writer and stages nothing."""
     with client.open_leased_reader(spec.shard_id, spec.schema, purpose=spec.purpose) as reader:
         upper = client.recent_upper(spec.shard_id)
         as_of = upper.newest_complete
         log.event("comparing", as_of=as_of)
-        found = difference(spark, rows, spec, reader, None if as_of < 0 else as_of)
-    if found.rows == 0 and not spec.input.allow_empty:
+        compared = difference(spark, rows, spec, reader, None if as_of < 0 else as_of)
+    if compared.rows == 0 and not spec.input.allow_empty:
         raise ConfigurationError(EMPTY)
-    log.event("compared", rows=found.rows, errors=found.errors, missing=found.missing, extra=found.extra)
+    log.event("compared", rows=compared.rows, errors=compared.errors, missing=compared.missing, extra=compared.extra)
     return SinkReport(
         run_id=spec.run_id,
         upper=upper.time,
-        rows_read=found.rows,
-        errors=found.errors,
-        missing=found.missing,
-        extra=found.extra,
+        rows_read=compared.rows,
+        errors=compared.errors,
+        missing=compared.missing,
+        extra=compared.extra,
     )
 
 
 @dataclass(kw_only=True)
 class Run:
-    """One run, which is all of a batch sink or one batch of a stream. For one use. Its only state is its handles."""
+    """One run: a whole run of a batch sink, or one batch of a stream. For one use. Its only state is its handles."""
 
     spec: SinkSpec
     client: PersistClient
@@ -152,15 +152,15 @@ class Run:
     expected: SourceProgress | None
     """The sink's progress when the run began."""
     read: Callable[[], DataFrame]
-    """Reads the input, as the envelope reads it (`staging.rows_of`). Every call returns the same rows."""
+    """Reads the input as the envelope requires (`staging.rows_of`). Every call returns the same rows."""
     few: pa.Table | None = None
-    """The same rows, if the driver stages them."""
+    """The same rows in memory, if the driver itself stages them."""
     lands_nothing: bool = True
-    """Whether the progress is committed also when there is nothing to append."""
+    """Whether the run commits its progress even when there is nothing to append."""
 
     def until_done(self) -> SinkReport:
-        """Mints, writes and appends. Starts over when the staged batches can no longer be used, and when an executor took with it the
-        rows that the run had chosen: the progress says whether an append before that succeeded.
+        """Mints, writes and appends. Starts over when the staged batches can no longer be used, and when a lost executor held the run's
+        copy of its rows. The sink's progress shows whether an earlier append succeeded.
         """
         for _ in range(LOST_COPIES_MAX):
             try:
@@ -188,7 +188,7 @@ class Run:
                             f"{self.spec.shard_id}: it is unknown whether this run appended before; nothing was written now"
                         )
                     case RaiseUpper(lower, upper):
-                        # After a mismatch another writer has raised the upper. Look again in both cases.
+                        # A mismatch means that another writer has raised the upper. The next round reads it in both cases.
                         self.writer.compare_and_append_batch([], expected_upper=lower, new_upper=upper)
                         continue
                     case Minted():
@@ -226,7 +226,9 @@ class Run:
         return self._unchanged(minted, reader) or self.staging.stage(self.read(), minted, reader)
 
     def _unchanged(self, minted: Minted, reader: ReadHandle | None) -> StagedRows | None:
-        """What a run stages whose input is what the last run of this sink committed, if the shard has not changed since. Otherwise None."""
+        """The staged rows of a run that has nothing to change: its input has the digest that the last run of this sink committed, and the
+        shard has not changed since. Otherwise None.
+        """
         if self.expected is None or reader is None or minted.as_of is None:
             return None
         digest, after = RunToken.decode(self.expected.token).rows, self.expected.upper.newest_complete
@@ -302,7 +304,7 @@ class Run:
 
 
 def _is_unchanged(reader: ReadHandle, after: int, upto: int) -> bool:
-    """Whether no updates were written after `after`, up to `upto`. By the metadata alone: False where they do not show it."""
+    """Whether no updates were written after `after`, up to `upto`. Uses only metadata, and returns False if they do not prove it."""
     if after == upto:
         return True
     changes = reader.changes(after, upto)

@@ -1,5 +1,5 @@
-"""Stages the updates of one frame of rows: the write step of a run, between mint and append. Executors stage the batches; the driver
-gets one descriptor for each task. Appends nothing.
+"""Stages the updates of one frame of rows. This is the write step of a run, between mint and append. Executors stage the batches, and the
+driver gets one descriptor for each task. Appends nothing.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from persist_spark.resume.noting import JOB_BYTES, Noted
 from persist_spark.session import READING_SHARE, executor_memory, parallelism_of, shuffled_by_bytes
 from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, OnError, SinkSpec
 
-#: A frame of fewer bytes is staged without notes: a few tasks would all be under way when their driver is killed.
+#: A frame of fewer bytes is staged without notes. It has so few tasks that all of them would be running when their driver is killed.
 NOTED_BYTES = 1 << 30
-#: Why a run without rows ends.
+#: The error of a run without rows.
 EMPTY = "input is empty; if that is intended, set input.allowEmpty"
 
 
 def part_bytes_of(spark: SparkSession, spec: SinkSpec, log: Log) -> int:
-    """The part size for executors: the configured one, or a smaller one that fits the memory of their pods."""
+    """The part size for executors: the configured size, or a smaller one that fits the memory of their pods."""
     wanted, memory = spec.write.target_part_bytes, executor_memory(spark)
     fitting = wanted if memory is None else memory.fitting_part_bytes(wanted)
     if memory is not None and fitting < wanted:
@@ -55,14 +55,15 @@ def part_bytes_of(spark: SparkSession, spec: SinkSpec, log: Log) -> int:
 
 
 def is_worth_a_note(flat: DataFrame) -> bool:
-    """Whether the frame is so large, by Spark's estimate, that its tasks note what they stage. True where the estimate may be too small."""
+    """Whether the frame is so large, by Spark's estimate, that its tasks note what they stage. True if the estimate may be too small."""
     size_bytes = frames.planned_bytes(flat)
     return size_bytes is None or size_bytes >= NOTED_BYTES
 
 
 def rows_of(source: DataFrame, schema: Schema, envelope: Envelope) -> DataFrame:
-    """The rows of `source` as the envelope reads them: as commands on keys (envelopes/commands.py), or else flat, with `fault` where the
-    diff is null; where errors are collected, with them. Plans only. ConfigurationError names every column that does not fit.
+    """The rows of `source` as the envelope reads them: commands on keys (envelopes/commands.py), or else flat rows, with a `fault` if the
+    diff is null. If the envelope collects errors, rows with a fault are errors. Plans only. Raises ConfigurationError, which names every
+    column that does not fit.
     """
     rows = _rows_of(source, rows_schema(schema, envelope), envelope)
     return rows if envelope.on_error is OnError.FAIL else collected(rows, schema, envelope)
@@ -100,8 +101,8 @@ def persisted(
     blob: str,
     cores: int,
 ) -> Iterator[DataFrame]:
-    """The shard's contents at `as_of`: flat columns and the negated `diff`, not consolidated, read in tasks for about so many `cores`.
-    They are readable within the block. Fenced when the lease expired.
+    """Yields the shard's contents at `as_of`: flat columns and the negated `diff`, not consolidated. Reading them takes about one task for
+    each of `cores`. They are readable within the block. Raises Fenced when the lease expired.
     """
     # mint ensures since <= as_of < upper, under this reader's own hold.
     snapshot = reader.snapshot(Antichain.of(as_of))
@@ -125,8 +126,8 @@ def shard_order(spec: SinkSpec) -> str | None:
 def difference(
     spark: SparkSession, rows: DataFrame, spec: SinkSpec, reader: ReadHandle, as_of: int | None
 ) -> Difference:
-    """How the shard at `as_of` (None: nothing was written) differs from what a run would make of it. `rows`, and errors: as of
-    `Staging.stage`; also ConfigurationError when the shard's since is past `as_of`.
+    """Compares the shard at `as_of` (None: nothing was written) with the contents that a run would give it. `rows` and errors: see
+    `Staging.stage`. Also raises ConfigurationError when the shard's since is past `as_of`.
     """
     schema = spec.schema
     if as_of is not None and (since := reader.since.time) is not None and since > as_of:
@@ -150,25 +151,25 @@ def difference(
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """When the updates of one frame are."""
+    """The times of the updates of one frame."""
 
     lower: Antichain
     upper: Antichain
     time: int | None
-    """Of every update. None: the rows have their own."""
+    """The time of every update. None: the rows have their own times."""
 
     @classmethod
     def of(cls, minted: Minted) -> Times:
-        """All updates at the time of the run."""
+        """The times of a frame whose updates all have the time of the run."""
         return cls(minted.lower, minted.upper, minted.time)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedRows:
-    """The staged batches of one frame, and what was counted while they were staged."""
+    """The staged batches of one frame, and the counts from their tasks."""
 
     times: Times
-    """Those of the batches. An earlier driver of the run may have chosen them."""
+    """The times of the batches. An earlier driver of the run may have chosen them."""
     are_shared: bool = False
     """Whether another driver of the run may append the same batches (`Landing.are_shared`)."""
     batches: tuple[Batch, ...]
@@ -178,14 +179,14 @@ class StagedRows:
     updates: int
     least_time: int | None
     keys: RunKeys | None = None
-    """The only keys that the run changes. None: it has no such limit."""
+    """The only keys that the run changes. None: it may change all keys."""
     wanted: bytes | None = None
-    """The digest of the rows that the shard holds after the run. None: the envelope wants no such rows, or too many for a digest."""
+    """The digest of the rows that the shard holds after the run. None: the envelope is not a Mirror."""
 
 
 @dataclass(kw_only=True)
 class Staging:
-    """Stages frames for one sink. Its only state is the handles that it was given; one object may stage many frames, one at a time."""
+    """Stages frames for one sink, one at a time. Its only state is its handles, and `has_notes`."""
 
     spark: SparkSession
     spec: SinkSpec
@@ -195,11 +196,11 @@ class Staging:
     """The part size for executors, from `part_bytes_of`."""
     log: Log
     notes: StagingNotes | None = None
-    """Those of the run, if its tasks note what they stage for the run's next driver."""
+    """The notes of the run. None: its tasks do not note what they stage."""
     committed: Antichain = MINIMUM
     """The upper of the sink's progress that the appends of this run expect."""
     has_notes: bool = False
-    """Whether the run has, or had, notes in the store."""
+    """Whether this run may have stored notes."""
 
     @property
     def reads_back(self) -> bool:
@@ -207,19 +208,19 @@ class Staging:
         return self.spec.envelope.type.reads_back
 
     def stage(self, rows: DataFrame, minted: Minted, reader: ReadHandle | None) -> StagedRows:
-        """Stages `rows`, those of `rows_of`, as the envelope says, at the times of `minted`. `reader`: the lease for the persisted side, if
+        """Stages `rows` (from `rows_of`) at the times of `minted`, as the envelope requires. `reader`: the lease for the persisted side, if
         the envelope reads it.
 
-        ConfigurationError when rows cannot be stored; Fenced when the lease expired; the errors of Spark and of the blob store.
+        Raises ConfigurationError when rows cannot be stored, Fenced when the lease expired, and the errors of Spark and of the blob store.
         """
         write = self.spec.write
         # The name of the jobs in Spark's web interface and its event log.
         self.spark.sparkContext.setJobDescription(f"{self.spec.sink_id}: stage as {self.spec.envelope.type}")
-        # Each task gets about one part of the configured size, even where memory requires smaller parts: writing several
+        # Each task gets about one part of the configured size, even if memory requires smaller parts, because writing several
         # parts needs no more memory. When the user sets the number of tasks, Spark's settings stay as the user has them.
         by_bytes = shuffled_by_bytes(self.spark, part_bytes=write.target_part_bytes)
         if self.spec.envelope.type.has_keys:
-            # A task holds the commands of its keys, and a copy while it sorts them. What it reads is more than they are.
+            # A task holds the commands of its keys, and a copy while it sorts them. It reads more bytes than it holds.
             by_bytes = shuffled_by_bytes(self.spark, part_bytes=self.part_bytes // 2, share=READING_SHARE)
         with by_bytes if write.parallelism is None else nullcontext():
             match self.spec.envelope.type:
@@ -233,7 +234,7 @@ class Staging:
                     return self._write_corrections(minted, minted.as_of, reader, rows)
 
     def stage_few(self, rows: pa.Table, minted: Minted) -> StagedRows:
-        """Stages the rows of an Append or a Diff that the driver holds. The same updates as of `stage`, and the same errors."""
+        """Stages rows of an Append or a Diff that the driver holds. Stages the same updates as `stage`, and raises the same errors."""
         times_of, column = Times.of(minted), self.spec.envelope.timestamp_column
         if column is not None:
             at = rows.schema.get_field_index(frames.TIME)
@@ -251,8 +252,8 @@ class Staging:
         return self._staged(StageRows(task).staged(rows.to_batches()).to_pylist(), times_of)
 
     def unchanged(self, rows: DataFrame, minted: Minted, digest: bytes) -> StagedRows | None:
-        """What a Mirror stages whose rows have the `digest` of those that the shard holds already: no batches. None when they have another.
-        Reads nothing of the shard.
+        """The result of a Mirror whose rows have the `digest` of the rows that the shard already holds: no batches. None when the rows have
+        another digest. Does not read the shard.
         """
         self.spark.sparkContext.setJobDescription(f"{self.spec.sink_id}: compare with the last run")
         wanted = scanned(rows, self.schema)
@@ -277,7 +278,7 @@ class Staging:
             greatest = self._greatest_time(self._with_errors_at(minted.lower.time, flat), minted.lower, column)
             if greatest is None:
                 self._refuse_empty(0)
-                # SUBTLE: without rows there is no time. With the upper raised to now, the next run's rows would be late.
+                # SUBTLE: without rows there is no time. If the upper moved to now, the rows of the next run would be late.
                 empty = Times(minted.lower, minted.lower, None)
                 return StagedRows(batches=(), rows=0, updates=0, least_time=None, times=empty)
             times = Times(minted.lower, Antichain.of(greatest + 1), None)
@@ -294,7 +295,7 @@ class Staging:
         )
 
     def _tasks(self, rows: DataFrame, times: Times, *, is_noted: bool) -> list[Any]:
-        """What the tasks returned that staged `rows`."""
+        """Stages `rows` in tasks and returns their rows of STAGED_SCHEMA."""
         noted = None
         if is_noted and self.notes is not None:
             noted = Noted(self.notes.sink_id, self.notes.run, self.writer.machine.env.random_bytes(JOB_BYTES))
@@ -304,7 +305,9 @@ class Staging:
         return staged
 
     def _resumed(self, rows: DataFrame, times: Times) -> StagedRows | None:
-        """`rows`, with HASH, of which earlier drivers of the run staged a part: stages the rest. None when nothing of theirs will do."""
+        """Keeps the batches of earlier drivers of the run that have rows of `rows`, and stages the rest. `rows` have HASH. None when no
+        such batch can be kept.
+        """
         assert self.notes is not None
         earlier = earlier_batches(
             self.notes.read(),
@@ -322,13 +325,13 @@ class Staging:
         theirs = Times(earlier.lower, earlier.upper, None if times.time is None else end - 1)
         tasks = self._tasks(kept.rest, theirs, is_noted=True) if kept.rest_sums[0] else []
         if added(map(sums_of, tasks)) != kept.rest_sums:
-            # The rest is not what it was when the batches were compared, so the batches may not be right any more.
+            # The rest has changed since the batches were compared, so the batches may be wrong too.
             self.log.event("changed_input", rows=sum(task["rows"] for task in tasks), compared=kept.rest_sums[0])
             return None
         return self._staged([*kept.tasks, *tasks], theirs, are_shared=True)
 
     def _with_errors_at(self, time: int | None, flat: DataFrame) -> DataFrame:
-        """`flat`, whose rows have times of their own, with the collected errors at `time`: theirs may be missing, or late."""
+        """Sets the time of the collected errors in `flat` to `time`, because their own times may be missing or late."""
         if self.spec.envelope.on_error is OnError.FAIL:
             return flat
         return flat.withColumn(frames.TIME, F.when(is_error(self.schema), F.lit(time)).otherwise(F.col(frames.TIME)))
@@ -368,8 +371,8 @@ class Staging:
         )
 
     def _greatest_time(self, flat: DataFrame, lower: Antichain, column: str) -> int | None:
-        """The greatest time of the rows; None without rows. Runs before anything is staged, so that ConfigurationError can report the
-        number of rows that cannot be written, and an example.
+        """The greatest time of the rows; None without rows. Runs before anything is staged, so that ConfigurationError can report how many
+        rows cannot be written, and an example.
         """
         time = F.col(frames.TIME)
         late = time < F.lit(lower.time)
@@ -385,7 +388,9 @@ class Staging:
     def _check_times(
         self, rows: int, timed: int, late_rows: int, first_late: int | None, *, lower: Antichain, column: str
     ) -> None:
-        """ConfigurationError when fewer than all rows have a time, or some are before `lower`, the first of them at `first_late`."""
+        """Raises ConfigurationError when rows have no time, or when rows are before `lower`. `first_late`: the least time before
+        `lower`.
+        """
         if timed < rows:
             raise ConfigurationError(f"envelope.timestampColumn: {column} is null in {rows - timed} of {rows} rows")
         if late_rows:
@@ -402,13 +407,13 @@ class Staging:
     def _staged(
         self, tasks: Sequence[Any], times: Times, commands: Copied | None = None, *, are_shared: bool = False
     ) -> StagedRows:
-        """What the tasks staged. `commands`, where the tasks decide them: their errors are those of `against.refusal`, and nothing stays
-        staged then.
+        """Collects the batches and counts of `tasks`. `commands`: the commands that the tasks decided, if the envelope has any. Raises the
+        error of `against.refusal` after it has deleted the batches.
         """
         batches = tuple(
             # Spark returns the row of one attempt of each task, and only here. A second driver of this run has its own
-            # tasks, or has these from their notes: then every append of them expects the same progress, so that one
-            # succeeds at most, and `Landing` deletes them as copies.
+            # tasks, or it has these from their notes. Then every append of them expects the same progress, so that at
+            # most one succeeds, and `Landing` deletes them as copies.
             self.writer.batch_from_transmittable(bytes(row["batch"]), is_only_copy=True)
             for row in tasks
             if row["batch"] is not None
@@ -430,7 +435,7 @@ class Staging:
         self.log.event(
             "staged", batches=len(stage.batches), rows=stage.rows, errors=stage.errors, updates=stage.updates
         )
-        # The retractions of an empty mirror are staged too. They are deleted only when nothing will be appended.
+        # An empty Mirror has staged retractions. They are deleted only if an empty input is an error.
         if stage.rows == 0 and not self.spec.input.allow_empty:
             self.writer.delete_batches(stage.batches)
             self._refuse_empty(stage.rows)

@@ -1,9 +1,9 @@
-"""Decides the commands of a run against what the shard holds, in tasks of executors. Each has a range of the keys: it takes the last
-command of each key, reads what the shard holds of these keys, and makes or stages the updates. The commands are exchanged once, and rows of
-the shard never.
+"""Decides the commands of a run against what the shard holds, in tasks on executors. Each task has a range of the keys. It takes the last
+command of each key, reads what the shard holds for these keys, and makes or stages the updates. Spark shuffles the commands once, and never
+the rows of the shard.
 
-Owns the plan and the tasks. Two things turn up in tasks alone: a key without a last command, and one of which the shard holds several
-values. They come back as rows, from which Spark makes the texts.
+Owns the plan and the tasks. Only tasks can detect two problems: a key without a last command, and a key for which the shard holds several
+values. A task returns a problem as a row, and Spark makes the message from that row.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ from persist_spark.memory import give_back_freed_memory
 from persist_spark.partitions import STAGED_SCHEMA, StageTask, blob_at, carrying_errors, reading_retry, stage
 from persist_spark.spec import ConfigurationError
 
-#: The key without a last command, as text. FAULT beside it: of which key the shard holds what it must not.
+#: The column with the text of a key that has no last command. The column FAULT beside it names a key for which the shard holds several
+#: values.
 TIE = "tie"
 #: The number of keys of a task.
 KEYS = "keys"
-#: Of a key that cannot be decided: how many values the shard holds, and their diffs. Null where the commands are the cause.
+#: The number of values that the shard holds for a key that cannot be decided, and the sum of their diffs. Null if the commands are the
+#: cause.
 _HELD, _TOTAL = "held", "total"
 _PROBLEM = pa.schema([(TIE, pa.bool_()), (_HELD, pa.int64()), (_TOTAL, pa.int64())])
 _STAGED = STAGED_SCHEMA.append(pa.field(KEYS, pa.int64()))
-#: What a shard must hold of each key.
+#: The condition that the shard must meet for each key, and the remedy.
 _RULE = (
     "an Upsert needs at most one value of a key, with diff 1; remove the other rows first, for example with a Mirror"
 )
@@ -49,17 +51,17 @@ _RULE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What a shard holds, for tasks that each read some of it. The driver keeps the blobs."""
+    """The contents of a shard, of which each task reads a part. The driver's snapshot keeps the blobs."""
 
     blob: str
     split: bytes
-    """A SnapshotSplit of all that commands may concern."""
+    """A SnapshotSplit of all rows that the commands may concern."""
 
 
 @contextmanager
 def held(reader: ReadHandle | None, as_of: int | None, commands: Copied, *, blob: str) -> Iterator[Held | None]:
-    """What the shard holds at `as_of` that `commands` may concern, readable within the block. None when that is nothing. Fenced when the
-    lease expired.
+    """Yields the rows of the shard at `as_of` that `commands` may concern. They are readable within the block. Yields None when there is
+    nothing to read: no reader, no `as_of`, or no commands. Raises Fenced when the lease expired.
     """
     if reader is None or as_of is None or not commands.count:
         yield None
@@ -73,26 +75,31 @@ def held(reader: ReadHandle | None, as_of: int | None, commands: Copied, *, blob
 
 
 def staged_updates(commands: Copied, shard: Held | None, task: StageTask, *, tasks: int | None) -> DataFrame:
-    """Stages the updates. One row for each task: STAGED_SCHEMA, KEYS, TIE and FAULT. `tasks`: as of `frames.by_key_range`. Plans only."""
+    """Plans to stage the updates. The frame has one row for each task: STAGED_SCHEMA, KEYS, TIE and FAULT. `tasks`: see
+    `frames.by_key_range`. Starts no Spark job.
+    """
     schema = commands.schema
     stages = StageUpdates(Decision(schema, shard, commands.order, read_bytes=task.target_part_bytes), task)
     key = [field for field in frames.flat_type(schema) if field.name.startswith("k")]
-    kind = T.StructType([*from_arrow_schema(_STAGED), *key, *from_arrow_schema(_PROBLEM)])
+    row_type = T.StructType([*from_arrow_schema(_STAGED), *key, *from_arrow_schema(_PROBLEM)])
     ranged = frames.by_key_range(commands.frame, schema, tasks)
-    return _with_texts(ranged.mapInArrow(stages, kind), schema, _STAGED.names)
+    return _with_texts(ranged.mapInArrow(stages, row_type), schema, _STAGED.names)
 
 
 def shown_updates(commands: Copied, shard: Held | None, *, read_bytes: int) -> DataFrame:
-    """The updates: k*, v*, `diff`, TIE and FAULT. A row with a text is no update. Plans only."""
+    """Plans the updates as a frame: k*, v*, `diff`, TIE and FAULT. A row with a text in TIE or FAULT is not an update. Starts no
+    Spark job.
+    """
     schema = commands.schema
     shows = ShowUpdates(Decision(schema, shard, commands.order, read_bytes=read_bytes))
-    kind = T.StructType([*frames.flat_type(schema), T.StructField(DIFF, T.LongType()), *from_arrow_schema(_PROBLEM)])
+    diff = T.StructField(DIFF, T.LongType())
+    row_type = T.StructType([*frames.flat_type(schema), diff, *from_arrow_schema(_PROBLEM)])
     ranged = frames.by_key_range(commands.frame, schema, None)
-    return _with_texts(ranged.mapInArrow(shows, kind), schema, [*(f.column for f in fields_of(schema)), DIFF])
+    return _with_texts(ranged.mapInArrow(shows, row_type), schema, [*(f.column for f in fields_of(schema)), DIFF])
 
 
 def _with_texts(rows: DataFrame, schema: Schema, columns: Sequence[str]) -> DataFrame:
-    """`columns`, and what _PROBLEM says as the texts TIE and FAULT."""
+    """`columns`, and the columns of _PROBLEM as the texts TIE and FAULT."""
     name = key_text(fields_of(schema))
     several = F.concat(F.lit("the shard holds "), F.col(_HELD), F.lit(" values of key "), name)
     several = F.concat(several, F.lit(" with a total diff of "), F.col(_TOTAL), F.lit(f": {_RULE}"))
@@ -101,8 +108,8 @@ def _with_texts(rows: DataFrame, schema: Schema, columns: Sequence[str]) -> Data
 
 
 def refusal(rows: Sequence[Mapping[str, Any]], shard: object) -> InvalidUsage | None:
-    """Why nothing may be appended to `shard`, by the rows of `staged_updates`: ConfigurationError names the first key without a last
-    command, InvalidUsage the first of which the shard holds several values.
+    """The error that forbids an append to `shard`, from the rows of `staged_updates`. ConfigurationError names the first key without a
+    last command. Otherwise InvalidUsage names the first key for which the shard holds several values. None when tasks found no problem.
     """
     tie, fault = (min((row[text] for row in rows if row[text] is not None), default=None) for text in (TIE, FAULT))
     if tie is not None:
@@ -122,7 +129,7 @@ def tied(key: str) -> ConfigurationError:
 
 
 class _NoLast(Exception):
-    """A key has no last command. `key`: an array of it alone."""
+    """A key has no last command. `key`: an array with this one key."""
 
     def __init__(self, key: pa.StructArray) -> None:
         super().__init__("a key has no last command")
@@ -130,24 +137,28 @@ class _NoLast(Exception):
 
 
 class Decision:
-    """What every task of a run decides. `order`: as of Copied. `read_bytes`: the memory of a task for the rows of the shard."""
+    """Decides the commands of one task. All tasks of a run share it. `order`: see Copied. `read_bytes`: the memory that a task uses for
+    rows of the shard.
+    """
 
     def __init__(self, schema: Schema, shard: Held | None, order: str | None, *, read_bytes: int) -> None:
         self.schema, self.order, self.shard, self.read_bytes = schema, order, shard, read_bytes
 
     def updates(self, batches: Iterator[pa.RecordBatch]) -> tuple[int, Iterator[pa.Table]]:
-        """The number of keys of the commands in `batches`, and the updates of these keys: key, val, diff. _NoLast now, and NotOneValue
-        while the updates are taken. Holds a command for each key, and some rows of the shard at a time.
+        """Returns the number of keys in `batches`, and the updates of these keys: key, val, diff. Memory holds one command for each key,
+        and at most `read_bytes` of rows of the shard at a time.
+
+        Raises _NoLast at once. The iterator of updates raises NotOneValue.
         """
         give_back_freed_memory()
         choice = LastOfKeys()
         for batch in batches:
             if batch.num_rows:
                 choice.add(self._commands(batch))
-        found = choice.result()
-        if found is None:
+        chosen = choice.result()
+        if chosen is None:
             return 0, iter(())
-        last, tied_rows = found
+        last, tied_rows = chosen
         if len(tied_rows):
             raise _NoLast(last.column("key").slice(int(tied_rows[0]), 1).combine_chunks())
         return last.num_rows, updates_against(last, self._held_of(last.column("key")), keeps_greater=self.order)
@@ -161,7 +172,9 @@ class Decision:
         return pa.table({**sides, "order": order, "deleted": table.column(DELETED)})
 
     def _held_of(self, keys: pa.ChunkedArray) -> Iterator[pa.RecordBatch]:
-        """What the shard holds of `keys`, and perhaps of others. The first task also audits what the driver left out."""
+        """The rows of the shard with `keys`, and possibly with other keys. The first task also audits the parts that the driver
+        left out.
+        """
         if self.shard is None:
             return
         split, context = SnapshotSplit.from_bytes(self.shard.split), TaskContext.get()
@@ -178,7 +191,7 @@ class StageUpdates:
         self.decision, self.task = decision, task
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields one row. A repetition stages another batch and does not change linked ones."""
+        """Yields one row. A repeated call stages another batch and does not change linked ones."""
         with carrying_errors():
             yield self._staged(batches)
 
@@ -186,11 +199,11 @@ class StageUpdates:
         problem, key = None, pa.nulls(1, self.task.schema.key_type)
         try:
             keys, updates = self.decision.updates(batches)
-            done = stage(self.task, (self._timed(table) for table in updates))
-            said: list[Any] = [done.batch, 0, 0, done.updates, done.least_time, 0, 0, keys]
+            staged = stage(self.task, (self._timed(table) for table in updates))
+            row: list[Any] = [staged.batch, 0, 0, staged.updates, staged.least_time, 0, 0, keys]
         except (_NoLast, NotOneValue) as error:
-            said, problem, key = [None, 0, 0, 0, None, 0, 0, 0], error, error.key
-        columns = {field.name: pa.array([each], field.type) for field, each in zip(_STAGED, said, strict=True)}
+            row, problem, key = [None, 0, 0, 0, None, 0, 0, 0], error, error.key
+        columns = {field.name: pa.array([value], field.type) for field, value in zip(_STAGED, row, strict=True)}
         return _with_problem({**columns, **flat_columns(key, empty_struct(1))}, 1, problem)
 
     def _timed(self, updates: pa.Table) -> pa.Table:
@@ -206,11 +219,11 @@ class ShowUpdates:
         self.decision = decision
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the updates, and none after a key that cannot be decided."""
+        """Yields the updates. When a key cannot be decided, its row is the last one."""
         with carrying_errors():
             try:
                 _, updates = self.decision.updates(batches)
-                for rows in (each for table in updates for each in table.to_batches(max_chunksize=RECORD_ROWS)):
+                for rows in (batch for table in updates for batch in table.to_batches(max_chunksize=RECORD_ROWS)):
                     columns = flat_columns(rows.column("key"), rows.column("val"))
                     yield _with_problem({**columns, DIFF: rows.column("diff")}, rows.num_rows, None)
             except (_NoLast, NotOneValue) as error:
@@ -219,11 +232,11 @@ class ShowUpdates:
 
 
 def _with_problem(columns: dict[str, pa.Array], rows: int, error: _NoLast | NotOneValue | None) -> pa.RecordBatch:
-    """`columns`, and those of _PROBLEM."""
+    """`columns`, and the columns of _PROBLEM."""
     match error:
         case NotOneValue(held=held, total=total):
-            said: tuple[Any, ...] = (None, held, total)
+            values: tuple[Any, ...] = (None, held, total)
         case _:
-            said = (None if error is None else True, None, None)
-    beside = {field.name: pa.array([each] * rows, field.type) for field, each in zip(_PROBLEM, said, strict=True)}
+            values = (None if error is None else True, None, None)
+    beside = {field.name: pa.array([value] * rows, field.type) for field, value in zip(_PROBLEM, values, strict=True)}
     return pa.RecordBatch.from_pydict({**columns, **beside})

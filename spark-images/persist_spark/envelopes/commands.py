@@ -1,11 +1,11 @@
 """The rows of an Upsert as commands on keys. Plans only; starts no Spark job.
 
-A frame of commands has the flat columns k* and v* in the types of the shard, and these:
+A frame of commands has the flat columns k* and v* in the types of the shard, and these columns:
 
-- `o`: the order. Of several commands of a key the one with the greatest order wins. Null is the least.
+- `o`: the order. If a key has several commands, the command with the greatest order wins. Null is the least order.
 - `deleted`: whether the command removes its key; not null. The v* of a removal are null.
 - `weight`: how many rows of the input the command stands for.
-- `fault`: why the command cannot be carried out, as text, else null.
+- `fault`: the reason why the command cannot be carried out. Null if it can.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from persist_spark.spec import ConfigurationError, Envelope
 
 #: How many rows of the input a command stands for.
 WEIGHT = "weight"
-#: Longer keys are cut in messages.
+#: The length at which messages cut a key.
 _SHOWN_CHARS = 200
 
 
 def upsert_commands(frame: DataFrame, schema: Schema, envelope: Envelope) -> DataFrame:
-    """Each row as one command. A row removes its key when the column `deleteColumn` is true. Without that column, it does when all columns
-    of the value are null, apart from `orderColumn`, and there is at least one.
+    """Converts each row to one command. With a `deleteColumn`, a row removes its key when this column is true. Without it, a row removes
+    its key when all columns of the value except `orderColumn` are null, and there is at least one such column.
 
-    ConfigurationError names every column that does not fit.
+    Raises ConfigurationError, which names every column that does not fit.
     """
     order, delete, error = envelope.order_column, envelope.delete_column, error_column(frame, envelope)
     flat = to_flat(frame, schema, order_column=order, delete_column=delete, error_column=error)
@@ -45,8 +45,9 @@ def upsert_commands(frame: DataFrame, schema: Schema, envelope: Envelope) -> Dat
 
 
 def completed(commands: DataFrame, schema: Schema) -> DataFrame:
-    """`commands` in which removals have no values, and nulls where the shard has NOT NULL are faults. ConfigurationError for maps: a driver
-    could decide between them, but executors cannot, and one sink needs both.
+    """Clears the values of removals in `commands`, and marks a null in a NOT NULL field as a fault.
+
+    Raises ConfigurationError for values with maps. A driver could decide between maps, but executors cannot, and a sink needs both.
     """
     fields = fields_of(schema)
     if maps := [f.name for f in fields if has_maps(f.type)]:
@@ -67,8 +68,8 @@ def completed(commands: DataFrame, schema: Schema) -> DataFrame:
 
 
 def null_faults(schema: Schema, *, is_given: Column) -> list[Column]:
-    """Why a flat row cannot be written that has a null where the shard has NOT NULL, also within structs: for each such field a text or
-    null. `is_given`: whether the row has a value; without one only its key counts.
+    """One column for each NOT NULL field of the shard, also within structs. It has the reason why the row cannot be written if the field is
+    null, else null. `is_given`: whether the row has a value. Without a value only the key is checked.
     """
     fields = fields_of(schema)
     return [
@@ -81,6 +82,6 @@ def null_faults(schema: Schema, *, is_given: Column) -> list[Column]:
 
 
 def key_text(fields: list[Field], columns: dict[str, Column] | None = None) -> Column:
-    """The key as JSON, for messages. `columns`: the key's columns, where they have other names than k*."""
+    """The key as JSON, for messages. `columns` maps k* to the columns of the key, if they have other names."""
     keys = [(columns or {}).get(f.column, F.col(f.column)).alias(f.name) for f in fields if f.side == "key"]
     return F.substring(F.to_json(F.struct(*keys), {"ignoreNullFields": "false"}), 1, _SHOWN_CHARS)

@@ -1,4 +1,4 @@
-"""How the shard differs from what a run would make of it: the run of a sink with `writeMode: ReadOnly`, and a stream on standby. Writes
+"""Compares the shard with the contents that a run would give it. A sink with `writeMode: ReadOnly` and a stream on standby use it. Writes
 nothing.
 """
 
@@ -21,7 +21,9 @@ from persist_spark.spec import ConfigurationError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The rows of the input, and how many rows a run would add to the shard and take from it."""
+    """The number of rows in the input, of rows that a run would add to the shard (`missing`), and of rows that it would remove
+    (`extra`).
+    """
 
     rows: int
     errors: int
@@ -31,10 +33,12 @@ class Difference:
 
 
 def difference_of_rows(desired: DataFrame, persisted: DataFrame | None, schema: Schema) -> Difference:
-    """Compares flat rows with all that the shard holds (None: nothing): columns k*, v* and the negated `diff`, not consolidated. One job.
-    ConfigurationError for a null where the shard has NOT NULL, also within a struct, which a run could not write.
+    """Compares the flat rows `desired` with the contents of the shard. `persisted` has the columns k*, v* and the negated `diff`, and need
+    not be consolidated. None: the shard is empty. Runs one Spark job.
 
-    Spark groups as the engine consolidates: null equals null, NaN equals NaN, -0.0 equals 0.0.
+    Raises ConfigurationError for a null in a NOT NULL field, also within a struct, because a run could not write it.
+
+    Spark's grouping agrees with the engine's consolidation: null equals null, NaN equals NaN, -0.0 equals 0.0.
     """
     columns = [f.column for f in fields_of(schema)]
     both = desired.select(*columns, F.lit(1).cast("bigint").alias(DIFF), F.lit(1).alias("given"))
@@ -52,8 +56,9 @@ def difference_of_rows(desired: DataFrame, persisted: DataFrame | None, schema: 
 
 
 def difference_of_commands(commands: Copied, updates: DataFrame) -> Difference:
-    """The same for commands on keys, by their `updates` (against.shown_updates). ConfigurationError when a key has no last command, or the
-    shard holds several values of one of them.
+    """Compares commands on keys with the contents of the shard. `updates`: the updates that the commands would write
+    (`against.shown_updates`). Runs one Spark job. Raises ConfigurationError when a key has no last command or the shard holds several
+    values for a key.
     """
     tie, fault, *counts = updates.agg(F.min(TIE), F.min(FAULT), *_missing_and_extra()).collect()[0]
     _refuse(tie, fault, "the shard cannot be compared")
@@ -62,14 +67,15 @@ def difference_of_commands(commands: Copied, updates: DataFrame) -> Difference:
 
 
 def difference_of_updates(wanted: DataFrame, written: DataFrame | None, columns: Sequence[str]) -> Difference:
-    """Compares the updates that a run would write with those that were written (None: none): both have `columns` and the `diff`, which is
-    negated in `written`. One job. ConfigurationError for the first TIE or FAULT in `wanted`, if it has such columns.
+    """Compares the updates that a run would write with the updates in `written` (None: none). Both frames have `columns` and a `diff`,
+    which is negated in `written`. Runs one Spark job. Raises ConfigurationError for the first TIE or FAULT in `wanted`, if it has these
+    columns.
     """
     texts = (TIE, FAULT)
     none = F.lit(None).cast("string")
-    said = (F.col(name) if name in wanted.columns else none for name in texts)
+    given = (F.col(name) if name in wanted.columns else none for name in texts)
     both = wanted.select(
-        *columns, DIFF, *(text.alias(name) for text, name in zip(said, texts, strict=True)), F.lit(1).alias("given")
+        *columns, DIFF, *(text.alias(name) for text, name in zip(given, texts, strict=True)), F.lit(1).alias("given")
     )
     if written is not None:
         both = both.unionAll(written.select(*columns, DIFF, none, none, F.lit(0)))

@@ -1,6 +1,7 @@
-"""The commands of a run, once: a copy on the executors, which the rest of the run works with, and what the driver must know of it.
+"""Copies the commands of a run on the executors, and collects the facts about them that the driver needs. The rest of the run uses only
+the copy.
 
-It knows nothing of what the shard holds, and decides nothing between commands of a key: `against.py` does.
+It does not know the contents of the shard, and does not choose between commands of a key: `against.py` does both.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from persist_spark.envelopes.commands import WEIGHT
 from persist_spark.frames import DELETED, FAULT, ORDER, Field, fields_of
 from persist_spark.spec import ConfigurationError
 
-#: The types of key fields by whose least and greatest value parts of the shard are skipped. Others have no plain order.
+#: The types of key fields whose least and greatest values let readers skip parts of the shard. Other types have no plain order.
 _BOUNDED = (
     T.ByteType,
     T.ShortType,
@@ -46,33 +47,33 @@ class Copied:
     frame: DataFrame
     schema: Schema
     order: str | None
-    """The field of the shard's value that `o` is, by which a value of the shard may win."""
+    """The field of the shard's value that `o` holds. With it, a value of the shard may win over a command. None: the input always wins."""
     count: int
-    """The commands."""
+    """The number of commands."""
     rows: int
-    """The rows of the input."""
+    """The number of rows in the input."""
     errors: int
-    """How many of them are errors (collected.py)."""
+    """How many of these rows are errors (collected.py)."""
     where: Where | None
-    """Bounds of the key's fields that all commands satisfy, as a condition that readers accept. None: nothing is known."""
+    """Bounds of the key's fields that all commands satisfy, as a condition that readers accept. None: no bounds are known."""
 
     @cached_property
     def keys(self) -> pa.Array:
-        """All keys, as structs, each once. Brings them to the driver."""
+        """All keys as structs, each once. The first access runs a Spark job and brings them to the driver."""
         columns = [f.column for f in fields_of(self.schema) if f.side == "key"]
         return struct_column(self.frame.select(*columns).distinct().toArrow(), "k", self.schema.key_type)
 
 
 def copied(commands: DataFrame, schema: Schema, order: str | None) -> Copied:
-    """A copy of `commands` (see commands.py). `order`: as of Copied. ConfigurationError for the first fault. Runs one Spark job over the
-    input, and one over the copy.
+    """Copies `commands` (see commands.py). `order`: see Copied. Runs one Spark job over the input and one over the copy. Raises
+    ConfigurationError for the first fault.
     """
     fields = fields_of(schema)
-    # The order in the type of the shard's field, of which the input's has no other values.
-    kind = next((f.type for f in fields if f.side == "value" and f.name == order), None)
-    typed = commands if kind is None else commands.withColumn(ORDER, F.col(ORDER).cast(kind))
-    # SUBTLE: a copy whose loss fails the job, instead of a cache: a second reading of the input might have other keys than those for which
-    # the shard was read.
+    # The cast to the type of the shard's field is lossless, because `to_flat` has checked that the input's column fits the field.
+    order_type = next((f.type for f in fields if f.side == "value" and f.name == order), None)
+    typed = commands if order_type is None else commands.withColumn(ORDER, F.col(ORDER).cast(order_type))
+    # SUBTLE: this is a copy, not a cache. Losing a copy fails the job. Losing a cache would read the input again, and the second reading
+    # might have keys that were not read from the shard.
     copy = typed.localCheckpoint(eager=True)
     bounded = [f for f in fields if f.side == "key" and isinstance(f.type, _BOUNDED) and "." not in f.name]
     counted = F.lit(False)  # noqa: FBT003
@@ -94,7 +95,7 @@ def copied(commands: DataFrame, schema: Schema, order: str | None) -> Copied:
 
 
 def _facts(copy: DataFrame, bounded: Sequence[Field], is_bad: Column) -> dict[str, Any]:
-    """What the driver needs to know about the commands, in one job."""
+    """The facts about the commands that the driver needs, from one Spark job."""
     bounds = [
         column
         for f in bounded
@@ -116,7 +117,7 @@ def _facts(copy: DataFrame, bounded: Sequence[Field], is_bad: Column) -> dict[st
 
 
 def _known(value: pa.Scalar) -> Any:
-    """`value` in Python. None where Python has no such date: before the year 1, and after 9999."""
+    """`value` as a Python value. None for a date before the year 1 or after 9999, which Python does not have."""
     try:
         return value.as_py()
     except (OverflowError, ValueError):

@@ -1,7 +1,7 @@
 """The events of a Debezium connector as commands on keys (see commands.py). Plans only; starts no Spark job.
 
-An event has the columns `before` and `after` (structs), `op`, and others that only give the order: `source`, `ts_ms`. The key of a command
-comes from the fields of the shard's key within them. Further fields of `before` and `after` are ignored.
+An event has the columns `before` and `after` (structs), `op`, and columns that only give the order: `source`, `ts_ms`. `before` and `after`
+contain the fields of the shard's key, which become the key of a command. Other fields of `before` and `after` are ignored.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from persist_spark.frames import DELETED, FAULT, ORDER, Field, converted, fields
 from persist_spark.spec import ConfigurationError, Envelope
 
 _BEFORE, _AFTER, _OP = "before", "after", "op"
-#: What Postgres' connector writes in place of a large value that an update did not change, and that the log therefore lacks.
+#: The Postgres connector writes this text in place of a large value that an update did not change, because the log lacks that value.
 _UNAVAILABLE = "__debezium_unavailable_value"
 
 
 def debezium_commands(frame: DataFrame, schema: Schema, envelope: Envelope) -> DataFrame:
-    """Each event as commands: `c`, `r` and `u` give the key in `after` its value, `d` removes the key in `before`, and an update of the
-    key does both. Events without op, before and after (tombstones) are left out. All others are faults that name the op.
+    """Converts each event to commands. `c`, `r` and `u` set the value of the key in `after`. `d` removes the key in `before`. An update
+    that changes the key does both. Events without op, before and after (tombstones) are dropped. All other events are faults that name the
+    op.
 
     The order is `orderColumn`, or else the first of these that the input has: source.lsn; source.file, pos and row; source.ts_ms; ts_ms.
-    ConfigurationError names every column that is missing or does not fit.
+    Raises ConfigurationError, which names every column that is missing or does not fit.
     """
     fields = fields_of(schema)
     types = _types(frame, fields)
@@ -62,7 +63,9 @@ def debezium_commands(frame: DataFrame, schema: Schema, envelope: Envelope) -> D
 
 
 def _types(frame: DataFrame, fields: list[Field]) -> dict[str, T.StructType]:
-    """The types of `before` and `after`. ConfigurationError unless the input has the columns of events and they fit the shard."""
+    """The types of `before` and `after`. Raises ConfigurationError when the input lacks a column of events or a column does not fit the
+    shard.
+    """
     found = {field.name: field.dataType for field in frame.schema.fields}
     if missing := [name for name in (_BEFORE, _AFTER, _OP) if name not in found]:
         hint = "select payload.* with input.format.sql" if "payload" in found else "write flattened rows with an Upsert"
@@ -85,7 +88,7 @@ def _types(frame: DataFrame, fields: list[Field]) -> dict[str, T.StructType]:
 
 
 def _field(side: str, field: Field, struct: T.StructType) -> Column:
-    """The field of `before` or `after` in the shard's type. Null where `before` lacks a field of the value, which nothing reads."""
+    """The field of `before` or `after` in the shard's type. Null for a field of the value in `before`, because nothing reads it."""
     source = next((inner.dataType for inner in struct.fields if inner.name == field.name), None)
     if source is None or (side == _BEFORE and field.side == "value"):
         return F.lit(None).cast(field.type)
@@ -93,7 +96,7 @@ def _field(side: str, field: Field, struct: T.StructType) -> Column:
 
 
 def _fault(fields: list[Field], before: dict[str, Column], after: dict[str, Column]) -> Column:
-    """Why an event cannot be written, else null."""
+    """The reason why an event cannot be written. Null if it can."""
     op, had, has = F.col(_OP), F.col(_BEFORE).isNotNull(), F.col(_AFTER).isNotNull()
     gives = op.isin("c", "r", "u")
     at = key_text(fields, {name: F.coalesce(after[name], before[name]) for name in after})
@@ -122,7 +125,7 @@ def _fault(fields: list[Field], before: dict[str, Column], after: dict[str, Colu
             if f.side == "key"
         ),
         *(
-            # Otherwise the event would remove the key null.
+            # Without this case, the event would remove the key null.
             (
                 (op == "u") & had & before[f.column].isNull() & after[f.column].isNotNull(),
                 F.concat(F.lit(f"before.{f.name} is null"), given),
@@ -139,8 +142,8 @@ def _fault(fields: list[Field], before: dict[str, Column], after: dict[str, Colu
 
 
 def _stand_in(kind: T.DataType) -> Column | None:
-    """_UNAVAILABLE as the connector writes it for a column of this type: as a text, as its bytes, as a list of the one text, or as a list
-    of the bytes as numbers. None for other types, for which it has no such value.
+    """_UNAVAILABLE in the form that the connector writes for a column of this type: the text, its bytes, a list with the text, or a list of
+    its bytes as numbers. None for other types, for which the connector has no such value.
     """
     octets = _UNAVAILABLE.encode()
     match kind:
@@ -181,7 +184,7 @@ def _default_order(frame: DataFrame, found: list[tuple[str, Column | None, T.Dat
                 f"{path} is {source.simpleString()}, must be {'string' if is_text else 'bigint'} to give the order; declare it in "
                 "input.format.schema, or set envelope.orderColumn"
             )
-        # Names of binary logs are numbered: a longer name is a later file.
+        # The names of binary logs end in a number, so a longer name is a later file.
         columns += [F.length(column), column] if is_text else [column]
     row, _ = _at(frame, ["source", "row"])
     if len(columns) == 1:
@@ -190,7 +193,7 @@ def _default_order(frame: DataFrame, found: list[tuple[str, Column | None, T.Dat
 
 
 def _at(frame: DataFrame, path: list[str]) -> tuple[Column | None, T.DataType | None]:
-    """The field at `path`, by exact names, and its type. None when there is none."""
+    """The field at `path` and its type. Names are compared exactly. Both are None when there is no such field."""
     column: Column | None = None
     kind: T.DataType = frame.schema
     for name in path:

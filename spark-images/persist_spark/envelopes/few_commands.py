@@ -1,6 +1,8 @@
-"""The commands of a small batch, in the driver's memory: one for each key, the winner. Vectorised over Arrow; knows no Spark and no store.
+"""Chooses the winner of each key among the commands of a small batch, in the driver's memory. Vectorised over Arrow; knows no Spark and no
+store.
 
-It chooses as `against.py` does on executors. Where that one refuses, this one decides nothing, so that there is one place for reasons.
+It makes the same choice as `against.py` does on executors. It refuses nothing: where `against.py` would refuse, it decides nothing, so that
+only `against.py` makes error messages.
 """
 
 from __future__ import annotations
@@ -19,16 +21,16 @@ class FewWinners:
     """The winners of a batch."""
 
     commands: pa.Table
-    """`key`; `val`, null to remove the key; `order`. Each key once."""
+    """`key`; `val`, which is null to remove the key; `order`. Each key occurs once."""
     rows: int
-    """The rows of the batch."""
+    """The number of rows in the batch."""
     errors: int
-    """How many of them are errors (collected.py)."""
+    """How many of these rows are errors (collected.py)."""
 
 
 def few_winners(found: pa.Table, schema: Schema) -> FewWinners | None:
-    """The winners of `found`, the columns of commands.py. None when some command cannot be carried out, when a key has no last one, or
-    when orders are of a type that Arrow does not compare as Spark does.
+    """The winners among the commands `found`, which have the columns of commands.py. None when a command cannot be carried out, when a key
+    has no last command, or when Arrow and Spark compare orders of this type differently.
     """
     order = found.column("o").combine_chunks()
     if found.column("fault").null_count < found.num_rows or not _is_ranked(order.type):
@@ -41,7 +43,7 @@ def few_winners(found: pa.Table, schema: Schema) -> FewWinners | None:
     if isinstance(won, Undecided):
         return None
     commands = rows.select(["key"]).append_column("order", pa.chunked_array([order])).take(pa.array(won))
-    # A masked position becomes null.
+    # Arrow takes null for a masked position, so removals have a null value.
     kept = rows.column("val").take(pa.array(won, mask=deleted[won]))
     is_error = found.column(f"k{len(schema.key) - 1}").is_valid() if holds_errors(schema) else None
     return FewWinners(
@@ -52,7 +54,7 @@ def few_winners(found: pa.Table, schema: Schema) -> FewWinners | None:
 
 
 def _is_ranked(kind: pa.DataType) -> bool:
-    """Whether Arrow orders values of this type as Spark does. Of floats it does not: NaN."""
+    """Whether Arrow orders values of this type as Spark does. It does not for floats, because of NaN."""
     return bool(
         pa.types.is_integer(kind)
         or pa.types.is_date(kind)

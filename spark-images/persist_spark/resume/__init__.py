@@ -1,1 +1,1 @@
-"""What earlier drivers of a run staged, and what of it the next one need not stage again (docs/adr/0006-sinks.md)."""
+"""Lets the next driver of a run reuse batches that earlier drivers of the run staged (docs/adr/0006-sinks.md)."""

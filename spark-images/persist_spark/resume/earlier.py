@@ -1,8 +1,9 @@
-"""What earlier drivers of a run staged, compared with the rows of the input.
+"""Compares the batches that earlier drivers of a run staged with the rows of the input.
 
-The input is read once and compared range by range: a staged batch stays if the rows that now have keys of its range have its number and its
-sums of hashes. Whatever else changed since, the batch then has exactly the rows of the input in this range (but for a hash that is equal by
-chance, 2^-64), and the rows without such a range are the rest. Nothing else makes an input the same one: no list of files, no plan.
+The input is read once and compared range by range. A staged batch is kept if the input's rows with keys in its range have the same number
+and the same sums of hashes. Then the batch has exactly the rows of the input in this range, whatever else has changed (except if hashes are
+equal by chance, 2^-64). The rows outside all kept ranges are the rest. Nothing else is taken as proof that the input is the same: no list
+of files and no plan.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from persist_spark.report import Log
 from persist_spark.resume.key_ranges import RANGES_MAX, Key, range_number
 
 _LEFT = "left to the next driver of its run, or to the orphan scan"
-#: The sums of hashes are modulo this number, and so is everything compared with them.
+#: All sums of hashes are modulo this number.
 MODULUS = 1 << 63
 
 Sums = tuple[int, int, int]
@@ -34,21 +35,21 @@ Sums = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """Notes of batches that fit one append, so that they can be appended together."""
+    """The notes of batches with the same bounds, which one append can link together."""
 
     lower: Antichain
     upper: Antichain
     notes: tuple[StagingNote, ...]
     updates: tuple[int, ...]
-    """Of each batch."""
+    """The number of updates of each batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The batches that stay, and the rest of the rows."""
+    """The batches that are kept, and the rest of the rows."""
 
     tasks: tuple[dict[str, Any], ...]
-    """As the tasks that staged them returned them: rows of STAGED_SCHEMA."""
+    """The kept batches as rows of STAGED_SCHEMA, like those that their tasks returned."""
     rest: DataFrame
     rest_sums: Sums
 
@@ -62,13 +63,14 @@ def earlier_batches(
     upper: Antichain | None,
     may_move: bool,
 ) -> Earlier | None:
-    """Those of the notes whose batches can be appended at `lower`: of several bounds, the ones with most rows. None when there are none.
+    """Chooses the notes whose batches can be appended at `lower`. If they have different bounds, it chooses the bounds with the most rows.
+    None when there are no such notes.
 
-    `upper`: the only upper of a batch that will do; None: any. `may_move`: a batch with a lesser lower will do, because its updates may be
-    moved. Leaves out batches that the shard would refuse: with a schema that it does not know, or staged before its staging floor.
+    `upper`: the upper that a batch must have; None: any. `may_move`: a batch may have a lesser lower, because its updates may be moved.
+    Leaves out batches that the shard would refuse: those with a schema that it does not know, and those staged before its staging floor.
 
-    SUBTLE: leaves out, too, those below `committed`, the upper of the sink's progress that the append will expect. An append of a batch
-    moves that progress past the batch's lower. So the others were never appended, and are linked as if there were no copies.
+    SUBTLE: also leaves out batches below `committed`, the upper of the sink's progress that the append will expect. An append of a batch
+    moves that progress past the batch's lower. So the remaining batches were never appended, and it is safe to link them as only copies.
     """
     groups: dict[tuple[Antichain, Antichain], list[tuple[StagingNote, int]]] = {}
     for note in notes:
@@ -89,65 +91,66 @@ def earlier_batches(
 
 
 def kept_of(earlier: Earlier, rows: DataFrame, schema: Schema, log: Log) -> Kept | None:
-    """Compares the batches with `rows`, flat and with HASH, in one pass over them. None when none stays, or when the rows cannot be
-    compared: one has a fault, or there are more than the sums have room for.
+    """Compares the batches with `rows`, which are flat and have HASH, in one Spark job. None when no batch can be kept, when a row has a
+    fault, when the sums overflow, or when the key of a note is not a value of the shard's key.
     """
     layers = _layers(earlier.notes)
     try:
         numbers = [range_number(layer, schema) for layer in layers]
-    except pa.ArrowException:  # what it says has the key
+    except pa.ArrowException:  # its message contains the key, so the log must not have it
         log.event("resume_failed", reason="a noted key is no value of the shard's key")
         return None
     numbered = rows.withColumn("range", F.coalesce(*numbers))
     faults = F.count(F.col(FAULT)) if FAULT in rows.columns else F.lit(0)
     halves = (F.col(HASH).bitwiseAND(0xFFFFFFFF), F.shiftrightunsigned(F.col(HASH), 32))
     try:
-        found = numbered.groupBy("range").agg(F.count(F.lit(1)), *map(F.sum, halves), faults).collect()
-    except ArithmeticException:  # of the user's query too, and then its next job says so
+        ranges = numbered.groupBy("range").agg(F.count(F.lit(1)), *map(F.sum, halves), faults).collect()
+    except ArithmeticException:  # if the user's query raised it, the next job over that query raises it again
         return None
-    if any(faulty for *_, faulty in found):
+    if any(faulty for *_, faulty in ranges):
         return None
-    sums = {number: (count, low % MODULUS, high % MODULUS) for number, count, low, high, _ in found}
-    right = [number for layer in layers for number in layer if sums.get(number) == sums_of(earlier.notes[number])]
-    if not right:
+    sums = {number: (count, low % MODULUS, high % MODULUS) for number, count, low, high, _ in ranges}
+    kept = [number for layer in layers for number in layer if sums.get(number) == sums_of(earlier.notes[number])]
+    if not kept:
         return None
-    rest = numbered.where(F.col("range").isNull() | ~F.col("range").isin(right)).drop("range")
-    left = added(one for number, one in sums.items() if number not in set(right))
-    log.event("resumed", batches=len(right), rows=sum(earlier.notes[number].rows for number in right), rest=left[0])
-    tasks = tuple(_task(earlier.notes[number], earlier.updates[number]) for number in right)
-    return Kept(tasks, rest, left)
+    rest = numbered.where(F.col("range").isNull() | ~F.col("range").isin(kept)).drop("range")
+    rest_sums = added(one for number, one in sums.items() if number not in set(kept))
+    rows_kept = sum(earlier.notes[number].rows for number in kept)
+    log.event("resumed", batches=len(kept), rows=rows_kept, rest=rest_sums[0])
+    tasks = tuple(_task(earlier.notes[number], earlier.updates[number]) for number in kept)
+    return Kept(tasks, rest, rest_sums)
 
 
 def sums_of(task: StagingNote | Any) -> Sums:
-    """The sums of a note, or of what a task returned."""
+    """The sums of a note, or of the row that a task returned."""
     if isinstance(task, StagingNote):
         return task.rows, task.low % MODULUS, task.high % MODULUS
     return task["rows"], task["low"] % MODULUS, task["high"] % MODULUS
 
 
 def added(every: Iterable[Sums]) -> Sums:
-    """The sums of all these rows."""
+    """Adds up the sums `every`, modulo MODULUS."""
     rows, low, high = (sum(each) for each in zip(*every, (0, 0, 0), strict=True))
     return rows, low % MODULUS, high % MODULUS
 
 
 def _layers(notes: Sequence[StagingNote]) -> list[dict[int, tuple[Key, Key]]]:
-    """The ranges of the notes by their indices, those of each job by themselves, in the order of the jobs.
+    """The ranges of the RANGES_MAX largest notes by the index of the note, one mapping for each job, in the order of the jobs.
 
-    SUBTLE: the ranges of one job are disjoint. A later job had the rows that were left, so its ranges may span those of an earlier one, and
-    must be asked after them.
+    SUBTLE: the ranges of one job are disjoint. A later job staged the rows that were left, so its ranges may span those of an earlier job.
+    `kept_of` therefore looks a key up in the earlier job first.
     """
-    most = sorted(range(len(notes)), key=lambda each: -notes[each].rows)[:RANGES_MAX]
+    largest = sorted(range(len(notes)), key=lambda index: -notes[index].rows)[:RANGES_MAX]
     layers: dict[bytes, dict[tuple[Key, Key], int]] = {}
-    for index in sorted(most):
-        # Two attempts of one task have the same range, and one of the two batches will do.
+    for index in sorted(largest):
+        # Two attempts of one task have the same range. One of their batches is enough.
         layers.setdefault(notes[index].job, {}).setdefault((notes[index].least, notes[index].greatest), index)
     return [{index: bounds for bounds, index in layer.items()} for layer in layers.values()]
 
 
 def _batch_of(note: StagingNote, writer: WriteHandle) -> Batch | None:
     try:
-        # To look at it: it is marked as spent at once.
+        # This handle only reads the bounds of the batch. The caller marks it as spent at once.
         return writer.batch_from_transmittable(note.batch, is_only_copy=True)
     except (BatchNotFromThisShard, CorruptData, Incompatible, SchemaMismatch):
         return None

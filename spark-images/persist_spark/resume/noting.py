@@ -1,4 +1,4 @@
-"""The side of the write tasks: each notes what it staged, for another driver of its run."""
+"""Write tasks note here what they staged, for another driver of their run."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """The job that a task belongs to, and its run. Sent to executors."""
+    """The job and the run of a task. The driver sends it to executors."""
 
     sink_id: str
     run: bytes
-    """The name of the run, as its token has it."""
+    """The name of the run, which its token contains."""
     job: bytes
-    """JOB_BYTES random bytes of the job. Its tasks have disjoint ranges of keys."""
+    """JOB_BYTES random bytes that identify the job. The tasks of a job have disjoint ranges of keys."""
 
 
 class Noting:
@@ -35,12 +35,12 @@ class Noting:
         self._noted, self._range = noted, KeyRange(schema)
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Takes these flat rows in."""
+        """Extends the range of keys by these flat rows."""
         self._range.add(rows)
 
     def put(self, store: ExecutorStore, staged: StagedBatch, *, errors: int, low: int, high: int) -> None:
-        """Stores the note of the batch that was staged of the rows. No note without a batch, or where no key has a range. Unavailable
-        when the store failed for too long: the batch is then noted or not.
+        """Stores the note of the batch that was staged from the rows. Stores nothing when there is no batch or the keys have no range.
+        Raises Unavailable when the store failed for too long; the note may then be stored or not.
         """
         texts = self._range.texts()
         if staged.batch is None or texts is None:
