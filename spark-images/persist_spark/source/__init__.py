@@ -1,1 +1,1 @@
-"""What the format `persist` does beside reading the contents of a shard."""
+"""The parts of the format `persist` other than reading the contents of a shard."""

@@ -1,4 +1,4 @@
-"""The commit of a write of `persist`: appends what the tasks staged, in one compare-and-append, or leaves the shard as it was.
+"""The commit of a write in format `persist`: appends the staged batches in one compare-and-append, or leaves the shard as it was.
 
 It runs in a Python worker of Spark's driver and is the only step of a write that uses consensus after the plan was made.
 """
@@ -26,7 +26,7 @@ from persist_spark.report import Log
 
 #: The name under which a write shows among the shard's holds.
 PURPOSE = "spark write"
-#: How often an overwrite starts over because since passed what it had read.
+#: The number of rounds of an overwrite. It starts another round when since has passed the times that it read.
 ROUNDS_MAX = 16
 #: The memory of the driver's Python worker for the comparison of the frame with the shard.
 COMPARE_MEMORY_BYTES = 192 * MIB
@@ -44,14 +44,14 @@ class StreamProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What the tasks of one write staged."""
+    """The result of the tasks of one write."""
 
     location: Location
     shard: ShardId
     task: StageTask
     batches: tuple[StagedBatch, ...]
     progress: StreamProgress | None = None
-    """What is committed beside the rows. None for a write that is not part of a stream."""
+    """The progress that is committed with the rows. None for a write that is not part of a stream."""
 
     @property
     def rows(self) -> int:
@@ -66,7 +66,7 @@ class Written:
 
     @contextmanager
     def opened(self) -> Iterator[tuple[PersistClient, WriteHandle]]:
-        """The shard's writer, and the client that it belongs to."""
+        """A client, and its writer for the shard."""
         settings = driver_settings(sink_settings(self.task.target_part_bytes))
         with (
             PersistClient.open(self.location, settings=settings, env=SystemEnv(), create=False) as client,
@@ -75,7 +75,7 @@ class Written:
             yield client, writer
 
     def received(self, writer: WriteHandle) -> list[Batch]:
-        """The staged batches. Only one process may ask for them: it holds the only copy of each."""
+        """The staged batches. Only one process may call this, because it then holds the only copy of each batch."""
         staged = (batch.batch for batch in self.batches if batch.batch is not None)
         return [writer.batch_from_transmittable(batch, is_only_copy=True) for batch in staged]
 
@@ -110,16 +110,16 @@ class Written:
         )
 
     def delete(self) -> None:
-        """Deletes the blobs of all batches. Only for batches of which certainly no append happens."""
+        """Deletes the blobs of all batches. The caller must be certain that they are never appended."""
         with self.opened() as (_, writer):
             writer.delete_batches(self.received(writer))
 
 
 def append(written: Written, *, lands_nothing: bool = False) -> None:
     """Appends all batches in one step. When other writers win, the rows get a later time, and the append is repeated. Without rows nothing
-    changes, unless `lands_nothing`: then the progress alone is committed.
+    changes, except that `lands_nothing` commits the progress alone.
 
-    InvalidUsage for a closed shard; Unavailable when a store failed, or other writers won, for too long. After Unavailable and other
+    Raises InvalidUsage for a closed shard; Unavailable when a store failed, or other writers won, for too long. After Unavailable and other
     errors of the stores the append may have happened.
     """
     if written.rows == 0 and not lands_nothing:
@@ -129,11 +129,12 @@ def append(written: Written, *, lands_nothing: bool = False) -> None:
 
 
 def overwrite(written: Written, *, where: str | None, allow_empty: bool) -> int:
-    """Makes the shard's rows that satisfy `where` (None: all rows) equal to the frame, in one step: appends desired minus persisted, so
-    that equal rows cost no update and no reader sees a state between. What other writers add meanwhile is removed too. Returns by how many
-    rows the shard grew, counted with their copies; it is negative when the shard shrank.
+    """Makes the shard's rows that satisfy `where` (None: all rows) equal to the frame, in one step. It appends desired minus persisted, so
+    equal rows need no update and no reader sees an intermediate state. It also removes rows that other writers add meanwhile. Returns by
+    how many rows the shard grew, counted with their copies; the number is negative when the shard shrank.
 
-    InvalidUsage for a frame without rows, unless `allow_empty`. Other errors as of `append`. Memory: COMPARE_MEMORY_BYTES and some parts.
+    Raises InvalidUsage for a frame without rows, unless `allow_empty`, and the errors of `append`. Memory: COMPARE_MEMORY_BYTES and some
+    parts.
     """
     with written.opened() as (client, writer):
         if written.rows == 0 and not allow_empty:
@@ -142,7 +143,7 @@ def overwrite(written: Written, *, where: str | None, allow_empty: bool) -> int:
                 "allow_empty=true"
             )
         if writer.fetch_recent_upper() == Antichain.minimum():
-            # Nothing was ever written: the rows themselves are the corrections.
+            # Nothing was ever written, so the rows themselves are the corrections.
             with client.open_leased_reader(written.shard, written.task.schema, purpose=PURPOSE) as reader:
                 landing = written.landing(writer, reader=reader, where=where)
                 if _is_landed(written, landing.land()):
@@ -193,7 +194,7 @@ def _corrected(
 
 
 def _growth(landing: Landing) -> int:
-    """The sum of the diffs of all that `landing` appended."""
+    """The sum of the diffs of all updates that `landing` appended."""
     return sum(part.diffs_sum or 0 for batch in landing.batches for part in batch.hollow.parts)
 
 

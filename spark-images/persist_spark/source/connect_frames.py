@@ -1,8 +1,8 @@
 """Frames over Spark Connect show the contents of one time, chosen at the load, as the frames of classic sessions do.
 
-A client of Spark Connect sends the plan of a frame with each action, and the server loads the format again for each. So the client asks,
-at the load, what a load shows now, in one small job, and puts the answer into the plan as options. The rows of a metadata table, which no
-option could name again, go into the plan themselves.
+A client of Spark Connect sends the plan of a frame with each action, and the server loads the format again each time. So at the load, the
+client runs one small job that finds what a load shows now, and puts the answer into the plan as options. No option can name the rows of a
+metadata table again, so the plan contains those rows themselves.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from persist_spark.source.metadata import LoadedTable
 
 
 def times_of(options: Options, loaded: LoadedFrame) -> LoadedTable:
-    """What a client needs to know to load the same frame again: the shard, its schema, and the times, which are null for an empty frame."""
+    """The facts with which a client loads the same frame again: the shard, its schema, and the times, which are null for an empty frame."""
     columns = {
         "shard": pa.array([str(options.shard)]),
         "as_of": pa.array([loaded.as_of], pa.int64()),
@@ -38,10 +38,10 @@ def times_of(options: Options, loaded: LoadedFrame) -> LoadedTable:
 
 
 def pin_frames_at_load() -> None:
-    """From now on each `spark.read.format("persist").load()` of a Connect session in this process chooses the times of its frame.
+    """Makes each later `spark.read.format("persist").load()` of a Connect session in this process choose the times of its frame.
 
-    SUBTLE: replaces `DataFrameReader.load`, once per process. What a Python data source chooses lives on the server, and only until the
-    server forgets the plan.
+    SUBTLE: replaces `DataFrameReader.load`, once per process. A choice of the Python data source itself would live on the server, and only
+    until the server forgets the plan.
     """
     from pyspark.sql.connect.readwriter import DataFrameReader
 

@@ -1,8 +1,8 @@
-"""Plans that are kept on the driver's machine, so that all actions on one frame of Spark Connect share one lease.
+"""Keeps plans on the driver's machine, so that all actions on one frame of Spark Connect share one lease.
 
-The server plans a frame anew for each action, in a Python worker that ends afterwards. Without this every action would leave a reader with
-a lease of hours. A plan names blobs; it holds no rows and no credentials. The folder belongs to this user alone; where that cannot be had,
-nothing is kept.
+The server plans a frame anew for each action, in a Python worker that ends afterwards. Without kept plans, every action would leave a
+reader with a lease of hours. A plan names blobs; it holds no rows and no credentials. Only this user can access the folder. If there is no
+such folder, nothing is kept.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ def kept(
     keep_ms: int,
     folder: Path | None = None,
 ) -> list[bytes]:
-    """The splits of `frame` with these columns: those that were planned up to `keep_ms` ago, or else those that `planned` returns, which
-    are then kept. `frame` is a name that only its session knows. `folder` None: one in the system's folder for temporary files.
+    """Returns the splits of `frame` with these columns. If they were planned less than `keep_ms` ago, it returns the kept splits. Otherwise
+    it calls `planned` and keeps the result. `frame` is a name that only its session knows. `folder` None: a folder in the system's folder
+    for temporary files.
     """
     place = _own(folder)
     if place is None:
@@ -40,7 +41,7 @@ def kept(
     file = place / hashlib.sha256("\0".join((__version__, frame, columns)).encode()).hexdigest()
     with suppress(OSError, ValueError, KeyError, TypeError):
         found = json.loads(file.read_bytes())
-        # Otherwise it is too old, or of a clock that was set back since.
+        # Otherwise the plan is too old, or the clock was set back after it was kept.
         if found["until_ms"] - keep_ms <= now_ms < found["until_ms"]:
             return [b64decode(split) for split in found["splits"]]
     splits = planned()
@@ -69,7 +70,7 @@ def _drop_expired(place: Path, before_ms: int) -> None:
 
 
 def _write(file: Path, content: object) -> None:
-    """The file appears whole or not at all."""
+    """Writes the file atomically: it appears whole or not at all."""
     handle, name = tempfile.mkstemp(dir=file.parent)
     with os.fdopen(handle, "w") as out:
         json.dump(content, out)

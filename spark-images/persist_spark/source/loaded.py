@@ -1,4 +1,4 @@
-"""What a load of the format `persist` chose, and the options by which its processes name it.
+"""The frame that a load of the format `persist` chose, and the options by which its processes name it.
 
 Spark starts a Python process for each load and for each plan. It imports this module, so this one imports neither Arrow nor the engine's
 handles.
@@ -17,9 +17,9 @@ from persist_spark.options import Options
 FORMAT = "persist"
 #: The option that carries the name of the frame from a load to its planner. Internal, as are the next three.
 FRAME_OPTION = "persist.frame"
-#: The option with which a load shows one row, the times of the frame, in the place of the frame.
+#: The option with which a load shows one row with the times of the frame, instead of the frame.
 LOOK_OPTION = "persist.look"
-#: The option that keeps a frame empty which was empty at its load.
+#: The option of a frame that was empty at its load, which keeps it empty.
 EMPTY_OPTION = "persist.empty"
 #: The option with the schema of a frame at its load, as two DDL texts in JSON, so that later loads have the same columns.
 SCHEMA_OPTION = "persist.schema"
@@ -35,7 +35,7 @@ class LoadedFrame:
     """The time of its contents, or the last time of its changes. None: there is nothing to read, and the frame is empty."""
     row_type: T.StructType
     ddl: tuple[str, str]
-    """The schema of the shard whose columns it has: key and value."""
+    """The schema of the shard that gives the frame its columns: key and value."""
     start: int | None = None
     """The first time of its changes. None: the frame shows contents."""
 
@@ -46,7 +46,7 @@ class LoadedFrame:
         return self.as_of if self.start is None else max(0, self.start - 1)
 
     def pinned(self, options: Options) -> Options:
-        """`options`, with which every load shows this frame. It has contents or changes to read."""
+        """Options with which every load shows this frame. The frame must not be empty."""
         assert self.as_of is not None
         if options.feed is None or self.start is None:
             return replace(options, as_of=self.as_of)

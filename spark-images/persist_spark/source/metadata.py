@@ -1,6 +1,7 @@
 """Metadata tables as frames: `spark.read.format("persist").option("table", "batches")`.
 
-The load reads the table once, and the frame carries its rows: all scans of one frame show one state of the shard. No lease, no keeper.
+The load reads the table once, and the frame carries its rows. So all scans of one frame show one state of the shard, without a lease and
+without the keeper.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class LoadedTable:
 
     @classmethod
     def read(cls, options: Options) -> LoadedTable:
-        """Reads the table that `options` name. InvalidUsage when there is none of that name. ShardNotFound. Store errors."""
+        """Reads the table that `options` name. Raises InvalidUsage for an unknown name, ShardNotFound, and store errors."""
         assert options.table is not None
         settings = sink_settings(_PART_BYTES)
         with PersistClient.open(options.location, settings=settings, env=SystemEnv(), create=False) as client:
@@ -54,13 +55,13 @@ class TablePartition(InputPartition):  # type: ignore[misc]  # pyspark has no ty
 
 
 class TableRows(DataSourceReader):  # type: ignore[misc]  # as above
-    """The reads of the rows in the `stream` of a LoadedTable, with the columns `schema`, which are all of its columns or fewer."""
+    """Reads the rows in the `stream` of a LoadedTable. `schema`: all of its columns, or some of them."""
 
     def __init__(self, stream: bytes, schema: T.StructType) -> None:
         self.stream, self.row_type = stream, schema
 
     def partitions(self) -> Sequence[TablePartition]:
-        """One partition: metadata is small."""
+        """One partition, because metadata is small."""
         return [TablePartition(self.stream)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -74,7 +75,7 @@ class TableRows(DataSourceReader):  # type: ignore[misc]  # as above
 
 
 class TableReader(TableRows):
-    """The reads of one frame over a metadata table. InvalidUsage when it was made for other columns."""
+    """Reads one frame over a metadata table. Raises InvalidUsage when the frame was made for other columns."""
 
     def __init__(self, options: Options, loaded: LoadedTable, schema: T.StructType) -> None:
         check_columns(schema, loaded.row_type, options.shard)

@@ -12,25 +12,25 @@ from persist_engine.base.secrets import shown_url, without_secrets
 from persist_engine.model.ids import ShardId
 from pyspark.sql import SparkSession
 
-#: The sessions that know the format, and the stores of their loads that name none.
+#: The default stores of each session that knows the format.
 _stores: WeakKeyDictionary[SparkSession, Mapping[str, str]] = WeakKeyDictionary()
 
 
 def remember_stores(spark: SparkSession, stores: Mapping[str, str]) -> None:
-    """Keeps the options `blob` and `consensus` of the session, in the place of earlier ones."""
+    """Keeps the options `blob` and `consensus` of the session. Replaces earlier ones."""
     _stores[spark] = dict(stores)
 
 
 def stores_of(spark: SparkSession) -> Mapping[str, str] | None:
-    """The options that the session was given. None when it does not know the format."""
+    """The default options of the session. None when the session does not know the format."""
     return _stores.get(spark)
 
 
 def with_shard_id(options: Mapping[str, str]) -> dict[str, str]:
-    """The options with the id of the shard in the place of its name, and names of options in lower case.
+    """Replaces the shard's name by its id in the options, and puts the names of options in lower case.
 
-    The name, or the id, is the option `shard` or the path of the load. A frame keeps the id: it shows the same shard if the name later
-    leads to another. ShardNotFound and InvalidUsage as of `PersistClient.shard_named`.
+    The name, or the id, is the option `shard` or the path of the load. A frame keeps the id, so it shows the same shard if the name later
+    means another shard. Raises ShardNotFound and InvalidUsage like `PersistClient.shard_named`.
     """
     given = {name.lower(): value for name, value in options.items()}
     if "path" in given:

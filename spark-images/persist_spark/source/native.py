@@ -1,11 +1,12 @@
-"""Frames that Spark's own Parquet reader reads: no Python, only the columns and row groups that a query needs, counts from footers.
+"""Frames that Spark's own Parquet reader reads. This needs no Python, reads only the columns and row groups that a query needs, and takes
+counts from footers.
 
-This is right when the parts of a snapshot hold exactly its rows, each with diff 1 (`Snapshot.plain_blobs`), the JVM can open them as
-files, and Spark lets the rows of the frame's condition pass (`plain_conditions`). All other frames go through Python. Parts carry a
-checksum per page, which the reader verifies.
+It is correct under three conditions: the parts of a snapshot hold exactly its rows, each with diff 1 (`Snapshot.plain_blobs`); the JVM can
+open them as files; and Spark can express the frame's condition (`plain_conditions`). All other frames go through Python. Parts have a
+checksum for each page, which the reader verifies.
 
-SUBTLE: `_relation` uses Spark's classes through py4j. `spark.read.parquet` would lose NOT NULL, sample the schema, and give no object by
-which to see when the frame can no longer be read.
+SUBTLE: `_relation` uses Spark's classes through py4j. `spark.read.parquet` would lose NOT NULL, sample the schema, and give no object whose
+lifetime shows when the frame can no longer be read.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from pyspark.sql import types as T  # noqa: N812
 from persist_spark.frames import spark_type
 from persist_spark.source.plain_conditions import as_column
 
-#: Reader options that the user's session must not change: a missing or damaged file is an error, and a date is a date.
+#: Reader options that the user's session must not change. A missing or damaged file is an error, and dates are not rebased.
 _OPTIONS = {
     "ignoreMissingFiles": "false",
     "ignoreCorruptFiles": "false",
     "datetimeRebaseMode": "CORRECTED",
     "parquet.page.verify-checksum.enabled": "true",
 }
-#: From this number of files on, Spark would list them in a job, one by one. The driver asks for local files faster.
+#: Spark lists at least this number of files in a job. The driver lists local files faster.
 _LISTED_BY_JOBS = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _NEVER = 1 << 30
-#: Held while a session has another setting than its own.
+#: Held while a setting of a session is replaced.
 _listing = threading.Lock()
 _SQL = "org.apache.spark.sql"
 COLLECTIONS = "scala.jdk.javaapi.CollectionConverters"
@@ -52,11 +53,13 @@ class PlainFiles:
     row_type: T.StructType
     """The columns to show, by name."""
     where: Filter | None = None
-    """Only the rows that pass it are contents."""
+    """The condition that the rows of the frame satisfy. None: all rows of the files."""
 
     @property
     def is_readable(self) -> bool:
-        """Whether Spark finds the columns by their names: not when two differ in case alone, or a NOT NULL field is within a struct."""
+        """Whether Spark finds the columns by their names. It does not if two names differ only in case, or if a NOT NULL field is within a
+        struct.
+        """
         names = [field.name.lower() for side in (self.schema.key, self.schema.val) for field in side]
         return len(names) == len(set(names)) and self.schema.required_fields is not None
 
@@ -69,22 +72,24 @@ class PlainFiles:
 
 @dataclass(frozen=True, slots=True)
 class NativeFrame:
-    """A frame, and the JVM object that exactly the things which can read its files refer to: plans, cached plans, views and RDDs."""
+    """A frame, and a JVM object. Everything that can read the frame's files refers to this object, and nothing else does: plans, cached
+    plans, views and RDDs.
+    """
 
     frame: DataFrame
     held_by: Any
 
 
 def native_frame(spark: SparkSession, plain: PlainFiles) -> NativeFrame | None:
-    """The frame over `plain`. None when it would differ from what Python shows. Starts no job."""
+    """The frame over `plain`. None when it would differ from the frame that Python reads. Starts no job."""
     condition = None if plain.where is None else as_column(plain.where)
     if not plain.is_readable or (condition is None) != (plain.where is None):
         return None
     try:
         found = _relation(spark, plain)
-    except Py4JError:  # such as a file that may not be opened, or a Spark with other classes
+    except Py4JError:  # for example, the file may not be opened, or this Spark has other classes
         found = None
-    if found is None:  # the reader in Python names the blob
+    if found is None:  # a file is missing; the reader in Python then raises an error that names the blob
         return None
     rows, held_by = found
     columns = {
@@ -98,12 +103,12 @@ def native_frame(spark: SparkSession, plain: PlainFiles) -> NativeFrame | None:
 
 
 def _unpushed(column: Column, kind: T.DataType, *, nullable: bool) -> Column:
-    """`column` of type `kind`, in a form that Spark pushes no filter through where a pushed one would lose rows.
+    """`column` of type `kind`, in a form that Spark pushes no filter through if a pushed filter would lose rows.
 
-    SUBTLE: for Spark NaN equals NaN and is greater than any number. The least and the greatest value of a row group leave NaN out, so a
-    pushed `x > 5` would skip rows with NaN. And Spark hands the days and instants of a filter to the reader as `java.sql.Date` and
-    `java.sql.Timestamp`: by way of the Julian calendar and of the time zones of two JVMs, which lack days and change their offsets. So
-    days and instants go through their own numbers, which costs nothing and which no filter passes.
+    SUBTLE: for Spark NaN equals NaN and is greater than any number. The least and the greatest value of a row group ignore NaN, so a
+    pushed `x > 5` would skip rows with NaN. Spark passes the days and instants of a filter to the reader as `java.sql.Date` and
+    `java.sql.Timestamp`. This conversion uses the Julian calendar and the time zones of two JVMs, which lack days and change their offsets.
+    So days and instants are converted to numbers and back, which costs nothing and stops pushed filters.
     """
     match kind:
         case T.FloatType() | T.DoubleType():
@@ -126,7 +131,7 @@ def _is_lossy(kind: T.DataType) -> bool:
 
 
 def _relation(spark: SparkSession, plain: PlainFiles) -> tuple[DataFrame, Any] | None:
-    """The columns of the files, and the object that they are held by. None when a file is missing."""
+    """The columns of the files, and the JVM object of NativeFrame. None when a file is missing."""
     jvm: Any = spark._jvm
     session = spark._jsparkSession
     sources = f"{_SQL}.execution.datasources"
@@ -154,7 +159,9 @@ def _relation(spark: SparkSession, plain: PlainFiles) -> tuple[DataFrame, Any] |
 
 @contextmanager
 def _listed_here(spark: SparkSession) -> Iterator[None]:
-    """Within, Spark lists files on the driver. Afterwards the session has its own setting again, also when several threads load frames."""
+    """Within the block, Spark lists files on the driver. Afterwards the session has its own setting again, even if several threads load
+    frames.
+    """
     with _listing:
         before = spark.conf.get(_LISTED_BY_JOBS)
         spark.conf.set(_LISTED_BY_JOBS, str(_NEVER))
@@ -165,7 +172,7 @@ def _listed_here(spark: SparkSession) -> Iterator[None]:
 
 
 def java_class(jvm: Any, name: str) -> Any:
-    """The class of this full name, in one call. With `jvm.a.b.C`, the JVM would look for classes `a` and `a.b` in all jars first."""
+    """The class with this full name, in one call. For `jvm.a.b.C`, the JVM would first look for classes `a` and `a.b` in all jars."""
     return getattr(jvm, name)
 
 

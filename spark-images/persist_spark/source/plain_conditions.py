@@ -1,9 +1,9 @@
-"""Conditions of option `where` as columns of Spark, for frames whose files Spark's own reader reads. Pure plans.
+"""Converts conditions of option `where` to Spark columns, for frames whose files Spark's own reader reads. Pure plans.
 
-Spark's reader skips row groups and pages by such a column, and drops the other rows itself. A condition is expressed only where Spark and
-the engine let exactly the same rows pass: comparisons of whole numbers with whole numbers and of texts with texts, null, and their
-junctions, which have the logic of SQL on both sides. And only on the first field of the key, which orders the rows, so that little is left
-to decode. Every other condition stays with the reader in Python, which decodes faster, and takes longer to start.
+Spark's reader uses the column to skip row groups and pages, and drops the other rows itself. A condition is converted only if exactly the
+same rows pass in Spark and in the engine. These are comparisons of whole numbers with whole numbers and of texts with texts, null, and
+their junctions, which have the logic of SQL on both sides. The condition must also be on the first field of the key. The rows are ordered
+by this field, so Spark decodes little. The reader in Python handles all other conditions. It decodes faster, but takes longer to start.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Inexpressible(Exception):
 
 
 def as_column(rule: Filter) -> Column | None:
-    """`rule` over the column `key`. None when it is one for the reader in Python."""
+    """`rule` over the column `key`. None when the reader in Python must apply it."""
     first = next(iter(rule.schema.key), None)
     if (
         first is None
@@ -71,7 +71,7 @@ def _column(predicate: Predicate, field: Column, *, is_text: bool) -> Column:
 
 
 def _size(predicate: Predicate) -> int:
-    """The number of values in the predicate, of which each term has one at least."""
+    """The number of values in the predicate. Each term counts as at least one."""
     match predicate:
         case And(terms) | Or(terms):
             return sum(map(_size, terms))
@@ -83,12 +83,12 @@ def _size(predicate: Predicate) -> int:
 
 
 def _literal(value: object, *, is_text: bool) -> Column:
-    """The value in a type in which Spark compares it with the field as it is."""
+    """The value as a literal of a type that Spark compares with the field without casting the field."""
     if is_text and isinstance(value, str):
         return F.lit(value)
     if is_text or isinstance(value, bool) or not isinstance(value, int | Decimal):
         raise _Inexpressible
-    # The bounds come before `int`: a short text can stand for a number of a billion digits.
+    # The bounds are checked before `int`, because a short text can stand for a number with a billion digits.
     if -_GREATEST <= value <= _GREATEST and value == int(value):
         return F.lit(int(value))
     raise _Inexpressible

@@ -1,4 +1,6 @@
-"""The refreshes of a stream over a shard: it shows the shard as it was at each of them, and nothing between (spec 17.7). Pure."""
+"""The refreshes of a stream over a shard. The stream shows the shard as it was at each refresh, and no state between them (spec 17.7).
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ NAMES = frozenset({EVERY, ALIGNED, AT})
 
 
 def refresh_in(given: Mapping[str, str]) -> Refresh | None:
-    """The schedule that options name, None without any. Names are in lower case. InvalidUsage names what is wrong."""
+    """The schedule that the options define, or None if they define none. Names are in lower case. Raises InvalidUsage, which names the
+    wrong option.
+    """
     if not NAMES & set(given):
         return None
     aligned = moment(given, ALIGNED)
@@ -31,10 +35,12 @@ def refresh_in(given: Mapping[str, str]) -> Refresh | None:
 
 
 def batch_end(refresh: Refresh, begin: int, wanted: int, upper: int) -> int:
-    """Where a batch ends that begins at `begin` and shall end at `wanted`: after the last refresh before that, or else after the first one
-    from `begin` on. `begin` if the shard's `upper` has not passed that one, or there is none.
+    """The end of a batch that begins at `begin` and should end at `wanted`. The batch ends after the last refresh before `wanted`, or, if
+    there is none in the batch, after the first refresh from `begin` on. Returns `begin` if the shard's `upper` has not passed that refresh,
+    or if there is no refresh.
 
-    So a batch has all updates that a refresh shows. The rest of them would come at a time that the sink has completed.
+    So a batch has all updates that its last refresh shows. An update left to the next batch would come at a time that the sink has
+    completed.
     """
     last = refresh.last_before(wanted)
     if last is None or last < begin:

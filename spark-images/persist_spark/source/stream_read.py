@@ -1,11 +1,11 @@
 """`spark.readStream.format("persist")`: the contents of a shard, and then its changes.
 
 Spark runs one reader of a query in a Python worker of the driver that lives as long as the query, and passes pickled copies to the tasks.
-The former holds a leased reader. It follows the query, so that the changes which the query has not seen stay readable. The tasks use the
-blob store alone.
+The reader on the driver holds a leased reader. It follows the query, so that changes which the query has not seen stay readable. The tasks
+use only the blob store.
 
-An offset is `{"upper": n, "shard": id}`: everything of this shard at times before n was delivered. -1: nothing was, and the query begins
-with the contents. Offsets of earlier checkpoints have no shard and count as those of the query's own.
+An offset is `{"upper": n, "shard": id}`: all updates of this shard at times before n were delivered. -1 means that nothing was delivered
+and the query begins with the contents. Offsets in older checkpoints have no shard and count as offsets in the shard of the query.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from persist_spark.spec import TARGET_PART_BYTES
 
 #: The name under which a stream shows among the shard's holds.
 PURPOSE = "spark stream"
-#: How often a stream releases the times that it has read.
+#: The interval at which a stream releases the times that it has read.
 FOLLOW_S = 60.0
 #: The lease of a stream. Spark ends a query's Python worker with SIGKILL, so a stopped query holds the shard for this long.
 LEASE_MS = 120_000
@@ -74,15 +74,15 @@ class StreamOptions:
     columns: tuple[str, ...] | None
     splits: int | None
     bytes_max: int | None
-    """The size of a batch, about. A batch holds at least one append."""
+    """The approximate size of a batch. A batch holds at least one append."""
     span_ms: int | None
-    """The times that one batch covers at most."""
+    """The longest span of times in one batch."""
     refresh: Refresh | None
     """The only times at which the stream shows the shard."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> StreamOptions:
-        """InvalidUsage names an invalid, missing or unknown option."""
+        """Checks the options. Raises InvalidUsage, which names an invalid, missing or unknown option."""
         given = {name.lower(): value for name, value in options.items()}
         known = {
             *STORE,
@@ -128,8 +128,8 @@ def _span(text: str | None) -> int | None:
 
 
 def stream_row_type(options: StreamOptions) -> T.StructType:
-    """The columns of the stream, by the shard's newest schema. Holds nothing. InvalidUsage for a condition or columns that do not fit it;
-    ShardNotFound; store errors.
+    """The columns of the stream, from the shard's newest schema. Holds nothing. Raises InvalidUsage for a condition or columns that do not
+    fit the schema; ShardNotFound; store errors.
     """
     with _opened(options) as client:
         schema = client.schema(options.shard)
@@ -145,7 +145,7 @@ def _opened(options: StreamOptions) -> PersistClient:
 
 @dataclass
 class ChangesPartition(InputPartition):  # type: ignore[misc]  # pyspark has no types here: its classes are Any
-    """One split of a batch, as bytes. Reading it needs the blob store alone."""
+    """One split of a batch, as bytes. Reading it needs only the blob store."""
 
     split: bytes
 
@@ -161,9 +161,9 @@ class _Follower:
         self._followed_s = SystemEnv().monotonic_s()
 
     def reader_of(self, begin: int, stop: int) -> ReadHandle:
-        """The reader for the batch from `begin` to `stop`. For the contents it is another one, whose since is their time, so that all
-        changes up to it are the contents. The first reader holds the times before, which that one must not release. It ends when the next
-        batch is planned: otherwise it would hold since at that time as long as the query runs.
+        """The reader for the batch from `begin` to `stop`. The contents have their own reader, whose since is the time of the contents, so
+        that all changes up to it are the contents. The first reader must stay behind it and hold earlier times. The reader of the contents
+        ends when the next batch is planned. Otherwise it would hold since at that time as long as the query runs.
         """
         self._release()
         if begin >= 0:
@@ -179,7 +179,7 @@ class _Follower:
         self._changes = changes
 
     def follow(self, time: int) -> None:
-        """Releases the times before `time` that the shard itself need not keep. At most one commit in FOLLOW_S."""
+        """Releases the times before `time` that the shard itself need not keep. Takes at most one commit in FOLLOW_S."""
         now_s = SystemEnv().monotonic_s()
         if now_s - self._followed_s >= FOLLOW_S:
             self._followed_s = now_s
@@ -199,7 +199,7 @@ class _Follower:
 
 
 class ShardStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # as above
-    """The reads of one streaming query."""
+    """Reads for one streaming query."""
 
     def __init__(self, options: StreamOptions, schema: T.StructType) -> None:
         self.options, self.row_type = options, schema
@@ -208,11 +208,11 @@ class ShardStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         self._target: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What tasks need: no connection and no lease."""
+        """The state for tasks, without the connection and the lease."""
         return {**self.__dict__, "_client": None, "_follower": None}
 
     def initialOffset(self) -> Offset:  # noqa: N802 - here and below: Spark's names
-        """The offset of a new query. InvalidUsage for a start that the shard's clock does not have."""
+        """The offset of a new query. Raises InvalidUsage for a start that does not fit the shard's clock."""
         start = self.options.start
         refuse_instants(self._opened().clock(self.options.shard), self.options.shard, start)
         return self._offset(-1 if start is None else instant(start, SystemEnv().now_ms()))
@@ -222,7 +222,7 @@ class ShardStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         return ReadAllAvailable() if self.options.bytes_max is None else ReadMaxBytes(self.options.bytes_max)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """The query ends at the upper of this moment."""
+        """Makes the query end at the shard's present upper."""
         self._target = self._written()
 
     def reportLatestOffset(self) -> Offset:  # noqa: N802
@@ -230,11 +230,11 @@ class ShardStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         return self._offset(self._written())
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        """The end of the next batch: `start` when there is nothing to read. The contents at the beginning are one batch. InvalidUsage when
-        `start` is an offset in another shard.
+        """The end of the next batch, or `start` when there is nothing to read. The contents at the beginning are one batch. Raises
+        InvalidUsage when `start` is an offset in another shard.
         """
         self._check_shard(start)
-        since = self._following().reader.since  # from here on what the query has not read stays readable
+        since = self._following().reader.since  # from here on, times that the query has not read stay readable
         begin, written = start["upper"], self._written() if self._target is None else self._target
         if written <= max(0, begin):
             return start
@@ -250,10 +250,10 @@ class ShardStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         return start if end == begin else self._offset(end)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[ChangesPartition]:
-        """The splits of one batch. Every call yields the same rows, also in a query that is started again.
+        """The splits of one batch. Every call yields the same rows, even after a restart of the query.
 
-        InvalidUsage when the shard's since has passed the batch, when its columns are no longer those of the query, and when the batch is
-        one of another shard.
+        Raises InvalidUsage when the shard's since has passed the batch, when the shard's columns differ from those of the query, and when
+        the batch belongs to another shard.
         """
         self._check_shard(end)
         begin, stop = start["upper"], end["upper"]
@@ -280,18 +280,18 @@ class ShardStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         return changes_row_type(schema, shape=self.options.shape, columns=self.options.columns)
 
     def refreshed(self, changes: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
-        """The changes at the refreshes that show them."""
+        """The changes, moved to the times of the refreshes that show them."""
         refresh = self.options.refresh
         return [changes] if refresh is None else refresh.apply(pa.Table.from_batches([changes])).to_batches()
 
     def rows(self, changes: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The rows that show `changes`, which are in the shape of the options."""
+        """The rows of the stream for `changes`, which have the shape that the options choose."""
         if self.options.shape == "updates":
             return records_of(changes)
         return changes_of_rows(changes, arrow_schema(self.row_type))
 
     def commit(self, end: Offset) -> None:
-        """Releases the times that the query will not ask for again."""
+        """Releases the times that the query will not read again."""
         if self._follower is not None and end["upper"] > 0:
             self._follower.follow(end["upper"] - 1)
 
@@ -321,10 +321,12 @@ class ShardStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         return self._client
 
     def _following(self) -> _Follower:
-        """The lease; another one when it lapsed, as on a machine that was suspended. Its since may then be past what the query needs."""
+        """The lease. If it lapsed, for example while the machine was suspended, a new one. The since of a new lease may be past the times
+        that the query needs.
+        """
         if self._follower is None or self._follower.reader.since.is_empty():
             client = self._opened()
-            if self.options.where is not None:  # for columns that the user gives, Spark asks no stream_row_type
+            if self.options.where is not None:  # if the user gives the columns, Spark does not call stream_row_type
                 condition(self.options.where, client.schema(self.options.shard), "where")
             if self._follower is not None:
                 self._follower.close()
@@ -336,7 +338,9 @@ class ShardStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         return self._opened().recent_upper(self.options.shard).newest_complete + 1
 
     def _fitting(self, begin: int, bytes_max: int) -> int:
-        """The greatest upper of appends that together hold at most `bytes_max` after `begin`; at least that of the first one."""
+        """The greatest upper such that the appends after `begin` up to it hold at most `bytes_max` together, and at least the upper of the
+        first append.
+        """
         batches = self._opened().metadata(self.options.shard, "batches").to_pylist()
         uppers = sorted(
             (batch["upper"], batch["bytes"])

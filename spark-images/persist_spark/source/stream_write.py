@@ -3,8 +3,8 @@
 The append commits the number of the batch with the rows, under the id of the query, which Spark keeps in the query's checkpoint. A batch
 that Spark repeats after a failure finds its number and appends nothing. The output mode `complete` overwrites the shard's contents.
 
-Invariant (spec 17.12): the first batch of a query commits its number also without rows. So a later batch of a query of which the shard
-has no number comes from a checkpoint of another shard, which has the rows before it.
+Invariant (spec 17.12): the first batch of a query commits its number even without rows. So if the shard has no number of a query and the
+query continues with a later batch, its checkpoint belongs to another shard, which has the earlier rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ _OF_SPARK = (_CHECKPOINT, "queryname")
 
 @dataclass
 class StagedPart(WriterCommitMessage):  # type: ignore[misc]  # pyspark has no types here: its classes are Any
-    """The result of one task of one batch. Carries what the commit needs, because Spark makes another writer for each commit."""
+    """The result of one task of one batch. It carries everything that the commit needs, because Spark makes a new writer for
+    each commit.
+    """
 
     batch: StagedBatch
     task: StageTask
@@ -44,7 +46,7 @@ class StagedPart(WriterCommitMessage):  # type: ignore[misc]  # pyspark has no t
 
 
 class ShardStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # as above
-    """The writes of one streaming query."""
+    """Writes for one streaming query."""
 
     def __init__(self, options: Mapping[str, str], columns: T.StructType, *, overwrites: bool) -> None:
         self.columns, self.overwrites = columns, overwrites
@@ -58,12 +60,12 @@ class ShardStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # a
         return WritePlan.of(self.checked, self.columns)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Spark pickles the writer for the tasks. They may not open the shard, so the plan is made here, on the driver."""
+        """The state for tasks. Tasks must not open the shard, so the driver makes the plan here, when Spark pickles the writer."""
         assert self.plan is not None
         return self.__dict__
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedPart:
-        """Stages one partition. A repetition stages another batch; Spark passes the message of one of them to `commit`."""
+        """Stages one partition. A repeated task stages another batch, and Spark passes the message of one of them to `commit`."""
         context = TaskContext.get()
         query_id = None if context is None else context.getLocalProperty(_QUERY_ID)
         if not query_id:
@@ -71,11 +73,11 @@ class ShardStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # a
         return StagedPart(stage_partition(self.plan, iterator), self.plan.task, query_id)
 
     def commit(self, messages: Sequence[StagedPart | None], batchId: int) -> None:  # noqa: N803 - Spark's signature
-        """Appends a batch once. A batch without rows changes nothing, except that the first one commits its number, and in the output mode
-        complete.
+        """Appends a batch once. A batch without rows changes nothing, with two exceptions: the first batch commits its number, and the
+        output mode complete overwrites the contents.
 
-        Fenced when the shard has a later batch of the query; InvalidUsage when the query goes on and the shard has none of it. Then nothing
-        was written.
+        Raises Fenced when the shard has a later batch of the query, and InvalidUsage when the query continues but the shard has no batch of
+        it. Then nothing was written.
         """
         parts = [message for message in messages if message is not None]
         if not parts:
@@ -100,8 +102,8 @@ class ShardStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # a
             append(written, lands_nothing=stored is None)
 
     def abort(self, messages: Sequence[StagedPart | None], batchId: int) -> None:  # noqa: N803 - Spark's signature
-        """Deletes what the tasks of a failed batch staged. After a failed commit every task has a message, and nothing is deleted here: the
-        append may have happened.
+        """Deletes the staged batches of a failed batch. After a failed commit every task has a message, and nothing is deleted here,
+        because the append may have happened.
         """
         parts = [message for message in messages if message is not None]
         if parts and len(parts) < len(messages):

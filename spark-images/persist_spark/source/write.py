@@ -1,7 +1,7 @@
 """`df.write.format("persist")`: a frame's rows become updates of a shard, all in one compare-and-append, or none.
 
 Spark creates the writer and calls `commit` and `abort` in Python workers of the driver, and `write` in the tasks. Tasks stage batches
-and use the blob store alone. `commit.py` appends.
+and use only the blob store. `commit.py` appends.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class WriteOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, overwrites: bool) -> WriteOptions:
-        """InvalidUsage names an invalid, missing or unknown option. Names are case-insensitive, as in Spark."""
+        """Checks the options. Names are case-insensitive, as in Spark. Raises InvalidUsage, which names an invalid, missing or
+        unknown option.
+        """
         given = {name.lower(): value for name, value in options.items()}
         only = {"replace_where", "allow_empty"}
         check_names(given, {*STORE, *only}, "a write in format persist")
@@ -66,7 +68,7 @@ class WriteOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WritePlan:
-    """What tasks and the commit need to know about a write, chosen when Spark plans it."""
+    """The facts about a write that tasks and the commit need, chosen when Spark plans the write."""
 
     options: WriteOptions
     task: StageTask
@@ -75,14 +77,16 @@ class WritePlan:
 
     @classmethod
     def of(cls, options: WriteOptions, columns: T.StructType) -> WritePlan:
-        """Reads the shard's schema and upper. InvalidUsage when the columns do not fit; ShardNotFound; store errors."""
+        """Reads the shard's schema and upper. Raises InvalidUsage when the columns do not fit; ShardNotFound; store errors."""
         env, settings = SystemEnv(), sink_settings(TARGET_PART_BYTES)
         with PersistClient.open(options.location, settings=settings, env=env, create=False) as client:
             schema = client.schema(options.shard)
             positions = matched(columns, schema)
             if options.replace_where is not None:
                 rule = condition(options.replace_where, schema, "replace_where")
-                if rule.passes_errors:  # readers see them, but a write removes only what its condition names
+                if (
+                    rule.passes_errors
+                ):  # a read shows errors too, but a write must remove only rows that satisfy its condition
                     options = replace(options, replace_where=f"({options.replace_where}) AND key.err IS NULL")
             with client.open_writer(options.shard, schema, purpose=PURPOSE) as writer:
                 view = ShardView(since=Antichain.minimum(), upper=writer.fetch_recent_upper(), progress=None)
@@ -99,8 +103,8 @@ class WritePlan:
 
 
 def matched(columns: T.StructType, schema: Schema) -> tuple[int, ...]:
-    """The position of each field of the shard among `columns`. InvalidUsage names every column that is missing, surplus, there twice, or
-    of a type that does not fit without loss. Names are compared exactly.
+    """The position of each field of the shard among `columns`. Names are compared exactly. Raises InvalidUsage, which names every column
+    that is missing, surplus or duplicate, or whose type does not fit without loss.
     """
     problem = schema.column_problem(columns.names, hint="drop them with select")
     if problem is not None:
@@ -128,11 +132,11 @@ class ShardWriter(DataSourceArrowWriter):  # type: ignore[misc]  # as above
         self.plan = WritePlan.of(WriteOptions.parse(options, overwrites=overwrites), columns)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        """Stages one partition. A repetition stages another batch; Spark passes the message of one of them to `commit`."""
+        """Stages one partition. A repeated task stages another batch, and Spark passes the message of one of them to `commit`."""
         return Staged(stage_partition(self.plan, iterator))
 
     def commit(self, messages: Sequence[Staged | None]) -> None:
-        """Appends what the tasks staged, in one step, or raises. After an error of the stores the append may have happened."""
+        """Appends the staged batches in one step, or raises. After an error of the stores the append may have happened."""
         written = self._written(messages)
         if self.overwrites:
             overwrite(written, where=self.plan.options.replace_where, allow_empty=self.plan.options.allow_empty)
@@ -140,10 +144,10 @@ class ShardWriter(DataSourceArrowWriter):  # type: ignore[misc]  # as above
             append(written)
 
     def abort(self, messages: Sequence[Staged | None]) -> None:
-        """Deletes what the tasks of a failed job staged.
+        """Deletes the staged batches of a failed job.
 
-        SUBTLE: Spark also calls this after a failed commit, of which the append may have happened. Then every task has a message, and
-        nothing is deleted here: the commit has deleted what it could, and the orphan scan finds the rest.
+        SUBTLE: Spark also calls this after a failed commit, although its append may have happened. Then every task has a message, and
+        nothing is deleted here. The commit has deleted the batches that it could, and the orphan scan finds the rest.
         """
         if all(message is not None for message in messages):
             return
@@ -159,7 +163,9 @@ class ShardWriter(DataSourceArrowWriter):  # type: ignore[misc]  # as above
 
 
 def stage_partition(plan: WritePlan, batches: Iterator[pa.RecordBatch]) -> StagedBatch:
-    """Stages the rows of one task, each as one update with diff 1. InvalidUsage for a row outside `replace_where`, with an example."""
+    """Stages the rows of one task, each as one update with diff 1. Raises InvalidUsage for rows outside `replace_where`, with an
+    example.
+    """
     task, rule = plan.task, plan.options.replace_where
     inside = None if rule is None else Filter(predicate_of(rule), task.schema)
 

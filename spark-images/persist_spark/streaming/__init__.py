@@ -1,1 +1,1 @@
-"""Streaming sinks: what a stream does beside the runs that append its batches."""
+"""Streaming sinks: everything about a stream except the runs that append its batches."""

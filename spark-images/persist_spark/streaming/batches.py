@@ -1,5 +1,5 @@
-"""The batches of a stream: appends each one with the position after it, in one compare-and-set, under the position that this driver saw
-last. Another driver of the same sink is therefore refused by the shard.
+"""The batches of a stream. One compare-and-set appends a batch with the position after it, and expects the position that this driver saw
+last. So the shard refuses another driver of the same sink.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from persist_spark.streaming.files_gone import check_files
 from persist_spark.streaming.position import NO_BATCH, Position, committer, encode_position
 from persist_spark.streaming.position_append import append_position
 
-#: How long the position of batches without rows may stay uncommitted. They are read again after a loss of the driver and have no rows
-#: then either, so nothing is wrong in between. But a source may delete what it believes to be old.
+#: How long the position of batches without rows may stay uncommitted. After a loss of the driver they are read again, still without rows,
+#: so the delay is harmless. But a source may delete rows that it believes to be old.
 IDLE_COMMIT_S = 60.0
-#: How often the driver reads what other writers of the shard wrote, between batches of an upsert.
+#: The interval at which the driver reads the changes of other writers, between batches of an upsert.
 KEEP_UP_S = 30.0
 
 
 @dataclass(kw_only=True)
 class Batches:
-    """What one query has committed. Work as of `EachBatch`."""
+    """Appends the batches of one query. A `Work` of `EachBatch`."""
 
     spec: SinkSpec
     client: PersistClient
@@ -46,7 +46,7 @@ class Batches:
     few: FewRows
     upserts: DriverUpserts
     committed: Position
-    """The position in the shard, or the beginning."""
+    """The position that the shard stores, or the beginning."""
     expected: SourceProgress | None
     """The sink's progress in the shard as this driver last saw it."""
     env: Env
@@ -56,7 +56,7 @@ class Batches:
     _kept_up_s: float = 0.0
 
     def do(self, rows: DataFrame, planned: Planned) -> SinkReport | None:
-        """Commits one batch, together with the position after it. A batch without rows is only noted."""
+        """Commits one batch, together with the position after it. Only notes a batch without rows."""
         if planned.batch <= self.committed.batch:
             return None
         logs = self.checkpoint.logs(planned.offsets)
@@ -79,15 +79,15 @@ class Batches:
         return replace(done, input_upper=read_before(self.spec, planned.offsets))
 
     def line(self, done: SinkReport, total: SinkReport) -> tuple[str, Mapping[str, Any]]:
-        """With what the batch wrote."""
+        """The event of the batch, with the counts of what it wrote."""
         return "batch", {"updates": done.updates_written, "upper": total.upper, "input_upper": total.input_upper}
 
     def idle(self) -> None:
-        """Commits where the sources began, before the first batch, and the position of batches without rows after IDLE_COMMIT_S; lets the
-        driver's upserts keep up.
+        """Before the first batch, commits where the sources began. After IDLE_COMMIT_S, commits the position of batches without rows. Also
+        lets the driver's upserts follow other writers.
         """
         if self.expected is None and self._pending is None and (logs := self.checkpoint.logs(None)):
-            # A source that begins with what is newest has chosen now. The next driver must not choose again.
+            # A source that begins with the newest rows has now chosen them. The next driver must not choose again.
             self._commit_position(replace(self.committed, logs=logs))
         elif self._pending is not None and self.env.monotonic_s() - self._pending_s >= IDLE_COMMIT_S:
             self._commit_position(self._pending)
@@ -96,13 +96,13 @@ class Batches:
             self.upserts.keep_up()
 
     def finish(self, timeout_s: float) -> None:
-        """Commits what is pending. Unavailable after `timeout_s`: only the position of batches without rows is lost then."""
+        """Commits the pending position. Raises Unavailable after `timeout_s`; only the position of batches without rows is lost then."""
         if self._pending is not None:
             with self.client.versions.retry.until(timeout_s, at_most=True):
                 self._commit_position(self._pending)
 
     def _written(self, rows: DataFrame, few: pa.Table | None, token: bytes) -> SinkReport:
-        """Appends the rows of one batch. `few`: all of them, if they are not for executors."""
+        """Appends the rows of one batch. `few`: all rows of the batch, if the driver stages them."""
         if self.spec.envelope.type.has_keys:
             done = None if few is None else self.upserts.commit(few, token, expected=self.expected)
             if done is not None:
@@ -112,7 +112,7 @@ class Batches:
             spec=self.spec,
             client=self.client,
             writer=self.writer,
-            # The frame belongs to a session of the query's own, and so do the settings that concern it.
+            # The query has its own session, which has the settings that concern the frame.
             staging=replace(self.staging, spark=rows.sparkSession),
             env=self.env,
             log=self.log,
@@ -125,7 +125,7 @@ class Batches:
         return run.until_done()
 
     def _note(self, position: Position) -> None:
-        """Remembers a batch without rows. The first one is committed at once: from then on the beginning of the stream is fixed."""
+        """Remembers a batch without rows. Commits the first batch at once, because it fixes the beginning of the stream."""
         if self.committed.batch == NO_BATCH and self._pending is None:
             self._commit_position(position)
             return
@@ -137,7 +137,7 @@ class Batches:
         self.committed, self.expected, self._pending = position, progress, None
 
     def _commit_position(self, position: Position) -> None:
-        """Commits a position without rows. Fenced when another driver of the sink has committed."""
+        """Commits a position without rows. Raises Fenced when another driver of the sink has committed."""
         answer = append_position(self.writer, self.spec, position, expected=self.expected)
         if isinstance(answer, ProgressMismatch):
             raise Fenced(

@@ -1,5 +1,5 @@
-"""The folder of Spark's checkpoint, which lasts as long as the driver. It is written anew from the position that the shard stores, and is
-never read as another truth.
+"""The folder of Spark's checkpoint, which lasts as long as the driver. The driver writes it anew from the position that the shard stores.
+The position is the only truth.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pyspark.sql import SparkSession
 from persist_spark.streaming.file_log import files_read
 from persist_spark.streaming.position import NO_BATCH, Position
 
-#: Memory as a file system. Spark writes two files for each batch and waits for both: on a disk that takes 40 to 50 ms each, here 10 ms.
+#: A file system in memory. Spark writes two files for each batch and waits for both. Each takes 40 to 50 ms on a disk, and 10 ms here.
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of its own is made in it, for this user alone
 _SETTINGS = {
-    # Renames instead of Hadoop's FileContext, which is four times as slow and safer than a folder needs that can be written anew.
+    # Renames replace Hadoop's FileContext, which is four times as slow. The driver can write the folder anew, so it needs less safety.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
-    # How long `stop` waits for the query's thread. By default it waits without limit.
+    # How long `stop` waits for the query's thread. Spark's default is no limit.
     "spark.sql.streaming.stopTimeout": "10s",
 }
 
@@ -50,12 +50,14 @@ class Checkpoint:
 
     folder: Path
     file_age_ms: int | None = None
-    """Of a query over a folder of files: how much older than the newest file another one may be. None for other sources."""
+    """For a query over a folder of files: how much older than the newest file a file may be. None for other sources."""
     lines: int | None = None
-    """How often the query names its one source, as SQL may: Spark wants an offset for each. None where a function chose the sources."""
+    """How often the query names its one source, which SQL may do several times. Spark needs an offset for each. None if a function chose
+    the sources.
+    """
 
     def write(self, position: Position) -> None:
-        """Writes into the empty folder what Spark needs to begin with the batch after `position`."""
+        """Writes the files that Spark needs to begin with the batch after `position`. The folder must be empty."""
         self._put("metadata", f'{{"id":"{position.query}"}}')
         for path, text in position.logs.items():
             self._put(f"sources/{path}", text)
@@ -68,29 +70,31 @@ class Checkpoint:
         self._put(f"commits/{last}", 'v1\n{"nextBatchWatermarkMs":0}')
 
     def write_interval(self, before: Position, after: Position, *, query: str) -> None:
-        """Writes into the empty folder what Spark needs to begin with one batch of exactly the rows after `before`, up to `after`: a batch
-        that was begun and not committed. `query` is the id of the query.
+        """Writes the files that Spark needs to begin with one batch of exactly the rows after `before`, up to `after`. To Spark it is a
+        batch that was begun and not committed. The folder must be empty. `query` is the id of the query.
         """
         self.write(replace(before, query=query, logs=after.logs))
         assert after.offsets is not None
         self._put(f"offsets/{self._last(before) + 1}", self._with_lines(after.offsets))
 
     def planned(self, batch: int) -> Planned:
-        """What Spark wrote about the batch that it is about to run."""
+        """Reads what Spark wrote about the batch that it is about to run."""
         return Planned(batch, (self.folder / "offsets" / str(batch)).read_text(encoding="utf-8"))
 
     def logs(self, offsets: str | None) -> dict[str, str]:
-        """What Spark's folder `sources` must hold by its paths, after the batch that ends at `offsets` (None: before the first batch)."""
+        """The texts of the files that Spark's folder `sources` must hold after the batch that ends at `offsets`, by path. None: before the
+        first batch.
+        """
         root = self.folder / "sources"
         if self.file_age_ms is not None:
-            # Before the first batch nothing counts as read, although Spark may have listed files already.
+            # Before the first batch no file counts as read, although Spark may already have listed files.
             return {} if offsets is None else files_read(root, offsets=offsets, age_ms=self.file_age_ms)
         paths = sorted(path for path in root.rglob("*") if path.is_file() and not path.name.startswith("."))
         return {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
     def _last(self, position: Position) -> int:
-        """The number of the last batch in the folder. Of batch 0 over files Spark opens all files again, which may be gone, or not in the
-        folder that the options name now. So it counts as batch 1.
+        """The number of the last batch in the folder. Batch 0 over files counts as batch 1. For batch 0 Spark opens all its files again,
+        and they may be gone, or outside the folder that the options name now.
         """
         is_first_of_files = self.file_age_ms is not None and position.batch == 0
         return 1 if is_first_of_files else position.batch
@@ -107,13 +111,13 @@ class Checkpoint:
         path.write_text(text, encoding="utf-8")
 
 
-#: Makes folders for the queries of one stream, as `temporary_checkpoint`.
+#: Makes a folder for a query of the stream, like `temporary_checkpoint`.
 Checkpoints = Callable[[], AbstractContextManager[Checkpoint]]
 
 
 @contextmanager
 def temporary_checkpoint(*, file_age_ms: int | None = None, lines: int | None = None) -> Iterator[Checkpoint]:
-    """An empty folder for this process alone, in memory where the system offers that. It is removed at the end."""
+    """Yields an empty folder for this process alone, in memory if the system offers that, and removes it at the end."""
     parent = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK | os.X_OK) else None
     folder = Path(tempfile.mkdtemp(prefix=f"persist-stream-{os.getpid()}-", dir=parent))
     try:
@@ -123,7 +127,7 @@ def temporary_checkpoint(*, file_age_ms: int | None = None, lines: int | None = 
 
 
 def configure(spark: SparkSession) -> None:
-    """Sets what a query needs whose checkpoint is temporary. The settings of the user win."""
+    """Makes the settings for a query with a temporary checkpoint. The user's own settings win."""
     for name, value in _SETTINGS.items():
         if spark.conf.get(name, None) is None:
             spark.conf.set(name, value)

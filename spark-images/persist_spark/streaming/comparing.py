@@ -1,5 +1,5 @@
-"""The batches of a stream that writes nothing (`writeMode: ReadOnly`): of each one, the updates that it would have written. No position is
-stored, so the next driver begins where this one did.
+"""The batches of a stream that writes nothing (`writeMode: ReadOnly`). It counts the updates that each batch would have written. No
+position is stored, so the next driver begins where this one began.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from persist_spark.streaming.position import Position
 
 @dataclass(kw_only=True)
 class ComparedBatches:
-    """Compares each batch with the shard as it is then. Work as of `EachBatch`."""
+    """Compares each batch with the shard's newest contents. A `Work` of `EachBatch`."""
 
     spec: SinkSpec
     client: PersistClient
@@ -48,7 +48,7 @@ class ComparedBatches:
         )
 
     def line(self, done: SinkReport, total: SinkReport) -> tuple[str, Mapping[str, Any]]:
-        """With the sums of all batches."""
+        """The event of the batch, with the sums of all batches."""
         is_equal = not (total.missing or total.extra)
         return "compared_batch", {
             "stage": Stage.DIFFERS if not is_equal else Stage.PROVEN if total.rows_read else Stage.STANDING_BY,
@@ -59,11 +59,11 @@ class ComparedBatches:
         }
 
     def idle(self) -> None:
-        """Lets since follow the shard, for the newest contents are all that is read."""
+        """Lets the lease's since follow the shard, because only the newest contents are read."""
         self.reader.maybe_downgrade_since(max(0, self.client.recent_upper(self.spec.shard_id).newest_complete))
 
     def finish(self, timeout_s: float) -> None:
-        """Nothing is left: no position is stored."""
+        """Does nothing, because no position is stored."""
 
 
 @contextmanager
@@ -77,7 +77,7 @@ def comparing(
     env: Env,
     log: Log,
 ) -> Iterator[EachBatch]:
-    """What compares the batches after `position`, with a lease and a checkpoint that end with the block. An error sets `stop`."""
+    """Yields the comparison of the batches after `position`. Its lease and its checkpoint end with the block. An error sets `stop`."""
     with (
         client.open_leased_reader(spec.shard_id, spec.schema, purpose=spec.purpose) as reader,
         checkpoints() as checkpoint,

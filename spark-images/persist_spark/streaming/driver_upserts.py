@@ -1,8 +1,8 @@
-"""Small batches of commands on keys, decided and appended by the driver, without a Spark job beyond the one that brings them.
+"""Small batches of commands on keys. The driver decides and appends them. They need only the Spark job that brings their rows.
 
-The driver knows what the shard holds of each key, in memory, from the shard alone (persist_engine.dataflow.upsert). Of a shard with too
-many keys it keeps nothing, and reads what the shard holds of the keys of each batch. Executors decide the batches that are too large for
-it (staging.py), and those for which it would have to read too much. All ways write the same updates.
+The driver keeps the values of all keys of the shard in memory, and reads them only from the shard (persist_engine.dataflow.upsert). If the
+shard has too many keys, the driver keeps none, and reads the values of the keys of each batch. Executors decide the batches that are too
+large for the driver (staging.py), and the batches for which it would read too much. All three ways write the same updates.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from persist_spark.streaming.position import committer
 
 #: The memory for the commands of one batch that the driver decides.
 COMMANDS_BYTES_MAX = 16 * MIB
-#: The texts of one command, together, in a shard with and without texts; a fault is one. With 32 in place of 64, a driver that keeps
-#: 500,000 keys beside such a batch took 329 MiB before it loads pyspark, and its pod has 352.
+#: The most bytes of all texts of one command, in a shard with texts, and in a shard without (a fault is a text too). With 32 MiB instead of
+#: 64, a driver that keeps 500,000 keys beside such a batch took 329 MiB before it loads pyspark, and its pod has 352 MiB.
 TEXT_BYTES_MAX, FAULT_BYTES_MAX = 512, 64
-#: The memory for what the shard holds: half a million keys with short values. The driver's pod has it beside its heap.
+#: The memory for the upsert state: half a million keys with short values. The driver's pod has this memory beside its heap.
 STATE_BYTES_MAX = 64 * MIB
-#: A shard with more updates than this has too many keys, unless most of them retract.
+#: A shard with more updates than this has too many keys, unless most of the updates are retractions.
 STATE_UPDATES_MAX = 1_000_000
-#: So many rows and bytes the driver reads for one batch at most: one core decodes them in a second or two.
+#: The most rows and bytes that the driver reads for one batch. One core decodes them in a second or two.
 READ_ROWS_MAX, READ_BYTES_MAX = 4_000_000, 128 * MIB
 #: The columns of a command beside the fields: an order of up to 16 bytes, a flag, a weight, and where the text of a fault ends.
 _OTHER_BYTES = 16 + 1 + 8 + 4
 
 
 class _TooLarge(Exception):
-    """Ends a read of more than STATE_BYTES_MAX to keep, or of more than READ_ROWS_MAX or READ_BYTES_MAX for one batch."""
+    """Ends a read that would keep more than STATE_BYTES_MAX, or that reads more than READ_ROWS_MAX or READ_BYTES_MAX for one batch."""
 
 
 @dataclass(kw_only=True)
 class DriverUpserts:
-    """The driver's own way for batches of a stream whose envelope has keys. For one thread. A context manager that lets its handle go."""
+    """Decides and appends batches of a stream whose envelope has keys. For one thread. A context manager that releases its handle."""
 
     spec: SinkSpec
     client: PersistClient
     log: Log
     commands_max: int = field(init=False)
-    """The driver takes batches of at most so many commands. 0: executors do all batches from now on."""
+    """The most commands in a batch that the driver takes. 0: executors do all batches from now on."""
     _keeps_all: bool = field(default=True, init=False)
-    """Whether the handle knows every key. It reads those of each batch otherwise."""
+    """Whether the handle keeps all keys. Otherwise it reads the keys of each batch."""
     _handle: UpsertHandle | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -70,10 +70,10 @@ class DriverUpserts:
         self._let_go()
 
     def commit(self, commands: pa.Table, token: bytes, *, expected: SourceProgress | None) -> SinkReport | None:
-        """Appends the commands of one batch with the progress `token`, after the progress `expected`, in one compare-and-set. None, and
-        nothing was written, when executors must do it, or must say why it cannot be done.
+        """Appends the commands of one batch with the progress `token`, after the progress `expected`, in one compare-and-set. Returns None
+        when executors must do the batch, or must report why it cannot be done; nothing was written then.
 
-        Fenced when another driver of the sink has committed; ConfigurationError when the shard's schema evolved; else as of
+        Raises Fenced when another driver of the sink has committed; ConfigurationError when the shard's schema evolved; and the errors of
         `UpsertHandle.upsert`.
         """
         winners = few_winners(commands, self.spec.schema)
@@ -86,8 +86,8 @@ class DriverUpserts:
         return self._upserted(winners, report, token, expected, order)
 
     def keep_up(self) -> None:
-        """Follows what others wrote, so that the handle does not hold since back while the source is idle. For the thread of `commit`, or
-        another while no batch is in flight. After an error of the stores the next batch reads the shard anew.
+        """Follows the changes of other writers, so that the handle does not hold since back while the source is idle. The thread of
+        `commit` calls it, or another thread while no batch is in flight. After an error of the stores the next batch reads the shard anew.
         """
         if self._handle is None:
             return
@@ -120,10 +120,10 @@ class DriverUpserts:
                 return self._upserted(winners, report, token, expected, order)
             self._let_go()
             if isinstance(error, _TooLarge):
-                # Commands on keys that lie closer together would read less. There is no telling before the read.
+                # Commands on keys that are closer together would read less. But this is known only after the read.
                 self.commands_max = winners.rows // 2
                 self.log.event("upserts_on_executors", commands=winners.rows, reason=str(error)[:500])
-            return None  # executors say which key has several values
+            return None  # executors report which key has several values
         if isinstance(done, ProgressMismatch):
             return self._overtaken(done.current, token, report)
         self._stay_within_memory(handle)
@@ -132,7 +132,9 @@ class DriverUpserts:
         return replace(report, lower=lower.time, upper=done.upper.time, updates_written=updates)
 
     def _overtaken(self, current: SourceProgress | None, token: bytes, report: SinkReport) -> SinkReport:
-        """The end of a batch after another commit of the sink's progress: that of this batch, if its answer was lost, or of a driver."""
+        """Ends a batch whose expected progress has changed. Either this batch was committed and the answer was lost, or another driver has
+        committed.
+        """
         match after_progress_mismatch(current, run=token):
             case AlreadyDone(upper):
                 return SinkReport(run_id=report.run_id, upper=upper.time, already_done=True)
@@ -185,23 +187,23 @@ class DriverUpserts:
             return
         try:
             handle.expire()
-        except PersistError as error:  # nothing renews its leases now, so they lapse by themselves
+        except PersistError as error:  # nothing renews its leases now, so they will lapse
             self.log.event("upserts_not_released", error=str(error)[:500])
 
 
 def texts_max(schema: Schema) -> int:
-    """The bytes that the texts of one command may have together."""
+    """The most bytes of all texts of one command together."""
     return TEXT_BYTES_MAX if any(has_texts(f.type) for f in fields_of(schema)) else FAULT_BYTES_MAX
 
 
 def commands_max(schema: Schema) -> int:
-    """How many commands COMMANDS_BYTES_MAX hold."""
+    """The number of commands that fit COMMANDS_BYTES_MAX."""
     fixed = _OTHER_BYTES + sum(_fixed_bytes(field.type) for field in (*schema.key, *schema.val))
     return COMMANDS_BYTES_MAX // (fixed + texts_max(schema))
 
 
 def _fixed_bytes(kind: pa.DataType) -> int:
-    """The bytes of a value of the type in Arrow, beside its texts; that it may be null rounds up. Lists and maps count as texts."""
+    """The bytes of a value of the type in Arrow without its texts, rounded up for the null flag. Lists and maps count as texts."""
     if pa.types.is_struct(kind):
         return 1 + sum(_fixed_bytes(child.type) for child in kind)
     if pa.types.is_nested(kind) or pa.types.is_string(kind) or pa.types.is_binary(kind):
@@ -210,7 +212,7 @@ def _fixed_bytes(kind: pa.DataType) -> int:
 
 
 def _ranks(commands: pa.Table, kind: pa.DataType) -> bool:
-    """Whether a field of this type compares with the orders of `commands`, as whole numbers or as instants of one unit."""
+    """Whether a field of this type can be compared with the orders of `commands`, as whole numbers or as instants of one unit."""
     order = commands.column("order").type
     if pa.types.is_integer(kind):
         return bool(pa.types.is_integer(order))

@@ -1,11 +1,11 @@
-"""The rows of a small batch, in the driver's memory. One look at a batch decides whether it has none, few, or many: one Spark job, without
-a shuffle and without Python workers. After a batch without rows the driver asks first whether this one has any, which costs less than half
-of a look.
+"""The rows of a small batch, in the driver's memory. One look at a batch decides whether it has no, few, or many rows. A look is one Spark
+job, without a shuffle and without Python workers. After a batch without rows, the driver first asks whether the next batch has any, which
+costs less than half of a look.
 
-SUBTLE: it makes a plan of Spark's own classes through py4j. `DataFrame.limit` moves the rows of several partitions to one first, in a
-second stage. And the code that Spark generates for a limit has a new name in each plan, so that it is compiled for each batch and never
-gets fast. All looks of a query have one plan, made for its first batch: of each later batch only the RDD is new. Columns that are the same
-in all rows stay in the JVM.
+SUBTLE: it makes a plan from Spark's own classes through py4j. `DataFrame.limit` first moves the rows of several partitions to one, in a
+second stage. The code that Spark generates for a limit also has a new name in each plan, so Spark compiles it for each batch and it never
+becomes fast. All looks of a query share one plan, made for the first batch. For each later batch only the RDD is new. Columns that are the
+same in all rows stay in the JVM.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from persist_spark.source.native import java_class, scala_object
 from persist_spark.spec import SinkSpec
 from persist_spark.streaming.driver_upserts import commands_max, texts_max
 
-#: So many rows, none of them with longer texts than that together, are staged by the driver when a stream brings no more: at most 16 MiB.
+#: The driver stages a batch of a stream with at most this number of rows, if the texts of each row have at most this many bytes together.
+#: The texts of such a batch take at most 16 MiB.
 FEW_ROWS, FEW_ROW_BYTES = 1000, 16 << 10
-#: A look brings at most so many times the rows that are few: some of each partition.
+#: A look brings some rows of each partition, at most this many times the limit for few rows.
 EXCESS_MAX = 4
-#: Spark asks one partition for a row, then four more, then sixteen. With more partitions a look costs less than these jobs.
+#: The most partitions that Spark asks for a row. It asks one partition, then four more, then sixteen. With more partitions a look costs
+#: less.
 ASKED_MAX = 5
 _LONG = "is_long"
 _SQL = "org.apache.spark.sql"
@@ -41,8 +43,8 @@ _PLAIN = frozenset({"long", "boolean"})
 
 @dataclass(kw_only=True)
 class FewRows:
-    """Which batches of a query the driver takes to itself: those with few enough rows, all of them short. The look at a batch with more is
-    in vain, so the driver looks only if the batch before had few. For one thread.
+    """Decides which batches of a query the driver takes: batches with few rows, all of them short. The look at a larger batch is wasted, so
+    the driver looks only if the batch before had few rows. For one thread.
     """
 
     rows_max: int
@@ -50,14 +52,16 @@ class FewRows:
     constants: Mapping[str, int | bool | None] = field(default_factory=dict)
     """The columns that are the same in all rows of all batches, by name."""
     _had: int = 0
-    """The rows of the batch before."""
+    """The number of rows in the batch before."""
     _seen_max: int | None = None
-    """The most rows that the last look could see all of. None before the first look."""
+    """The most rows for which the last look shows that it has seen all rows. None before the first look."""
     _look: _Look | None = None
 
     @classmethod
     def of(cls, spec: SinkSpec, rows: DataFrame) -> Self:
-        """For the stream `rows`, with the limits for the envelope of `spec`: an upsert keeps less of a row than a driver that stages it."""
+        """For the stream `rows`, with the limits for the envelope of `spec`. A driver keeps less of a row for an upsert than for
+        staging.
+        """
         fields = {each.column for each in fields_of(spec.schema)}
         constants = {name: value for name, value in constants_of(rows).items() if name not in fields}
         if spec.envelope.type.has_keys:
@@ -65,7 +69,7 @@ class FewRows:
         return cls(rows_max=FEW_ROWS, row_bytes_max=FEW_ROW_BYTES, constants=constants)
 
     def rows(self, batch: DataFrame) -> pa.Table | None:
-        """All rows of the batch, a frame as Spark gives it to `foreachBatch`. None when they are for executors."""
+        """All rows of the batch, or None when executors must take them. `batch`: a frame from `foreachBatch`."""
         if self._seen_max is not None and self._had > self._seen_max:
             return None
         if self._look is None:
@@ -75,18 +79,18 @@ class FewRows:
         if self._seen_max is not None and self._had == 0 and partitions <= ASKED_MAX and self._look.is_empty(rdd):
             return self._look.schema.empty_table()
         limit = min(self.rows_max + 1, -(-EXCESS_MAX * (self.rows_max + 1) // partitions))
-        self._seen_max = limit - 1  # with so many rows no partition had more than it showed
+        self._seen_max = limit - 1  # with at most this many rows in total, every partition showed all of its rows
         found = self._look.at(rdd, limit)
         return None if found is None or found.num_rows > self._seen_max else found
 
     def had(self, rows: int) -> None:
-        """Takes the number of rows of the last batch."""
+        """Records the number of rows of the last batch."""
         self._had = rows
 
 
 def constants_of(rows: DataFrame) -> dict[str, int | bool | None]:
-    """The columns of `rows` that its outermost projections set to a null, or to a BIGINT or BOOLEAN that is written there, by name. All
-    else may differ from batch to batch, as the time does, or may be an error that belongs to a batch.
+    """The columns of `rows` that its outermost projections set to null or to a literal BIGINT or BOOLEAN, by name. Any other expression may
+    differ from batch to batch, for example the time, or may raise an error that belongs to a batch.
     """
     plan = top = rows._jdf.queryExecution().analyzed()
     values = {}
@@ -111,24 +115,26 @@ def _each(sequence: Any) -> list[Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
-    """What the looks at the batches of one query have in common. Each call of the JVM takes as long as a hundred rows."""
+    """The parts that all looks at the batches of one query share. They are made once, because a call of the JVM takes as long as a
+    hundred rows.
+    """
 
     schema: pa.Schema
-    """Of the rows."""
+    """The schema of the rows."""
     constants: Mapping[str, int | bool | None]
     shown: pa.Schema
-    """Of what a look brings: the other columns, and _LONG if they have texts."""
+    """The schema of the columns that a look brings: those that are not constant, and _LONG if they have texts."""
     frame: Any
-    """Without rows, of the columns of `shown`."""
+    """A frame without rows, with the columns of `shown`."""
     scan: Any
     """Makes the scan of an RDD of batches, as part of a plan."""
     project: Any
     columns: Any
-    """The expressions of `shown` upon a scan. A sequence of the JVM, as `no_columns`."""
+    """The expressions of `shown` over a scan. A JVM sequence, like `no_columns`."""
     no_columns: Any
     local_limit: Any
     served: Any
-    """Runs a job over an RDD of bytes, and serves them on a socket."""
+    """Runs a job over an RDD of bytes, and serves the bytes on a socket."""
 
     @classmethod
     def of(cls, batch: DataFrame, row_bytes_max: int, constants: Mapping[str, int | bool | None]) -> Self:
@@ -137,7 +143,7 @@ class _Look:
         columns = [each.name for each in kept]
         if texts:
             length = " + ".join(f"coalesce(octet_length({text}), 0)" for text in texts)
-            # The driver never holds a long row: it receives nulls in its place.
+            # The driver never holds a long row. It receives nulls instead.
             columns = [f"if({length} > {row_bytes_max}, null, {name}) AS {name}" for name in columns]
             columns.append(f"{length} > {row_bytes_max} AS {_LONG}")
             kept.append(T.StructField(_LONG, T.BooleanType()))
@@ -150,7 +156,7 @@ class _Look:
             schema=to_arrow_schema(batch.schema, timezone="UTC"),
             constants=constants,
             shown=to_arrow_schema(T.StructType(kept), timezone="UTC"),
-            # Not `shown`, which holds the first batch.
+            # This frame replaces the Spark frame `shown`, which would keep the first batch alive.
             frame=batch.sparkSession._jsparkSession.createDataFrame(
                 java_class(jvm, "java.util.ArrayList")(), shown.schema()
             ),
@@ -163,13 +169,15 @@ class _Look:
         )
 
     def is_empty(self, rdd: Any) -> bool:
-        """Whether the batch of these rows has none. The driver gets no long row: where there are texts, it gets one without columns."""
+        """Whether the batch has no rows. The driver must not receive a long row, so if there are texts, it asks for a row without
+        columns.
+        """
         if _LONG in self.shown.names:
             rdd = self.project(self.no_columns, self.scan(rdd)).execute()
         return bool(rdd.isEmpty())
 
     def at(self, rdd: Any, limit: int) -> pa.Table | None:
-        """The first `limit` rows of each partition. None when one of them is long."""
+        """The first `limit` rows of each partition. None when one of these rows is long."""
         plan = self.project(self.columns, self.local_limit(limit, self.scan(rdd)))
         found = pa.Table.from_batches(self._collected(self.frame.toArrowBatchRdd(plan)), self.shown)
         if _LONG in self.shown.names and pc.any(found.column(_LONG)).as_py():
@@ -187,7 +195,7 @@ class _Look:
         port, secret, server = self.served(records)
         with _load_from_socket((port, secret), _Bytes()) as found:
             batches = [pa.ipc.read_record_batch(pa.py_buffer(each), self.shown) for each in found]
-        server.getResult()  # an error of the JVM while it served: the socket shows only its end
+        server.getResult()  # raises an error that the JVM had while serving; on the socket it only looks like the end
         return batches
 
 

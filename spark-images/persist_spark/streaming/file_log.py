@@ -1,7 +1,7 @@
 """The list of the files that a stream over a folder has read. Spark keeps it in the checkpoint, and the position carries it.
 
 The offset of such a source is the number of an entry of this list, so without the list a driver would read every file again. Spark's list
-only grows. Spark itself ignores a file that is older than `maxFileAge` before the newest one, so such a file needs no place in the list.
+only grows. Spark ignores a file that is older than the newest file by more than `maxFileAge`, so the list need not contain it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from persist_spark.spec import ConfigurationError, Input
 #: Spark's default of `maxFileAge`.
 MAX_FILE_AGE = "7d"
 _HEAD, _COMPACT = "v1", ".compact"
-#: A file beside Spark's own, which Spark passes over for its name: the time of the newest file that the list has forgotten.
+#: A file beside Spark's own files, which Spark ignores because of its name. It has the time of the newest file that the list has forgotten.
 _FORGOTTEN = ".forgotten"
-#: What Spark writes in place of the offset of a folder that had no files yet.
+#: The text that Spark writes instead of an offset for a folder without files.
 _NO_OFFSET = "-"
 
 
 def file_age_ms(source: Input) -> int:
-    """The option `maxFileAge` of a folder of files. ConfigurationError for one that is no length of time, and for `latestFirst`, with which
-    Spark reads old files late, so that none can be forgotten.
+    """The option `maxFileAge` of a folder of files, in milliseconds. Raises ConfigurationError for a value that is not a length of time,
+    and for `latestFirst`: Spark then reads old files late, so no file can be forgotten.
     """
     given = {name.lower(): (name, value) for name, value in source.options.items()}
     name, text = given.get("maxfileage", ("maxFileAge", MAX_FILE_AGE))
@@ -49,8 +49,8 @@ def file_age_ms(source: Input) -> int:
 
 
 def check_goes_on(logs: Mapping[str, str], *, age_ms: int, folders: Sequence[str]) -> None:
-    """ConfigurationError when Spark would read files again after `logs`, which `files_read` made: files that are forgotten, although they
-    are not too old for `age_ms`, or those of a folder that had another place among `folders`, the paths of all sources.
+    """Checks that Spark reads no file again after `logs`, which `files_read` made. Raises ConfigurationError when a forgotten file is not
+    too old for `age_ms`, or when a folder had another place among `folders`, the paths of all sources.
     """
     lists = {int(path.partition("/")[0]): text for path, text in logs.items() if path.endswith(_COMPACT)}
     for index, text in lists.items():
@@ -70,7 +70,7 @@ def check_goes_on(logs: Mapping[str, str], *, age_ms: int, folders: Sequence[str
 
 
 def _is_in(file: str, folder: str) -> bool:
-    """Whether a file, by Spark's URI of it, is below a path. A path without a scheme is in any file system."""
+    """Whether a file is below a path. `file`: Spark's URI of the file. A path without a scheme matches any file system."""
     name, home = urlsplit(file), Path(folder)
     if "://" in folder or folder.startswith("file:"):
         at = urlsplit(folder)
@@ -81,8 +81,8 @@ def _is_in(file: str, folder: str) -> bool:
 
 
 def files_read(root: Path, *, offsets: str, age_ms: int) -> dict[str, str]:
-    """Spark's folder `sources` as it must be for the batch after the one that ends at `offsets`: one file for each source that had files,
-    with the files read until then that are not older than `age_ms` before the newest one.
+    """The files that Spark's folder `sources` must have for the batch after the one that ends at `offsets`. There is one file for each
+    source that had files. It lists the files that were read and are not older than the newest one by more than `age_ms`.
     """
     lines, folders = offsets.splitlines()[2:], sum(1 for _ in root.iterdir())
     if 1 < folders < len(lines):
@@ -101,7 +101,7 @@ def files_read(root: Path, *, offsets: str, age_ms: int) -> dict[str, str]:
 
 
 def _compacted(folder: Path, end: int, age_ms: int) -> tuple[str, int]:
-    """The list, and the time of the newest file that it forgets, or -1.
+    """The list, and the time of the newest file that it forgets, or -1 if it forgets none.
 
     SUBTLE: Spark names the file of a batch after it has chosen the batch's files, and may have begun to choose the next ones.
     """
@@ -121,7 +121,9 @@ def _forgotten_ms(folder: Path) -> int:
 
 
 def _entries(folder: Path) -> Iterator[dict[str, Any]]:
-    """All entries of Spark's files. One named `.compact` has those of all files before it, of which Spark keeps many for ten minutes."""
+    """All entries of Spark's files. A file named `.compact` has the entries of all files before it. Spark keeps those files for ten
+    minutes.
+    """
     files = {int(path.name.removesuffix(_COMPACT)): path for path in folder.iterdir() if not path.name.startswith(".")}
     newest = max((batch for batch, path in files.items() if path.suffix == _COMPACT), default=-1)
     for path in (files[batch] for batch in sorted(files) if batch >= newest):

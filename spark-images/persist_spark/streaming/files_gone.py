@@ -1,7 +1,7 @@
-"""Files that Spark chose for a batch and that were gone when it planned the batch.
+"""Finds files that Spark chose for a batch and that were gone when it planned the batch.
 
-Spark lists a folder for many batches at once, and takes a file that is gone by then for an empty one. Its list says all the same that the
-file was read, so a file that came back under this name would never be read.
+Spark lists a folder for many batches at once. It treats a file that has gone since as empty, but its list says that the file was read. So a
+file that came back under this name would never be read.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from persist_spark.failures import ExitCode, UserCodeFailed
 from persist_spark.source.native import java_class
 from persist_spark.streaming.sources import children_of
 
-#: So many names a message has.
+#: The most names in a message.
 _SHOWN = 3
 
 
 def check_files(spark: SparkSession, query: str, logs: Mapping[str, str], *, after: Mapping[str, str]) -> None:
-    """Checks the batch that the query of this id runs: that Spark planned every file which `logs` has and `after`, of the batch before,
-    has not. UserCodeFailed, of class Application, names those that are gone: the next driver lists the folder anew.
+    """Checks the running batch of the query with this id: Spark must have planned every file that is in `logs` but not in `after`, the logs
+    of the batch before. Raises UserCodeFailed, of class Application, which names the files that are gone. The next driver lists the folder
+    anew.
     """
     chosen = {json.loads(line)["path"] for line in set(_lines(logs)) - set(_lines(after))}
     running = spark._jsparkSession.streams().get(query) if chosen else None
-    if running is None:  # nothing to check, or a query of a session that a function of the user made
+    if running is None:  # there is nothing to check, or a function of the user made another session for the query
         return
     planned = {
         path for leaf in _leaves(running.streamingQuery().lastExecution().logical()) for path in _files(spark, leaf)

@@ -1,10 +1,11 @@
-"""Since when a stream has everything of its source, for the condition Fresh. Must not know: the operator, its conditions.
+"""Reports the time up to which a stream has all rows of its source, for the condition Fresh. Must not know: the operator, its conditions.
 
-A batch has everything that the source had when Spark chose its rows, unless an option limits batches. When Spark has looked for rows and
-found none, nothing is missing either. Spark looks once in every interval and does not say what it found, so two looks of ours tell it: when
-the query waited at both, at least one interval apart, and no batch was committed in between, Spark looked in between and found nothing.
+A batch has all rows that the source had when Spark chose the rows, unless an option limits batches. If Spark has looked for rows and found
+none, no rows are missing either. Spark looks once in every interval, but does not report what it found. So this module looks at the query
+twice, at least one interval apart. If the query waited both times and no batch was committed in between, Spark looked in between and found
+nothing.
 
-A stream with refreshes leaves what came after the last one, which is at most one period ago.
+A stream with refreshes leaves the rows after its last refresh, which was at most one period ago.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ from pyspark.sql.streaming.query import StreamingQuery
 from persist_spark.report import Log
 from persist_spark.spec import REFRESH_OPTIONS, Input, Stream
 
-#: How often Spark is asked whether its source is idle.
+#: The interval at which this module asks Spark whether its source is idle.
 LOOK_S = 5.0
-#: From this target on, times are reported in steps of a quarter of what it leaves after the interval: each report costs the API server a
-#: request.
+#: From this target on, times are reported in steps of a quarter of the time that the target leaves after the interval, because each report
+#: costs the API server a request.
 _STEPS_FROM_S = 120
-#: What Spark says of a query between two looks. Which of the two it says depends on the moment, not on what it found.
+#: Spark's messages for a query between two looks. The choice between them depends on the moment, not on what Spark found.
 _WAITING = {"Waiting for data to arrive", "Waiting for next trigger"}
-#: By how much a look of Spark may be later than its interval.
+#: How much later than its interval a look of Spark may be.
 LATE_MS = 1000
 
 
 @dataclass(kw_only=True)
 class Freshness:
-    """What was reported. For one thread."""
+    """Reports how fresh one stream is. For one thread."""
 
     step_ms: int
     interval_ms: int
     behind_ms: int
-    """How much of the newest rows a batch leaves to the next refresh."""
+    """The span of the newest rows that a batch leaves to the next refresh."""
     is_limited: bool
     """Whether a batch may leave rows to the next one."""
     env: Env
@@ -46,18 +47,18 @@ class Freshness:
     reported_ms: int = 0
     _looked_s: float = 0.0
     _waited_ms: deque[int] = field(default_factory=deque)
-    """When the query waited, since the batch of `_planned_ms`, oldest first."""
+    """The times at which the query waited, since the batch of `_planned_ms`, oldest first."""
     _planned_ms: int | None = None
 
     @classmethod
     def of(cls, stream: Stream, sources: Sequence[Input], *, env: Env, log: Log) -> Freshness | None:
-        """None when the stream does not report how old its rows are, and when refreshes at single times, without a period, leave them to
-        be as old as may be.
+        """None when the stream does not report how old its rows are, and when its refreshes have single times without a period, so that the
+        age of its rows has no limit.
         """
         behind_ms = _behind_ms(sources)
         if stream.fresh_s is None or behind_ms is None:
             return None
-        # An idle source is known to be fresh one interval ago, and the steps must fit into what the target leaves.
+        # An idle stream is known to have been fresh one interval ago. The steps must fit into the rest of the target.
         spare_s = max(0, stream.fresh_s - stream.commit_interval_s - behind_ms // 1000)
         return cls(
             step_ms=max(1, 250 * spare_s) if stream.fresh_s >= _STEPS_FROM_S else 1,
@@ -72,7 +73,7 @@ class Freshness:
         """Reports the newest time. `planned_ms`: when Spark chose the newest batch that is committed."""
         now_ms = self.env.now_ms()
         if self.reported_ms > now_ms:
-            # By a clock that was set back since. Nothing would be reported until that time comes.
+            # The clock was set back after the last report. Without this reset, nothing would be reported until that time comes again.
             self.reported_ms = 0
             self._waited_ms.clear()
         if planned_ms is not None and planned_ms <= now_ms and not self.is_limited:
@@ -97,7 +98,7 @@ class Freshness:
             self.at(passed_ms)
 
     def at(self, time_ms: int) -> None:
-        """Reports the time, less what refreshes leave, if that is a step later than the last one reported."""
+        """Reports the time minus `behind_ms`, if it is at least one step later than the last reported time."""
         time_ms -= self.behind_ms
         if time_ms >= self.reported_ms + self.step_ms:
             self.reported_ms = time_ms
@@ -105,7 +106,9 @@ class Freshness:
 
 
 def _behind_ms(sources: Sequence[Input]) -> int | None:
-    """The longest period of refreshes, 0 without any. None for refreshes without a period. Names of options have any case, as in Spark."""
+    """The longest period of refreshes; 0 without refreshes; None for refreshes without a period. Names of options have any case, as
+    in Spark.
+    """
     every, _, at = (name.lower() for name in REFRESH_OPTIONS)
     given = [{name.lower(): value for name, value in one.options.items()} for one in sources]
     if any(at in options and every not in options for options in given):

@@ -1,4 +1,6 @@
-"""Compares what a stream would have written of an interval of its source with what the sink's other driver wrote. Writes nothing."""
+"""Compares the updates that a stream would have written for an interval of its source with the updates of the sink's other driver. Writes
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,20 @@ from persist_spark.streaming.position import Position, decode_position
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A commit of the driver that writes: the position, and the shard's upper after it."""
+    """A commit of the writing driver: the position, and the shard's upper after the commit."""
 
     position: Position
     upper: int
 
     @classmethod
     def of(cls, progress: SourceProgress, *, sink_id: str) -> Commit:
-        """The commit that stored `progress`. The errors of `decode_position`."""
+        """The commit that stored `progress`. Raises the errors of `decode_position`."""
         return cls(decode_position(progress.token, sink_id=sink_id), progress.upper.newest_complete + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The source between two commits, and the times at which the shard has what was written of it: after `after`, up to `upto`."""
+    """The part of the source between two commits, and the shard's times of its updates: after `after`, up to `upto`."""
 
     before: Commit
     end: Commit
@@ -50,8 +52,9 @@ class Interval:
     def between(cls, before: Commit, end: Commit, spec: SinkSpec, *, upper_before: int) -> Interval:
         """The interval. `upper_before`: an upper of the shard while `before` was the last commit of the sink; 0 when none is known.
 
-        What other writers appended between the commits stays out of one batch, whose rows have one time, the last one before the upper of
-        its commit, unless the input names their times. A commit that finds its upper there already had no rows.
+        Unless the input names times, all rows of one batch have one time, the last one before the upper of the batch's commit. So an
+        interval of one batch leaves out the appends of other writers between the commits. If a commit did not change the upper, it had no
+        rows.
         """
         after, upto = before.upper - 1, end.upper - 1
         if end.position.batch == before.position.batch + 1:
@@ -63,20 +66,20 @@ class Interval:
 
     @property
     def is_one_batch(self) -> bool:
-        """Whether the interval is one batch, and not several that were committed one by one, or in part had no rows."""
+        """Whether the interval is one batch. Several batches were committed one by one, or some of them had no rows."""
         return self.end.position.batch == self.before.position.batch + 1
 
 
 def difference_in(
     spark: SparkSession, rows: DataFrame, interval: Interval, spec: SinkSpec, reader: ReadHandle
 ) -> Difference:
-    """How what the sink would write of `rows`, those of the interval as of `staging.rows_of`, differs from what the shard received. Fenced
-    when the lease of `reader` lapsed; ConfigurationError for rows that cannot be written.
+    """Compares the updates that the sink would write for `rows` with the updates that the shard received. `rows`: the rows of the interval
+    from `staging.rows_of`. Raises Fenced when the lease of `reader` lapsed, and ConfigurationError for rows that cannot be written.
     """
     spark.sparkContext.setJobDescription(f"{spec.sink_id}: on standby, compare as {spec.envelope.type}")
     columns = [f.column for f in fields_of(spec.schema)]
     if spec.envelope.timestamp_column is not None and spec.envelope.on_error is OnError.FAIL:
-        columns.append(TIME)  # otherwise the driver chose the times, and another one would choose others
+        columns.append(TIME)  # otherwise each driver chooses its own times, so they must not be compared
     with (
         _wanted(rows, interval, spec, reader) as wanted,
         _written(spark, interval, spec, reader) as written,
@@ -86,7 +89,9 @@ def difference_in(
 
 @contextmanager
 def _wanted(rows: DataFrame, interval: Interval, spec: SinkSpec, reader: ReadHandle) -> Iterator[DataFrame]:
-    """The updates that the sink would write of `rows` against the shard as it was before: k*, v*, `diff`, perhaps `time`, and texts."""
+    """The updates that the sink would write for `rows` against the shard as it was before: k*, v*, `diff`, possibly `time`, TIE
+    and FAULT.
+    """
     if not spec.envelope.type.has_keys:
         yield rows if DIFF in rows.columns else rows.withColumn(DIFF, F.lit(1).cast("bigint"))
         return

@@ -1,7 +1,7 @@
-"""The position of a stream in its source, as the shard stores it beside the rows: the token of the sink's source progress. Pure.
+"""The position of a stream in its source. The shard stores it beside the rows, as the token of the sink's source progress. Pure.
 
-A durable format: JSON with a version, and code reads exactly its own. With the position alone, Spark's checkpoint is written anew on an
-empty disk (`checkpoint.py`), so a stream needs no other place that lasts.
+A durable format: JSON with a version. Code reads only its own version. The position is enough to write Spark's checkpoint anew on an empty
+disk (`checkpoint.py`), so a stream needs no other durable place.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from persist_spark.spec import ConfigurationError
 FORMAT = 1
 #: A longer document is compressed. A shorter one stays readable.
 _PLAIN_BYTES_MAX = 4 << 10
-#: The limit on a token. Each commit of the stream writes one. It holds some thousand names of files.
+#: The limit on the size of a token. Each commit of the stream writes one. A token of this size holds a few thousand names of files.
 TOKEN_BYTES_MAX = 128 << 10
-#: The limit on what a token unpacks to.
+#: The limit on the size of an unpacked token.
 _UNPACKED_BYTES_MAX = 64 << 20
 #: The batch of a position before the first batch.
 NO_BATCH = -1
@@ -32,10 +32,10 @@ NO_BATCH = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """All rows of the batches up to `batch` are part of the shard."""
+    """The position after `batch`: the shard has all rows of the batches up to it."""
 
     source: str
-    """The kind of the source, and which one it is where its offsets do not say so."""
+    """The kind of the source. It also identifies the source if the offsets do not."""
     query: str
     """The id of Spark's query. Drivers pass it on."""
     batch: int
@@ -47,11 +47,13 @@ class Position:
     offsets: str | None
     """The text of Spark's file offsets/<batch>. None before the first batch."""
     logs: Mapping[str, str] = field(default_factory=dict)
-    """The files of Spark's folder `sources` by their paths: where a source began, or which files it has read, and what that list forgot."""
+    """The files of Spark's folder `sources` by path. They say where a source began, or which files it has read and what that list has
+    forgotten.
+    """
 
 
 def encode_position(position: Position) -> bytes:
-    """The token. ConfigurationError when it is too long to be part of every commit."""
+    """Encodes the position as a token. Raises ConfigurationError when the token is too long to be part of every commit."""
     document = _json({"format": FORMAT, **asdict(position)})
     if len(document) > _PLAIN_BYTES_MAX:
         document = _json({"format": FORMAT, "packed": base64.b64encode(zlib.compress(document)).decode()})
@@ -64,8 +66,8 @@ def encode_position(position: Position) -> bytes:
 
 
 def decode_position(token: bytes, *, sink_id: str) -> Position:
-    """Inverse of `encode_position`. Incompatible for another version; ConfigurationError for the token of a run over a batch source;
-    CorruptData for a damaged position.
+    """Inverse of `encode_position`. Raises Incompatible for another version, ConfigurationError for the token of a run over a batch source,
+    and CorruptData for a damaged position.
     """
     document = _document(token)
     if document is None:
@@ -99,7 +101,7 @@ def decode_position(token: bytes, *, sink_id: str) -> Position:
 
 
 def committer(progress: SourceProgress | None) -> str:
-    """The run that committed `progress`, for a message."""
+    """The driver and the run that committed `progress`, for a message."""
     if progress is None:
         return "another run"
     document = _document(progress.token)
@@ -110,7 +112,7 @@ def committer(progress: SourceProgress | None) -> str:
 
 
 def _document(token: bytes) -> dict[str, object] | None:
-    """The position as JSON. None for the token of a run over a batch source, which is a run's id."""
+    """The position as JSON. None for the token of a run over a batch source, which is the id of the run."""
     try:
         document = json.loads(token)
     except ValueError:
@@ -123,7 +125,7 @@ def _json(document: dict[str, object]) -> bytes:
 
 
 def _unpacked(document: dict[str, object]) -> dict[str, object]:
-    """The document that was compressed into `document`; the same one when it was not. InvalidUsage for damaged bytes."""
+    """The document inside a compressed `document`; an uncompressed `document` itself. Raises InvalidUsage for damaged bytes."""
     if "packed" not in document:
         return document
     try:

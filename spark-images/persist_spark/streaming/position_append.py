@@ -1,6 +1,4 @@
-"""Appends a position without rows: the way in which a stream moves on over batches without rows, and in which it takes over from another
-driver.
-"""
+"""Appends a position without rows. With it a stream passes batches without rows, and takes over from another driver."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ from persist_spark.streaming.position import Position, encode_position
 def append_position(
     writer: WriteHandle, spec: SinkSpec, position: Position, *, expected: SourceProgress | None
 ) -> SourceProgress | ProgressMismatch:
-    """Appends to an empty interval, with `position` as the sink's progress: one compare-and-set, which leaves the shard's upper where it
-    is. ProgressMismatch, and nothing is appended, when the progress is not `expected`. Repeated when other writers raise the upper.
+    """Appends an empty interval with `position` as the sink's progress, in one compare-and-set, which does not change the shard's upper.
+    Retries when other writers raise the upper. Returns ProgressMismatch, and appends nothing, when the sink's progress is not `expected`.
     """
     token = encode_position(position)
     upper = writer.fetch_recent_upper()

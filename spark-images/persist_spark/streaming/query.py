@@ -1,7 +1,7 @@
-"""The input of a stream as a frame, and the refusal of what cannot be repeated from offsets alone. Starts no Spark job.
+"""The input of a stream as a frame. Refuses queries that cannot be repeated from offsets alone. Starts no Spark job.
 
 Only the position of the source is stored. A query whose result depends on rows of earlier batches (a count, a distinct, a join of two
-streams) would need Spark's state too, so it is refused.
+streams) would also need Spark's state, so it is refused.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _STATELESS = frozenset(
         "Repartition",
         "RepartitionByExpression",
         "RebalancePartitions",
-        # Functions of Python over rows, or over the rows of one task in one batch.
+        # Python functions over rows, or over the rows of one task in one batch.
         "ArrowEvalPython",
         "BatchEvalPython",
         "ArrowEvalPythonUDTF",
@@ -49,7 +49,7 @@ _STATELESS = frozenset(
 
 
 def streaming_input(spark: SparkSession, spec: SinkSpec) -> DataFrame:
-    """The rows of the stream, with the SQL applied. ConfigurationError when the source does not stream, and when the SQL keeps a state."""
+    """The rows of the stream, with the SQL applied. Raises ConfigurationError when the source does not stream or the SQL keeps a state."""
     if spec.input.format == PERSIST or spec.input.python is not None:
         register(spark, blob=spec.blob, consensus=spec.consensus)
     loaded = load_input(spark, spec.input, streaming=True)
@@ -71,8 +71,9 @@ def streaming_input(spark: SparkSession, spec: SinkSpec) -> DataFrame:
 
 
 def in_one_projection(rows: DataFrame) -> DataFrame:
-    """`rows`, with projections upon each other as one: Spark analyses and optimizes the plan of a stream anew for each batch. These rules
-    of its optimizer change no rows; others choose a file, a time or a version of a table, which each batch must choose anew.
+    """Merges projections of `rows` that follow each other into one, because Spark analyses and optimizes the plan of a stream anew for each
+    batch. It applies only optimizer rules that change no rows. Other rules choose a file, a time or a version of a table, and each batch
+    must make these choices itself.
     """
     session = rows.sparkSession
     plan = rows._jdf.queryExecution().analyzed()
@@ -82,8 +83,10 @@ def in_one_projection(rows: DataFrame) -> DataFrame:
 
 
 def _check_diffs(plan: Any) -> None:
-    """Refuses SQL over the changes of a shard that drops their diffs, or that gives a row other values when it is taken away."""
-    # The column of the source, which no user can name: SQL sees `_diff`, and the optimizer removes what nothing needs.
+    """Refuses SQL over the changes of a shard if it drops their diffs, or if a retracted row may get other values than the added
+    row had.
+    """
+    # This is the column of the source. Users cannot name it, because SQL sees `_diff`. The optimizer removes it if nothing needs it.
     used = {str(column).partition("#")[0] for node in streaming_nodes(plan) for column in _columns(node.references())}
     if "diff" not in used:
         raise ConfigurationError(
@@ -102,8 +105,8 @@ def _columns(attributes: Any) -> list[Any]:
 
 
 def _optimized(frame: DataFrame) -> Any:
-    """Spark's plan without views, aliases and common table expressions, and with subqueries as joins. Spark itself refuses to optimize the
-    plan of a stream that was not started, so this calls the optimizer.
+    """Spark's plan without views, aliases and common table expressions, and with subqueries as joins. This calls the optimizer directly,
+    because Spark refuses to optimize the plan of a stream that was not started.
     """
     execution = frame._jdf.queryExecution()
     try:
@@ -117,10 +120,12 @@ def _is_join_with_a_table(node: Any) -> bool:
 
 
 class _InOneSession(ForeachBatchFunction):  # type: ignore[misc]  # pyspark has no types here: its classes are Any
-    """Spark's wrapper makes a session of Python anew for each batch, which asks the JVM a dozen things. All batches of a query have one."""
+    """Uses one Python session for all batches of a query. Spark's own wrapper makes a new session for each batch, with a dozen calls of the
+    JVM.
+    """
 
     def call(self, jdf: Any, batch_id: int) -> None:
-        """Called by the JVM for each batch."""
+        """Does one batch. The JVM calls it."""
         if self.made is None:
             self.made = SparkSession(self.session.sparkContext, jdf.sparkSession())
         self.func(DataFrame(jdf, self.made), batch_id)
@@ -129,7 +134,7 @@ class _InOneSession(ForeachBatchFunction):  # type: ignore[misc]  # pyspark has 
 
 
 def for_each_batch(writer: DataStreamWriter, of: DataFrame, do: Callable[[DataFrame, int], None]) -> DataStreamWriter:
-    """`writer.foreachBatch(do)`, for a writer of the stream `of` that starts one query."""
+    """`writer.foreachBatch(do)` for a writer of the stream `of`. The writer must start only one query."""
     gateway = of.sparkSession.sparkContext._gateway
     helper = java_class(gateway.jvm, "org.apache.spark.sql.execution.streaming.sources.PythonForeachBatchHelper")
     helper.callForeachBatch(writer._jwrite, _InOneSession(of.sparkSession, do))

@@ -1,7 +1,7 @@
-"""The sources of a stream: the one that the resource declares, or those in the plan of a stream that a function of the user made.
+"""The sources of a stream: the source that the resource declares, or the sources in the plan of a stream that a function of the user made.
 
-What a sink must know of a source (what its positions mean, which options make it lose rows) a function has in its code, and Spark's plan
-shows it. Starts no Spark job.
+A sink must know the meaning of a source's positions, and the options that make it lose rows. A function has them in its code, so this
+module reads them from Spark's plan. Starts no Spark job.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FILES = "FileSource"
 
 
 def streaming_nodes(plan: Any) -> Iterator[Any]:
-    """The nodes of a plan that rows of a stream pass."""
+    """The nodes of a plan through which rows of a stream pass."""
     if not plan.isStreaming():
         return
     yield plan
@@ -34,13 +34,13 @@ def children_of(plan: Any) -> list[Any]:
 
 
 def reads_files(frame: DataFrame) -> bool:
-    """Whether a source is a folder of files, whatever its format is called."""
+    """Whether a source is a folder of files, whatever the name of its format."""
     return any(_is_folder(node) for node in _leaves(frame))
 
 
 def sources_of(source: Input, frame: DataFrame) -> list[Input]:
-    """The sources of the stream, each as if the resource declared it. ConfigurationError for a stream of a function that a sink would
-    refuse in a resource: lost rows are passed over, or the list of files that were read would be lost.
+    """The sources of the stream, each as if the resource declared it. Raises ConfigurationError for a function's stream that a sink would
+    refuse in a resource: one that skips lost rows, or whose list of read files would be lost.
     """
     if source.python is None:
         return [source]
@@ -58,24 +58,24 @@ def sources_of(source: Input, frame: DataFrame) -> list[Input]:
 
 
 def name_of(source: Input, sources: Sequence[Input]) -> str:
-    """What a position says about its source. The offsets of `persist` are times and do not say in which shard."""
+    """The name of the source in a position. It includes the shard for the format `persist`, because the offsets are only times."""
     names = [_name(one) for one in sources]
     return names[0] if source.python is None else " ".join([PYTHON, *names])
 
 
 def lines_of(source: Input, frame: DataFrame) -> int | None:
-    """How often the stream names its one source: SQL may unite the input with itself. None where a function chose the sources."""
+    """How often the stream names its one source, because SQL may unite the input with itself. None if a function chose the sources."""
     return None if source.python is not None else sum(1 for _ in _leaves(frame))
 
 
 def folders_of(source: Input, frame: DataFrame) -> list[str]:
-    """The paths of the folders that a function reads, in the order of the sources, if it reads several."""
+    """The paths of the folders that a function reads, in the order of the sources. Empty unless it reads several."""
     found = [] if source.python is None else [node.sourceName() for node in _leaves(frame) if _is_folder(node)]
     return [name.removeprefix(f"{_FILES}[").removesuffix("]") for name in found] if len(found) > 1 else []
 
 
 def oldest_file_ms(sources: Sequence[Input]) -> int:
-    """How much older than the newest file another one may be. ConfigurationError as of `file_age_ms`."""
+    """How much older than the newest file a file may be. Raises ConfigurationError like `file_age_ms`."""
     return max(map(file_age_ms, sources))
 
 

@@ -1,6 +1,6 @@
-"""A driver on standby: follows the driver of the same sink that writes, and compares. Writes nothing until it is ordered to take over.
+"""A driver on standby. It follows the writing driver of the same sink, and compares. It writes nothing until it is ordered to take over.
 
-Owns the judgement of what was compared. It must not know what decides about the takeover: a callable says so.
+Owns the judgement of the comparisons. It must not know how the takeover is decided: a callable returns the order.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from persist_spark.streaming.interval import Commit, Interval, difference_in
 from persist_spark.streaming.position import Position
 from persist_spark.streaming.position_append import append_position
 
-#: How often the driver looks for a commit and for the order to take over: ten times in a commit interval, within these bounds. A commit
-#: that it sees late is compared together with the next one.
+#: The bounds on the interval at which the driver looks for a commit and for the order to take over. Within them it looks ten times in a
+#: commit interval. A commit that it sees late is compared together with the next one.
 LOOK_LEAST_S, LOOK_MOST_S = 0.25, 1.0
-#: A driver's own position after a progress of the sink.
+#: Makes the driver's own position from a progress of the sink.
 Start = Callable[[SourceProgress | None], Position]
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """The sink's last commit, and the upper of the shard as it was before that commit was read."""
+    """The sink's last commit, and the shard's upper from before that commit was read."""
 
     upper: int
     commit: Commit | None
@@ -44,18 +44,18 @@ class _Look:
 
 @dataclass
 class Judgement:
-    """What the comparisons have shown. Bounded: sums only."""
+    """The results of the comparisons. Bounded, because it has only sums."""
 
     compared: int = 0
-    """Updates that were found equal, since the last interval that decided nothing."""
+    """The number of equal updates since the last interval that decided nothing."""
     missing: int = 0
     extra: int = 0
     differs: bool = False
-    """Whether one batch of the source was written in another way. That stays, whatever is equal afterwards."""
+    """Whether the updates of one batch differed. It stays true even if later batches are equal."""
 
     def add(self, found: Difference, *, is_one_batch: bool) -> bool:
-        """Takes one comparison. False when it decides nothing: several batches together may differ although each one is equal, because a
-        later batch wins over an earlier one, and other writers may have appended between them.
+        """Adds one comparison. Returns False when it decides nothing. Several batches together may differ although each batch is equal,
+        because a later batch wins over an earlier one, and other writers may have appended between them.
         """
         if not (found.missing or found.extra):
             self.compared += found.rows
@@ -93,10 +93,10 @@ class Standby:
     judged: Judgement = field(default_factory=Judgement)
 
     def until_promoted(self) -> bool:
-        """Follows and compares until `is_promoted`: then True. False when `stop` was set.
+        """Follows and compares. Returns True when `is_promoted`, and False when `stop` was set.
 
-        ConfigurationError for rows that cannot be written; Fenced when the lease on the shard lapsed; Spark's errors when the source
-        failed, also because it no longer has rows that the other driver has read.
+        Raises ConfigurationError for rows that cannot be written; Fenced when the lease on the shard lapsed; Spark's errors when the source
+        failed, for example because it no longer has rows that the other driver has read.
         """
         self.log.event("standing_by", stage=self.judged.stage)
         purpose = f"{self.spec.purpose}, standby"
@@ -125,8 +125,8 @@ class Standby:
         return min(LOOK_MOST_S, max(LOOK_LEAST_S, interval_s / 10))
 
     def _interval(self, known: Commit | None, newest: Commit, before: _Look, reader: ReadHandle) -> Interval | None:
-        """What to compare. None where nothing can be: there are no rows between the commits, or the shard no longer knows the times
-        between them. Fenced when the lease lapsed.
+        """The interval to compare. None when there are no rows between the commits, or the shard can no longer read the times between them.
+        Raises Fenced when the lease lapsed.
         """
         if known is None or newest.position.batch <= known.position.batch:
             return None
@@ -146,8 +146,8 @@ class Standby:
         return _Look(upper, None if progress is None else Commit.of(progress, sink_id=self.spec.sink_id), now_ms)
 
     def _judged(self, found: Difference, interval: Interval, look: _Look) -> _Look:
-        """Judges a comparison. Returns the look at the commit from which the next interval begins: after a comparison that decided nothing
-        the newest one, so that the next interval is likely to be one batch.
+        """Judges a comparison. Returns the look at the commit with which the next interval begins. After a comparison that decided nothing
+        it is the newest commit, so that the next interval is likely to be one batch.
         """
         is_decided = self.judged.add(found, is_one_batch=interval.is_one_batch)
         self.log.event(
@@ -164,14 +164,14 @@ class Standby:
         return look if is_decided else self._look()
 
     def _compared(self, interval: Interval, reader: ReadHandle) -> Difference | None:
-        """One query of one batch, with exactly the rows of the interval. None when the driver was stopped or promoted meanwhile, and when
-        an executor took with it rows that the comparison had chosen: then it is tried again.
+        """Runs one query of one batch, with exactly the rows of the interval. Returns None when the driver was stopped or promoted
+        meanwhile, and when a lost executor held the copied rows of the comparison. The caller tries again then.
         """
         found: list[Difference] = []
         failures: list[Exception] = []
 
         def compare(rows: DataFrame, _batch: int) -> None:
-            # As in EachBatch: an exception on its way through the JVM loses its class.
+            # As in EachBatch, the exception must not pass through the JVM, where it would lose its class.
             try:
                 found.append(difference_in(rows.sparkSession, rows, interval, self.spec, reader))
             except Exception as error:  # noqa: BLE001 - raised below
@@ -183,7 +183,7 @@ class Standby:
             configure(self.spark)
             writer = self.rows.writeStream.foreachBatch(compare).outputMode("append")
             writer = writer.option("checkpointLocation", checkpoint.folder.as_uri())
-            # Once, and not availableNow: a batch that was begun is repeated, and no other one follows.
+            # `once` repeats the batch that was begun, and no other batch follows. `availableNow` would run more.
             query = writer.trigger(once=True).start()
             try:
                 while query.isActive and not self.is_promoted() and not self.stop.wait(LOOK_LEAST_S):
@@ -206,10 +206,10 @@ class Standby:
 def take_over(
     writer: WriteHandle, spec: SinkSpec, client: PersistClient, start: Start, log: Log
 ) -> tuple[Position, SourceProgress | None]:
-    """Commits the position of the driver that writes as this driver's own, which fences that one: one compare-and-set. When the other one
-    has committed meanwhile, its newer position is taken. From then on everything after the position is this driver's.
+    """Commits the position of the writing driver as this driver's own, in one compare-and-set, which fences that driver. If that driver has
+    committed meanwhile, its newer position is taken. From then on this driver writes everything after the position.
 
-    Without a position in the shard there is nothing to take: the first commit of either driver fences the other.
+    If the shard has no position, nothing is committed here, and the first commit of either driver fences the other.
     """
     for _ in range(TRIES_MAX):
         progress = client.progress(spec.shard_id, spec.sink_id)

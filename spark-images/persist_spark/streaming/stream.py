@@ -1,4 +1,4 @@
-"""One driver of a Streaming sink, from its start to its end. Starts with the position that the shard stores, and with nothing else."""
+"""One driver of a Streaming sink, from its start to its end. It starts only from the position that the shard stores."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from persist_spark.streaming.query import for_each_batch, in_one_projection, str
 from persist_spark.streaming.sources import folders_of, lines_of, name_of, oldest_file_ms, reads_files, sources_of
 from persist_spark.streaming.standby import Standby, take_over
 
-#: How Kafka's connector says that records are gone. It advises an option that passes over them, which a sink refuses.
+#: The message of Kafka's connector for lost records. It recommends an option that skips them, which a sink refuses.
 _LOST = re.compile(
     r"Some data may have been lost .*?Reason:\s*(.+?)(?=\s*\n\s+at |\s*\nCaused by|\s*\n\n|\s*\Z)", re.DOTALL
 )
-#: How often the main thread looks whether the query has ended by itself.
+#: The interval at which the main thread checks whether the query has ended on its own.
 POLL_S = 0.5
 
 
@@ -54,23 +54,24 @@ def run_stream(
     is_promoted: Callable[[], bool] = lambda: False,
     metrics: Metrics | None = None,
 ) -> SinkReport:
-    """Appends batch after batch until `stop` is set, or until the source of a bounded stream has nothing new. Reports the totals. A stream
+    """Appends batch after batch until `stop` is set, or until the source of a bounded stream has no new rows. Reports the totals. A stream
     on standby first follows the sink's other driver, until `is_promoted`, and then takes over from it. A ReadOnly stream compares each
-    batch with the shard, and appends nothing. `metrics` count its calls.
+    batch with the shard, and appends nothing. `metrics` count the stream's calls.
 
-    Each batch is appended once: the compare-and-set that appends its rows also commits the position after it. ConfigurationError, before
-    anything is written, when the input or the object must change; Fenced when another driver of the sink has committed; Unavailable when
-    the store failed, or other writers won, for too long; Spark's errors when the source failed. The next driver goes on in each case.
+    Each batch is appended once, because the compare-and-set that appends its rows also commits the position after it. Raises
+    ConfigurationError, before anything is written, when the input or the resource must change; Fenced when another driver of the sink has
+    committed; Unavailable when the store failed, or other writers won, for too long; Spark's errors when the source failed. In each case
+    the next driver continues from the position.
     """
     stream = spec.stream
     assert stream is not None
-    # A batch without rows is no error: the next one may have some.
+    # A batch without rows is not an error, because the next batch may have rows.
     spec = resolved(replace(spec, input=replace(spec.input, allow_empty=True)))
     with named_input(spec), _client(spec, env, metrics) as client:
         progress = client.progress(spec.shard_id, spec.sink_id)
         frame = streaming_input(spark, spec)
         sources = sources_of(spec.input, frame)
-        # Planned once for all batches. Also the refusal of rows that do not fit comes before the first batch.
+        # The rows are planned once for all batches. So rows that do not fit are refused before the first batch.
         rows = in_one_projection(rows_of(frame, spec.schema, spec.envelope))
         age_ms = oldest_file_ms(sources) if reads_files(frame) else None
         folders = partial(temporary_checkpoint, file_age_ms=age_ms, lines=lines_of(spec.input, frame))
@@ -118,7 +119,7 @@ def run_stream(
 
 @contextmanager
 def _client(spec: SinkSpec, env: Env, metrics: Metrics | None) -> Iterator[PersistClient]:
-    """The client of the stores. ConfigurationError when the shard has another schema than the sink."""
+    """The client of the stores. Raises ConfigurationError when the shard and the sink have different schemas."""
     settings = driver_settings(sink_settings(spec.write.target_part_bytes))
     location = Location(blob=spec.blob, consensus=spec.consensus)
     with PersistClient.open(location, settings=settings, env=env, metrics=metrics) as client:
@@ -130,7 +131,7 @@ def _client(spec: SinkSpec, env: Env, metrics: Metrics | None) -> Iterator[Persi
 
 @contextmanager
 def _explaining_losses() -> Iterator[None]:
-    """Within, an error of a source that lost rows says what to do."""
+    """Replaces the error of a source that lost rows by a ConfigurationError with a remedy."""
     try:
         yield
     except Exception as error:
@@ -147,14 +148,14 @@ def _checked_start(
     check: Callable[[Mapping[str, str]], None],
     progress: SourceProgress | None,
 ) -> Position:
-    """The position to go on from. ConfigurationError as of `_start`, and as of `check` for the logs."""
+    """The position from which the stream continues. Raises the ConfigurationError of `_start`, and that of `check` for the logs."""
     position = _start(spec, source, progress, env)
     check(position.logs)
     return position
 
 
 def _start(spec: SinkSpec, source: str, progress: SourceProgress | None, env: Env) -> Position:
-    """The same, unchecked. ConfigurationError when it belongs to another source."""
+    """The position from which the stream continues, with unchecked logs. Raises ConfigurationError when it belongs to another source."""
     driver = env.random_bytes(8).hex()
     if progress is None:
         query = str(uuid.UUID(bytes=env.random_bytes(16), version=4))
@@ -187,7 +188,7 @@ class _Driver:
     freshness: Freshness | None
 
     def until_stopped(self, spark: SparkSession) -> SinkReport:
-        """Runs the query. Afterwards the batch in flight is committed, or `stop_s` is over."""
+        """Runs the query. When it returns, the batch in flight is committed or `stop_s` is over."""
         query = self._started(spark)
         try:
             while query.isActive and not self.stop.wait(POLL_S):
@@ -200,7 +201,7 @@ class _Driver:
                 self.log.event("not_committed", waited_s=self.stream.stop_s)
         finally:
             self._stop(query)
-        # A batch that was cut off may have failed for that reason alone. The next driver repeats it.
+        # A batch that was cut off may have failed only for that reason. The next driver repeats it.
         failure = (self.batches.failure or error) if is_committed else None
         if failure is not None:
             raise failure
@@ -218,5 +219,5 @@ class _Driver:
     def _stop(self, query: StreamingQuery) -> None:
         try:
             query.stop()
-        except Exception as error:  # noqa: BLE001 - the process ends anyway, and everything that counts is committed
+        except Exception as error:  # noqa: BLE001 - the process ends anyway, and all that matters is committed
             self.log.event("query_not_stopped", error=str(error)[:500])

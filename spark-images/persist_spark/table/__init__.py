@@ -1,1 +1,1 @@
-"""A shard as a table with Python calls, for what Spark's SQL cannot ask of a Python data source."""
+"""A shard as a table with Python calls, for operations that Spark's SQL cannot request from a Python data source."""

@@ -1,7 +1,7 @@
 """`attach`: shards as temporary views of a session, in one call, without a jar.
 
-A view is a loaded frame under a name, so it shows the contents of one time, which `attach` chooses and returns. Another call with the same
-arguments shows newer contents. The SQL catalog (docs/howto/sql.md) has tables that are read anew by each statement, and needs a jar.
+A view is a loaded frame with a name, so it shows the contents of one time, which `attach` chooses and returns. Another call with the same
+arguments shows newer contents. In contrast, each statement reads a table of the SQL catalog anew (docs/howto/sql.md), which needs a jar.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Attached:
     """One view."""
 
     view: str
-    """Its name, as SQL writes it: in backquotes where it is no plain identifier."""
+    """The name of the view in SQL. It has backquotes if it is not a plain identifier."""
     name: str
-    """NAMESPACE/NAME of the shard's owner, or the id of a shard that was named by its id."""
+    """NAMESPACE/NAME of the shard's owner, or the shard's id if the call named the id."""
     shard: str
     as_of: int | None
     """The time whose contents the view shows. None: nothing was ever written, and the view stays empty."""
@@ -52,16 +52,16 @@ def attach(
     consensus: str | None = None,
     as_of: int | str | datetime | None = None,
 ) -> tuple[Attached, ...]:
-    """Makes a temporary view of each shard, and returns what it made. A view has the name of the shard's owner; a view of that name is
-    replaced.
+    """Makes a temporary view of each shard, and returns the views. A view has the name of the shard's owner, and replaces an existing view
+    of that name.
 
-    `names`: names or ids of shards, as `PersistTable.forName` takes them, or a mapping from views to such names. Without it all shards of
-    the registry. `namespace`: those of this namespace only; names are looked up in it. `blob` and `consensus`: the stores, by default those
-    of `register`. `as_of`: as for `PersistTable.toDF`; by default the newest contents of each shard.
+    `names`: names or ids of shards, as `PersistTable.forName` takes them, or a mapping from views to these names; by default all shards of
+    the registry. `namespace`: attaches only shards of this namespace, and looks up names in it. `blob` and `consensus`: the stores; by
+    default those of `register`. `as_of`: see `PersistTable.toDF`; by default the newest contents of each shard.
 
-    All views are made, or none. InvalidUsage when two shards would have one view, for a name that no view can have, for a time that
-    cannot be read, when there is nothing to attach, and without stores. ShardNotFound lists near names. Errors of the stores. Works in the
-    process that calls it, which must reach both stores.
+    Makes all views or none. Raises InvalidUsage when two shards would have the same view, for a name that no view can have, for a time that
+    cannot be read, when there is nothing to attach, and without stores. Raises ShardNotFound, which lists similar names, and errors of the
+    stores. Works in the process that calls it, which must reach both stores.
     """
     location = _location(spark, blob, consensus)
     if stores_of(spark) is None:
@@ -95,7 +95,7 @@ def _location(spark: SparkSession, blob: str | None, consensus: str | None) -> L
 
 
 def _time(as_of: int | str | datetime) -> int:
-    """The time that all views show. One moment for all, also where it is a time ago."""
+    """The time that all views show. A relative time is resolved once, so that all views show the same moment."""
     found = moment({"as_of": text_of(as_of)}, "as_of")
     assert found is not None
     return instant(found, SystemEnv().now_ms())

@@ -1,6 +1,6 @@
-"""One run of a table that compares rows with what the shard holds: it reads at one time, stages on executors, and appends once.
+"""One run of a table that compares rows with the contents of the shard. It reads at one time, stages on executors, and appends once.
 
-A run that other writers overtook in a way that its rows cannot follow is tried again, from the read on. Decides nothing about rows.
+If other writers commit changes that the run's rows cannot follow, the run starts again with the read. Decides nothing about rows.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from persist_spark.table.shard import PlacedShard, TableShard
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedRows:
-    """What the tasks of one attempt staged."""
+    """The staged batches of one attempt, and their counts."""
 
     batches: list[Batch]
     rows: int
-    """The rows that the tasks saw."""
+    """The number of rows that the tasks read."""
     keys: int = 0
-    """The keys, where the rows are commands on keys."""
+    """The number of keys, if the rows are commands on keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One attempt of a run. `reader` holds the contents that it compares with."""
+    """One attempt of a run. `reader` holds the contents with which the attempt compares."""
 
     table: TableShard
     writer: WriteHandle
@@ -58,7 +58,9 @@ class Attempt:
         return self.staged(updates.mapInArrow(StageRows(self.task), STAGED_DDL))
 
     def staged(self, staging: DataFrame) -> StagedRows:
-        """What the tasks of `staging` stage. Runs a Spark job. The errors of `against.refusal`, and nothing stays staged then."""
+        """Runs the Spark job of `staging` and collects the staged batches. Raises the errors of `against.refusal` after it has deleted the
+        batches.
+        """
         tasks = staging.collect()
         # Spark returns the row of one attempt of each task, and only here.
         batches = [
@@ -74,8 +76,8 @@ class Attempt:
         return StagedRows(batches=batches, rows=0, keys=sum(task[KEYS] for task in tasks))
 
     def land(self, batches: list[Batch], kind: type[Landing] = Landing, *, reads_back: bool, **more: Any) -> int | None:
-        """Appends the batches, as a landing of `kind` with the arguments `more` does. Returns the number of updates; None when the run must
-        compare anew.
+        """Appends the batches with a landing of class `kind` and the arguments `more`. Returns the number of updates, or None when the run
+        must compare again.
         """
         time, env = self.minted.time, SystemEnv()
         staged = Staged(
@@ -107,8 +109,8 @@ class Attempt:
 
 
 def until_done(table: TableShard, schema: Schema, attempt: Callable[[Attempt], int | None]) -> int:
-    """The first answer of `attempt` that is not None. Unavailable when there is none after ROUNDS_MAX attempts; nothing was appended then.
-    InvalidUsage for a closed shard, and for a schema that evolved meanwhile.
+    """Calls `attempt` until it returns a number, and returns that. Raises Unavailable after ROUNDS_MAX attempts; nothing was appended then.
+    Raises InvalidUsage for a closed shard, and for a schema that evolved meanwhile.
     """
     with table.opened() as client, client.open_writer(table.id, schema, purpose=PURPOSE) as writer:
         for _ in range(ROUNDS_MAX):
@@ -129,7 +131,7 @@ def until_done(table: TableShard, schema: Schema, attempt: Callable[[Attempt], i
 
 
 def minted_at(writer: WriteHandle, upper: Antichain, since: Antichain, *, reads_back: bool) -> Minted | RaiseUpper:
-    """The times of a run that begins now. InvalidUsage for a closed shard."""
+    """The times of a run that begins now. Raises InvalidUsage for a closed shard."""
     view = ShardView(since=since, upper=upper, progress=None)
     minted = mint(view, run=b"", now_ms=writer.clock_time(SystemEnv().now_ms()), reads_back=reads_back)
     assert isinstance(minted, Minted | RaiseUpper), "a run without progress is neither done nor superseded"

@@ -1,4 +1,4 @@
-"""`history()` and `detail()`: the metadata of one shard, in the columns that users of other table formats know."""
+"""`history()` and `detail()`: the metadata of one shard, with the column names of other table formats."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _DETAIL_DDL = (
 
 
 def history(table: TableShard, limit: int | None) -> DataFrame:
-    """The live versions, newest first: `version`, `timestamp`, `changed` (how many entries of each collection of the state changed),
-    `bytes`. At most `limit` of them. Reads metadata alone.
+    """The live versions, newest first, at most `limit`: `version`, `timestamp`, `changed` (how many entries of each collection of the state
+    changed), `bytes`. Reads only metadata.
     """
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise InvalidUsage(f"limit: {limit!r} is not a whole number of at least 1; leave it out for all versions")
@@ -31,7 +31,7 @@ def history(table: TableShard, limit: int | None) -> DataFrame:
 
 
 def detail(table: TableShard) -> DataFrame:
-    """One row about the shard as it is now. Reads metadata alone. Shows no credentials."""
+    """One row about the present state of the shard. Reads only metadata. Shows no credentials."""
     with table.opened() as client:
         report = client.inspect(table.id)
         owner = client.owner_of(table.id)

@@ -42,7 +42,8 @@ class PersistTable:
         """The table of a resource: `NAME`, `NAMESPACE/NAME` or `NAMESPACE.NAME`; a shard's id is accepted too. `blob` and `consensus` are
         the addresses of its stores; by default those that `register` gave to the session.
 
-        InvalidUsage when stores are missing or several shards have the name; ShardNotFound lists near names; errors of the stores.
+        Raises InvalidUsage when stores are missing or several shards have the name; ShardNotFound, which lists similar names; errors of the
+        stores.
         """
         return cls(TableShard.named(spark, name, blob=blob, consensus=consensus))
 
@@ -55,24 +56,24 @@ class PersistTable:
         blob: str | None = None,
         consensus: str | None = None,
     ) -> PersistTable:
-        """The table of the shard with this id, as `forName`."""
+        """The table of the shard with this id. Otherwise like `forName`."""
         return cls(TableShard.named(spark, str(shard), blob=blob, consensus=consensus))
 
     @property
     def shard(self) -> str:
-        """The id of the shard. It stays the same if the name later leads to another shard."""
+        """The id of the shard. It stays the same if the name later means another shard."""
         return str(self._shard.id)
 
     def toDF(self, as_of: int | str | datetime | None = None) -> DataFrame:  # noqa: N802
-        """The contents, as `spark.read.format("persist")` loads them: at `as_of` (a number, a datetime with its zone, ISO 8601 text with
-        its zone, or a time ago such as `-1h`), or at the latest readable time.
+        """The contents at `as_of`, or at the latest readable time, as `spark.read.format("persist")` loads them. `as_of`: a number, a
+        datetime with its zone, ISO 8601 text with its zone, or a relative time such as `-1h`.
         """
         return self._shard.frame(as_of)
 
     def history(self, limit: int | None = None) -> DataFrame:
         """The live versions of the shard's metadata, newest first, at most `limit`: `version BIGINT, timestamp TIMESTAMP,
-        changed MAP<STRING, BIGINT>` (how many entries of each collection of the state changed), `bytes BIGINT`. Versions go once a rollup
-        replaces them and no reader needs them.
+        changed MAP<STRING, BIGINT>` (how many entries of each collection of the state changed), `bytes BIGINT`. Versions are deleted after
+        a rollup has replaced them and no reader needs them.
         """
         return history(self._shard, limit)
 
@@ -81,29 +82,31 @@ class PersistTable:
         return detail(self._shard)
 
     def delete(self, where: str | Column | None = None) -> int:
-        """Removes the rows that satisfy `where`, an SQL condition or a Column, in one step, and returns how many, counted with their
+        """Removes the rows that satisfy `where`, an SQL condition or a Column, in one step. Returns their number, counted with their
         copies. `delete("true")` removes all rows.
 
-        No other row is removed, also not of those that other writers add meanwhile. Of the rows that satisfy `where`, those that others
-        add meanwhile may stay.
+        It removes no other row, even if other writers add rows meanwhile. Rows that satisfy `where` and that other writers add meanwhile
+        may stay.
 
-        InvalidUsage without a condition; AnalysisException for one that Spark does not understand; Unavailable when other writers were
-        faster for too long, and then nothing was deleted. After another error of the stores, read the table before you delete again.
+        Raises InvalidUsage without a condition; AnalysisException for a condition that Spark does not understand; Unavailable when other
+        writers were faster for too long, and then nothing was deleted. After another error of the stores, read the table before you delete
+        again.
         """
         if where is None:
             raise InvalidUsage(f'shard {self.shard}: delete needs a condition; delete("true") removes all rows')
         return delete(self._shard, where)
 
     def upsert(self, df: DataFrame, *, order_by: str | None = None, delete_when: str | Column | None = None) -> int:
-        """Makes each row of `df` the one value of its key, in one step; keys that `df` does not name keep theirs. Returns the number of
-        updates that were written: two for a key that changed its value, none for a key that had it already.
+        """Makes each row of `df` the only value of its key, in one step. Keys that `df` does not name keep their values. Returns the number
+        of written updates: two for a key whose value changed, none for a key that already had the value.
 
-        `df` has the columns of the shard. `order_by`: the column by which the last of several rows of a key wins; if it is a field of the
-        value, a greater value that the shard holds wins too. `delete_when`: an SQL condition or a Column that holds for rows which remove
-        their key; columns that only it reads may be there beside the shard's. Without it, a row whose values are all null removes its key.
+        `df` has the columns of the shard. `order_by`: if a key has several rows, the row with the greatest value in this column wins; if it
+        is a field of the shard's value, a greater value in the shard wins too. `delete_when`: an SQL condition or a Column; rows that
+        satisfy it remove their key. It may read more columns than the shard has. Without it, a row whose values are all null removes its
+        key.
 
-        InvalidUsage, and nothing is written, when columns do not fit, or a key has several different rows and none of them is the last. A
-        shard that holds several values of such a key is an error that names the key. Errors of the stores as of `delete`.
+        Raises InvalidUsage, and writes nothing, when columns do not fit, when a key has several different rows and none of them is the
+        last, or when the shard holds several values of a key; the last two name the key. Errors of the stores: see `delete`.
         """
         return upsert(self._shard, df, order_by=order_by, delete_when=delete_when)
 
@@ -111,15 +114,16 @@ class PersistTable:
         """Merges small batches now; with `full`, all data into one batch. The contents stay the same at every readable time. Returns one
         row for each merge; none when there was nothing to merge.
 
-        `on_executors`: executors read, merge and write, each task a range of keys, instead of the caller's process. It pays for more data
-        than one process merges in time. May be killed at any point and called again: finished pieces stay. InvalidUsage when executors
-        have less than 512 MiB for a task beside their heap.
+        `on_executors`: executors read, merge and write instead of the caller's process, and each task has a range of keys. This helps if
+        one process would take too long. It may be killed at any point and called again, and finished pieces stay. Raises InvalidUsage when
+        executors have less than 512 MiB for a task beside their heap.
         """
         return compacted(self._shard, full=full, on_executors=on_executors)
 
     def vacuum(self) -> DataFrame:
-        """Deletes now the versions and blobs that no reader can reach any more. Returns one row for each piece of work; none when nothing
-        can go. What readers keep stays: the metadata table `holds` names them. Times before the shard's since are not affected by it.
+        """Deletes the versions and blobs that no reader can reach any more. Returns one row for each piece of work, and none when nothing
+        can be deleted. Everything that readers still need stays; the metadata table `holds` names these readers. The shard's since stays
+        the same.
         """
         return collected(self._shard)
 

@@ -1,7 +1,7 @@
 """`delete(where)`: retracts the rows that satisfy a condition, in one compare-and-append.
 
-A condition that the engine can express is read here, in the caller's process, without a Spark job; parts without such rows, by their
-statistics, are not fetched. Any other condition is a query: Spark's tasks stage the retractions.
+If the engine can express the condition, this process reads the rows, without a Spark job. It does not fetch parts whose statistics exclude
+matching rows. Any other condition becomes a query, and Spark's tasks stage the retractions.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def delete(table: TableShard, where: str | Column) -> int:
 
 
 def _is_expressible(where: str, schema: Schema) -> bool:
-    """Whether the engine reads the condition as SQL does. In a collection with errors its filters let the errors pass. A time without its
-    zone means the zone of the session, which Spark knows and the engine does not.
+    """Whether the engine evaluates the condition as Spark's SQL does. It does not for a collection with errors, because its filters let
+    errors pass. Nor does it for a time without a zone, which is in the zone of the session, because only Spark knows that zone.
     """
     try:
         rule = filter_of(where, schema)
@@ -75,10 +75,10 @@ def _is_expressible(where: str, schema: Schema) -> bool:
 
 
 def _names_errors(table: TableShard, where: str | Column) -> bool:
-    """Whether a condition on a collection with errors reads the column of errors: then it has no meaning for rows without that column."""
+    """Whether a condition on a collection with errors reads the column of errors. It is then invalid for rows without that column."""
     others = T.StructType([field for field in table.frame().schema if field.name != _ERR])
     try:
-        # Over Spark Connect a frame is analysed when its columns are asked for.
+        # Spark Connect analyses a frame only when the client asks for its columns.
         table.spark.createDataFrame([], others).where(where).schema  # noqa: B018
     except AnalysisException:
         return True
@@ -86,8 +86,8 @@ def _names_errors(table: TableShard, where: str | Column) -> bool:
 
 
 def delete_here(table: PlacedShard, schema: Schema, where: str | None) -> int:
-    """Removes the rows that satisfy `where`, a condition of the engine (None: all rows), in this process, without a job. Returns their
-    number, counted with their copies. Contract as of `delete`.
+    """Removes the rows that satisfy `where`, a condition of the engine (None: all rows), in this process, without a Spark job. Returns
+    their number, counted with their copies. Has the contract of `delete`.
     """
     with table.opened() as client, client.open_writer(table.id, schema, purpose=PURPOSE) as writer:
         upper = writer.fetch_recent_upper()
@@ -102,8 +102,8 @@ def delete_here(table: PlacedShard, schema: Schema, where: str | None) -> int:
 
 @dataclass(kw_only=True)
 class RowLanding(Landing):
-    """The append of retractions of rows that were there at `staged.as_of`. It moves past writers that only add rows. When others removed
-    rows meanwhile, some of these might be gone already, so the landing ends with Recompute.
+    """The append of retractions of rows that existed at `staged.as_of`. It moves past writers that only add rows. If other writers removed
+    rows meanwhile, some of the rows might be gone already, so the landing ends with Recompute.
     """
 
     def _decide(self, current: Antichain) -> AfterMismatch:
@@ -116,7 +116,7 @@ class RowLanding(Landing):
 
 
 def _lost_rows(reader: ReadHandle, after: int | None, upto: int) -> bool:
-    """Whether rows were removed at the times after `after` up to `upto`. Also true when those times are no longer readable."""
+    """Whether rows were removed after `after`, up to `upto`. Also true when these times are no longer readable."""
     changes = reader.changes(after, upto)
     if not isinstance(changes, Changes):
         return True

@@ -1,4 +1,4 @@
-"""The shard behind a table: where it is, and the frames and connections to it."""
+"""The shard behind a table: its stores, its frames, and connections to it."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class PlacedShard:
     location: Location
 
     def schema(self) -> Schema:
-        """The newest schema of the shard. ShardNotFound; store errors."""
+        """The newest schema of the shard. Raises ShardNotFound and store errors."""
         with self.opened() as client:
             return client.schema(self.id)
 
     @contextmanager
     def opened(self, settings: Settings | None = None) -> Iterator[PersistClient]:
-        """A client in this process. `settings` None: those of a write."""
+        """A client in this process. `settings` None: the settings of a write."""
         chosen = driver_settings(sink_settings(TARGET_PART_BYTES)) if settings is None else settings
         with PersistClient.open(self.location, settings=chosen, env=SystemEnv(), create=False) as client:
             yield client
@@ -45,14 +45,14 @@ class PlacedShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableShard(PlacedShard):
-    """One shard, as a session sees it."""
+    """One shard as a session of Spark uses it."""
 
     spark: SparkSession
 
     @classmethod
     def named(cls, spark: SparkSession, name: str, *, blob: str | None, consensus: str | None) -> TableShard:
-        """The shard with this name or id. Stores that are not given are those of `register`. Registers the format if the session does not
-        know it. InvalidUsage without stores; ShardNotFound; store errors.
+        """The shard with this name or id. Missing stores are those of `register`. Registers the format if the session does not know it.
+        Raises InvalidUsage without stores; ShardNotFound; store errors.
         """
         known = stores_of(spark)
         given = {"blob": blob, "consensus": consensus}
@@ -84,14 +84,16 @@ class TableShard(PlacedShard):
         return {"shard": str(self.id), "blob": self.location.blob, "consensus": self.location.consensus}
 
     def frame(self, as_of: int | str | datetime | None = None, **options: str) -> DataFrame:
-        """A load of the shard. `as_of`: a number, ISO 8601 text with its zone, a time ago such as -1h, or a datetime with a time zone."""
+        """A load of the shard. `as_of`: a number, ISO 8601 text with its zone, a relative time such as -1h, or a datetime with a
+        time zone.
+        """
         if as_of is not None:
             options["as_of"] = text_of(as_of)
         return self.spark.read.format(FORMAT).options(**self.options, **options).load()
 
 
 def text_of(as_of: int | str | datetime) -> str:
-    """A time as option `as_of` takes it. InvalidUsage for a datetime without a time zone."""
+    """A time as text for option `as_of`. Raises InvalidUsage for a datetime without a time zone."""
     if not isinstance(as_of, datetime):
         return str(as_of)
     if as_of.tzinfo is None:

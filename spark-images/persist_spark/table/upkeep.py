@@ -1,4 +1,5 @@
-"""`optimize()` and `vacuum()`: maintenance of one shard now, and what it did as a frame. The caller's process does it, or executors merge.
+"""`optimize()` and `vacuum()`: maintain one shard now, and report the work as a frame. The caller's process does the work, or executors
+merge.
 
 The work is that of `persist admin force-compaction` and `force-gc`. It may run beside writers, readers and an operator, be repeated, and be
 killed at any point.
@@ -17,7 +18,7 @@ from persist_spark.compaction.merger import OnExecutors
 from persist_spark.partitions import STORE_GIVE_UP_MS
 from persist_spark.table.shard import TableShard
 
-#: The columns of the frame, each a field of the engine's report. `version` is the one that the work was based on.
+#: The columns of the frame, each a field of the engine's report. `version`: the version on which the work was based.
 WORK_DDL = (
     "type STRING, outcome STRING, message STRING, version BIGINT, duration_ms BIGINT, bytes_read BIGINT, bytes_written BIGINT, "
     "blobs_deleted BIGINT, versions_truncated BIGINT, rows_before BIGINT, rows_after BIGINT"
@@ -27,10 +28,10 @@ _MORE = ("diffs_truncated", "rows_before", "rows_after")
 
 
 def compacted(table: TableShard, *, full: bool, on_executors: bool) -> DataFrame:
-    """Merges what is not compact; with `full`, everything into one batch. One row for each merge. InvalidUsage when the environment of the
-    process disables compaction, or when executors have too little memory.
+    """Merges small batches; with `full`, all data into one batch. Returns one row for each merge. Raises InvalidUsage when the environment
+    of the process disables compaction, or when executors have too little memory.
     """
-    # Appends from Spark leave the merges that they claim to others, so a claim says nothing about work under way.
+    # Appends from Spark claim merges but do not do them. So a claim does not mean that work is in progress.
     settings = Settings(compaction=CompactionSettings(claim_ms=0), retry=RetrySettings(give_up_ms=STORE_GIVE_UP_MS))
     merger = OnExecutors.of(table.spark, blob=table.location.blob) if on_executors else None
     with table.opened(settings if merger is None else merger.settings) as client:
@@ -41,7 +42,9 @@ def compacted(table: TableShard, *, full: bool, on_executors: bool) -> DataFrame
 
 
 def collected(table: TableShard) -> DataFrame:
-    """Writes a rollup if that lets more go, then deletes the versions and blobs that no reader needs. One row for each piece of work."""
+    """Writes a rollup if more can be deleted after it, then deletes the versions and blobs that no reader needs. Returns one row for each
+    piece of work.
+    """
     with table.opened(Settings(retry=RetrySettings(give_up_ms=STORE_GIVE_UP_MS))) as client:
         return _shown(table, force_gc(client.machine(table.id)))
 

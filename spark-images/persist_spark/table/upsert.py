@@ -1,7 +1,7 @@
-"""`upsert(df)`: makes each row of a frame the one value of its key, in one compare-and-append.
+"""`upsert(df)`: makes each row of a frame the only value of its key, in one compare-and-append.
 
-The rules are those of the envelope `Upsert` (../envelopes). This module owns what a table adds: the arguments, and a run in the caller's
-process in the place of a sink's.
+The rules are those of the envelope `Upsert` (../envelopes). This module owns the arguments of a table, and a run in the caller's process
+instead of a sink's run.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType
 from persist_spark.table.attempt import Attempt, until_done
 from persist_spark.table.shard import TableShard
 
-#: The column that `delete_when` becomes.
+#: The column that holds the result of `delete_when`.
 _GONE = "_persist_gone"
-#: Words of a sink's resource in messages, and what a caller of `upsert` has in their place.
+#: Replaces the words of a sink's resource in messages by the arguments of `upsert`.
 _WORDS = (
     ("set envelope.orderColumn to", "set order_by to"),
     ("envelope.orderColumn", "order_by"),
@@ -36,11 +36,11 @@ _WORDS = (
 def upsert(
     table: TableShard, frame: DataFrame, *, order_by: str | None = None, delete_when: str | Column | None = None
 ) -> int:
-    """Makes each row of `frame` the value of its key, or removes the key, and leaves all other keys alone. Returns the number of updates: a
-    key that changes its value counts as two, and one that has its value already as none.
+    """Makes each row of `frame` the value of its key, or removes the key, and leaves all other keys alone. Returns the number of updates:
+    two for a key whose value changes, and none for a key that already has its value.
 
-    ConfigurationError, and nothing is written, when columns do not fit or a key has no last row; InvalidUsage when the shard holds several
-    values of a key; both name the key. Unavailable when other writers changed the same keys for too long.
+    Raises ConfigurationError, and writes nothing, when columns do not fit or a key has no last row; InvalidUsage when the shard holds
+    several values of a key; the last two name the key. Raises Unavailable when other writers changed the same keys for too long.
     """
     schema = table.schema()
     order = order_by if order_by in schema.val.names else None
@@ -63,7 +63,7 @@ def upsert(
 
 
 def _commands(frame: DataFrame, schema: Schema, order_by: str | None, delete_when: str | Column | None) -> DataFrame:
-    """The rows as commands. Columns that only `delete_when` reads are dropped."""
+    """Converts the rows to commands. Drops columns that only `delete_when` reads."""
     envelope = Envelope(
         type=EnvelopeType.UPSERT, order_column=order_by, delete_column=None if delete_when is None else _GONE
     )
@@ -77,7 +77,7 @@ def _commands(frame: DataFrame, schema: Schema, order_by: str | None, delete_whe
 
 @contextmanager
 def _in_words_of_callers() -> Iterator[None]:
-    """Names arguments in the place of a sink's fields."""
+    """Makes errors name the arguments of `upsert` instead of a sink's fields."""
     try:
         yield
     except ConfigurationError as error:
