@@ -1,5 +1,4 @@
-"""Converts updates between structs, as the engine has them, and flat Arrow columns, as Spark has them. Pure and vectorised. Knows no Spark
-and no store.
+"""Converts updates between the engine's structs and Spark's flat Arrow columns. Pure and vectorised. Knows no Spark and no store.
 
 Flat: k0, k1, ... are the fields of the key and v0, v1, ... those of the value, by position. Structs: `key` and `val`, as in parts.
 """
@@ -14,7 +13,7 @@ import pyarrow.compute as pc
 from persist_engine import empty_struct
 from persist_engine.base.errors import InvariantViolated
 
-#: Rows in one Arrow record from Python to the JVM. Measured: 4.0 M rows/s, against 3.0 M with 65,536.
+#: Rows in one Arrow record from Python to the JVM. Measured: 4.0 M rows/s, and 3.0 M rows/s with 65,536 rows.
 RECORD_ROWS = 10_000
 _SHOWN_CHARS = 200
 _COPIES_MAX = 1 << 62
@@ -33,8 +32,8 @@ def struct_column(table: pa.Table, letter: str, struct: pa.StructType) -> pa.Arr
 def flat_batch(
     batch: pa.RecordBatch, positions: Sequence[int], key: pa.StructType, val: pa.StructType
 ) -> pa.RecordBatch:
-    """The columns of `batch` at `positions` as the flat columns of `key` and then of `val`, in their types. Fields within structs are
-    matched by name.
+    """Converts the columns of `batch` at `positions` to the flat columns of `key` and then of `val`, in their types. Fields within structs
+    are matched by name.
     """
     fields = [(f"{letter}{i}", field.type) for letter, side in (("k", key), ("v", val)) for i, field in enumerate(side)]
     columns = [_fitted(batch.column(at), kind) for at, (_, kind) in zip(positions, fields, strict=True)]
@@ -49,7 +48,9 @@ def _fitted(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """NB: Arrow's own cast treats a null struct as a null in each of its NOT NULL fields. The batch builder refuses real nulls there."""
+    """Casts without a check for NOT NULL, because Arrow's own cast treats a null struct as a null in each of its NOT NULL fields. The batch
+    builder refuses real nulls there.
+    """
     if array.type == kind:
         return array
     if not pa.types.is_struct(kind):
@@ -59,7 +60,7 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def flat_columns(key: pa.StructArray, val: pa.StructArray) -> dict[str, pa.Array]:
-    """The inverse of `struct_column`, for key and value: k0, k1, ..., v0, ..."""
+    """The flat columns of key and value, k0, k1, ..., v0, ...: the inverse of `struct_column`."""
     return {
         f"{letter}{i}": child for letter, side in (("k", key), ("v", val)) for i, child in enumerate(side.flatten())
     }
@@ -74,9 +75,7 @@ def negated_flat(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 def hash_chunks(batches: Iterator[pa.RecordBatch], *, chunk_rows: int, chunk_bytes: int) -> Iterator[pa.Table]:
     """Splits a stream sorted by `h` into non-empty tables of about `chunk_rows` rows or `chunk_bytes`, whichever is less. Rows with the
-    same hash are in the same table.
-
-    When more rows than that have the same hash (copies of one row, in practice), their table is larger.
+    same hash are in the same table. If more rows than that have one hash (in practice, copies of one row), their table is larger.
     """
     held: list[pa.RecordBatch] = []
     rows = size_bytes = 0
@@ -102,8 +101,8 @@ def _first_change(batch: pa.RecordBatch, last: pa.Scalar) -> int:
 
 
 def rows_of(batch: pa.RecordBatch, wanted: pa.Schema, *, shard: str) -> Iterator[pa.RecordBatch]:
-    """The flat rows of `shard`, each repeated as often as its diff. InvariantViolated for a negative diff, which a collection cannot
-    have.
+    """The flat rows of `shard`, each repeated as often as its diff. Raises InvariantViolated for a negative diff, because the contents of a
+    collection have none.
     """
     columns = [child for side in ("key", "val") for child in batch.column(side).flatten()]
     rows = pa.RecordBatch.from_arrays(columns, schema=wanted)
@@ -122,7 +121,7 @@ def rows_of(batch: pa.RecordBatch, wanted: pa.Schema, *, shard: str) -> Iterator
 
 
 def changes_of_rows(batch: pa.RecordBatch, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Row changes with their columns side by side: when, what, and the fields of the key and of the value."""
+    """Row changes as flat columns: the time, the kind of the change, and the fields of the key and of the value."""
     flat = [child for side in ("key", "val") for child in batch.column(side).flatten()]
     rows = [batch.column("time"), batch.column("change").cast(pa.string()), *flat]
     yield from records_of(pa.RecordBatch.from_arrays(rows, schema=wanted))
@@ -135,7 +134,7 @@ def records_of(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _repeated(rows: pa.RecordBatch, diffs: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Iterator[pa.RecordBatch]:
-    """Row i `diffs[i]` times, in records of RECORD_ROWS. A diff of a billion does not become a billion rows in memory."""
+    """Repeats row i `diffs[i]` times, in records of RECORD_ROWS. Memory stays bounded even for a diff of a billion."""
     if len(diffs) > 1 and diffs.sum(dtype=np.float64) > _COPIES_MAX:  # the sum could overflow an int64
         half = len(diffs) // 2
         yield from _repeated(rows.slice(0, half), diffs[:half])

@@ -1,4 +1,4 @@
-"""Turns an exception into the failure that the operator reads: a failure class, an exit code and one message without secrets.
+"""Converts an exception to the failure that the operator reads: a failure class, an exit code and one message without secrets.
 
 An engine error on an executor reaches the driver only as text inside a Spark exception. `carried` therefore writes it as one marked JSON
 line, and `classify` finds that line again, so that the class does not depend on where the error was raised.
@@ -45,12 +45,12 @@ _SPARK_CONFIGURATION = (
 
 #: Data exceptions (22), errors in SQL (42) and errors that SQL raises on purpose (P0001). The same input fails again in the same way.
 _SQLSTATE = re.compile(r"SQLSTATE: (?:22|42|P0001)")
-#: Messages of file readers for files that are not of the format in input.format.
+#: Messages of file readers for files that do not have the format in input.format.
 _MALFORMED_FILE = re.compile(
     r"is not a Parquet file|PARQUET_COLUMN_DATA_TYPE_MISMATCH|Malformed ORC file|Not an Avro data file|"
     r"CSV header does not conform to the schema|Number of column in CSV header is not equal"
 )
-#: Spark's condition for a block of `localCheckpoint` whose executor is gone.
+#: Spark's error condition for a block of `localCheckpoint` whose executor is gone.
 _LOST_COPY = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
 _CAUSED_BY, _CAUSES_MAX = "Caused by: ", 5
 _JAVA_FRAMES = ("\tat ", "\t... ", "JVM stacktrace")
@@ -58,8 +58,8 @@ _PACKAGE = re.compile(r"^(?:[a-z]\w*\.)+(?=[A-Z])")
 
 
 class FailureClass(enum.StrEnum):
-    """The cause of a failure, as the SparkSink's status names it. It says what to check: the job's log (Application), the store (Storage),
-    nothing because another run won (Fenced), or the object (Configuration).
+    """The cause of a failure, as in the SparkSink's status. It shows what to check: the job's log (Application), the store (Storage),
+    nothing because another run won (Fenced), or the resource (Configuration).
     """
 
     APPLICATION = "Application"
@@ -103,7 +103,7 @@ class Failure:
 
     @property
     def failure_class(self) -> FailureClass:
-        """Its class in the report."""
+        """The failure class in the report."""
         return self.exit_code.failure_class or FailureClass.APPLICATION
 
 
@@ -112,7 +112,7 @@ class TaskFailure(Exception):
 
 
 class UserCodeFailed(Exception):
-    """An exception of the user's code, as a message, with what it means."""
+    """An exception of the user's code, as a message, with the exit code that it implies."""
 
     def __init__(self, message: str, exit_code: ExitCode) -> None:
         super().__init__(message)
@@ -130,8 +130,8 @@ def carried(error: PersistError) -> TaskFailure:
 
 
 def is_lost_copy(error: Exception) -> bool:
-    """Whether Spark lost rows that a run had copied to executors (`localCheckpoint`), with one of them. A new run of the same input finds
-    the same rows; Spark itself cannot compute them again.
+    """Whether Spark lost, with an executor, rows that a run had copied there (`localCheckpoint`). A new run of the same input finds the
+    same rows. Spark itself cannot compute them again.
     """
     return _LOST_COPY in str(error)
 
@@ -143,7 +143,7 @@ def classify(error: BaseException, *, secrets: Iterable[str] = ()) -> Failure:
 
 
 def explained(error: BaseException) -> tuple[ExitCode, str]:
-    """What `classify` says, in full and with the secrets."""
+    """The exit code and the full message of `error`, with its secrets."""
     if isinstance(error, UserCodeFailed):
         return error.exit_code, str(error)
     if isinstance(error, PersistError):
@@ -161,7 +161,7 @@ def explained(error: BaseException) -> tuple[ExitCode, str]:
 
 def redact(text: str, *, secrets: Iterable[str] = ()) -> str:
     """`text` without secrets (`without_secrets`), shortened in the middle to the length of a message. As in a Python traceback, the
-    beginning says what failed and the end says why.
+    beginning shows what failed and the end shows why.
     """
     text = without_secrets(text, secrets=secrets).encode(errors="replace").decode()
     room = MESSAGE_CHARS_MAX
@@ -229,8 +229,8 @@ def _summary(name: str, text: str, causes: list[str]) -> str:
 
 
 def _causes(text: str) -> list[str]:
-    """The messages of a Java stack trace: before its first frame, and after each `Caused by`. Each appears once. Of more than _CAUSES_MAX,
-    the last ones.
+    """The messages of a Java stack trace: the one before its first frame, and one after each `Caused by`. Each appears once. If there are
+    more than _CAUSES_MAX, only the last ones.
     """
     found: list[list[str]] = [[]]
     is_message = True

@@ -1,4 +1,4 @@
-"""Keeps a write task within the memory that its pod has beside the JVM's heap: parts are small enough, and freed memory returns to the
+"""Keeps a write task within the memory that its pod has beside the JVM's heap. Parts are small enough, and freed memory returns to the
 system at once. Knows no Spark: the driver reads the pod's memory and passes the part size to the tasks.
 
     beside the heap   [ JVM: 384 MiB, or a tenth of the heap ][ one worker per core: 192 MiB + 6 parts ] ...
@@ -22,9 +22,9 @@ from persist_engine.base.settings import MIB
 JVM_MIB_MIN, JVM_SHARE = 384, 0.1
 #: The memory of one Python worker before it holds rows: interpreter and libraries.
 WORKER_MIB = 192
-#: The number of parts that one Python worker holds in memory: it fills one while it sorts and encodes the previous one.
+#: The memory of one Python worker for parts, as a number of parts. It fills one part while it sorts and encodes the previous one.
 PARTS_HELD = 6
-#: The smallest part size, however little memory the pod has: many small parts slow down every reader.
+#: The smallest part size, even if the pod has little memory, because many small parts slow down every reader.
 PART_BYTES_MIN = 4 * MIB
 
 #: Blocks of at least this size are mapped one by one, and return to the system when they are freed.
@@ -40,13 +40,13 @@ class ExecutorMemory:
 
     heap_mib: int
     overhead_mib: int
-    """Beside the heap."""
+    """The memory beside the heap."""
     cores: int
     """The number of concurrent tasks."""
 
     @classmethod
     def of(cls, conf: Callable[[str], str | None]) -> ExecutorMemory | None:
-        """The values of Spark's configuration. None when they are not set (local mode, or pods that the operator did not size)."""
+        """Reads the values from Spark's configuration. None when they are not set (local mode, or pods that the operator did not size)."""
         overhead, heap = _mib(conf("spark.executor.memoryOverhead")), _mib(conf("spark.executor.memory"))
         if overhead is None or heap is None:
             return None
@@ -65,10 +65,10 @@ class ExecutorMemory:
 
 
 def give_back_freed_memory() -> None:
-    """Makes this process return memory that Arrow and NumPy free to the system at once. Idempotent.
+    """Makes this process return freed memory of Arrow and NumPy to the system at once. Idempotent.
 
-    Measured on write tasks: the peak is a quarter lower, the memory left after a task is a tenth, and the speed is the same. Allocators
-    that keep freed memory keep it in sizes that the next part does not need.
+    Measured on write tasks: the peak is a quarter lower, the memory after a task is a tenth, and the speed is the same. Allocators that
+    keep freed memory keep it in sizes that the next part does not need.
     """
     pa.set_memory_pool(pa.system_memory_pool())
     try:

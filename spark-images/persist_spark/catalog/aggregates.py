@@ -1,8 +1,8 @@
-"""Aggregates that Spark asks of a scan, as JSON, from what the engine knows of all rows. Pure.
+"""Computes the aggregates that Spark requests from a scan, as JSON, from facts that the engine knows about all rows. Pure.
 
-An aggregate arrives as a list: `["count"]`, and with a column `["count", COLUMN]` (of values that are not null), `["min", COLUMN]` and
-`["max", COLUMN]`. A value leaves as `Aggregates.java` reads it: a number or a truth as it is, a date in days, an instant in microseconds, a
-decimal and a float as text, and no value as null.
+An aggregate arrives as a list: `["count"]`, or with a column `["count", COLUMN]` (counts values that are not null), `["min", COLUMN]` and
+`["max", COLUMN]`. A value is returned in the form that `Aggregates.java` reads: a number or a boolean unchanged, a date in days, an instant
+in microseconds, a decimal and a float as text, and no value as null.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Asked = Sequence[Sequence[str]]
 
 
 def sided(column: str, schema: Schema) -> str:
-    """The name of a column with its side. A shard read as a table has no field name in both."""
+    """The name of a column with its side. A shard that is read as a table has no field name on both sides."""
     return f"{'key' if column in schema.key.names else 'val'}.{column}"
 
 
@@ -30,7 +30,7 @@ def fields(asked: Asked, schema: Schema) -> list[str]:
 
 
 def values(found: Aggregates, asked: Asked, schema: Schema) -> list[Any] | None:
-    """The value of each aggregate. None when one of them is not known."""
+    """The value of each aggregate. None when one of them is unknown."""
     answers = []
     for what, *columns in asked:
         if not columns:

@@ -1,6 +1,6 @@
 """The changes of a shard in the columns of Spark's change feeds: `CHANGES FROM ... TO ...`, and streams of them.
 
-The columns of the shard, then what happened to the row, the time at which it happened as a version, and the same time as an instant.
+The columns are those of the shard, then the kind of the change, its time as a version, and the same time as an instant.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FEED_COLUMNS = T.StructType(
         T.StructField("_commit_timestamp", T.TimestampType(), nullable=False),
     ]
 )
-#: Spark's names of what happened to a row, where they are not those of the format.
+#: Spark's names for kinds of changes that differ from the names of the format.
 _NAMES = {"update_before": "update_preimage", "update_after": "update_postimage"}
 
 
@@ -35,8 +35,8 @@ def feed_row_type(shown: T.StructType) -> T.StructType:
 
 
 def change_rows(batch: pa.RecordBatch, columns: pa.Schema, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The columns `wanted` of row changes with the columns `columns`. InvalidUsage for a time that is no instant of Spark, if that is
-    among them.
+    """Selects the columns `wanted` of row changes with the columns `columns`. Raises InvalidUsage if the instant is wanted and a time has
+    no instant in Spark.
     """
     for rows in changes_of_rows(batch, columns):
         time, what = (rows.column(field.name) for field in CHANGE_COLUMNS.fields)
@@ -61,7 +61,7 @@ def _instants(time: pa.Array) -> pa.Array:
 
 
 class FeedStreamReader(ShardStreamReader):
-    """The reads of one streaming query over the changes of a table. `row_type`: all columns of the feed."""
+    """Reads for one streaming query over the changes of a table. `row_type`: all columns of the feed."""
 
     def shown(self, schema: Schema) -> T.StructType:
         """See ShardStreamReader."""

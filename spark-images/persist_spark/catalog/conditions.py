@@ -1,8 +1,8 @@
-"""Conditions of a query as the engine's own conditions: exactly those that the engine answers as Spark does. Pure.
+"""Converts conditions of a query to conditions of the engine, if the engine answers them exactly as Spark does. Pure.
 
 A condition arrives as a tree of JSON, as the catalog writes Spark's predicates: `{"name": "=", "children": [...]}`, with
-`{"column": [...]}` and `{"type": ..., "value": ...}` as leaves. It becomes the text of option `where`. What has no exact text stays with
-Spark.
+`{"column": [...]}` and `{"type": ..., "value": ...}` as leaves. It becomes the text of option `where`. Spark answers a condition that has
+no exact text.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from persist_engine.rows.schema import Schema
 
 #: Spark's names of comparisons, and the text of each.
 _COMPARISONS = {"=": "=", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
-#: Spark's names of what it makes of LIKE and of functions, and the pattern of each.
+#: Spark's names for forms of LIKE and of functions, and the pattern of each.
 _FORMS = {"STARTS_WITH": "{}%", "ENDS_WITH": "%{}", "CONTAINS": "%{}%"}
 _JOINTS = {"AND": "AND", "OR": "OR"}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WHOLE = frozenset({"byte", "short", "integer", "long"})
-#: A name of a column that text in backquotes can hold.
+#: The quote of a column's name.
 _QUOTE = "`"
 
 
@@ -33,10 +33,10 @@ class _Inexpressible(Exception):
 
 
 def answered(condition: Mapping[str, Any], schema: Schema, *, keys_only: bool = False) -> str | None:
-    """The text of `condition` when the engine answers it for rows of `schema` exactly as Spark does. None: Spark must answer it. With
-    `keys_only` it must do so if the condition names a field of the value.
+    """The text of `condition` if the engine answers it for rows of `schema` exactly as Spark does. None: Spark must answer it. With
+    `keys_only`, Spark must answer a condition that names a field of the value.
 
-    In a collection that can contain errors, the engine lets errors pass a condition that does not name them. Then the answer is None.
+    In a collection that can contain errors, the engine lets errors pass a condition that does not name them. The result is then None.
     """
     try:
         text = _text(condition, schema)
@@ -49,12 +49,12 @@ def answered(condition: Mapping[str, Any], schema: Schema, *, keys_only: bool = 
 
 
 def conjunction(texts: Sequence[str]) -> str | None:
-    """The condition that all of `texts` hold. None: every row satisfies it."""
+    """The condition that all of `texts` are true. None: every row satisfies it."""
     return " AND ".join(f"({text})" for text in texts) or None
 
 
 def _text(node: Mapping[str, Any], schema: Schema, *, is_negated: bool = False) -> str:
-    """`is_negated`: whether it matters if the condition is false or null. Elsewhere neither chooses a row."""
+    """The text of a node. `is_negated`: whether false and null differ. Outside of a negation neither selects a row."""
     name, children = node.get("name"), node.get("children", ())
     if name in _JOINTS and children:
         return f" {_JOINTS[name]} ".join(f"({_text(child, schema, is_negated=is_negated)})" for child in children)
@@ -85,13 +85,13 @@ def _text(node: Mapping[str, Any], schema: Schema, *, is_negated: bool = False) 
 
 
 def _constant(schema: Schema, *, is_true: bool) -> str:
-    """Text that every row, or none, satisfies."""
+    """Text that every row satisfies, or that no row satisfies."""
     first = _column({"column": [schema.key.names[0]]}, schema)
     return f"{first} IS NULL {'OR' if is_true else 'AND'} {first} IS NOT NULL"
 
 
 def _column(node: Mapping[str, Any], schema: Schema) -> str:
-    """The column. It has its side where it may look as if it had one already: a shard read as a table has no field name in both."""
+    """The text of a column. It has a side if its name could be read as a name with a side. No field name is on both sides of a table."""
     path = node.get("column")
     if not path or any(_QUOTE in name for name in path):
         raise _Inexpressible
@@ -131,7 +131,7 @@ def _pattern(form: str, value: str | None) -> str:
 
 
 def _literal_text(data_type: str, value: Any) -> tuple[str, Any]:
-    """The text, and the value as which the engine must read it. `value` is as the catalog writes it: see Conditions.java."""
+    """The text of a literal, and the value that the engine must read from it. `value`: in the form of Conditions.java."""
     if data_type == "boolean":
         return ("TRUE" if value else "FALSE"), bool(value)
     if data_type in _WHOLE:

@@ -18,7 +18,8 @@ from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls i
 #: The operator of tables that SQL created.
 OPERATOR = "sql"
 KEY = "key"
-#: What Spark adds to the properties of a table by itself, and what SHOW CREATE TABLE prints of another one. A new table has a new shard.
+#: Properties that Spark adds to a table, and that SHOW CREATE TABLE prints for another table. They are ignored: a new table has a new
+#: shard.
 _SHOWN = frozenset({"provider", "owner", "shard"})
 
 
@@ -26,8 +27,8 @@ def create(client: PersistClient, table: Sequence[str], columns: T.StructType, p
     """Creates the shard of a table, with seven days of history. Property `key` names the columns of the key; the others are the value.
     Completes an interrupted call with the same columns.
 
-    InvalidUsage, and nothing is created, for properties that are not known, a key that is not given or is no column, and types that no
-    shard can hold.
+    Raises InvalidUsage, and creates nothing, for unknown properties, a key that is missing or not a column, and types that no shard can
+    hold.
     """
     given = {name: value for name, value in properties.items() if name not in _SHOWN}
     name = ".".join(table)
@@ -60,13 +61,13 @@ def is_ours(owner: Owner) -> bool:
 
 def alter(client: PersistClient, table: Sequence[str], shard: ShardId, changes: Sequence[Mapping[str, Any]]) -> None:
     """Evolves the schema of the shard, in one commit for all of `changes`: `{"add": PATH, "type": JSON, "nullable": BOOL}`, a new field at
-    the end of the value or of a struct, and `{"widen": PATH, "type": JSON}`. Also while another process evolves it.
+    the end of the value or of a struct, and `{"widen": PATH, "type": JSON}`. Another process may evolve the schema meanwhile.
 
-    InvalidUsage, and nothing is changed, for changes that a shard does not take.
+    Raises InvalidUsage, and changes nothing, for changes that a shard does not accept.
     """
     name = ".".join(table)
     while True:
-        client.recent_upper(shard)  # what another process evolved since is known from here on
+        client.recent_upper(shard)  # also fetches the schema that another process evolved meanwhile
         known = client.schema(shard)
         answer = client.evolve_schema(shard, _altered(name, known, changes))
         if not isinstance(answer, SchemaIncompatible):
@@ -76,8 +77,8 @@ def alter(client: PersistClient, table: Sequence[str], shard: ShardId, changes: 
 
 
 def drop(client: PersistClient, shard: ShardId) -> None:
-    """Deletes the data of the shard, and its name. FinalizationError, before anything is changed, while a reader holds it. Completes an
-    interrupted call.
+    """Deletes the data of the shard, and its name. Completes an interrupted call. Raises FinalizationError, before it changes anything,
+    while a reader holds the shard.
     """
     if not client.is_finalized(shard):
         close_shard(client, shard)
@@ -97,7 +98,7 @@ def _altered(name: str, schema: Schema, changes: Sequence[Mapping[str, Any]]) ->
 
 
 def _changed(fields: Iterable[pa.Field], path: Sequence[str], field: pa.Field, *, is_new: bool) -> list[pa.Field]:
-    """`fields` with the one at `path` in another type, or, if it is new, with it at the end."""
+    """`fields` with `field` at `path`. It replaces the old field, or is added at the end if it is new."""
     name, *rest = path
     found = list(fields)
     if is_new and not rest:
@@ -112,7 +113,7 @@ def _inner(field: pa.Field, path: Sequence[str], wanted: pa.Field, *, is_new: bo
 
 
 def _field(table: str, name: str, change: Mapping[str, Any]) -> pa.Field:
-    """The Arrow field of a change. InvalidUsage for a type that no shard can hold."""
+    """The Arrow field of a change. Raises InvalidUsage for a type that no shard can hold."""
     spark = T.StructField(name, T._parse_datatype_json_string(change["type"]), bool(change.get("nullable", True)))
     try:
         return Schema.from_ddl("key INT", _ddl(spark)).val.field(0)
@@ -121,7 +122,7 @@ def _field(table: str, name: str, change: Mapping[str, Any]) -> pa.Field:
 
 
 def _schema(name: str, columns: T.StructType, key: Sequence[str]) -> Schema:
-    """The columns of the key in the order of the property, and the others in the order of the table."""
+    """The schema: the columns of the key in the order of the property, and the other columns in the order of the table."""
     fields = {field.name: field for field in columns}
     if len(fields) != len(columns.fields):
         raise InvalidUsage(f"table {name}: two columns have one name")
@@ -148,7 +149,7 @@ def _declared(field: T.StructField, separator: str) -> str:
 
 
 def _kind(kind: T.DataType) -> str:
-    """The DDL of a type. The text that Spark itself makes of a struct leaves NOT NULL out."""
+    """The DDL of a type. Spark's own text for a struct omits NOT NULL."""
     match kind:
         case T.StructType():
             return f"STRUCT<{', '.join(_declared(each, ': ') for each in kind)}>"

@@ -1,4 +1,4 @@
-"""The desk of a catalog: a Unix socket at which the JVM asks, one JSON request per connection, and gets one JSON answer.
+"""The desk of a catalog: a Unix socket to which the JVM sends requests. Each connection has one JSON request and one JSON answer.
 
 A request is `{"ask": NAME, ...}`, and the answer `{"is": VALUE}` or `{"refused": TEXT}`. Requests are served in threads, because a load
 may wait for a store. The socket is in a folder that only this user can enter.
@@ -52,7 +52,7 @@ class Desk:
         threading.Thread(target=self._server.serve_forever, name="persist-catalog-desk", daemon=True).start()
 
     def close(self) -> None:
-        """Answers no further request."""
+        """Stops answering requests."""
         self._server.shutdown()
         self._server.server_close()
 

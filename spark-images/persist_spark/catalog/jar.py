@@ -1,7 +1,7 @@
-"""The settings with which a session has the SQL catalog, and the jar that they name.
+"""The settings that give a session the SQL catalog, and the jar that they name.
 
-The jar is data of this package: `make catalog` builds it from spark-images/catalog, and wheels contain it. A session without it has
-everything else.
+The jar is data of this package. `make catalog` builds it from spark-images/catalog, and wheels contain it. A session without the jar lacks
+only the catalog.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def jar_path() -> Path:
-    """The jar of this installation. InvalidUsage when it has none."""
+    """The jar of this installation. Raises InvalidUsage when there is none."""
     found = Path(__file__).with_name("persist-catalog.jar")
     if not found.is_file():
         raise InvalidUsage(
@@ -32,9 +32,9 @@ def catalog_settings(
 ) -> dict[str, str]:
     """The settings of a session whose SQL has the tables of a location as NAME.NAMESPACE.TABLE, for `SparkSession.builder.config(map=...)`.
 
-    `blob` and `consensus` are the stores, without credentials: Spark shows settings, so the catalog refuses them. `namespace`: the one
-    after `USE NAME`. `jar` False: Spark has the jar already, as in the image persist-spark. Otherwise add other jars of yours to
-    `spark.jars`, separated by a comma. InvalidUsage for a name that SQL would have to quote, and when there is no jar.
+    `blob` and `consensus` are the stores. They must have no credentials, because Spark shows settings; the catalog refuses credentials.
+    `namespace`: the namespace after `USE NAME`. `jar` False: Spark already has the jar, as in the image persist-spark. Otherwise add your
+    other jars to `spark.jars`, separated by a comma. Raises InvalidUsage for a name that SQL would have to quote, and when there is no jar.
     """
     if not _NAME.fullmatch(name):
         raise InvalidUsage(f"catalog {name[:64]!r}: give it a name of letters, digits and _, which SQL need not quote")

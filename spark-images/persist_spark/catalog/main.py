@@ -1,8 +1,8 @@
-"""The process behind a SQL catalog: `python -m persist_spark.catalog.main`. The catalog in the JVM starts it and speaks with it.
+"""The process behind a SQL catalog: `python -m persist_spark.catalog.main`. The catalog in the JVM starts it and sends it requests.
 
-It reads one line of JSON from its standard input, the stores of the catalog, and writes one line, the address of its desk. It ends with
-its standard input, which is open as long as the JVM lives. Then it releases all leases, unless a store does not answer in time. A JVM that
-is killed ends it in the same way.
+It reads one line of JSON from its standard input, the stores of the catalog, and writes one line, the address of its desk. It ends when its
+standard input ends, which is open as long as the JVM lives, even if the JVM is killed. Then it releases all leases, unless a store does not
+answer in time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from persist_spark.spec import TARGET_PART_BYTES
 
 
 class _Parent:
-    """The session of the keeper. The end of the standard input ends it; the JVM reports its dead frames at the desk."""
+    """The session for the keeper. It ends when the standard input ends. The JVM reports its dead frames at the desk."""
 
     def is_over(self) -> bool:
         return False
@@ -36,7 +36,7 @@ class _Parent:
 
 def main() -> None:
     """Serves until the standard input ends."""
-    # Ctrl-C cancels a statement of the shell that the JVM runs, not the catalog.
+    # Ctrl-C must cancel only a statement of the shell that the JVM runs, not the catalog.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stores = json.loads(sys.stdin.readline())
     held = HeldFrames(settings=sink_settings(TARGET_PART_BYTES), env=SystemEnv())

@@ -1,7 +1,7 @@
-"""Frames of format `persist` as tables of the catalog, kept by the driver's own process: a scan reads the columns that its query needs, the
-engine answers the conditions that it can, and counts, minima and maxima come from the metadata of the shard.
+"""Frames of format `persist` as tables of the catalog, which the driver's own process keeps. A scan reads only the columns that its query
+needs, the engine answers the conditions that it can, and counts, minima and maxima come from the metadata of the shard.
 
-For sessions whose JVM has the jar of the catalog. The JVM asks at a desk in this process; there is no process of a catalog.
+For sessions whose JVM has the jar of the catalog. The JVM sends its requests to a desk in this process, not to a catalog process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Served:
 
 
 class SessionTables:
-    """The tables of one session. Thread-safe. `held` outlives it, and `keeper` is the address at which planners ask for its frames."""
+    """The tables of one session. Thread-safe. `held` outlives it. `keeper` is the address from which planners get its frames."""
 
     def __init__(self, held: HeldFrames, keeper: str) -> None:
         self._held, self._keeper = held, keeper
@@ -45,11 +45,11 @@ class SessionTables:
         self._is_closed = False
 
     def frame(self, spark: SparkSession, options: Options) -> DataFrame | None:
-        """The frame that `options` ask for, held until the JVM can no longer read it. None when the session has no jar of the catalog, and
-        when the load fails: another one says why. Starts no job.
+        """The frame for `options`, held until the JVM can no longer read it. None when the session has no jar of the catalog, and when the
+        load fails; the caller's next load then reports the error. Starts no job.
         """
         loader = java_class(spark._jvm, _JAVA_CLASS)
-        if not isinstance(loader, JavaClass):  # py4j takes the name of a missing class for that of a package
+        if not isinstance(loader, JavaClass):  # py4j treats the name of a missing class as a package
             return None
         served = self._at(options.location)
         if served is None:
@@ -63,7 +63,7 @@ class SessionTables:
             return None
 
     def close(self) -> None:
-        """Answers the JVM no more. Idempotent."""
+        """Stops answering the JVM. Idempotent."""
         with self._lock:
             self._is_closed = True
             served, self._served = list(self._served.values()), {}

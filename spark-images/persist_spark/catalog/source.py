@@ -1,7 +1,7 @@
 """The format that the scans and writes of a SQL catalog use. Users do not name it.
 
-A scan has a source of its own, so that its columns and its condition are its own. It was loaded at the catalog's desk already; the reader
-asks the catalog's keeper for its splits.
+Each scan has its own source, so it has its own columns and its own condition. The catalog's desk has already loaded the scan. The reader
+gets the scan's splits from the catalog's keeper.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ FORMAT = "persist_catalog"
 
 
 class CatalogSource(DataSource):  # type: ignore[misc]  # pyspark has no types here: its classes are Any
-    """One scan, or one write. Imports the engine only when it is used: Spark loads this class in every session of a machine that has the
-    package.
+    """One scan, or one write. It imports the engine only when it is used, because Spark loads this class in every session on a machine with
+    the package.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -80,13 +80,13 @@ class CatalogSource(DataSource):  # type: ignore[misc]  # pyspark has no types h
 
 
 class ScanReader(DataSourceReader):  # type: ignore[misc]  # as above
-    """The reads of one scan."""
+    """Reads for one scan."""
 
     def __init__(self, options: MutableMapping[str, str], schema: T.StructType) -> None:
         self.options, self.row_type = options, schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The splits of the scan. InvalidUsage when the catalog's process no longer holds it."""
+        """The splits of the scan. Raises InvalidUsage when the catalog's process no longer holds the scan."""
         from persist_spark import keeper
         from persist_spark.catalog.tables import CHANGES, EMPTY, FRAME, KEEPER
         from persist_spark.datasource import SplitPartition
@@ -99,7 +99,7 @@ class ScanReader(DataSourceReader):  # type: ignore[misc]  # as above
         return [SplitPartition(split) for split in splits]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one split, as Arrow. Needs the blob store alone."""
+        """The rows of one split, as Arrow. Needs only the blob store."""
         from persist_engine import ChangesSplit, SnapshotSplit
 
         from persist_spark.catalog.tables import CHANGES

@@ -1,8 +1,8 @@
-"""The tables of one catalog: names of the registry, and shards read and changed behind them.
+"""The tables of one catalog: looks up names in the registry, and reads and changes their shards.
 
-Every answer is a value of plain JSON. `desk.py` carries it to the JVM. A table that was loaded is a frame of the session's `HeldFrames`:
-its time is chosen once, and a lease keeps it readable until the JVM drops the frame. Each scan is a frame of its own at the same time,
-with its own columns and its own condition.
+Every answer is a value of plain JSON. `desk.py` sends it to the JVM. A loaded table is a frame of the session's `HeldFrames`. Its time is
+chosen once, and a lease keeps it readable until the JVM drops the frame. Each scan is a separate frame at the same time, with its own
+columns and its own condition.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from persist_spark.source.metadata import LoadedTable
 from persist_spark.spec import TARGET_PART_BYTES
 from persist_spark.table.shard import PlacedShard
 
-#: The option that says that a scan has no rows: its table was empty when it was loaded.
+#: The option of a scan without rows. Its table was empty when it was loaded.
 EMPTY = "persist.empty"
 #: The option with the rows of a metadata table, as base64 of the stream of a LoadedTable.
 ROWS = "persist.rows"
-#: The option with the name of a scan (as in PersistScan.java), and the one with the address of its keeper.
+#: The option with the name of a scan (as in PersistScan.java), and the option with the address of its keeper.
 FRAME, KEEPER = "persist.frame", "persist.keeper"
-#: The option with the shard of a scan: of two scans with the same text, it says whether their rows are the same.
+#: The option with the shard of a scan. If two scans have the same text, it shows whether they have the same rows.
 SHARD = "persist.shard"
 #: The option of a scan of changes: the columns of its splits, as JSON.
 CHANGES = "persist.changes"
-#: The options by which Spark chooses changes. It has read them.
+#: The options by which Spark chooses changes. Spark has already applied them.
 _OF_CHANGES = frozenset(
     {
         "startingversion",
@@ -68,14 +68,14 @@ class _Loaded:
     options: Options
     frame: LoadedFrame
     schema: Schema
-    """The newest schema of the shard when the table was loaded. All scans have its columns, also when the shard evolves under way: Spark
-    reads the rows by the types that it saw first.
+    """The newest schema of the shard when the table was loaded. All scans have its columns, even if the shard evolves meanwhile, because
+    Spark reads the rows with the types that it saw first.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class _ToStream:
-    """Changes that were loaded, as a stream would read them."""
+    """Loaded changes that only a stream can read."""
 
     shard: ShardId
     start: int | Ago | None
@@ -84,10 +84,10 @@ class _ToStream:
 
 
 class Tables:
-    """The tables at `location`. Thread-safe. Errors are those of the engine, with texts for users."""
+    """The tables at `location`. Thread-safe. Raises the engine's errors, with texts for users."""
 
     def __init__(self, location: Location, held: HeldFrames, *, keeper: str) -> None:
-        """`keeper`: the address at which Spark's planners ask for the splits of a frame in `held`."""
+        """`keeper`: the address from which Spark's planners get the splits of a frame in `held`."""
         self._location, self._held, self._keeper = location, held, keeper
         self._lock = threading.Lock()
         self._loaded: dict[str, _Loaded] = {}
@@ -114,9 +114,9 @@ class Tables:
         version: str | None = None,
         timestamp_us: int | None = None,
     ) -> dict[str, Any] | None:
-        """Chooses what the frame `frame` over a table shows: the contents at a time, by default the newest; of a metadata table, which is
-        TABLE.NAME, its rows now. None: there is no such table. InvalidUsage for a name of several shards, for a time that cannot be read,
-        and for a metadata table at a time.
+        """Chooses what the frame `frame` over a table shows: the contents at a time, by default the newest, or the present rows of a
+        metadata table, which is TABLE.NAME. Returns None when there is no such table. Raises InvalidUsage for a name of several shards, for
+        a time that cannot be read, and for a metadata table with a time.
         """
         found = self._shard(table)
         if found is None:
@@ -127,8 +127,8 @@ class Tables:
         return self._shown(self._made(frame, self._options(shard, _time(version, timestamp_us))), owner=str(owner))
 
     def open(self, frame: str, options: Options, *, store: str) -> dict[str, Any]:
-        """As `load`, of the shard, the time and nothing else that `options` name. `store` distinguishes this location from others of the
-        session, which may have copies of the shard. Errors as of HeldFrames.load.
+        """Like `load`, but `options` name the shard and the time; their other fields are ignored. `store` distinguishes this location from
+        other locations of the session, which may have copies of the shard. Raises the errors of HeldFrames.load.
         """
         return self._shown(self._made(frame, self._options(options.shard, options.as_of)), store=store)
 
@@ -147,13 +147,15 @@ class Tables:
             raise InvalidUsage(
                 f"{'.'.join(table)} shows the metadata of {'.'.join(of)} as they are now, at no other time"
             )
-        read = iso_text(SystemEnv().now_ms())  # two loads are two tables: the metadata may have changed in between
+        read = iso_text(
+            SystemEnv().now_ms()
+        )  # two loads must be two tables, because the metadata may change in between
         loaded = self._metadata[frame] = LoadedTable.of(self._opened().metadata(shard, name))
         properties = {"provider": "persist", "shard": str(shard)}
         return {"columns": loaded.row_type.jsonValue(), "as_of": read, "properties": properties, "is_metadata": True}
 
     def _described(self, table: Sequence[str]) -> ShardId | None:
-        """The shard of the metadata table of this name. None when there is none."""
+        """The shard of the metadata table with this name. None when there is no such table."""
         *of, name = table
         if name not in METADATA_TABLES or not of:
             return None
@@ -171,10 +173,10 @@ class Tables:
         with_start: bool = True,
         with_end: bool = True,
     ) -> dict[str, Any] | None:
-        """Chooses what the frame `frame` over the changes of a table shows: those between two bounds, each of which belongs to them or not.
-        `unit`: `version`, times as option `as_of` takes them, or `us`, microseconds. No `end`: all that is complete. No `start`: nothing
-        but a stream can read the frame, and it begins with the contents. None: there is no such table. InvalidUsage for times whose changes
-        are not known, any more or yet.
+        """Chooses the changes of a table that the frame `frame` shows: those between two bounds. `with_start` and `with_end` include the
+        bounds. `unit`: `version` (times as option `as_of` takes them) or `us` (microseconds). Without `end`, it shows all complete changes.
+        Without `start`, only a stream can read the frame, and the stream begins with the contents. Returns None when there is no such
+        table. Raises InvalidUsage for times whose changes are no longer known, or not yet known.
         """
         found = self._shard(table)
         if found is None:
@@ -205,17 +207,17 @@ class Tables:
         }
 
     def answers(self, frame: str, conditions: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """For each condition the text of option `where` that answers it; null where Spark must answer it."""
+        """For each condition, the text of option `where` that answers it, or null if Spark must answer it."""
         if frame in self._metadata:
             return [None] * len(conditions)
         table = self._of(frame)
-        keys_only = table.options.feed is not None  # a condition on values would make halves of an update
+        keys_only = table.options.feed is not None  # a condition on values could drop one half of an update
         return [answered(condition, table.schema, keys_only=keys_only) for condition in conditions]
 
     def aggregates(self, of: str, *, where: Sequence[str], asked: Asked) -> list[Any] | None:
-        """The values of aggregates (see `catalog.aggregates`) over the rows of the table that was loaded as frame `of` which satisfy all of
-        `where`. None when state does not prove all of them, or the rows are not the contents of a shard: Spark must compute them. Fetches
-        no part.
+        """The values of aggregates (see `catalog.aggregates`) over rows of the table that was loaded as frame `of`. The rows satisfy all of
+        `where`. None when Spark must compute them, because state does not prove all of them or the rows are not the contents of a shard.
+        Fetches no part.
         """
         table = self._loaded.get(of)
         if table is None or table.options.feed is not None or table.frame.as_of is None:
@@ -230,7 +232,7 @@ class Tables:
 
     def scan(self, frame: str, *, of: str, columns: Sequence[str], where: Sequence[str]) -> dict[str, Any]:
         """Makes `frame` a scan of the table that was loaded as frame `of`: the rows at the same time that satisfy all of `where`, with
-        these columns. The options are those of the format of the catalog.
+        these columns. Returns options for the format of the catalog.
         """
         if of in self._metadata:
             return self._scan_of_metadata(self._metadata[of], columns)
@@ -247,8 +249,9 @@ class Tables:
         return self._planned(frame, options.shard, loaded.row_type)
 
     def stream(self, frame: str, *, options: Mapping[str, str]) -> dict[str, str]:
-        """The options of a stream of the changes that were loaded as `frame`, which go on after the newest. `options`: those of the read.
-        Holds nothing: the query does. InvalidUsage for an end, and for options that a stream does not know.
+        """The options of a stream of the changes that were loaded as `frame`. The stream continues after the newest changes. `options`: the
+        options of the read. Holds nothing, because the query holds its own lease. Raises InvalidUsage for an end, and for options that a
+        stream does not know.
         """
         feed = self._feeds.get(frame)
         if feed is None:
@@ -264,7 +267,7 @@ class Tables:
     def _scan_of_changes(
         self, frame: str, table: _Loaded, *, columns: Sequence[str], where: Sequence[str]
     ) -> dict[str, Any]:
-        """Changes are read with all columns: without one that changed, an update would cancel itself."""
+        """A scan of changes. It reads all columns: without a changed column, the two halves of an update would cancel each other."""
         shown = _only(feed_row_type(table.frame.row_type), columns)
         if table.frame.as_of is None:
             return self._empty(frame, table.options.shard, shown)
@@ -272,7 +275,7 @@ class Tables:
         return self._planned(frame, table.options.shard, shown, **{CHANGES: table.frame.row_type.json()})
 
     def _scan_of_metadata(self, loaded: LoadedTable, columns: Sequence[str]) -> dict[str, Any]:
-        """The rows travel with the options of the scan: they are few, and no lease keeps them."""
+        """A scan of a metadata table. Its options contain its rows, because they are few and no lease keeps them."""
         shown, rows = _only(loaded.row_type, columns), base64.b64encode(loaded.stream).decode()
         return {"columns": shown.jsonValue(), "options": {ROWS: rows}, "bytes": len(loaded.stream)}
 
@@ -282,7 +285,7 @@ class Tables:
         return made
 
     def _newest_schema(self, shard: ShardId) -> Schema:
-        """What another process evolved before this call is known from here on."""
+        """The newest schema, including a schema that another process evolved before this call."""
         client = self._opened()
         client.recent_upper(shard)
         return client.schema(shard)
@@ -304,8 +307,8 @@ class Tables:
         return {"shard": str(shard), "blob": self._location.blob, "consensus": self._location.consensus}
 
     def exists(self, table: Sequence[str]) -> bool:
-        """Whether there is such a table, or metadata table. Holds nothing. One that an interrupted CREATE left without a shard is none,
-        and where there is no store yet there is none: CREATE makes it.
+        """Whether there is a table or metadata table of this name. Holds nothing. False for a table that an interrupted CREATE left without
+        a shard, and false when there are no stores yet, because CREATE makes them.
         """
         try:
             found = self._shard(table)
@@ -314,17 +317,17 @@ class Tables:
         return self._described(table) is not None if found is None else not self._is_half(*found)
 
     def create(self, table: Sequence[str], *, columns: Mapping[str, Any], properties: Mapping[str, str]) -> bool:
-        """Creates a table: see definitions.create. False when there is one of this name already."""
+        """Creates a table: see definitions.create. Returns False when there is already a table of this name."""
         if self.exists(table):
             return False
-        # Opened anew: this may be the first table of stores that nothing used before.
+        # Opens the stores with `create`, because this may be the first table of new stores.
         with PersistClient.open(self._location, settings=sink_settings(TARGET_PART_BYTES), env=SystemEnv()) as client:
             create(client, table, T.StructType.fromJson(dict(columns)), properties)
         return True
 
     def alter(self, table: Sequence[str], *, changes: Sequence[Mapping[str, Any]]) -> bool:
-        """Evolves a table that `create` created: see definitions.alter. False when there is none of this name. InvalidUsage for a shard
-        that another owner created. Tables that were loaded before keep their columns.
+        """Evolves a table that `create` created: see definitions.alter. Loaded tables keep their columns. Returns False when there is no
+        table of this name. Raises InvalidUsage for a shard that another owner created.
         """
         found = self._shard(table)
         if found is None:
@@ -336,9 +339,9 @@ class Tables:
         return True
 
     def drop(self, table: Sequence[str]) -> bool:
-        """Deletes a table that `create` created, with its data. False when there is none of this name. Frames of this catalog over it
-        cannot be read any more. FinalizationError, and the table stays, while other processes read it. InvalidUsage for a shard that
-        another owner created.
+        """Deletes a table that `create` created, with its data. This catalog's frames over it can no longer be read. Returns False when
+        there is no table of this name. Raises FinalizationError, and the table stays, while other processes read it. Raises InvalidUsage
+        for a shard that another owner created.
         """
         found = self._shard(table)
         if found is None:
@@ -363,7 +366,7 @@ class Tables:
         return delete_here(shard, shard.schema(), conjunction(where))
 
     def drop_frame(self, frame: str) -> None:
-        """Releases a frame that nothing can read any more. Idempotent."""
+        """Releases a frame that can no longer be read. Idempotent."""
         self._loaded.pop(frame, None)
         self._metadata.pop(frame, None)
         self._feeds.pop(frame, None)
@@ -376,7 +379,7 @@ class Tables:
         self.disconnect()
 
     def disconnect(self) -> None:
-        """Closes the connections of its own. The frames stay."""
+        """Closes its own connections. The frames stay."""
         with self._lock:
             if self._client is not None:
                 self._client.close()
@@ -403,7 +406,7 @@ class Tables:
         return ((owner, shard) for owner, shard in client.names() if client.owner_of(shard) == owner)
 
     def _is_half(self, owner: Owner, shard: ShardId) -> bool:
-        """Whether CREATE was interrupted between the name and the shard."""
+        """Whether a CREATE was interrupted after it made the name and before it made the shard."""
         if not is_ours(owner):
             return False
         try:
@@ -413,7 +416,7 @@ class Tables:
         return False
 
     def _shard(self, table: Sequence[str]) -> tuple[Owner, ShardId] | None:
-        """The shard of a name, and its owner. A name that led to a shard keeps doing so as long as the owner does: finding it anew lists
+        """The shard of a name, and its owner. A known name keeps its shard as long as the owner has that shard, because a new lookup lists
         all keys of the store.
         """
         known, client = self._found.get(tuple(table)), self._opened()
@@ -433,7 +436,7 @@ class Tables:
 
 
 def _is_in(owner: Owner, namespace: Sequence[str]) -> bool:
-    """NAMESPACE, or OPERATOR.NAMESPACE."""
+    """Whether `namespace`, which is NAMESPACE or OPERATOR.NAMESPACE, is the owner's."""
     return list(namespace) in ([owner.namespace], [owner.operator_id, owner.namespace])
 
 
@@ -448,7 +451,7 @@ def _time(version: str | None, timestamp_us: int | None) -> Any:
 
 
 def _bound(text: str, unit: str, *, is_after: bool) -> int | Ago:
-    """The first time at or after a bound of a range; with `is_after`, after it."""
+    """The first time at or after a bound of a range. With `is_after`, the first time after it."""
     if unit == "us":
         us = int(text)
         return Instant(max(0, us // 1000 + 1 if is_after or us % 1000 else us // 1000))
@@ -462,6 +465,6 @@ def _text(time: int | Ago) -> str:
 
 
 def _only(row: T.StructType, columns: Sequence[str]) -> T.StructType:
-    """Those fields of `row`, in its order."""
+    """The fields `columns` of `row`, in the order of `row`."""
     names = set(columns)
     return T.StructType([field for field in row if field.name in names])

@@ -1,8 +1,8 @@
-"""Where the chunks of a compaction run on Spark: each chunk is a Spark job, each range of its keys a task.
+"""Runs the chunks of a compaction on Spark. Each chunk is a Spark job, and each range of its keys is a task.
 
-The driver plans and swaps results in, by the engine's code. A task reads and writes blobs and knows no log. Spark starts the tasks of an
-earlier chunk first. So the chunks under way are at most as many as the tasks that run at once, and only they are lost with the driver.
-Every other chunk was swapped in as soon as its last task ended.
+The driver plans and swaps results in, with the engine's code. A task reads and writes blobs and knows no log. Spark starts the tasks of an
+earlier chunk first. So at most as many chunks are in progress as tasks run at once, and only these are lost with the driver. Every other
+chunk was swapped in as soon as its last task ended.
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ from persist_spark.memory import ExecutorMemory, give_back_freed_memory
 from persist_spark.partitions import STORE_GIVE_UP_MS, carrying_errors, store_at
 from persist_spark.session import parallelism_of
 
-#: The bytes of inputs that one task merges: at most the first where keys allow it, and at least the second even when cores are free.
+#: The most and the least input bytes for one task. Keys may force a task to merge more. Tasks are not made smaller than the least even if
+#: cores are free.
 TASK_BYTES_MAX, TASK_BYTES_MIN = 256 * MIB, 16 * MIB
-#: The ranges of one chunk. Each is compared with each part of the chunk, on the driver.
+#: The most ranges of one chunk. The driver compares each range with each part of the chunk.
 RANGES_MAX = 512
-#: The memory of a task where the configuration of executors does not state it: as much as a compaction in a pod has by default.
+#: The memory of a task if the configuration of executors does not state it: the default of a compaction in a pod.
 TASK_MEMORY_BYTES = GIB
 #: A compaction is not given up before this time: its first tasks may wait for executors that a cluster still starts.
 TIMEOUT_MS_MIN = 15 * 60 * 1000
-#: The cores that a client over Spark Connect reckons with: it does not see the executors.
+#: The number of cores that a Spark Connect client assumes, because it does not see the executors.
 CONNECT_CORES = 16
-#: How often a driver that waits for tasks looks whether the compaction is to go on.
+#: The interval at which a driver that waits for tasks checks whether the compaction should continue.
 _LOOK_S = 1.0
 
-#: One row for each task: its output, or the key of the input that is missing, and the CPU time of its Python process.
+#: One row for each task: its output, or the key of the missing input, and the CPU time of its Python process.
 MERGED_SCHEMA = pa.schema(
     [("range", pa.int64()), ("parts", pa.binary()), ("missing", pa.string()), ("cpu_ns", pa.int64())]
 )
@@ -53,7 +54,7 @@ MERGED_DDL = "range bigint, parts binary, missing string, cpu_ns bigint"
 
 
 class CpuTime:
-    """A sum that many threads add to."""
+    """A sum to which many threads add."""
 
     def __init__(self) -> None:
         self._lock, self.ns = threading.Lock(), 0
@@ -70,7 +71,7 @@ class MergeRanges:
         self.blob, self.settings, self.staging_floor_ms, self.tasks = blob, settings, staging_floor_ms, tuple(tasks)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields one row of MERGED_SCHEMA for each range. A repetition writes other parts; the driver links those of one attempt."""
+        """Yields one row of MERGED_SCHEMA for each range. A repeated task writes other parts. The driver links the parts of one attempt."""
         give_back_freed_memory()
         with carrying_errors():
             for batch in batches:
@@ -98,14 +99,14 @@ class OnExecutors:
     spark: SparkSession
     blob: str
     settings: Settings
-    """Of the client whose shard is compacted, too: the plan must fit the memory of a task."""
+    """The settings of the tasks and of the client that plans, because the plan must fit the memory of a task."""
     cores: int
     spent: CpuTime = field(default_factory=CpuTime, compare=False)
-    """By the tasks whose results came."""
+    """The CPU time of the tasks whose results have arrived."""
 
     @classmethod
     def of(cls, spark: SparkSession, *, blob: str) -> OnExecutors:
-        """For a shard with its parts in `blob`. InvalidUsage when executors leave a task too little memory to merge."""
+        """For a shard with its parts in `blob`. Raises InvalidUsage when executors leave a task too little memory to merge."""
         memory = ExecutorMemory.of(lambda name: spark.conf.get(name, None))
         memory_bytes = TASK_MEMORY_BYTES if memory is None else memory.worker_bytes
         if memory_bytes < MEMORY_BYTES_LEAST:
@@ -113,7 +114,7 @@ class OnExecutors:
                 f"a task that compacts needs {MEMORY_BYTES_LEAST // MIB} MiB beside the heap of its executor, and has "
                 f"{memory_bytes // MIB} MiB: raise spark.executor.memoryOverhead, or lower spark.executor.cores"
             )
-        # Appends from Spark leave the merges that they claim to others, so a claim says nothing about work under way.
+        # Appends from Spark claim merges but do not do them. So a claim does not mean that work is in progress.
         settings = Settings(
             compaction=CompactionSettings(claim_ms=0, timeout_ms_min=TIMEOUT_MS_MIN),
             retry=RetrySettings(give_up_ms=STORE_GIVE_UP_MS),
@@ -122,8 +123,8 @@ class OnExecutors:
         return cls(spark=spark, blob=blob, settings=within_memory(settings, memory_bytes), cores=cores)
 
     def merged(self, job: MergeJob) -> Generator[Merged, None, None]:
-        """See the engine's Merger. A chunk that ends is yielded at once. When the compaction ends early, tasks that run are interrupted,
-        and what they wrote is left to the orphan scan; outputs that the driver knows are deleted.
+        """See the engine's Merger. Yields a finished chunk at once. When the compaction ends early, it interrupts running tasks and leaves
+        their parts to the orphan scan. It deletes outputs that the driver knows.
         """
         ranges = [job.task(chunk).split(count) for chunk, count in zip(job.chunks, self._counts(job), strict=True)]
         tag = f"persist-compaction-{SystemEnv().random_bytes(8).hex()}"
@@ -150,7 +151,7 @@ class OnExecutors:
         return [min(RANGES_MAX, -(-max(size, 1) // share)) for size in sizes]
 
     def _run(self, job: MergeJob, tasks: Sequence[MergeTask], tag: str) -> tuple[bytes, ...] | MissingBlob:
-        """The outputs of all ranges of one chunk, in their order. When a blob is missing, what the other ranges wrote is deleted."""
+        """The outputs of all ranges of one chunk, in order. When a blob is missing, the outputs of the other ranges are deleted."""
         merge = MergeRanges(
             blob=self.blob, settings=self.settings, staging_floor_ms=job.store.staging_floor_ms, tasks=tasks
         )
@@ -175,7 +176,7 @@ class OnExecutors:
         left: set[Future[tuple[bytes, ...] | MissingBlob]],
         tag: str,
     ) -> None:
-        """Ends what is under way, and deletes the outputs that were not yielded."""
+        """Stops the chunks in progress, and deletes the outputs that were not yielded."""
         try:
             if left:
                 pool.shutdown(wait=False, cancel_futures=True)

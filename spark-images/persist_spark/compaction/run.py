@@ -18,7 +18,7 @@ from persist_spark.report import Log
 from persist_spark.session import executor_count
 from persist_spark.spec import CompactionSpec
 
-#: The `type` of the report, as of `persist maintain compact`.
+#: The `type` of the report, the same as for `persist maintain compact`.
 KIND = "Compaction"
 _DAY_MS = 24 * 60 * 60 * 1000
 
@@ -26,11 +26,11 @@ _DAY_MS = 24 * 60 * 60 * 1000
 def run_compaction(
     spark: SparkSession, spec: CompactionSpec, *, enabled: bool, env: Env, log: Log, metrics: Metrics | None = None
 ) -> dict[str, Any]:
-    """Claims the compactions that are due, oldest first, does them, and returns the report: that of `persist maintain compact`, and
-    `executors`. Its `cpu_ms` are of the Python processes of this driver and of its tasks. May be killed at any point and repeated;
-    finished chunks stay. Skipped when nothing is due, or unless `enabled`.
+    """Claims the compactions that are due, oldest first, does them, and returns the report of `persist maintain compact` with the field
+    `executors`. Its `cpu_ms` is the CPU time of the Python processes of this driver and its tasks. May be killed at any point and repeated;
+    finished chunks stay. The outcome is Skipped when nothing is due, and when it is not `enabled`.
 
-    InvalidUsage when executors have too little memory; ShardNotFound; the errors of the stores, of Spark, and of damaged data.
+    Raises InvalidUsage when executors have too little memory; ShardNotFound; the errors of the stores, of Spark, and of damaged data.
     """
     merger = OnExecutors.of(spark, blob=spec.blob)
     settings = replace(
@@ -53,5 +53,5 @@ def run_compaction(
 
 
 def failed_report(spec: CompactionSpec, message: str, *, duration_ms: int) -> dict[str, Any]:
-    """The report of a compaction that raised. What it had swapped in stays."""
+    """The report of a compaction that raised an error. Results that it had swapped in stay."""
     return failure_report(KIND, spec.shard_id, message, duration_ms=duration_ms) | {"executors": 0}

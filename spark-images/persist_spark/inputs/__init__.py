@@ -1,1 +1,1 @@
-"""Inputs of sinks that are more than a format of Spark."""
+"""The inputs of sinks: formats of Spark, functions of the user, and shards."""

@@ -1,7 +1,7 @@
 """A format of Spark as the input of a sink, with its SQL. Starts no Spark job, except to infer a schema that the user left out.
 
-Records of a text format may not parse. By itself Spark shows them as nulls. Here they end the run, or with `keeps_malformed` they become
-rows with the reason in the column `err` (envelopes/collected.py), which the user's SQL does not see.
+Records of a text format may not parse. By default Spark shows them as nulls. Here they end the run. With `keeps_malformed` they become rows
+with the reason in the column `err` instead (envelopes/collected.py), which the user's SQL does not see.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from persist_spark.spec import ConfigurationError, Input
 INPUT_VIEW = "input"
 #: Formats whose records may be malformed, and the column in which Spark shows such a record if the schema has it.
 _TEXTS, _CORRUPT = ("csv", "json", "xml"), "_corrupt_record"
-#: So much of a record that does not parse is shown.
+#: The number of characters of a malformed record that a message shows.
 _SHOWN_CHARS = 500
 
 
 def read_input(spark: SparkSession, source: Input) -> DataFrame:
-    """The input that the user declared, with its SQL applied. ConfigurationError when it does not exist or the SQL is invalid."""
+    """The input that the user declared, with its SQL applied. Raises ConfigurationError when it does not exist or the SQL is invalid."""
     return with_sql(load_input(spark, source), source)
 
 
 def load_input(spark: SparkSession, source: Input, *, streaming: bool = False) -> DataFrame:
-    """The same without its SQL. `streaming`: as a stream. Where malformed records are kept, they are in a column `_corrupt_record`."""
+    """The input that the user declared, without its SQL. `streaming`: as a stream. If malformed records are kept, they are in a column
+    `_corrupt_record`. Raises ConfigurationError when the input does not exist.
+    """
     if source.python is not None:
         return made_input(spark, source, source.python, streaming=streaming)
     read = spark.readStream if streaming else spark.read
@@ -44,16 +46,16 @@ def load_input(spark: SparkSession, source: Input, *, streaming: bool = False) -
         loaded = reader.load()
         return reader.schema(_with_corrupt(loaded.schema)).load() if _keeps_malformed(source) else loaded
     except (AnalysisException, IllegalArgumentException, Py4JJavaError) as error:
-        # For a format that does not exist, Spark raises a plain Java error.
+        # For an unknown format, Spark raises a plain Java error.
         raise ConfigurationError(f"input.format: {first_line(error)}") from error
 
 
 def with_sql(frame: DataFrame, source: Input) -> DataFrame:
-    """The frame with the input's SQL applied to it. ConfigurationError when it is invalid."""
+    """The frame with the input's SQL applied to it. Raises ConfigurationError when the SQL is invalid."""
     if not _keeps_malformed(source):
         return _with_sql(frame, source)
-    # SUBTLE: Spark takes a record for malformed only in the columns that a query needs, so every query needs all of them, and all readings
-    # of the input agree. The sum is never negative, which the optimizer cannot know.
+    # SUBTLE: Spark checks a record only in the columns that a query needs. So this query needs all columns, and all readings of the input
+    # agree which records are malformed. The sum is never negative, which the optimizer cannot know.
     needs_all = reduce(Column.__add__, (F.col(quoted(name)).isNull().cast("int") for name in frame.columns)) >= 0
     is_parsed = needs_all & F.col(_CORRUPT).isNull()
     record = F.concat(
@@ -71,7 +73,7 @@ def with_sql(frame: DataFrame, source: Input) -> DataFrame:
         rows = rows.select("*", F.lit(None).cast("string").alias(ERR))
     if sum(name == ERR for name in rows.columns) > 1:
         return rows  # refused by name later
-    # By position: the SQL may give two columns one name, which is refused by name later.
+    # Columns are matched by position. The SQL may give two columns one name; a later check refuses that name.
     columns = [
         (reason if field.name == ERR else F.lit(None).cast(field.dataType)).alias(field.name) for field in rows.schema
     ]
@@ -92,8 +94,8 @@ def _with_sql(frame: DataFrame, source: Input) -> DataFrame:
 
 
 def careful_options(source: Input) -> dict[str, str]:
-    """The options of the input, and those without which Spark changes rows silently: by default it reads a malformed record as nulls, and
-    the columns of a CSV file by their position, whatever its header says. Options that the user has set stay.
+    """The options of the input, with options that keep Spark from changing rows silently. By default it reads a malformed record as nulls,
+    and matches the columns of a CSV file by position, even if its header differs. Options that the user has set stay.
     """
     given = {name.lower(): value for name, value in source.options.items()}
     kind, options = source.format.lower(), dict(source.options)
@@ -105,7 +107,7 @@ def careful_options(source: Input) -> dict[str, str]:
 
 
 def _decides_malformed(source: Input) -> bool:
-    """Whether records may be malformed and the user leaves it to the sink what becomes of them."""
+    """Whether records may be malformed and the user lets the sink decide what to do with them."""
     given = {name.lower() for name in source.options}
     is_users = {"mode", "columnnameofcorruptrecord"} & given or _CORRUPT in (source.schema or "")
     return source.format.lower() in _TEXTS and not is_users

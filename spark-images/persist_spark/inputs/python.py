@@ -1,7 +1,7 @@
 """An input that a function of the user makes: `load(spark, arguments)` in a module of the image, or in the files of a ConfigMap.
 
-SUBTLE: The files are copied when the driver starts, and executors get the copies through Spark. So the driver and all its executors run one
-text, also those that start after the ConfigMap was changed.
+SUBTLE: the driver copies the files when it starts, and executors get the copies through Spark. So the driver and all its executors run the
+same code, even if an executor starts after a change of the ConfigMap.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from persist_spark.session import set_required
 from persist_spark.spec import ConfigurationError, Input, PythonFunction
 
 _FIELD = "input.python"
-#: What a ConfigMap holds at most. A folder on a laptop has the same limit, so that it fits into one.
+#: The limit of a ConfigMap. A folder on a laptop has the same limit, so that its files fit into a ConfigMap.
 FILES_BYTES_MAX = 1 << 20
 _KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _PACKED = frozenset({".zip", ".egg"})
@@ -35,11 +35,12 @@ _CAUSES_MAX = 5
 
 
 def made_input(spark: SparkSession, source: Input, function: PythonFunction, *, streaming: bool) -> DataFrame:
-    """The frame that the function returns, which is called once. Its SQL is not applied. At most once in a process: Python imports a
-    module once.
+    """Calls the function once and returns its frame, without the input's SQL. Call it at most once in a process, because Python imports a
+    module only once.
 
-    ConfigurationError for files, a module or a function that are missing, for a function with other parameters, and for a result that
-    is no DataFrame of the kind that the sink reads. UserCodeFailed for an exception of the user's code, with its causes and the line.
+    Raises ConfigurationError when files, the module or the function are missing, when the function has other parameters, and when the
+    result is not the kind of DataFrame that the sink reads. Raises UserCodeFailed for an exception of the user's code, with its causes and
+    the line.
     """
     if function.config_map is not None:
         _send(spark, function.config_map, function.folder)
@@ -53,16 +54,16 @@ def made_input(spark: SparkSession, source: Input, function: PythonFunction, *, 
 
 
 def _send(spark: SparkSession, config_map: str, folder: Path | None) -> None:
-    """Copies the files, and puts the copies where the driver's and the executors' Python looks for modules."""
+    """Copies the files to places where the driver's and the executors' Python find modules."""
     where = f"{_FIELD}.configMapName: ConfigMap {config_map}"
     if folder is None or not folder.is_dir():
         raise ConfigurationError(
             f"{where} is not mounted{f' at {folder}' if folder else ''}; outside a cluster, make a folder {config_map} with its files in "
             "the current folder"
         )
-    # Kubernetes links the files into a hidden folder, and exchanges that folder when the ConfigMap changes.
+    # Kubernetes links the files into a hidden folder, and replaces that folder when the ConfigMap changes.
     root = (folder / "..data").resolve() if (folder / "..data").exists() else folder
-    # kubectl too leaves out what no key can name, such as the copies of editors.
+    # Like kubectl, this leaves out files whose names cannot be keys, such as backup files of editors.
     files = [one for one in sorted(root.iterdir()) if one.is_file() and _KEY.fullmatch(one.name)]
     if not files:
         raise ConfigurationError(
@@ -122,7 +123,7 @@ def _check_parameters(load: Any, function: PythonFunction, spark: SparkSession, 
     try:
         signature = inspect.signature(load)
     except (TypeError, ValueError):
-        return  # a function of C may have none
+        return  # a function written in C may have no signature
     try:
         signature.bind(spark, arguments)
     except TypeError as error:
@@ -133,7 +134,7 @@ def _check_parameters(load: Any, function: PythonFunction, spark: SparkSession, 
 
 def _checked(made: Any, function: PythonFunction, *, streaming: bool) -> DataFrame:
     if inspect.iscoroutine(made):
-        made.close()  # Python would warn that nothing awaited it
+        made.close()  # otherwise Python warns that the coroutine was never awaited
     if not isinstance(made, ClassicDataFrame):
         kind = "None" if made is None else f"a {type(made).__module__}.{type(made).__qualname__}"
         raise ConfigurationError(
@@ -152,7 +153,9 @@ def _checked(made: Any, function: PythonFunction, *, streaming: bool) -> DataFra
 
 @contextmanager
 def _users_code(function: PythonFunction, what: str) -> Iterator[None]:
-    """Within, every exception becomes UserCodeFailed. `what` is its beginning. An end of the process is one, SIGTERM is none."""
+    """Within the block, every exception becomes UserCodeFailed. Its message begins with `what`. This includes an exit of the process, but
+    not SIGTERM.
+    """
     try:
         yield
     except Terminated:
@@ -168,7 +171,7 @@ def _users_code(function: PythonFunction, what: str) -> Iterator[None]:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """The error and its causes, the innermost last; of many, the last ones."""
+    """The error and its causes, the innermost last. If there are too many, only the last ones."""
     chain: list[BaseException] = []
     next_one: BaseException | None = error
     while next_one is not None and not any(one is next_one for one in chain):
@@ -184,7 +187,7 @@ def _text(error: BaseException) -> str:
 
 
 def _line(error: BaseException, function: PythonFunction) -> str:
-    """Where in the user's files the error arose, last call first; empty when it arose in none of them."""
+    """The innermost line of the user's files in the error's traceback. Empty when the traceback has none of these files."""
     places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:
         places.append((error.filename, error.lineno))

@@ -1,6 +1,6 @@
 """Options of an input from a mounted Secret: a folder with one file for each option. Must not know: Spark, the other options' meaning.
 
-Every refusal is InvalidUsage and names the Secret, the key and what to do. None shows a value.
+Every refusal is InvalidUsage and names the Secret, the key and the remedy. No message shows a value.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from persist_engine.base.errors import InvalidUsage
 
 def secret_options(field: str, name: str, folder: Path | None, given: Mapping[str, str]) -> dict[str, str]:
     """The options in the Secret `name`, which is mounted at `folder`. `field` is the path of the name in the resource. One line end at the
-    end of a value is not part of it: editors and `echo` write it. Refuses a Secret without keys, and a key that is also among the options
-    `given`, since Spark ignores case in names.
+    end of a value is dropped, because editors and `echo` write it. Refuses a Secret without keys, and a key that is also among the options
+    `given`. The comparison ignores case, as Spark does.
     """
     if folder is None or not folder.is_dir():
         where = f" at {folder}" if folder else ""
@@ -41,7 +41,7 @@ def _value(file: Path, field: str, secret: str) -> str:
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        # Without the cause: it holds the value.
+        # Raised without its cause, because the cause holds the value.
         raise InvalidUsage(f"{field}: key {file.name} of Secret {secret} is not text in UTF-8") from None
     except OSError as error:
         raise InvalidUsage(f"{field}: key {file.name} of Secret {secret} cannot be read: {error.strerror}") from error

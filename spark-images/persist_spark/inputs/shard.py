@@ -1,7 +1,7 @@
-"""A shard as the input of a sink: its contents at one time for a run, its contents and then its changes for a stream.
+"""A shard as the input of a sink. A run reads its contents at one time. A stream reads its contents and then its changes.
 
-A run reads at a time that the driver chooses once, under a leased reader of its own, so that the time stays readable however often the run
-reads its input.
+The driver chooses the time of a run once, and holds it with its own leased reader. So the time stays readable however often the run reads
+its input.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from persist_spark.source.names import with_shard_id
 from persist_spark.source.stream_read import StreamOptions, stream_row_type
 from persist_spark.spec import TARGET_PART_BYTES, ConfigurationError, SinkSpec
 
-#: The columns of a stream before the fields of its rows: the time of an update, and how often it adds its row.
+#: The columns of a stream before the fields of its rows: the time of an update, and its diff.
 TIME, DIFF = "_time", "_diff"
 
 
@@ -36,14 +36,14 @@ class RunInput:
     """The input of one run."""
 
     read: Callable[[], DataFrame]
-    """Every call shows the same rows, as far as the source can do that. A shard can."""
+    """Every call shows the same rows, if the source can do that. A shard can."""
     upper: int | None = None
-    """Of a shard: everything at times before this one is read."""
+    """For a shard: the run reads all updates at times before this one."""
 
 
 def resolved(spec: SinkSpec) -> SinkSpec:
-    """The sink with the id of the shard that it reads in the place of a name. ConfigurationError for a name that leads to no shard, for the
-    shard that the sink writes, and for a condition or columns that the shard does not have.
+    """Replaces the name of the input shard by its id. Raises ConfigurationError for a name without a shard, for the shard that the sink
+    writes, and for a condition or columns that do not fit the shard.
     """
     if not spec.input.is_shard:
         return spec
@@ -51,7 +51,7 @@ def resolved(spec: SinkSpec) -> SinkSpec:
         options = with_shard_id(spec.input.options)
     if options["shard"] == spec.shard_id and _is_of_the_sink(options, spec):
         raise ConfigurationError(f"input.shard.name: the sink writes shard {spec.shard_id}, so it cannot read it")
-    with _explained():  # Spark would show a stack of Python for what is wrong here
+    with _explained():  # found later, the same errors would be a Python stack in Spark's error
         if spec.stream is not None:
             stream_row_type(StreamOptions.parse(options))
         else:
@@ -65,7 +65,7 @@ def resolved(spec: SinkSpec) -> SinkSpec:
 
 
 def _is_of_the_sink(options: Mapping[str, str], spec: SinkSpec) -> bool:
-    """Whether the stores of the input are those of the sink, however their addresses are written."""
+    """Whether the input and the sink have the same stores, even if their addresses are written differently."""
     if options["blob"] == spec.blob:
         return True
     source = Location(blob=options["blob"], consensus=options["consensus"])
@@ -87,7 +87,7 @@ def _opened(location: Location) -> PersistClient:
 
 @contextmanager
 def named_input(spec: SinkSpec) -> Iterator[None]:
-    """Within, errors name the input as the user wrote it: `input.shard` or `input.python` in the place of `input.format`."""
+    """Within the block, errors name the input as the user wrote it: `input.shard` or `input.python` instead of `input.format`."""
     try:
         yield
     except ConfigurationError as error:
@@ -105,9 +105,9 @@ def named_input(spec: SinkSpec) -> Iterator[None]:
 
 @contextmanager
 def opened_input(spark: SparkSession, spec: SinkSpec, *, env: Env) -> Iterator[RunInput]:
-    """What the sink reads in one run. The rows of a shard are readable within the block: a row that it holds n times comes n times.
+    """Yields the input of one run. The rows of a shard are readable within the block. A row that the shard holds n times comes n times.
 
-    ConfigurationError for a shard without a time that is complete, and for a time before its since or after its last complete time.
+    Raises ConfigurationError for a shard without a complete time, and for a time before its since or after its last complete time.
     """
     if spec.input.python is not None:
         register(spark, blob=spec.blob, consensus=spec.consensus)
@@ -138,8 +138,8 @@ def opened_input(spark: SparkSession, spec: SinkSpec, *, env: Env) -> Iterator[R
 
 
 def flat_changes(changes: DataFrame, spec: SinkSpec) -> DataFrame:
-    """The updates of a stream as flat rows: `_time`, `_diff`, the fields of the key, the fields of the value. A sink without SQL gets those
-    of the first two that its envelope names. ConfigurationError when two columns have one name.
+    """The updates of a stream as flat rows: `_time`, `_diff`, the fields of the key, the fields of the value. Without SQL, a sink gets
+    `_time` and `_diff` only if its envelope names them. Raises ConfigurationError when two columns have one name.
     """
     fields = [(side, name) for side in ("key", "val") for name in changes.schema[side].dataType.names]
     names = [TIME, DIFF, *(name for _, name in fields)]
@@ -158,8 +158,8 @@ def flat_changes(changes: DataFrame, spec: SinkSpec) -> DataFrame:
 
 
 def check_continues(spec: SinkSpec, offsets: str | None) -> None:
-    """Checks that the shard still knows what happened after the batch that ends at Spark's `offsets`. ConfigurationError when its since has
-    passed that: the stream would have to skip changes.
+    """Checks that the shard still has the changes after the batch that ends at Spark's `offsets`. Raises ConfigurationError when the
+    shard's since has passed them, because the stream would have to skip changes.
     """
     before = read_before(spec, offsets)
     if before is None:
@@ -176,8 +176,8 @@ def check_continues(spec: SinkSpec, offsets: str | None) -> None:
 
 
 def read_before(spec: SinkSpec, offsets: str | None) -> int | None:
-    """The time before which a stream has read everything, after the batch that ends at Spark's `offsets`. None for an input that is no
-    shard, and before the first batch.
+    """The time before which a stream has read all updates, after the batch that ends at Spark's `offsets`. None before the first batch, and
+    for an input that is not a shard.
     """
     if not spec.input.is_shard or offsets is None:
         return None

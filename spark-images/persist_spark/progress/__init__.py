@@ -1,1 +1,1 @@
-"""What a run reports about itself while it goes on."""
+"""The reports of a run about itself while it runs."""

@@ -1,7 +1,7 @@
-"""Hides secrets in all that a process writes: its own output, and that of the Java process which it starts. Must not know: what is secret.
+"""Hides secrets in the output of this process and of the Java process that it starts. Must not know: what is secret.
 
-SUBTLE: Java writes to the file descriptors that it inherits, so the descriptors themselves lead through a pipe. Its logs show the texts of
-errors, in which a connector may quote a password.
+SUBTLE: Java writes to the file descriptors that it inherits, so the descriptors themselves lead through a pipe. Java's logs contain the
+texts of errors, in which a connector may quote a password.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from persist_engine.base.secrets import HIDDEN
 
 _CHUNK = 1 << 16
-#: A line is passed on in pieces from this length on, so that a line without an end takes no memory.
+#: A line of at least this length is passed on in pieces, so that a line without an end does not fill the memory.
 _LINE_MAX = 1 << 20
 _DRAINED_S = 5.0
 _STDOUT, _STDERR = 1, 2
@@ -31,7 +31,7 @@ def hide(data: bytes, secrets: Sequence[bytes]) -> bytes:
 
 
 def forms(secrets: Sequence[str]) -> list[bytes]:
-    """The byte strings to look for, longest first: each secret as it is, and as a JSON text has it."""
+    """The byte strings to hide, longest first: each secret unchanged, and in the form that it has in JSON text."""
     written = {
         form
         for one in secrets
@@ -43,9 +43,9 @@ def forms(secrets: Sequence[str]) -> list[bytes]:
 
 @contextmanager
 def hidden_output(secrets: Sequence[str]) -> Iterator[None]:
-    """In the block, whatever this process and those that it starts write to stdout and stderr has `secrets` hidden. Without secrets,
-    nothing changes. Afterwards this process writes directly again, and what was written in the block has been passed on. The processes
-    that it started go on writing through the filter, until this process ends.
+    """Within the block, hides `secrets` in the stdout and stderr of this process and of the processes that it starts. Without secrets,
+    nothing changes. After the block this process writes directly again, and all output of the block has been passed on. The processes that
+    it started still write through the filter, until this process ends.
     """
     looked_for = forms(secrets)
     if not looked_for:
@@ -65,7 +65,7 @@ class _Filtered:
     def __init__(self, descriptor: int, secrets: list[bytes]) -> None:
         self._descriptor, self._secrets = descriptor, secrets
         self._overlap = max(map(len, secrets)) - 1
-        #: Written into the pipe by `drain`. No text of a log contains it.
+        #: `drain` writes it into the pipe. No log text contains it.
         self._mark = b"\x00persist-hidden-output\x00\n"
         self._drained = threading.Semaphore(0)
         _flush()
@@ -75,15 +75,15 @@ class _Filtered:
         threading.Thread(name=f"hidden-output-{descriptor}", target=self._copy, daemon=True).start()
 
     def restore(self) -> None:
-        """Writes directly again, after what was written before has been passed on."""
+        """Makes the process write directly again, after all earlier output has been passed on."""
         _flush()
         self.drain()
         os.dup2(self._target, self._descriptor)
-        # The last lines of the processes that go on.
+        # Passes on the last lines of processes that are still running.
         atexit.register(self.drain)
 
     def drain(self) -> None:
-        """Waits until all that was written before is passed on."""
+        """Waits until all earlier output has been passed on."""
         with suppress(OSError):
             os.write(self._end, self._mark)
             self._drained.acquire(timeout=_DRAINED_S)
@@ -110,7 +110,7 @@ class _Filtered:
         self._write(hide(data, self._secrets))
 
     def _write(self, data: bytes) -> None:
-        with suppress(OSError):  # nothing reads the output of this process any more
+        with suppress(OSError):  # no process reads this output any more
             while data:
                 data = data[os.write(self._target, data) :]
 

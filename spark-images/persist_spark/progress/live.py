@@ -1,5 +1,5 @@
 """The newest numbers of a run, as one JSON object of at most `TEXT_MAX` characters. Collects them from the events of the run's log, and
-from what Spark counts. Thread-safe. Must not know: the readers.
+from Spark's counts. Thread-safe. Must not know: the readers.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-#: The limit of the object as text. It has a fixed set of fields with numbers of at most 20 digits.
+#: The limit of the object as text. The object has a fixed set of fields with numbers of at most 20 digits.
 TEXT_MAX = 1024
 
 
 class Stage(enum.StrEnum):
-    """What a run does now. A stream has one stage for all of its batches: a stage that changes every second would tell nothing."""
+    """The present stage of a run. A stream has one stage for all of its batches, because a stage that changes every second is of no use."""
 
     READING = "Reading"
-    """Executors read the input, and stage what is to be written."""
+    """Executors read the input, and stage batches."""
     APPENDING = "Appending"
-    """The driver appends what the executors staged."""
+    """The driver appends the staged batches."""
     STREAMING = "Streaming"
     """The stream waits for rows, or commits a batch."""
     STANDING_BY = "StandingBy"
-    """The stream writes nothing. It follows the driver that does, and nothing decides yet whether it would write the same."""
+    """The stream writes nothing. It follows the writing driver, and has not yet proven whether it would write the same updates."""
     PROVEN = "Proven"
-    """As StandingBy: it would have written what that driver wrote; a ReadOnly stream: nothing."""
+    """Like StandingBy, but it would have written the same updates as the writing driver; a ReadOnly stream would have written nothing."""
     DIFFERS = "Differs"
-    """As StandingBy: it would have written something else; a ReadOnly stream: something."""
+    """Like StandingBy, but it would have written other updates; a ReadOnly stream would have written updates."""
 
 
 class Live:
-    """The numbers of one run. The field names are those of the JSON object; a number that is not known yet is absent."""
+    """The numbers of one run, by the field names of the JSON object. A number that is not known yet is absent."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -42,12 +42,12 @@ class Live:
         self._numbers: dict[str, int] = {}
 
     def note(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Takes one event of the run's log. Other events change nothing."""
+        """Records one event of the run's log. Ignores unknown events."""
         with self._lock:
             match event:
                 case "position":
                     if self._stage is not Stage.STREAMING:
-                        self._numbers = {}  # those of a standby say nothing of what the stream writes
+                        self._numbers = {}  # the numbers of a standby do not describe what the stream writes
                     self._stage = Stage.STREAMING
                 case "batch":
                     self._add(batches=1, rows_read=fields["rows"], updates_written=fields["updates"])
@@ -73,9 +73,8 @@ class Live:
                     self._set(rows_read=fields["rows"], errors=fields["errors"])
 
     def count(self, spark: SparkSession) -> None:
-        """Takes Spark's own counts: tasks of the stages that run; bytes, time in tasks and in
-        garbage collection, bytes that shuffles wrote; and, while the input of a single run is read, rows. Py4J's errors
-        when Spark has stopped.
+        """Records Spark's own counts: tasks of the running stages; bytes; time in tasks and in garbage collection; bytes that shuffles
+        wrote; and, while the input of a single run is read, rows. Raises Py4J's errors when Spark has stopped.
         """
         store = spark.sparkContext._jsc.sc().statusStore()
         active = _items(store.activeStages())
@@ -90,7 +89,7 @@ class Live:
                 shuffle_bytes=sum(one.totalShuffleWrite() for one in executors),
             )
             if self._stage is Stage.READING:
-                # A stage leaves the list when it ends, so the numbers of ended stages are kept by the greatest sum.
+                # A stage leaves the list when it ends, so the greatest sum keeps the numbers of ended stages.
                 self._numbers["rows_read"] = max(
                     self._numbers.get("rows_read", 0), sum(one.inputRecords() for one in active)
                 )

@@ -1,4 +1,4 @@
-"""Publishes the numbers of a run while it goes on, in a thread. Where: a file, or an annotation of an object of the API server."""
+"""Publishes the numbers of a run while it runs, in a thread, into a file or into an annotation of an object of the API server."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pyspark.sql import SparkSession
 from persist_spark.progress.live import Live, Stage
 from persist_spark.report import Log
 
-#: How often numbers are published. Each publication to the API server is one request, and wakes the operator once.
+#: The intervals of publications. Each publication to the API server is one request, and wakes the operator once.
 FILE_INTERVAL_S, OBJECT_INTERVAL_S = 1.0, 30.0
-#: How often the thread looks at the stage and at Spark's counts.
+#: The interval at which the thread reads the stage and Spark's counts.
 LOOK_S = 1.0
 _TIMEOUT_S = 10.0
 #: Where Kubernetes mounts the token of a pod and the certificate of its API server.
@@ -27,7 +27,7 @@ Publish = Callable[[str], None]
 
 
 def to_file(path: Path) -> Publish:
-    """Publishes into a file, which always holds a whole object."""
+    """Publishes into a file. The file always holds a complete object."""
 
     def publish(text: str) -> None:
         temporary = path.with_suffix(".tmp")
@@ -61,10 +61,10 @@ def to_annotation(target: str, *, account: Path = _ACCOUNT) -> Publish:
 def published(
     live: Live, target: str, spark: SparkSession, log: Log, *, interval_s: float | None = None, look_s: float = LOOK_S
 ) -> Iterator[None]:
-    """While the body runs, publishes `live` to `target`: an http(s) URL as of `to_annotation`, or the path of a file. A new stage is
-    published within `look_s`, new numbers every `interval_s` (None: as fits the target). The thread has ended on return.
+    """While the body runs, publishes `live` to `target`: an http(s) URL for `to_annotation`, or the path of a file. A new stage is
+    published within `look_s`, new numbers every `interval_s` (None: the interval of the target). The thread has ended on return.
 
-    Errors are logged, each kind of error once in a row, and stop nothing.
+    Logs errors, each kind of error once in a row, and continues.
     """
     is_url = urlsplit(target).scheme in {"http", "https"}
     publish = to_annotation(target) if is_url else to_file(Path(target))
@@ -81,7 +81,7 @@ def published(
 
 
 class _Teller:
-    """What was published last, and when the next publication is due. For one thread, beside `stopped`."""
+    """Publishes one run. It knows the last published object and when the next publication is due. For one thread, except `stopped`."""
 
     def __init__(self, live: Live, publish: Publish, *, interval_s: float) -> None:
         self.live, self.publish, self.interval_s = live, publish, interval_s
@@ -91,20 +91,20 @@ class _Teller:
         self.waited_s = 0.0
 
     def repeat(self, spark: SparkSession, log: Log, *, look_s: float) -> None:
-        """Looks every `look_s`, until `stopped` is set."""
+        """Reads the numbers every `look_s`, until `stopped` is set."""
         refused = ""
         while not self.stopped.wait(look_s):
             self.waited_s += look_s
             try:
                 self.live.count(spark)
                 refused = "" if self._tell() else refused
-            except Exception as error:  # noqa: BLE001 - progress is a courtesy; a run must not fail for it
+            except Exception as error:  # noqa: BLE001 - progress is optional; a run must not fail because of it
                 if type(error).__name__ != refused:
                     refused = type(error).__name__
                     log.event("progress_not_published", error=f"{refused}: {error}"[:500])
 
     def _tell(self) -> bool:
-        """Whether something was published now."""
+        """Publishes if a publication is due. Returns whether it did."""
         stage, text = self.live.stage, self.live.text()
         is_due = stage != self.stage or self.waited_s >= self.interval_s
         # A refused text is tried again, but not before its interval: the target may be overloaded.

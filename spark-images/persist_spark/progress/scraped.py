@@ -1,6 +1,6 @@
-"""What the engine counts in the process of a driver: served to Prometheus while the run goes on, and tallied for its report.
+"""The engine's metrics in the process of a driver. They are served to Prometheus while the run lasts, and tallied for its report.
 
-Must not know: what is counted. Executors count nothing: their Python workers come and go with tasks.
+Must not know: what is counted. Executors count nothing, because their Python workers start and end with tasks.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Meters:
 
     @contextmanager
     def served(self, port: int | None, log: Log) -> Iterator[None]:
-        """While the body runs, serves `/metrics` on `port` of every address; nothing without a port. A port that is taken is logged, and
-        the body runs all the same: a run must not fail for its counts.
+        """While the body runs, serves `/metrics` on `port` of every address. Serves nothing without a port. If the port is taken, it logs
+        that, and the body still runs, because a run must not fail because of its metrics.
         """
         if port is None:
             yield

@@ -33,11 +33,11 @@ _ERR = "err"
 
 
 def delete(table: TableShard, where: str | Column) -> int:
-    """Removes the rows of `table` that satisfy `where` and returns their number, counted with their copies. All go at one time, or none.
+    """Removes the rows of `table` that satisfy `where`, all at one time or none, and returns their number, counted with their copies.
 
-    Rows that do not satisfy it stay, also those that other writers add meanwhile. Of the rows that satisfy it, those that others add
-    meanwhile may stay. Spark's AnalysisException for a condition without a meaning; Unavailable when other writers were faster for too
-    long, and then nothing was deleted; other errors of the stores leave it open.
+    Rows that do not satisfy it stay, even if other writers add them meanwhile. Rows that satisfy it and that other writers add meanwhile
+    may stay. Raises Spark's AnalysisException for a condition that Spark does not understand; Unavailable when other writers were faster
+    for too long, and then nothing was deleted. After other errors of the stores the rows may be deleted or not.
     """
     schema = table.schema()
     if isinstance(where, str):
