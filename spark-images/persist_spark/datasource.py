@@ -1,6 +1,6 @@
 """The Spark data source `persist`: `register(spark)`, then `spark.read.format("persist").option("shard", ...).load()`.
-It reads a shard at one time, or its changes between two, in batch mode; `source/` writes and streams. The times are chosen when the frame
-is loaded and never change.
+It reads a shard at one time, or its changes between two times, in batch mode; `source/` writes and streams. The times are chosen when the
+frame is loaded and never change.
 
 Spark loads and plans in Python workers that end afterwards, so neither step opens the shard. Both send requests to the session's keeper
 (`keeper`), which lives in the driver's process and keeps a frame's data as long as the frame can be read. Without a keeper (Spark Connect,
@@ -43,8 +43,8 @@ from persist_spark.source.loaded import (
 )
 from persist_spark.source.names import with_shard_id
 
-# Spark starts a Python process for each load and each plan, and ends it afterwards. What a process imports is most of its time, so what
-# reads and writes rows loads where it is used.
+# Spark starts a Python process for each load and each plan, and ends it afterwards. Imports take most of its time, so the modules that read
+# and write rows are imported where they are used.
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
@@ -54,10 +54,12 @@ if TYPE_CHECKING:
 
 #: The lease of a read that was planned without a keeper.
 LEASE_MS = 6 * 60 * 60 * 1000
-#: How long the actions of one frame use the plan, and so the lease, of an earlier one. An action then has half of the lease left to read.
+#: How long later actions of one frame use the plan, and so the lease, of the first action. An action then has at least half of the lease
+#: left.
 KEEP_MS = LEASE_MS // 2
 _PART_BYTES = 128 << 20
-#: What Spark redacts: options in plans. Texts too, because Spark Connect shows the request of a client in its page and in the event log.
+#: Spark's settings for redaction of options in plans and of texts. Texts matter because Spark Connect shows a client's request in its page
+#: and in the event log.
 _REDACTION, _REDACTION_OF_TEXTS = "spark.sql.redaction.options.regex", "spark.sql.redaction.string.regex"
 #: A URL with a user or a password, up to its host.
 _CREDENTIALS = r"://\S*@"
@@ -66,8 +68,8 @@ _CREDENTIALS = r"://\S*@"
 class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no types here: its classes are Any
     """Format `persist`. Options: docs/spark.md.
 
-    SUBTLE: its reader must not have `pushFilters`. Spark stores the filters of the scan planned last in an object that all scans of one
-    frame share, so every scan would read the rows of the last one (docs/upstream).
+    SUBTLE: its reader must not have `pushFilters`. Spark stores the filters of the last planned scan in an object that all scans of one
+    frame share, so every scan would read the rows of that scan (docs/upstream).
     """
 
     keeper: ClassVar[str | None] = None
@@ -92,7 +94,7 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
         return FORMAT
 
     def schema(self) -> T.StructType:
-        """The columns of the frame. Also chooses the frame's contents; they are fixed from here on, because Spark keeps this object."""
+        """The columns of the frame. This call also fixes the frame's contents, because Spark keeps this object."""
         self.options = with_shard_id(self.options)
         if is_of_stream(self.options):
             from persist_spark.source.stream_read import StreamOptions, stream_row_type
@@ -121,14 +123,14 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
         self.options = with_shard_id(self.options)
         options = Options.parse(self.options)
         if options.table is not None or self.is_look:
-            if self.table is None:  # each plan would read it anew, and scans of one frame could differ
+            if self.table is None:  # otherwise each plan would read the table anew, and scans of one frame could differ
                 raise InvalidUsage(f"option table: {options.table} has columns of its own; load it without a schema")
             from persist_spark.source.metadata import TableReader
 
             return TableReader(options, self.table, schema)
         if self.loaded is None:
             if self.keeper is None and not options.is_pinned and not self.is_empty:
-                # Otherwise each plan would choose a time, and scans of one frame could differ.
+                # Without this check each plan would choose a time, and scans of one frame could differ.
                 needed = "option as_of" if options.feed is None else "options from and to as times"
                 raise InvalidUsage(f"format persist with a schema of your own needs the {needed} in this session")
             self.schema()
@@ -156,9 +158,9 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
 
 
 def register(spark: SparkSession, *, blob: str | None = None, consensus: str | None = None) -> None:
-    """Registers the format `persist` with the session, and from then on keeps the data of its frames as long as they can be read.
-    `blob` and `consensus` are the stores of loads and writes that name none. Idempotent; another call replaces the stores. Options that
-    are URLs with credentials are redacted in the session's plans. Sessions that `newSession` of this one makes know the format too.
+    """Registers the format `persist` with the session. From then on the data of its frames are kept as long as they can be read. `blob` and
+    `consensus` are the default stores of loads and writes. Idempotent; another call replaces the stores. Spark redacts options with
+    credentials in the session's plans. Sessions from `newSession` also know the format.
     """
     from persist_spark.session_frames import active, keeper_of
     from persist_spark.source.connect_frames import pin_frames_at_load
@@ -171,11 +173,11 @@ def register(spark: SparkSession, *, blob: str | None = None, consensus: str | N
         address = None
     else:
         address = keeper_of(spark.sparkContext, stores).address
-    # A class created here is pickled by value, and so carries the address to Spark's Python workers.
+    # A class created here is pickled by value, so it brings the address to Spark's Python workers.
     members = {"keeper": address, "stores": stores}
     for name in (_REDACTION, _REDACTION_OF_TEXTS) if on_connect else (_REDACTION,):
         redacted = spark.conf.get(name) or ""
-        if _CREDENTIALS not in redacted:  # by default Spark's plans, logs and UI show the options of a view
+        if _CREDENTIALS not in redacted:  # by default Spark's plans, logs and UI show a view's options
             spark.conf.set(name, f"{redacted}|{_CREDENTIALS}" if redacted else _CREDENTIALS)
     with nullcontext() if on_connect else active(spark):
         spark.dataSource.register(type(PersistDataSource.__name__, (PersistDataSource,), members))
@@ -184,8 +186,10 @@ def register(spark: SparkSession, *, blob: str | None = None, consensus: str | N
 
 
 def _follow_new_sessions(kind: type[SparkSession]) -> None:
-    """SUBTLE: replaces `newSession` of this class, once per process. A new session of Spark has none of the formats that were registered in
-    Python, and Spark's error says of them only that it does not find them.
+    """Registers the format in each session that `newSession` makes.
+
+    SUBTLE: replaces `newSession` of this class, once per process. A new Spark session lacks the formats that were registered in Python, and
+    Spark's error only says that it does not find them.
     """
     from persist_spark.source.names import stores_of
 
@@ -205,19 +209,19 @@ def _follow_new_sessions(kind: type[SparkSession]) -> None:
 
 
 def is_connect(spark: SparkSession) -> bool:
-    """Whether the session is one of Spark Connect, whose client is not the driver."""
+    """Whether this is a session of Spark Connect, whose client is not the driver."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 @dataclass
 class SplitPartition(InputPartition):  # type: ignore[misc]  # as above
-    """One split of the snapshot, as bytes. Reading it needs the blob store alone."""
+    """One split of the snapshot, as bytes. Reading it needs only the blob store."""
 
     split: bytes
 
 
 class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
-    """The reads of one frame."""
+    """Reads for one frame."""
 
     def __init__(
         self,
@@ -229,7 +233,7 @@ class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
         *,
         is_named: bool,
     ) -> None:
-        """`is_named`: the frame has the same name at every plan."""
+        """`is_named`: whether the frame has the same name in every plan."""
         self.options = options
         self.row_type = schema
         self.frame = frame
@@ -238,7 +242,7 @@ class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
         self.is_named = is_named
 
     def partitions(self) -> Sequence[SplitPartition]:
-        """The splits of the frame. InvalidUsage when the frame's columns do not fit the user's schema."""
+        """The splits of the frame. Raises InvalidUsage when the frame's columns do not fit the user's schema."""
         if self.address is not None:
             splits = keeper.splits(self.address, self.frame, self.row_type)
         elif self.is_named:
@@ -276,7 +280,7 @@ class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
 
 
 def _look_alone(options: Options, ddl: str | None) -> LoadedFrame:
-    """A load without a keeper: chooses the contents, and holds nothing. `ddl`: the option with the schema of an earlier load."""
+    """Loads without a keeper. Chooses the contents and holds nothing. `ddl`: the option with the schema of an earlier load."""
     from persist_engine.rows.schema import Schema
 
     held = _held_here()
@@ -287,7 +291,7 @@ def _look_alone(options: Options, ddl: str | None) -> LoadedFrame:
 
 
 def _splits_alone(frame: str, options: Options, loaded: LoadedFrame, asked: T.StructType) -> list[bytes]:
-    """A plan without a keeper. It leaves a lease behind for the executors."""
+    """Plans without a keeper. Leaves a lease for the executors."""
     if loaded.as_of is None:
         return []
     from persist_engine.rows.schema import Schema
@@ -312,7 +316,7 @@ def _held_here(lease_ms: int | None = None) -> HeldFrames:
 
 @contextmanager
 def explaining_lost_blobs() -> Iterator[None]:
-    """Adds to MissingBlob why the blob may be missing, and what to do."""
+    """Adds to MissingBlob the likely cause and the remedy."""
     try:
         yield
     except MissingBlob as error:

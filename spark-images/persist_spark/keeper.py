@@ -33,17 +33,17 @@ from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls i
 from persist_spark.options import Options
 from persist_spark.source.loaded import LoadedFrame
 
-if TYPE_CHECKING:  # a planner imports this module for its requests alone
+if TYPE_CHECKING:  # a planner imports this module only for its requests
     from persist_engine import Location
 
     from persist_spark.held_frames import HeldFrames
     from persist_spark.source.native import PlainFiles
 
-#: How often the keeper checks whether a frame or the session has ended.
+#: The interval at which the keeper checks whether a frame or the session has ended.
 WATCH_INTERVAL_S = 0.5
-#: How often the keeper advances since to the oldest frame.
+#: The interval at which the keeper advances since to the oldest frame.
 ADVANCE_INTERVAL_S = 30.0
-#: How long the exit of the process waits for the release of its leases. If the store does not answer in time, they expire by themselves.
+#: How long the exit of the process waits for the release of its leases. If the store does not answer in time, the leases expire later.
 EXIT_TIMEOUT_S = 5.0
 _ACCEPT_PAUSE_S = 0.1
 #: The longest path, without the socket's own name, that fits the address of a Unix socket.
@@ -91,8 +91,8 @@ class Keeper:
         return self._closed.is_set()
 
     def plain(self, frame: str, options: Mapping[str, str]) -> PlainFiles | None:
-        """Loads `frame` as `load` does, from this process. The files that Spark can read in its place; None when it cannot. Loads nothing
-        when the options alone rule that out.
+        """Loads `frame` like `load`, in this process. Returns the files that Spark itself can read for the frame, or None when there are
+        none. Loads nothing when the options already rule such files out.
         """
         parsed = Options.parse(options)
         if not parsed.is_of_plain_rows or folder_of(parsed.location.blob) is None:
@@ -101,22 +101,20 @@ class Keeper:
         return self._held.plain(frame)
 
     def forget(self, frame: str) -> None:
-        """Schedules the release of a frame that nothing can read any more. Does not wait. Idempotent, also for a frame that was never
-        loaded.
-        """
+        """Schedules the release of a frame that can no longer be read. Does not wait. Idempotent. The frame need not have been loaded."""
         location = self._held.location_of(frame)
         if location is not None:
             self._dead_at(location).put(frame)
 
     def close(self) -> None:
-        """Drops all frames and releases their leases. Idempotent: the first call does the work, and others wait for it."""
+        """Drops all frames and releases their leases. Idempotent: the first call does the work, and other calls wait for it."""
         if self._closing.is_set():
             self._closed.wait()
             return
         self._closing.set()
         atexit.unregister(self.close_at_exit)
         try:
-            # Wakes the accepting thread, which closing the listener would not do.
+            # Wakes the accepting thread. Closing the listener would not wake it.
             with suppress(OSError), socket.socket(socket.AF_UNIX) as knock:
                 knock.connect(self.address)
             self.on_close()
@@ -127,7 +125,9 @@ class Keeper:
             self._closed.set()
 
     def close_at_exit(self) -> None:
-        """Closes, for EXIT_TIMEOUT_S at most: what is not released by then expires by itself. The process must end then. Idempotent."""
+        """Closes within EXIT_TIMEOUT_S. Leases that are not released by then will expire. The process must end after this call.
+        Idempotent.
+        """
         if os.getpid() != self._pid:  # in a forked child: the leases belong to the parent
             return
         closer = threading.Thread(target=self.close, name="persist-keeper-exit", daemon=True)
@@ -145,8 +145,8 @@ class Keeper:
                 self._dead_at(location)
 
     def _dead_at(self, location: Location) -> queue.SimpleQueue[str]:
-        """The dead frames of a location, which has a thread of its own while it has frames: a store that does not answer keeps no lease of
-        another one, and `_watch` notices the end of the session meanwhile.
+        """The queue of dead frames of a location. Each location with frames has its own thread. So a store that does not answer delays no
+        lease of another store, and `_watch` still notices the end of the session.
         """
         with self._dead_lock:
             if location not in self._dead:
@@ -161,7 +161,7 @@ class Keeper:
         due_s = env.monotonic_s() + ADVANCE_INTERVAL_S
         while not self._closing.is_set():
             left_s = due_s - env.monotonic_s()
-            if left_s <= 0:  # also while frames end all the time
+            if left_s <= 0:  # even if frames end all the time
                 if self._has_ended(location, dead):
                     return
                 self._held.advance(location)
@@ -171,7 +171,7 @@ class Keeper:
                 self._held.drop(dead.get(timeout=left_s))
 
     def _has_ended(self, location: Location, dead: queue.SimpleQueue[str]) -> bool:
-        """Whether no frame of the location is left. Its next one then begins another thread."""
+        """Whether the location has no frame left. Its next frame then starts another thread."""
         with self._dead_lock:
             if not dead.empty() or location in self._held.locations:
                 return False
@@ -214,14 +214,14 @@ class Keeper:
 
 
 def load(address: str, frame: str, options: Mapping[str, str]) -> LoadedFrame:
-    """HeldFrames.load, by the keeper at `address`. Unavailable when no keeper answers there."""
+    """Calls HeldFrames.load at the keeper at `address`. Raises Unavailable when no keeper answers there."""
     answer = _ask(address, {"ask": "load", "frame": frame, "options": dict(options)})
     assert isinstance(answer, LoadedFrame)
     return answer
 
 
 def splits(address: str, frame: str, row_type: T.StructType) -> list[bytes]:
-    """HeldFrames.splits, by the keeper at `address`. Unavailable when no keeper answers there."""
+    """Calls HeldFrames.splits at the keeper at `address`. Raises Unavailable when no keeper answers there."""
     answer = _ask(address, {"ask": "splits", "frame": frame, "row_type": row_type.jsonValue()})
     assert isinstance(answer, list)
     return answer

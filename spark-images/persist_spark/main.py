@@ -47,7 +47,7 @@ _BACKEND_ARGUMENTS = {
 #: Spark reads the run's secret from a file only when it knows that it is on Kubernetes. An executor would learn that from the driver, but
 #: must authenticate first.
 _MASTER = "-Dspark.master=k8s://executor"
-#: As `persist maintain compact --record-days`.
+#: The same limit as in `persist maintain compact --record-days`.
 _RECORD_DAYS_MAX = 3650
 _JAVA_OPTION = re.compile(r"SPARK_JAVA_OPT_(\d+)")
 
@@ -149,10 +149,10 @@ def _add_driver_options(driver: argparse.ArgumentParser) -> None:
 
 
 def use_properties(file: Path, environ: MutableMapping[str, str], own: Mapping[str, str] | None = None) -> None:
-    """Has the Spark that this process starts read `file`, and neither arguments nor a configuration folder of the environment. `own`:
-    settings that only the pod knows, which win against the file. Of an address in IPv6, Spark wants brackets.
+    """Makes the Spark that this process starts read `file`, and neither arguments nor a configuration folder of the environment. `own`:
+    settings that only the pod knows, which override the file. Spark needs brackets around an IPv6 address.
 
-    Spark would put the folder on the JVM's class path. A folder with files there keeps the JVM from using archived classes, which are a
+    Spark would put the folder on the JVM's class path. A folder with files there keeps the JVM from using archived classes, which save a
     third of the CPU time of its start.
     """
     environ.pop("SPARK_CONF_DIR", None)
@@ -171,16 +171,16 @@ def run_driver(
     promote: Path | None = None,
     metrics_port: int | None = None,
 ) -> int:
-    """Runs the sink and writes a report in every case. Returns the exit code. `options`: the folder with options of the input that are
-    secret; `code`: that with the files of its ConfigMap; `progress`: where to tell what the run does; `promote`: the file that orders a
-    stream on standby to take over; `metrics_port`: where to serve what the engine counts.
+    """Runs the sink and writes a report in every case. Returns the exit code. `options`: the folder with secret options of the input;
+    `code`: the folder with the files of its ConfigMap; `progress`: the place for the run's progress; `promote`: the file that orders a
+    stream on standby to take over; `metrics_port`: the port for the engine's metrics.
     """
     from persist_spark.progress.scraped import Meters
 
     env, meters = SystemEnv(), Meters()
     started = env.monotonic_s()
     signal.signal(signal.SIGTERM, _terminate)
-    # Driver and executors run the same image and use the same interpreter, whichever `python3` is on the path.
+    # Driver and executors run the same image and must use the same interpreter, not the `python3` on the path.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     give_back_freed_memory()
     spec: SinkSpec | None = None
@@ -213,7 +213,7 @@ def _run(
 
     stop = threading.Event()
     if spec.stream is not None:
-        # Not an exception: the batch in flight is committed before the stream ends.
+        # The signal raises no exception, so that the batch in flight is committed before the stream ends.
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
     log.event("starting", envelope=spec.envelope.type, format=spec.input.format)
     spark = start_session(f"persist sink {spec.sink_id}")
@@ -260,19 +260,19 @@ def run_compact(spec: CompactionSpec, report_path: Path | None) -> int:
 
 
 def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
-    # An exception, so that the stack unwinds: leases are released and Spark is stopped.
+    # The exception unwinds the stack, so that leases are released and Spark is stopped.
     raise Terminated("stopped by SIGTERM; the run was not finished")
 
 
 def become_executor(environ: Mapping[str, str]) -> NoReturn:
-    """Replaces this process by the executor's JVM, which then gets the signals, the exit code and the memory limit."""
+    """Replaces this process by the executor's JVM. The JVM then gets the signals and the memory limit, and its exit code counts."""
     command = executor_command(environ)
     home = {"SPARK_HOME": str(_spark_home(environ)), "PYSPARK_PYTHON": environ.get("PYSPARK_PYTHON", sys.executable)}
     os.execve(command[0], command, {**environ, **home})  # noqa: S606 - no shell: that is the point
 
 
 def executor_command(environ: Mapping[str, str]) -> list[str]:
-    """The command line of the JVM. ConfigurationError names missing variables."""
+    """The command line of the JVM. Raises ConfigurationError, which names missing variables."""
     missing = [name for name in (*_BACKEND_ARGUMENTS.values(), "SPARK_EXECUTOR_MEMORY") if not environ.get(name)]
     if missing:
         raise ConfigurationError(f"not started as a Spark executor: {', '.join(missing)} not set")
@@ -294,7 +294,7 @@ def executor_command(environ: Mapping[str, str]) -> list[str]:
 
 
 def _classpath(environ: Mapping[str, str]) -> str:
-    """The configuration first, then Spark's jars, then additions of the image or the user."""
+    """The class path: the configuration, then Spark's jars, then additions of the image or the user."""
     added = [environ.get(name, "") for name in ("SPARK_EXTRA_CLASSPATH", "SPARK_DIST_CLASSPATH")]
     parts = [environ.get("SPARK_CONF_DIR", ""), str(_spark_home(environ) / "jars" / "*"), *added]
     return ":".join(part for part in parts if part)

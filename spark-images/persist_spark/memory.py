@@ -22,7 +22,7 @@ from persist_engine.base.settings import MIB
 JVM_MIB_MIN, JVM_SHARE = 384, 0.1
 #: The memory of one Python worker before it holds rows: interpreter and libraries.
 WORKER_MIB = 192
-#: The memory of one Python worker for parts, as a number of parts. It fills one part while it sorts and encodes the previous one.
+#: The number of parts that one Python worker holds in memory. It fills one while it sorts and encodes the previous one.
 PARTS_HELD = 6
 #: The smallest part size, even if the pod has little memory, because many small parts slow down every reader.
 PART_BYTES_MIN = 4 * MIB

@@ -1,6 +1,6 @@
 """Checks the options of one load, or of one write, of the format `persist`. Owns their names and bounds. Knows no store and no session.
 
-InvalidUsage names the option, its value and what it accepts.
+InvalidUsage names the option, its value and the accepted values.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ _ROWS = ("as_of", "splits", "updates", "where", "columns", "from", "to", "rows")
 
 @dataclass(frozen=True, slots=True)
 class Ago:
-    """A time so long before the load."""
+    """A time that is relative to the load: this long before it."""
 
     ms: int
 
 
 class Instant(int):
-    """Milliseconds since 1970, of a time that was given as an instant and not as a number."""
+    """Milliseconds since 1970. The user gave the time as an instant and not as a number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """The changes to show in the place of contents: those at times in [start, end)."""
+    """The changes to show instead of contents: those at times in [start, end)."""
 
     start: int | Ago
     end: int | Ago | None
     """None: the shard's upper when the frame is loaded."""
     shape: Literal["updates", "rows"]
-    """rows: each change says what happened to its row."""
+    """rows: each change shows what happened to its row."""
 
     def window(self, upper: Antichain, *, now_ms: int) -> tuple[int, int]:
-        """[start, end), for a load at `now_ms` that sees `upper`. InvalidUsage for an end before start or past `upper`."""
+        """[start, end) for a load at `now_ms` that sees `upper`. Raises InvalidUsage for an end before start or past `upper`."""
         start = instant(self.start, now_ms)
         end = None if self.end is None else instant(self.end, now_ms)
         written = upper.newest_complete + 1
@@ -71,7 +71,7 @@ class Options:
     where: str | None = None
     columns: tuple[str, ...] | None = None
     table: str | None = None
-    """The metadata table to show in the place of rows."""
+    """The metadata table to show instead of rows."""
     feed: Feed | None = None
 
     @property
@@ -83,12 +83,14 @@ class Options:
 
     @property
     def is_of_plain_rows(self) -> bool:
-        """Whether the load asks for rows, all or some, and nothing else that only the reader in Python can do."""
+        """Whether the load shows plain rows, all or some of them, so that it needs nothing that only the reader in Python can do."""
         return self.feed is None and self.table is None and not self.updates and self.splits is None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Options:
-        """The options in `options`. InvalidUsage names an invalid, missing or unknown option. Names are case-insensitive, as in Spark."""
+        """Checks `options`. Names are case-insensitive, as in Spark. Raises InvalidUsage, which names an invalid, missing or
+        unknown option.
+        """
         given = {name.lower(): value for name, value in options.items()}
         check_names(given, {*STORE, *_ROWS, "table"}, "format persist")
         if "table" in given:
@@ -111,7 +113,7 @@ class Options:
 
 
 def check_names(given: Mapping[str, str], known: Set[str], what: str) -> None:
-    """InvalidUsage names the options that `known` does not have, and those of the store that are missing."""
+    """Raises InvalidUsage, which names the options that are not in `known`, or the missing options of the store."""
     unknown = sorted(set(given) - known)
     if unknown:
         raise InvalidUsage(f"option {', '.join(unknown)}: not known to {what}, which has {', '.join(sorted(known))}")
@@ -126,8 +128,8 @@ def instant(time: int | Ago, now_ms: int) -> int:
 
 
 def refuse_instants(clock: str, shard: ShardId, *times: int | Ago | None) -> None:
-    """InvalidUsage for an instant or a time ago, of a shard that counts its writes: all of its times are before that, so a frame or a
-    stream of changes would be empty.
+    """Raises InvalidUsage for an instant or a relative time if the shard counts its writes. All of its times are before that, so a frame or
+    a stream of changes would be empty.
     """
     if clock == "counter" and any(isinstance(time, Instant | Ago) for time in times):
         raise InvalidUsage(
@@ -150,7 +152,7 @@ def _feed(given: Mapping[str, str]) -> Feed | None:
 
 
 def moment(given: Mapping[str, str], name: str) -> int | Ago | None:
-    """A time, or a time ago such as -1h."""
+    """A time, or a relative time such as -1h."""
     text = given.get(name)
     if text is None or not text.startswith("-"):
         return _time(given, name)
@@ -166,7 +168,7 @@ def moment(given: Mapping[str, str], name: str) -> int | Ago | None:
 
 
 def _refuse_beside(given: Mapping[str, str], option: str, others: Sequence[str], why: str) -> None:
-    """InvalidUsage names those of `others` that are given beside `option`."""
+    """Raises InvalidUsage, which names those of `others` that are given beside `option`."""
     if beside := [name for name in others if name in given]:
         raise InvalidUsage(f"option {option} does not go with {', '.join(beside)}: {why}")
 
@@ -197,11 +199,11 @@ def _time(given: Mapping[str, str], name: str) -> int | None:
 
 
 def number_in(given: Mapping[str, str], name: str, least: int, greatest: int) -> int | None:
-    """The whole number of option `name`, None when it is not given. InvalidUsage outside [least, greatest]."""
+    """The whole number of option `name`. None when it is not given. Raises InvalidUsage outside [least, greatest]."""
     text = given.get(name)
     if text is None:
         return None
-    # Check the length first: Python refuses to parse a number with thousands of digits.
+    # The length comes first, because Python refuses to parse a number with thousands of digits.
     is_number = text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX
     if not is_number or not least <= int(text) <= greatest:
         raise InvalidUsage(f"option {name}: {text[:64]!r} is not a whole number in [{least}, {greatest}]")

@@ -16,7 +16,7 @@ from persist_engine.base.env import Env
 
 from persist_spark.failures import Failure
 
-#: Short enough to show that a run is alive, long enough to keep its log readable.
+#: The interval of progress lines. It is short enough to show that a run is alive, and long enough to keep its log readable.
 PROGRESS_INTERVAL_S = 5.0
 #: The file from which the kubelet reads a container's termination message.
 TERMINATION_LOG = Path("/dev/termination-log")
@@ -30,13 +30,13 @@ class SinkReport:
     lower: int | None = None
     upper: int | None = None
     input_upper: int | None = None
-    """Of an input that is a shard: everything at its times before this one was read."""
+    """For an input that is a shard: the run has read all updates at times before this one."""
     rows_read: int = 0
     errors: int = 0
-    """How many of these rows could not be written and are errors in the shard."""
+    """How many of the read rows could not be written and are errors in the shard."""
     updates_written: int = 0
     missing: int | None = None
-    """Of a run that only compares, how many rows of the input the shard lacks; `extra`: how many it holds too many."""
+    """For a run that only compares: the number of rows that the shard lacks. `extra`: the number of rows that it has in excess."""
     extra: int | None = None
     executors: int = 0
     already_done: bool = False
@@ -46,7 +46,7 @@ class SinkReport:
     """Whether SIGTERM ended a stream."""
 
     def with_batch(self, done: SinkReport) -> SinkReport:
-        """The report of a stream after one more batch, of which `done` is the report."""
+        """The report of a stream after one more batch. `done`: the report of that batch."""
         return replace(
             self,
             lower=done.lower if self.lower is None else self.lower,
@@ -91,7 +91,7 @@ class SinkReport:
 def write_report(report: dict[str, Any], *, path: Path | None, stdout: TextIO) -> None:
     """Writes `report` to `path` (None: the termination log, if it exists) and as the last line of `stdout`.
 
-    When the file cannot be written, the report is still on stdout: that failure must not hide the run's outcome.
+    If the file cannot be written, the report is still on stdout, because that failure must not hide the run's outcome.
     """
     line = json.dumps(report, ensure_ascii=False, sort_keys=True)
     target = path or (TERMINATION_LOG if TERMINATION_LOG.exists() else None)
@@ -105,13 +105,13 @@ def write_report(report: dict[str, Any], *, path: Path | None, stdout: TextIO) -
 
 
 class Log:
-    """A structured log: one JSON object per line, with the time and the `fields` given (the sink, run and shard). Thread-safe."""
+    """A structured log: one JSON object per line, with the time and the given `fields` (the sink, run and shard). Thread-safe."""
 
     def __init__(self, stream: TextIO, env: Env, **fields: str) -> None:
         self._stream, self._env, self._fields = stream, env, fields
         self._lock = threading.Lock()
         self.listener: Callable[[str, Mapping[str, Any]], None] = lambda _event, _fields: None
-        """Gets each event with its own fields, in the thread of the caller."""
+        """Called for each event with the event's own fields, in the thread of the caller."""
 
     def event(self, event: str, **fields: Any) -> None:
         """Writes one line, and calls the listener."""
@@ -123,7 +123,7 @@ class Log:
 
 
 class StageTracker(Protocol):
-    """The part of Spark's status tracker that is used."""
+    """The part of Spark's status tracker that this module uses."""
 
     def getActiveStageIds(self) -> list[int]:  # noqa: N802
         """The ids of the running stages."""
@@ -134,7 +134,7 @@ class StageTracker(Protocol):
 
 @contextmanager
 def progress_lines(log: Log, tracker: StageTracker, *, interval_s: float = PROGRESS_INTERVAL_S) -> Iterator[None]:
-    """While the body runs, logs every `interval_s` how many tasks of the active stages are done. The thread has ended on return."""
+    """While the body runs, logs the number of finished tasks of the active stages every `interval_s`. The thread has ended on return."""
     stopped = threading.Event()
 
     def watch() -> None:

@@ -16,13 +16,13 @@ from persist_spark.frames import spark_type
 
 
 def shown_schema(schema: Schema, columns: Sequence[str] | None) -> pa.Schema:
-    """The schema of updates of `schema`, with only the fields `columns` (None: all) of key and val."""
+    """The Arrow schema of updates of `schema`, with only the fields `columns` (None: all) of key and val."""
     return schema.updates_schema if columns is None else Projection.of(columns, schema).updates_schema
 
 
 def row_type(schema: Schema, *, updates: bool, columns: Sequence[str] | None = None) -> T.StructType:
-    """The columns of a frame: the key's fields and then the value's; with `updates`: key, val, time, diff. InvalidUsage when key and value
-    have a field name in common, without `updates`.
+    """The columns of a frame: the key's fields and then the value's; with `updates`: key, val, time, diff. Without `updates`, raises
+    InvalidUsage when key and value share a field name.
     """
     shown = shown_schema(schema, columns)
     if updates:
@@ -37,13 +37,13 @@ def row_type(schema: Schema, *, updates: bool, columns: Sequence[str] | None = N
     return spark_fields([*key, *val])
 
 
-#: The columns before the fields of a row change: when, and what (persist_engine.rows.row_changes).
+#: The columns before the fields of a row change: its time and its kind (persist_engine.rows.row_changes).
 CHANGE_COLUMNS = T.StructType([T.StructField("_time", T.LongType()), T.StructField("_change", T.StringType())])
 
 
 def changes_row_type(schema: Schema, *, shape: str, columns: Sequence[str] | None = None) -> T.StructType:
     """The columns of a frame over changes: key, val, time, diff; with `shape` rows: _time, _change, then the key's and the value's fields.
-    InvalidUsage when two of these have one name.
+    Raises InvalidUsage when two columns have the same name.
     """
     if shape == "updates":
         return row_type(schema, updates=True, columns=columns)
@@ -60,7 +60,7 @@ def check_columns(asked: T.StructType, shown: T.StructType, shard: ShardId) -> N
     """Checks that a frame made for the columns `asked` can show rows with the columns `shown`. Spark matches columns by position, so it
     would accept other columns, and it does not notice a null in a NOT NULL column. `asked` may be nullable where `shown` is NOT NULL.
 
-    InvalidUsage names the first column that differs. The cause is a schema that evolved after the load, or a user's schema.
+    Raises InvalidUsage, which names the first column that differs. The cause is a schema that evolved after the load, or a user's schema.
     """
     for theirs, ours in zip_longest(asked, shown):
         if theirs is None or ours is None or not _is_shown_as(theirs, ours):
@@ -71,8 +71,9 @@ def check_columns(asked: T.StructType, shown: T.StructType, shard: ShardId) -> N
 
 
 def condition(text: str, schema: Schema, option: str) -> Filter:
-    """The SQL condition of an option, for rows of `schema`. InvalidUsage when it does not fit the schema, or names an instant without its
-    zone: Spark would read that in the zone of the session, which the workers do not know, and so would show or replace other rows.
+    """The SQL condition of an option, for rows of `schema`. Raises InvalidUsage when it does not fit the schema, or names an instant
+    without a zone. Spark would read such an instant in the zone of the session. The workers do not know that zone, so they would show or
+    replace other rows.
     """
     rule = filter_of(text, schema)
     for column, value in rule.zoneless.items():

@@ -1,4 +1,4 @@
-"""The Spark session of a driver: the settings of the operator's spark-defaults.conf, and the few that this code requires."""
+"""The Spark session of a driver: the settings of the operator's spark-defaults.conf, and a few settings that this code requires."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from persist_spark.spec import PARALLELISM_MAX
 
 #: Rows in one Arrow record from the JVM to Python. Staging with Spark's default of 10,000 is a third slower (measured).
 ARROW_RECORD_ROWS = 65_536
-#: Bytes in one such record. Both sides hold one or two. With a limit on rows alone, wide rows would take hundreds of MiB.
+#: Bytes in one such record. Both sides hold one or two records. With only a limit on rows, wide rows would take hundreds of MiB.
 ARROW_RECORD_BYTES = 4 * MIB
-#: The partitions of a shuffle before Spark merges adjacent ones. With each as large as a task, they hold 16 GiB.
+#: The partitions of a shuffle before Spark merges adjacent ones. If each has the size of a task, they hold 16 GiB.
 SHUFFLE_PIECES = 512
-#: A part in memory is about twice as large as its shuffled bytes. Measured: flights 1.5 to 2.0, random numbers and text 1.0 to 1.4, natural
-#: text 3 to 4. So most tasks write one part or a few.
+#: The bytes of a part in memory for each shuffled byte. Measured: flights 1.5 to 2.0, random numbers and text 1.0 to 1.4, natural text 3 to
+#: 4. With this ratio most tasks write one part or a few.
 ARROW_PER_SHUFFLED_BYTE = 2
-#: The keys that Spark samples per partition, to find ranges of equal size. Spark's default of 100 brings up to three times 51,200 keys to
-#: the driver, with a heap of perhaps 512 MiB and keys of up to a KiB. With 20, a partition's size is off by a fifth, which evens out where
-#: several partitions become one task.
+#: The keys that Spark samples per partition, to find ranges of equal size. Spark's default of 100 brings up to three times 51,200 keys of
+#: up to a KiB to the driver, whose heap may be only 512 MiB. With 20 keys, a partition's size is off by a fifth, which evens out if several
+#: partitions become one task.
 SAMPLED_ROWS = 20
 #: To use free cores, tasks shrink to this fraction (1/4) of the full size. Smaller tasks are hardly worth their start.
 LEAST_SHARE = 4
-#: The same of tasks that read more than they are given.
+#: The same divisor for tasks that read more than their input.
 READING_SHARE = 64
 _ADAPTIVE = "spark.sql.adaptive"
 _REQUIRED = {
@@ -37,7 +37,7 @@ _REQUIRED = {
     "spark.sql.execution.arrow.useLargeVarTypes": "false",
 }
 _AT_START = {
-    # Otherwise pyspark notes at each use of a column where in the program that is, with ten calls of the JVM.
+    # Otherwise pyspark records the place in the program of each use of a column, with ten calls of the JVM.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
 
@@ -51,18 +51,18 @@ def start_session(app_name: str) -> SparkSession:
 
 
 def set_required(spark: SparkSession) -> None:
-    """Sets again what this code requires and a session can change, after code of the user had the session."""
+    """Restores the required settings that a session can change. For use after the user's code had the session."""
     for name, value in _REQUIRED.items():
         spark.conf.set(name, value)
 
 
 @contextmanager
 def shuffled_by_bytes(spark: SparkSession, *, part_bytes: int, share: int = LEAST_SHARE) -> Iterator[None]:
-    """In the block, shuffles without a number of partitions result in tasks of about one part each, by the bytes actually shuffled: at
-    least one task per core unless the tasks become tiny (`share`, see LEAST_SHARE), and at most PARALLELISM_MAX.
+    """Within the block, shuffles without a number of partitions result in tasks of about one part each, by the bytes actually shuffled.
+    There is at least one task per core unless the tasks become tiny (`share`, see LEAST_SHARE), and there are at most PARALLELISM_MAX.
 
-    Adaptive execution does this, also for the shuffles of the input's own query. Settings that the user has made are kept. When the user
-    has turned adaptive execution off, there are `spark.sql.shuffle.partitions` tasks. Afterwards the session is as it was before.
+    Adaptive execution does this, also for the shuffles of the input's own query. The user's own settings are kept. If the user has turned
+    adaptive execution off, there are `spark.sql.shuffle.partitions` tasks. After the block the session has its earlier settings again.
     """
     task_bytes = max(MIB, part_bytes // ARROW_PER_SHUFFLED_BYTE)
     pieces = min(PARALLELISM_MAX, max(SHUFFLE_PIECES, 4 * parallelism_of(spark)))

@@ -1,8 +1,8 @@
-"""Finds out which frames a classic Spark session can still read, from Python and the JVM. Knows nothing of shards.
+"""Finds out which frames a classic Spark session can still read, from Python and the JVM. Knows nothing about shards.
 
-A frame can be read as long as the JVM can reach the relation that it was loaded as: through a DataFrame, a derived DataFrame, a view, a
-cached plan or an RDD. All of them hold the same schema object of the loaded table, so a weak reference to that object shows when none is
-left.
+A frame can be read as long as the JVM can reach the frame's loaded relation: through a DataFrame, a derived DataFrame, a view, a cached
+plan or an RDD. All of them refer to the same schema object of the loaded table, so a weak reference to that object shows when none of them
+is left.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from persist_spark.source.names import stores_of, with_shard_id
 from persist_spark.source.native import COLLECTIONS, java_class, native_frame
 
 _PART_BYTES = 128 << 20
-#: Of files in this process or on this machine, of memory, buffers and ports.
+#: The error codes for a shortage of files in this process or on this machine, of memory, buffers or ports.
 _SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL, errno.EAGAIN}
 
 
 class ClassicSession:
-    """A keeper's view of the session around `context`. Thread-safe."""
+    """The session around `context`, as its keeper uses it. Thread-safe."""
 
     def __init__(self, context: SparkContext) -> None:
         self._context = context
@@ -50,7 +50,9 @@ class ClassicSession:
         self._names = java_class(jvm, "java.util.concurrent.ConcurrentHashMap")()
 
     def watch(self, name: str, held_by: Any) -> None:
-        """Reports `name` in `dead_frames` once the JVM can no longer reach `held_by`, to which everything that reads the frame refers."""
+        """Reports `name` in `dead_frames` when the JVM can no longer reach `held_by`. Everything that can read the frame must refer to
+        `held_by`.
+        """
         self._names.put(java_class(self._jvm, "java.lang.ref.WeakReference")(held_by, self._queue), name)
 
     def is_over(self) -> bool:
@@ -74,7 +76,7 @@ class ClassicSession:
 
 
 def _is_short_of(error: BaseException | None) -> bool:
-    """Whether this process had too little of something to ask the JVM, such as files: that says nothing of the JVM."""
+    """Whether this process lacked a resource for a call of the JVM, such as a file. Such an error does not mean that the JVM has ended."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _SHORTAGES:
             return True
@@ -88,7 +90,7 @@ class _Kept:
     keeper: Keeper
     tables: SessionTables
     stores: Mapping[str, str]
-    """The newest values for options that a load does not give. Sessions that were registered have their own; those of batches have not."""
+    """The newest default options of loads. They apply to sessions without their own defaults, such as those of streaming batches."""
 
 
 _kept: dict[SparkContext, _Kept] = {}
@@ -96,9 +98,8 @@ _kept_lock = threading.Lock()
 
 
 def keeper_of(context: SparkContext, stores: Mapping[str, str]) -> Keeper:
-    """The keeper of the sessions around `context`; the first call starts it. From then on every
-    `spark.read.format("persist").load()` of this process names its frame, so that the keeper learns when the frame ends. `stores` are the
-    options of loads that do not give them.
+    """The keeper of the sessions around `context`. The first call starts it. From then on every `spark.read.format("persist").load()` of
+    this process names its frame, so that the keeper learns when the frame ends. `stores`: the default options of loads.
     """
     with _kept_lock:
         for known in [known for known, kept in _kept.items() if kept.keeper.is_closed]:
@@ -118,8 +119,8 @@ def keeper_of(context: SparkContext, stores: Mapping[str, str]) -> Keeper:
 
 @contextmanager
 def active(spark: SparkSession) -> Iterator[None]:
-    """Makes `spark` the active session of the thread, within the block. Spark looks for formats of Python in the active session, also where
-    it is asked for those of another one.
+    """Makes `spark` the active session of the thread within the block. Spark looks for Python formats in the active session, even if the
+    request concerns another session.
     """
     sessions = java_class(spark._jvm, "org.apache.spark.sql.classic.SparkSession")
     before = sessions.getActiveSession()
@@ -134,8 +135,10 @@ def active(spark: SparkSession) -> Iterator[None]:
 
 
 def _look_in_own_session() -> None:
-    """SUBTLE: replaces the calls in which Spark looks for a format, once per process. It looks in the active session of the thread, and
-    finds no format of Python in a thread that has none.
+    """Makes Spark look for a format in the session that loads or writes.
+
+    SUBTLE: replaces the calls in which Spark looks for a format, once per process. Spark looks in the active session of the thread, so it
+    finds no Python format in a thread without an active session.
     """
     for kind, name in ((DataFrameWriter, "save"), (DataStreamReader, "load"), (DataStreamWriter, "start")):
         original = getattr(kind, name)
@@ -153,8 +156,10 @@ def _active_in(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _name_frames_at_load() -> None:
-    """SUBTLE: replaces `DataFrameReader.load`, once per process. Spark has no hook through which a Python data source learns which JVM
-    objects a load created. Without the replacement a frame could only be released at the end of the session.
+    """Makes each load name its frame.
+
+    SUBTLE: replaces `DataFrameReader.load`, once per process. Spark has no hook that shows a Python data source which JVM objects a load
+    created. Without the replacement, a frame could only be released at the end of the session.
     """
     original = DataFrameReader.load
     if hasattr(original, "__wrapped__"):
@@ -189,8 +194,8 @@ def _name_frames_at_load() -> None:
 
 
 def _fast(reader: DataFrameReader, kept: _Kept, name: str, more: Mapping[str, Any]) -> DataFrame | None:
-    """The frame `name` as Spark's own reader reads it, or as a table of the catalog. None when the format must read it, or must explain why
-    it cannot be loaded.
+    """The frame `name`, read by Spark's own reader or as a table of the catalog. None when the format must read it, or must explain why it
+    cannot be loaded.
     """
     if reader._jreader.userSpecifiedSchema().isDefined():
         return None
@@ -210,27 +215,27 @@ def _fast(reader: DataFrameReader, kept: _Kept, name: str, more: Mapping[str, An
         return native.frame
     options = Options.parse(given)
     is_plain = options.is_of_plain_rows and options.columns is None and options.where is None
-    # Spark shows options of a scan, of which the blob store is one. What is on files has no further to go.
+    # Spark shows a scan's options, and the blob store is one of them. A table of the catalog brings nothing for a store of files.
     if not is_plain or "@" in options.location.blob or folder_of(options.location.blob) is not None:
         return None
     return kept.tables.frame(reader._spark, options)
 
 
 def _options_of(reader: DataFrameReader) -> dict[str, str]:
-    """The options that were set on `reader`, by their names in lower case."""
+    """The options that were set on `reader`, by name in lower case."""
     jvm: Any = reader._spark._jvm
     given = java_class(jvm, COLLECTIONS).asJava(reader._jreader.extraOptions())
     return {str(name).lower(): str(given[name]) for name in given}
 
 
 def _loaded_as(frame: DataFrame) -> Any:
-    """The JVM relation of the frame, which was just loaded."""
+    """The JVM relation of a frame that was just loaded."""
     return frame._jdf.queryExecution().analyzed().collectLeaves().head()
 
 
 def _plan(frame: DataFrame) -> None:
-    """Plans the scans of `frame` now. With a user's schema, Spark creates the Python source only with the first plan, which is too late to
-    choose the time that the frame shows.
+    """Plans the scans of `frame` now. With a user's schema, Spark creates the Python source only for the first plan, and the frame's time
+    must be chosen before.
     """
     relation = _loaded_as(frame)
     relation.table().newScanBuilder(relation.options()).build().toBatch().planInputPartitions()

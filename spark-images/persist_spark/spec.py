@@ -28,13 +28,13 @@ from persist_spark.inputs.secret_options import secret_options
 REFRESH_OPTIONS = ("refreshEvery", "refreshAlignedTo", "refreshAt")
 #: The format of an input that a function makes.
 PYTHON = "python"
-#: Limit on write tasks. With more, a task has less input than its start is worth.
+#: The limit on write tasks. With more, a task has so little input that its start is not worthwhile.
 PARALLELISM_MAX = 4096
 #: The default in the resource definition.
 TARGET_PART_BYTES = 64 * MIB
-#: The interval of a stream when the document names none, and the longest one.
+#: The default interval of a stream, and the longest interval.
 COMMIT_INTERVAL_S, COMMIT_INTERVAL_S_MAX = 10, 3600
-#: How long a stream waits for the batch in flight when it is stopped, if the document does not say.
+#: The default of how long a stopped stream waits for the batch in flight.
 STOP_S = 30
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?")
 _UNITS = {
@@ -50,21 +50,20 @@ _UNITS = {
 }
 #: Names of input options whose values must not appear in a message or a log.
 SECRET_OPTION = re.compile(r"(?i)passw|secret|token|credential|access.?key|api.?key|private|jaas|keystore.key")
-#: A shorter text from a Secret is no secret.
+#: A shorter text from a Secret is not treated as secret.
 _SECRET_CHARS_MIN = 4
 #: A value in quotes within an option, such as the password in a `kafka.sasl.jaas.config`.
 _QUOTED = re.compile(r"(?i)(?:passw|secret|token)\w*\s*=\s*(?:\"([^\"]+)\"|'([^']+)')")
 
 
 class ConfigurationError(InvalidUsage):
-    """The sink cannot run as declared, or its input is not as declared. A repetition does not help. The message says
-    what to change.
-    """
+    """The sink cannot run as declared, or its input is not as declared. A retry does not help. The message says what to change."""
 
 
 class EnvelopeType(enum.StrEnum):
-    """How rows of the input become updates: Append adds every row, Diff adds it as often as one of its columns says, Mirror writes desired
-    minus persisted, Upsert makes each row the one value of its key, Debezium does that with the events of a Debezium connector.
+    """How rows of the input become updates. Append adds every row. Diff adds a row as often as one of its columns says. Mirror writes
+    desired minus persisted. Upsert makes each row the only value of its key. Debezium does the same with the events of a Debezium
+    connector.
     """
 
     APPEND = "Append"
@@ -75,24 +74,24 @@ class EnvelopeType(enum.StrEnum):
 
     @property
     def reads_back(self) -> bool:
-        """Whether a run writes the difference to what the shard holds."""
+        """Whether a run writes the difference from the contents of the shard."""
         return self is EnvelopeType.MIRROR or self.has_keys
 
     @property
     def has_keys(self) -> bool:
-        """Whether a row says what the value of its key is."""
+        """Whether a row is a command on its key."""
         return self in (EnvelopeType.UPSERT, EnvelopeType.DEBEZIUM)
 
 
 class WriteMode(enum.StrEnum):
-    """ReadWrite appends. ReadOnly compares the shard with what a run would make of it, and reports the difference."""
+    """ReadWrite appends. ReadOnly compares the shard with the contents that a run would give it, and reports the difference."""
 
     READ_WRITE = "ReadWrite"
     READ_ONLY = "ReadOnly"
 
 
 class OnError(enum.StrEnum):
-    """What becomes of a row that cannot be written: Fail ends the run, which writes nothing; Collect writes its reason as an error beside
+    """What to do with a row that cannot be written. Fail ends the run, which writes nothing. Collect writes the reason as an error beside
     the rows (persist_engine.rows.errors_column).
     """
 
@@ -100,7 +99,7 @@ class OnError(enum.StrEnum):
     COLLECT = "Collect"
 
 
-#: The envelopes in which each field that names a column has a meaning.
+#: The envelopes for which each field that names a column has a meaning.
 _ENVELOPE_COLUMNS = {
     "timestampColumn": (EnvelopeType.APPEND, EnvelopeType.DIFF),
     "diffColumn": (EnvelopeType.DIFF,),
@@ -122,13 +121,13 @@ class PythonFunction:
     module: str
     function: str = "load"
     config_map: str | None = None
-    """The ConfigMap with the files of the module. None: a module that Python finds by itself."""
+    """The ConfigMap with the files of the module. None: a module on Python's path."""
     folder: Path | None = None
-    """Where the files of the ConfigMap are."""
+    """The folder with the files of the ConfigMap."""
 
     @property
     def name(self) -> str:
-        """As Python writes it."""
+        """The name in Python's notation: MODULE.FUNCTION."""
         return f"{self.module}.{self.function}"
 
 
@@ -138,13 +137,13 @@ class Input:
 
     format: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The options of the format; of `python` its arguments."""
+    """The options of the format. For `python`, the arguments of the function."""
     secret_options: frozenset[str] = frozenset()
-    """The names of those options that came from a Secret."""
+    """The names of the options that come from a Secret."""
     schema: str | None = None
     sql: str | None = None
     allow_empty: bool = False
-    """Whether an input without rows is valid (a mirror becomes empty) instead of an error."""
+    """Whether an input without rows is valid (a Mirror becomes empty) instead of an error."""
     is_shard: bool = False
     """Whether the sink reads a shard, which the options name. The format is then `persist`."""
     keeps_malformed: bool = False
@@ -161,9 +160,9 @@ class Envelope:
     timestamp_column: str | None = None
     """Append and Diff: the column with the time of the update, in milliseconds."""
     diff_column: str | None = None
-    """Diff: the column that says how often the row is added; a negative number removes it."""
+    """Diff: the column with the number of times that the row is added. A negative number removes the row."""
     order_column: str | None = None
-    """Upsert and Debezium: of several rows of a key, the one with the greatest value in this column wins. For Debezium it may be the
+    """Upsert and Debezium: if a key has several rows, the row with the greatest value in this column wins. For Debezium it may be the
     path of a field within a struct.
     """
     delete_column: str | None = None
@@ -185,7 +184,7 @@ class Write:
     """How updates become parts."""
 
     parallelism: int | None = None
-    """Exact number of write tasks; None to derive it from what there is to write."""
+    """The exact number of write tasks. None: it is derived from the size of the data."""
     target_part_bytes: int = TARGET_PART_BYTES
     """Target size of a part in memory. The memory of a write task grows with it."""
 
@@ -195,20 +194,20 @@ class Stream:
     """How a Streaming sink runs."""
 
     commit_interval_s: int = COMMIT_INTERVAL_S
-    """A batch begins so long after the one before it."""
+    """The time from the beginning of one batch to the beginning of the next."""
     is_bounded: bool = False
-    """Whether the stream ends when its source has nothing new."""
+    """Whether the stream ends when its source has no new rows."""
     stop_s: int = STOP_S
-    """How long a stream that is stopped waits for the batch in flight."""
+    """How long a stopped stream waits for the batch in flight."""
     fresh_s: int | None = None
     """How old the rows of the shard may become. None: the driver does not report how old they are."""
     stands_by: bool = False
-    """Whether the driver begins on standby: it writes nothing, and follows the driver that does until it is ordered to take over."""
+    """Whether the driver begins on standby. It then writes nothing, and follows the writing driver until it is ordered to take over."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionSpec:
-    """A shard to compact, and its two stores. Their addresses name files of credentials, and hold no secret."""
+    """A shard to compact, and its two stores. The addresses of the stores name files with credentials, and contain no secret."""
 
     shard_id: ShardId
     blob: str
@@ -216,9 +215,9 @@ class CompactionSpec:
     full: bool = False
     """Whether all batches are merged into one."""
     max_bytes: int | None = None
-    """What the merges may read together, unless `full`; None without a bound."""
+    """The most bytes that all merges may read together, unless `full`. None: no bound."""
     record_days: int = 90
-    """How long the records of what it deletes are kept; with 0 it writes none."""
+    """How many days the records of deletions are kept. 0: no records are written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,15 +248,16 @@ class SinkSpec:
 
     @property
     def schema(self) -> Schema:
-        """The declared schema of the shard. Raises ConfigurationError that names the part which does not parse."""
+        """The declared schema of the shard. Raises ConfigurationError, which names the part that does not parse."""
         try:
             return Schema.from_ddl(self.key_ddl, self.value_ddl)
         except InvalidUsage as error:
             raise ConfigurationError(f"schema: {error}") from error
 
     def secrets(self) -> tuple[str, ...]:
-        """The values of input options that must not be shown, the passwords within such values, and their lines, since a log shows a
-        text line by line. Short words of a Secret, such as `true`, hide nothing and would make messages unreadable.
+        """The values of input options that must not be shown, the passwords within these values, and their single lines, because a log
+        shows a text line by line. Short words of a Secret, such as `true`, are left out: they are not secret, and hiding them would make
+        messages unreadable.
         """
         given = self.input.options.items()
         hidden = [v for k, v in given if v and SECRET_OPTION.search(k)]
@@ -267,7 +267,7 @@ class SinkSpec:
 
     @classmethod
     def load(cls, path: Path, options: Path | None = None, code: Path | None = None) -> SinkSpec:
-        """Read and check the file, and the folder `options` with the input's options from a Secret. `code`: the folder with the files of
+        """Reads and checks the file, and the folder `options` with the input's options from a Secret. `code`: the folder with the files of
         the input's ConfigMap. Raises ConfigurationError.
         """
         try:
@@ -280,7 +280,7 @@ class SinkSpec:
 
     @classmethod
     def parse(cls, document: Any, options: Path | None = None, code: Path | None = None) -> SinkSpec:
-        """Check a decoded `sink.json`. `options` and `code` as of `load`. Raises ConfigurationError."""
+        """Checks a decoded `sink.json`. `options` and `code`: see `load`. Raises ConfigurationError."""
         try:
             run = decode_sink_run(document)
             envelope = _parse_envelope(Fields(run.envelope, "envelope"))
@@ -357,7 +357,7 @@ def _parse_function(source: Fields, code: Path | None) -> PythonFunction:
 
 
 def _parse_shard_input(fields: Fields, run: SinkRun) -> Input:
-    """Without `source` in the document, the name or id leads to a shard in the stores that the sink writes."""
+    """Parses `input.shard`. Without `source` in the document, the name or id is looked up in the stores that the sink writes."""
     shard, source = fields.group("shard"), run.source
     name, columns = shard.text("name"), shard.texts("columns")
     options = {
@@ -387,7 +387,7 @@ def _parse_shard_input(fields: Fields, run: SinkRun) -> Input:
 
 
 def _refresh_options(refresh: Fields) -> dict[str, str | None]:
-    """The options of the stream for the times at which it shows the shard."""
+    """The options of the stream that choose its refreshes."""
     every, at = refresh.take("everySeconds", int), ",".join(refresh.texts("at"))
     options = (None if every is None else f"{every}s", refresh.optional_text("alignedTo"), at or None)
     refresh.finish()
@@ -446,7 +446,7 @@ def _seconds(fields: Fields, name: str, default: int, *, least: int) -> int:
 
 
 def _check_stream(spec: SinkSpec) -> None:
-    """Refuses what a stream cannot keep its promises with."""
+    """Refuses settings with which a stream could not keep its guarantees."""
     if spec.write_mode is WriteMode.READ_ONLY and spec.stream is not None and spec.stream.stands_by:
         raise ConfigurationError(
             "rollout.strategy: a ReadOnly stream commits nothing that a second driver could follow; choose Recreate, or writeMode ReadWrite"
@@ -461,12 +461,12 @@ def _check_stream(spec: SinkSpec) -> None:
             f"envelope.type: {spec.envelope.type} would lose the rows that are taken away from the shard that the sink reads; choose Diff "
             "with diffColumn _diff, or mode Once or Scheduled"
         )
-    if spec.input.python is None:  # streaming/sources.py looks into the stream that a function made
+    if spec.input.python is None:  # streaming/sources.py checks the stream of a function
         check_losses(spec.input.options)
 
 
 def check_losses(options: Mapping[str, str]) -> None:
-    """Refuses the option of a source with which a stream would pass over lost rows."""
+    """Refuses options of a source with which a stream would skip lost rows."""
     for name, value in options.items():
         if name.lower() == "failondataloss" and value.strip().lower() == "false":
             raise ConfigurationError(

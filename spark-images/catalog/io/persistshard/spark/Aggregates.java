@@ -22,7 +22,7 @@ import org.apache.spark.sql.types.Decimal;
 import org.apache.spark.sql.types.DecimalType;
 import org.apache.spark.sql.types.StructType;
 
-/** The one row of aggregates over all rows of a scan, when the metadata of the shard prove each of them. Reads no rows. */
+/** The one row of aggregates over all rows of a scan, if the metadata of the shard prove each of them. Reads no rows. */
 final class Aggregates implements LocalScan {
   private final String shown;
   private final StructType columns;
@@ -58,14 +58,14 @@ final class Aggregates implements LocalScan {
     return new Aggregates(shown, columns, new GenericInternalRow(row));
   }
 
-  /** The name of a whole column; null for everything else. */
+  /** The name of a top-level column; null for any other expression. */
   private static String column(Expression expression, StructType all) {
     if (!(expression instanceof NamedReference reference) || reference.fieldNames().length != 1) return null;
     String name = reference.fieldNames()[0];
     return all.getFieldIndex(name).isDefined() ? name : null;
   }
 
-  /** As persist_spark/catalog/aggregates.py writes it. Other types are not known there. */
+  /** Reads a value in the form of persist_spark/catalog/aggregates.py, which knows no other types. */
   private static Object value(JsonNode value, DataType type) {
     if (value.isNull()) return null;
     if (type.equals(DataTypes.BooleanType)) return value.asBoolean();

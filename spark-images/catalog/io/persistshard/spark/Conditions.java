@@ -10,11 +10,11 @@ import org.apache.spark.sql.connector.expressions.Literal;
 import org.apache.spark.sql.connector.expressions.NamedReference;
 import org.apache.spark.sql.connector.expressions.filter.Predicate;
 
-/** Spark's predicates as JSON, which persist_spark/catalog/conditions.py reads. Which of them the engine answers is decided there. */
+/** Spark's predicates as JSON for persist_spark/catalog/conditions.py, which decides which of them the engine answers. */
 final class Conditions {
   private Conditions() {}
 
-  /** For each predicate the engine's text of it, or null where only Spark can answer it exactly. */
+  /** For each predicate, the engine's text of it, or null if only Spark can answer it exactly. */
   static JsonNode answered(Frame table, Predicate[] predicates) {
     ObjectNode request = Desk.JSON.createObjectNode().put("frame", table.name);
     ArrayNode conditions = request.putArray("conditions");
@@ -33,10 +33,11 @@ final class Conditions {
       ArrayNode children = node.put("name", operation.name()).putArray("children");
       for (Expression child : operation.children()) children.add(tree(child));
     }
-    return node; // without fields for all that has no other form: a cast, a function of the user
+    return node; // without fields for an expression that has no form here: a cast, a function of the user
   }
 
-  /** Numbers of a limited range as they are, binary in hexadecimal digits, dates in days, times in microseconds, all else as text. */
+  /** Numbers of a limited range unchanged, binary as hexadecimal digits, dates in days, times in microseconds, and all other values as
+   * text. */
   private static void put(ObjectNode node, Object value) {
     if (value == null) return;
     if (value instanceof Boolean truth) node.put("value", truth);

@@ -21,9 +21,9 @@ import org.apache.spark.scheduler.SparkListenerApplicationEnd;
 import scala.jdk.javaapi.CollectionConverters;
 
 /**
- * The process in Python behind a catalog (persist_spark.catalog.main), and the requests to it. Everything that concerns shards happens
- * there. Frames of format persist have the driver's own process in its place. All catalogs of an application with the same stores share one process. It ends with the application, or with the JVM, whose end
- * of the pipe closes.
+ * The Python process behind a catalog (persist_spark.catalog.main), and the requests to it. All work on shards happens there. For frames
+ * of format persist, the driver's own process takes its place. All catalogs of an application with the same stores share one process.
+ * It ends with the application, or with the JVM, because the JVM's end of the pipe closes then.
  */
 final class Desk {
   static final ObjectMapper JSON = new ObjectMapper();
@@ -38,19 +38,19 @@ final class Desk {
     this.address = UnixDomainSocketAddress.of(address);
   }
 
-  /** That of the driver's own process, at the path of its socket. */
+  /** The desk of the driver's own process, at the path of its socket. */
   static Desk of(String address) {
     return new Desk(null, address);
   }
 
-  /** The running process for these stores; the first call starts it, and so does one after its end. */
+  /** The running process for these stores. Starts it if it is not running. */
   static Desk at(String catalog, Map<String, String> stores) {
     SparkContext context = SparkContext.getOrCreate();
     List<String> key = List.of(context.applicationId(), stores.get("blob"), stores.get("consensus"));
     return DESKS.compute(key, (same, running) -> running != null && running.process.isAlive() ? running : start(catalog, stores, context));
   }
 
-  /** The answer to a request: the fields of `request`, by the name `what`. IllegalArgumentException with the refusal of the process. */
+  /** The answer to the request `what` with the fields of `request`. Throws IllegalArgumentException with the refusal of the process. */
   JsonNode ask(String what, ObjectNode request) {
     request.put("ask", what);
     JsonNode answer;
@@ -67,18 +67,18 @@ final class Desk {
     return answer.path("is");
   }
 
-  /** Releases a frame. Called by the garbage collector's thread, so a process that has ended is no error. */
+  /** Releases a frame. The garbage collector's thread calls it, so a process that has ended is no error. */
   void dropFrame(String name) {
     if (process != null && !process.isAlive()) return;
     try {
       ask("drop_frame", JSON.createObjectNode().put("frame", name));
     } catch (IllegalStateException | IllegalArgumentException ended) {
-      // Its lease expires by itself.
+      // The lease will expire.
     }
   }
 
   private static Desk start(String catalog, Map<String, String> stores, SparkContext context) {
-    // -P: a file beside the program must not stand in for a module.
+    // -P: a file beside the program must not replace a module.
     ProcessBuilder command = new ProcessBuilder(python(context), "-P", "-m", "persist_spark.catalog.main");
     command.redirectError(ProcessBuilder.Redirect.INHERIT);
     String path = command.environment().getOrDefault("PYTHONPATH", "");
@@ -88,7 +88,7 @@ final class Desk {
     try {
       Process process = command.start();
       BufferedWriter input = process.outputWriter(StandardCharsets.UTF_8);
-      // On standard input: arguments of a process are visible to all users of the machine.
+      // The stores go to standard input, because all users of the machine can see the arguments of a process.
       input.write(JSON.writeValueAsString(stores) + "\n");
       input.flush();
       BufferedReader output = process.inputReader(StandardCharsets.UTF_8);

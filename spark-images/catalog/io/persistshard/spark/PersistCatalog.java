@@ -28,10 +28,10 @@ import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /**
- * Shards as tables of Spark's SQL, by the names of the registry: NAMESPACE.NAME, or OPERATOR.NAMESPACE.NAME. Knows Spark's interfaces and
- * nothing of persist: each call asks the process behind the catalog.
+ * Shards as tables of Spark's SQL, by the names of the registry: NAMESPACE.NAME, or OPERATOR.NAMESPACE.NAME. It knows Spark's interfaces
+ * but nothing about persist: each call sends a request to the process behind the catalog.
  *
- * <p>Options, as spark.sql.catalog.NAME.OPTION: blob and consensus, the stores, without credentials; namespace, the default one.
+ * <p>Options, as spark.sql.catalog.NAME.OPTION: blob and consensus (the stores, without credentials); namespace (the default namespace).
  */
 public final class PersistCatalog implements StagingTableCatalog, SupportsNamespaces {
   private static final Set<String> STORES = Set.of("blob", "consensus");
@@ -70,7 +70,7 @@ public final class PersistCatalog implements StagingTableCatalog, SupportsNamesp
     return load(ident, Desk.JSON.createObjectNode());
   }
 
-  /** VERSION AS OF: a time of the shard, as option as_of of format persist. */
+  /** VERSION AS OF: a time of the shard, in the form of option as_of of format persist. */
   @Override
   public Table loadTable(Identifier ident, String version) throws NoSuchTableException {
     return load(ident, Desk.JSON.createObjectNode().put("version", version));
@@ -89,7 +89,7 @@ public final class PersistCatalog implements StagingTableCatalog, SupportsNamesp
     return new PersistTable(shown(ident), frame, loaded, loaded.path("is_metadata").asBoolean() ? "is metadata and" : fixed);
   }
 
-  /** CHANGES FROM ... TO ..., by VERSION or TIMESTAMP. Without a start only a stream can read them. */
+  /** CHANGES FROM ... TO ..., by VERSION or TIMESTAMP. Without a start, only a stream can read the changes. */
   @Override
   public Changelog loadChangelog(Identifier ident, ChangelogContext context, CaseInsensitiveStringMap options)
       throws NoSuchTableException {
@@ -124,7 +124,7 @@ public final class PersistCatalog implements StagingTableCatalog, SupportsNamesp
     return texts(desk().ask("namespaces", Desk.JSON.createObjectNode())).map(each -> new String[] {each}).toArray(String[][]::new);
   }
 
-  /** Namespaces have none within them. The default one is always there. */
+  /** Namespaces are not nested. The default namespace always exists. */
   @Override
   public String[][] listNamespaces(String[] namespace) throws NoSuchNamespaceException {
     if (namespace.length == 0) return listNamespaces();
@@ -138,7 +138,7 @@ public final class PersistCatalog implements StagingTableCatalog, SupportsNamesp
     return Map.of();
   }
 
-  /** Without a load, which would take a lease. */
+  /** Does not load the table, because a load takes a lease. */
   @Override
   public boolean tableExists(Identifier ident) {
     return desk().ask("exists", named(Desk.JSON.createObjectNode(), ident)).asBoolean();
@@ -163,13 +163,13 @@ public final class PersistCatalog implements StagingTableCatalog, SupportsNamesp
     }
   }
 
-  /** CREATE TABLE AS: the table is there at once, and goes again when its query fails. */
+  /** CREATE TABLE AS: the table exists at once, and is removed when its query fails. */
   @Override
   public StagedTable stageCreate(Identifier ident, TableInfo info) throws TableAlreadyExistsException {
     return new PersistTableOfQuery(createTable(ident, info), () -> dropTable(ident));
   }
 
-  /** Refused while the table is there. A catalog that does not stage has Spark drop the table first, before it learns of a refusal. */
+  /** Refuses if the table exists. For a catalog without staging, Spark would drop the table before it gets the refusal. */
   @Override
   public StagedTable stageCreateOrReplace(Identifier ident, TableInfo info) {
     try {
@@ -190,7 +190,7 @@ public final class PersistCatalog implements StagingTableCatalog, SupportsNamesp
     return desk().ask("drop", named(Desk.JSON.createObjectNode(), ident)).asBoolean();
   }
 
-  /** New columns at the end of the value, and wider numbers in it. Whether they fit, the process behind the catalog decides. */
+  /** New columns at the end of the value, and wider numbers in it. The process behind the catalog decides whether they fit. */
   @Override
   public Table alterTable(Identifier ident, TableChange... changes) throws NoSuchTableException {
     ObjectNode request = named(Desk.JSON.createObjectNode(), ident);

@@ -15,7 +15,7 @@ import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
-/** One scan of changes: of those between two times, or, as a stream, of all that follow. Spark says only later which of both it wants. */
+/** One scan of changes: the changes between two times, or, as a stream, all later changes. Spark decides between the two only later. */
 final class PersistChangesScan implements Scan, SupportsReportStatistics {
   private final String shown;
   private final String shard;
@@ -26,8 +26,8 @@ final class PersistChangesScan implements Scan, SupportsReportStatistics {
   private final Supplier<PersistScan> rows;
 
   /**
-   * `loaded`: what the process behind the catalog says of the frame `changes`; `rows`: makes the scan of a batch; `options`: those that
-   * the user gave.
+   * `loaded`: the answer of the process behind the catalog for the frame `changes`; `rows`: makes the scan of a batch; `options`: the
+   * user's options.
    */
   PersistChangesScan(
       String shown, JsonNode loaded, Frame changes, StructType columns, Map<String, String> options, Supplier<PersistScan> rows) {
@@ -74,7 +74,7 @@ final class PersistChangesScan implements Scan, SupportsReportStatistics {
     return source(Map.of()).supportedCustomMetrics();
   }
 
-  /** Rows, as all of Python's sources give. */
+  /** Rows, not columnar batches, like all Python sources. */
   @Override
   public ColumnarSupportMode columnarSupportMode() {
     return ColumnarSupportMode.UNSUPPORTED;

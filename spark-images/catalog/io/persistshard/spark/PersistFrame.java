@@ -7,11 +7,11 @@ import org.apache.spark.sql.classic.SparkSession;
 import org.apache.spark.sql.execution.datasources.v2.DataSourceV2Relation;
 import scala.Option;
 
-/** A frame of format persist as a table of the catalog, which the driver's own process in Python keeps. Called from there. */
+/** A frame of format persist as a table of the catalog. The driver's own Python process keeps the frame, and calls this class. */
 public final class PersistFrame {
   private PersistFrame() {}
 
-  /** `desk`: where that process answers; `name`: the frame, which it has loaded; `loaded`: what it says of it, as JSON. */
+  /** `desk`: the address at which that process answers; `name`: the loaded frame; `loaded`: the answer to its load, as JSON. */
   public static Dataset<Row> of(SparkSession session, String desk, String name, String loaded) throws JsonProcessingException {
     var frame = new Frame(Desk.of(desk), name);
     var answer = Desk.JSON.readTree(loaded);

@@ -20,12 +20,12 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
 
 /**
- * One scan, with a source in Python of its own. Scans of the same rows are equal, so that Spark reads them once. A name says
- * nothing of that: it may have led to two shards. The frame stays readable as long as this object or one of its reader factories is
+ * One scan, with its own Python source. Scans of the same rows are equal, so that Spark reads them once. Equal names do not mean equal
+ * rows, because a name may have meant two shards. The frame stays readable as long as this object or one of its reader factories is
  * reachable.
  */
 final class PersistScan implements Scan, SupportsReportStatistics {
-  /** As in persist_spark/catalog/tables.py: the option that every scan has of its own. The others say what its table is made of. */
+  /** The option that differs for every scan, as in persist_spark/catalog/tables.py. The other options identify the rows of its table. */
   private static final String FRAME = "persist.frame";
 
   private final String shown;
@@ -35,7 +35,7 @@ final class PersistScan implements Scan, SupportsReportStatistics {
   private final Map<String, String> source;
   private final Scan scan;
 
-  /** `shown`: table, time and conditions. With the columns, and with what the table is made of, it says which rows the scan has. */
+  /** `shown`: table, time and conditions. Together with the columns and the options of its table, they determine the rows of the scan. */
   PersistScan(String shown, Frame frame, JsonNode answer) {
     this.shown = shown;
     this.frame = frame;
@@ -124,12 +124,12 @@ final class PersistScan implements Scan, SupportsReportStatistics {
     }
   }
 
-  /** An RDD of the scan refers to its factory alone. On executors the frame is null: only the driver keeps frames. */
+  /** An RDD of the scan refers only to its factory. On executors the frame is null, because only the driver keeps frames. */
   private static final class Readers implements PartitionReaderFactory {
     private static final long serialVersionUID = 1L;
     private final PartitionReaderFactory inner;
 
-    @SuppressWarnings("unused") // what refers to this object keeps the frame
+    @SuppressWarnings("unused") // a reference to this object keeps the frame
     private final transient Frame frame;
 
     Readers(PartitionReaderFactory inner, Frame frame) {

@@ -14,7 +14,7 @@ import org.apache.spark.sql.connector.read.SupportsPushDownV2Filters;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 
-/** Collects what one scan asks of a table: columns, those conditions that the engine answers, and aggregates that it knows. */
+/** Collects what one scan needs from a table: columns, the conditions that the engine answers, and the aggregates that it knows. */
 class PersistScanBuilder implements SupportsPushDownV2Filters, SupportsPushDownRequiredColumns, SupportsPushDownAggregates {
   private final String name;
   private final Frame table;
@@ -31,7 +31,7 @@ class PersistScanBuilder implements SupportsPushDownV2Filters, SupportsPushDownR
     this.wanted = schema;
   }
 
-  /** Takes the conditions that the engine answers exactly, and returns the others, which Spark evaluates. */
+  /** Keeps the conditions that the engine answers exactly, and returns the others, which Spark evaluates. */
   @Override
   public Predicate[] pushPredicates(Predicate[] predicates) {
     JsonNode texts = Conditions.answered(table, predicates);
@@ -55,20 +55,20 @@ class PersistScanBuilder implements SupportsPushDownV2Filters, SupportsPushDownR
     return pushed;
   }
 
-  /** Never none: rows without columns would arrive as no rows at all, and count(*) would be 0. */
+  /** Keeps at least one column. Rows without columns would arrive as no rows, and count(*) would be 0. */
   @Override
   public void pruneColumns(StructType required) {
     wanted = required.isEmpty() ? new StructType(new StructField[] {all.apply(0)}) : required;
   }
 
-  /** Spark asks this first, and only when no condition is left to it. */
+  /** Spark calls this first, and only if no conditions are left to it. */
   @Override
   public boolean supportCompletePushDown(Aggregation asked) {
     known = Aggregates.known(shown(), table, where, all, asked);
     return known != null;
   }
 
-  /** All aggregates are known, or Spark computes all. */
+  /** Either all aggregates are known, or Spark computes all of them. */
   @Override
   public boolean pushAggregation(Aggregation asked) {
     return known != null;
@@ -79,7 +79,7 @@ class PersistScanBuilder implements SupportsPushDownV2Filters, SupportsPushDownR
     return known != null ? known : rows();
   }
 
-  /** The scan of what the builder collected. */
+  /** The scan with everything that the builder collected. */
   final PersistScan rows() {
     Frame scan = new Frame(table.desk);
     ObjectNode request = Desk.JSON.createObjectNode().put("frame", scan.name).put("of", table.name);
@@ -94,7 +94,7 @@ class PersistScanBuilder implements SupportsPushDownV2Filters, SupportsPushDownR
     return wanted;
   }
 
-  /** Table, time and conditions, for people. */
+  /** Table, time and conditions, as readable text. */
   final String shown() {
     return name + (where.isEmpty() ? "" : " where " + String.join(" and ", where));
   }

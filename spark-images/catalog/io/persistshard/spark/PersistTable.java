@@ -26,7 +26,7 @@ import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
-/** A shard at one time, which was chosen when the table was loaded: once for each statement. Two loads at one time are equal. */
+/** A shard at one time. The time is chosen when the table is loaded, once for each statement. Two loads at the same time are equal. */
 final class PersistTable implements SupportsRead, SupportsWrite, SupportsDeleteV2 {
   private final String name;
   private final Frame frame;
@@ -35,7 +35,7 @@ final class PersistTable implements SupportsRead, SupportsWrite, SupportsDeleteV
   private final String time;
   private final String fixed;
 
-  /** `fixed`: why the table cannot be written, as part of a sentence; null for one that can. */
+  /** `fixed`: the reason why the table cannot be written, as part of a sentence; null for a table that can be written. */
   PersistTable(String name, Frame frame, JsonNode loaded, String fixed) {
     this.name = name;
     this.frame = frame;
@@ -63,7 +63,7 @@ final class PersistTable implements SupportsRead, SupportsWrite, SupportsDeleteV
         .toArray(Column[]::new);
   }
 
-  /** What DESCRIBE EXTENDED and SHOW CREATE TABLE show. No store is among it. */
+  /** The properties that DESCRIBE EXTENDED and SHOW CREATE TABLE show. They contain no store. */
   @Override
   public Map<String, String> properties() {
     return properties;
@@ -108,7 +108,7 @@ final class PersistTable implements SupportsRead, SupportsWrite, SupportsDeleteV
     }));
   }
 
-  /** A write in Python. A table has no partitions, so that both modes of overwriting replace all of its rows. */
+  /** A write in Python. A table has no partitions, so both modes of overwriting replace all of its rows. */
   private record Rows(WriteBuilder python) implements SupportsTruncate, SupportsDynamicOverwrite {
     @Override
     public Write build() {
@@ -152,7 +152,7 @@ final class PersistTable implements SupportsRead, SupportsWrite, SupportsDeleteV
     frame.desk.ask("delete", request);
   }
 
-  /** So that Spark finds what it cached of a table, as long as the table has not changed. */
+  /** Lets Spark find its cached data of a table, as long as the table has not changed. */
   @Override
   public boolean equals(Object other) {
     return other instanceof PersistTable that && Objects.equals(fixed, that.fixed) && time.equals(that.time)

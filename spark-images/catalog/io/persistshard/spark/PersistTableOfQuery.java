@@ -9,7 +9,7 @@ import org.apache.spark.sql.connector.catalog.TableCapability;
 import org.apache.spark.sql.connector.write.LogicalWriteInfo;
 import org.apache.spark.sql.connector.write.WriteBuilder;
 
-/** A table that CREATE TABLE AS has made, and into which it writes. `undo` is what happens when the query fails. */
+/** A table that CREATE TABLE AS has made, and into which it writes. `undo` runs when the query fails. */
 record PersistTableOfQuery(PersistTable table, Runnable undo) implements StagedTable, SupportsWrite {
   @Override
   public void commitStagedChanges() {}

@@ -9,11 +9,11 @@ import org.apache.spark.sql.types.StructType;
 import scala.Option;
 
 /**
- * Data sources in Python. Spark keeps what a scan plans in an object that all scans of one source share, so that the last one wins. Here
- * each scan and each write has a source of its own.
+ * Data sources in Python. Spark stores the plan of a scan in an object that all scans of one source share, so the last scan wins. Here
+ * each scan and each write has its own source.
  */
 final class Python {
-  /** As in persist_spark/catalog/source.py. */
+  /** The name of the format, as in persist_spark/catalog/source.py. */
   private static final String FORMAT = "persist_catalog";
 
   private Python() {}
