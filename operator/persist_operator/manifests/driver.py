@@ -19,9 +19,9 @@ METRICS_PORT = "metrics"
 def driver_manifests(
     action: StartDriver, meta: Meta, settings: OperatorSettings, *, rpc_secret: bytes
 ) -> list[dict[str, Any]]:
-    """The manifests of an attempt in the order of their creation. The ConfigMap comes first, because leftovers are found by it. The pod
-    comes last, because it needs the others. `rpc_secret` are random bytes for this attempt; only its Secret contains them. PodRefused when
-    the resource asks for a pod that it may not have.
+    """The manifests of an attempt in the order of their creation. The ConfigMap comes first, because the operator finds leftovers by it.
+    The pod comes last, because it needs the others. `rpc_secret`: random bytes for this attempt; only its Secret contains them. Raises
+    PodRefused when the resource requests a forbidden pod.
     """
     spec = action.spec
     sink_pods.check(spec, settings.workload)
@@ -61,8 +61,8 @@ def driver_manifests(
 
 
 def promotion_manifest(action: PromoteDriver, meta: Meta) -> dict[str, Any]:
-    """The ConfigMap that orders a driver on standby to take over. The driver's pod mounts it before it exists, and the kubelet shows it
-    then: so the operator needs no right to change pods, and the driver none to read anything.
+    """The ConfigMap that orders a driver on standby to take over. The driver's pod mounts it before it exists, and the kubelet shows its
+    file when it exists. So the operator needs no right to change pods, and the driver needs no right to read objects.
     """
     labels = {**pods.base_labels(meta, COMPONENT), names.LABEL_SINK: meta.name, names.LABEL_ROLE: "promotion"}
     return {
@@ -75,7 +75,7 @@ def promotion_manifest(action: PromoteDriver, meta: Meta) -> dict[str, Any]:
 
 
 def _service(head: dict[str, Any]) -> dict[str, Any]:
-    """The headless Service. Executors resolve the driver by its name, also before the pod is ready."""
+    """The headless Service. With it, executors can resolve the driver's name even before the pod is ready."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -97,7 +97,7 @@ def _service(head: dict[str, Any]) -> dict[str, Any]:
 
 
 def _own_annotation(namespace: str, name: str) -> str:
-    """Where the driver reports what it does: an annotation of its own pod. The operator reads pods anyway, and connects to none."""
+    """The place of the driver's progress: an annotation of its own pod. The operator reads pods anyway, and connects to none."""
     return f"{sink_files.API_SERVER}/api/v1/namespaces/{namespace}/pods/{name}#{names.ANNOTATION_PROGRESS}"
 
 
@@ -127,7 +127,8 @@ def _pod(
         "args": _arguments(head, meta, action, metrics_port),
         "env": [
             {"name": "SPARK_LOCAL_DIRS", "value": scratch},
-            # The web interface listens here: `kubectl port-forward` reaches it, other pods do not. RPC has an address of its own.
+            # The web interface listens on this address, which `kubectl port-forward` reaches and other pods do not. RPC has another
+            # address.
             {"name": "SPARK_LOCAL_IP", "value": "127.0.0.1"},
             {"name": "HOME", "value": "/tmp"},  # noqa: S108
             *pods.credential_env(location),
@@ -159,7 +160,7 @@ def _pod(
         "kind": "Pod",
         "metadata": head,
         "spec": {
-            # The operator repeats attempts. A driver that restarted in place would meet its own former executors.
+            # The operator repeats attempts. A driver that restarted in place would find its own former executors.
             "restartPolicy": "Never",
             "serviceAccountName": spec.spark.service_account_name or settings.workload.driver_service_account,
             "automountServiceAccountToken": True,

@@ -38,7 +38,7 @@ class _Work:
 def maintenance_job(
     action: StartMaintenance | StartInspection | StartReclaim, meta: Meta, settings: OperatorSettings
 ) -> dict[str, Any]:
-    """The manifest of the Job of `action` for the resource `meta`. PodRefused when the resource asks for a pod that it may not have."""
+    """The manifest of the Job of `action` for the resource `meta`. Raises PodRefused when the resource requests a forbidden pod."""
     check_account(
         action.service_account_name,
         where="spec.maintenance.serviceAccountName",
@@ -113,7 +113,7 @@ def _inspection(action: StartInspection, settings: OperatorSettings) -> _Work:
     inline = settings.inline_storage
     blob, consensus = action.location.urls(CREDENTIALS_DIR)
     if action.known_seqno:
-        # The test of conditional writes took place when the shard was created. Each process that writes to the shard repeats it.
+        # An inspection need not test conditional writes. The creation of the shard and every process that writes to it do that.
         blob = replace(S3Address.parse(blob), probe=False).url
     return _Work(
         labels={

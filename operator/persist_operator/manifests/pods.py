@@ -68,7 +68,7 @@ def base_labels(meta: Meta, component: str) -> dict[str, str]:
 
 
 def pod_security() -> dict[str, Any]:
-    """SecurityContext of pods, as the restricted Pod Security Standard wants it."""
+    """SecurityContext of pods, as the restricted Pod Security Standard requires."""
     return {
         "runAsNonRoot": True,
         "runAsUser": _USER,
@@ -80,7 +80,7 @@ def pod_security() -> dict[str, Any]:
 
 
 def container_security() -> dict[str, Any]:
-    """SecurityContext of containers, likewise; the root file system is read-only."""
+    """SecurityContext of containers, as the same standard requires. The root file system is also read-only."""
     return {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
@@ -100,7 +100,7 @@ def mount(name: str, path: str, *, read_only: bool = False) -> dict[str, Any]:
 
 def credential_volumes(location: StoreLocation) -> list[dict[str, Any]]:
     """The volume of the stores' credentials; none without a Secret (workload identity, open stores)."""
-    # Mode 0440 with fsGroup: only the pod's user can read the files.
+    # With mode 0440 and fsGroup, only the pod's user can read the files.
     if isinstance(location, InlineLocation) and location.secrets:
         return [{"name": "store", "projected": {"defaultMode": 0o440, "sources": [*map(_source, location.secrets)]}}]
     if location.secret_name is None:
@@ -119,13 +119,13 @@ def credential_mounts(location: StoreLocation) -> list[dict[str, Any]]:
 
 
 def shares_secret(source: DriverSource, location: StoreLocation) -> bool:
-    """Whether the credentials for `location` are those for the stores of `source`: the same files of their common namespace, or none."""
+    """Whether `location` and the stores of `source` have the same credentials: the same files of their common namespace, or none."""
     wanted = credential_volumes(source.location)
     return not wanted or wanted == credential_volumes(location)
 
 
 def sink_volumes(action: StartDriver) -> list[dict[str, Any]]:
-    """The volumes with the credentials of a driver or executor: of the stores that it writes, and of those that it reads."""
+    """The volumes with the credentials of a driver or executor, for the stores that it writes and for those that it reads."""
     volumes, source = credential_volumes(action.location), action.source
     if source is None or shares_secret(source, action.location):
         return volumes
@@ -141,8 +141,9 @@ def sink_mounts(action: StartDriver) -> list[dict[str, Any]]:
 
 
 def options_volumes(action: StartDriver) -> list[dict[str, Any]]:
-    """The volumes with the secret options of a driver's input, and with the files of its function; none without them. For drivers only:
-    executors get what they need from the driver, over Spark's encrypted connections. While one does not exist, the pod waits for it.
+    """The volumes with the secret options of a driver's input, and with the files of its function; none without them. Only drivers need
+    them, because executors get the options and files from the driver, over Spark's encrypted connections. The pod waits until their Secret
+    and ConfigMap exist.
     """
     secret, code = action.spec.options_secret, action.spec.code_config_map
     return [
@@ -168,7 +169,7 @@ def credential_env(location: StoreLocation) -> list[dict[str, str]]:
 
 
 def rpc_secret(head: Mapping[str, Any], driver: str, meta: Meta, secret: bytes) -> dict[str, Any]:
-    """The Secret of `rpc_volume`, with the metadata `head` but for its name."""
+    """The Secret of `rpc_volume`, with the metadata `head` except for its name."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -197,8 +198,8 @@ def pull_secrets(secrets: Sequence[str]) -> dict[str, Any]:
 def with_template(
     pod: Mapping[str, Any], template: Mapping[str, Any], *, where: str, role: PodRole, allow: WorkloadAllow
 ) -> dict[str, Any]:
-    """`pod` (metadata, spec) with the user's template merged in. Values of `pod` win. `where` is the path of the template in the resource.
-    PodRefused when the template sets a field that it may not set.
+    """`pod` (metadata, spec) with the user's template merged in. Values of `pod` win. `where`: the path of the template in the resource.
+    Raises PodRefused when the template sets a forbidden field.
     """
     check_template(template, where=where, role=role, allow=allow)
     spec, ours = dict(template.get("spec") or {}), pod["spec"]["containers"][0]

@@ -1,14 +1,14 @@
-"""The fields of a pod by which a batch scheduler takes it from a queue (`spec.spark.scheduler`).
+"""The fields of a pod that put it into the queue of a batch scheduler (`spec.spark.scheduler`).
 
-Each project reads labels, annotations and `schedulerName` of plain pods, so no object of theirs is created:
+Each of these projects reads labels, annotations and `schedulerName` of plain pods, so the operator creates none of their objects:
 
-- Kueue (https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods): label `kueue.x-k8s.io/queue-name`. Kueue holds each such pod by a scheduling
-  gate until its queue has room. Driver and executors are admitted one by one: the size of a pod group is fixed, the number of executors
-  is not.
+- Kueue (https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods): label `kueue.x-k8s.io/queue-name`. Kueue holds each pod with this label by a
+  scheduling gate until its queue has room. Driver and executors are admitted one by one, because the size of a pod group is fixed and the
+  number of executors is not.
 - Volcano (https://volcano.sh/en/docs/v1-11-0/queue): `schedulerName: volcano` and annotation `scheduling.volcano.sh/queue-name`. Volcano
   makes a PodGroup for pods that name none.
 - YuniKorn (https://yunikorn.apache.org/docs/user_guide/labels_and_annotations_in_yunikorn): `schedulerName: yunikorn` and the labels
-  `applicationId` and `queue`. Releases from 1.6 on know longer names too, and go on to read these.
+  `applicationId` and `queue`. Releases from 1.6 on also know longer names, and still read these.
 """
 
 from __future__ import annotations

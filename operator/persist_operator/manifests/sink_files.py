@@ -49,9 +49,9 @@ def sink_document(
     input_credentials_dir: str = pods.INPUT_CREDENTIALS_DIR,
     is_bounded: bool = False,
 ) -> dict[str, Any]:
-    """The contents of sink.json. input, envelope and write are as the user wrote them. `credentials_dir` is the folder from which the
-    driver reads the stores' credentials, if there is a Secret with them, and `input_credentials_dir` the one for the stores of the shard
-    that it reads, if their Secret is another one. `is_bounded`: a stream ends when its source has nothing new.
+    """The contents of sink.json. input, envelope and write are as the user wrote them. `credentials_dir`: the folder with the stores'
+    credentials, if they have a Secret. `input_credentials_dir`: the folder with the credentials for the stores of the input shard, if they
+    have another Secret. `is_bounded`: a stream ends when its source has no new rows.
     """
     spec, schema = action.spec, action.schema
     blob, consensus = action.location.urls(credentials_dir)
@@ -85,7 +85,9 @@ def _source(action: StartDriver, credentials_dir: str, input_credentials_dir: st
 
 
 def _stream(action: StartDriver, *, is_bounded: bool) -> dict[str, Any]:
-    """How the driver streams. It waits for the batch in flight as long as its grace period allows, less the time to stop Spark."""
+    """The settings of a stream. The driver waits for the batch in flight as long as its grace period allows, minus the time to
+    stop Spark.
+    """
     spec = action.spec
     grace = spec.termination_grace_seconds
     interval = {} if spec.commit_interval_seconds is None else {"commitIntervalSeconds": spec.commit_interval_seconds}
@@ -126,7 +128,9 @@ def spark_conf(action: StartDriver, meta: Meta, *, image: str, settings: Operato
 
 
 def _numbers(spark: SparkSpec) -> dict[str, str]:
-    """How many executors there are. An executor with rows that a run still needs stays, because Spark does not count it as idle."""
+    """The settings for the number of executors. An executor with rows that a run still needs stays, because Spark does not count it
+    as idle.
+    """
     instances, dynamic = spark.executor.instances, spark.dynamic
     if dynamic is None:
         return {"spark.executor.instances": str(instances)}
@@ -138,13 +142,13 @@ def _numbers(spark: SparkSpec) -> dict[str, str]:
         f"{name}.initialExecutors": first,
         f"{name}.minExecutors": str(dynamic.least),
         f"{name}.maxExecutors": str(dynamic.most),
-        # There is no shuffle service in pods. Executors with shuffled data stay until it is no longer needed.
+        # There is no shuffle service in pods. So executors with shuffled data stay until the data are no longer needed.
         f"{name}.shuffleTracking.enabled": "true",
     }
 
 
 def in_pods(meta: Meta, *, executor_prefix: str) -> dict[str, str]:
-    """The settings of every Spark driver in client mode inside a pod, whatever it runs."""
+    """The settings of every Spark driver in client mode inside a pod, for any application."""
     return {
         "spark.master": f"k8s://{API_SERVER}",
         "spark.submit.deployMode": "client",
@@ -152,7 +156,7 @@ def in_pods(meta: Meta, *, executor_prefix: str) -> dict[str, str]:
         "spark.driver.bindAddress": "0.0.0.0",  # noqa: S104 - inside the pod; executors connect to its own address or name
         "spark.driver.port": str(DRIVER_PORT),
         "spark.driver.blockManager.port": str(BLOCK_MANAGER_PORT),
-        # A fixed port for executors too, because a NetworkPolicy must name it.
+        # The port is fixed for executors too, because a NetworkPolicy must name it.
         "spark.blockManager.port": str(BLOCK_MANAGER_PORT),
         **_AUTHENTICATED,
         "spark.dynamicAllocation.enabled": "false",
@@ -163,7 +167,8 @@ def in_pods(meta: Meta, *, executor_prefix: str) -> dict[str, str]:
         "spark.kubernetes.executor.disableConfigMap": "true",
         # Otherwise executors get the bind address, 0.0.0.0, instead of the driver's host.
         "spark.kubernetes.executor.useDriverPodIP": "false",
-        # The operator owns the Service, and there are no volume claims. With these keys, the driver needs no right to list them at its end.
+        # The operator owns the Service, and there are no volume claims. With these keys, the driver needs no right to list them when it
+        # ends.
         "spark.kubernetes.driver.service.deleteOnTermination": "false",
         "spark.kubernetes.driver.ownPersistentVolumeClaim": "false",
         "spark.kubernetes.driver.reusePersistentVolumeClaim": "false",
@@ -195,8 +200,8 @@ def executor_pod(
     mounts: Sequence[Mapping[str, Any]],
     volumes: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """The pod of an executor, whatever its driver runs, with these mounts and volumes beside a folder for temporary files. `volumes` has
-    the Secret of the run.
+    """The pod of an executor, for any application, with these mounts and volumes and a folder for temporary files. `volumes` has the Secret
+    of the run.
     """
     container = {
         "name": names.EXECUTOR_CONTAINER,
@@ -220,7 +225,7 @@ def executor_pod(
 
 
 def properties_text(conf: Mapping[str, str]) -> str:
-    """The text of spark-defaults.conf: sorted, and escaped as a properties file needs it."""
+    """The text of spark-defaults.conf, sorted and escaped like a properties file."""
 
     def escaped(text: str) -> str:
         return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
@@ -234,7 +239,7 @@ def json_text(document: Mapping[str, Any]) -> str:
 
 
 def scratch_dir() -> str:
-    """The folder into which the driver's Spark spills."""
+    """The folder for the spills of the driver's Spark."""
     return _SCRATCH_DIR
 
 

@@ -19,9 +19,9 @@ _MIB = 1 << 20
 JVM_MIB_MIN, JVM_SHARE = 384, 0.1
 #: Memory of a Python process without rows: interpreter and libraries.
 PROCESS_MIB = 192
-#: Memory of a write task's rows, in parts of `write.targetBatchBytes`: one part fills while the former one is sorted and encoded.
+#: Memory of a write task's rows, in parts of `write.targetBatchBytes`. One part is filled while the former part is sorted and encoded.
 PARTS_HELD = 6
-#: Memory of a driver's rows. A driver that lost a race reads the rows that came since and stages them, in parts of at most 16 MiB.
+#: Memory of a driver's rows. A driver that lost a race reads the newer rows and stages them, in parts of at most 16 MiB.
 DRIVER_ROWS_MIB = 160
 #: Memory of the Python process of a driver.
 DRIVER_MIB = PROCESS_MIB + DRIVER_ROWS_MIB

@@ -1,9 +1,9 @@
 """The Job of a compaction on Spark: its pod is the driver, in client mode, and requests the executors.
 
-It is the Job of a compaction in a pod (`maintenance.maintenance_job`) with another container, so that runs of both are observed, bounded in
-time and removed alike. The driver is reached at the address of its pod, and its files are annotations of the pod: there is no Service and
-no ConfigMap to remove later. The Secret of the Job, with which driver and executors authenticate each other, is removed when the next
-compaction starts.
+It is the Job of a compaction in a pod (`maintenance.maintenance_job`) with another container, so that runs of both kinds are observed,
+bounded in time and removed in the same way. Executors reach the driver at the address of its pod, and its files are annotations of the pod.
+So there is no Service and no ConfigMap to remove later. Driver and executors authenticate each other with the Secret of the Job, which is
+removed when the next compaction starts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def compaction_secret(action: StartMaintenance, meta: Meta, secret: bytes) -> di
 
 
 def compaction_job(action: StartMaintenance, meta: Meta, settings: OperatorSettings) -> dict[str, Any]:
-    """The manifest of the Job. It needs `compaction_secret`. PodRefused when the resource asks for a pod that it may not have."""
+    """The manifest of the Job. It needs `compaction_secret`. Raises PodRefused when the resource requests a forbidden pod."""
     job = maintenance.maintenance_job(action, meta, settings)
     template = job["spec"]["template"]
     template["metadata"]["labels"][names.LABEL_ROLE] = "driver"
@@ -39,7 +39,7 @@ def compaction_job(action: StartMaintenance, meta: Meta, settings: OperatorSetti
         names.ANNOTATION_EXECUTOR: sink_files.json_text(executor_template(action, meta, allow=settings.workload.allow)),
     }
     spec = template["spec"]
-    # That of the resource may not create executors, and the driver would wait for them until its deadline.
+    # The service account of the resource may not create executors, so the driver would wait for them until its deadline.
     spec["serviceAccountName"] = settings.workload.driver_service_account
     spec["automountServiceAccountToken"] = True
     spec["containers"] = [_container(action, spec["containers"][0], settings)]
@@ -48,7 +48,7 @@ def compaction_job(action: StartMaintenance, meta: Meta, settings: OperatorSetti
 
 
 def spark_conf(action: StartMaintenance, meta: Meta, settings: OperatorSettings) -> dict[str, str]:
-    """The Spark configuration of the driver. It learns the name and the address of its pod from its arguments."""
+    """The Spark configuration of the driver. The driver gets the name and the address of its pod from its arguments."""
     cpu = settings.workload.executor_cpu_request
     task_mib = quantity.to_mebibytes(action.memory or settings.workload.maintenance_memory)
     return {
@@ -84,7 +84,7 @@ def executor_template(action: StartMaintenance, meta: Meta, *, allow: WorkloadAl
 
 
 def arguments(action: StartMaintenance, *, credentials_dir: str, properties: str, report: str) -> list[str]:
-    """The command line of `persist-spark`, without what only a pod needs."""
+    """The command line of `persist-spark`, without the arguments that only a pod needs."""
     blob, consensus = action.location.urls(credentials_dir)
     stores = ["--blob", blob, "--consensus", consensus]
     return [

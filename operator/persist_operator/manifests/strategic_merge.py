@@ -1,7 +1,7 @@
 """Merges a user's pod template into a pod of the operator, like a strategic merge patch of Kubernetes. Pure.
 
-Maps merge by key, lists by the merge key that Kubernetes gives them, other lists are appended. Values of the operator's pod win, except in
-a security context: there the template wins. Must not know: which fields are allowed (`api.pod_template`).
+Maps are merged by key, and lists by the merge key that Kubernetes gives them. Other lists are appended. Values of the operator's pod win,
+except in a security context, where the template wins. Must not know: which fields are allowed (`api.pod_template`).
 """
 
 from __future__ import annotations

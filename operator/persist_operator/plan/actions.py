@@ -43,7 +43,9 @@ class EvolveSchema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvanceSince:
-    """Register the operators' critical reader unless it is registered, give it to `owner`, and move its since to `since_ms`, never back."""
+    """Register the operators' critical reader if it is not registered, give it to `owner`, and move its since to `since_ms`, but
+    never back.
+    """
 
     owner: Owner
     shard_id: str
@@ -63,7 +65,7 @@ class StartJob:
     service_account_name: str | None
     template: Mapping[str, Any]
     queue_priority: int = 0
-    """Of the starts that wait for a place with the same due time and debt, a greater one goes first."""
+    """Among waiting starts with the same due time and debt, a greater priority goes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,20 +78,22 @@ class StartMaintenance(StartJob):
     reason: str
     memory: str | None
     record_days: int
-    """How long the records of what the run deletes are kept."""
+    """How many days the records of the run's deletions are kept."""
     full: bool = False
-    """Whether a compaction merges all batches, and a collection goes on until nothing released is left."""
+    """Whether a compaction merges all batches, or a collection deletes everything that was released."""
     max_bytes: int | None = None
-    """Of a compaction: what its merges may read together; None without a bound. A full one is one merge, and has none."""
+    """For a compaction: the most bytes that its merges may read together. None: no bound. A full compaction is one merge and has
+    no bound.
+    """
     runner: Runner | None = None
-    """Of a compaction: where it runs. None for other kinds."""
+    """For a compaction: where it runs. None for other kinds."""
     spark_executors: int = 0
     debt_bytes: int = 0
-    """The bytes that wait for this run. Of the starts that wait for a place, a greater debt goes first."""
+    """The bytes that wait for this run. Among starts that wait for a place, a greater debt goes first."""
     due_ms: int | None = None
-    """When the run should be done; None when nothing says so. An earlier time goes first."""
+    """When the run should be done; None if it has no due time. An earlier time goes first."""
     audit: Audit | None = None
-    """Of a verification or an orphan scan: what it does."""
+    """For a verification or an orphan scan: what it does."""
     ended_driver: str | None = None
     """The last compaction, if it ran on Spark: it has ended, and its Secret is removed."""
 
@@ -99,18 +103,18 @@ class StartReclaim(StartJob):
     """Start one run that reclaims the shard of a resource that is being deleted."""
 
     shard_id: str | None
-    """None: the shard that the name of `owner` leads to."""
+    """The shard. None: the shard that is registered for `owner`."""
     owner: str
-    """The owner that the shard must have in the stores. Its critical reader gives way."""
+    """The owner that the shard must have in the stores. The run removes this owner's critical reader."""
     purge: bool
     deletes_max: int
     record_days: int
-    """As of StartMaintenance."""
+    """See StartMaintenance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepFinalizer:
-    """Set the operator's finalizer on the resource, or remove it. No effect when it is so."""
+    """Set the operator's finalizer on the resource, or remove it. No effect when that is already done."""
 
     present: bool
 
@@ -146,9 +150,9 @@ class StartDriver:
     source: DriverSource | None = None
     """The shard that the driver reads; None for an input of another type."""
     stands_by: bool = False
-    """Whether the driver begins on standby: it writes nothing until PromoteDriver."""
+    """Whether the driver begins on standby. It then writes nothing until PromoteDriver."""
     due_ms: int | None = None
-    """When the rows of the shard become too old; None when nothing says so."""
+    """When the rows of the shard become too old; None if they have no such time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,11 +209,11 @@ class Plan:
     notes: tuple[Note, ...] = ()
     """Events about observations. The reconciler posts the Event of an action (`done_note`) after the action."""
     is_periodic: bool = False
-    """Whether the requeue only repeats a routine inspection. Then a delay does no harm, and the queue may spread such requeues."""
+    """Whether the requeue only repeats a routine inspection. A delay is then harmless, and the queue may spread the requeues."""
     is_settled: bool = False
-    """Whether, without news, nothing falls due before the stores are asked again: a periodic requeue may wait for that."""
+    """Whether, without news, nothing becomes due before the stores are asked again. A periodic requeue may then wait until that time."""
     refused: frozenset[str] = frozenset()
-    """The `action_key` of each start or stop whose refusal still stands. The reconciler may forget all other refusals."""
+    """The `action_key` of each start or stop whose refusal is still in force. The reconciler may forget all other refusals."""
 
 
 #: The `action_key` of the start of a driver on standby. Its refusal shows on the rollout, because the driver that runs goes on.
@@ -217,7 +221,7 @@ STANDBY_KEY = "StartDriver/standby"
 
 
 def action_key(action: Action) -> str:
-    """The key under which the refusal of an action is stored. Two actions with one key are two tries of the same action."""
+    """The key under which the refusal of an action is stored. Actions with the same key are tries of the same action."""
     match action:
         case StartMaintenance():
             return maintenance_key(action.kind)
@@ -235,7 +239,7 @@ def maintenance_key(kind: MaintenanceKind) -> str:
 
 
 def done_note(action: Action) -> Note | None:
-    """The Event of an action that had an effect now; None for an action that gets no Event."""
+    """The Event for an action that has just had an effect; None for an action without an Event."""
     match action:
         case StartMaintenance():
             return Note("Normal", "MaintenanceStarted", f"{action.name}: {action.reason}")

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from persist_operator.api.redact import clip, redact
 from persist_operator.plan.observed import ActionFailure, Phase, Run
 
-#: Class and reason by the driver's exit code, for a driver that left no report.
+#: The class and the reason for each exit code, for a driver that left no report.
 _EXIT: Mapping[int, tuple[str, str]] = {
     70: ("Storage", "StoreFailed"),
     71: ("Fenced", "Fenced"),
     72: ("Configuration", "InvalidConfiguration"),
     73: ("Application", "Diverged"),
 }
-#: The driver reports this failure as one of the store. A repetition does not help and a person must act, so the exit code decides.
+#: The driver reports this failure as one of the store. A retry does not help and a person must act, so the exit code decides.
 _DIVERGED = 73
 _INFRASTRUCTURE = {
     "DeletionByPodGC",
@@ -34,7 +34,7 @@ _INFRASTRUCTURE = {
     "UnexpectedAdmissionError",
 }
 _CLASSES = {"Application", "Infrastructure", "Scheduling", "Storage", "Fenced", "Timeout", "Configuration"}
-#: Failures of the environment, not of the sink: the run is tried again without limit.
+#: Classes of failures of the environment, not of the sink. The run is tried again without limit.
 _UNCOUNTED = {"Storage", "Infrastructure"}
 _MESSAGE_MAX = 4096
 
@@ -60,7 +60,7 @@ class Failure:
 
 
 def classify(run: Run) -> Failure:
-    """The failure of a driver that ended. A cause that Kubernetes gives decides first, then the driver's report, then the exit code."""
+    """The failure of a driver that ended. A cause from Kubernetes has precedence, then the driver's report, then the exit code."""
     report = run.report or {}
     reported = report.get("class") if report.get("class") in _CLASSES else None
     failure_class, reason = _EXIT.get(run.exit_code or 0, ("Application", run.reason or "Failed"))
@@ -76,7 +76,7 @@ def classify(run: Run) -> Failure:
     if run.reason == "OOMKilled":
         text = f"the driver ran out of memory: raise spark.driver.memory or spark.driver.memoryOverhead. {text}"
     if run.phase is Phase.SUCCEEDED and not report:
-        # A program of the user may end the process. A commit that happened is found by the next attempt.
+        # The user's code may end the process. If the run was committed, the next attempt finds the commit.
         reason, text = "NoReport", "the driver ended with exit code 0 before it reported what it did"
     if not text:
         text = (
@@ -100,12 +100,12 @@ def lost(name: str) -> Failure:
 
 
 def waits_for(run: Run, mounted: Sequence[str]) -> str:
-    """What a driver may wait for that only Events of its pod show: what the sink names for it to mount. Otherwise empty."""
+    """The mounts for which a driver may wait without a reason in its status, because only Events of its pod show this. Otherwise empty."""
     return f"it needs {' and '.join(mounted)} in its namespace" if mounted and not run.reason else ""
 
 
 def not_started(run: Run, seconds: int, *, mounted: Sequence[str] = ()) -> Failure:
-    """The driver did not run within its time to start. `mounted`: what the sink names for it to mount."""
+    """The driver did not run within its time to start. `mounted`: the objects that the sink makes it mount."""
     why = f"{run.reason}: {run.message}" if run.reason else run.message or "the pod was not scheduled"
     why = "; ".join(one for one in (why, waits_for(run, mounted)) if one)
     return Failure(
@@ -117,7 +117,7 @@ def not_started(run: Run, seconds: int, *, mounted: Sequence[str] = ()) -> Failu
 
 
 def not_created(name: str, seconds: int, refusal: ActionFailure) -> Failure:
-    """The creation of the driver was refused until its time to start was over."""
+    """The API server refused the creation of the driver until its time to start was over."""
     return Failure(
         "Scheduling",
         refusal.reason,

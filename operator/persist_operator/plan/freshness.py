@@ -1,7 +1,8 @@
-"""How old the rows are that a sink keeps in its shard: since when nothing of the input is missing, and the condition Fresh. Pure.
+"""The age of the rows that a sink keeps in its shard: the time up to which the shard has all rows of the input, and the condition Fresh.
+Pure.
 
-The driver of a stream reports the time at which it last had everything of its source; a look that finds no new rows is such a time too. A
-run of another mode has what its input had when its driver started. The time stays when drivers fail, so the age grows by itself.
+The driver of a stream reports the time at which it last had all rows of its source. A look that finds no new rows also counts. A run of
+another mode has the rows that its input had when its driver started. The time does not change when drivers fail, so the age grows.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from persist_operator.api.sink_status import Freshness, SinkStatus
 from persist_operator.plan.observed import Phase, Run
 from persist_operator.plan.sink_draft import Draft, stale_ms
 
-#: How much later a time must be to change the status of a sink that is fresh. Each change is a request to the API server.
+#: How much later a time must be to change the status of a fresh sink. Each change is a request to the API server.
 _STEP_MS = 30_000
 
 
 def of_this_shard(draft: Draft) -> Draft:
-    """Forgets the time when the sink writes another shard now, which has nothing of the input yet."""
+    """Forgets the time if the sink now writes another shard, which has no rows of the input yet."""
     return draft.having(freshness=Freshness()) if draft.moved else draft
 
 
 def followed(draft: Draft) -> Draft:
-    """Records the newest time that the driver which runs has reported. Wakes the plan when the rows become too old."""
+    """Records the newest time from the running driver. Requests the next plan for the moment when the rows become too old."""
     child = draft.child()
     if draft.sink.spec.fresh_seconds is None:
         return draft.having(freshness=Freshness())
@@ -35,7 +36,9 @@ def followed(draft: Draft) -> Draft:
 
 
 def succeeded(draft: Draft, child: Run) -> Draft:
-    """Records that the run of `child` has committed. Of a run that an earlier attempt committed, only its tick is known to be before."""
+    """Records that the run of `child` has committed. If an earlier attempt committed the run, only the run's tick is certain to be before
+    that commit.
+    """
     if draft.sink.spec.fresh_seconds is None:
         return draft
     if (child.report or {}).get("already_done"):
@@ -44,7 +47,7 @@ def succeeded(draft: Draft, child: Run) -> Draft:
 
 
 def condition(status: SinkStatus, sink: Sink, *, now_ms: int) -> Condition:
-    """Whether the rows are as fresh as spec.freshness wants. The text changes only with the time on the status."""
+    """Whether the rows are as fresh as spec.freshness requires. The text changes only with the time on the status."""
     target_s, known_ms = sink.spec.fresh_seconds or 0, times.to_ms(status.freshness.time)
     is_late = now_ms >= (stale_ms(status, sink) or 0)
     if known_ms is None:
@@ -69,8 +72,8 @@ def _cause(status: SinkStatus, sink: Sink, text: str) -> tuple[str, str]:
 
 
 def _moved(draft: Draft, at_ms: int | None, *, step_ms: int = 0) -> Draft:
-    """The draft with a later time, but none after now: the clock of the driver's node may be ahead. Where the rows are not fresh, and at
-    the first time, each step counts.
+    """The draft with a later time, but not later than now, because the clock of the driver's node may be ahead. `step_ms` does not apply to
+    the first time, and while the rows are not fresh.
     """
     if at_ms is None:
         return draft

@@ -1,5 +1,5 @@
-"""Hints: what a person can do about a condition, as values. A front end turns each hint into the words of its own commands: the operator
-by `cluster_words`, the local runner by its own function. Pure.
+"""Hints: the remedies for a condition, as values. A front end renders each hint with its own commands: the operator with `cluster_words`,
+the local runner with its own function. Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Request one run, or one decision, for this resource: `verb` as in `persistshard.io/request-<verb>`."""
+    """Request one run, or one decision, for this resource. `verb`: see `persistshard.io/request-<verb>`."""
 
     verb: str
 
@@ -33,7 +33,7 @@ class Approve:
 
 @dataclass(frozen=True, slots=True)
 class Recover:
-    """Look at what a lost shard left behind, and recover it."""
+    """Inspect the remains of a lost shard, and recover it."""
 
     shard_id: str
 
@@ -64,7 +64,7 @@ class Expire:
 
     @property
     def options(self) -> str:
-        """The options of `persist admin holds`. A critical reader needs a word more: its owner counts on the hold."""
+        """The options of `persist admin holds`. A critical reader also needs `--force`, because its owner relies on the hold."""
         return f"--expire {self.reader_id}{' --force' if self.is_critical else ''} --commit"
 
 

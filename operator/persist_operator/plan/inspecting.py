@@ -1,9 +1,9 @@
-"""Shards on inline storage: the answers of their inspection pods, and when the next inspection is due. Pure.
+"""Shards on inline storage: the answers of their inspection pods, and the time of the next inspection. Pure.
 
 The operator never connects to inline storage. A pod in the resource's namespace claims the shard, creates it, holds its since and reads
 its state, with a Secret of that namespace (persist_engine.model.tending).
-Invariant: a report can be forged by a user with rights on pods of the namespace. So the operator believes a report about that resource
-only, and takes no store and no Secret from it.
+Invariant: users with rights on pods of the namespace can forge a report. So the operator uses a report only for that resource, and takes no
+store and no Secret from it.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ from persist_operator.plan.waiting import deadline, windows
 from persist_operator.settings import InlineStorage, OperatorSettings
 
 _FIRST_S, _MAX_S = 10, 300
-#: The least time between two inspections of one shard, whatever the reason for the second.
+#: The least time between two inspections of one shard, for any reason.
 _APART_S = 5
 _MESSAGE_MAX = 1024
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
-#: Kinds of permanent failures, with the reasons that the bridge gives them. Other failures can pass by themselves.
+#: Kinds of permanent failures, with the bridge's reasons for them. Other failures can pass without an action.
 _PERMANENT: Mapping[str, str] = {
     "ForkedLog": "ShardLost",
     "ShardLost": "ShardLost",
@@ -118,9 +118,9 @@ def _end_ms(run: Run) -> int:
 
 
 def _ended(shard: Shard, runs: Sequence[Run], location: InlineLocation) -> list[Run]:
-    """The ended inspections that count, oldest first: those of these stores, without those older than the last one that was recorded.
-    The inspection that was intended last counts as the newest, whatever the clocks say. With times of a clock that was set back, it would
-    be ignored, and another one made at once.
+    """The ended inspections that count, oldest first: those of these stores that are not older than the last recorded one. The inspection
+    that was intended last counts as the newest, regardless of clocks. Otherwise, after a clock was set back, it would be ignored, and the
+    operator would make another one at once.
     """
     block, stores = shard.known.inspection or Inspections(), _stores(location)
     believed_ms, newest = times.to_ms(block.settled_time) or 0, block.job_name
@@ -151,7 +151,7 @@ def _answer_of(shard: Shard, run: Run, tending: Tending, location: InlineLocatio
     match tending:
         case Tended(inspection=found):
             if shard_log.known_seqno(shard) != run.seqno:
-                # The pod read the tag of another version than the one that the status shows now.
+                # The pod read the tag of a version that differs from the version on the present status.
                 found = replace(found, known_tag=None)
             return Answer(
                 inspected=found,
@@ -174,7 +174,7 @@ def _answer_of(shard: Shard, run: Run, tending: Tending, location: InlineLocatio
 
 
 def _failures(tended: Tended, at_ms: int) -> dict[str, ActionFailure]:
-    """What the pod could not do, by the actions that do it on the stores of a profile."""
+    """The failures of the pod, by the actions that do the same work on the stores of a profile."""
     found = {}
     if problem := redact(tended.hold_problem):
         found["AdvanceSince"] = ActionFailure(reason="HoldFailed", message=problem, permanent=False, at_ms=at_ms)
@@ -190,7 +190,7 @@ def _failures(tended: Tended, at_ms: int) -> dict[str, ActionFailure]:
 
 
 def is_behind(observed: ShardObserved, blocks: Mapping[MaintenanceKind, Upkeep]) -> bool:
-    """Whether maintenance ended after the last inspection. Then the next inspection must come before a decision on what is due."""
+    """Whether maintenance ended after the last inspection. The next inspection must then come before a decision about due work."""
     if observed.inspected_ms is None:
         return False
     ends = [_end_ms(one) for one in observed.runs if one.phase.finished]
@@ -247,13 +247,13 @@ def with_next(
 
 
 def _again_s(plan: Plan, left_s: float, wanted: tuple[StartInspection, ...]) -> float:
-    """Seconds until the next plan, for changes that no event of a pod announces."""
+    """Seconds until the next plan, for changes without an event of a pod."""
     own_s = float(_MAX_S) if plan.is_periodic or plan.requeue_after_s is None else plan.requeue_after_s
     return max(1.0, min(own_s, 30.0 if wanted or left_s <= 0 else left_s))
 
 
 def _settled(block: Inspections, ended: Sequence[Run]) -> Inspections:
-    """status.inspection with the newest inspection that ended, recorded once."""
+    """status.inspection with the newest ended inspection, recorded once."""
     if not ended or block.settled_job == ended[-1].name:
         return block
     last, report = ended[-1], _reported(ended[-1])
@@ -276,11 +276,11 @@ def _left_s(
     inline: InlineStorage,
 ) -> float:
     """Seconds until the next inspection is due. A clock that was set back does not prolong the wait. A clock that differs from the
-    cluster's does not make every inspection due at once, because the operator's own time of the intent counts too.
+    cluster's does not make every inspection due at once, because the operator's own time of the intent also counts.
     """
     attempt_ms = times.to_ms(block.last_attempt_time) or 0
     if not ended:
-        # Users may remove each Job that ended. The distance then limits how often a new one is made.
+        # Users may remove each ended Job. The least distance then limits how often the operator makes a new one.
         is_removed = block.settled_job is not None and block.settled_job == block.job_name
         return max(0.0, _APART_S - abs(now_ms - attempt_ms) / 1000) if is_removed else 0.0
     failures = block.consecutive_failures or 0
@@ -309,10 +309,10 @@ def _intended(
     now_ms: int,
     inline: InlineStorage,
 ) -> tuple[Inspections, StartInspection]:
-    """status.inspection with the intent of an inspection, and its action. An inspection that was intended and has no Job keeps its name."""
+    """status.inspection with the intent of an inspection, and its action. An intended inspection without a Job keeps its name."""
     name = block.job_name or ""
     if not name or name == block.settled_job or any(one.name == name for one in runs):
-        # SUBTLE: the time changes only with the name. A new time at each plan would change the status, and so cause the next plan.
+        # SUBTLE: the time changes only with the name. A new time in each plan would change the status, and so cause the next plan.
         name = names.inspection_name(shard.meta.name, now_ms // 1000)
         block = replace(block, job_name=name, last_attempt_time=times.to_text(now_ms))
     start = StartInspection(
@@ -331,8 +331,8 @@ def _intended(
 
 
 def _overruled(observed: ShardObserved) -> OwnedElsewhere | None:
-    """The shard that the pod may take over, with its owner. The permission is for this shard and this owner only, whatever the resource and
-    the stores say when the pod runs.
+    """The shard that the pod may take over, with its owner. The permission is only for this shard and this owner, even if the resource or
+    the stores have changed when the pod runs.
     """
     found = observed.inspected
     if not observed.may_take_over or not isinstance(found, NotOwned) or found.owner is None:
@@ -341,7 +341,9 @@ def _overruled(observed: ShardObserved) -> OwnedElsewhere | None:
 
 
 def _since_min(shard: Shard, observed: ShardObserved, now_ms: int) -> int:
-    """Where the deletion deadline needs since to be, by the last inspection; 0 when `retention.sinceLagSeconds` gives as much."""
+    """The since that the deletion deadline requires, from the last inspection; 0 when `retention.sinceLagSeconds` already moves since that
+    far.
+    """
     found = observed.inspected
     if not isinstance(found, Inspection):
         return 0
@@ -353,7 +355,7 @@ def _since_min(shard: Shard, observed: ShardObserved, now_ms: int) -> int:
 
 
 def _successor(shard: Shard, observed: ShardObserved, now_ms: int) -> WantedSchema | None:
-    """The schema of the spec, if it may succeed that of the last inspection."""
+    """The schema of the spec, if it may succeed the schema of the last inspection."""
     found = observed.inspected
     if not isinstance(found, Inspection):
         return None
@@ -387,7 +389,7 @@ def _wish(shard: Shard, settings: OperatorSettings, *, take_over: OwnedElsewhere
         proposed=ShardId(claim.proposed),
         take_over=take_over,
         known=known,
-        # A shard that existed is never created again. That would hide a loss.
+        # A shard that existed is never created again, because that would hide a loss.
         schema=_schema(shard) if known is None else None,
         hold=hold,
     )
@@ -410,8 +412,8 @@ def _stores(location: InlineLocation) -> str:
 
 
 def _revision(wish: Wish) -> str:
-    """The revision of a wish without what is known. A wish with another revision is due at once, unless it differs only in `since_min`,
-    which moves with the clock.
+    """The revision of a wish, without its known facts. A wish with a new revision is due at once, unless only `since_min` differs, which
+    moves with the clock.
     """
     hold = None if wish.hold is None else replace(wish.hold, since_min=0)
     return names.revision_of({**dataclasses.asdict(replace(wish, known=None, hold=hold)), "owner": str(wish.owner)})

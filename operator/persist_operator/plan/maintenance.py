@@ -27,7 +27,7 @@ from persist_operator.settings import WorkloadSettings
 
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 10, 600
 _AFTER_CONFLICT_S, _AFTER_SKIPPED_S = 5, 60
-#: The key of a record of deletions, and nothing else that a report may contain.
+#: The form of a key of a record of deletions. A report may contain any text, so this form is checked.
 _RECORD = re.compile(r"d\d{15}/d[0-9a-f-]{36}", re.ASCII)
 _TYPE: Mapping[MaintenanceKind, RunType] = {
     "compaction": "Compaction",
@@ -36,11 +36,11 @@ _TYPE: Mapping[MaintenanceKind, RunType] = {
     "verify": "Verify",
     "orphanScan": "OrphanScan",
 }
-#: The reason of a run that a person asked for begins so.
+#: The reason of a requested run begins with this text.
 _REQUESTED = "requested by annotation: "
-#: Failures in a row from which a condition shows them.
+#: The number of failures in a row from which a condition shows them.
 FAILURES_SHOWN_MIN = 3
-#: A run that is pending for longer counts as stuck: to find a node and pull an image takes less.
+#: A run that is pending for longer counts as stuck. Finding a node and pulling an image takes less.
 _STUCK_MS = 60_000
 
 
@@ -56,7 +56,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """The status blocks with every run recorded, and the Events of runs that were recorded now. `rewritten` is the record of the budget."""
+    """The status blocks with every run recorded, and the Events of newly recorded runs. `rewritten` is the record of the budget."""
 
     maintenance: Mapping[MaintenanceKind, Upkeep]
     history: tuple[UpkeepRun, ...]
@@ -65,7 +65,7 @@ class Folded:
 
 
 def request_token(shard: Shard, kind: MaintenanceKind) -> str | None:
-    """The token of the request annotation for this kind; None when there is none, or when it was handled."""
+    """The token of the request annotation for this kind; None when there is none or it was already handled."""
     verb = names.REQUEST[kind]
     token = shard.meta.annotations.get(f"{names.REQUEST_PREFIX}{verb}", "")[:64]
     return token if token and token != shard.known.handled(verb) else None
@@ -74,7 +74,7 @@ def request_token(shard: Shard, kind: MaintenanceKind) -> str | None:
 def debt_reason(
     shard: Shard, inspection: Inspection, maintenance: Mapping[MaintenanceKind, Upkeep], kind: MaintenanceKind
 ) -> str | None:
-    """Why a run of this kind has work now, whether or not it is allowed; None when it has none.
+    """The reason why a run of this kind has work now, whether or not it is allowed; None when it has no work.
 
     `maintenance` is status.maintenance with every finished run recorded.
     """
@@ -105,8 +105,8 @@ def wanted(
     now_ms: int,
     horizon_ms: int,
 ) -> Wanted | None:
-    """The work of this kind that is due now, or of a compaction until `horizon_ms` (waiting.windows), whether or not it is allowed; None
-    when there is none. What the deletion deadline needs comes first.
+    """The work of this kind that is due now, whether or not it is allowed; for a compaction, the work that is due until `horizon_ms`
+    (waiting.windows). None when there is none. Work for the deletion deadline comes first.
     """
     if kind == "compaction":
         owed = deadline.compaction_reason(shard, inspection, maintenance, horizon_ms)
@@ -124,8 +124,9 @@ def wanted(
 
 
 def _amplification_reason(shard: Shard, inspection: Inspection) -> str | None:
-    """Why a merge of everything is due for the space that retracted updates take. It must cancel some of them at the present since, and
-    enough must have come since the last merge: otherwise retractions that since does not let go would be merged for ever.
+    """The reason why a merge of all batches is due for the space of retracted updates. The merge must cancel some of them at the present
+    since, and enough updates must have come since the last merge. Otherwise retractions that since does not release would be merged for
+    ever.
     """
     limit, updates = shard.spec.max_amplification_percent, inspection.updates
     if limit is None or not _cancels(inspection):
@@ -136,7 +137,7 @@ def _amplification_reason(shard: Shard, inspection: Inspection) -> str | None:
 
 
 def _cancels(inspection: Inspection) -> bool:
-    """Whether a merge of everything at the present since would remove what was retracted."""
+    """Whether a merge of all batches at the present since would remove retracted updates."""
     owed_ms, left_ms = inspection.waits_from_ms, inspection.waits_after_merge_ms
     return owed_ms is not None and (left_ms is None or left_ms > owed_ms)
 
@@ -151,9 +152,7 @@ def runner_of(
     workload: WorkloadSettings,
 ) -> Runner | None:
     """Where the next compaction runs; None for other kinds. `block`: status.maintenance.compaction. `is_refused`: the API server refused
-    the last try to start it.
-
-    Auto asks for nothing that does not work: after a try on Spark that failed or was refused, the next one is in a pod.
+    the last try to start it. With Auto, a pod follows a failed or refused try on Spark.
     """
     spec = shard.spec
     if kind != "compaction":
@@ -173,9 +172,9 @@ def _compacted_since_rollup(maintenance: Mapping[MaintenanceKind, Upkeep]) -> bo
         return False
     if rollup.last_result not in {"Succeeded", "Skipped"}:
         return True
-    # The start of the rollup counts: a rollup that was under way at the compaction may hold the state before it. Both are times of the
-    # cluster's clock (see `_settled`), which may differ from the operator's.
-    # Equal times (whole seconds) can mean either order. One rollup too many is harmless, one too few is not.
+    # The start of the rollup counts, because a rollup that was running during the compaction may hold the state before it. Both times come
+    # from the cluster's clock (see `_settled`), which may differ from the operator's.
+    # Equal times (whole seconds) can mean either order. An extra rollup is harmless, but a missing one is not.
     return (times.to_ms(rollup.last_attempt_time) or 0) <= compacted_ms
 
 
@@ -189,8 +188,8 @@ def due(
     horizon_ms: int,
     hold: Hold | None,
 ) -> list[Due]:
-    """The runs to start now. None while the shard is suspended. None of a kind of which a run is under way, or whose wait is not over.
-    Unless a person asked for it, none of a kind that is switched off, and no compaction against `hold`.
+    """The runs to start now. There are none while the shard is suspended. There is none of a kind that has a run under way or whose wait is
+    not over. Unless a run is requested, there is none of a kind that is switched off, and no compaction against `hold`.
     """
     if shard.spec.suspend or inspection.is_tombstone:
         return []
@@ -210,13 +209,13 @@ def due(
         full = work is not None and work.full
         reason = auditing.due_reason(shard, block, kind, now_ms) if work is None else work.reason
         is_asked = (block.last_reason or "").startswith(_REQUESTED)
-        # Only a compaction that is due has a gate, so one that is not waits until it is.
+        # Only a due compaction has passed the gate, so a compaction that is not due must wait.
         may_repeat = work is not None if kind == "compaction" else not shard.spec.switched_off(kind)
         if _is_unfinished(block) and (is_asked or may_repeat):
-            # The run was intended, or its Job was removed from outside. There is no Job now, so it is started again.
+            # The run was only intended, or its Job was removed from outside. There is no Job now, so the run is started again.
             reason = block.last_reason or ""
         if kind == "compaction" and (token is not None or (reason or "").startswith(_REQUESTED)):
-            # Nothing waits to be merged, and yet a merge has something to remove: since has passed it after the last one.
+            # No batch waits to be merged, but a merge would remove updates, because since has passed them after the last merge.
             full = full or (not inspection.compaction_requests and _cancels(inspection))
         if token is not None:
             found.append(Due(kind, f"{_REQUESTED}{one_line(token)}", token, full=full))
@@ -226,13 +225,13 @@ def due(
 
 
 def automatic_kinds(shard: Shard) -> frozenset[MaintenanceKind]:
-    """The kinds that are due by their debt, not only by request or by time."""
+    """The kinds that become due by their debt, and not only by request or by time."""
     by_debt = frozenset(MAINTENANCE_KINDS).difference(names.AUDIT_KINDS)
     return frozenset(kind for kind in by_debt if not shard.spec.switched_off(kind))
 
 
 def _is_waiting(shard: Shard, block: Upkeep, kind: MaintenanceKind, now_ms: int, *, requested: bool) -> bool:
-    """Whether the wait after the last run is not over. A time beyond any wait comes from a clock that was set back since. The limit is
+    """Whether the wait after the last run is not over. A time beyond any possible wait comes from before a clock was set back. The limit is
     twice the longest wait, because ends of runs come from other clocks.
     """
     interval_s = auditing.interval_s(shard, kind) or deadline.collection_interval_s(shard)
@@ -241,7 +240,9 @@ def _is_waiting(shard: Shard, block: Upkeep, kind: MaintenanceKind, now_ms: int,
 
 
 def held(shard: Shard, block: Upkeep, hold: Hold | None, now_ms: int) -> Upkeep:
-    """The block of compactions with what holds the next one back. While the wait after the last run is not over, it shows that wait."""
+    """The block of compactions with the reason that holds the next one back. While the wait after the last run is not over, it shows that
+    wait.
+    """
     if hold is None or _is_waiting(shard, block, "compaction", now_ms, requested=False):
         return block
     until = None if hold.until_ms is None else times.to_text(hold.until_ms)
@@ -265,7 +266,7 @@ def is_stuck(run: Run, now_ms: int) -> bool:
 
 
 def why_stuck(run: Run) -> str:
-    """What a pending run waits for, as far as its pod shows it. The kubelet reports a missing Secret only in Events."""
+    """What a pending run waits for, if its pod shows it. The kubelet reports a missing Secret only in Events."""
     if run.reason:
         return f"{run.reason}: {run.message}"
     see = f"see `kubectl describe pod -l batch.kubernetes.io/job-name={run.name}`"
@@ -273,9 +274,7 @@ def why_stuck(run: Run) -> str:
 
 
 def retry_number(block: Upkeep, seqno: int) -> int:
-    """The number of the next run at this version, from 0. It rises with each run that ended; a run that was only intended keeps its
-    number.
-    """
+    """The number of the next run at this version, from 0. It rises with each ended run. A run that was only intended keeps its number."""
     if block.last_seqno != seqno:
         return 0
     ended = block.settled_job is not None and block.settled_job == block.job_name
@@ -283,8 +282,8 @@ def retry_number(block: Upkeep, seqno: int) -> int:
 
 
 def fold(shard: Shard, runs: Sequence[Run], now_ms: int) -> Folded:
-    """Record every run in status.maintenance, and every finished run in status.history, and say when audits come next. Idempotent: a run is
-    recorded once.
+    """Record every run in status.maintenance and every finished run in status.history, and set the times of the next audits. Idempotent: a
+    run is recorded once.
     """
     known = shard.known
     blocks = {kind: _unheld(block) for kind, block in (known.maintenance or {}).items()}
@@ -299,7 +298,7 @@ def fold(shard: Shard, runs: Sequence[Run], now_ms: int) -> Folded:
 
 
 def _unheld(block: Upkeep) -> Upkeep:
-    """The block without what held the next run back before, which each plan finds anew."""
+    """The block without the reason that held the next run back. Each plan finds this reason anew."""
     return block if block.wait_reason is None else replace(block, wait_reason=None, next_run_time=None)
 
 
@@ -309,7 +308,7 @@ def _entered(
     block = folded.maintenance.get(kind, Upkeep())
     entered = run.name in {item.id for item in folded.history} or _is_older(run, block, created_ms)
     if not entered and block.job_name != run.name:
-        # The Job is newer than the status: its intent was lost. Take over the Job.
+        # The Job is newer than the status, so its intent was lost. The plan takes over the Job.
         block = replace(
             block,
             job_name=run.name,
@@ -332,15 +331,15 @@ def _entered(
 
 
 def _rewritten_bytes(run: Run, item: UpkeepRun, block: Upkeep) -> int:
-    """What a compaction read. One that failed on Spark, or left no report, may have read all that was planned."""
+    """The bytes that a compaction read. A compaction that failed on Spark or left no report may have read all planned bytes."""
     is_unknown = item.outcome == "Failed" and (run.runner == "Spark" or not run.report)
     return max(item.bytes_read or 0, (block.planned_bytes or 0) if is_unknown and not run.podless else 0)
 
 
 def _is_older(run: Run, block: Upkeep, created_ms: Mapping[str, int]) -> bool:
-    """Whether the run came before the one that `block` names. The last that was settled did, what the cluster's clock has before it, and
-    what ended at an earlier version. The time of an intent is of the operator's clock, which may be behind. `created_ms`: of all runs that
-    are there, by name.
+    """Whether the run came before the run that `block` names. This is true for the last settled run, for runs that are earlier by the
+    cluster's clock, and for runs that ended at an earlier version. The time of an intent does not count, because it comes from the
+    operator's clock, which may be behind. `created_ms`: the creation times of all observed runs, by name.
     """
     if block.job_name in {None, run.name}:
         return False
@@ -388,7 +387,7 @@ def _history_item(run: Run, kind: MaintenanceKind, now_ms: int) -> UpkeepRun:
 
 
 def _deletion_record(report: Mapping[str, Any]) -> str | None:
-    """None for a report without one, or with anything else in its place."""
+    """The key of the record of deletions in a report. None when the report has none or an invalid one."""
     key = report.get("deletion_record")
     return key if isinstance(key, str) and _RECORD.fullmatch(key) is not None else None
 
@@ -410,7 +409,7 @@ def _settled(block: Upkeep, shard: Shard, run: Run, item: UpkeepRun, now_ms: int
     has_succeeded = outcome in {"Succeeded", "Skipped"}
     return replace(
         block,
-        # The intent had a time of the operator's clock.
+        # The time of the intent came from the operator's clock.
         last_attempt_time=times.to_text(run.started_ms or run.created_ms),
         last_result=outcome,
         last_duration_seconds=max(0, (end_ms - (run.started_ms or run.created_ms)) // 1000),

@@ -1,5 +1,5 @@
-"""The input of a plan: what was observed of children, stores and the shard. The operator builds these values from pods and Jobs, the local
-runner from processes.
+"""The input of a plan: the observations of children, stores and the shard. The operator builds these values from pods and Jobs, and the
+local runner builds them from processes.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from persist_operator.settings import OperatorSettings
 
 #: Reason of a condition: the API server refused a request of the operator. The condition's message contains the API server's.
 ACTION_REFUSED = "ActionRefused"
-#: Reason of a condition: the spec's schema cannot succeed that of the shard, which keeps it.
+#: Reason of a condition: the spec's schema cannot succeed the shard's schema, so the shard keeps its own.
 SCHEMA_REFUSED = "SchemaRefused"
-#: Reasons for which a shard is stalled although it can be written and read: they concern its maintenance or its next schema alone.
+#: Reasons for which a shard is stalled although it can be written and read. They concern only its maintenance or its next schema.
 _HARMLESS = {ACTION_REFUSED, SCHEMA_REFUSED, "InvalidWindow"}
-#: The same, except on inline storage: there a pod of such a template must also look at the stores, so nothing is known of them.
+#: Reasons that are also harmless, except on inline storage. There a pod of the same template must inspect the stores, so nothing is known
+#: about them.
 _OF_PODS = {"InvalidTemplate", "ServiceAccountNotAllowed"}
 #: Reason of a condition: a start waits for a place (plan.waiting), or its pod for the queue of its scheduler.
 QUEUED = "Queued"
-#: Reason of a condition: everything that a driver needs of the shard is known.
+#: Reason of a condition: all facts about the shard that a driver needs are known.
 RESOLVED = "Resolved"
 #: The reasons of `ShardView.of` for a shard that a sink reads.
 _OF_INPUTS = {
@@ -75,23 +76,23 @@ class Run:
     revision: str = ""
     scheduled_ms: int | None = None
     stands_by: bool = False
-    """A driver that began on standby. It may have taken over since; `running` says so."""
+    """Whether a driver began on standby. It may have taken over since; `running` shows that."""
     runner: Runner | None = None
-    """Of a compaction: where it runs."""
+    """For a compaction: where it runs."""
     planned_reason: str = ""
     """Maintenance: the reason for which the plan started the run."""
     exit_code: int | None = None
     reason: str = ""
-    """The reason that Kubernetes gives: OOMKilled, Evicted, ImagePullBackOff, ..."""
+    """The reason from Kubernetes: OOMKilled, Evicted, ImagePullBackOff, ..."""
     message: str = ""
     podless: bool = False
     """The run is a Job that has no pod, or that ended without one."""
     refused: bool = False
-    """Events of the Job say that its pod is refused; `message` contains them."""
+    """Events of the Job report that its pod is refused; `message` contains them."""
     report: Mapping[str, Any] | None = None
     """The JSON report of the run; None when it left none."""
     running: RunningProgress | None = None
-    """What a driver that runs reports about itself; None when it reports nothing."""
+    """The progress that a running driver reports; None when it reports nothing."""
     log_tail: str = ""
     """The last lines of the log, redacted. Read only for a failure that is not yet on the status."""
 
@@ -119,8 +120,8 @@ class Executors:
 class StoreFailure:
     """A store did not answer, or its answer cannot be used.
 
-    A `permanent` failure (corrupt or newer state, a store without guarantees) stays until a person acts. Any other failure can pass by
-    itself.
+    A `permanent` failure (corrupt or newer state, a store without guarantees) stays until a person acts. Any other failure can pass without
+    an action.
     """
 
     reason: str
@@ -140,20 +141,22 @@ class NotInspected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Awaited:
-    """An inspection pod has not answered; `reason` and `message` say why. The current state of the shard is unknown."""
+    """An inspection pod has not answered, for the given `reason` and `message`. The current state of the shard is unknown."""
 
     reason: str
     message: str
 
 
-#: What becomes of the shard of a resource. Gone: there is no such resource, or it goes and leaves its shard as it is. Ends: it is being
-#: deleted, and ends its shard. Keeps: it keeps its shard, or nothing is known of it.
+#: What an owner does with its shard. Gone: there is no such resource, or it is being deleted and leaves its shard as it is. Ends: it is
+#: being deleted and ends its shard. Keeps: it keeps its shard, or nothing is known about it.
 OwnerState = Literal["Gone", "Ends", "Keeps"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotOwned:
-    """The stores answered that `owner` owns the shard, or (None) that the shard exists without an owner. Nothing else of it was read."""
+    """The stores answered that `owner` owns the shard, or (None) that the shard exists without an owner. No other fact about it
+    was read.
+    """
 
     shard_id: str
     owner: Owner | None
@@ -165,7 +168,7 @@ Inspected = Inspection | ShardMissing | StoreFailure | NotInspected | Awaited | 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """The shard that a resource asks its stores for: `wanted`, else the shard that is registered for the owner, else `proposed`."""
+    """The shard that a resource claims in its stores: `wanted`, else the shard that is registered for the owner, else `proposed`."""
 
     owner: Owner
     wanted: str | None
@@ -194,18 +197,18 @@ class ActionFailure:
     count: int = 1
     """Consecutive refusals."""
     place: int = 0
-    """Of a start that waits: its place in the queue. 0 for a refusal."""
+    """For a waiting start: its place in the queue. 0 for a refusal."""
     generation: int = 0
     """The generation of the resource at the refusal. For another generation the action is tried at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardObserved:
-    """Everything that the plan of a PersistShard needs beside the resource itself."""
+    """Everything except the resource itself that the plan of a PersistShard needs."""
 
     inspected: Inspected = field(default_factory=NotInspected)
     shard_id: str | None = None
-    """The shard that the resource owns by the answer of the stores; None when it owns none or the stores were not asked."""
+    """The shard that the resource owns according to the stores; None when it owns none or the stores were not asked."""
     inspected_ms: int | None = None
     """For the answer of an inspection pod, a time before its reads; None when the operator has just read the state itself."""
     readers_left_out: int = 0
@@ -225,8 +228,8 @@ class ShardObserved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardView:
-    """What a sink needs of the PersistShard that it writes, or of the one that it reads. `usable` iff everything that a driver needs is
-    known and the stores answer.
+    """The facts that a sink needs about the PersistShard that it writes or reads. `usable` iff all facts that a driver needs are known and
+    the stores answer.
     """
 
     found: bool
@@ -288,8 +291,8 @@ class ShardView:
         *,
         is_stream: bool,
     ) -> ShardView:
-        """The view of the shard that a sink reads. A sink may read the stores that it may write, and no others. A stream waits for the
-        first rows of its input by itself; a run needs a time at which the input is readable.
+        """The view of the shard that a sink reads. A sink may read only the stores that it may write. A stream itself waits for the first
+        rows of its input. A run needs a time at which the input is readable.
         """
         view = cls.of(name, shard, settings, namespace_labels)
         if not view.usable or shard is None:
@@ -314,7 +317,7 @@ class DriverSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkObserved:
-    """Everything that the plan of a SparkSink needs beside the resource itself."""
+    """Everything except the resource itself that the plan of a SparkSink needs."""
 
     shard: ShardView
     input: ShardView | None = None
@@ -328,13 +331,13 @@ class SinkObserved:
 
     @property
     def obstacle(self) -> ShardView | None:
-        """The shard for which no driver can start; None when a driver can."""
+        """The shard that prevents the start of a driver; None when a driver can start."""
         views = (self.shard, *(() if self.input is None else (self.input,)))
         return next((one for one in views if not one.usable), None)
 
     @property
     def source(self) -> DriverSource | None:
-        """The shard for a driver to read; None when there is none, or none to read yet."""
+        """The shard that a driver reads; None when there is none, or it cannot be read yet."""
         view = self.input
         if view is None or not view.usable or view.location is None:
             return None
@@ -342,5 +345,5 @@ class SinkObserved:
 
     @property
     def input_id(self) -> str | None:
-        """The id of the shard that the sink reads, as far as it is known."""
+        """The id of the shard that the sink reads, if it is known."""
         return None if self.source is None else self.source.shard_id

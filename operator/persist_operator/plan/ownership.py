@@ -1,9 +1,9 @@
 """Ownership: which shard a PersistShard claims, when it may take a shard from another owner, and the message of a refused claim. Pure.
 
 The store decides (persist_engine.work.registry), for all its addresses and all operators. A resource takes a shard from another
-owner in two cases only. Without the annotation `persistshard.io/take-over: <shard id>`, the owner must be a resource of the same namespace
+owner only in two cases. Without the annotation `persistshard.io/take-over: <shard id>`, the owner must be a resource of the same namespace
 that is gone. With the annotation, the owner must be a resource of the same namespace, or the storage profile must allow the take-over.
-A shard that its owner ends is not taken over: what the new owner wrote would end with it.
+A shard that its owner ends is not taken over, because the data of the new owner would end with it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from persist_operator.settings import OperatorSettings
 
 
 def owner_of(shard: Shard, settings: OperatorSettings) -> Owner:
-    """The owner that stands in the store for this resource. It stays the same when the resource is deleted and applied again."""
+    """The owner that represents this resource in the store. It stays the same when the resource is deleted and applied again."""
     return Owner(settings.operator_id, shard.meta.namespace, shard.meta.name)
 
 
 def claim_of(shard: Shard, settings: OperatorSettings) -> Claim:
-    """The claim of the resource. By its name the store finds the shard that it had before. The id of a new shard comes from its uid."""
+    """The claim of the resource. The store uses the resource's name to find its former shard. The id of a new shard comes from the uid."""
     return Claim(
         owner=owner_of(shard, settings),
         wanted=shard.spec.shard_id,
@@ -39,7 +39,7 @@ def claim_of(shard: Shard, settings: OperatorSettings) -> Claim:
 def with_owner_state(
     shard: Shard, found: NotOwned, settings: OperatorSettings, owner_state: Callable[[Owner], OwnerState]
 ) -> NotOwned:
-    """`found` with what `owner_state` says of its owner, if that is a resource of this operator from which `shard` might take it."""
+    """`found` with the `owner_state` of its owner, if that is a resource of this operator from which `shard` might take the shard."""
     owner = found.owner
     if owner is None or owner.operator_id != settings.operator_id:
         return found
@@ -48,7 +48,7 @@ def with_owner_state(
 
 
 def may_take_over(shard: Shard, found: NotOwned, settings: OperatorSettings) -> bool:
-    """Whether the resource may take over the shard in `found`, whose owner has its state."""
+    """Whether the resource may take over the shard in `found`. `found` must have the state of its owner."""
     neighbour = _is_neighbour(shard, found.owner, settings)
     if found.owner_state == "Gone" and neighbour:
         return True
@@ -59,7 +59,7 @@ def may_take_over(shard: Shard, found: NotOwned, settings: OperatorSettings) -> 
 
 
 def refusal(shard: Shard, found: NotOwned, settings: OperatorSettings, words: Words) -> tuple[str, str]:
-    """Reason and message of the condition of a resource that does not own the shard which it claims."""
+    """Reason and message of the condition of a resource that does not own its claimed shard."""
     mine = owner_of(shard, settings)
     if found.owner is None:
         ways = words(TakeOver(found.shard_id, mine, by_annotation=_take_over(shard, settings) != "SameNamespace"))

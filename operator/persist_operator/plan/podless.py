@@ -1,8 +1,8 @@
 """Jobs without a pod: when the operator reads their Events, what a refusal means, and when the operator plans again. Pure.
 
-The Job controller creates the pods of a Job. When the API server refuses a pod, only an Event of the Job (FailedCreate) says why. The
+The Job controller creates the pods of a Job. When the API server refuses a pod, only an Event of the Job (FailedCreate) shows why. The
 operator reads these Events for a Job that has no pod two seconds after its creation, and then at growing intervals. A Job whose pod comes
-in time costs no request.
+in time needs no request.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _WORDS_MAX = 1024
 
 
 def needs_events(run: Run, status: ShardStatus, now_ms: int) -> bool:
-    """Whether Events may say why `run` has no pod. `status`: the stored status of its shard. False for a failure that the status already
-    has.
+    """Whether Events may show why `run` has no pod. `status`: the stored status of its shard. False for a failure that is already on the
+    status.
     """
     if not run.podless or run.deleting:
         return False
@@ -33,10 +33,10 @@ def needs_events(run: Run, status: ShardStatus, now_ms: int) -> bool:
 
 
 def with_refusal(run: Run, words: str) -> Run:
-    """`run` with the refusal of its pod, in the `words` of its Events; `run` itself when there are none."""
+    """`run` with the refusal of its pod, in the `words` of its Events; `run` itself when there are no words."""
     if not words:
         return run
-    # Any writer of Events chooses these words: a control character in a status would reach a terminal.
+    # Any writer of Events can choose these words. A control character in a status would reach a terminal.
     line = "".join(one if one.isprintable() else " " for one in words)
     message = (
         f"Job {run.name} has no pod: {clip(redact(line), _WORDS_MAX)}; "
@@ -46,7 +46,7 @@ def with_refusal(run: Run, words: str) -> Run:
 
 
 def with_look(plan: Plan, runs: Iterable[Run], status: ShardStatus, *, now_ms: int) -> Plan:
-    """`plan` with a look in time for the Events of every Job that has no pod, or that the plan creates. `status`: as stored."""
+    """`plan` with a requeue in time for the Events of every Job that has no pod or that the plan creates. `status`: as stored."""
     waits = [
         max(1.0, age_s if age_s >= _FIRST_S else _FIRST_S - age_s)
         for run in runs
@@ -61,8 +61,8 @@ def with_look(plan: Plan, runs: Iterable[Run], status: ShardStatus, *, now_ms: i
 
 
 def _age_s(run: Run, status: ShardStatus, now_ms: int) -> float:
-    """Time since the creation of `run`, by the API server's clock or by the clock of the operator that intended it, whichever is nearer.
-    A clock that is wrong thus makes no Job old.
+    """The time since the creation of `run`, by the API server's clock or by the clock of the operator that intended it, whichever is less.
+    So a wrong clock makes no Job old.
     """
     made_ms, block = [run.created_ms], _block(run, status)
     if block.job_name == run.name:

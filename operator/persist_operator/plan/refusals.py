@@ -1,7 +1,7 @@
 """Refused actions: when each is tried again, and how the conditions show the refusal until then. Pure.
 
-Invariant: while an action of the plan stands refused, Ready is False, and Reconciling or Stalled has the message of the refusal. The
-exception is the start of a driver on standby, because another one does its work.
+Invariant: while an action of the plan is refused, Ready is False, and Reconciling or Stalled has the message of the refusal. The
+exception is the start of a driver on standby, because another driver does the work.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def wait_s(failure: ActionFailure, *, generation: int, now_ms: int) -> float:
 
 
 def queue_wait_s(place: int) -> float:
-    """How long a start in the queue waits until it asks again. The first ones ask often, so that a free place is soon taken."""
+    """How long a start in the queue waits until it asks again. The first starts ask often, so that a free place is taken soon."""
     return float(min(_MAX_S, _FIRST_S * place))
 
 
@@ -56,12 +56,12 @@ def with_refusals(
 ) -> Plan:
     """`plan` without the actions whose next try is not due, and with the refusals of all `wanted` actions in its conditions.
 
-    `before` is the stored status. A refusal that it shows stands until the action is taken, also in a new process that has not met the
-    refusal itself. Refusals of a ShardAction are shown by plan/shard.py. `runs` are those whose pods may be refused.
+    `before` is the stored status. A refusal that it shows is in force until the action is taken, even in a new process that has not
+    received the refusal itself. plan/shard.py shows refusals of a ShardAction. `runs`: the runs whose pods may be refused.
     """
     mine = [one for one in wanted if not isinstance(one, ShardAction)]
     standing = {action_key(one): failures[action_key(one)] for one in mine if action_key(one) in failures}
-    # A shard whose maintenance waits for a place can be read and written: its own conditions show the wait.
+    # A shard whose maintenance waits for a place can be read and written, so its own conditions show the wait.
     shown = {
         key: one
         for key, one in standing.items()
@@ -101,7 +101,7 @@ def _of_pod(run: Run) -> ActionFailure:
 
 
 def _conditions(failures: Sequence[ActionFailure]) -> list[Condition]:
-    """The conditions of these refusals. A refusal that only a person can end comes first; the others may end by themselves."""
+    """The conditions of these refusals. A refusal that only a person can end comes before refusals that may end without an action."""
     worst = max(failures, key=lambda one: one.permanent)
     rest = [one.message for one in failures if one is not worst and one.message != worst.message]
     message = "; ".join([worst.message, *rest])

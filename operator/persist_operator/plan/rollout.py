@@ -1,10 +1,10 @@
-"""The rollout of a new revision of a Streaming sink beside the driver that runs (`rollout.strategy: BlueGreen`). Pure.
+"""The rollout of a new revision of a Streaming sink beside the running driver (`rollout.strategy: BlueGreen`). Pure.
 
-The driver of `status.driver` (blue) runs on. A second one (green, `status.rollout.driver`) stands by and compares. When it is promoted,
-green becomes `status.driver`, and blue is stopped; the shard has refused blue's commits since green took over. When it is rolled back,
-blue runs on.
+The driver of `status.driver` (blue) continues. A second driver (green, `status.rollout.driver`) stands by and compares. When it is
+promoted, green becomes `status.driver`, and blue is stopped; the shard has refused blue's commits since green took over. When green is
+rolled back, blue continues.
 
-Invariant: a driver that is not ordered to take over never writes. So whatever is lost between two plans, two drivers never both append.
+Invariant: a driver that is not ordered to take over never writes. So two drivers never both append, whatever is lost between two plans.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from persist_operator.plan.sink_draft import Draft, attempt_that_ended, last_fai
 
 PROMOTE = "promote"
 _RESTART = "restart"
-#: How long a driver has to take over, whatever is left of the rollout's time. The kubelet shows it the order within some 90 s.
+#: How long a driver has to take over, even if less of the rollout's time is left. The kubelet shows the driver the order within some 90 s.
 _TAKE_OVER_MS = 300_000
 _MESSAGE_MAX = 1024
 _STARTING, _QUEUED = "the driver on standby is starting", "the driver on standby waits in the queue of its scheduler"
 
 
 def keeps(draft: Draft) -> bool:
-    """Whether the driver under way runs on although its revision is not the sink's. False also when its revision is the sink's."""
+    """Whether the running driver continues although its revision is not the sink's. Also false when its revision is the sink's."""
     status, spec, child = draft.status, draft.sink.spec, draft.child()
     is_other = status.run.revision != spec.revision
     if not is_other or spec.rollout is None or spec.mode != "Streaming" or spec.suspend or draft.moved:
@@ -45,12 +45,12 @@ def keeps(draft: Draft) -> bool:
 
 
 def is_held(draft: Draft) -> bool:
-    """Whether the sink's revision must not start by itself: it was rolled back, and the driver that ran on has ended since."""
+    """Whether the sink's revision must not start without a request, because it was rolled back and the driver that continued has ended."""
     return draft.status.rollout.state == "RolledBack" and not draft.status.is_under_way
 
 
 def is_of(draft: Draft, name: str | None) -> bool:
-    """Whether this is the driver of the rollout, and has not ended."""
+    """Whether `name` is the driver of the rollout and has not ended."""
     state = draft.status.rollout
     return state.is_active and state.driver.phase in UNDER_WAY and name == state.driver.pod_name
 
@@ -72,7 +72,7 @@ def adopted(draft: Draft) -> Draft:
 
 
 def taken_over(draft: Draft) -> Draft:
-    """Makes green the driver of the sink when it has taken over: it says so, or the shard has fenced blue."""
+    """Makes green the driver of the sink when it has taken over. Either green reports this, or the shard has fenced blue."""
     state, child = draft.status.rollout, draft.child()
     if state.state is None or state.driver.pod_name is None:
         return draft
@@ -86,7 +86,7 @@ def taken_over(draft: Draft) -> Draft:
 
 
 def follow(draft: Draft) -> Draft:
-    """Opens, follows and ends the rollout. After what became of the driver that runs is recorded."""
+    """Opens, follows and ends the rollout. The caller must first have recorded the state of the running driver."""
     draft = _again(draft)
     state = draft.status.rollout
     if not keeps(draft):
@@ -100,15 +100,15 @@ def follow(draft: Draft) -> Draft:
 
 
 def start_attempt(draft: Draft) -> Draft:
-    """Starts green, or orders the driver that stands by to take over. Both are on the status already, and have no further effect when
-    they are repeated.
+    """Starts green, or orders the driver on standby to take over. The status already has both intents. A repeated action has no further
+    effect.
     """
     state = draft.status.rollout
     if state.state == "Promoting" and draft.run(state.driver.pod_name) is not None:
         draft = draft.acting(PromoteDriver(name=str(state.driver.pod_name)))
     main = draft.child()
     if main is not None and main.is_on_standby and not main.phase.finished and draft.status.is_under_way:
-        # It became the sink's driver when blue ended. Nothing else would order it to write.
+        # Green became the sink's driver when blue ended. No other action would order it to write.
         draft = draft.acting(PromoteDriver(name=main.name))
     if not state.is_active or not keeps(draft):
         return draft
@@ -157,7 +157,7 @@ def _next_attempt(draft: Draft) -> Draft:
 
 
 def _again(draft: Draft) -> Draft:
-    """After a rollout was rolled back: a request for a restart or a promotion tries again."""
+    """Tries a rolled-back rollout again when a restart or a promotion is requested."""
     if draft.status.rollout.state != "RolledBack":
         return draft
     restart = _token(draft, _RESTART)
@@ -169,7 +169,7 @@ def _again(draft: Draft) -> Draft:
 
 
 def _promoted_by_request(draft: Draft) -> Draft:
-    """Promotes in any case when the user requests it. A request without a rollout has no effect, then or later."""
+    """Promotes when the user requests it, regardless of the comparison. A request without a rollout never has an effect."""
     token = _token(draft, PROMOTE)
     if not token:
         return draft
@@ -199,7 +199,7 @@ def _timed(draft: Draft) -> Draft:
     if not state.is_active or rollout is None:
         return draft
     start_ms = times.to_ms(state.start_time)
-    if start_ms is None or start_ms > draft.now_ms:  # a clock that was set back since wrote this time
+    if start_ms is None or start_ms > draft.now_ms:  # the clock was set back after this time was written
         start_ms = draft.now_ms
         draft = draft.having_rollout(start_time=draft.now)
     limit_ms = start_ms + 1000 * rollout.timeout_seconds
@@ -212,7 +212,7 @@ def _timed(draft: Draft) -> Draft:
 
 
 def _followed(draft: Draft) -> Draft:
-    """Records how green does: its phase, its report, its end."""
+    """Records the phase, the report and the end of green."""
     state = draft.status.rollout
     if state.driver.phase not in UNDER_WAY:
         return draft
@@ -222,7 +222,7 @@ def _followed(draft: Draft) -> Draft:
             return _failed(draft.stopping(name, "the driver is lost"), failures.lost(name), phase="Lost")
         return _watched_start(draft, None)
     if green.phase is Phase.SUCCEEDED:
-        # Stopped from outside, by a drain of its node for instance: the next one stands by again.
+        # Green was stopped from outside, for example by a drain of its node. The next attempt stands by again.
         again = times.to_text(draft.now_ms + 1000 * draft.sink.spec.backoff_seconds)
         draft = draft.having_green(phase="Succeeded", end_time=draft.now)
         return draft.having_rollout(state=_waiting(state), next_attempt_time=again)
@@ -235,7 +235,7 @@ def _followed(draft: Draft) -> Draft:
 
 
 def _reported(draft: Draft, green: Run) -> Draft:
-    """What green says of itself, and what follows from it."""
+    """Records green's report, and decides what follows from it."""
     state, rollout, report = draft.status.rollout, draft.sink.spec.rollout, green.running
     if report is None or rollout is None or report.stage not in STANDBY_STAGES:
         return draft
@@ -281,7 +281,7 @@ def _watched_start(draft: Draft, green: Run | None) -> Draft:
         failure = failures.not_started(green, seconds, mounted=draft.sink.spec.mounted)
     elif refusal is not None:
         failure = failures.not_created(name, seconds, refusal)
-    else:  # its creation was never tried: no operator ran, or there was no free place
+    else:  # its creation was never tried, because no operator ran or there was no free place
         return draft.having_green(start_time=draft.now)
     return _failed(draft.stopping(name, failure.reason), failure, phase="Failed")
 
@@ -304,12 +304,12 @@ def _failed(draft: Draft, failure: Failure, *, phase: DriverPhase) -> Draft:
 
 
 def _waiting(state: RolloutState) -> RolloutPhase:
-    """The state of a rollout without a driver. What was promised stays."""
+    """The state of a rollout without a driver. A promotion that was ordered stays."""
     return "Promoting" if state.state == "Promoting" else "Starting"
 
 
 def _rolled_back(draft: Draft, why: str) -> Draft:
-    """Ends the rollout without a change: green is stopped, and the driver that runs goes on."""
+    """Ends the rollout without a change. Green is stopped, and the running driver continues."""
     draft = _stopped(draft, "the rollout is rolled back")
     message = clip(why, _MESSAGE_MAX)
     draft = draft.having_rollout(state="RolledBack", next_attempt_time=None, message=message)
@@ -319,7 +319,9 @@ def _rolled_back(draft: Draft, why: str) -> Draft:
 
 
 def _without_blue(draft: Draft) -> Draft:
-    """There is no driver to roll out beside, or nothing to roll out. When blue has ended, green takes its place as it is."""
+    """Ends the rollout when blue has ended or there is nothing to roll out. When blue has ended, green takes its place without a
+    comparison.
+    """
     state, spec = draft.status.rollout, draft.sink.spec
     if state.state is None:
         return _promoted_by_request(draft)
@@ -338,7 +340,7 @@ def _without_blue(draft: Draft) -> Draft:
 
 
 def _switched(draft: Draft, how: str) -> Draft:
-    """Green is the driver of the sink from now on."""
+    """Makes green the driver of the sink from now on."""
     state, status, blue = draft.status.rollout, draft.status, draft.child()
     if status.is_under_way:
         ended = replace(status, driver=replace(status.driver, end_time=draft.now))
@@ -374,7 +376,7 @@ def _switched(draft: Draft, how: str) -> Draft:
 
 
 def _dropped(draft: Draft, why: str) -> Draft:
-    """Stops green and forgets the rollout. The number of its last attempt is not used again."""
+    """Stops green and forgets the rollout. The number of its last attempt is never used again."""
     draft = _stopped(draft, why)
     added = draft.last_attempt - (draft.status.attempt or 0)
     first = draft.status.run.first_attempt

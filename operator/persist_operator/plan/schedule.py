@@ -1,7 +1,7 @@
 """The ticks of a cron schedule in its own time zone. Pure: the caller passes the time.
 
-At a change of the clock, a tick in the hour that is skipped comes at the end of that hour. In the hour that comes twice, a schedule with
-fixed hours ticks the first time only; a schedule with a `*` in its hour field ticks both times.
+When a clock change skips an hour, a tick in that hour comes at its end. When an hour comes twice, a schedule with fixed hours ticks only
+the first time; a schedule with a `*` in its hour field ticks both times.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from persist_engine.base.errors import InvalidUsage
 
 from persist_operator.api.sink import Schedule
 
-#: The most ticks that a change of the clock can repeat; no zone sets its clock back by more than three hours.
+#: The most ticks that a clock change can repeat. No zone sets its clock back by more than three hours.
 _REPEATED_MAX = 180
 #: The range in which croniter searches for a matching day.
 _YEARS = 50
@@ -25,14 +25,14 @@ _CHANCE = re.compile(r"[rR](?:$|\()")
 
 
 def next_tick_ms(schedule: Schedule, after_ms: int) -> int:
-    """The first tick after `after_ms`. InvalidUsage when the schedule is invalid, or when it has no tick within 50 years."""
+    """The first tick after `after_ms`. Raises InvalidUsage when the schedule is invalid or has no tick within 50 years."""
     return next(_ticks(schedule, after_ms, forward=True))
 
 
 def last_tick_ms(schedule: Schedule, *, after_ms: int, until_ms: int) -> int | None:
-    """The last tick in (after_ms, until_ms]; None when there is none. Of several missed ticks, only the last one is run.
+    """The last tick in (after_ms, until_ms]; None when there is none. If several ticks were missed, only the last one is run.
 
-    InvalidUsage as from `next_tick_ms`.
+    Raises InvalidUsage like `next_tick_ms`.
     """
     tick_ms = next(_ticks(schedule, until_ms + 1, forward=False))
     return tick_ms if after_ms < tick_ms <= until_ms else None

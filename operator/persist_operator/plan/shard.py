@@ -1,9 +1,9 @@
 """The plan of one PersistShard: create, inspect, maintain. Pure.
 
 The order is fixed. The first status is written before the stores are asked. The operator shows, advances and maintains a shard only after
-the stores name this resource as its owner. The intent of an action is on the status before the action is taken;
-that of a creation is in the stores, where the claim has registered the id.
-A shard that existed and is gone, or whose state went back, is never created again. That would hide a loss of acknowledged data.
+the stores name this resource as its owner. The intent of an action is on the status before the action is taken. The intent of a creation is
+in the stores instead, because the claim has registered the id there.
+A shard that existed and is gone, or whose state went back, is never created again, because that would hide a loss of acknowledged data.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _RETRY_PERMANENT_S, _RETRY_S = 300, 30
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A shard that the resource owns, with everything that its plan depends on. `base` is the status so far."""
+    """A shard that the resource owns, with everything on which its plan depends. `base` is the status so far."""
 
     shard: Shard
     base: ShardStatus
@@ -66,7 +66,7 @@ class _Case:
     settings: OperatorSettings
     words: Words
     refused: tuple[str, str] | None = None
-    """Reason and message of what lets no maintenance start; None where it may."""
+    """The reason and the message why no maintenance may start; None when it may."""
 
 
 def is_to_be_asked(shard: Shard) -> bool:
@@ -87,7 +87,7 @@ def plan_shard(
     refused = starts.refused(shard, settings.workload, now_ms)
     if refused is not None:
         if isinstance(location, InlineLocation) and refused[0] != "InvalidWindow":
-            return _stalled(shard, shard.known, *refused, now_ms)  # what looks at these stores is such a pod too
+            return _stalled(shard, shard.known, *refused, now_ms)  # an inspection needs the same kind of pod
         shard = replace(shard, spec=replace(shard.spec, windows=()))
     plan = _planned(shard, location, observed, now_ms, settings, words=words, refused=refused)
     if isinstance(location, InlineLocation) and is_to_be_asked(shard):
@@ -131,7 +131,7 @@ def _planned(
 
 
 def _owning(shard: Shard, base: ShardStatus, observed: ShardObserved) -> tuple[Shard, ShardStatus]:
-    """The resource and its status with the id of the shard that it owns. The status drops every block of a shard that it had before."""
+    """The resource and its status with the id of its shard. The status drops every block of a former shard."""
     shard_id, known = observed.shard_id, shard.known
     if known.shard_id in {None, shard_id}:
         return shard, replace(base, shard_id=shard_id)
@@ -199,7 +199,7 @@ def _has_reason(shard: Shard, condition_type: str, reason: str) -> bool:
 
 
 def _reachable(status: ShardStatus) -> Condition:
-    """An observation asks the log alone."""
+    """StorageReachable. Its text is about two moments, because an observation reads only the log."""
     stores = status.store
     text = f"{stores.consensus} answers, and {stores.blob} did when it was opened"
     return Condition("StorageReachable", "True", "Reachable", text)
@@ -208,7 +208,7 @@ def _reachable(status: ShardStatus) -> Condition:
 def _store_failed(
     shard: Shard, base: ShardStatus, failure: StoreFailure, now_ms: int, settings: OperatorSettings
 ) -> Plan:
-    """The plan while a store does not answer. Numbers on the status stay. A failure that is not permanent ends with the outage."""
+    """The plan while a store does not answer. Numbers on the status stay. A failure that is not permanent ends when the outage ends."""
     if failure.permanent:
         return _stalled(shard, base, failure.reason, failure.message, now_ms)
     found = [
@@ -285,7 +285,7 @@ def _schema_standing(case: _Case, inspection: Inspection) -> evolving.Standing:
 
 def _evolve(case: _Case, found: evolving.Standing) -> tuple[EvolveSchema, ...]:
     if not isinstance(found, evolving.Evolves) or not found.is_due or isinstance(case.location, InlineLocation):
-        return ()  # on inline storage the next inspection pod does it
+        return ()  # on inline storage the next inspection pod evolves the schema
     owner = ownership.owner_of(case.shard, case.settings)
     return (EvolveSchema(owner=owner, shard_id=_id(case.base), location=case.location, schema=found.schema),)
 
@@ -358,16 +358,16 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
 
 
 def _is_settled(case: _Case, inspection: Inspection, folded: maintenance.Folded, ahead: next_run.Outlook) -> bool:
-    """Whether nothing will fall due, unless news comes, before the stores are asked again. `ahead`: the outlook now."""
-    # No news comes of a label of a namespace, and one that is taken away takes the stores away.
+    """Whether, without news, nothing becomes due before the stores are asked again. `ahead`: the present outlook."""
+    # Labels of namespaces bring no news, and a removed label may forbid the stores.
     if case.observed.namespace_labels:
         return False
-    # While nothing is owed, time alone gives the outlook no run that it has not now.
+    # While no deletion is owed, time alone adds no run to the outlook.
     if ahead.plan.id or inspection.owed_from_ms is not None:
         return False
     if any(not run.phase.finished for run in case.observed.runs):
         return False
-    # A tenth more, as the wait is spread.
+    # The wait is spread, so it may be a tenth longer.
     later = replace(case, now_ms=case.now_ms + round(1100 * case.settings.loop.poll_seconds))
     target = _since_target(later, inspection, folded.maintenance, later.now_ms)
     audits = [
@@ -378,7 +378,7 @@ def _is_settled(case: _Case, inspection: Inspection, folded: maintenance.Folded,
 
 
 def _log_news(shard: Shard, inspection: Inspection) -> tuple[Mapping[str, str], tuple[Note, ...]]:
-    """The request to accept the log that this plan handles, and the Event of a log that was begun anew."""
+    """The request to accept the log, if this plan handles it, and the Event of a log that was begun anew."""
     accepted, note = shard_log.accept_token(shard), f"the log was begun anew at v{inspection.seqno}"
     recoveries = (Note("Warning", "LogRecovered", note),) if shard_log.was_recovered(shard, inspection) else ()
     return {} if accepted is None else {shard_log.ACCEPT: accepted}, recoveries
@@ -425,9 +425,9 @@ def _begun(
 def _with_numbers(
     case: _Case, inspection: Inspection, held: tuple[holding.Held, ...], *, forced: bool, advanced: bool
 ) -> ShardStatus:
-    """The status so far with new numbers, or with the known ones while they are young or the shard has not changed.
+    """The status so far with new numbers. It keeps the known numbers while they are young or the shard has not changed.
 
-    So the status of a busy shard is written every `numbers_seconds`, and that of an idle one not at all.
+    So the status of a busy shard is written every `numbers_seconds`, and the status of an idle shard is not written.
     """
     if not forced and not advanced and _is_young(case, inspection):
         return case.base
@@ -448,21 +448,21 @@ def _is_young(case: _Case, inspection: Inspection) -> bool:
     observed_ms = times.to_ms(frontiers.observed_time)
     if observed_ms is None or case.shard.known.observed_generation != case.shard.meta.generation:
         return False
-    # A time ahead of now comes from a clock that was set back since. It must not delay the update.
+    # A time ahead of now comes from before a clock was set back. It must not delay the update.
     young_s: float = case.settings.loop.numbers_seconds
     if frontiers.seqno == inspection.seqno:
-        # Only the age of what is owed has changed; it is shown to a hundredth of the deadline.
+        # Only the age of the owed deletions has changed. The status shows it to a hundredth of the deadline.
         deadline_s, owed_ms = case.shard.spec.deadline_seconds, inspection.owed_from_ms
         young_s = max(young_s, deadline_s / 100)
         until = None if owed_ms is None else times.to_text(owed_ms + 1000 * deadline_s)
         if case.shard.known.debt.deadline_time != until:
-            return False  # another deadline, of a generation that was observed while the stores did not answer
+            return False  # the deadline changed in a generation that was observed while the stores did not answer
     young = 0 <= case.now_ms - observed_ms < young_s * 1000
     return young or (frontiers.seqno == inspection.seqno and inspection.owed_from_ms is None)
 
 
 def _id(status: ShardStatus) -> str:
-    """The id of the shard that the resource owns. Only for a status after `_owning`."""
+    """The id of the shard that the resource owns. The status must come from `_owning`."""
     return str(status.shard_id)
 
 
@@ -496,5 +496,5 @@ def _advance_since(case: _Case, inspection: Inspection, target: int | None) -> A
 
 
 def _seen_ms(case: _Case) -> int:
-    """The time of the numbers: of an answer by a pod, a time before its reads."""
+    """The time of the numbers. For an answer of a pod, it is a time before the pod's reads."""
     return case.observed.inspected_ms or case.now_ms

@@ -1,5 +1,5 @@
-"""Whether the log of a shard is still the log of its status: `status.log`, its comparison with the store, and the request that accepts
-another log. A store that lost versions and has grown since looks sound to a process that did not know its earlier versions.
+"""Checks whether the log of a shard is still the log of its status: `status.log`, its comparison with the store, and the request that
+accepts another log. A store that lost versions and has grown since looks sound to a process that did not know the earlier versions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from persist_operator.api.shard import Shard
 from persist_operator.api.shard_status import LogEntry
 from persist_operator.plan.hints import Recover, Request, Words
 
-#: The request that accepts a log which lost versions, after `persistshard.io/request-`.
+#: The request that accepts a log after it lost versions. It follows `persistshard.io/request-`.
 ACCEPT = "accept-log"
 
 
@@ -27,19 +27,19 @@ def entry(inspection: Inspection) -> LogEntry:
 
 
 def accept_token(shard: Shard) -> str | None:
-    """The token of the request that accepts the log as it is; None when there is no such request, or when it was handled."""
+    """The token of the request that accepts the present log; None when there is no such request or it was already handled."""
     token = shard.meta.annotations.get(f"{names.REQUEST_PREFIX}{ACCEPT}", "")[:64]
     return token if token and token != shard.known.handled(ACCEPT) else None
 
 
 def was_recovered(shard: Shard, inspection: Inspection) -> bool:
-    """Whether `persist admin recover` began this log in place of the log of the status."""
+    """Whether `persist admin recover` began this log to replace the log of the status."""
     return inspection.is_recovered_from(shard.known.log.birth or "")
 
 
 def loss(shard: Shard, inspection: Inspection, words: Words) -> str | None:
-    """How the log shows that known versions are gone, and what to do. None when it does not, when a request accepts the log, and when the
-    log was recovered.
+    """The evidence in the log that known versions are gone, and the remedies. None when there is no evidence, when a request accepts the
+    log, and when the log was recovered.
     """
     if accept_token(shard) is not None or was_recovered(shard, inspection):
         return None

@@ -1,7 +1,8 @@
-"""What a PersistShard's status reports of an inspection: the blocks frontiers, sizes, holds and debt, and the conditions of its upkeep.
+"""The parts of a PersistShard's status that report an inspection: the blocks frontiers, sizes, holds and debt, and the conditions of
+upkeep.
 
-CompactionCurrent and GarbageCollected say whether maintenance keeps up, and what it waits for. A missed deletion deadline comes before
-every other reason; its message says since when updates are owed, and what holds the deletion up.
+CompactionCurrent and GarbageCollected show whether maintenance keeps up, and what it waits for. A missed deletion deadline comes before
+every other reason. Its message shows since when updates are owed a deletion, and what holds up the deletion.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _UPKEEP: tuple[tuple[str, MaintenanceKind], ...] = (("CompactionCurrent", "compa
 
 
 def stores(location: StoreLocation) -> Stores:
-    """The stores' URLs for people, without credentials and parameters."""
+    """The stores' URLs for display, without credentials and parameters."""
     return Stores(blob=shown_url(location.blob)[:1024], consensus=shown_url(location.consensus)[:1024])
 
 
@@ -45,12 +46,12 @@ def with_numbers(
     held: tuple[holding.Held, ...],
     left_out: tuple[int, int] = (0, 0),
 ) -> ShardStatus:
-    """`status` with frontiers, storage, holds, debt and log of `inspection`. `held` are the readers that keep since where it is. `left_out`
-    are the numbers of readers and writers that the inspection does not list.
+    """`status` with frontiers, storage, holds, debt and log of `inspection`. `held`: the readers that hold since at its present time.
+    `left_out`: the numbers of readers and writers that the inspection does not list.
     """
     oldest_ms = inspection.owed_from_ms
     seen_ms = upper_seen_ms(status, inspection)
-    # A time ahead of now comes from a clock that was set back since. It would keep since where it is until it comes.
+    # A time ahead of now comes from before a clock was set back. It would stop since until that time comes.
     seen_ms = now_ms if seen_ms is None else min(seen_ms, now_ms)
     return replace(
         status,
@@ -84,13 +85,15 @@ def with_numbers(
 
 
 def upper_seen_ms(known: ShardStatus, inspection: Inspection) -> int | None:
-    """When the present upper was first on the status: no earlier than the append that moved it there. None while it is not on it."""
+    """The time at which the status first had the present upper. It is not earlier than the append that moved the upper there. None while
+    the status does not have this upper.
+    """
     frontiers = known.frontiers
     return times.to_ms(frontiers.upper_time) if frontiers.upper == frontier_text(inspection.upper) else None
 
 
 def is_since_behind(inspection: Inspection) -> bool:
-    """Whether since stays behind all holds: the end of a reader moves it only with the next commit that looks at them."""
+    """Whether since is behind all holds. The end of a reader moves since only with the next commit that checks the holds."""
     holds = [one.since for one in inspection.readers if one.since is not None]
     return inspection.since is not None and bool(holds) and inspection.since < min(holds)
 
@@ -139,7 +142,7 @@ def upkeep_conditions(
     ahead: Outlook,
     now_ms: int,
 ) -> list[Condition]:
-    """Both conditions. `refused`: the refusals of runs that are wanted now. `held`: the readers that keep since where it is."""
+    """Both conditions. `refused`: the refusals of runs that are wanted now. `held`: the readers that hold since at its present time."""
     case = _Case(shard, inspection, blocks, held, ahead, now_ms)
     out = []
     for name, kind in _UPKEEP:
@@ -151,7 +154,7 @@ def upkeep_conditions(
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """What both conditions depend on."""
+    """The facts on which both conditions depend."""
 
     shard: Shard
     inspection: Inspection
@@ -188,7 +191,7 @@ def _plain(
 
 
 def _compaction_debt(case: _Case, run: Run | None, wanted: Wanted) -> Condition:
-    # The number of batches changes with each write, and the condition must not.
+    # The number of batches changes with each write, but the condition must not.
     name, limit = "CompactionCurrent", case.shard.spec.max_uncompacted_batches
     stopped = _stopped(case.shard, "compaction")
     if stopped:
@@ -214,7 +217,7 @@ def _collection(case: _Case) -> Condition:
 
 
 def _missed(case: _Case, name: str, kind: MaintenanceKind, plain: Condition) -> Condition | None:
-    """The condition of a missed deadline; None while it is not missed, or when another reason says more."""
+    """The condition of a missed deadline; None while it is not missed, or when another reason is more specific."""
     shard, owed_ms = case.shard, case.owed_from_ms(kind)
     if owed_ms is None or not deadline.is_missed(shard, owed_ms, case.now_ms) or plain.reason == "BlockedByReader":
         return None
@@ -228,7 +231,7 @@ def _missed(case: _Case, name: str, kind: MaintenanceKind, plain: Condition) -> 
 
 
 def _held_up(case: _Case, kind: MaintenanceKind) -> str:
-    """What holds up a deletion of which no run says so."""
+    """What holds up a deletion, if no run reports it."""
     if kind == "gc":
         return "the next collection deletes it"
     since, lag_s = case.inspection.since, case.shard.spec.since_lag_seconds
@@ -238,7 +241,7 @@ def _held_up(case: _Case, kind: MaintenanceKind) -> str:
 
 
 def _stopped(shard: Shard, kind: MaintenanceKind) -> str:
-    """Which setting stops the work; empty when none does."""
+    """The setting that stops the work; empty when there is none."""
     return "spec.suspend is true" if shard.spec.suspend else shard.spec.switched_off(kind)
 
 

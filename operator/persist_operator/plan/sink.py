@@ -2,7 +2,7 @@
 
 A *run* is one logical write: a Once or Streaming sink has one for each revision and shard, a Scheduled sink one for each tick. The
 *attempts* of a run are drivers that share the run's id, so that the data is committed once even when drivers are lost. At most one attempt
-is under way, and the status shows it before it starts. The run of a Streaming sink goes on: a driver that ends is started again.
+is under way, and the status shows it before it starts. The run of a Streaming sink never ends: a driver that ends is started again.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from persist_operator.plan.observed import Phase, Run, SinkObserved
 from persist_operator.plan.sink_draft import Draft, attempt_that_ended, last_failure
 from persist_operator.settings import OperatorSettings
 
-#: How long the plan waits, after the grace period, for a driver that is being deleted. On a node without connection the driver never ends
-#: by itself. Then two drivers may run; no data is lost or doubled, because the shard accepts the commit of one.
+#: How long the plan waits, after the grace period, for a driver that is being deleted. On a disconnected node the deletion never ends. Then
+#: two drivers may run, but no data is lost or doubled, because the shard accepts the commit of only one.
 _GONE_AFTER_MS = 60_000
 _RESTART_REQUEST = "restart"
 
@@ -74,8 +74,8 @@ def plan_sink(
 
 
 def _adopt(draft: Draft) -> Draft:
-    """Take over a driver that is newer than the status. Its intent was lost with the status; the plan continues from the driver. One on
-    standby is the driver of the sink when there is no other one.
+    """Take over a driver that is newer than the status. Its intent was lost with the status, and the plan continues from the driver. A
+    driver on standby is the driver of the sink when there is no other driver.
     """
     writing = [one for one in draft.observed.runs if not one.is_on_standby]
     is_alone = not writing and not draft.status.is_under_way
@@ -98,14 +98,14 @@ def _adopt(draft: Draft) -> Draft:
 
 
 def _follow(draft: Draft) -> Draft:
-    """Update the status of the attempt under way from what was observed, and record its end when it has ended."""
+    """Update the status of the attempt under way from the observation, and record its end when it has ended."""
     if not draft.status.is_under_way:
         return draft
     child, spec, driver = draft.child(), draft.sink.spec, draft.status.driver
     if child is None:
         if driver.phase == "Creating":
             return _watch_creation(draft)
-        # The pod is gone. Its Service and ConfigMap are still there.
+        # The pod is gone, but its Service and ConfigMap still exist.
         draft = draft.stopping(driver.pod_name, "the driver is lost")
         return _fail(draft, failures.lost(str(driver.pod_name)), phase="Lost", end_ms=draft.now_ms)
     outcome = (child.report or {}).get("outcome") if child.phase is Phase.SUCCEEDED else None
@@ -143,7 +143,7 @@ def _with_start_limit(draft: Draft) -> tuple[Draft, int]:
     """
     intended_ms = times.to_ms(draft.status.driver.start_time)
     if intended_ms is None or intended_ms > draft.now_ms:
-        # A clock that was set back since wrote this time.
+        # The clock was set back after this time was written.
         intended_ms = draft.now_ms
         draft = draft.having_driver(start_time=draft.now)
     return draft, intended_ms + 1000 * draft.sink.spec.driver_start_seconds
@@ -202,7 +202,7 @@ def _stop(draft: Draft, child: Run, why: str) -> Draft:
 
 
 def _well_run(draft: Draft, child: Run) -> Draft:
-    """The driver of a stream that has run for restart.resetAfterSeconds has nothing to do with the failures before it."""
+    """Resets the count of failures when the driver of a stream has run for restart.resetAfterSeconds."""
     spec, status = draft.sink.spec, draft.status
     if spec.mode != "Streaming" or child.started_ms is None or status.run.first_attempt == status.attempt:
         return draft
@@ -216,21 +216,21 @@ def _well_run(draft: Draft, child: Run) -> Draft:
 
 
 def _started_ms(draft: Draft, child: Run) -> int:
-    """When the driver started, by the clock of its node; but not before the operator intended it, for that clock may be behind. A time of
-    the intent that is ahead of now comes from a clock that was set back since.
+    """When the driver started, by the clock of its node. It is not before the time of the intent, because the node's clock may be behind. A
+    time of the intent that is ahead of now comes from before a clock was set back.
     """
     started_ms, intended_ms = child.started_ms or child.created_ms, times.to_ms(draft.status.driver.start_time) or 0
     return started_ms if intended_ms > draft.now_ms else max(started_ms, intended_ms)
 
 
 def _interrupted(draft: Draft, child: Run) -> Draft:
-    """The driver of a stream was stopped from outside, by a drain of its node for instance, and left its stream at a commit. The next one
-    goes on there.
+    """Records that the driver of a stream was stopped from outside, for example by a drain of its node. It stopped at a commit, and the
+    next driver continues there.
     """
     end = times.to_text(child.finished_ms or draft.now_ms)
     again = times.to_text(draft.now_ms + 1000 * draft.sink.spec.backoff_seconds)
     draft = _with_progress(draft, child).having_driver(phase="Succeeded", end_time=end)
-    if not draft.status.consecutive_failures:  # the next driver is no retry
+    if not draft.status.consecutive_failures:  # the next driver is not a retry
         draft = draft.having_run(first_attempt=(draft.status.attempt or 0) + 1)
     message = redact(str((child.report or {}).get("message") or ""))
     return _remember(draft.having(next_attempt_time=again), "Stopped", None, message)
@@ -245,7 +245,7 @@ def _succeed(draft: Draft, child: Run) -> Draft:
     report, end = child.report or {}, times.to_text(child.finished_ms or draft.now_ms)
     spec, done = draft.sink.spec, bool(report.get("already_done"))
     is_stream = spec.mode == "Streaming"
-    # A stream ends by itself when its source has nothing new. It looks again after a pause.
+    # A bounded stream ends when its source has no new rows. It looks again after a pause.
     again_ms = draft.now_ms + 1000 * spec.backoff_seconds
     again = times.to_text(again_ms) if is_stream else None
     draft = freshness.succeeded(_with_progress(draft, child), child)
@@ -301,7 +301,7 @@ def _remember(draft: Draft, outcome: AttemptOutcome, failure_class: str | None, 
 
 
 def _handle_requests(draft: Draft) -> Draft:
-    """Handle `request-restart`: reopen a failed run under its id, or open another run. A schedule goes on beside it."""
+    """Handle `request-restart`: reopen a failed run under its id, or open another run. A schedule is not affected."""
     token = draft.sink.meta.annotations.get(f"{names.REQUEST_PREFIX}{_RESTART_REQUEST}", "")[:64]
     handled = draft.status.last_handled_requests or {}
     if not token or handled.get(_RESTART_REQUEST) == token or draft.status.is_under_way:
@@ -334,7 +334,7 @@ def _choose_run(draft: Draft) -> Draft:
         return draft
     after_ms = times.to_ms(ticks.last_time) or draft.sink.meta.created_ms
     if after_ms > following_ms:
-        # The clock was ahead by more than one tick at the last run. The schedule must not stop until that time comes.
+        # At the last run the clock was ahead by more than one tick. The schedule must not wait until that time comes.
         after_ms, ticks = draft.now_ms, replace(ticks, last_time=draft.now)
         draft = draft.having(schedule=ticks)
     tick_ms = schedule.last_tick_ms(spec.schedule, after_ms=after_ms, until_ms=draft.now_ms)
@@ -349,15 +349,15 @@ def _choose_run(draft: Draft) -> Draft:
 
 
 def _has_more(draft: Draft) -> bool:
-    """Whether the source of a stream that had nothing new is to be looked at again."""
+    """Whether a stream whose source had no new rows must look again."""
     next_ms = times.to_ms(draft.status.next_attempt_time) or 0
     is_ended = draft.sink.spec.mode == "Streaming" and draft.status.run.state == "Succeeded"
     return is_ended and not draft.now_ms < next_ms <= draft.now_ms + 1000 * draft.sink.spec.backoff_seconds
 
 
 def _open_run(draft: Draft, scheduled_ms: int | None) -> Draft:
-    """Open the next run, for a tick or (None) without one. The ids of a sink's runs end in a number that always rises, whatever the clock
-    does. By this number, a driver that returns after a newer run recognises that its run is over (persist_engine.flow.mint_run).
+    """Open the next run, for a tick or (None) without one. The ids of a sink's runs end in a number that always rises, regardless of the
+    clock. The number lets a driver that returns after a newer run recognise that its run is over (persist_engine.flow.mint_run).
     """
     number = (draft.status.run.number or 0) + 1
     least = names.run_order(draft.status.run.id or "") + 1
@@ -374,7 +374,7 @@ def _open_run(draft: Draft, scheduled_ms: int | None) -> Draft:
 
 def _stop_strays(draft: Draft) -> Draft:
     """Stop every running driver that is not the attempt under way: a driver that came back, or one whose planned stop did not happen
-    because the operator ended. Such a driver would delay the next attempt without limit.
+    because the operator ended. Otherwise it would delay the next attempt without limit.
     """
     stopped = {action.name for action in draft.actions if isinstance(action, StopRun)}
     grace = draft.sink.spec.termination_grace_seconds
@@ -387,8 +387,8 @@ def _stop_strays(draft: Draft) -> Draft:
 
 
 def _start_attempt(draft: Draft) -> Draft:
-    """Start the next attempt of an open run. It is recorded first, and starts after its backoff, on a usable shard, when no other driver
-    is there.
+    """Start the next attempt of an open run. It is recorded first, and starts after its backoff, on a usable shard, when there is no other
+    driver.
     """
     spec, shard, status = draft.sink.spec, draft.observed.shard, draft.status
     creating = status.driver.phase == "Creating" and draft.child() is None
@@ -397,7 +397,7 @@ def _start_attempt(draft: Draft) -> Draft:
     if spec.suspend:
         return _forgo(draft, "suspended").having_driver(phase="Deleted", end_time=draft.now) if creating else draft
     next_ms = times.to_ms(status.next_attempt_time) or 0
-    # A time beyond any backoff comes from a clock that was set back since. It must not delay the attempt.
+    # A time beyond any backoff comes from before a clock was set back. It must not delay the attempt.
     if draft.now_ms < next_ms <= draft.now_ms + 2000 * spec.max_backoff_seconds:
         return draft.waking(next_ms)
     leaving = [one for one in draft.observed.runs if not one.phase.finished]
@@ -424,7 +424,7 @@ def _forgo(draft: Draft, why: str) -> Draft:
 
 
 def _clear_away(draft: Draft) -> Draft:
-    """Remove finished drivers, at once or after their time, by spec.cleanup. Remove the objects of drivers that are gone."""
+    """Remove finished drivers, at once or after their time, as spec.cleanup says. Remove the objects of drivers that are gone."""
     spec, status = draft.sink.spec, draft.status
     for name in draft.observed.leftovers:
         if not ((status.is_under_way and name == status.driver.pod_name) or rollout.is_of(draft, name)):
@@ -438,7 +438,7 @@ def _clear_away(draft: Draft) -> Draft:
             or rollout.is_of(draft, run.name)
         ):
             continue
-        # A driver that met the commits of its successor before its own stop has failed, and the history says that it was stopped.
+        # A driver that was fenced by its successor before its own stop has failed, but the history records that it was stopped.
         stopped = any(one.attempt == run.attempt and one.outcome == "Stopped" for one in draft.status.history or ())
         failed = run.phase is Phase.FAILED and not stopped
         retained = spec.retain_driver == "Always" or (spec.retain_driver == "OnFailure" and failed)

@@ -1,4 +1,4 @@
-"""The plan of a SparkSink in the making: what its steps share. Pure."""
+"""The unfinished plan of a SparkSink, which its steps share. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from persist_operator.plan.observed import Run, SinkObserved
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A plan in the making. Each step of `plan_sink` takes a draft and returns one."""
+    """An unfinished plan. Each step of `plan_sink` takes a draft and returns a new one."""
 
     sink: Sink
     observed: SinkObserved
@@ -40,12 +40,12 @@ class Draft:
 
     @property
     def outdated(self) -> str:
-        """Why the run no longer matches the sink, because of another shard or a changed spec; "" when it matches."""
+        """The reason why the run no longer matches the sink (another shard or a changed spec); "" when it matches."""
         return self.moved or ("the spec changed" if self.status.run.revision != self.sink.spec.revision else "")
 
     @property
     def moved(self) -> str:
-        """Why the run no longer matches the sink, because of another shard; "" when it matches."""
+        """The reason why the run no longer matches the sink's shards; "" when it matches."""
         run, shard, input_id = self.status.run, self.observed.shard, self.observed.input_id
         if input_id is not None and run.input_shard_id not in {None, input_id}:
             return "the shard that it reads is another one"
@@ -98,7 +98,9 @@ class Draft:
         return self.having(history=(item, *(self.status.history or ()))[: self.sink.spec.history_limit])
 
     def starting(self, *, stands_by: bool = False) -> StartDriver | None:
-        """The start of the attempt that the status has: of the rollout when it `stands_by`. None when no driver can start on the shard."""
+        """The start of the attempt on the status; with `stands_by`, of the rollout's attempt. None when no driver can start on
+        the shard.
+        """
         shard, status = self.observed.shard, self.status
         owner = status.rollout if stands_by else status
         if self.observed.obstacle is not None or shard.schema is None or shard.location is None:
@@ -122,7 +124,7 @@ class Draft:
 
 
 def stale_ms(status: SinkStatus, sink: Sink) -> int | None:
-    """When the rows become too old. Without a known time, a new sink has as long to become fresh. None without spec.freshness."""
+    """When the rows become too old. Without a known time, a new sink has the same time to become fresh. None without spec.freshness."""
     target_s, known_ms = sink.spec.fresh_seconds, times.to_ms(status.freshness.time)
     if target_s is None:
         return None
@@ -152,7 +154,7 @@ def attempt_that_ended(
 
 
 def last_failure(failure: Failure, *, driver: str, time: str) -> LastFailure:
-    """The failure of a driver as the status shows it."""
+    """The failure of a driver in the form of the status."""
     return LastFailure(
         failure_class=failure.failure_class,
         reason=failure.reason,

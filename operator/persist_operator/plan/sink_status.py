@@ -25,13 +25,13 @@ from persist_operator.plan.actions import Note
 from persist_operator.plan.hints import Request, Restart, Words
 from persist_operator.plan.observed import QUEUED, Executors, Phase, Run, SinkObserved
 
-#: How often the numbers of a running driver change its status, and how often its stage does. Each change is a request to the API server.
+#: The least intervals at which the numbers and the stage of a running driver change the status. Each change is a request to the API server.
 _NUMBERS_MS, _STAGE_MS = 30_000, 2_000
 
 
 def running(status: SinkStatus, child: Run | None, *, now_ms: int) -> tuple[RunningProgress, tuple[int, ...]]:
-    """What the driver that runs (`child`, None without one) reports of its progress: a new stage at once, new numbers every _NUMBERS_MS.
-    The second value is the time at which a newer report is to be shown, if there is one. A driver that has ended has no progress.
+    """The progress of the running driver (`child`, None without one). A new stage is shown after _STAGE_MS, and new numbers after
+    _NUMBERS_MS. The second value is the time at which a newer report must be shown, if there is one. An ended driver has no progress.
     """
     newest = None if child is None or child.phase is not Phase.RUNNING else child.running
     if newest is None or not status.is_under_way:
@@ -39,7 +39,7 @@ def running(status: SinkStatus, child: Run | None, *, now_ms: int) -> tuple[Runn
     known = status.progress.running
     if replace(known, observed_time=None) == newest:
         return known, ()
-    # A time after now comes from a clock that was set back since. It must not delay the numbers.
+    # A time after now comes from before a clock was set back. It must not delay the numbers.
     since_ms = now_ms - (times.to_ms(known.observed_time) or 0)
     wait_ms = (_NUMBERS_MS if known.stage == newest.stage else _STAGE_MS) - since_ms
     if since_ms >= 0 and wait_ms > 0:
@@ -48,7 +48,7 @@ def running(status: SinkStatus, child: Run | None, *, now_ms: int) -> tuple[Runn
 
 
 def errors_note(driver: str, errors: int) -> Note:
-    """The Event that a driver collected errors, which its run commits."""
+    """The Event for errors that a driver collected. Its run commits them."""
     rows = "1 row that could not be written is an error"
     if errors > 1:
         rows = f"{errors} rows that could not be written are errors"
@@ -81,7 +81,7 @@ def finished(
 
 
 def _resolved(observed: SinkObserved) -> list[Condition]:
-    """Whether the shard that the sink writes is there, and the one that it reads, if it reads one."""
+    """Whether the shard that the sink writes is usable, and the shard that it reads, if there is one."""
     shard, source = observed.shard, observed.input
     resolved: conditions.Status = (
         "True" if shard.found and shard.reason not in {"ShardNotReady", "ShardStalled"} else "False"
@@ -93,8 +93,8 @@ def _resolved(observed: SinkObserved) -> list[Condition]:
 
 
 def _converged(status: SinkStatus, sink: Sink) -> Condition:
-    """Whether the shard was what a run would make of it, when it was last compared. Unknown when a later comparison failed, and when the
-    spec has changed since: what was found then says nothing of now.
+    """Whether the last comparison found the contents that a run would give the shard. Unknown when a later comparison failed, and when the
+    spec has changed, because the old result then does not apply.
     """
     progress, run, last = status.progress, status.run, status.last_failure
     if progress.running.compared is not None:
@@ -117,7 +117,7 @@ def _converged(status: SinkStatus, sink: Sink) -> Condition:
 
 
 def _converged_so_far(running: RunningProgress) -> Condition:
-    """Whether the batches that the driver of a stream has compared would have written nothing."""
+    """Whether the batches that a stream's driver has compared would have written nothing."""
     so_far = f"rows compared since the driver began: {running.compared}"
     if running.missing or running.extra:
         text = f"{so_far}, missing in the shard: {running.missing}, too many: {running.extra}"
@@ -156,8 +156,8 @@ def _running(status: SinkStatus, observed: SinkObserved, mounted: Sequence[str])
 def _ready(
     status: SinkStatus, sink: Sink, observed: SinkObserved, problem: InvalidUsage | None, words: Words
 ) -> list[Condition]:
-    """Ready=True, or Ready=False with either Reconciling or Stalled: exactly one of the three, so that a wait by kstatus ends. A suspended
-    sink is Ready, because no driver should run and none does.
+    """Ready=True, or Ready=False with either Reconciling or Stalled. Exactly one of the three is True, so that a wait by kstatus ends. A
+    suspended sink is Ready, because no driver should run and none does.
     """
     if problem is not None:
         return conditions.stalled(
@@ -172,7 +172,7 @@ def _ready(
             else f"{last.failure_class or 'Run'}Failed"
         )
         hint = f"change the spec, or {words(Restart())}"
-        # The next tick opens another run by itself. Until then nothing is under way, so the sink is not Reconciling.
+        # The next tick opens another run. Until then no run is under way, so the sink is not Reconciling.
         later = f"; the next run is at {status.schedule.next_time}" if scheduled else ""
         return conditions.stalled(reason, f"{last.reason or ''}: {_first_line(last)}{later}; {hint}")
     if status.rollout.state == "RolledBack" and not status.is_under_way:
@@ -229,13 +229,13 @@ def _under_way(status: SinkStatus, observed: SinkObserved, *, lasting: bool, was
         and reason == "Running"
         and (phase == "Running" or (was_ready and _starts_well(observed)))
     ):
-        # A sink that goes on matches its spec while its run is under way. A run may take longer than the time-out of a client that waits.
+        # A lasting sink matches its spec while its run is under way. A run may take longer than the time-out of a waiting client.
         return [Condition("Ready", "True", reason, text)]
     return conditions.reconciling(reason, text)
 
 
 def _why_pending(child: Run) -> str:
-    """What Kubernetes says of a driver that does not start."""
+    """What Kubernetes reports about a driver that does not start."""
     return redact(f"{child.reason} {child.message}".rstrip())
 
 
@@ -245,7 +245,7 @@ def _starts_well(observed: SinkObserved) -> bool:
 
 
 def _differs(status: SinkStatus, sink: Sink) -> bool:
-    """Whether the last run of a sink that writes nothing found a difference. What the table of `get` shows must not look like success."""
+    """Whether the last run of a ReadOnly sink found a difference. The table of `get` must not show this as success."""
     progress = status.progress
     return sink.spec.write_mode == "ReadOnly" and bool(progress.missing or progress.extra)
 
@@ -262,5 +262,5 @@ def _wrote(run: RunState, progress: Progress) -> str:
 
 
 def _first_line(failure: LastFailure) -> str:
-    # `clip` cuts in the middle. The innermost cause stands at the end of the line.
+    # `clip` cuts in the middle, so it keeps the innermost cause at the end of the line.
     return clip(failure.message.splitlines()[0], 1000) if failure.message else "no message"

@@ -46,7 +46,7 @@ from persist_operator.steps.places import Places
 
 _RPC_SECRET_BYTES = 32
 _FORBIDDEN, _NOT_FOUND = 403, 404
-#: In the API server's message when a role lacks a right. Quotas and admission policies refuse with 403 too, with other messages.
+#: Part of the API server's message when a role lacks a right. Quotas and admission policies also refuse with 403, but with other messages.
 _NO_RIGHT = 'cannot create resource "pods"'
 
 
@@ -60,8 +60,8 @@ class Actor:
         self._places = Places(cluster, settings, env)
 
     def act(self, action: Action, meta: Meta) -> bool:
-        """Carry out an action for the resource `meta`. True when a run was started or stopped now; False when it was before, and for
-        actions that start or stop no run. Queued while the limits of the installation leave no place for a start.
+        """Carry out an action for the resource `meta`. Returns True when this call started or stopped a run. Returns False when an earlier
+        call did, and for actions that start or stop no run. Raises Queued while the limits of the installation leave no place for a start.
         """
         if isinstance(action, StartMaintenance | StartInspection | StartReclaim | StartDriver):
             return self._start(action, meta)
@@ -83,7 +83,7 @@ class Actor:
         return False
 
     def _start(self, action: StartMaintenance | StartInspection | StartReclaim | StartDriver, meta: Meta) -> bool:
-        """Take a place and start the child. Gives the place back after an error, unless there may be a child: then an answer was lost."""
+        """Take a place and start the child. Gives the place back after an error, unless the child may exist because an answer was lost."""
         place = _place(action, meta)
         self._places.enter(place)
         try:
@@ -97,7 +97,7 @@ class Actor:
 
     def _start_job(self, action: StartMaintenance | StartInspection | StartReclaim, meta: Meta) -> bool:
         if isinstance(action, StartMaintenance) and action.runner == "Spark":
-            # First, because this is what an operator may not do in a namespace in which Spark may not run.
+            # The Secret comes first, because an operator may not create it in a namespace in which Spark may not run.
             self._create(compaction_secret(action, meta, self._env.random_bytes(_RPC_SECRET_BYTES)), meta)
             job = compaction_job(action, meta, self._settings)
         else:
@@ -125,9 +125,10 @@ class Actor:
             self._cluster.set_finalizers(PERSIST_SHARD, meta.namespace, meta.name, want, version=version)
 
     def _try_pod(self, job: Resource) -> None:
-        """ApiError when the API server would refuse the pod of a Job that does not exist yet. Kubernetes creates the pod later, and only
-        Events of the Job would show the refusal. A policy sees the operator as the client; a policy that lets only controllers create pods
-        must admit the operator too. Where the operator has no right to create pods (where no sinks run), this check finds nothing.
+        """Raises ApiError when the API server would refuse the pod of a Job that does not exist yet. Kubernetes creates the pod later, and
+        only Events of the Job would show the refusal. A policy sees the operator as the client, so a policy that lets only controllers
+        create pods must also admit the operator. If the operator has no right to create pods (where no sinks run), this check finds
+        nothing.
         """
         head, template = job["metadata"], job["spec"]["template"]
         metadata = {
@@ -141,7 +142,7 @@ class Actor:
             self._cluster.try_create(POD, pod)
         except ApiError as error:
             is_ours = error.status == _FORBIDDEN and _NO_RIGHT in str(error)
-            # A webhook such as Kueue's looks for the Job of the pod, which does not exist yet. A namespace that is gone refuses the Job.
+            # A webhook such as Kueue's looks for the Job of the pod, which does not exist yet. A missing namespace refuses the Job itself.
             is_early = error.status == _NOT_FOUND
             # When the Job exists, its own pod may have used up the quota.
             if not is_ours and not is_early and self._cluster.get(JOB, head["namespace"], head["name"]) is None:
@@ -159,7 +160,8 @@ class Actor:
         return started
 
     def _create(self, manifest: Resource, meta: Meta) -> bool:
-        """True when the object was created now, False when it existed. ApiError while an object of this name belongs to another resource.
+        """Create the object. Returns False when it already existed. Raises ApiError while an object of this name belongs to another
+        resource.
 
         SUBTLE: the name contains the name of the resource, not its uid. A resource that is deleted and created again finds the objects of
         its predecessor until they are collected. With the old ConfigMap, the new driver would execute the old run.

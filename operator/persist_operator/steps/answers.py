@@ -1,10 +1,10 @@
-"""The newest answer of the stores about each shard, and whether anything was committed to the shard since.
+"""The newest answer of the stores about each shard, and whether there were commits to the shard since.
 
-Stores push news of commits (bridge). While they push and bring no news of a shard, its last answer is the current one, so a routine plan
-needs no request. News may be lost, so an answer ends with its time. A remembered answer only ever leads to nothing: a plan that writes or
-acts is made from a live answer. Thread-safe.
+Stores push news of commits (bridge). While they push and bring no news of a shard, its last answer is current, so a routine plan needs no
+request. News may be lost, so an answer expires. A remembered answer may only lead to a plan without effect: a plan that writes or acts is
+made from a live answer. Thread-safe.
 
-News of the very commit that an answer shows is none: the operator hears of its own commits too.
+News of the commit that an answer already shows does not count, because the operator also receives news of its own commits.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from persist_operator.api.shard import StoreLocation
 from persist_operator.plan.observed import Claim, Seen
 from persist_operator.settings import LoopSettings
 
-#: How many shards are looked at in a second when news of all may have been lost, as after the loss of a connection.
+#: The number of shards that are looked at in a second when news of all may have been lost, for example after the loss of a connection.
 _LOOKS_PER_S = 50
 #: (namespace, name) of a PersistShard.
 Name = tuple[str, str]
-#: Called with the name of a shard of which there is news, and the seconds after which it is to be looked at.
+#: Called with the name of a shard that has news, and the seconds after which to look at it.
 OnNews = Callable[[Name, float], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the stores answered to a claim."""
+    """The stores' answer to a claim."""
 
     location: StoreLocation
     claim: Claim
@@ -40,7 +40,7 @@ class Answer:
 
 
 class Ear:
-    """Hears the news of one shard, from the threads of the stores."""
+    """Receives the news of one shard, in the threads of the stores."""
 
     __slots__ = ("__weakref__", "_answers", "name")
 
@@ -77,7 +77,9 @@ class Answers:
         self.on_news: OnNews = lambda name, after_s: None
 
     def begin(self, name: Name) -> Ear:
-        """Call before the stores are asked: news from now on is news of the answer. Returns the ear to listen with."""
+        """The caller must call this before it asks the stores, because news from now on is newer than the answer may be. Returns the
+        listener.
+        """
         with self._lock:
             kept = self._kept.get(name)
             if kept is None:
@@ -87,8 +89,8 @@ class Answers:
             return kept.ear
 
     def keep(self, name: Name, location: StoreLocation, claim: Claim, seen: Seen) -> None:
-        """Keep the answer to the question that began last. Only an inspected shard can be remembered. News that came since the question is
-        news now, unless it is of the commit that the answer shows.
+        """Keep the answer to the last question. Only an inspected shard can be remembered. News that came since the question counts now,
+        unless it is about the commit that the answer shows.
         """
         with self._lock:
             kept = self._kept.get(name)
@@ -101,7 +103,7 @@ class Answers:
             self.heard(name, news)
 
     def current(self, name: Name, location: StoreLocation, claim: Claim) -> Seen | None:
-        """The remembered answer to this very claim, if there was no news since and it is younger than `poll_seconds`."""
+        """The remembered answer to this exact claim, if there was no news since and it is younger than `poll_seconds`."""
         answer = self.last(name, location, claim)
         with self._lock:
             kept = self._kept.get(name)
@@ -111,7 +113,7 @@ class Answers:
         return answer.seen if is_young else None
 
     def last(self, name: Name, location: StoreLocation, claim: Claim) -> Answer | None:
-        """The last answer about this location and owner, however old; None when the claim asks for something that it does not answer."""
+        """The last answer about this location and owner, at any age. None when it does not answer the claim."""
         with self._lock:
             kept = self._kept.get(name)
         answer = None if kept is None else kept.answer
@@ -123,13 +125,13 @@ class Answers:
             return answer
         if not same or claim.known_seqno != seqno:
             return None
-        # The status has learned the version of the answer meanwhile.
+        # The status may have the version of the answer by now.
         inspection = replace(answer.seen.inspected, known_tag=answer.seen.inspected.tag)
         return replace(answer, claim=claim, seen=replace(answer.seen, inspected=inspection))
 
     def heard(self, name: Name, news: object | None) -> None:
-        """Note news of the shard, and let it be looked at: no sooner than `inspect_seconds` after its last look. News that comes while the
-        stores are asked waits for their answer. None: news may have been lost, of many shards at once, so their looks are spread.
+        """Record news of the shard, and request a look, not sooner than `inspect_seconds` after its last look. News that comes while the
+        stores are asked waits for their answer. None: news may have been lost, for many shards at once, so their looks are spread.
         """
         with self._lock:
             spread_s = self._env.uniform(0.0, self._spread_s()) if news is None else 0.0
@@ -137,7 +139,7 @@ class Answers:
             if kept is None or kept.has_news or _is_shown(news, kept.answer):
                 return
             if kept.is_asked:
-                # Of two different ones, at most one is shown by the answer, so no third is needed.
+                # The answer shows at most one of two different news, so no third is needed.
                 if len(kept.waiting) < 2 and news not in kept.waiting:
                     kept.waiting.append(news)
                 return
@@ -156,7 +158,7 @@ class Answers:
 
 
 def _is_shown(news: object | None, answer: Answer | None) -> bool:
-    """Whether the answer shows the very commit of which this is news. Of a large commit the news has no bytes, and so another tag."""
+    """Whether the answer shows the commit that the news is about. News of a large commit has no bytes, and so another tag."""
     was = None if answer is None else answer.seen.inspected
     if not isinstance(news, VersionedData) or not isinstance(was, Inspection):
         return False

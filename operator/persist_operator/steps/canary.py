@@ -1,7 +1,7 @@
-"""The canary: a PersistShard that the operator writes and reads by itself, as a part of the resource's reconcile.
+"""The canary: a PersistShard that the operator itself writes and reads, as a part of the resource's reconcile.
 
-What it proves is the whole way: the resource was seen and came through the queue, its shard is claimed and answers, a commit of rows
-succeeds, and a read finds them. Its series are as old as the last trip that succeeded, wherever a later one was held up.
+It proves the whole path: the resource was seen and passed the queue, its shard is claimed and answers, a commit of rows succeeds, and a
+read finds them. Its series show the age of the last successful round trip, whatever holds up a later one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Canary:
         namespace, _, name = settings.canary.resource.partition("/")
         self._labels = (namespace, name)
         if settings.canary.resource:
-            # From the start on, so that a canary that never succeeds is late too.
+            # The time begins with the process, so that a canary that never succeeds is also late.
             metrics.canary_success.labels(*self._labels).set(env.now_ms() / 1000)
 
     def is_it(self, meta: Meta) -> bool:
@@ -40,8 +40,8 @@ class Canary:
         return meta.key == self._settings.canary.resource
 
     def visit(self, shard: Shard, shard_id: str, namespace_labels: dict[str, str]) -> float:
-        """Make a round trip if one is due, for the canary with this shard, which has just been observed. Returns the seconds until the
-        next one. A failure is counted and logged, and raises nothing: the alert is what shows it.
+        """Make a round trip if one is due. `shard`: the canary, just observed. Returns the seconds until the next round trip. A failure is
+        counted and logged, but raises nothing, because an alert shows it.
         """
         started_s = self._env.monotonic_s()
         with self._lock:

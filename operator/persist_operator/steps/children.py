@@ -1,4 +1,4 @@
-"""Converts Pods and Jobs to the types of the plan. Total: every status of a Pod gives a result, also one without container statuses."""
+"""Converts Pods and Jobs to the types of the plan. Total: every status of a Pod gives a result, even one without container statuses."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from persist_operator.api.sink_status import RunningProgress
 from persist_operator.plan.observed import Executors, Phase, Run
 
 Resource = Mapping[str, Any]
-#: The prefix of the message when Kubernetes combines Events of a Job that differ in their messages only.
+#: The prefix of the message when Kubernetes combines Events of a Job that differ only in their messages.
 _COMBINED = "(combined from similar events): "
-#: Kubernetes makes the name of a Job's pod of the Job's name, cut to _NAME_MAX, and _DRAWN random characters.
+#: The name of a Job's pod is the Job's name, cut to _NAME_MAX, and _DRAWN random characters.
 _NAME_MAX, _DRAWN = 58, 5
 _DEFAULT_SCHEDULER = "default-scheduler"
 _CONTAINERS = {names.DRIVER_CONTAINER, names.MAINTENANCE_CONTAINER}
@@ -62,25 +62,27 @@ def maintenance_run(job: Resource, pods: Iterable[Resource]) -> Run | None:
         exit_code=facts.exit_code,
         reason=facts.reason,
         message=facts.message,
-        # When a pod ends together with its Job, the Job counts it as failed.
+        # If a pod ends together with its Job, the Job counts it as failed.
         podless=pod is None and (phase is Phase.PENDING or (phase is Phase.FAILED and not status.get("failed"))),
         report=facts.report,
     )
 
 
 def _job_phase(ended: Mapping[str, Resource], pod: Resource | None) -> Phase:
-    """The phase of a run whose Job has the true conditions `ended`. Only these end it: the Job may count its pod later."""
+    """The phase of a run whose Job has the true conditions `ended`. Only these conditions end the run, because the Job may count its
+    pod later.
+    """
     if "Complete" in ended:
         return Phase.SUCCEEDED
     if "Failed" in ended or "FailureTarget" in ended:
-        # SUBTLE: Kubernetes sets Failed only when the last pod is gone. A pod on a node without connection never goes.
+        # SUBTLE: Kubernetes sets Failed only when the last pod is gone. A pod on a disconnected node never goes.
         return Phase.FAILED
     return Phase.PENDING if pod is None or _phase(pod) is Phase.PENDING else Phase.RUNNING
 
 
 def refusal(job: Resource, events: Iterable[Resource]) -> str:
-    """The message of the newest of a Job's Events; empty when there are none. Names of pods are replaced by the name of the Job: each try
-    has a pod with another random name, and the status must not change with each.
+    """The message of the newest of a Job's Events; empty when there are none. The Job's name replaces the names of pods, because each try
+    has a pod with a new random name, and the status must not change with each try.
     """
     newest = max(events, key=_observed_ms, default=None)
     if newest is None:
@@ -148,7 +150,7 @@ def _phase(pod: Resource) -> Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Facts:
-    """What a pod says of the run in it."""
+    """The facts about a run that its pod shows."""
 
     reason: str = ""
     message: str = ""
@@ -194,13 +196,15 @@ def _pod_facts(pod: Resource) -> _Facts:
 
 
 def _awaits_other_scheduler(pod: Resource) -> bool:
-    """Whether a pod without a node is for a scheduler beside that of Kubernetes. Such a one may say in events alone that its pod waits."""
+    """Whether a pod without a node is for another scheduler than that of Kubernetes. Other schedulers may report only in Events that a pod
+    waits.
+    """
     spec = pod.get("spec") or {}
     return not spec.get("nodeName") and spec.get("schedulerName", _DEFAULT_SCHEDULER) != _DEFAULT_SCHEDULER
 
 
 def _report(message: str) -> tuple[Mapping[str, Any] | None, str]:
-    """The report in a container's termination message, or None and the text when it is not a report."""
+    """The report in a container's termination message; None and the text when the message is not a report."""
     try:
         document = json.loads(message)
     except (ValueError, RecursionError):

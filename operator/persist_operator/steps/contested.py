@@ -1,10 +1,10 @@
-"""Statuses that two operators want to write: two releases watch one namespace, and only one of them can serve a resource.
+"""Statuses that two operators want to write, because two releases watch one namespace and only one of them can serve a resource.
 
-The one that serves it replaces what the other wrote at once, and each write wakes the other. Without a limit both would write as fast as
-the API server lets them. So an operator whose verdict is not Ready yields: it replaces what stands in its place seldom, at least every
-five minutes.
+The serving operator replaces the status of the other one at once, and each write wakes the other operator. Without a limit both would write
+as fast as the API server lets them. So an operator whose verdict is not Ready yields: it seldom replaces the other's status, but at least
+every five minutes.
 
-Kept in memory: after a restart an operator writes its verdict once more. Thread-safe for different keys.
+This is kept in memory, so an operator writes its verdict once more after a restart. Thread-safe for different keys.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 from persist_operator.api import conditions
 from persist_operator.cluster.port import Resource
 
-#: How long a status that replaced ours stands at first, and at most. The time doubles with each replacement.
+#: The first and the longest time for which a status that replaced ours is left. The time doubles with each replacement.
 _FIRST_S, _MAX_S = 60.0, 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """A status that is not Ready, with which this process made `version` of the resource with this uid, and until when a later one of
-    another writer stands.
+    """A status that is not Ready. With it this process made `version` of the resource with this uid. Also the time until which another
+    writer's later status is left.
     """
 
     uid: str
@@ -33,8 +33,8 @@ class _Verdict:
     until_s: float
 
     def is_replaced_in(self, resource: Resource) -> bool:
-        """Whether another writer has changed the status since. An older copy of the resource proves nothing, and neither does another
-        resource of the same name.
+        """Whether another writer has changed the status since. False for an older copy of the resource, and for another resource of the
+        same name, because they prove nothing.
         """
         if _uid(resource) != self.uid:
             return False
@@ -48,7 +48,7 @@ class Contested:
         self._verdicts: dict[Hashable, _Verdict] = {}
 
     def wrote(self, key: Hashable, before: Resource, stored: Resource, *, now_s: float) -> None:
-        """Note that this process has made `stored` of `before`. `now_s` is monotonic."""
+        """Record that this process has changed `before` to `stored`. `now_s` is monotonic."""
         status, last = stored.get("status") or {}, self._verdicts.pop(key, None)
         if not conditions.is_true(status, "Ready"):
             replaced = last.replaced + 1 if last is not None and last.is_replaced_in(before) else 0
@@ -56,8 +56,8 @@ class Contested:
             self._verdicts[key] = _Verdict(_uid(stored), status, _version(stored), replaced, until_s)
 
     def yields_s(self, key: Hashable, resource: Resource, status: Mapping[str, Any], *, now_s: float) -> float:
-        """Seconds for which the status of `resource`, which another writer put in the place of a verdict of this process, is left alone
-        although this one would write `status`; 0 when it may write.
+        """Seconds for which this process must leave the status of `resource`, although it would write `status`, because another writer
+        replaced its verdict. 0 when it may write.
         """
         verdict = self._verdicts.get(key)
         if verdict is None or conditions.is_true(status, "Ready") or not verdict.is_replaced_in(resource):

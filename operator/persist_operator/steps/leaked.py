@@ -1,6 +1,6 @@
-"""Pods that nothing looks after: their resource is gone, or they are executors whose driver is gone.
+"""Leaked pods: their resource is gone, or they are executors whose driver is gone.
 
-Kubernetes collects the children of what is deleted, so there are none for long. What is left costs money, and may still write.
+Kubernetes collects the children of deleted objects, so leaked pods should not last. A leaked pod costs money, and may still write.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from persist_operator.cluster.port import POD, Cluster
 
 _LOG = logging.getLogger(__name__)
 _ENDED = {"Succeeded", "Failed"}
-#: Pods that one line of the log names.
+#: The most pods that one log line names.
 _NAMED_MAX = 10
-#: A driver and its executors: the uid of their resource, what they are for, and the attempt.
+#: Identifies a driver and its executors: the uid of their resource, their purpose, and the attempt.
 _Group = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class OurPod:
-    """What a pod of the operator says about its owner. `name` has the namespace."""
+    """The facts about a pod's owner in the pod's metadata. `name` includes the namespace."""
 
     name: str
     group: _Group
@@ -32,7 +32,7 @@ class OurPod:
 
 
 def our_pods(cluster: Cluster, namespaces: Iterable[str | None]) -> list[OurPod]:
-    """The operator's pods in these namespaces (None: in all). ApiError."""
+    """The operator's pods in these namespaces (None: in all). Raises ApiError."""
     ours = {names.LABEL_MANAGED_BY: names.MANAGER}
     pages = (page for namespace in namespaces for page in cluster.pages(POD, namespace, ours))
     return [
@@ -41,9 +41,9 @@ def our_pods(cluster: Cluster, namespaces: Iterable[str | None]) -> list[OurPod]
 
 
 def leaked_pods(pods: Sequence[OurPod], owners: Container[str]) -> int:
-    """The number of such pods, which a line of the log names. `owners` are the uids of all resources, listed after `pods`: a resource that
-    is created meanwhile has none of them. One that is deleted meanwhile leaves pods that Kubernetes is about to collect, so only a number
-    that stays says something.
+    """The number of leaked pods. A log line names them. `owners`: the uids of all resources, listed after `pods`, so that the owner of each
+    pod was created before. Kubernetes soon collects the pods of a resource that was deleted meanwhile, so only a lasting number is a
+    problem.
     """
     drivers = {pod.group for pod in pods if pod.role == "driver" and not pod.is_ended}
     leaked = [

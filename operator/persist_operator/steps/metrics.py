@@ -1,4 +1,4 @@
-"""The operator's own Prometheus series. The series of a resource end with the resource. Their labels are its namespace and name only."""
+"""The operator's own Prometheus series. The series of a resource end with the resource. Their only labels are its namespace and name."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ class OperatorMetrics:
         now_ms: int,
         inspection: Inspection | None = None,
     ) -> None:
-        """Export a PersistShard's status. `spec`: None of a resource that cannot be read. The numbers of `inspection` are newer than those
-        of the status, which wait for each other.
+        """Export a PersistShard's status. `spec`: None for a resource that cannot be parsed. The numbers of `inspection` are newer than
+        those of the status, which is written less often.
         """
         known = ShardStatus.of(status)
         frontiers, storage, debt = known.frontiers, known.storage, known.debt
@@ -181,13 +181,13 @@ class OperatorMetrics:
 
 
 def _is_tried_again(spec: ShardSpec, task: MaintenanceKind) -> bool:
-    """Whether a run follows one that failed, without a request."""
+    """Whether a failed run is repeated without a request."""
     return not (spec.suspend or spec.switched_off(task))
 
 
 def _upper_lag_s(frontiers: Frontiers, now_ms: int, inspection: Inspection | None) -> float | None:
-    """The lag at `now_ms`, not at the time of the status: the status of a shard without writes, or without a store that answers, is as old
-    as its last change.
+    """The lag at `now_ms`, not at the time of the status, because the status of a shard without writes, or with a store that does not
+    answer, is as old as its last change.
     """
     if frontiers.upper_lag_seconds is None or frontiers.upper is None:
         return None
@@ -196,7 +196,7 @@ def _upper_lag_s(frontiers: Frontiers, now_ms: int, inspection: Inspection | Non
 
 
 def _owed_s(known: ShardStatus, now_ms: int, inspection: Inspection | None) -> float | None:
-    """The age at `now_ms` of the oldest update that is owed a deletion. The status has its age at the time of its numbers."""
+    """The age of the oldest update that is owed a deletion, at `now_ms`. The status only has its age at the time of the status' numbers."""
     debt, seen_ms = known.debt, times.to_ms(known.frontiers.observed_time)
     if debt == Debt():
         return None

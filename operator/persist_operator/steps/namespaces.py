@@ -1,5 +1,5 @@
-"""Labels of namespaces, for storage profiles that select by labels. Without such a profile the API server gets no request, because that
-would need one more right.
+"""Labels of namespaces, for storage profiles that select by labels. Without such a profile the operator sends no request, because it would
+need one more right.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from persist_operator.api.shard import Shard
 from persist_operator.cluster.port import NAMESPACE, Cluster
 from persist_operator.settings import OperatorSettings
 
-#: A removed label stays in effect for at most this time. A namespace costs one request in this time, however many shards it has.
+#: A removed label stays in effect for at most this time. A namespace takes one request in this time, for any number of shards.
 _FRESH_S = 10.0
 
 
@@ -26,7 +26,9 @@ class NamespaceLabels:
         self._known: dict[str, tuple[float, Mapping[str, str]]] = {}
 
     def of(self, shard: Shard) -> Mapping[str, str]:
-        """The labels of the shard's namespace, at most ten seconds old; empty when the shard's profile selects by none. ApiError."""
+        """The labels of the shard's namespace, at most ten seconds old; empty when the shard's profile does not select by labels. Raises
+        ApiError.
+        """
         namespace = shard.meta.namespace
         profile = self._settings.storage_profiles.get(shard.profile_name(self._settings))
         if profile is None or not profile.allowed_namespaces.match_labels:

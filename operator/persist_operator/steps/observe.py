@@ -1,4 +1,4 @@
-"""Observe: read everything that a plan depends on.
+"""Observe: read everything on which a plan depends.
 
 Live reads are the truth: an object that a live list does not contain does not exist. A routine observation of a shard reads less (`Sight`).
 """
@@ -59,13 +59,13 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
 
 
 class Sight(enum.IntEnum):
-    """How much of an observation is live. A greater one may stand for a smaller one."""
+    """How much of an observation is live. A greater sight may replace a smaller one."""
 
     REMEMBERED = 0
     """Copies of Kubernetes' objects, and the last answer of the stores. Enough for a plan that changes nothing."""
     ASKED = 1
-    """Copies, but the stores answered now. Enough for a status, which is written only over the version that was read, and for changes of
-    the shard, which are compare-and-sets.
+    """Copies of Kubernetes' objects, but a live answer of the stores. Enough for a status, which is written only over the version that was
+    read, and for changes of the shard, which are compare-and-sets.
     """
     LIVE = 2
     """Everything was read now. A plan that starts or stops a child needs it."""
@@ -100,7 +100,7 @@ class Observer:
         answer: Seen | None = None,
     ) -> Sighted:
         """The observation for the plan of a PersistShard, with this sight or a better one. The stores are asked only after the resource has
-        a status, and last, so that their answer is the newest fact. With `answer`, which they gave just now, they are not asked.
+        a status, and last, so that their answer is the newest fact. They are not asked if `answer`, which they have just given, is passed.
 
         Claims the shard for the resource in the stores, unless another owner has it (plan.ownership).
         """
@@ -144,17 +144,17 @@ class Observer:
         return Sighted(observed, max(sight, Sight.ASKED) if is_new else sight, is_heard)
 
     def created(self, shard: Shard, action: InitialiseShard) -> Seen:
-        """Create the shard as `action` says, and return what the stores answer then: see Bridge.initialise."""
+        """Create the shard as `action` says, and return the stores' answer after it: see Bridge.initialise."""
         name, claim = (shard.meta.namespace, shard.meta.name), ownership.claim_of(shard, self._settings)
-        # The news of the creation itself is older than the question, and no reason for a look before it.
+        # The news of the creation itself is older than the question, so it must not cause a look.
         self.answers.begin(name)
         answer = self._bridge.initialise(action, looks=lambda: self.answers.begin(name))
         self.answers.keep(name, action.location, claim, answer)
         return answer
 
     def _named(self, shard: Shard, labels: Mapping[str, str]) -> Seen:
-        """The id of the shard that a resource which is reclaimed has, where its status does not say: it was restored without one, or the
-        operator ended before it wrote one. Claims nothing. Nothing is known where the stores may not be asked.
+        """The shard of a resource that is being reclaimed and whose status has no shard, because it was restored without a status or the
+        operator ended before it wrote one. Claims nothing. The answer is unknown if the stores must not be asked.
         """
         if shard.known.shard_id is not None or shard.spec.storage is not None:
             return Seen(inspected=NotInspected())
@@ -165,13 +165,13 @@ class Observer:
         return self._bridge.owned(location, ownership.claim_of(shard, self._settings))
 
     def _sinks_of(self, shard: Shard) -> tuple[str, ...]:
-        """The SparkSinks that write or read the shard, also those that are being deleted: their drivers may still run."""
+        """The SparkSinks that write or read the shard, including those that are being deleted, because their drivers may still run."""
         found = self._cluster.find(SPARK_SINK, shard.meta.namespace, {})
         return tuple(one["metadata"]["name"] for one in found if shard.meta.name in _shards_of(one["spec"]))
 
     def _runs(self, shard: Shard, sight: Sight) -> tuple[list[Run], bool]:
-        """The runs of maintenance, and whether they were read now. Copies serve while nothing is under way: Jobs and Pods come by two
-        watches, so a run whose end is not on the status yet could lack its report.
+        """The runs of maintenance, and whether they were read live. Copies are enough while nothing is under way. Jobs and Pods come from
+        two watches, so a run whose end is not on the status yet could lack its report.
         """
         uid = shard.meta.uid
         if sight is not Sight.LIVE and shard.spec.storage is None:
@@ -188,7 +188,7 @@ class Observer:
         return [run for run in runs if run is not None], True
 
     def _answer(self, shard: Shard, location: StoreLocation, sight: Sight) -> tuple[Seen, bool]:
-        """What the stores answer, and whether they were asked now."""
+        """The stores' answer, and whether it is live."""
         name, claim = (shard.meta.namespace, shard.meta.name), ownership.claim_of(shard, self._settings)
         last = self.answers.last(name, location, claim) if sight is Sight.REMEMBERED else None
         if last is not None:
@@ -218,14 +218,14 @@ class Observer:
         except ApiError as error:
             if error.status != _FORBIDDEN:
                 raise
-            # A role that does not come from the chart may lack this right. The status then shows `NoPod` after a minute.
+            # A role from outside the chart may lack this right. The status then shows `NoPod` after a minute.
             return run
         return podless.with_refusal(run, children.refusal(job, events))
 
     def _answer_of_pods(
         self, shard: Shard, location: InlineLocation, every: Sequence[Run], failures: Mapping[str, ActionFailure]
     ) -> ShardObserved:
-        """The observation of a shard on inline storage, from the reports of its pods. The operator does not connect to these stores."""
+        """The observation of a shard on inline storage, from its pods' reports. The operator does not connect to these stores."""
         inspections = tuple(run for run in every if run.kind == "inspection")
         found = inspecting.answer(shard, inspections, location, now_ms=self._env.now_ms(), settings=self._settings)
         inspected = found.inspected
@@ -244,8 +244,9 @@ class Observer:
         )
 
     def _owner_state(self, owner: Owner) -> OwnerState:
-        """See plan.observed. Nothing is known, without a request, of a text that is not a valid name: names of owners come from stores,
-        where others write too. Nor of a namespace that the operator may not read: it ends no shard there.
+        """See plan.observed. The answer is Keeps, without a request, for a text that is not a valid name, because names of owners come from
+        stores that others also write. It is also Keeps for a namespace that the operator may not read, because the operator ends no shard
+        there.
         """
         if _NAME.fullmatch(owner.name) is None or _NAME.fullmatch(owner.namespace) is None:
             return "Keeps"
@@ -283,7 +284,7 @@ class Observer:
         )
 
     def _input(self, sink: Sink) -> ShardView | None:
-        """The shard that the sink reads, in the sink's own namespace like the one that it writes."""
+        """The shard that the sink reads. Like the shard that it writes, it is in the sink's namespace."""
         name = sink.spec.input_shard
         if name is None:
             return None
@@ -318,7 +319,7 @@ def _shards_of(spec: Mapping[str, Any]) -> set[Any]:
 
 
 def _is_settled(status: ShardStatus, jobs: Sequence[children.Resource]) -> bool:
-    """Whether nothing is under way: the status names no run that it has not seen end, and has the end of every Job."""
+    """Whether nothing is under way: every run on the status has ended, and the status has the end of every Job."""
     blocks = (status.maintenance or {}).values()
     if any(block.job_name not in {None, block.settled_job} for block in blocks):
         return False
@@ -331,7 +332,7 @@ def _owned(uid: str) -> dict[str, str]:
 
 
 def _is_news(sink: Sink, run: Run) -> bool:
-    """Whether the plan will record the failure of `run`. The status already has those of earlier attempts."""
+    """Whether the plan will record the failure of `run`. The status already has the failures of earlier attempts."""
     status = sink.known
     known = {status.driver.pod_name, status.rollout.driver.pod_name}
     newest = run.name in known or run.attempt > max(status.attempt or 0, status.rollout.attempt or 0)

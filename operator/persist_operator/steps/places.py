@@ -1,10 +1,10 @@
-"""The places that the installation's limits leave: counts what runs by what the API server has, and lets starts wait for a place.
+"""The places within the installation's limits. Counts the running pods by the lists of the API server, and lets starts wait for a place.
 
-The count needs no memory of its own, so a restart of the operator changes nothing. Waiting starts are remembered only to order them: each
-asks again by itself, and one that no longer asks is forgotten.
+The count needs no memory of its own, so a restart of the operator changes nothing. Waiting starts are remembered only to order them. Each
+start asks again, and a start that no longer asks is forgotten.
 
-Replicas that share the resources also share the starts that no list may show yet: they stand on a Lease, and each start writes it by its
-version. So two replicas never take the same place. The order of those that wait holds among the resources of one replica.
+Replicas that share the resources also share the starts that no list may show yet. These starts are on a Lease, and each start writes the
+Lease by its version. So two replicas never take the same place. Waiting starts are ordered only among the resources of one replica.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from persist_operator.plan.waiting.places import Place, PlaceKind, wait_of
 from persist_operator.settings import OperatorSettings
 from persist_operator.steps.shared_starts import SharedStarts, Started
 
-#: How long a count of what runs is used. A count is two lists of each namespace.
+#: How long a count of running pods is used. A count takes two lists of each namespace.
 _COUNT_S = 5.0
 #: How long a start counts as running before the API server must show it.
 _STARTED_S = 30.0
 _SLACK_S = 15.0
-#: How often a start decides again after another replica took a place in between.
+#: The number of times that a start decides, if another replica took a place in between.
 _TRIES = 5
 _ENDED = {"Succeeded", "Failed"}
 
@@ -58,8 +58,8 @@ class Places:
         self._waiting: dict[tuple[str, str], tuple[float, Place]] = {}
 
     def enter(self, start: Place) -> None:
-        """Takes a place for `start`, or raises Queued. No effect for one that runs, and without limits. ApiError when the API server does
-        not say what runs.
+        """Takes a place for `start`, or raises Queued. Has no effect for a start that already runs, and without limits. Raises ApiError
+        when the API server does not list the running pods.
         """
         if not self._settings.limits.are_set:
             return
@@ -70,7 +70,7 @@ class Places:
         raise Queued("place 1 in the queue; other replicas take places now", place=1)
 
     def leave(self, start: Place) -> None:
-        """Give back the place of a start that did not come about. Without an answer of the API server it ends by its time."""
+        """Give back the place of a start that failed. If the API server does not answer, the place expires."""
         with self._lock:
             self._started.pop(start.key, None)
         if self._shared is not None and self._settings.limits.are_set:
@@ -78,7 +78,7 @@ class Places:
                 self._shared.remove(start.key)
 
     def _entered(self, start: Place, seen: Started | None) -> bool:
-        """As `enter`, beside the starts of all replicas in `seen`. False when another replica took a place meanwhile."""
+        """Like `enter`, with the starts of all replicas in `seen`. Returns False when another replica took a place meanwhile."""
         with self._lock:
             now_s = self._env.monotonic_s()
             if self._counted_s is None or now_s - self._counted_s >= _COUNT_S:

@@ -1,8 +1,8 @@
 """One reconcile: read the resource, observe, plan, write the status if it differs, post Events, act.
 
-Level-triggered: what a reconcile changes depends only on what is stored now. The status, with the intent of every action, is written
-before the actions, so that the next process knows after a crash what was begun. For a creation, the claim in the stores says that. The
-write replaces only the status from which the plan was made. A reconcile never writes spec, labels or annotations.
+Level-triggered: the changes of a reconcile depend only on what is stored now. The status, with the intent of every action, is written
+before the actions, so that after a crash the next process knows which actions were begun. For a creation, the claim in the stores has the
+intent. The write replaces only the status from which the plan was made. A reconcile never writes spec, labels or annotations.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ _LOG = logging.getLogger(__name__)
 _AFTER_NEWS_S = 0.2
 #: The API server's code for a status that the resource definition does not allow.
 _INVALID = 422
-#: A failure that passes by itself is shown from this one in a row.
+#: The number of passing failures in a row from which they are shown.
 _PASSING_SHOWN_MIN = 2
-#: Actions whose refusals plan/shard.py shows in its own way, with their retries.
+#: Actions whose refusals and retries plan/shard.py itself shows.
 _SHOWN_BY_THE_SHARD = {InitialiseShard.__name__, EvolveSchema.__name__, AdvanceSince.__name__}
 _CONTESTED = "another operator serves this resource and writes its status: let only one release watch the namespace"
 _ACCEPTED = conditions.reconciling("Accepted", "not reconciled yet", ready="Unknown")
@@ -78,7 +78,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """A plan, and the resource and the runs that it was made from. `is_heard` is as in `Sighted`."""
+    """A plan, with the resource and the runs from which it was made. `is_heard`: see `Sighted`."""
 
     resource: Resource
     meta: Meta
@@ -87,9 +87,9 @@ class _Planned:
     is_heard: bool = False
     inspection: Inspection | None = None
     canary: Callable[[str], float] | None = None
-    """Of the canary: makes a round trip through the shard of this id if one is due; returns the seconds until the next one."""
+    """For the canary: makes a round trip through the shard of this id if one is due, and returns the seconds until the next one."""
     shard: Shard | None = None
-    """What `resource` says, if it is a shard."""
+    """The parsed `resource`, if it is a shard."""
 
 
 class Reconciler:
@@ -105,7 +105,7 @@ class Reconciler:
         *,
         informed: Informed | None = None,
     ) -> None:
-        """`informed` has what the watches bring. Without it, every read is live."""
+        """`informed` has the objects from the watches. Without it, every read is live."""
         self._cluster, self._settings, self._env, self._metrics = cluster, settings, env, metrics
         self._informed = informed or Informed()
         self._observer = Observer(cluster, bridge, settings, env, self._informed)
@@ -119,8 +119,8 @@ class Reconciler:
         self._again: Callable[[Key, float], None] = lambda key, after_s: None
 
     def on_news(self, listener: Callable[[Key, float], None]) -> None:
-        """Call `listener` with the key of a resource that was changed, in its stores or beside a write of this process, and the seconds
-        after which to reconcile it.
+        """Call `listener` with the key of a changed resource, and the seconds after which to reconcile it. The change was in its stores, or
+        was a write of another process.
         """
         self._again = listener
         self._observer.answers.on_news = lambda name, after_s: listener(Key(PERSIST_SHARD.kind, *name), after_s)
@@ -129,11 +129,11 @@ class Reconciler:
         """Bring the resource one step forward. Returns the seconds until the next reconcile; None when the resource is gone or nothing is
         left to do.
 
-        A refused action asks for the next reconcile at once, and that one shows the refusal on the status. An error of observation or
-        planning is shown on the status and raised: repeat later. StoreBusy when the shard's store has no room for a call now: repeat soon;
-        the status stays. Idempotent.
+        A refused action makes the next reconcile due at once, which shows the refusal on the status. An error of observation or planning is
+        shown on the status and raised; the caller repeats later. Raises StoreBusy when the shard's store has no room for a call now; the
+        status stays, and the caller repeats soon. Idempotent.
 
-        A shard that this reconcile creates is observed at once, while its state is at hand. Later, it would be read from blob.
+        A shard that this reconcile creates is observed at once, while its state is in memory. Later, it would be read from blob.
         """
         started_s = self._env.monotonic_s()
         resource = self._accepted(key)
@@ -156,12 +156,12 @@ class Reconciler:
             self.forget(key)
             return None
         resource, meta, plan = planned.resource, planned.meta, planned.plan
-        if pausing.is_paused(resource):  # since it was first read
+        if pausing.is_paused(resource):  # paused after the first read
             return self._paused(key, resource)
         with self._lock:
             self._blind.pop(key, None)
         if _only_creates(plan):
-            return _AFTER_NEWS_S  # created and gone again
+            return _AFTER_NEWS_S  # it was created and is gone again
         if meta.deleting:
             self._metrics.forget(key.kind, key.namespace, key.name)
             self._metrics.resources.deleting(resource)
@@ -185,14 +185,14 @@ class Reconciler:
         self._keep_only(key, plan.refused)
         is_changed = False
         for action in plan.actions:
-            # Not `any`: every action must be carried out.
+            # `any` would skip actions, but every action must be carried out.
             is_changed = self._do(key, meta, action, self._actor.act) or is_changed
         if not is_changed:
             return self._wait_s(planned, started_s)
         return min(plan.requeue_after_s or 0.0, _AFTER_NEWS_S)
 
     def _meet(self, key: Key, uid: str) -> None:
-        """Forget what is known of another resource of the same name: this one was created after that one was deleted, and no reconcile came
+        """Forget what is known about another resource of the same name. That resource was deleted and this one created, with no reconcile
         in between.
         """
         with self._lock:
@@ -205,7 +205,9 @@ class Reconciler:
             self._metrics.forget(key.kind, key.namespace, key.name)
 
     def _paused(self, key: Key, resource: Resource) -> float | None:
-        """Show that the resource is paused, and do nothing else. Returns as `reconcile` does, so that ages go on in the metrics."""
+        """Show that the resource is paused, and do nothing else. Returns the same as `reconcile`, so that ages in the metrics continue
+        to grow.
+        """
         if resource["metadata"].get("deletionTimestamp"):
             self._metrics.forget(key.kind, key.namespace, key.name)
             self._metrics.resources.deleting(resource)
@@ -216,9 +218,10 @@ class Reconciler:
         return self._settings.loop.poll_seconds * self._env.uniform(1.0, 1.1)
 
     def _created(self, key: Key, planned: _Planned) -> _Planned | None:
-        """Create the shard. Returns the plan that follows: from the first answer of its stores, or the one that shows the refusal.
+        """Create the shard. Returns the next plan, which is made from the first answer of its stores, or shows the refusal.
 
-        SUBTLE: the one action without its intent on the status. The stores have it: the claim has registered the id of the shard.
+        SUBTLE: this is the only action without its intent on the status. The stores have the intent: the claim has registered the shard's
+        id.
         """
         shard, answers = planned.shard, list[Seen]()
         assert shard is not None
@@ -236,7 +239,7 @@ class Reconciler:
         return self._plan(key, planned.resource)
 
     def _wait_s(self, planned: _Planned, started_s: float) -> float | None:
-        """The seconds until the next reconcile, when this one, which began at `started_s`, changed nothing that the next must show."""
+        """The seconds until the next reconcile, if this one, which began at `started_s`, changed nothing that the next one must show."""
         plan = planned.plan
         if plan.requeue_after_s is None:
             return None
@@ -253,8 +256,8 @@ class Reconciler:
         return min(wait_s, planned.canary(shard_id)) if planned.canary is not None and shard_id else wait_s
 
     def _accepted(self, key: Key) -> Resource | None:
-        """The resource with a status, for a shard as it was last seen; None when it is gone. kstatus takes a resource without a status for
-        ready. Its definition gives a new resource one; under a definition that is older than that, this call writes the first one.
+        """The resource with a status; None when it is gone. A shard is as it was last seen. kstatus treats a resource without a status as
+        ready. The resource definition gives a new resource a status. Under an older definition, this call writes the first status.
         """
         kind = BY_KIND[key.kind]
         resource = self._informed.resource(kind, key.namespace, key.name) or self._live(key)
@@ -274,12 +277,12 @@ class Reconciler:
         return found
 
     def _do(self, key: Key, meta: Meta, action: Action, act: Callable[[Action, Meta], bool]) -> bool:
-        """Carry out one action by `act`. Whether the next plan must run at once, to show a refusal, its end, or a new shard."""
+        """Carry out one action with `act`. Returns whether the next plan must run at once, to show a refusal, its end, or a new shard."""
         what = action_key(action)
         with self._lock:
             before = self._failures.get(key, {}).get(what)
         if key.kind == PERSIST_SHARD.kind and not isinstance(action, ShardAction | KeepFinalizer):
-            # A child. Before the request: its answer may be lost.
+            # The action concerns a child. The doubt comes before the request, because its answer may be lost.
             self._informed.doubt(meta.uid)
         try:
             done = act(action, meta)
@@ -318,7 +321,7 @@ class Reconciler:
     def _show(self, key: Key, resource: Resource, error: Exception) -> None:
         """Write conditions that show why there is no plan. Other parts of the status stay, because they were observed.
 
-        A failure that passes by itself is shown from the second one in a row.
+        A passing failure is shown from the second one in a row.
         """
         with self._lock:
             self._blind[key] = self._blind.get(key, 0) + 1
@@ -339,10 +342,11 @@ class Reconciler:
             _LOG.warning("status not written", extra={"key": str(key), "error": str(second)})
 
     def _plan(self, key: Key, resource: Resource) -> _Planned | None:
-        """The plan, with the resource that it was made from; None when the resource is gone.
+        """The plan, with the resource from which it was made; None when the resource is gone.
 
-        A routine plan of a shard is made from what is remembered. If it would change anything, it is made again from what that change
-        needs (`Sight`). The sight is of all but the resource, which is read live too before a child is started or stopped.
+        A routine plan of a shard is made from remembered observations. If it would change anything, it is made again with the sight that
+        the change needs (`Sight`). The sight does not cover the resource itself, which is also read live before a child is started or
+        stopped.
         """
         failures = self._refused(key)
         if key.kind != PERSIST_SHARD.kind:
@@ -376,7 +380,7 @@ class Reconciler:
         sight: Sight,
         answer: Seen | None = None,
     ) -> tuple[_Planned, Sight]:
-        """The plan of `resource`, which `shard` is parsed from, and its sight. `answer` is as in Observer.shard."""
+        """The plan of `resource`, and its sight. `shard`: the parsed `resource`. `answer`: see Observer.shard."""
         found = self._observer.shard(shard, failures, sight=sight, answer=answer)
         plan = plan_shard(shard, found.observed, now_ms=self._env.now_ms(), settings=self._settings)
         plan = reclaiming.with_finalizer(plan, shard)
@@ -391,11 +395,11 @@ class Reconciler:
     def _write_status(
         self, key: Key, resource: Resource, status: Mapping[str, Any], planned: _Planned | None = None
     ) -> Resource | None:
-        """Export `status`, with the newer numbers of `planned`, and write it if it differs. Returns the resource with it; None when the
-        resource is gone. ApiError, without a write, when the stored resource is newer than the one that was read: the write would lose the
-        intents of another process.
+        """Export `status`, with the newer numbers of `planned`, and write it if it differs. Returns the resource with the status; None when
+        the resource is gone. Raises ApiError, without a write, when the stored resource is newer than the one that was read, because the
+        write would lose the intents of another process.
         """
-        # Series of a resource end with its life; how long its deletion takes has one of its own.
+        # The series of a resource end when its deletion begins. The time of the deletion has its own series.
         is_shown = not resource["metadata"].get("deletionTimestamp")
         if is_shown and key.kind == "PersistShard":
             self._metrics.set_shard(
@@ -443,8 +447,8 @@ class Reconciler:
             self._uids.pop(key, None)
 
     def _post(self, key: Key, meta: Meta, note: Note) -> None:
-        """Post an Event. A failure is only logged, because the status has everything that matters. The same note in one minute is one
-        Event.
+        """Post an Event. A failure is only logged, because the status has everything that matters. Equal notes within one minute are
+        one Event.
         """
         now = times.to_text(self._env.now_ms())
         digest = hashlib.sha256(f"{meta.uid}{note}{now[:16]}".encode()).hexdigest()[:16]
@@ -476,7 +480,7 @@ class Reconciler:
 
 def _defaulted(resource: Resource) -> Resource:
     """The resource with the defaults of its schema. A resource definition that is older than this operator lacks newer fields."""
-    # A status has no defaults, and it is the greater part of the resource.
+    # The status is left out, because it has no defaults and is the larger part of the resource.
     status = resource.get("status") or {}
     return {
         **load_schemas().default({name: one for name, one in resource.items() if name != "status"}),
@@ -489,7 +493,7 @@ def _only_creates(plan: Plan) -> bool:
 
 
 def _needed(plan: Plan, resource: Resource) -> Sight:
-    """The sight that `plan` for `resource` must be made from."""
+    """The sight with which `plan` for `resource` must be made."""
     if not all(isinstance(one, ShardAction) for one in plan.actions):
         return Sight.LIVE
     is_calm = not (plan.actions or plan.notes) and (resource.get("status") or {}) == plan.status

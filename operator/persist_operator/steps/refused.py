@@ -1,4 +1,4 @@
-"""Converts an exception to what the resource shows: an ActionFailure for the next plan, or conditions when there is no plan.
+"""Converts an exception to an ActionFailure for the next plan, or to conditions when there is no plan.
 
 Must not know: retries and their times. The results contain no traceback and no secret; the log has the traceback.
 """
@@ -32,24 +32,24 @@ _ENDS_WITH_NAMESPACE = (
 )
 #: Codes with which the API server must refuse the same request again, unless an admission policy or a webhook refused it.
 _PERMANENT = {400, 422}
-#: How the API server says that one of these did. Their code does not say it: a policy without a reason of its own answers 422.
+#: The API server's message when a policy or a webhook refused. The code does not show it: a policy without its own reason answers 422.
 _ADMISSION = re.compile(r"denied (the )?request\b")
-#: How it refuses a new object in a namespace that is being deleted, also with code 403.
+#: The API server's message for a new object in a namespace that is being deleted. Its code is also 403.
 _ENDING = "because it is being terminated"
 
 
 def _is_by_admission(error: ApiError) -> bool:
-    """Whether an admission policy or a webhook refused the request: it may be changed while the resource stays."""
+    """Whether an admission policy or a webhook refused the request. The policy may change while the resource stays the same."""
     return _ADMISSION.search(str(error)) is not None
 
 
 def is_passing(error: Exception) -> bool:
-    """Whether the API server did not answer or failed by itself. Such a failure is usually over a moment later."""
+    """Whether the API server did not answer or had an internal failure. Such a failure usually passes in a moment."""
     return isinstance(error, ApiError) and (error.status in {0, 429} or error.status >= 500)
 
 
 def as_failure(error: Exception, before: ActionFailure | None, *, generation: int, now_ms: int) -> ActionFailure:
-    """The failure of an action that raised, for the next plan. `before` is the refusal of the try before, if any."""
+    """The failure of an action that raised an error, for the next plan. `before`: the refusal of the previous try, if there was one."""
     if isinstance(error, Queued):
         reason, permanent = error.reason, False
     elif isinstance(error, ApiError):
@@ -71,7 +71,7 @@ def as_failure(error: Exception, before: ActionFailure | None, *, generation: in
 
 
 def outcome(error: Exception) -> list[Condition]:
-    """The conditions of a resource whose observation or planning raised."""
+    """The conditions of a resource whose observation or planning raised an error."""
     message = _words(error)
     if isinstance(error, ApiError):
         return conditions.reconciling("ObservationRefused", message, ready="Unknown")

@@ -1,8 +1,8 @@
-"""Series of resources that alerts and dashboards compare with others: conditions, targets from the spec, times, and what ended runs did.
+"""Series of resources that alerts and dashboards compare with others: conditions, targets from the spec, times, and the work of ended runs.
 
-Owns the series `persist_resource_*` and `persist_maintenance_*`, and values of those that are in `shard_series` and `sink_series`. An
-unknown value has no series. The series of a resource end with the resource; `persist_maintenance_*` are counters of this process and have
-no names of resources.
+Owns the series `persist_resource_*` and `persist_maintenance_*`, and computes values for `shard_series` and `sink_series`. An unknown value
+has no series. The series of a resource end with the resource. `persist_maintenance_*` are counters of this process and do not name
+resources.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ _RESOURCE = {
     "paused": "1 while the annotation paused is set, for resources that have it.",
     "deletion_timestamp_seconds": "Time at which the deletion of a resource was asked for that is still there.",
 }
-#: A gauge that most resources do not have is shown of at most so many: when the API server takes no status, every resource is behind.
+#: The most resources for which a gauge is shown that few resources should have. When the API server accepts no status, every resource is
+#: behind.
 _RESOURCES_MAX = 2000
 
 
@@ -63,7 +64,7 @@ class _Few:
         self._shown: set[tuple[str, str, str]] = set()
 
     def set(self, key: tuple[str, str, str], value: float) -> None:
-        """Show the value, unless there are too many others."""
+        """Show the value, unless there are already too many values."""
         with self._lock:
             if key in self._shown or len(self._shown) < _RESOURCES_MAX:
                 self._shown.add(key)
@@ -99,7 +100,7 @@ class ResourceMetrics:
         self._deleted = counter("deleted_blobs", "Blobs that maintenance runs deleted, as they reported.")
 
     def show(self, resource: Mapping[str, Any], status: Mapping[str, Any]) -> None:
-        """Export what `status`, which is to be written on `resource`, says. The resource shows its stored generation until `written`."""
+        """Export `status`, which will be written on `resource`. The resource shows its stored generation until `written`."""
         kind, namespace, name = _key(resource)
         if kind == "SparkSink":
             self.sinks.update((namespace, name), _of_sink(resource.get("spec") or {}, status))
@@ -114,7 +115,7 @@ class ResourceMetrics:
         self._show_behind(resource, resource.get("status") or {})
 
     def written(self, resource: Mapping[str, Any], status: Mapping[str, Any], runs: Iterable[Run] = ()) -> None:
-        """Count what is new in `status` beside the status of `resource`, which it has replaced. `runs` have the reports."""
+        """Count what is new in `status`, which has replaced the status of `resource`. `runs` have the reports."""
         self._show_behind(resource, status)
         reports = {run.name: run.report for run in runs}
         if resource.get("kind") != "PersistShard":
@@ -130,7 +131,9 @@ class ResourceMetrics:
                 self._reports.count(reports.get(run.id or ""))
 
     def deleting(self, resource: Mapping[str, Any]) -> None:
-        """Replace the series of a resource that is being deleted by the time of that request: its status is no longer kept up to date."""
+        """Replace the series of a resource that is being deleted by the time of the deletion request, because its status is no longer
+        updated.
+        """
         kind, namespace, name = _key(resource)
         self.forget(kind, namespace, name)
         asked_ms = times.to_ms(resource["metadata"].get("deletionTimestamp"))
@@ -145,7 +148,7 @@ class ResourceMetrics:
             few.remove((kind, namespace, name))
 
     def _show_behind(self, resource: Mapping[str, Any], status: Mapping[str, Any]) -> None:
-        """Only of a resource that is behind, because most of many are not."""
+        """Shows the generations only of a resource that is behind, because most resources are not."""
         behind = max(0, int(resource["metadata"].get("generation", 1)) - int(status.get("observedGeneration") or 0))
         if behind:
             self._behind.set(_key(resource), behind)
@@ -183,8 +186,8 @@ def _truth(status: Mapping[str, Any], condition: str) -> int | None:
 
 
 def _hold_s(status: Mapping[str, Any], known: ShardStatus, now_ms: int) -> float | None:
-    """By the hold itself: the condition stays False while one reader follows another, or after another cause, and it begins anew after an
-    outage of the stores.
+    """The age of the longest hold. The condition's time does not show it: the condition stays False while one reader follows another, or
+    after another cause, and begins anew after an outage of the stores.
     """
     found = conditions.find(status, "SinceAdvancing")
     if found is None:
@@ -195,7 +198,7 @@ def _hold_s(status: Mapping[str, Any], known: ShardStatus, now_ms: int) -> float
 
 
 def spec_of(resource: Mapping[str, Any]) -> ShardSpec | None:
-    """The spec of a shard; None of one that cannot be read, which its conditions say."""
+    """The spec of a shard; None when it cannot be parsed, which the conditions show."""
     try:
         return ShardSpec.of(load_schemas().default({**resource, "status": {}})["spec"])
     except (AttributeError, LookupError, TypeError, ValueError, InvalidUsage):
@@ -205,7 +208,7 @@ def spec_of(resource: Mapping[str, Any]) -> ShardSpec | None:
 def of_shard(
     spec: ShardSpec | None, status: Mapping[str, Any], known: ShardStatus, *, now_ms: int
 ) -> dict[str, float | None]:
-    """The values of OF_SHARD; None where nothing is known, and what `spec` would say without one. `known` is `status` as a value."""
+    """The values of OF_SHARD. A value is None if it is unknown, or if it needs a missing `spec`. `known`: the parsed `status`."""
     return {
         "stalled": _truth(status, "Stalled") or 0,
         "suspended": _truth(status, "Suspended") or 0,

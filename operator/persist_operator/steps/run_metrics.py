@@ -1,7 +1,7 @@
-"""What the pods of runs called in the stores, from their reports: the pods end before a scrape.
+"""The calls of runs' pods to the stores, from the pods' reports, because the pods end before a scrape.
 
-Owns the series `persist_run_*`, counters of this process. A report comes from a pod, so every word and number in it is checked: the number
-of series is bounded whatever a pod reports.
+Owns the series `persist_run_*`, counters of this process. A report comes from a pod, so every word and number in it is checked. The number
+of series is bounded, whatever a pod reports.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class RunMetrics(Collector):
         self._bytes = counter("store_bytes", "Bytes that these calls moved or deleted.")
         self._seconds = counter("store_seconds", "Time of these calls.")
         self._lock = threading.Lock()
-        #: By type: the commits in each of BUCKETS_S, and longer ones.
+        #: By type: the number of commits in each of BUCKETS_S, and of longer ones.
         self._commits: dict[str, list[int]] = {}
-        #: By type: the seconds of all commits.
+        #: By type: the total seconds of all commits.
         self._commit_seconds: dict[str, float] = {}
         registry.register(self)
 
     def count(self, report: Mapping[str, Any] | None) -> None:
-        """Add what the report of an ended run has of its stores; nothing for one without. Call once for each run. Never raises."""
+        """Add the store calls in the report of an ended run, if it has any. Call once for each run. Never raises."""
         stores, kind = (report or {}).get("stores"), str((report or {}).get("type"))
         if not isinstance(stores, Mapping):
             return
@@ -95,6 +95,6 @@ class RunMetrics(Collector):
 
 
 def _amount(value: Any) -> float:
-    """The number, or 0 for what is no number that a counter can take."""
+    """The number, or 0 for a value that a counter cannot take."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) and 0 < value < 1e18 else 0.0

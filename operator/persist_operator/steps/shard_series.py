@@ -1,7 +1,7 @@
 """The Prometheus series of PersistShards, bounded in number and small in memory.
 
-Up to SHARDS_MAX shards have series of their own. Of more shards, only those that need attention most have them; the sums by namespace count
-all. So a scrape stays small with any number of shards, and an alert on a shard in trouble still finds its series.
+Up to SHARDS_MAX shards have their own series. With more shards, only the shards that need attention most have them. The sums by namespace
+count all shards. So a scrape stays small with any number of shards, and an alert on a shard in trouble still finds its series.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from persist_operator.steps import resource_metrics
 
-#: About 31 series each: 62,000 lines, which one process writes in a second and Prometheus takes easily.
+#: With about 31 series each, a scrape has 62,000 lines. One process writes them in a second, and Prometheus reads them easily.
 SHARDS_MAX = 2000
 _OF_RESOURCE = ("namespace", "name")
 #: The series of a shard, with their descriptions.
@@ -47,8 +47,8 @@ _INDEX = {name: index for index, name in enumerate(OF_SHARD)}
 
 @dataclass(frozen=True, slots=True)
 class TaskRuns:
-    """The runs of one kind of maintenance: failures in a row (None: it is not tried again), and the end of the last success in seconds
-    since the epoch.
+    """The runs of one kind of maintenance: failures in a row (None: failed runs are not repeated), and the end of the last success in
+    seconds since the epoch.
     """
 
     task: str
@@ -69,7 +69,7 @@ class _Row:
         return any(one.failures for one in self.tasks)
 
     def urgency(self) -> tuple[float, ...]:
-        """The smaller, the more attention the shard needs."""
+        """A sort key. The smaller it is, the more attention the shard needs."""
         failures = max((one.failures or 0 for one in self.tasks), default=0)
         return (self.of("ready"), -failures, -self.of("oldest_uncompacted_seconds"), -self.of("debt_bytes"))
 
@@ -84,7 +84,7 @@ class ShardSeries(Collector):
         registry.register(self)
 
     def set(self, name: tuple[str, str], values: Mapping[str, float | None], tasks: tuple[TaskRuns, ...]) -> None:
-        """Export a shard by (namespace, name). A value of None has no series, because a former value would look like the current one."""
+        """Export a shard by (namespace, name). A value of None has no series, because an old value would look current."""
         row = _Row(tuple(values.get(one) for one in OF_SHARD), tasks)
         with self._lock:
             self._rows[name] = row

@@ -1,7 +1,8 @@
-"""The starts of children by all replicas that no list may show yet, on one Lease: an annotation with JSON, written by the Lease's version.
+"""The starts of children by all replicas that no list may show yet. They are JSON in an annotation of one Lease, written by the Lease's
+version.
 
-A replica reads it, decides, and writes its own start before it creates the child. Another start in between makes the write fail, and the
-replica decides again. An entry ends by its time; the clocks of replicas may differ by some seconds, which the time has room for.
+A replica reads the annotation, decides, and writes its own start before it creates the child. Another start in between makes the write
+fail, and the replica decides again. An entry expires. The clocks of replicas may differ by some seconds, and the expiry has room for that.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class SharedStarts:
         self._namespace, self._name = settings.namespace, f"{settings.lease_name}-starts"
 
     def read(self) -> Started:
-        """The starts that count now. An annotation that is no such list counts as an empty one: the lists of what runs stay."""
+        """The starts that count now. An invalid annotation counts as an empty list. The lists of running pods still count."""
         lease = self._cluster.get(LEASE, self._namespace, self._name)
         notes = {} if lease is None else lease["metadata"].get("annotations") or {}
         try:
@@ -52,12 +53,12 @@ class SharedStarts:
         return Started(places, entries, lease)
 
     def add(self, place: Place, seen: Started) -> bool:
-        """Note a start. False, and nothing noted, when the Lease changed since `seen`."""
+        """Record a start. Returns False, and records nothing, when the Lease has changed since `seen`."""
         entry = {**{field: getattr(place, field) for field in _FIELDS}, "atMs": self._env.now_ms()}
         return self._write([*_without(seen.entries, place.key), entry], seen.lease)
 
     def remove(self, key: tuple[str, str]) -> None:
-        """Remove the start of this namespace and name, which did not come about. It stays when the Lease changes meanwhile."""
+        """Remove the failed start of this namespace and name. It stays when the Lease changes meanwhile."""
         seen = self.read()
         kept = _without(seen.entries, key)
         if len(kept) < len(seen.entries):

@@ -1,7 +1,7 @@
-"""The Prometheus series of SparkSinks, bounded in number, as those of PersistShards are (`shard_series`).
+"""The Prometheus series of SparkSinks, bounded in number like those of PersistShards (`shard_series`).
 
-Up to SINKS_MAX sinks have series. Of more, only those that need attention most have them, so that an alert on a sink in trouble still finds
-its series.
+Up to SINKS_MAX sinks have series. With more sinks, only the sinks that need attention most have them, so that an alert on a sink in trouble
+still finds its series.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-#: Some 20 series each, while a driver runs.
+#: Each sink has some 20 series while a driver runs.
 SINKS_MAX = 2000
 _OF_RESOURCE = ("namespace", "name")
 #: The series of a sink, with their descriptions.
@@ -64,7 +64,7 @@ class SinkSeries(Collector):
         registry.register(self)
 
     def update(self, name: tuple[str, str], values: Mapping[str, float | None]) -> None:
-        """Export these values of a sink by (namespace, name), beside those of other series. A value of None has no series."""
+        """Export these values of a sink by (namespace, name). Its other series stay. A value of None has no series."""
         with self._lock:
             row = {**self._rows.get(name, {}), **values}
             self._rows[name] = {series: value for series, value in row.items() if value is not None}
@@ -106,6 +106,6 @@ class SinkSeries(Collector):
 
 
 def _urgency(row: Mapping[str, float]) -> tuple[float, ...]:
-    """The smaller, the more attention the sink needs."""
+    """A sort key. The smaller it is, the more attention the sink needs."""
     fresh = row.get("fresh", 1.0)
     return -row.get("stalled", 0.0), row.get("ready", 1.0), fresh, -row.get("consecutive_failures", 0.0)

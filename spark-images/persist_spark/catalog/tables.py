@@ -147,9 +147,8 @@ class Tables:
             raise InvalidUsage(
                 f"{'.'.join(table)} shows the metadata of {'.'.join(of)} as they are now, at no other time"
             )
-        read = iso_text(
-            SystemEnv().now_ms()
-        )  # two loads must be two tables, because the metadata may change in between
+        # Two loads must be two tables, because the metadata may change in between.
+        read = iso_text(SystemEnv().now_ms())
         loaded = self._metadata[frame] = LoadedTable.of(self._opened().metadata(shard, name))
         properties = {"provider": "persist", "shard": str(shard)}
         return {"columns": loaded.row_type.jsonValue(), "as_of": read, "properties": properties, "is_metadata": True}

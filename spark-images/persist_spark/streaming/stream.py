@@ -59,9 +59,8 @@ def run_stream(
     batch with the shard, and appends nothing. `metrics` count the stream's calls.
 
     Each batch is appended once, because the compare-and-set that appends its rows also commits the position after it. Raises
-    ConfigurationError, before anything is written, when the input or the resource must change; Fenced when another driver of the sink has
-    committed; Unavailable when the store failed, or other writers won, for too long; Spark's errors when the source failed. In each case
-    the next driver continues from the position.
+    ConfigurationError, before anything is written, when the input or the resource must change; Fenced when another driver has committed;
+    Unavailable when the store failed, or other writers won, for too long; Spark's errors when the source failed. The next driver continues.
     """
     stream = spec.stream
     assert stream is not None

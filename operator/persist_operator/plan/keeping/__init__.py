@@ -1,1 +1,1 @@
-"""Decisions about what a shard keeps."""
+"""Decisions about the data that a shard keeps."""

@@ -1,7 +1,7 @@
-"""Verification and orphan scans: when each is due, what a run found, and the condition Verified. Pure.
+"""Verification and orphan scans: when each is due, its findings, and the condition Verified. Pure.
 
-The time of the next run stands on the status. The first one falls on a moment within the interval that depends on the resource, so that
-many resources are not all looked at together. A run that could not look changes no verdict.
+The time of the next run is on the status. The first run has a time within the interval that depends on the resource, so that many resources
+are not audited at the same time. A run that could not look changes no verdict.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ from persist_operator.api.shard_status import ShardStatus, Upkeep, Verdict, Veri
 from persist_operator.plan.hints import Request, Restore, Words
 from persist_operator.plan.observed import Phase, Run
 
-#: The API server refuses greater numbers, and a report may contain any.
+#: The API server refuses greater numbers, but a report may contain any number.
 _COUNT_MAX = (1 << 63) - 1
 _MESSAGE_MAX = 1024
-#: The ends of runs come from clocks of pods, which may be so much ahead of the operator's.
+#: How far the clocks of pods, which give the ends of runs, may be ahead of the operator's clock.
 _AHEAD_MS = 600_000
 _VERIFY_AGAIN = Request("verify")
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What a run of an audit does: `mode` of a verification, or the age and the limit of an orphan scan. `deletes_max` None: it counts."""
+    """The work of an audit run: the `mode` of a verification, or the age and the limit of an orphan scan. `deletes_max` None: it only
+    counts.
+    """
 
     mode: str = ""
     min_age_seconds: int = 0
@@ -38,7 +40,7 @@ class Audit:
 
 
 def audit_of(shard: Shard, kind: MaintenanceKind) -> Audit | None:
-    """The audit that a run of `kind` carries out; None for other kinds. A request counts although the mode is Off: it looks, and deletes
+    """The audit that a run of `kind` carries out; None for other kinds. While the mode is Off, a requested run looks but deletes
     nothing.
     """
     spec = shard.spec
@@ -51,14 +53,14 @@ def audit_of(shard: Shard, kind: MaintenanceKind) -> Audit | None:
 
 
 def interval_s(shard: Shard, kind: MaintenanceKind) -> int | None:
-    """The seconds between two runs; None for kinds that are no audits, and while the mode is Off."""
+    """The seconds between two runs; None for kinds that are not audits, and while the mode is Off."""
     spec = shard.spec
     intervals_s = {"verify": spec.verify_interval_seconds, "orphanScan": spec.orphans_interval_seconds}
     return None if spec.switched_off(kind) else intervals_s.get(kind)
 
 
 def scheduled(shard: Shard, blocks: Mapping[MaintenanceKind, Upkeep], now_ms: int) -> Mapping[MaintenanceKind, Upkeep]:
-    """`blocks` with the time of the next run of each audit that has an interval and none under way."""
+    """`blocks` with the time of the next run of each audit that has an interval and no run under way."""
     out = dict(blocks)
     for kind in names.AUDIT_KINDS:
         whole_s, block = interval_s(shard, kind), blocks.get(kind, Upkeep())
@@ -68,19 +70,19 @@ def scheduled(shard: Shard, blocks: Mapping[MaintenanceKind, Upkeep], now_ms: in
         if whole_s is None:
             block = replace(block, next_run_time=None)
         elif next_ms is None or next_ms > now_ms + 1000 * whole_s + _AHEAD_MS:
-            # Later than an interval ahead: the interval was shortened, or a clock set back.
+            # The time is more than an interval ahead: the interval was shortened, or a clock was set back.
             block = replace(block, next_run_time=times.to_text(now_ms + round(1000 * whole_s * _share(shard, kind))))
         out[kind] = block
     return {kind: block for kind, block in out.items() if block != Upkeep()}
 
 
 def _share(shard: Shard, kind: AuditKind) -> float:
-    """A share of an interval, the same for each plan of this resource. Not nothing: a shard that was just created needs no audit."""
+    """A share of an interval, the same for each plan of this resource. It is not zero, because a new shard needs no audit."""
     return (hashlib.sha256(f"{kind}/{shard.meta.uid}".encode()).digest()[0] + 1) / 256
 
 
 def due_reason(shard: Shard, block: Upkeep, kind: MaintenanceKind, now_ms: int) -> str | None:
-    """Why an audit of this kind is due now; None when it is not."""
+    """The reason why an audit of this kind is due now; None when it is not due."""
     whole_s, next_ms = interval_s(shard, kind), times.to_ms(block.next_run_time)
     if whole_s is None or next_ms is None or now_ms < next_ms:
         return None
@@ -88,7 +90,7 @@ def due_reason(shard: Shard, block: Upkeep, kind: MaintenanceKind, now_ms: int) 
 
 
 def next_ms(shard: Shard, run: Run, end_ms: int) -> int | None:
-    """When the next run follows a run that succeeded: at once when it stopped at its limit of deletes."""
+    """The time of the next run after a successful run. It is at once if that run stopped at its limit of deletes."""
     whole_s = interval_s(shard, run.kind) if run.kind in names.AUDIT_KINDS else None
     if whole_s is None:
         return None
@@ -101,7 +103,7 @@ def next_ms(shard: Shard, run: Run, end_ms: int) -> int | None:
 def with_findings(
     status: ShardStatus, known: ShardStatus, blocks: Mapping[MaintenanceKind, Upkeep], runs: Sequence[Run]
 ) -> ShardStatus:
-    """`status` with what the audits found: of `known`, or of `runs` that ended since. `blocks` has every run recorded."""
+    """`status` with the findings of audits: those of `known`, or newer ones of `runs`. `blocks` has every run recorded."""
     kept, verification = known.storage, known.verification
     for kind in names.AUDIT_KINDS:
         run = _news(known, blocks, runs, kind)
@@ -136,7 +138,7 @@ def _news(
 
 
 def _verification(run: Run, report: Mapping[str, Any]) -> Verification | None:
-    """None for a report without a verdict: pods in the resource's namespace can write what they like."""
+    """The verification in a report. None without a valid verdict, because pods in the resource's namespace can write any text."""
     verdict = next((one for one in get_args(Verdict) if one == report.get("verdict")), None)
     if verdict is None or count(report, "missing_blobs") is None:
         return None
@@ -150,7 +152,7 @@ def _verification(run: Run, report: Mapping[str, Any]) -> Verification | None:
 
 
 def count(report: Mapping[str, Any], name: str) -> int | None:
-    """The number of this name in a report; None for a report without one, or with anything else in its place."""
+    """The number `name` in a report. None when the report has no valid number of this name."""
     value = report.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _COUNT_MAX else None
 
@@ -158,7 +160,7 @@ def count(report: Mapping[str, Any], name: str) -> int | None:
 def condition(
     shard: Shard, status: ShardStatus, blocks: Mapping[MaintenanceKind, Upkeep], words: Words
 ) -> tuple[Condition, ...]:
-    """Verified, by `status` with every finding; none while nothing was and nothing is to be verified."""
+    """The condition Verified, from `status` with every finding. Empty while there is no verification and none is due."""
     found, block = status.verification, blocks.get("verify", Upkeep())
     if found.verdict is None:
         if interval_s(shard, "verify") is None and block.job_name is None:

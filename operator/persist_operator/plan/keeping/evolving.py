@@ -1,7 +1,8 @@
-"""How the schema of the spec stands to that of the stored shard: the same, a successor that the engine may register, or refused. Pure.
+"""Compares the schema of the spec with that of the stored shard: it is the same, a successor that the engine may register, or refused.
+Pure.
 
-A schema only grows (persist_engine.rows.evolution). A shard that was served before goes on with its own schema while the spec asks for one
-that cannot be: it is maintained, and its sinks write it. A shard that this resource did not serve yet is not changed at all.
+A schema only grows (persist_engine.rows.evolution). While the spec has an impossible schema, a shard that was served before keeps its own
+schema: it is maintained, and its sinks write it. A shard that this resource has not served yet is not changed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _MESSAGE_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The resource never served this shard, and the spec's schema is another or invalid."""
+    """The resource never served this shard, and the spec's schema is different or invalid."""
 
     reason: str
     message: str
@@ -33,14 +34,14 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The shard keeps its schema, because the spec's cannot succeed it."""
+    """The shard keeps its schema, because the spec's schema cannot succeed it."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Evolves:
-    """The shard is to get this schema. `is_due`: the try is now; otherwise it waits after `failure`."""
+    """The shard will get this schema. `is_due`: the try is now; otherwise it waits after `failure`."""
 
     schema: ShardSchema
     is_due: bool = True
@@ -52,7 +53,7 @@ Standing = Stopped | Refused | Evolves | None
 
 @functools.lru_cache(maxsize=1024)
 def schema_problem(wanted: ShardSchema, actual: ShardSchema | None) -> str | None:
-    """Why the wanted schema is invalid, or how it differs from the actual one (if there is one); None when it is right."""
+    """The reason why the wanted schema is invalid, or its difference from the actual schema (if there is one). None when it is right."""
     try:
         schema = Schema.from_ddl(wanted.key, wanted.value)
     except InvalidUsage as error:
@@ -64,7 +65,7 @@ def schema_problem(wanted: ShardSchema, actual: ShardSchema | None) -> str | Non
 
 
 def standing(shard: Shard, actual: ShardSchema, failure: ActionFailure | None, *, now_ms: int) -> Standing:
-    """How the spec's schema stands to the stored one; None when nothing is to be done. `failure` is that of the last try to evolve."""
+    """The relation of the spec's schema to the stored schema; None when nothing must be done. `failure`: of the last try to evolve."""
     wanted, is_served = shard.spec.schema, shard.known.schema != Ddl()
     problem = None if wanted is None else schema_problem(wanted, actual)
     if wanted is None or problem is None:
@@ -85,7 +86,7 @@ def standing(shard: Shard, actual: ShardSchema, failure: ActionFailure | None, *
 
 
 def conditions(found: Standing, ready: Condition) -> list[Condition]:
-    """`ready`, or what stands in its place."""
+    """`ready`, or the conditions that replace it."""
     match found:
         case Refused(message):
             text = clip(

@@ -1,7 +1,7 @@
-"""Which readers keep a shard's since where it is, since when each does, and the condition SinceAdvancing. Pure.
+"""The readers that hold a shard's since at its present time, the ages of their holds, and the condition SinceAdvancing. Pure.
 
-The stores say what a reader holds, and not since when. The status remembers when the operator first saw a reader hold since at the present
-time: the hold is at least as old. A reader that moves its since begins a new hold.
+The stores do not record when a hold began. So the status remembers when the operator first saw a reader hold since at the present time. The
+hold is at least as old. A reader that moves its since begins a new hold.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from persist_operator.api.shard_status import Holder, Holds
 from persist_operator.plan.hints import Expire, Words
 from persist_operator.plan.observed import ActionFailure
 
-#: A status names at most this many readers. Those that hold longest come first.
+#: The most readers that a status names. The longest holds come first.
 BLOCKING_MAX = 5
 _MESSAGE_MAX = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A reader that keeps since from moving on, and the time since when it is known to."""
+    """A reader that holds since back, and the time at which this was first seen."""
 
     reader: ReaderInfo
     from_ms: int
@@ -45,8 +45,8 @@ class Held:
 
 
 def holders(known: Holds, inspection: Inspection, *, critical_id: str, now_ms: int) -> tuple[Held, ...]:
-    """The readers beside the operator's own (`critical_id`) that hold since exactly where it is: at most BLOCKING_MAX, the longest holds
-    first. `known` is the block of the status so far.
+    """The readers other than the operator's own (`critical_id`) that hold since exactly at its present time: at most BLOCKING_MAX, the
+    longest holds first. `known` is the block of the status so far.
     """
     seen = {(one.id, one.since): times.to_ms(one.held_from) for one in known.blocking or ()}
     found = []
@@ -54,19 +54,19 @@ def holders(known: Holds, inspection: Inspection, *, critical_id: str, now_ms: i
         if reader.id == critical_id or reader.since is None or reader.since != inspection.since:
             continue
         from_ms = seen.get((reader.id, str(reader.since)))
-        # A time ahead of now comes from a clock that was set back since.
+        # A time ahead of now comes from before a clock was set back.
         found.append(Held(reader, now_ms if from_ms is None else min(from_ms, now_ms)))
     return tuple(sorted(found, key=lambda one: (one.from_ms, one.reader.id))[:BLOCKING_MAX])
 
 
 def has_news(known: Holds, held: tuple[Held, ...]) -> bool:
-    """Whether the status does not name one of these holds. Its time would be forgotten if the status were not written."""
+    """Whether one of these holds is not on the status yet. Its time would be lost if the status were not written."""
     named = {(one.id, one.since) for one in known.blocking or ()}
     return any((one.reader.id, str(one.reader.since)) not in named for one in held)
 
 
 def is_held_back(inspection: Inspection, target: int | None, held: tuple[Held, ...]) -> bool:
-    """Whether `held` keep since from its target."""
+    """Whether `held` keep since behind its target."""
     return target is not None and inspection.since is not None and inspection.since < target and bool(held)
 
 
@@ -79,8 +79,8 @@ def since_condition(
     failure: ActionFailure | None,
     words: Words,
 ) -> Condition:
-    """SinceAdvancing. `target`: where since should be (None: closed). `own_since`: what the operator's own reader holds. `failure`: of the
-    last try to move that reader.
+    """The condition SinceAdvancing. `target`: the time at which since should be (None: closed). `own_since`: the since of the operator's
+    own reader. `failure`: of the last try to move that reader.
     """
     if failure is not None and target is not None and (own_since is None or own_since < target):
         return Condition("SinceAdvancing", "False", failure.reason, failure.message)

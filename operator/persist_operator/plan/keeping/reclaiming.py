@@ -1,9 +1,10 @@
 """The deletion of a PersistShard whose reclaimPolicy is Tombstone or Purge, and the finalizer that keeps the resource until then. Pure.
 
 A resource with Retain has no finalizer, and its deletion touches no store. With another policy, a pod reclaims the shard
-(persist_engine.client.reclaiming), once no SparkSink refers to it; the stores say whether readers hold it. The finalizer goes when a pod
-reports that nothing is left to do. A lost report is no harm: another run finds the work done. Of a resource whose status names no shard,
-such as one that was restored from a backup without it, the stores say which one it has; inline storage says it to the pod.
+(persist_engine.client.reclaiming) when no SparkSink refers to it any more. The stores show whether readers hold it. The finalizer is
+removed when a pod reports that nothing is left to do. A lost report does no harm, because another run finds the work done. If the status
+names no shard, for example after a restore from a backup without a status, the operator looks the shard up in the stores; for inline
+storage the pod does.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from persist_operator.plan.actions import KeepFinalizer, Plan, StartReclaim, act
 from persist_operator.plan.observed import OwnerState, Phase, Run, ShardObserved, StoreFailure
 from persist_operator.settings import OperatorSettings
 
-#: Verdicts after which the shard needs nothing more of this resource.
+#: Verdicts after which the resource has nothing more to do for the shard.
 _DONE = {"Reclaimed", "NotOwned", "NoShard"}
 _FIRST_S, _MAX_S, _HELD_S, _LOOK_S = 10, 600, 60, 30
 _SINKS_SHOWN, _MESSAGE_MAX = 5, 2048
 
 
 def is_reclaimed(shard: Shard) -> bool:
-    """Whether the deletion of the resource waits for the operator, and for more than the removal of the finalizer. A policy that became
-    Retain stops no pod that has begun.
+    """Whether the deletion of the resource needs more work from the operator than the removal of the finalizer. A change of the policy to
+    Retain does not stop a pod that has begun.
     """
     known = shard.known.deletion
     has_begun = known.job_name not in {None, known.settled_job}
@@ -45,7 +46,7 @@ def owner_state(shard: Shard | None) -> OwnerState:
 
 
 def with_finalizer(plan: Plan, shard: Shard) -> Plan:
-    """`plan` for a resource that is not being deleted, with the finalizer set or removed as its policy asks."""
+    """`plan` for a resource that is not being deleted, with the finalizer set or removed as its policy requires."""
     is_wanted = shard.spec.reclaim_policy != "Retain"
     if shard.meta.deleting or is_wanted == _has_finalizer(shard):
         return plan
@@ -90,7 +91,7 @@ def plan_deletion(shard: Shard, observed: ShardObserved, *, now_ms: int, setting
 
 
 def _may_have_shard_inline(shard: Shard) -> bool:
-    """Whether a pod may have claimed a shard on inline storage: one was intended, or nothing says that none was."""
+    """Whether a pod may have claimed a shard on inline storage. False only if no inspection can have been intended."""
     return shard.spec.storage is not None and (not shard.status or shard.known.inspection is not None)
 
 
@@ -132,7 +133,7 @@ def _started(
     now_ms: int,
     settings: OperatorSettings,
 ) -> Plan:
-    """The start of the next run. A run that was intended and has no Job keeps its name."""
+    """The start of the next run. An intended run without a Job keeps its name."""
     if deletion.job_name is None or deletion.job_name == deletion.settled_job:
         attempt = (deletion.attempt or 0) + 1
         deletion = replace(
@@ -166,7 +167,7 @@ def _started(
 
 
 def _blocked(shard: Shard, deletion: Deletion, reason: str, message: str, now_ms: int, *, wait_s: float) -> Plan:
-    """A plan that does nothing but say why the resource is still there."""
+    """A plan that only shows why the resource still exists."""
     text = clip(redact(message), _MESSAGE_MAX)
     found = [
         Condition("Ready", "False", "Deleting", f"reclaimPolicy {shard.spec.reclaim_policy}: {text}"),

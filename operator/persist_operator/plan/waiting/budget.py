@@ -1,7 +1,7 @@
 """The budget of bytes that compactions may read in any 24 hours. Pure.
 
-The bytes are recorded by the hour in which a run ended. An hour counts until all of it is 24 hours ago, so the sum over any 24 hours is
-never more than what counts. status.history is no record of it: it holds a few runs only.
+The bytes are recorded by the hour in which a run ended. An hour counts until all of it is 24 hours ago, so the recorded sum is never less
+than the sum over any 24 hours. status.history cannot be the record, because it holds only a few runs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from persist_operator.api import times
 from persist_operator.api.shard_status import RewrittenHour
 
 _HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
-#: Hours that can count at once, and one more for a clock that was set back.
+#: The number of hours that can count at once, and one more for a clock that was set back.
 _HOURS_MAX = 26
 
 Rewritten = tuple[RewrittenHour, ...]
@@ -28,8 +28,8 @@ def with_run(rewritten: Rewritten, size_bytes: int, ended_ms: int) -> Rewritten:
 
 
 def until_now(rewritten: Rewritten, now_ms: int) -> Rewritten:
-    """The record with hours that are still to come, which a clock has written that was set back since, as the present one. They would count
-    until a day after they come.
+    """The record with future hours counted as the present hour. Future hours come from before a clock was set back, and would count for
+    more than a day.
     """
     hour_ms = now_ms - now_ms % _HOUR_MS
     if all(at_ms <= hour_ms for at_ms, _ in _hours(rewritten)):
@@ -40,12 +40,12 @@ def until_now(rewritten: Rewritten, now_ms: int) -> Rewritten:
 
 
 def used_bytes(rewritten: Rewritten, now_ms: int) -> int:
-    """What counts now."""
+    """The bytes that count now."""
     return sum(count for at_ms, count in _hours(rewritten) if _frees_ms(at_ms) > now_ms)
 
 
 def frees_ms(rewritten: Rewritten, now_ms: int, *, need_bytes: int, budget_bytes: int) -> int | None:
-    """When `need_bytes` more fit into the budget: `now_ms` when they fit now, None when they never do."""
+    """The time at which `need_bytes` more fit into the budget: `now_ms` when they fit now, None when they never fit."""
     if need_bytes > budget_bytes:
         return None
     ends = [now_ms, *sorted(at_ms for at_ms in (_frees_ms(hour) for hour, _ in _hours(rewritten)) if at_ms > now_ms)]

@@ -1,11 +1,11 @@
-"""When the deletion deadline of a shard makes work due, and what the status says of it. Pure.
+"""When the deletion deadline of a shard makes work due. Pure.
 
-A retraction that was written, or took effect, at T is owed until the stores hold nothing of what it retracts. `compaction.deadlineSeconds`
-later at the latest it must be gone. In between, since must pass it (not before `retention.sinceLagSeconds` are over), one merge of all
-batches must cancel it, and a collection must delete what the merge released. The work begins before the deadline by `lead_ms`, which leaves
-room for runs that fail, and as late as that allows, because each merge rewrites the shard.
+A retraction that was written, or took effect, at T is owed a deletion until the stores no longer hold the data that it retracts. The data
+must be gone at most `compaction.deadlineSeconds` later. In between, since must pass the retraction (not before `retention.sinceLagSeconds`
+are over), one merge of all batches must cancel it, and a collection must delete the data that the merge released. The work begins `lead_ms`
+before the deadline, which leaves room for runs that fail. It does not begin earlier, because each merge rewrites the shard.
 
-The engine bounds T from below (persist_engine.model.spine.owed), so work may begin early, and never late.
+The engine bounds T from below (persist_engine.model.spine.owed), so work may begin early, but never late.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ from persist_operator.api.names import AUDIT_KINDS, MaintenanceKind
 from persist_operator.api.shard import Shard
 from persist_operator.api.shard_status import Upkeep
 
-#: What begins before a deadline has at least one such part of it, and at least this long for runs that fail and are repeated.
+#: The lead of work before its deadline is at least the deadline divided by the first number, and at least the second number, so that runs
+#: can fail and be repeated.
 _LEAD_SHARE, _FAILURES_S = 4, 1800
-#: Room for as many runs as long as the last one of each kind.
+#: The lead has room for this number of runs as long as the last run of each kind.
 _REPEATS = 4
-#: A merge must bring the oldest retraction forward by this at least. Otherwise a shard that is always written would be merged always.
+#: The least time by which a merge must bring the oldest retraction forward. Otherwise a shard that is always written would always be
+#: merged.
 _GAIN_S_MIN = 60
 #: No deadline makes collections more frequent than this.
 _COLLECTION_S_MIN = 60
 
 
 def lead_ms(shard: Shard, blocks: Mapping[MaintenanceKind, Upkeep]) -> int:
-    """How long before a deadline its work begins. At most what the deadline leaves after `retention.sinceLagSeconds`."""
+    """How long before a deadline its work begins. At most the time that the deadline leaves after `retention.sinceLagSeconds`."""
     share_ms = 1000 * (shard.spec.deadline_seconds // _LEAD_SHARE)
     return min(max(share_ms, _runs_ms(shard, blocks)), _spare_ms(shard))
 
@@ -40,8 +42,8 @@ def lead_ms(shard: Shard, blocks: Mapping[MaintenanceKind, Upkeep]) -> int:
 def cannot_wait(
     shard: Shard, owed_from_ms: int, blocks: Mapping[MaintenanceKind, Upkeep], until_ms: int | None
 ) -> bool:
-    """Whether work for what is owed since `owed_from_ms` that began at `until_ms` only (None: never) would leave no room before the
-    deadline for its runs, and for failures of them.
+    """Whether the deletion that is owed since `owed_from_ms` cannot wait until `until_ms` (None: for ever). It cannot if too little time
+    would be left before the deadline for its runs, including failed ones.
     """
     room_ms = min(_runs_ms(shard, blocks), _spare_ms(shard))
     return until_ms is None or until_ms + room_ms > deadline_ms(shard, owed_from_ms)
@@ -53,37 +55,37 @@ def _runs_ms(shard: Shard, blocks: Mapping[MaintenanceKind, Upkeep]) -> int:
 
 
 def collection_interval_s(shard: Shard) -> int:
-    """The wait after a collection: `gc.intervalSeconds`, or a quarter of what the deadline leaves, if that is shorter. A longer wait could
-    begin with a collection of something else, and end after the deadline.
+    """The wait after a collection: `gc.intervalSeconds`, or a quarter of the time that the deadline leaves, if that is shorter. A longer
+    wait could begin after a collection of other data, and end after the deadline.
     """
     return min(shard.spec.gc_interval_seconds, max(_COLLECTION_S_MIN, _spare_ms(shard) // 4000))
 
 
 def _spare_ms(shard: Shard) -> int:
-    """What the deadline leaves after the retention."""
+    """The time that the deadline leaves after the retention."""
     return 1000 * (shard.spec.deadline_seconds - shard.spec.since_lag_seconds)
 
 
 def deadline_ms(shard: Shard, owed_from_ms: int) -> int:
-    """When what is owed since `owed_from_ms` must be gone."""
+    """The deadline of the deletion that is owed since `owed_from_ms`."""
     return owed_from_ms + 1000 * shard.spec.deadline_seconds
 
 
 def is_due(shard: Shard, owed_from_ms: int | None, blocks: Mapping[MaintenanceKind, Upkeep], now_ms: int) -> bool:
-    """Whether the work for what is owed since `owed_from_ms` must begin."""
+    """Whether the work for the deletion that is owed since `owed_from_ms` must begin."""
     return owed_from_ms is not None and now_ms >= deadline_ms(shard, owed_from_ms) - lead_ms(shard, blocks)
 
 
 def is_missed(shard: Shard, owed_from_ms: int | None, now_ms: int) -> bool:
-    """Whether the deadline of what is owed since `owed_from_ms` has passed."""
+    """Whether the deadline of the deletion that is owed since `owed_from_ms` has passed."""
     return owed_from_ms is not None and now_ms > deadline_ms(shard, owed_from_ms)
 
 
 def compaction_reason(
     shard: Shard, inspection: Inspection, blocks: Mapping[MaintenanceKind, Upkeep], horizon_ms: int
 ) -> str | None:
-    """Why a merge of all batches is due for the deadline until `horizon_ms` (waiting.windows); None when it is not, or would cancel too
-    little at the present since.
+    """The reason why a merge of all batches is due for the deadline until `horizon_ms` (waiting.windows). None when it is not due, or would
+    cancel too little at the present since.
     """
     owed_ms, left_ms = inspection.waits_from_ms, inspection.waits_after_merge_ms
     if owed_ms is None or not is_due(shard, owed_ms, blocks, horizon_ms):
@@ -98,7 +100,9 @@ def compaction_reason(
 def collection_reason(
     shard: Shard, inspection: Inspection, blocks: Mapping[MaintenanceKind, Upkeep], now_ms: int
 ) -> str | None:
-    """Why a collection of everything released is due for the deadline; None when it is not, or when readers hold every version back."""
+    """The reason why a collection of all released data is due for the deadline. None when it is not due, or when readers hold every version
+    back.
+    """
     owed_ms = inspection.uncollected_from_ms
     if owed_ms is None or not is_due(shard, owed_ms, blocks, now_ms) or version_holders(inspection):
         return None
@@ -106,9 +110,7 @@ def collection_reason(
 
 
 def version_holders(inspection: Inspection) -> list[ReaderInfo]:
-    """The leased readers that hold a version so old that no collection can go on: no rollup that they do not hold back would let one
-    truncate, and a later rollup would not help.
-    """
+    """The leased readers whose held version is so old that a collection can truncate nothing, and that a later rollup would not help."""
     if inspection.gc_seqnos > 0 or inspection.latest_rollup_seqno <= inspection.seqno_since:
         return []
     return [one for one in inspection.readers if one.seqno is not None and one.seqno <= inspection.seqno_since]
@@ -123,10 +125,10 @@ def since_target(
     now_ms: int,
     horizon_ms: int | None = None,
 ) -> int | None:
-    """The target of the operator's hold; None when the upper is closed: `sinceLagSeconds` behind upper.
+    """The target of the operator's hold: `sinceLagSeconds` behind upper. None when the upper is closed.
 
-    While the deadline makes work due until `horizon_ms` (None: now), a shard that is not written follows the clock: an upper that stands
-    still since `upper_seen_ms` counts as if it had moved on by the time since then. So the newest retraction, too, is passed once it is
+    While the deadline makes work due until `horizon_ms` (None: now), a shard without writes follows the clock: an upper that has not moved
+    since `upper_seen_ms` counts as if it had moved with the clock. So since also passes the newest retraction when that is
     `sinceLagSeconds` old.
     """
     lag_ms = shard.spec.since_lag_seconds * 1000

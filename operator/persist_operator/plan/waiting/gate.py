@@ -1,8 +1,8 @@
-"""What holds a compaction back that is wanted: an approval that is missing, a closed window, or the budget of the day. Pure.
+"""The reasons that hold back a wanted compaction: a missing approval, a closed window, or the budget of the day. Pure.
 
-A person's approval comes first: nothing overrides that it is missing, because a person asked to decide. A window and the budget give way to
-the deletion deadline, when work that waited for them would leave it no room. Rollups and collections never come here: they read and write
-little, and free space. Neither do compactions that a request asked for.
+The approval comes first. Nothing overrides a missing approval, because the user has asked to decide. The deletion deadline overrides a
+window and the budget, if waiting for them would leave too little time. Rollups and collections never wait here, because they read and write
+little, and free space. Requested compactions do not wait here either.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from persist_operator.plan.waiting import budget, deadline, windows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Work of one kind that is due, whether or not it may start. `full`: see StartMaintenance. `owed_from_ms`: since when what it removes
-    is owed a deletion, if the deadline makes it due; else None.
+    """Work of one kind that is due, whether or not it may start. `full`: see StartMaintenance. `owed_from_ms`: if the deadline makes the
+    work due, the time since which its deletions are owed; else None.
     """
 
     reason: str
@@ -34,7 +34,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Why a compaction does not start, and until when; None: until a person acts."""
+    """The reason why a compaction does not start, and the end of the hold. None: it ends when a person acts."""
 
     reason: WaitReason
     message: str
@@ -49,7 +49,7 @@ class Passed:
 
 
 def is_approved(shard: Shard, plan_id: str) -> bool:
-    """Whether no approval of this plan is missing. The last approval stands until another one, also when its annotation is removed."""
+    """Whether this plan needs no further approval. The last approval is valid until the next one, even if its annotation is removed."""
     asked = approval_token(shard)
     return not shard.spec.needs_approval or plan_id == (asked or shard.known.handled(names.APPROVE))
 
@@ -83,7 +83,7 @@ def passes(
         return Passed()
     need, used = plan.estimated_bytes or 0, budget.used_bytes(rewritten, now_ms)
     if used + need <= limit:
-        # The pod sees writes that came after the estimate. One merge of everything takes no bound.
+        # The pod sees writes that came after the estimate, so it gets the bound. A single merge of everything has no bound.
         return Passed(None if least_bytes is None else limit - used)
     least = need if least_bytes is None else min(least_bytes, need)
     if used + least <= limit:
@@ -102,7 +102,7 @@ def _unapproved(shard: Shard, plan: PlannedRun, words: Words) -> Hold:
 
 
 def _exhausted(plan: PlannedRun, used: int, limit: int, frees_ms: int | None) -> Hold:
-    """The texts do not change while writes go on, because each change is a write of the status."""
+    """The hold of an exhausted budget. Its texts do not change with writes to the shard, because each change is a write of the status."""
     spent = f"{sized(used)} of the {sized(limit)} of 24 hours are spent" if used else f"{sized(limit)} are for 24 hours"
     when = (
         "and the next merge needs more than all of it: raise maintenance.maxRewriteBytesPerDay, or request the compaction"

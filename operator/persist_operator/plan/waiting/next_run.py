@@ -1,9 +1,9 @@
-"""The run that the operator would start next, as status.plan shows it, and what holds it back. Pure.
+"""The run that the operator would start next, as status.plan shows it, and the reason that holds it back. Pure.
 
-The id of a plan is a hash of what it covers: the resource by its uid, so that an approval holds for no other one and for none that is
-created again, the kind of work, everything that came since the last compaction that succeeded, all of the shard or only what is
-uncompacted, the power of two that bounds the estimate, and the generation of the spec. So the id of the same work is the same for two
-operators and after a crash, writes go on without a new id, and an approval never covers twice what it was given for.
+The id of a plan is a hash of its scope: the resource's uid (so that an approval is not valid for another resource, or for one that is
+created again), the kind of work, the time of the last successful compaction, whether it covers all of the shard or only uncompacted
+batches, the power of two that bounds the estimate, and the generation of the spec. So the same work has the same id for two operators and
+after a crash, writes do not change the id, and an approval never covers two runs.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from persist_operator.plan.waiting import gate, windows
 from persist_operator.plan.waiting.gate import Hold, Passed, Wanted
 from persist_operator.settings import WorkloadSettings
 
-#: The kinds that a plan names, in their order. Compactions first: they are what waits. Audits have times, not plans.
+#: The kinds that a plan names, in order. Compactions come first, because they may have to wait. Audits have times, not plans.
 _TYPE: Mapping[MaintenanceKind, WorkType] = {"compaction": "Compaction", "rollup": "Rollup", "gc": "GC"}
-#: Estimates below this have one id: a small shard that grows needs no new approval.
+#: All estimates below this number give the same id, so that a small shard that grows needs no new approval.
 _LEAST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What is next. `gate` answers for the next compaction, and is open when none is due. `horizon_ms`: see waiting.windows."""
+    """The next work. `gate` is the answer for the next compaction, and is open when none is due. `horizon_ms`: see waiting.windows."""
 
     plan: PlannedRun = PlannedRun()
     gate: Hold | Passed = Passed()
@@ -44,12 +44,12 @@ class Outlook:
 
     @property
     def hold(self) -> Hold | None:
-        """What holds the next compaction back; None when nothing does."""
+        """The hold on the next compaction; None when there is none."""
         return self.gate if isinstance(self.gate, Hold) else None
 
     @property
     def max_bytes(self) -> int | None:
-        """What the next compaction may read; None without a bound."""
+        """The most bytes that the next compaction may read; None without a bound."""
         return self.gate.max_bytes if isinstance(self.gate, Passed) else None
 
 
@@ -65,8 +65,8 @@ def outlook(
     words: Words,
     now_ms: int,
 ) -> Outlook:
-    """What is next for the shard. A kind of which a run is under way is not. `is_refused`: see maintenance.runner_of. `is_renewed`: whether
-    a plan that is on the status already gets new estimates.
+    """The next work for the shard. It leaves out kinds with a run under way. `is_refused`: see maintenance.runner_of. `is_renewed`: whether
+    a plan that is already on the status gets new estimates.
     """
     owes = inspection.waits_from_ms is not None
     ahead = Outlook(horizon_ms=windows.horizon_ms(shard.spec.windows, now_ms) if owes else now_ms)
@@ -104,8 +104,8 @@ def outlook(
 
 
 def answers(shard: Shard, ahead: Outlook) -> tuple[Mapping[str, str], tuple[Note, ...]]:
-    """The approval that this plan handles, as an entry of status.lastHandledRequests, and the Events of a plan that begins to wait for one,
-    has one, or gets a wrong one.
+    """The approval that this plan handles, as an entry of status.lastHandledRequests. Also the Events of a plan that begins to wait for an
+    approval, gets one, or gets a wrong one.
     """
     token, plan, hold, known = gate.approval_token(shard), ahead.plan, ahead.hold, shard.known.plan
     notes: tuple[Note, ...] = ()
@@ -121,7 +121,7 @@ def answers(shard: Shard, ahead: Outlook) -> tuple[Mapping[str, str], tuple[Note
 
 
 def estimated_bytes(inspection: Inspection, kind: MaintenanceKind, *, full: bool) -> int | None:
-    """What a run would read, or write, of a rollup; None when nothing says so."""
+    """The bytes that a run would read; for a rollup, the bytes that it would write. None when there is no estimate."""
     if kind == "compaction":
         return inspection.data_bytes if full else inspection.compaction_bytes
     return inspection.latest_rollup_bytes if kind == "rollup" else None
@@ -157,7 +157,9 @@ def _id_of(shard: Shard, kind: MaintenanceKind, after: str | None, *, full: bool
 def _estimated_s(
     history: Sequence[UpkeepRun], kind: MaintenanceKind, runner: Runner | None, size_bytes: int | None
 ) -> int | None:
-    """By the bytes per second of the compactions on the same runner, or the mean time of the other runs of the kind; None without one."""
+    """The estimated duration: for a compaction, from the bytes per second of compactions on the same runner; for other kinds, the mean time
+    of former runs. None without former runs.
+    """
     took_s = read = count = 0
     for one in history:
         began_ms, ended_ms = times.to_ms(one.start_time), times.to_ms(one.end_time)

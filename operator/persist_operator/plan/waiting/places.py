@@ -1,8 +1,8 @@
-"""Which of the waiting starts may begin, within the limits of the installation on what runs at once. Pure.
+"""Decides which of the waiting starts may begin, within the installation's limits on concurrent pods. Pure.
 
 The order: the earliest due time first, then the greatest debt, then the greatest priority, then drivers before maintenance, then the
-longest wait. A start that a limit on its own store or namespace holds back does not hold back the others. Inspections have a limit and a
-queue of their own, so a sink never waits behind them.
+longest wait. If a limit on its own store or namespace holds a start back, the others are not held back. Inspections have their own limit
+and their own queue, so a sink never waits behind them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _RANK: dict[PlaceKind, int] = {"driver": 0, "maintenance": 1, "inspection": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A pod that runs, or one that waits for its start. `name` is that of its pod or Job, and unique in its namespace."""
+    """A running pod, or one that waits for its start. `name` is the name of the pod or Job, and unique in its namespace."""
 
     namespace: str
     name: str
     kind: PlaceKind
     store: str
     due_ms: int | None = None
-    """When the work should be done; None when nothing says so."""
+    """When the work should be done; None if it has no due time."""
     debt_bytes: int = 0
     """The bytes that wait for the work."""
     priority: int = 0
@@ -42,14 +42,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Why a start waits: its place among those that wait for the same limits, from 1, and the limit that is reached."""
+    """The wait of a start: its place among the starts that wait for the same limits, from 1, and the limit that is reached."""
 
     place: int
     limit: str
 
 
 def wait_of(start: Place, others: Iterable[Place], running: Iterable[Place], limits: LimitSettings) -> Wait | None:
-    """None when `start` may begin now, beside `running`, and beside those of the waiting `others` that go before it."""
+    """The wait of `start`, given the `running` pods and the waiting `others` that go before it. None when it may begin now."""
     counts = Counter(bound for one in running for bound in _bounds(one, limits))
     ahead = 1
     for one in sorted({*others, start}, key=_order):

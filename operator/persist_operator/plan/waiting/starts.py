@@ -26,7 +26,7 @@ _BEGINNING_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The runs that are due, `blocks` with their intent and with what holds a compaction back, and the requests that the runs handle."""
+    """The due runs, `blocks` with their intents and with the hold on a compaction, and the requests that the runs handle."""
 
     started: tuple[StartMaintenance, ...]
     blocks: Mapping[MaintenanceKind, Upkeep]
@@ -34,7 +34,7 @@ class Begun:
 
 
 def refused(shard: Shard, workload: WorkloadSettings, now_ms: int) -> tuple[str, str] | None:
-    """Why the spec lets no run start, as (reason, message); None where it does. Nothing else of the shard depends on that."""
+    """The (reason, message) why the spec lets no run start; None when it lets runs start. It affects no other part of the plan."""
     try:
         sink_pods.check_maintenance(shard.spec, workload)
     except PodRefused as error:
@@ -94,7 +94,7 @@ def begun(
 
 
 def _is_beginning(block: Upkeep, observed: ShardObserved, now_ms: int) -> bool:
-    """Whether a run was intended just now and has no Job yet: another process may be about to create it, so the name must stay."""
+    """Whether a run was intended just now and has no Job yet. Another process may be about to create the Job, so the name must stay."""
     intended_ms = times.to_ms(block.last_attempt_time)
     if block.job_name == block.settled_job or any(run.name == block.job_name for run in observed.runs):
         return False

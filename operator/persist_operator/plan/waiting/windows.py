@@ -1,7 +1,7 @@
 """When the windows of maintenance are open. Pure.
 
-A window opens at each tick of its schedule and stays open for a number of elapsed seconds, also when clocks change in between. Windows may
-overlap. The schedule has its own time zone; what a change of the clock does to its ticks is decided in plan/schedule.py.
+A window opens at each tick of its schedule and stays open for a number of elapsed seconds, even when clocks change in between. Windows may
+overlap. The schedule has its own time zone; plan/schedule.py decides the effect of a clock change on its ticks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from persist_operator.api.shard import Window
 from persist_operator.api.sink import Schedule
 from persist_operator.plan import schedule
 
-#: Windows that open before others close are followed for so many steps. Further ahead, they count as open.
+#: The most overlapping windows that are followed, one after the other. Beyond that, windows count as open.
 _STEPS_MAX = 64
 _MINUTE_MS = 60_000
 #: Schedules and minutes whose ticks are remembered.
@@ -24,7 +24,7 @@ _CACHED = 4096
 
 
 def problem(windows: Sequence[Window], now_ms: int) -> str | None:
-    """Why the first of the windows that never opens does not, with its place in the spec; None when all open some time."""
+    """The reason why a window never opens, with its place in the spec, for the first one; None when all windows open at some time."""
     for index, one in enumerate(windows):
         try:
             _next_tick_ms(one.schedule, now_ms // _MINUTE_MS)
@@ -34,18 +34,18 @@ def problem(windows: Sequence[Window], now_ms: int) -> str | None:
 
 
 def is_open(windows: Sequence[Window], now_ms: int) -> bool:
-    """Whether a compaction may start now. Always, without windows. The end of a window does not belong to it."""
+    """Whether a compaction may start now. Always true without windows. The end of a window does not belong to it."""
     return not windows or _open_until_ms(windows, now_ms) is not None
 
 
 def next_opening_ms(windows: Sequence[Window], now_ms: int) -> int:
-    """When the next window opens after `now_ms`. There must be a window."""
+    """The time at which the next window opens after `now_ms`. There must be a window."""
     return min(_next_tick_ms(one.schedule, now_ms // _MINUTE_MS) for one in windows)
 
 
 def horizon_ms(windows: Sequence[Window], now_ms: int) -> int:
-    """Up to when the present moment must look ahead: while a window is open, the next opening after it closes, since what falls due in
-    between can start in the present window only. Otherwise, and without windows, the present moment itself.
+    """The time up to which a plan must look ahead. While a window is open, it is the next opening after the window closes, because work
+    that becomes due in between can start only in the present window. Otherwise, and without windows, it is now.
     """
     at_ms = now_ms
     for _ in range(_STEPS_MAX if windows else 0):
@@ -57,7 +57,7 @@ def horizon_ms(windows: Sequence[Window], now_ms: int) -> int:
 
 
 def _open_until_ms(windows: Sequence[Window], at_ms: int) -> int | None:
-    """When the last of the windows that are open at `at_ms` closes; None when none is open."""
+    """The time at which the last of the windows that are open at `at_ms` closes; None when none is open."""
     ends = []
     for one in windows:
         long_ms = 1000 * one.duration_seconds
@@ -67,8 +67,8 @@ def _open_until_ms(windows: Sequence[Window], at_ms: int) -> int | None:
     return max(ends, default=None)
 
 
-# Ticks are whole minutes, so within a minute the last one and the next one stay the same. Many shards have the same windows, and are looked
-# at every minute: to find a tick takes a tenth of the time of a look.
+# Ticks are whole minutes, so within a minute the last tick and the next one stay the same. Many shards have the same windows and are
+# planned every minute, and finding a tick takes a tenth of the time of a plan.
 
 
 @functools.lru_cache(maxsize=_CACHED)
