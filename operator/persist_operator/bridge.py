@@ -2,8 +2,8 @@
 call, and a circuit breaker for each location.
 
 A call blocks its caller at most until the deadline, and at most a second while the store is known to be down. A location never takes all
-workers: the dead store of one tenant must not slow another tenant. Exceptions of the engine become values here: a StoreFailure for the
-plan, with the address of the store, or the reason of an ActionFailure.
+workers, because the dead store of one tenant must not slow another tenant. Exceptions of the engine become values here: a StoreFailure for
+the plan, with the address of the store, or the reason of an ActionFailure.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ T = TypeVar("T")
 CANARY_KEY = "at BIGINT NOT NULL"
 #: Limit on concurrent calls to one location, so that threads stay bounded.
 _CALLS_MAX = 8
-#: How long a question waits for its subscription to news. News may have been lost before, so without it a second question would follow.
+#: How long a call waits for its subscription to news. Without it, news may have been lost, and a second call would be needed.
 _HEARD_S = 0.5
 _PERMANENT: tuple[tuple[type[PersistError], str], ...] = (
     (ForkedLog, "ShardLost"),
@@ -67,13 +67,13 @@ _PERMANENT: tuple[tuple[type[PersistError], str], ...] = (
 
 
 class Ear(Protocol):
-    """Hears of commits to one shard, from any thread. Must be quick and must not raise."""
+    """Receives news of commits to one shard, in any thread. Must be quick and must not raise."""
 
     def ask(self) -> None:
-        """The stores are asked from now on: what was heard before is older than their answer."""
+        """Called before the stores are asked. Earlier news is older than their answer."""
 
     def hear(self, news: object | None) -> None:
-        """There was a commit. None: commits may have been missed."""
+        """Called for a commit. None: commits may have been missed."""
 
 
 class BridgeFailure(PersistError):
@@ -87,19 +87,19 @@ class BridgeFailure(PersistError):
 
 
 class StoreBusy(PersistError):
-    """The location has its maximum of calls and does not answer promptly: try again later. Says nothing about the shard."""
+    """The location has its maximum of calls and does not answer promptly. The caller tries again later."""
 
     kind = ErrorKind.UNAVAILABLE
 
     def __init__(self, message: str, is_over: Callable[[], bool]) -> None:
-        """`is_over` is whether a call would begin now, or learn at once that the store is down. It never waits."""
+        """`is_over`: whether a call would begin now, or fail at once because the store is down. It never waits."""
         super().__init__(message)
         self.is_over = is_over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metadata:
-    """A shard as its stores have it: the newest state, and the rows of the engine's metadata tables by name, oldest first."""
+    """A shard in its stores: the newest state, and the rows of the engine's metadata tables by name, oldest first."""
 
     inspection: Inspection
     tables: Mapping[str, tuple[Mapping[str, Any], ...]]
@@ -114,7 +114,7 @@ class _Store:
     opening: threading.Lock = field(default_factory=threading.Lock)
     client: PersistClient | None = None
     retired: PersistClient | None = None
-    """The former client, which knew a log that consensus lost. Calls to it may still be under way."""
+    """The former client, which knew a log that consensus lost. Its calls may still be under way."""
     open_until_s: float = 0.0
     last_failure: StoreFailure | None = None
 
@@ -160,9 +160,9 @@ class Bridge:
     def inspect(
         self, location: StoreLocation, claim: Claim, *, ear: Ear | None = None, known: Seen | None = None
     ) -> Seen:
-        """Claim the shard for its owner, and inspect it. Linearized when it answers. Failures of the store are values; raises only
-        StoreBusy. `ear` hears of later commits to the shard while it lives. `known` is an earlier answer to this claim, which is returned
-        if the shard has had no commit since: then nothing is read from blob.
+        """Claim the shard for its owner, and inspect it. An answer is linearized. Failures of the store are values; raises only StoreBusy.
+        `ear` receives news of later commits to the shard while the object is alive. `known`: an earlier answer to this claim. If the shard
+        has had no commit since, it is returned and nothing is read from blob.
         """
         try:
             return self._call(location, lambda client: _claimed(client, claim, ear, known))
@@ -174,10 +174,9 @@ class Bridge:
     def metadata(
         self, location: StoreLocation, shard_id: str, *, log_max: int
     ) -> Metadata | ShardMissing | StoreFailure:
-        """The shard's metadata: `batches`, and if its log has at most `log_max` live versions `versions` and `holds`, which read the log.
+        """The shard's metadata: `batches`, and, if its log has at most `log_max` live versions, `versions` and `holds`, which read the log.
 
-        Claims and registers nothing, and commits nothing. Linearized. InvalidUsage for an id that is none, and for inline storage.
-        StoreBusy.
+        Claims, registers and commits nothing. Linearized. Raises InvalidUsage for an invalid id and for inline storage, and StoreBusy.
         """
         found = ShardId(shard_id)
 
@@ -196,7 +195,7 @@ class Bridge:
             return error.failure
 
     def hears(self, location: StoreLocation, shard_id: str) -> bool:
-        """Whether an ear of this shard hears of every commit now, as far as is known. Asks no store."""
+        """Whether an ear of this shard now receives news of every commit, as far as is known. Makes no call to a store."""
         with self._lock:
             store = self._stores.get(location)
         client = None if store is None else store.client
@@ -212,7 +211,7 @@ class Bridge:
         ear: Ear | None = None,
         known: Seen | None = None,
     ) -> Seen:
-        """`inspect` with the claim of a resource. Takes the shard over where plan.ownership allows it; `owner_state` is as there."""
+        """`inspect` with the claim of a resource. Takes the shard over if plan.ownership allows it. `owner_state`: see plan.ownership."""
         claim = ownership.claim_of(shard, settings)
         answer = self.inspect(location, claim, ear=ear, known=known)
         if not isinstance(answer.inspected, NotOwned):
@@ -223,7 +222,7 @@ class Bridge:
         return replace(answer, inspected=found)
 
     def owned(self, location: StoreLocation, claim: Claim) -> Seen:
-        """The id of the shard that the owner of `claim` has, without a claim; None as its id when it has none. Linearized when it answers.
+        """The shard that the owner of `claim` has; its id is None when the owner has none. Claims nothing. An answer is linearized.
         Failures of the store are values; raises only StoreBusy, and InvalidUsage for inline storage.
         """
 
@@ -238,9 +237,9 @@ class Bridge:
             return Seen(inspected=error.failure)
 
     def initialise(self, action: InitialiseShard, *, looks: Callable[[], object] = lambda: None) -> Seen:
-        """Create the shard unless it exists, with the operators' critical reader, and inspect it as `inspect` does, while its state is at
-        hand: later, it would be read from blob. Calls `looks` in between. Idempotent. InvalidUsage when the shard exists with another
-        schema, has another owner, or was lost. BridgeFailure for failures of the store.
+        """Create the shard if it does not exist, with the operators' critical reader, and inspect it like `inspect`, while its state is in
+        memory. Later, the state would be read from blob. Calls `looks` in between. Idempotent. Raises InvalidUsage when the shard exists
+        with another schema, has another owner, or was lost, and BridgeFailure for failures of the store.
         """
         wanted = Schema.from_ddl(action.schema.key, action.schema.value)
         hold = (CriticalReaderId(names.critical_id_of(action.shard_id)), *_holder(action.owner))
@@ -257,13 +256,13 @@ class Bridge:
             return self._call(action.location, initialise)
         except BridgeFailure as error:
             if isinstance(error.__cause__, ShardLost):
-                # Another try would be refused too, because a lost shard does not come back by itself.
+                # Another try would also be refused, because a lost shard does not come back without an action.
                 raise InvalidUsage(error.failure.message, kind=ErrorKind.SHARD_LOST) from error
             raise
 
     def evolve(self, action: EvolveSchema) -> None:
-        """Make the schema of the action the shard's newest. Idempotent. InvalidUsage when it cannot succeed the shard's, or when the shard
-        has another owner. BridgeFailure for failures of the store.
+        """Make the schema of the action the shard's newest. Idempotent. Raises InvalidUsage when it cannot succeed the shard's schema or
+        the shard has another owner, and BridgeFailure for failures of the store.
         """
         wanted = Schema.from_ddl(action.schema.key, action.schema.value)
 
@@ -276,11 +275,11 @@ class Bridge:
         self._call(action.location, evolve)
 
     def advance_since(self, action: AdvanceSince) -> int | None:
-        """Hold since at `since_ms` or later through the operators' critical reader. Returns the since that it holds now. From then on this
-        hold is the retention of the shard; a retention that the shard was created with ends.
+        """Hold since at `since_ms` or later through the operators' critical reader. Returns the since that it now holds. From then on this
+        hold is the retention of the shard, and a retention from the shard's creation ends.
 
-        Idempotent; since never goes back. The call takes over the hold of a former owner, and fences that owner. InvalidUsage when the
-        shard has another owner. BridgeFailure for failures of the store.
+        Idempotent; since never goes back. The call takes over the hold of a former owner, and fences that owner. Raises InvalidUsage when
+        the shard has another owner, and BridgeFailure for failures of the store.
         """
 
         def advance(client: PersistClient) -> int | None:
@@ -293,8 +292,8 @@ class Bridge:
         return self._call(action.location, advance)
 
     def round_trip(self, location: StoreLocation, owner: Owner, shard_id: str, *, time_ms: int) -> None:
-        """Replace the rows of a shard with the key CANARY_KEY by one with this time, and read it back. InvalidUsage when the shard has
-        another owner, or other writers than this call. BridgeFailure for failures of the store. StoreBusy.
+        """Replace the rows of a shard with the key CANARY_KEY by one row with this time, and read it back. Raises InvalidUsage when the
+        shard has another owner or another writer, BridgeFailure for failures of the store, and StoreBusy.
         """
 
         def trip(client: PersistClient) -> None:
@@ -323,18 +322,18 @@ class Bridge:
 
     def _store(self, location: StoreLocation) -> _Store:
         with self._lock:
-            # All fields are the key: the same addresses with other credentials are another location.
+            # All fields are part of the key, because the same addresses with other credentials are another location.
             if location not in self._stores:
                 executor = ThreadPoolExecutor(max_workers=self._calls_max, thread_name_prefix="store")
                 self._stores[location] = _Store(executor, CallPlaces(self._calls_max, self._env))
             return self._stores[location]
 
     def _call(self, location: StoreLocation, call: Callable[[PersistClient], T]) -> T:
-        """Run `call` in a thread of the location, at most until the deadline. Raises InvalidUsage and StoreBusy as they are, and
+        """Run `call` in a thread of the location, at most until the deadline. Raises InvalidUsage and StoreBusy unchanged, and
         BridgeFailure for every other error of the engine. While the breaker is open, it raises the last failure at once. After each
         interval of the breaker, one call probes the location, and its caller waits at most a second.
 
-        InvalidUsage for inline storage: no process of the operator connects to such stores.
+        Raises InvalidUsage for inline storage, because no process of the operator connects to its stores.
         """
         if isinstance(location, InlineLocation):
             raise InvalidUsage(f"{_addresses(location)}: the operator does not connect to stores that a resource names")
@@ -373,7 +372,7 @@ class Bridge:
         return answer
 
     def _settle(self, store: _Store, location: StoreLocation, late: Future[T]) -> None:
-        """Record the result of a call whose caller stopped waiting: whether the location is back."""
+        """Record from the result of a call, whose caller no longer waits, whether the location is back."""
         if late.cancelled():
             return
         error = late.exception()
@@ -403,10 +402,10 @@ class Bridge:
         return self._opened(store, StoreFailure(reason="StorageUnreachable", message=message))
 
     def _judged(self, store: _Store, location: StoreLocation, error: PersistError) -> StoreFailure | None:
-        """The failure for the plan; None when the engine refused the call. Only a store that is down opens the breaker: one that gives
-        another answer is back, and a corrupt shard says nothing about others.
+        """The failure for the plan; None when the engine refused the call. Only a store that is down opens the breaker. A store with
+        another answer is back, and a corrupt shard is not a fact about other shards.
         """
-        # The engine reports a call as misuse when its client was closed meanwhile. That says nothing about the store.
+        # The engine reports a call as misuse when its client was closed meanwhile. That is not a fact about the store.
         is_refused = isinstance(error, InvalidUsage) and not self._is_closed
         reason = next((reason for kind, reason in _PERMANENT if isinstance(error, kind)), None)
         if reason is None and not is_refused:
@@ -436,12 +435,12 @@ def _claimed(client: PersistClient, claim: Claim, ear: Ear | None, known: Seen |
                     ear.ask()
             was = None if known is None else known.inspected
             if isinstance(was, Inspection) and was.shard_id == shard_id:
-                # Readers and writers lapse without a commit, so a state that has some says less with time.
+                # Readers and writers lapse without a commit, so an old state that has some may be outdated.
                 lapses = was.writers or any(one.kind == "leased" for one in was.readers)
                 if not lapses and client.is_newest(shard_id, seqno=was.seqno, tag=was.tag):
                     return Seen(inspected=was, shard_id=shard_id)
             if claim.known_seqno is None and not client.has_log(shard_id):
-                # Not `inspect`, which lists the shard's blobs for its message. `initialise` lists them again before it creates anything.
+                # This avoids `inspect`, which lists the shard's blobs for its message. `initialise` lists them before it creates anything.
                 return Seen(inspected=ShardMissing(), shard_id=shard_id)
             return _inspected(client, shard_id, claim.known_seqno)
 
@@ -461,7 +460,7 @@ def _round_trip(client: PersistClient, shard_id: ShardId, time_ms: int) -> None:
     ):
         upper = writer.fetch_recent_upper()
         now = max(time_ms, upper.time or 0)
-        # Of a shard whose since is past them, the former rows cannot be read now, and go with the next trip.
+        # If the shard's since is past the former rows, they cannot be read now. The next trip removes them.
         before = reader.snapshot(Antichain.of(upper.time - 1), timeout_s=0) if upper.time else None
         rows = before.to_table().column("key").to_pylist() if isinstance(before, Snapshot) else []
         updates = [(((row["at"],), ()), now, -1) for row in rows] + [(((now,), ()), now, 1)]
@@ -477,7 +476,7 @@ def _round_trip(client: PersistClient, shard_id: ShardId, time_ms: int) -> None:
 
 
 def _check_owner(client: PersistClient, action: ShardAction) -> None:
-    """InvalidUsage unless the owner of the action still owns the shard, as it did when the action was planned."""
+    """Raises InvalidUsage when the owner of the action no longer owns the shard, as it did when the action was planned."""
     owner = client.owner_of(ShardId(action.shard_id))
     if owner != action.owner:
         raise InvalidUsage(f"{action.owner} no longer owns shard {action.shard_id}; its owner is {owner}")

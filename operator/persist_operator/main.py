@@ -1,9 +1,9 @@
 """The operator's process: settings, leader election, then watches and workers. `python -m persist_operator.main`.
 
-Only the leader watches and acts. A leader that loses its Lease ends the process, so that no part of it goes on as if it led. With
-`sharding`, every replica watches, and acts for the slices of the resources that are its own (cluster.membership). SIGTERM and
-SIGINT end the process within five seconds, even when calls hang: workers finish their reconciles if they can, then the process releases
-the Lease. Exit codes: 0 after a signal, 1 when the Lease was lost, 64 for a wrong configuration.
+Only the leader watches and acts. A leader that loses its Lease ends the process, so that no part of it acts as leader any more. With
+`sharding`, every replica watches, and acts for its own slices of the resources (cluster.membership). SIGTERM and SIGINT end the process
+within five seconds, even when calls hang: workers finish their reconciles if they can, then the process releases the Lease. Exit codes: 0
+after a signal, 1 when the Lease was lost, 64 for a wrong configuration.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from persist_operator.steps.reconcile import Reconciler
 
 _LOG = logging.getLogger("persist_operator")
 _CONFIG_VARIABLE = "PERSIST_OPERATOR_CONFIG"
-#: The time limits of the steps of a stop: reconciles under way, release of the Lease, end of the watches, close of connections.
+#: The time limits of the steps of a stop: reconciles under way, release of the Lease, end of the watches, closing of connections.
 _FINISH_S, _RELEASE_S, _UNWATCH_S, _CLOSE_S = 2.0, 1.5, 0.5, 0.5
 
 
@@ -60,10 +60,10 @@ def main() -> int:
 
 def _stop_on_signals(operator: Operator) -> None:
     """Stop the operator on SIGTERM or SIGINT. The interpreter's own handler writes each signal to a socket, in any thread, and a thread
-    here reads it. A handler in Python would run in the main thread only, and not while that thread waits for a lock.
+    here reads it. A Python handler would run only in the main thread, and not while that thread waits for a lock.
     """
     reader, writer = socket.socketpair()
-    writer.setblocking(False)  # noqa: FBT003 - the method takes it so
+    writer.setblocking(False)  # noqa: FBT003 - the method has no keyword
     signal.set_wakeup_fd(writer.fileno())
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
@@ -82,14 +82,14 @@ class Operator:
     def __init__(
         self, settings: OperatorSettings, identity: str, *, pod: str = "operator", pod_uid: str | None = None
     ) -> None:
-        """`identity` names this process as the leader, `pod` this replica among those that share the resources."""
+        """`identity` names this process as the leader, and `pod` names this replica among the replicas that share the resources."""
         self._settings, self._env = settings, SystemEnv()
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         GCCollector(registry=registry)
         self._metrics = metrics = OperatorMetrics(registry)
-        load_schemas()  # now, because otherwise every worker would begin to parse them
+        load_schemas()  # loaded now, because otherwise every worker would begin to parse them
 
         def on_request(verb: str, status: int, seconds: float) -> None:
             metrics.api_requests.labels(verb=verb, code=str(status)).inc()
@@ -115,7 +115,7 @@ class Operator:
         self._watches = Watches(
             self._controller.changed, cluster, settings, self._env, on_restart=metrics.watch_restarts.inc
         )
-        #: The events that the main thread waits for: "leads", "stop" or "lost".
+        #: The events for which the main thread waits: "leads", "stop" or "lost".
         self._turns: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._stopping, self._leading, self._finished = threading.Event(), threading.Event(), threading.Event()
         self._lost = threading.Event()
@@ -148,7 +148,9 @@ class Operator:
         return None
 
     def waits_for(self) -> str | None:
-        """What the leader waits for until it sees every resource; None when it does. None for a standby, because it is ready to lead."""
+        """What the leader waits for before it sees every resource; None when it does. None for a standby replica, because it is ready
+        to lead.
+        """
         return (self._watches.waits_for or self._controller.waits_for) if self._leading.is_set() else None
 
     def stop(self) -> None:
@@ -193,8 +195,8 @@ class Operator:
             _LOG.info("the watches end with the process")
 
     def _elect(self) -> None:
-        """Take the Lease, renew it, and release it in the end. Runs in a thread of its own, so that an API server that hangs does not delay
-        a stop.
+        """Take the Lease, renew it, and release it in the end. Runs in its own thread, so that a hanging API server does not
+        delay a stop.
         """
         settings = self._settings.leader
         if not settings.enabled:
@@ -216,7 +218,7 @@ class Operator:
 
     def _share(self) -> None:
         """Take part in the division of the resources, and leave in the end. A replica that cannot renew its Lease owns nothing meanwhile.
-        Runs in a thread of its own.
+        Runs in its own thread.
         """
         owned: frozenset[int] | None = None
         while not self._stopping.is_set():
@@ -252,5 +254,5 @@ class Operator:
 if __name__ == "__main__":
     code = main()
     logging.shutdown()
-    # Not sys.exit: the interpreter would wait for calls that hang in a store. The Lease is released already.
+    # sys.exit would wait for calls that hang in a store. The Lease is already released.
     os._exit(code)

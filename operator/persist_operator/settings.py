@@ -26,7 +26,7 @@ class AllowedNamespaces:
     names: tuple[str, ...] = ()
     """Names of namespaces; `*` allows every namespace."""
     match_labels: Mapping[str, str] = field(default_factory=dict)
-    """Allows each namespace that carries all of these labels. Without labels it allows none."""
+    """Allows each namespace that has all of these labels. Without labels it allows none."""
 
     def __post_init__(self) -> None:
         labels = [*self.match_labels, *self.match_labels.values()] if isinstance(self.match_labels, Mapping) else [None]
@@ -60,8 +60,8 @@ class StorageProfile:
     """
     allowed_namespaces: AllowedNamespaces = field(default_factory=AllowedNamespaces)
     take_over: TakeOver = "SameNamespace"
-    """Which shards the annotation `take-over` may take: those that a resource of the same namespace owns (SameNamespace), also those
-    without an owner (Unowned), or those of every namespace and operator too (Any).
+    """The shards that the annotation `take-over` may take: those that a resource of the same namespace owns (SameNamespace), also those
+    without an owner (Unowned), or also those of every namespace and operator (Any).
     """
 
     def __post_init__(self) -> None:
@@ -93,9 +93,9 @@ class InlineStorage:
     allowed_secrets: tuple[str, ...] = ()
     """Secrets of the resource's namespace that `spec.storage` may name."""
     inspect_seconds: float = 60
-    """How often a new pod inspects a shard."""
+    """The interval at which a new pod inspects a shard."""
     deadline_seconds: int = 120
-    """Time that an inspection pod has. After it the pod is ended and another one tries."""
+    """The time limit of an inspection pod. After it the pod is ended and another pod tries."""
     cpu: str = "50m"
     memory: str = "256Mi"
     """Memory request and limit of inspection pods; `cpu` is their CPU request."""
@@ -116,7 +116,7 @@ class InlineStorage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSettings:
-    """Images of pods whose resource names no image."""
+    """Images of pods for resources that name no image."""
 
     engine: str = "persist-engine:0.1.0"
     spark: str = "persist-spark:0.1.0"
@@ -126,7 +126,7 @@ class ImageSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadAllow:
-    """What the pod templates of resources may set beyond the closed list of `api.pod_template`."""
+    """The fields that pod templates of resources may set beyond the closed list of `api.pod_template`."""
 
     host_path: bool = False
     """Volumes from the file system of the node."""
@@ -135,7 +135,7 @@ class WorkloadAllow:
     """Any security context in templates of sinks."""
     secrets: tuple[str, ...] = ()
     """Secrets of the resource's namespace that its pods may have: those that a template mounts or puts into the environment, and the
-    options of an input. `*` allows every Secret; the local runner has it, where the user's folders are the Secrets.
+    options of an input. `*` allows every Secret. The local runner uses `*`, because its Secrets are the user's folders.
     """
 
     def allows_secret(self, name: object) -> bool:
@@ -148,7 +148,7 @@ class WorkloadSettings:
     """Defaults of the pods that the operator starts, and limits on what a resource may set for them."""
 
     driver_service_account: str = "persist-spark-driver"
-    """Service account of drivers whose sink names none. It may create, watch and delete pods in its namespace."""
+    """Service account of drivers for sinks that name none. It may create, watch and delete pods in its namespace."""
     service_accounts: tuple[str, ...] = ()
     """Further service accounts that resources may name."""
     allow: WorkloadAllow = field(default_factory=WorkloadAllow)
@@ -160,16 +160,16 @@ class WorkloadSettings:
     maintenance_deadline_seconds: int = 3600
     """A maintenance Job that runs longer is ended, and the operator starts another one."""
     executor_cpu_request: str = ""
-    """CPU request of each executor pod, such as 500m; the cores of the executor when empty. Small clusters set it low."""
+    """CPU request of each executor pod, such as 500m; the cores of the executor when empty. Small clusters need a low value."""
     driver_cpu_request: str = ""
     """CPU request of drivers; the driver's cores when empty."""
     driver_metrics_port: int | None = None
-    """Port on which drivers of sinks serve what their engine counts; None: they serve nothing."""
+    """Port on which drivers of sinks serve their engine's metrics; None: they serve nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitSettings:
-    """How many pods of this operator run at once. None: as many as there are. What exceeds a limit waits in a queue (plan.waiting)."""
+    """The most pods of this operator that run at once. None: no limit. Starts beyond a limit wait in a queue (plan.waiting)."""
 
     total: int | None = None
     """Drivers and maintenance together, in all namespaces."""
@@ -177,7 +177,7 @@ class LimitSettings:
     maintenance: int | None = None
     """Compactions, rollups and collections."""
     inspections: int | None = None
-    """Pods that inspect shards on stores of their own. No other limit counts them."""
+    """Pods that inspect shards on inline storage. No other limit counts them."""
     per_namespace: int | None = None
     """Drivers and maintenance of one namespace."""
     per_store: int | None = None
@@ -206,11 +206,11 @@ class LoopSettings:
     inspect_seconds: float = 15
     """The state of a healthy shard is read at most this often. A store that pushes no news of commits is asked this often."""
     idle_seconds: float = 60
-    """A shard without news is planned anew this often, from the last answer of its stores: some work falls due with time."""
+    """A shard without news is planned anew this often, from the last answer of its stores, because some work becomes due with time."""
     poll_seconds: float = 300
     """The stores are asked about a shard without news at least this often."""
     numbers_seconds: float = 40
-    """Numbers that change all the time are written to a status at most this often."""
+    """Numbers that always change are written to a status at most this often."""
     since_seconds: float = 40
     """The operator advances since at most this often."""
     store_deadline_seconds: float = 10
@@ -219,7 +219,7 @@ class LoopSettings:
     """After a failure the operator does not call the store for this time."""
     backoff_initial_seconds: float = 0.5
     backoff_max_seconds: float = 120
-    """A reconcile that raises is repeated after `backoff_initial_seconds`. The delay doubles up to `backoff_max_seconds`, with jitter."""
+    """A failed reconcile is repeated after `backoff_initial_seconds`. The delay doubles up to `backoff_max_seconds`, with jitter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +232,7 @@ class LeaderSettings:
     lease_seconds: float = 15
     renew_seconds: float = 5
     retry_seconds: float = 2
-    """A waiting replica reads the Lease this often. It leads at most this long after a release."""
+    """A waiting replica reads the Lease this often. After a release, it leads within this time."""
 
     def __post_init__(self) -> None:
         if self.renew_seconds * 2 > self.lease_seconds:
@@ -241,26 +241,26 @@ class LeaderSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanarySettings:
-    """The PersistShard that the operator writes and reads by itself, to prove the way from a resource to a commit and a read."""
+    """The PersistShard that the operator itself writes and reads, to prove the path from a resource to a commit and a read."""
 
     resource: str = ""
-    """`namespace/name` of the resource, which nothing else writes; empty: there is none."""
+    """`namespace/name` of the resource, which must have no other writer; empty: there is no canary."""
     interval_seconds: float = 60
-    """Pause between two round trips. Each is four commits and one small blob."""
+    """Pause between two round trips. Each takes four commits and one small blob."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingSettings:
-    """Replicas that share the resources (cluster.membership), in place of one leader. Their Leases stand in `leader.namespace`. The names
-    of these begin with `leader.lease_name`.
+    """Replicas that share the resources (cluster.membership), instead of one leader. Their Leases are in `leader.namespace`, and the names
+    of the Leases begin with `leader.lease_name`.
     """
 
     enabled: bool = False
     lease_seconds: float = 10
-    """The others take the slices of a replica that did not renew its Lease for this time."""
+    """The other replicas take the slices of a replica that has not renewed its Lease for this time."""
     renew_seconds: float = 3
     poll_seconds: float = 1
-    """A replica looks at the Leases of all this often. The slices of one that left are taken within this time."""
+    """A replica reads all Leases this often. The slices of a replica that left are taken within this time."""
 
     def __post_init__(self) -> None:
         if self.renew_seconds * 2 > self.lease_seconds:
@@ -274,8 +274,8 @@ class OperatorSettings:
     """All settings of one operator."""
 
     operator_id: str = "persist-operator/persist-operator"
-    """With the namespace and name of a resource, the owner of its shard in the stores. Unique among the operators that share stores. It
-    must never change: under another id, resources do not own the shards that they had.
+    """Together with the namespace and name of a resource, the owner of its shard in the stores. It must be unique among the operators that
+    share stores. It must never change, because with another id, resources do not own their former shards.
     """
     storage_profiles: Mapping[str, StorageProfile] = field(default_factory=dict)
     default_profile: str = "default"
@@ -301,7 +301,7 @@ class OperatorSettings:
 
     @classmethod
     def parse(cls, text: str) -> OperatorSettings:
-        """From YAML with camelCase keys (`storageProfiles`, `images`, ...). InvalidUsage names the first wrong key."""
+        """From YAML with camelCase keys (`storageProfiles`, `images`, ...). Raises InvalidUsage, which names the first wrong key."""
         try:
             document = yaml.safe_load(text) or {}
         except yaml.YAMLError as error:
@@ -329,7 +329,7 @@ class OperatorSettings:
 
     @classmethod
     def load(cls, path: Path) -> OperatorSettings:
-        """`parse` of a file's text. InvalidUsage also when the file cannot be read."""
+        """`parse` of a file's text. Also raises InvalidUsage when the file cannot be read."""
         try:
             return cls.parse(path.read_text(encoding="utf-8"))
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Which calls to one location may run at once: a store that hangs must not take all workers."""
+"""Limits concurrent calls to one location, because a hanging store must not take all workers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import threading
 
 from persist_engine.base.env import Env
 
-#: A store that works answers within this time. A caller waits no longer for a free place at a slow store, or for the answer of a store
-#: that was down.
+#: A working store answers within this time. A caller waits no longer for a free place at a slow store, or for the answer of a store that
+#: was down.
 PROMPT_S = 1.0
 
 
@@ -20,7 +20,9 @@ class CallPlaces:
         self._since_s: dict[object, float] = {}
 
     def take(self) -> object | None:
-        """Take a place; the caller must `leave` it. Waits for a free place while the calls under way are young; None once one is slow."""
+        """Take a place; the caller must `leave` it. Waits for a free place while the calls under way are young. Returns None when one
+        is slow.
+        """
         with self._changed:
             while len(self._since_s) >= self._count:
                 left_s = min(self._since_s.values()) + PROMPT_S - self._env.monotonic_s()

@@ -41,7 +41,7 @@ class Member:
 
 def members(block: type[Block]) -> tuple[Member, ...]:
     """The fields of a block, in the order of their definition."""
-    key: Any = block  # mypy takes the hash of a block for that of its class
+    key: Any = block  # mypy would use the hash of a block's instances for its class
     return _cached_members(key)
 
 

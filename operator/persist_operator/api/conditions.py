@@ -18,7 +18,7 @@ OUTCOME = ("Ready", "Reconciling", "Stalled")
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One statement that is true, false or unknown now. `reason` is CamelCase for machines, `message` is for people."""
+    """One statement that is true, false or unknown now. `reason` is CamelCase for programs, `message` is for people."""
 
     type: str
     status: Status
@@ -27,7 +27,7 @@ class Condition:
 
 
 def reconciling(reason: str, message: str, *, ready: Status = "False") -> list[Condition]:
-    """The outcome of a resource that is not Ready while work on it goes on or is retried."""
+    """The outcome of a resource that is not Ready because work on it is in progress or is retried."""
     return [Condition("Ready", ready, reason, message), Condition("Reconciling", "True", reason, message)]
 
 
@@ -39,7 +39,7 @@ def stalled(reason: str, message: str) -> list[Condition]:
 def render(
     conditions: Iterable[Condition], previous: Sequence[Mapping[str, Any]], *, generation: int, now_ms: int
 ) -> list[dict[str, Any]]:
-    """The conditions as JSON objects, sorted by type. A condition whose status is the same keeps its transition time from `previous`."""
+    """The conditions as JSON objects, sorted by type. A condition with an unchanged status keeps its transition time from `previous`."""
     before = {one.get("type"): one for one in previous}
     rendered = []
     for condition in sorted(conditions, key=lambda one: one.type):
@@ -81,7 +81,7 @@ def with_outcome(
     generation: int,
     now_ms: int,
 ) -> dict[str, Any]:
-    """`status` with `outcome` in place of its conditions Ready, Reconciling and Stalled. Other conditions stay as they are."""
+    """`status` with its conditions Ready, Reconciling and Stalled replaced by `outcome`. Other conditions stay the same."""
     rendered = render(outcome, previous, generation=generation, now_ms=now_ms)
     others = [one for one in status.get("conditions", ()) if one.get("type") not in OUTCOME]
     return {

@@ -33,7 +33,7 @@ _BUCKET_CHARACTERS_MAX = 63
 
 @dataclass(frozen=True, slots=True)
 class SecretFiles:
-    """A Secret that a field of `spec.storage` names, and which of its keys pods mount as which files of the credentials' folder."""
+    """A Secret that a field of `spec.storage` names. Pods mount some of its keys as files of the credentials' folder."""
 
     field: str
     name: str
@@ -53,7 +53,7 @@ class InlineRefused(InvalidUsage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InlineAddresses:
-    """The two stores, and what pods mount of the Secrets of the resource's namespace."""
+    """The two stores, and the Secrets of the resource's namespace that pods mount."""
 
     blob: S3Address
     consensus: RedisAddress
@@ -61,8 +61,8 @@ class InlineAddresses:
 
 
 def inline_addresses(storage: Mapping[str, Any], allowed: InlineStorage) -> InlineAddresses:
-    """The addresses in `storage`. InlineRefused when inline storage is off, when a field is invalid, and when an address or a Secret is
-    on no allow-list.
+    """The addresses in `storage`. Raises InlineRefused when inline storage is off, when a field is invalid, and when an address or a Secret
+    is not on an allow-list.
     """
     if not allowed.enabled:
         raise InlineRefused(
@@ -95,7 +95,7 @@ def inline_addresses(storage: Mapping[str, Any], allowed: InlineStorage) -> Inli
 
 
 def _secrets(blob: Mapping[str, Any], consensus: Mapping[str, Any]) -> Iterator[SecretFiles]:
-    """What pods mount, in the order of the files. A pod waits for a Secret or a key that is missing and not optional."""
+    """The mounts of pods, in the order of the files. A pod waits for a missing Secret or key that is not optional."""
     auth, bundle = blob.get("auth"), blob.get("caSecretRef")
     if auth is not None and auth["type"] == "Secret":
         yield SecretFiles("blob.auth.secretName", auth["secretName"], ((S3_CREDENTIALS_FILE, S3_CREDENTIALS_FILE),))

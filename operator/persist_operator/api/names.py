@@ -1,6 +1,7 @@
 """Every derived name: API group, labels, ids derived from a uid or an id, names of children.
 
-Invariant: a name is a pure function of what it names. Two operators, or one operator before and after a crash, make the same child.
+Invariant: a name is a pure function of the object that it names. Two operators, or one operator before and after a crash, make the same
+child.
 """
 
 from __future__ import annotations
@@ -26,25 +27,25 @@ LABEL_SEQNO = f"{GROUP}/seqno"
 LABEL_ATTEMPT = f"{GROUP}/attempt"
 LABEL_RUN = f"{GROUP}/run"
 LABEL_REVISION = f"{GROUP}/revision"
-#: Of drivers and Jobs: which consensus store they use, as `store_label` gives it.
+#: On drivers and Jobs: the consensus store that they use, in the form of `store_label`.
 LABEL_STORE = f"{GROUP}/store"
 LABEL_ROLE = f"{GROUP}/role"
-#: Of the Job of a compaction: where it runs.
+#: On the Job of a compaction: where it runs.
 LABEL_RUNNER = f"{GROUP}/runner"
-#: On the Lease of a replica: the name of the Lease that its operator has for all replicas.
+#: On the Lease of a replica: the name of the operator's Lease for all replicas.
 LABEL_MEMBER_OF = f"{GROUP}/member-of"
 #: On the Lease of all replicas: the starts of children that no list may show yet, as JSON.
 ANNOTATION_STARTS = f"{GROUP}/starts"
-#: Of the pod of a compaction on Spark: the files that it mounts.
+#: On the pod of a compaction on Spark: the files that it mounts.
 ANNOTATION_SPARK_CONF, ANNOTATION_EXECUTOR = f"{GROUP}/spark-conf", f"{GROUP}/executor"
 ANNOTATION_REASON = f"{GROUP}/reason"
 ANNOTATION_RUN_ID = f"{GROUP}/run-id"
 ANNOTATION_SCHEDULED_TIME = f"{GROUP}/scheduled-time"
-#: Of a driver pod: `true` when the driver begins on standby.
+#: On a driver pod: `true` when the driver begins on standby.
 ANNOTATION_STANDBY = f"{GROUP}/standby"
-#: Of a driver pod, written by the driver itself: what it does now, as JSON (api.sink_status.RunningProgress).
+#: On a driver pod, written by the driver itself: its progress, as JSON (api.sink_status.RunningProgress).
 ANNOTATION_PROGRESS = f"{GROUP}/progress"
-#: Of a resource: the operator leaves it as it is; see api.pausing.
+#: On a resource: the operator must not change it; see api.pausing.
 ANNOTATION_PAUSED = f"{GROUP}/paused"
 #: `take-over: <shard id>`; see plan.ownership.
 ANNOTATION_TAKE_OVER = f"{GROUP}/take-over"
@@ -53,20 +54,20 @@ REQUEST_PREFIX = f"{GROUP}/request-"
 #: `request-approve: <id of status.plan>`
 APPROVE = "approve"
 
-#: Of pods that inspect a shard on inline storage: the value of LABEL_KIND, and the word in their names.
+#: For pods that inspect a shard on inline storage: the value of LABEL_KIND, and the word in their names.
 INSPECTION, _INSPECT = "inspection", "inspect"
-#: Of the pods that reclaim a deleted shard: the value of LABEL_KIND, and the word in their names.
+#: For pods that reclaim a deleted shard: the value of LABEL_KIND, and the word in their names.
 RECLAIM = "reclaim"
 #: Keeps a resource whose reclaimPolicy is not Retain until its shard is reclaimed.
 FINALIZER = f"{GROUP}/cleanup"
 MaintenanceKind = Literal["compaction", "rollup", "gc", "verify", "orphanScan"]
-#: Kinds that look at what is stored. They are due by time, and have no debt.
+#: Kinds that check the stored data. They are due by time, and have no debt.
 AuditKind = Literal["verify", "orphanScan"]
 AUDIT_KINDS: tuple[AuditKind, ...] = ("verify", "orphanScan")
 MAINTENANCE_KINDS: tuple[MaintenanceKind, ...] = ("rollup", "compaction", "gc", *AUDIT_KINDS)
 #: The operator's own containers in its pods. Admission may add others.
 DRIVER_CONTAINER, EXECUTOR_CONTAINER, MAINTENANCE_CONTAINER = "driver", "executor", "maintain"
-#: The verb in the command line and in names of children; at most seven letters, as their length is limited.
+#: The verb in the command line and in names of children. It has at most seven letters, because the length of names is limited.
 VERB: Mapping[MaintenanceKind, str] = {
     "compaction": "compact",
     "rollup": "rollup",
@@ -90,7 +91,7 @@ def _derived_uuid(purpose: str, uid: str) -> str:
 
 
 def shard_id_of(uid: str) -> str:
-    """The shard id to propose for a PersistShard that names none and had none. Every attempt proposes the same id."""
+    """The shard id to propose for a PersistShard that names no shard and had none. Every attempt proposes the same id."""
     return f"s{_derived_uuid('shard', uid)}"
 
 
@@ -100,14 +101,14 @@ def critical_id_of(shard_id: str) -> str:
 
 
 def critical_purpose(namespace: str, name: str) -> str:
-    """The purpose that the reader of `critical_id_of` gives; at most 126 characters."""
+    """The purpose of the reader of `critical_id_of`; at most 126 characters."""
     return f"{_CRITICAL_PURPOSE} of {namespace}/{name}"
 
 
 def maintenance_name(shard: str, kind: MaintenanceKind, seqno: int, *, retry: int) -> str:
     """Name of the Job for `kind` at state version `seqno`; at most 63 characters for shard names of at most 40.
 
-    `retry` counts the runs before at the same version, so that each of them is a Job of its own, also beside those of a week that stay.
+    `retry` counts the earlier runs at the same version, so that each run has its own Job, although ended Jobs stay for a week.
     """
     suffix = f"-r{retry % 10_000}" if retry else ""
     digits = str(seqno)[-min(_SEQNO_DIGITS, _VERSION_MAX - len(suffix)) :]
@@ -125,7 +126,7 @@ def reclaim_name(shard: str, attempt: int) -> str:
 
 
 def run_id(uid: str, order: int) -> str:
-    """Id of a sink's run. The greater `order` is the newer run."""
+    """Id of a sink's run. A run with a greater `order` is newer."""
     return f"{uid}-{order}"
 
 
@@ -147,7 +148,7 @@ def promotion_name(driver: str) -> str:
 
 def rpc_secret_name(driver: str, uid: str) -> str:
     """Name of the Secret with which the driver and the executors of one attempt authenticate each other. The name contains the sink's
-    uid. A Secret of this name belongs to this sink, so the operator never has to read it.
+    uid, so a Secret of this name belongs to this sink, and the operator never has to read it.
     """
     return f"{RPC_SECRET_PREFIX}{driver}-{uid[:8]}"
 

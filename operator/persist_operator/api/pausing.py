@@ -1,7 +1,7 @@
-"""The annotation `paused`: the operator leaves a resource and its children as they are. Pure.
+"""The annotation `paused`: the operator does not change a resource and its children. Pure.
 
-For work beside the operator: a move of stores, a look at a failure before the next attempt, a change of several resources that must not act
-one by one. `suspend` is another thing: it is a wish, which the operator carries out (it stops drivers) and which then is Ready.
+It is for work without the operator: moving stores, examining a failure before the next attempt, changing several resources that must take
+effect together. `suspend` differs: it is part of the spec. The operator carries it out (it stops drivers), and the resource is then Ready.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from persist_operator.api import conditions, names
 from persist_operator.api.redact import clip
 
 PAUSED = "Paused"
-#: The one value that does not pause. A value such as `yes` is a wish to pause, and to pause in error shows on the status and harms nothing.
+#: The only value that does not pause. A value such as `yes` means to pause. A pause by mistake is harmless, and the status shows it.
 _OFF = "false"
 _VALUE_MAX = 64
 
 
 def is_paused(resource: Mapping[str, Any]) -> bool:
-    """Whether the operator must change nothing of this resource but its status."""
+    """Whether the operator must change only the status of this resource."""
     return _value(resource) != _OFF
 
 
 def paused_status(resource: Mapping[str, Any], *, now_ms: int) -> dict[str, Any]:
-    """The status of a paused resource: Ready=Unknown, so that GitOps tools neither fail nor call it done. The rest is what was last known.
-    Idempotent.
+    """The status of a paused resource. It has Ready=Unknown, so that GitOps tools report neither a failure nor success. The rest is the
+    last known status. Idempotent.
     """
     metadata, status, value = resource["metadata"], resource.get("status") or {}, _value(resource)
     odd = "" if value == "true" else f" (to {clip(value, _VALUE_MAX)!r}: only {_OFF} and no annotation do not pause)"

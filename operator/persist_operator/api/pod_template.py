@@ -1,8 +1,7 @@
 """The closed list of fields that the pod template of a resource may set. A refusal names the path of each other field. Pure.
 
-Must not know: manifests. Invariant: a pod of the operator into which an accepted template was merged (`manifests.strategic_merge`) stays
-within the restricted Pod Security Standard, and gets no Secret and no token that the installation did not name, unless `WorkloadAllow`
-permits it.
+Must not know: manifests. Invariant: a pod of the operator with an accepted template merged in (`manifests.strategic_merge`) meets the
+restricted Pod Security Standard, and gets only Secrets and tokens that the installation names, unless `WorkloadAllow` permits more.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ PLACEMENT = {
 }
 #: Labels by which the operator, Spark and Jobs find their pods.
 _OWNED_LABELS = re.compile(r"^((persistshard|(app|batch)\.kubernetes)\.io/.*|spark-.*|job-name|controller-uid)$")
-#: Annotations of the operator, and those with which a container runtime gives a pod devices, profiles or options of the node.
+#: Annotations of the operator, and annotations by which a container runtime gives a pod devices, profiles or options of the node.
 _OWNED_ANNOTATIONS = re.compile(
     r"^((persistshard|batch\.kubernetes|cdi\.k8s|.*\bsecurity\.(alpha|beta)\.kubernetes)\.io/"
     r"|(io\.(kubernetes|katacontainers|containerd)|run\.oci|org\.systemd|dev\.gvisor)\b)"
 )
-#: Variables that the operator and Spark set, and variables that would set keys of Spark past `api.spark_conf`.
+#: Variables that the operator and Spark set, and variables that would set keys of Spark without the check of `api.spark_conf`.
 _OWNED_ENV = re.compile(
     r"^(_SPARK_.*|SPARK_(CONF_DIR|HOME|LOCAL_.*|JAVA_OPT_.*|SUBMIT_.*|EXECUTOR_.*|DRIVER_.*|USER|APPLICATION_ID|RESOURCE_PROFILE_ID)"
     r"|PYSPARK_SUBMIT_ARGS|JAVA_TOOL_OPTIONS|JDK_JAVA_OPTIONS|_JAVA_OPTIONS|HOME|AWS_SHARED_CREDENTIALS_FILE)$"
@@ -51,7 +50,7 @@ Problem = tuple[str, str]
 
 
 class PodRefused(InvalidUsage):
-    """A resource asks for a pod that it may not have. `reason` becomes the condition's reason; the message names each path."""
+    """A resource requests a forbidden pod. `reason` becomes the condition's reason; the message names each path."""
 
     def __init__(self, reason: str, problems: list[Problem]) -> None:
         super().__init__("; ".join(f"{path}: {text}" for path, text in problems))
@@ -59,27 +58,27 @@ class PodRefused(InvalidUsage):
 
 
 def check_template(template: Mapping[str, Any], *, where: str, role: PodRole, allow: WorkloadAllow) -> None:
-    """PodRefused (InvalidTemplate) with every path in `template` that is not allowed. `where` is the path of the template itself."""
+    """Raises PodRefused (InvalidTemplate) with every forbidden path in `template`. `where` is the path of the template itself."""
     problems = list(_problems(template, where, role, allow))
     if problems:
         raise PodRefused("InvalidTemplate", problems)
 
 
 def check_account(name: str | None, *, where: str, known: tuple[str, ...]) -> None:
-    """PodRefused (ServiceAccountNotAllowed) when the resource names an account that is not in `known`."""
+    """Raises PodRefused (ServiceAccountNotAllowed) when the resource names an account that is not in `known`."""
     if name is not None and name not in known:
         text = f"{name!r} is not among workload.serviceAccounts of the installation; it lists: {', '.join(known) or 'none'}"
         raise PodRefused("ServiceAccountNotAllowed", [(where, text)])
 
 
 def check_secret(name: str | None, *, where: str, allow: WorkloadAllow) -> None:
-    """PodRefused (SecretNotAllowed) when the resource names a Secret that its pods may not have."""
+    """Raises PodRefused (SecretNotAllowed) when the resource names a Secret that its pods may not have."""
     if name is not None and not allow.allows_secret(name):
         raise PodRefused("SecretNotAllowed", [(where, _not_allowed(name))])
 
 
 def priority_problems(name: Any, where: str) -> Iterator[Problem]:
-    """Refuses the priority classes of system pods: such a pod preempts the pods of every tenant."""
+    """Refuses the priority classes of system pods, because a pod with one of them preempts the pods of every tenant."""
     if isinstance(name, str) and name.startswith("system-"):
         yield where, f"{name} is for pods of the system"
 
@@ -110,7 +109,7 @@ def _metadata(metadata: Any, where: str) -> Iterator[Problem]:
 
 
 def _spec(spec: Any, where: str, role: PodRole, allow: WorkloadAllow) -> Iterator[Problem]:
-    # The spec of a shard has a field of its own for the priority class of maintenance.
+    # The spec of a shard has its own field for the priority class of maintenance.
     sinks = () if role == "maintenance" else ("priorityClassName", "volumes", "containers")
     asked = ("hostNetwork",) if allow.host_network else ()
     secure = ("securityContext",) if allow.privileged and role != "maintenance" else ()
@@ -208,7 +207,7 @@ def _volume(volume: Any, where: str, allow: WorkloadAllow) -> Iterator[Problem]:
 
 
 def _projection(source: Any, where: str, allow: WorkloadAllow) -> Iterator[Problem]:
-    # serviceAccountToken and clusterTrustBundle are not on the list: with a token the pod could call the API server.
+    # serviceAccountToken and clusterTrustBundle are not on the list, because with a token the pod could call the API server.
     yield from _closed(source, where, ("configMap", "downwardAPI", "secret"))
     yield from _secret(source, "secret", "name", where, allow)
 

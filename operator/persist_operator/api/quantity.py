@@ -16,7 +16,7 @@ _FACTOR = {
 
 
 def to_bytes(quantity: str | int) -> int:
-    """Bytes of `1Gi`, `1.5G`, `1024`. InvalidUsage on any other form."""
+    """Bytes of `1Gi`, `1.5G`, `1024`. Raises InvalidUsage for any other form."""
     match = _FORM.fullmatch(str(quantity))
     if match is None:
         raise InvalidUsage(f"not a quantity of bytes: {quantity!r}, expected such as 512Mi or 2Gi")

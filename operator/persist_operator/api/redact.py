@@ -6,7 +6,7 @@ import re
 
 from persist_engine.base.secrets import without_secrets
 
-#: All but line ends and tabs. A terminal that shows a status would obey them.
+#: Control characters except line ends and tabs. A terminal that shows a status would obey them.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 #: Marks that reorder the text around them, so that a name would look like another.
@@ -29,7 +29,7 @@ def one_line(text: str) -> str:
 
 
 def clip(text: str, characters: int) -> str:
-    """`text`, cut in the middle to at most `characters`. The beginning of an error says what happened, its end says why."""
+    """`text`, cut in the middle to at most `characters`. The beginning of an error shows what happened, and its end shows why."""
     if len(text) <= characters:
         return text
     head = (characters - 5) // 3

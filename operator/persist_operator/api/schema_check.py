@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     import cel
 
 Json = Any
-#: In a checkout, a symbolic link to `crds/` at the root; builds copy the files behind it.
+#: In a checkout, a symbolic link to `crds/` at the root. Builds copy the linked files.
 _CRDS = Path(__file__).parents[1] / "crds"
-#: Commands wait for the definitions. The loader in C reads them seven times as fast, but not every build of PyYAML has it.
+#: Commands wait for the definitions. The C loader reads them seven times as fast, but not every build of PyYAML has it.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -70,7 +70,7 @@ class ResourceSchemas:
         return tuple(sorted(self._schemas))
 
     def schema(self, kind: str) -> Mapping[str, Json]:
-        """The schema of the whole resource. InvalidUsage for an unknown kind."""
+        """The schema of the whole resource. Raises InvalidUsage for an unknown kind."""
         if kind not in self._schemas:
             raise InvalidUsage(f"unknown kind {kind!r}, expected one of {', '.join(self.kinds)}")
         schema: Mapping[str, Json] = self._schemas[kind]
@@ -217,8 +217,9 @@ def _holds(rule: str, variables: Mapping[str, Json]) -> bool:
 
 @functools.cache
 def _program(rule: str) -> cel.Program:
-    """The compiled rule. Cached, because to compile a rule takes longer than to evaluate it."""
-    # It brings a command line with it, an eighth of what `persist local get` loads. Most commands, and the operator, check no rule.
+    """The compiled rule. Cached, because compiling a rule takes longer than evaluating it."""
+    # The module imports a command line, which is an eighth of the imports of `persist local get`. Most commands, and the operator, check no
+    # rule.
     import cel
 
     return cel.compile(rule)

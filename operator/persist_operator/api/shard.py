@@ -44,7 +44,7 @@ class StoreLocation:
     blob: str
     consensus: str
     secret_name: str | None = None
-    """The Secret that pods mount, each key as a file. It stands in their own namespace."""
+    """The Secret that pods mount, each key as a file. It is in the pods' namespace."""
     profile: str | None = None
     """The storage profile. The operator's pod has a folder of credentials for each profile."""
 
@@ -61,8 +61,8 @@ class StoreLocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InlineLocation(StoreLocation):
-    """Inline storage: stores that a resource names itself. Only pods of its namespace connect to them, the operator never does. In the
-    place of one Secret there are `secrets`.
+    """Inline storage: stores that a resource names itself. Only pods of its namespace connect to them, and the operator never does. It has
+    `secrets` instead of one Secret.
     """
 
     secrets: tuple[SecretFiles, ...] = ()
@@ -83,7 +83,7 @@ class ShardSchema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A window of maintenance: it is open from each tick of `schedule` for `duration_seconds` of elapsed time."""
+    """A maintenance window. It is open from each tick of `schedule` for `duration_seconds` of elapsed time."""
 
     schedule: Schedule
     duration_seconds: int
@@ -117,7 +117,7 @@ class ShardSpec:
     gc_interval_seconds: int
     gc_deletes_max: int
     record_days: int
-    """How long the records of deleted blobs are kept; 0: none are written."""
+    """How many days the records of deleted blobs are kept. 0: no records are written."""
     orphans_mode: Literal["Off", "Report", "Delete"]
     orphans_min_age_seconds: int
     orphans_interval_seconds: int
@@ -125,7 +125,7 @@ class ShardSpec:
     verify_interval_seconds: int
     needs_approval: bool
     windows: tuple[Window, ...]
-    """When compactions may start; at any time when there are none."""
+    """The windows in which compactions may start. Empty: they may start at any time."""
     max_rewrite_bytes_per_day: int | None
     queue_priority: int
     priority_class_name: str | None
@@ -179,8 +179,8 @@ class ShardSpec:
         )
 
     def switched_off(self, kind: MaintenanceKind) -> str:
-        """The setting for which runs of this kind wait for a request, as messages name it; empty when the operator starts them by itself.
-        `suspend` stops all kinds beside that.
+        """The setting because of which runs of this kind wait for a request, as messages name it; empty when the operator starts them
+        without a request. `suspend` also stops all kinds.
         """
         settings: Mapping[MaintenanceKind, tuple[bool, str]] = {
             "compaction": (self.compaction_mode != "Automatic", f"compaction.mode is {self.compaction_mode}"),
@@ -217,9 +217,8 @@ class Shard:
     def location(self, settings: OperatorSettings, namespace_labels: Mapping[str, str] = NO_LABELS) -> StoreLocation:
         """The stores of the shard's profile. `namespace_labels` are the labels of the resource's namespace.
 
-        Inline storage gives an InlineLocation. StorageRefused when the profile does not exist, when the profile does not allow the
-        namespace, or when the installation does not allow the inline storage. Then the operator must not contact any store for this
-        resource.
+        Inline storage gives an InlineLocation. Raises StorageRefused when the profile does not exist, when the profile does not allow the
+        namespace, or when the installation does not allow the inline storage. The operator must then contact no store for this resource.
         """
         if self.spec.storage is not None:
             try:

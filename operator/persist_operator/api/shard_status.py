@@ -16,9 +16,9 @@ RunType = Literal["Compaction", "Rollup", "GC", "Verify", "OrphanScan"]
 Outcome = Literal["Succeeded", "Failed", "Skipped", "Conflict"]
 #: Where a compaction runs.
 Runner = Literal["Pod", "Spark"]
-#: What a verification found.
+#: The result of a verification.
 Verdict = Literal["Verified", "MissingBlobs", "Corrupt"]
-#: What holds a compaction back that is wanted.
+#: The reason that holds back a wanted compaction.
 WaitReason = Literal["AwaitingApproval", "WindowClosed", "BudgetExhausted"]
 #: The kinds of run that status.plan names.
 WorkType = Literal["Compaction", "Rollup", "GC"]
@@ -35,7 +35,7 @@ class LogEntry(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stores(Block):
-    """The stores' URLs for people, without credentials and parameters."""
+    """The stores' URLs for display, without credentials and parameters."""
 
     blob: str | None = None
     consensus: str | None = None
@@ -85,7 +85,7 @@ class Storage(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder(Block):
-    """A reader that keeps since from moving on. `held_from`: when the operator first saw it hold this since."""
+    """A reader that holds since back. `held_from`: when the operator first saw it hold this since."""
 
     id: str | None = None
     purpose: str | None = None
@@ -117,8 +117,8 @@ class Debt(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upkeep(Block):
-    """Maintenance of one kind. `job_name` is the newest run, `settled_job` the newest run that ended, `planned_bytes` the estimate of the
-    newest compaction. `wait_reason` says what `next_run_time` waits for; without one, it is the wait after the last run.
+    """Maintenance of one kind. `job_name` is the newest run, `settled_job` the newest ended run, `planned_bytes` the estimate of the newest
+    compaction. `wait_reason` is the reason for the wait until `next_run_time`; without one, it is the wait after the last run.
     """
 
     last_attempt_time: str | None = None
@@ -140,7 +140,7 @@ class Upkeep(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification(Block):
-    """What the last verification that could look has found."""
+    """The result of the last verification that could look."""
 
     verdict: Verdict | None = None
     mode: Literal["Metadata", "Full"] | None = None
@@ -151,7 +151,7 @@ class Verification(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deletion(Block):
-    """How far the deletion of the resource came. `job_name` is the newest run, `settled_job` the newest run that ended."""
+    """The progress of the resource's deletion. `job_name` is the newest run, `settled_job` the newest ended run."""
 
     attempt: int | None = None
     job_name: str | None = None
@@ -165,7 +165,7 @@ class Deletion(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspections(Block):
-    """Inspections of a shard on inline storage. `job_name` is the newest one, `settled_job` the newest one that ended."""
+    """Inspections of a shard on inline storage. `job_name` is the newest inspection, `settled_job` the newest ended one."""
 
     job_name: str | None = None
     last_attempt_time: str | None = None
@@ -176,7 +176,7 @@ class Inspections(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRun(Block):
-    """The run that the operator would start next, and why, also while nothing may start. `approved`: no approval is missing."""
+    """The run that the operator would start next, and the reason, even while nothing may start. `approved`: no approval is missing."""
 
     id: str | None = None
     type: WorkType | None = None
@@ -190,7 +190,7 @@ class PlannedRun(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewrittenHour(Block):
-    """The bytes that compactions read which ended in the hour that begins at `time`."""
+    """The bytes that compactions read, for compactions that ended in the hour that begins at `time`."""
 
     time: str | None = None
     bytes: int | None = None

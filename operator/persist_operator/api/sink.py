@@ -25,7 +25,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """How a new revision of a Streaming sink takes over from the driver that runs, when it does so without a gap."""
+    """How a new revision of a Streaming sink takes over from the running driver without a gap."""
 
     is_automatic: bool
     max_lag_seconds: int
@@ -33,8 +33,8 @@ class Rollout:
 
     @classmethod
     def of(cls, spec: Mapping[str, Any] | None) -> Rollout | None:
-        """From spec.rollout; None where the driver is stopped before the next one starts. Its fields have no defaults in the resource
-        definition: a default there would change resources that are stored.
+        """From spec.rollout; None when the driver is stopped before the next one starts. The resource definition has no defaults for its
+        fields, because a default there would change stored resources.
         """
         if spec is None or spec.get("strategy") != "BlueGreen":
             return None
@@ -77,7 +77,7 @@ class DynamicAllocation:
 
     @classmethod
     def of(cls, spec: Mapping[str, Any] | None) -> DynamicAllocation | None:
-        """From spec.spark.dynamicAllocation; None where the number of executors is fixed."""
+        """From spec.spark.dynamicAllocation; None when the number of executors is fixed."""
         if spec is None or not spec["enabled"]:
             return None
         return cls(least=spec.get("minExecutors", 1), most=spec["maxExecutors"])
@@ -85,7 +85,7 @@ class DynamicAllocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodScheduler:
-    """Which scheduler places the pods. `queue` and `priority_class_name` are None where the resource names none."""
+    """The scheduler that places the pods. `queue` and `priority_class_name` are None if the resource names none."""
 
     name: str
     queue: str | None
@@ -130,7 +130,7 @@ class SinkSpec:
     shard_name: str
     mode: str
     commit_interval_seconds: int | None
-    """Of a Streaming sink. None: the driver's default."""
+    """For a Streaming sink. None: the driver's default."""
     schedule: Schedule | None
     input: Mapping[str, Any]
     envelope: Mapping[str, Any]
@@ -143,7 +143,7 @@ class SinkSpec:
     backoff_seconds: int
     max_backoff_seconds: int
     reset_after_seconds: int
-    """A driver of a stream that ran for so long has nothing to do with the failures before it."""
+    """When a stream's driver has run for this time, the count of failures is reset."""
     driver_start_seconds: int
     active_deadline_seconds: int | None
     termination_grace_seconds: int
@@ -153,7 +153,7 @@ class SinkSpec:
     suspend: bool
     rollout: Rollout | None
     fresh_seconds: int | None
-    """How old the rows of the shard may become; None where nothing says so."""
+    """How old the rows of the shard may become; None without a limit."""
     revision: str
 
     @property
@@ -176,7 +176,9 @@ class SinkSpec:
 
     @property
     def mounted(self) -> tuple[str, ...]:
-        """What the resource names for its driver's pod to mount: without one of these in the namespace, the pod does not start."""
+        """The objects that the resource makes its driver's pod mount. If one of them is missing in the namespace, the pod does
+        not start.
+        """
         named = (("Secret", self.options_secret), ("ConfigMap", self.code_config_map))
         return tuple(f"{kind} {name}" for kind, name in named if name is not None)
 
@@ -232,15 +234,15 @@ class Sink:
 
 
 def _revised(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that define a driver. A field of one mode counts when it is set, so that it changes no revision of the other modes; so
-    does a `writeMode` other than the default.
+    """The fields that define a driver. A field of one mode counts only when it is set, so that it changes no revision of the other modes.
+    The same is true for a `writeMode` other than the default.
     """
     of_mode = {name: spec[name] for name in ("commitIntervalSeconds",) if spec.get(name) is not None}
     if spec.get("writeMode") not in {None, "ReadWrite"}:
         of_mode["writeMode"] = spec["writeMode"]
     if spec["mode"] == "Streaming" and spec.get("freshness") is not None:
-        of_mode["freshness"] = spec["freshness"]  # the driver of a stream reports by it
-    # A place in the queue is of the next start, and no reason to stop a driver.
+        of_mode["freshness"] = spec["freshness"]  # the driver of a stream reports by this target
+    # A place in the queue only concerns the next start, so it must not stop a driver.
     spark = {name: value for name, value in spec["spark"].items() if name != "queuePriority"}
     return {**{name: spec.get(name) for name in _REVISED}, "spark": spark, **of_mode}
 

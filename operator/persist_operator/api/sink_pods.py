@@ -1,4 +1,4 @@
-"""Whether the operator may create the pods that a resource asks for: checks templates, configuration and service accounts. Pure."""
+"""Checks whether the operator may create the pods that a resource requests: templates, configuration and service accounts. Pure."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SCHEDULER_NAMES = {"Volcano": "volcano", "YuniKorn": "yunikorn"}
 
 
 def check(spec: SinkSpec, workload: WorkloadSettings) -> None:
-    """PodRefused for the first that is not allowed of: Spark conf, driver template, executor template, service account, Secret of
-    the input's options.
+    """Checks, in this order, the Spark conf, driver template, executor template, service account, and Secret of the input's options. Raises
+    PodRefused for the first forbidden one.
     """
     check_conf(spec.spark.conf, where="spec.spark.conf")
     check_template(spec.spark.driver.template, where=DRIVER_TEMPLATE, role="driver", allow=workload.allow)
@@ -40,7 +40,7 @@ def check(spec: SinkSpec, workload: WorkloadSettings) -> None:
 
 
 def check_maintenance(spec: ShardSpec, workload: WorkloadSettings) -> None:
-    """PodRefused when the template, the priority class or the service account of a shard's maintenance pods is not allowed."""
+    """Raises PodRefused when the template, the priority class or the service account of a shard's maintenance pods is not allowed."""
     check_template(spec.maintenance_template, where=MAINTENANCE_TEMPLATE, role="maintenance", allow=workload.allow)
     problems = list(priority_problems(spec.priority_class_name, "spec.maintenance.priorityClassName"))
     if problems:
@@ -50,7 +50,7 @@ def check_maintenance(spec: ShardSpec, workload: WorkloadSettings) -> None:
 
 
 def _check_scheduler(spec: SinkSpec, where: str, template: Mapping[str, Any]) -> None:
-    """PodRefused when a checked template disagrees with spec.spark.scheduler. Without this, the one would win silently."""
+    """Raises PodRefused when a checked template disagrees with spec.spark.scheduler. Otherwise one of them would win silently."""
     scheduler, given = spec.spark.scheduler, template.get("spec") or {}
     ours = {"schedulerName": SCHEDULER_NAMES.get(scheduler.name), "priorityClassName": scheduler.priority_class_name}
     problems = [

@@ -19,7 +19,7 @@ RunningStage = Literal["Reading", "Appending", "Streaming", "StandingBy", "Prove
 #: The stages of a driver on standby.
 STANDBY_STAGES: frozenset[RunningStage | None] = frozenset({"StandingBy", "Proven", "Differs"})
 RolloutPhase = Literal["Starting", "CatchingUp", "ReadyToPromote", "Promoting", "RolledBack"]
-#: The longest text that a driver may tell while it runs, and the greatest number in it, which the resource definition allows.
+#: The longest progress text of a driver, and the greatest number in it that the resource definition allows.
 _TOLD_MAX, _NUMBER_MAX = 1024, 2**63 - 1
 #: The greatest time of a frontier.
 _TIME_MAX = 2**64 - 1
@@ -65,7 +65,7 @@ class ExecutorCounts(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningProgress(Block):
-    """What the driver that runs reports about itself. Absent when no driver runs, or it has reported nothing yet."""
+    """The progress that the running driver reports. Absent when no driver runs, or it has reported nothing yet."""
 
     stage: RunningStage | None = None
     rows_read: int | None = None
@@ -89,8 +89,8 @@ class RunningProgress(Block):
 
     @classmethod
     def parse(cls, text: str | None) -> RunningProgress | None:
-        """What a driver reported. None for a text that no driver of ours writes: the driver runs the code of a user, so the text may be
-        anything. A number that the resource definition does not allow counts as absent.
+        """Parses the report of a driver. None for an invalid text: the driver runs the user's code, so the text may be anything. A number
+        that the resource definition does not allow counts as absent.
         """
         if text is None or len(text) > _TOLD_MAX:
             return None
@@ -137,7 +137,7 @@ class RunningProgress(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress(Block):
-    """What the last run that ended wrote, as far as its driver reported it, and what the driver that runs does now."""
+    """The results of the last ended run, if its driver reported them, and the progress of the running driver."""
 
     upper: str | None = None
     input_upper: str | None = None
@@ -151,8 +151,8 @@ class Progress(Block):
 
     @classmethod
     def reported(cls, report: Mapping[str, Any], *, end: str) -> Progress:
-        """From the report of a driver that ended at `end`. An earlier attempt may have committed and been lost with its numbers: then the
-        numbers on the status would belong to the run before. A number that the resource definition does not allow counts as absent.
+        """From the report of a driver that ended at `end`. If an earlier attempt committed and was lost with its numbers, the numbers are
+        absent, because those on the status belong to the run before. A number that the resource definition does not allow counts as absent.
         """
         done = bool(report.get("already_done"))
 
@@ -176,7 +176,7 @@ class Progress(Block):
 
 
 def _number(document: Mapping[str, Any], name: str, *, most: int = _NUMBER_MAX) -> int | None:
-    """A whole number from 0 to `most`; None for anything else that a document of a driver may contain."""
+    """A whole number from 0 to `most` in a driver's document; None for any other value."""
     value = document.get(name)
     is_number = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
     return value if is_number else None
@@ -196,7 +196,9 @@ class LastFailure(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutState(Block):
-    """A new revision on its way to take over from the driver that runs (`status.driver`), or that was rolled back. `driver` is its own."""
+    """The rollout of a new revision beside the running driver (`status.driver`): it is in progress, or was rolled back. `driver` is the new
+    revision's driver.
+    """
 
     state: RolloutPhase | None = None
     from_revision: str | None = field(default=None, metadata={"wire": "from"})
@@ -217,7 +219,7 @@ class RolloutState(Block):
 
     @property
     def is_active(self) -> bool:
-        """Whether the new revision is on its way."""
+        """Whether the rollout is in progress."""
         return self.state not in {None, "RolledBack"}
 
     @property
@@ -228,7 +230,7 @@ class RolloutState(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freshness(Block):
-    """The shard has everything that the input had at `time`."""
+    """The shard has all rows that the input had at `time`."""
 
     time: str | None = None
 

@@ -1,4 +1,4 @@
-"""Which keys of `spec.spark.conf` are refused: keys that the operator sets, and keys that bypass the checks of pod templates. Pure.
+"""The refused keys of `spec.spark.conf`: keys that the operator sets, and keys that bypass the checks of pod templates. Pure.
 
 The rule in crds/sparksinks.yaml refuses the same keys; a test compares the two. Below `spark.kubernetes.` only the listed keys are
 allowed, because each release of Spark adds keys there and most of them change pods. Keys that load code into the driver or the executors
@@ -33,14 +33,14 @@ REFUSED = (
 KEY = r"spark\.[-A-Za-z0-9._$/]+"
 _KEY, _REFUSED = re.compile(KEY), re.compile(REFUSED)
 _KUBERNETES, _KUBERNETES_ALLOWED = "spark.kubernetes.", re.compile(KUBERNETES_ALLOWED)
-#: A Java option can set any key of Spark, refused keys too. So can a file of options.
+#: A Java option can set any key of Spark, including refused keys. So can a file of options.
 _JAVA_OPTIONS = re.compile(r"spark\..*[jJ]avaOptions")
 _SPARK_PROPERTY = re.compile(r"-Dspark\.|(^|\s)@|-XX:(Flags|VMOptionsFile)")
 _QUOTES = str.maketrans("", "", "\"'\\")
 
 
 def check_conf(conf: Mapping[str, str], *, where: str) -> None:
-    """PodRefused (InvalidConf) with every key of `conf` that is refused."""
+    """Raises PodRefused (InvalidConf) with every refused key of `conf`."""
     problems = [
         (f"{where}[{key!r}]", text) for key, value in conf.items() if (text := _problem(key, value)) is not None
     ]
@@ -49,7 +49,7 @@ def check_conf(conf: Mapping[str, str], *, where: str) -> None:
 
 
 def is_refused(key: str) -> bool:
-    """Whether the key is refused, whatever its value."""
+    """Whether the key is refused for every value."""
     if _KEY.fullmatch(key) is None:
         return True
     if key.startswith(_KUBERNETES):

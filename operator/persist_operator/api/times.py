@@ -21,5 +21,5 @@ def to_ms(text: str | None) -> int | None:
 
 
 def backoff_s(failures: int, *, first_s: int, max_s: int) -> int:
-    """The wait after so many failures in a row, at least one: `first_s`, then twice as long after each, at most `max_s`."""
+    """The wait after this number of failures in a row (at least one): `first_s`, doubled for each further failure, at most `max_s`."""
     return min(max_s, first_s << min(max(failures - 1, 0), 20))

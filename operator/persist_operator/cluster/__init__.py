@@ -1,1 +1,1 @@
-"""The only talk with the API server: a small port, the real client, an in-memory server for tests, the leader's Lease."""
+"""All communication with the API server: a small port, the real client, copies of resources, the leader's Lease."""

@@ -1,8 +1,8 @@
-"""What the watches and lists brought: PersistShards, and the Jobs and Pods of their maintenance, without a request.
+"""Copies of resources from the watches and lists: PersistShards, and the Jobs and Pods of their maintenance. Reading them takes no request.
 
 A copy may be old, so it decides little. A status that was planned from it is written only if the API server still stores the version that
-was read. What starts or stops a child is planned from live reads. An absence is no answer: `resource` and `children` return None for "not
-known". Copies are kept as JSON text, a tenth of the memory of Python objects.
+was read. A plan that starts or stops a child is made from live reads. A missing copy proves nothing: `resource` and `children` return None
+for "unknown". Copies are kept as JSON text, which takes a tenth of the memory of Python objects.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from persist_operator.api import names
 from persist_operator.cluster.port import JOB, PERSIST_SHARD, POD, Kind, Resource
 from persist_operator.manifests.maintenance import COMPONENT
 
-#: The kinds of which copies are kept. Children come first: a shard must not be planned before its children are known.
+#: The kinds with copies. Children come first, because a shard must not be planned before its children are known.
 KEPT = (JOB, POD, PERSIST_SHARD)
-#: The labels of the children of which copies are kept.
+#: The labels of the children with copies.
 CHILDREN: Mapping[str, str] = {names.LABEL_MANAGED_BY: names.MANAGER, names.LABEL_COMPONENT: COMPONENT}
 _Name = tuple[str, str]
 
@@ -27,7 +27,7 @@ _Name = tuple[str, str]
 @dataclass(frozen=True, slots=True)
 class _Copy:
     version: int | None
-    """None for a version that is no number: such versions have no order, and the copy that comes last stays."""
+    """None for a version that is not a number. These versions have no order, so the copy that comes last stays."""
     owner: str
     text: bytes
 
@@ -37,7 +37,7 @@ class _Copy:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A list under way. `before` has the copies from before its first request, `epoch` the number of calls of `unlist` before it."""
+    """A list under way. `before`: the copies from before its first request. `epoch`: the number of calls of `unlist` before it."""
 
     kind: Kind
     namespace: str | None
@@ -46,7 +46,7 @@ class Listing:
 
 
 class Informed:
-    """The copies. Thread-safe. Nothing is known of a kind before its first complete list."""
+    """The copies. Thread-safe. A kind is unknown before its first complete list."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -55,18 +55,18 @@ class Informed:
         self._listed: set[str] = set()
         self._doubted: set[str] = set()
         self._epoch = 0
-        #: The resources that this process writes now, each with the latest version that came meanwhile.
+        #: The resources that this process is writing, each with the latest version that came meanwhile.
         self._writing: dict[tuple[str, _Name], int | None] = {}
 
     def note(self, resource: Mapping[str, Any]) -> bool:
-        """Keep a copy of a resource that the API server sent. Whether it was news: False when this version, or a later one, is kept, and
-        while `end_write` will say it.
+        """Keep a copy of a resource that the API server sent. Returns whether it was news. False when this version, or a later one, is
+        already kept, and during a write, because `end_write` will answer then.
         """
         kind, name, version = _identity(resource)
         if kind not in self._copies or (kind != PERSIST_SHARD.kind and not _is_child(resource)):
             return True
         if self._knows(kind, name, version):
-            return False  # without the work of a copy: most events bring what this process wrote
+            return False  # this saves the work of a copy, because most events show writes of this process
         copy = _copied(resource, version)
         with self._lock:
             known = self._copies[kind].get(name)
@@ -80,12 +80,14 @@ class Informed:
             return False
 
     def begin_write(self, kind: str, namespace: str, name: str) -> None:
-        """Call before the request that writes the resource. A watch may bring the new version before the request has its answer."""
+        """The caller must call this before the request that writes the resource, because a watch may bring the new version before
+        the answer.
+        """
         with self._lock:
             self._writing[kind, (namespace, name)] = None
 
     def end_write(self, kind: str, namespace: str, name: str, stored: Resource | None) -> bool:
-        """Keep what the API server stored; None when it refused. Whether a watch brought another version meanwhile that is news."""
+        """Keep what the API server stored; None when it refused. Returns whether a watch meanwhile brought another version that is news."""
         version = None
         if stored is not None:
             self.note(stored)
@@ -95,7 +97,7 @@ class Informed:
         return came is not None and (version is None or came > version)
 
     def note_gone(self, resource: Mapping[str, Any]) -> None:
-        """Forget a resource of which a watch says that it was deleted. A later resource of the name stays."""
+        """Forget a resource after a watch reported its deletion. A later resource of the same name stays."""
         kind, name, version = _identity(resource)
         with self._lock:
             known = self._copies.get(kind, {}).get(name)
@@ -104,24 +106,26 @@ class Informed:
                 self._drop(kind, name)
 
     def forget(self, kind: str, namespace: str, name: str) -> None:
-        """Forget the copy, which turned out to be old. Idempotent."""
+        """Forget a copy that was found to be old. Idempotent."""
         with self._lock:
             if kind in self._copies:
                 self._drop(kind, (namespace, name))
 
     def doubt(self, owner_uid: str) -> None:
-        """Let the children of this owner be unknown until a watch or a list shows one of them: the operator changed them just now."""
+        """Treat the children of this owner as unknown until a watch or a list shows one of them, because the operator has just
+        changed them.
+        """
         with self._lock:
             self._doubted.add(owner_uid)
 
     def resource(self, kind: Kind, namespace: str, name: str) -> Resource | None:
-        """The copy; None when it is not known whether there is such a resource."""
+        """The copy; None when it is unknown whether there is such a resource."""
         with self._lock:
             known = self._copies[kind.kind].get((namespace, name)) if kind.kind in self._listed else None
         return None if known is None else json.loads(known.text)
 
     def children(self, kind: Kind, owner_uid: str) -> list[Resource] | None:
-        """All Jobs or Pods of maintenance of the owner with this uid, as far as the watches say; None when that is not known."""
+        """All Jobs or Pods of maintenance of the owner with this uid, according to the watches; None when this is unknown."""
         with self._lock:
             if kind.kind not in self._listed or owner_uid in self._doubted:
                 return None
@@ -130,7 +134,9 @@ class Informed:
         return [json.loads(text) for text in texts]
 
     def begin_list(self, kind: Kind, namespace: str | None) -> Listing:
-        """Call before the first request of a live list of `kind`; `note` every resource of it, then `end_list`."""
+        """The caller must call this before the first request of a live list of `kind`, then `note` every resource of the list, then
+        `end_list`.
+        """
         with self._lock:
             before = self._copies[kind.kind]
             return Listing(
@@ -141,14 +147,16 @@ class Informed:
             )
 
     def unlist(self) -> None:
-        """Let nothing be known until lists that begin after this call are complete: copies of more resources are wanted from now on."""
+        """Treat everything as unknown until lists that begin after this call are complete, because copies of more resources are
+        wanted now.
+        """
         with self._lock:
             self._epoch += 1
             self._listed.clear()
 
     def end_list(self, listing: Listing, found: set[_Name], *, is_last: bool) -> None:
-        """Forget what the list lacks, unless it changed since the list began. `found` has the namespace and name of every resource of the
-        list. With `is_last`, the kind is complete: this was the list of the only or the last namespace.
+        """Forget resources that the list lacks, unless they changed since the list began. `found`: the namespace and name of every resource
+        in the list. `is_last`: the kind is complete, because this was the list of the only or the last namespace.
         """
         kind = listing.kind.kind
         with self._lock:
@@ -195,7 +203,7 @@ def _owner(resource: Mapping[str, Any]) -> str:
 
 def _copied(resource: Mapping[str, Any], version: int | None) -> _Copy:
     head = resource.get("metadata") or {}
-    # The managed fields are often the greater half of a resource, and no plan reads them.
+    # The managed fields are often more than half of a resource, and no plan reads them.
     kept = {name: value for name, value in head.items() if name != "managedFields"}
     text = json.dumps({**resource, "metadata": kept}, separators=(",", ":")).encode()
     return _Copy(version, _owner(resource), text)

@@ -1,6 +1,6 @@
 """The port over the official client: uses its configuration, TLS, tokens and connection pool, and plain JSON instead of its models.
 
-The models would drop unknown fields and double the memory. Every request has a time-out. The caller decides about a repetition.
+The models would drop unknown fields and double the memory. Every request has a time-out. The caller decides about retries.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from persist_operator.cluster.port import EVENT, POD, ApiError, Kind, Resource
 
 _TIMEOUT_S = (5.0, 20.0)
 _PAGE = 500
-#: More than a million resources have, which is more than etcd holds.
+#: The most pages of a list. A million resources have fewer, and etcd cannot hold more than that.
 _PAGES_MAX = 2000
 _CHUNK_BYTES = 1 << 16
 _GONE = 410
-#: How often an expired list begins again. Its version lives for minutes, so a second expiry means that the API server is in trouble.
+#: The most tries of an expired list. Its version lives for minutes, so a second expiry means that the API server is in trouble.
 _LISTS_MAX = 3
-#: A pause that the API server asks for is kept up to this.
+#: The longest requested pause of the API server that is respected.
 _RETRY_AFTER_MAX_S = 300.0
 _IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
@@ -51,7 +51,7 @@ def load_client() -> kubernetes.client.ApiClient:
 
 
 def client_of(configuration: kubernetes.client.Configuration) -> kubernetes.client.ApiClient:
-    """A client that repeats nothing by itself."""
+    """A client that does not retry."""
     configuration.connection_pool_maxsize = 32
     configuration.retries = False
     return kubernetes.client.ApiClient(configuration)
@@ -71,7 +71,7 @@ class KubeCluster:
     def find(
         self, kind: Kind, namespace: str | None, labels: Mapping[str, str], *, field: tuple[str, str] | None = None
     ) -> list[Resource]:
-        """See Cluster. `field`: only resources whose field, one that the kind lets clients select by, has this value."""
+        """See Cluster. `field`: only resources whose field has this value. The kind must support selection by this field."""
         for _ in range(_LISTS_MAX):
             with contextlib.suppress(_Expired):
                 return [one for page in self._pages(kind, namespace, labels, field) for one in page]
@@ -87,7 +87,7 @@ class KubeCluster:
     def _pages(
         self, kind: Kind, namespace: str | None, labels: Mapping[str, str], field: tuple[str, str] | None = None
     ) -> Iterator[list[Resource]]:
-        """The pages of one list. _Expired when the API server compacted the version of the list before its last page."""
+        """The pages of one list. Raises _Expired when the API server compacted the version of the list before its last page."""
         query = {"limit": str(_PAGE)}
         if labels:
             query["labelSelector"] = ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
@@ -116,7 +116,7 @@ class KubeCluster:
     def create(self, kind: Kind, manifest: Resource) -> bool:
         path = _path(kind, manifest["metadata"]["namespace"])
         status, body = self.call("POST", path, body=manifest, accept=(409,))
-        # Conflict, another reason of this code, is of a quota that changes just now: then nothing was created.
+        # The reason Conflict has the same code. It comes from a quota that is being changed, and nothing was created then.
         if status == 404 or (status == 409 and _object(body).get("reason") != "AlreadyExists"):
             raise _not_created(path, status, body)
         return status != 409
@@ -154,7 +154,7 @@ class KubeCluster:
             "metadata": {"name": name, "namespace": namespace, "resourceVersion": version},
             "status": dict(status),
         }
-        # An apply to the resource would create it again after a deletion. An apply to the status subresource answers 404.
+        # An apply to the resource itself would create it again after a deletion. An apply to the status subresource answers 404.
         code, answer = self.call(
             "PATCH",
             _path(kind, namespace, name) + "/status",
@@ -173,8 +173,8 @@ class KubeCluster:
     def merge_patch(
         self, kind: Kind, namespace: str, name: str, change: Mapping[str, Any], *, manager: str
     ) -> Resource | None:
-        """Merge `change` into the resource, as the field manager `manager`. Returns the resource then; None when there is none. For the
-        other modules of this room. A repetition has no further effect.
+        """Merge `change` into the resource, as the field manager `manager`. Returns the changed resource; None when there is none.
+        Idempotent. For the other modules of this room.
         """
         code, answer = self.call(
             "PATCH",
@@ -191,9 +191,9 @@ class KubeCluster:
         return "" if status in {400, 404} else body.decode("utf-8", "replace")
 
     def stream(self, path: str, query: Mapping[str, str], *, idle_s: float) -> Generator[bytes, None, None]:
-        """The lines of an answer that goes on, such as a watch or a log, as they come, until the server ends it. ApiError as for every
-        request, before the first line; with status 0 after any line, when the connection broke or nothing came for `idle_s` seconds:
-        there may be more lines. For the other modules of this room.
+        """The lines of a long answer, such as a watch or a log, as they come, until the server ends it. Raises ApiError before the first
+        line, as for every request. Raises ApiError with status 0 after any line, when the connection broke or no line came for `idle_s`
+        seconds; there may be more lines then. For the other modules of this room.
         """
         response = self._send("GET", path, query=query, read_s=idle_s, preload=False)
         try:
@@ -220,7 +220,7 @@ class KubeCluster:
         content_type: str = "application/json",
         accept: tuple[int, ...] = (),
     ) -> tuple[int, bytes]:
-        """(code, body) of a success, of 404 and of the codes in `accept`. ApiError for every other answer."""
+        """(code, body) of a success, of 404 and of the codes in `accept`. Raises ApiError for every other answer."""
         response = self._send(method, path, query=query, body=body, content_type=content_type)
         if response.status < 300 or response.status == 404 or response.status in accept:
             return response.status, response.data
@@ -237,7 +237,7 @@ class KubeCluster:
         read_s: float = _TIMEOUT_S[1],
         preload: bool = True,
     ) -> urllib3.BaseHTTPResponse:
-        """The answer, whatever its code. ApiError with status 0 when there is none."""
+        """The answer, with any code. Raises ApiError with status 0 when there is no answer."""
         headers = {"Accept": "application/json, */*", "Content-Type": content_type, "User-Agent": names.MANAGER}
         self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
         url = f"{self._client.configuration.host}{path}" + (f"?{urlencode(query)}" if query else "")
@@ -268,12 +268,12 @@ def _refusal(method: str, path: str, response: urllib3.BaseHTTPResponse) -> ApiE
 
 
 def _not_created(path: str, status: int, body: bytes) -> ApiError:
-    """A creation that was answered with 404 (the namespace is gone, or a webhook looks for something else that is not there), or 409."""
+    """The error for a creation that was answered with 404 (the namespace is gone, or a webhook did not find another object), or 409."""
     return ApiError(f"POST {path}: {status} {_reason(body)}", status=status)
 
 
 def is_segment(name: str) -> bool:
-    """Whether `name` can be a part of a path. An empty one would ask for all resources, and the dots for what stands above them."""
+    """Whether `name` can be a part of a path. An empty name would request all resources, and dots would request a parent path."""
     return name not in {"", ".", ".."}
 
 
@@ -296,7 +296,7 @@ def _root(api_version: str) -> str:
 def _object(body: bytes) -> Resource:
     try:
         document = json.loads(body)
-    except ValueError as error:  # a proxy in between may answer by itself
+    except ValueError as error:  # a proxy in between may have answered
         raise ApiError(f"the API server's answer is not JSON: {body[:200]!r}", status=0) from error
     if not isinstance(document, dict):
         raise ApiError(f"the API server's answer is no object: {body[:200]!r}", status=0)
@@ -304,7 +304,7 @@ def _object(body: bytes) -> Resource:
 
 
 def _retry_after_s(header: str | None) -> float:
-    """The seconds of the header; 0 for none, and for a date, which Kubernetes does not send."""
+    """The seconds in the header; 0 without a header, and for a date, which Kubernetes does not send."""
     return min(float(header), _RETRY_AFTER_MAX_S) if header and header.isdecimal() else 0.0
 
 

@@ -37,13 +37,13 @@ class Election:
         return renewed_s is not None and self._env.monotonic_s() - renewed_s < self._settings.lease_seconds
 
     def tick(self) -> bool:
-        """Try to take or renew the Lease, in one or two requests. Whether this candidate leads. After an ApiError a leader leads on until
-        the duration of the Lease is over.
+        """Try to take or renew the Lease, in one or two requests. Returns whether this candidate leads. After an ApiError a leader still
+        leads until the duration of the Lease is over.
         """
         before_s = self._env.monotonic_s()
         try:
             if self._take():
-                # The time before the request: the Lease was renewed no earlier.
+                # This is the time before the request. The Lease was renewed no earlier.
                 self._renewed_s = before_s
             else:
                 self._renewed_s = None

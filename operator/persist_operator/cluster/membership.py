@@ -1,8 +1,8 @@
-"""Which replicas of one operator are alive, and which slices of the keys each of them reconciles.
+"""The living replicas of one operator, and the slices of the keys that each of them reconciles.
 
-Each replica renews a Lease of its own and lists those of all. As in `lease`, no clock is compared with another: a replica is gone when its
+Each replica renews its own Lease and lists all Leases. As in `lease`, no clock is compared with another: a replica is gone when its
 Lease has not changed for the Lease's duration by the observer's monotonic clock, or at once when it released the Lease. Every replica
-computes the same division from the same members, so there is nothing to agree on. While two replicas see different members, a slice may
+computes the same division from the same members, so they need not agree on it. While two replicas see different members, a slice may
 have two owners or none for some seconds. The safety of shards does not depend on it (docs/adr/0018-slices.md).
 """
 
@@ -21,11 +21,12 @@ from persist_operator.api import names
 from persist_operator.cluster.port import LEASE, ApiError, Cluster, Resource
 from persist_operator.settings import LeaderSettings, ShardingSettings
 
-#: All replicas must divide alike, so the number is no setting. It must never change while replicas of two versions run.
+#: The number of slices. All replicas must divide in the same way, so it is not a setting. It must never change while replicas of two
+#: versions run.
 SLICES = 64
-#: A Lease that claims a longer duration counts for no longer. It is above what a rollout from one setting to another may have.
+#: The longest duration of a Lease that counts. It is longer than any duration during a rollout from one setting to another.
 _DURATION_MAX_S = 120.0
-#: A replica that joined owns nothing for this many polls: the others see it by then, and let go.
+#: A new replica owns nothing for this number of polls. By then the other replicas have seen it, and have released its slices.
 _SETTLE_POLLS = 2.5
 
 
@@ -37,8 +38,8 @@ def slice_of(namespace: str, name: str) -> int:
 
 @functools.lru_cache(maxsize=8)
 def divided(members: frozenset[str]) -> Mapping[int, str]:
-    """The owner of each slice; empty without members. Rendezvous hashing with a bound: each slice goes to the member with the highest
-    weight of those that have room. None has more than its share, rounded up. When a member comes or goes, few other slices move.
+    """The owner of each slice; empty without members. It is rendezvous hashing with a bound: each slice goes to the member with the highest
+    weight that still has room. No member has more than its share, rounded up. When a member comes or goes, few other slices move.
     """
     left = dict.fromkeys(members, -(-SLICES // max(1, len(members))))
     owners = {}
@@ -85,13 +86,13 @@ class Membership:
 
     @property
     def is_member(self) -> bool:
-        """Whether this replica renewed its Lease within the duration. Otherwise the others may have taken its slices."""
+        """Whether this replica renewed its Lease within the duration. If not, the others may have taken its slices."""
         renewed_s = self._renewed_s  # read once, because `tick` may run in another thread
         return renewed_s is not None and self._env.monotonic_s() - renewed_s < self._settings.lease_seconds
 
     def tick(self) -> frozenset[int]:
-        """Renew the Lease if that is due, look at the others, and return the slices of this replica. One to three requests. After an
-        ApiError the last view holds until the own Lease ends.
+        """Renew the Lease if that is due, look at the other Leases, and return the slices of this replica. Takes one to three requests.
+        After an ApiError the last division is valid until the own Lease ends.
         """
         now_s = self._env.monotonic_s()
         try:
@@ -119,7 +120,7 @@ class Membership:
         return f"{self._group}-{self._member}"
 
     def _renew(self, before_s: float) -> None:
-        """Write the own Lease. `before_s` is the time before the request: the Lease was renewed no earlier."""
+        """Write the own Lease. `before_s`: the time before the request. The Lease was renewed no earlier."""
         was_member = self.is_member
         lease = self._cluster.get(LEASE, self._namespace, self._lease_name)
         if lease is None:
@@ -133,7 +134,7 @@ class Membership:
                 self._joined_s = self._env.monotonic_s()
 
     def _look(self) -> None:
-        """Note which Leases changed since the last look."""
+        """Record which Leases changed since the last look."""
         labels = {names.LABEL_MANAGED_BY: names.MANAGER, names.LABEL_MEMBER_OF: self._group}
         found, now_s = self._cluster.find(LEASE, self._namespace, labels), self._env.monotonic_s()
         seen = {}
@@ -150,7 +151,9 @@ class Membership:
         self._seen = seen
 
     def _duration_s(self, claimed: Any) -> float:
-        """What a Lease claims, within bounds. The own setting for what is no number: a stray Lease must not stop the replicas."""
+        """The duration that a Lease claims, within bounds. The own setting if it is not a number, because a stray Lease must not stop the
+        replicas.
+        """
         is_number = isinstance(claimed, int | float) and not isinstance(claimed, bool) and claimed > 0
         return min(float(claimed), _DURATION_MAX_S) if is_number else self._settings.lease_seconds
 

@@ -1,8 +1,8 @@
-"""The calls of a person's command line: what the port offers, with the person's kubeconfig and a merge patch, a watch of one resource and
-a log that goes on.
+"""The calls of a user's command line, with the user's kubeconfig: the calls of the port, a merge patch, a watch of one resource, and
+following a log.
 
-Other than the port, a call repeats what a server or a connection refused in passing, because a person would do no more than that.
-A refusal for want of a right becomes `Forbidden`, which names the right.
+Unlike the port, a call retries passing failures of a server or a connection, because the user would only do the same. A refusal for a
+missing right becomes `Forbidden`, which names the right.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from persist_engine.base.errors import InvalidUsage, PersistError
 from persist_operator.cluster.kube import KubeCluster, client_of, resource_path
 from persist_operator.cluster.port import POD, ApiError, Kind, Resource
 
-#: Field manager of a spec that a person changes through the command line. Flux takes over what a manager with `kubectl` before its name
-#: owns, and undoes it at its next sync.
+#: Field manager of a spec that a user changes through the command line. Flux takes over the fields of a manager whose name begins with
+#: `kubectl`, and reverts them at its next sync.
 SPEC_MANAGER = "kubectl-persist"
-#: Field manager of requests. They have to outlive a sync: an approval counts until its run has succeeded.
+#: Field manager of requests. They must survive a sync, because an approval counts until its run has succeeded.
 REQUEST_MANAGER = "persist-requests"
 _IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _DEFAULT_NAMESPACE = "default"
-#: Codes that say nothing about the next try. 409: another writer came first, and a patch states no version.
+#: Codes after which the next try may succeed. 409: another writer came first, and a patch has no version.
 _PASSING = {0, 409, 429, 500, 502, 503, 504}
 _TRIES = 4
-#: A person sees what a call waits for after so long a silence.
+#: The time without an answer after which the user sees what a call waits for.
 QUIET_S = 2.0
 _PAUSE_S = (0.5, 4.0)
 #: A watch without an event ends after this, and begins again with a read.
 _WATCH_S = 30.0
-#: A log without a line.
+#: The longest time without a line of a log.
 _LOG_IDLE_S = 3600.0
-#: What the library raises over a kubeconfig with values of other types, bytes that are no text, and files that are not there.
+#: The library's errors for a kubeconfig with values of wrong types, with bytes that are not text, or with missing files.
 _UNUSABLE = (AttributeError, LookupError, OSError, TypeError, ValueError)
 _T = TypeVar("_T")
 
 
 class Forbidden(PersistError):
-    """The API server refused a request for want of a right, which the message names."""
+    """The API server refused a request because of a missing right, which the message names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Where the person's requests go: a client, the namespace of the context, and its name, which is empty in a pod."""
+    """The target of the user's requests: a client, the namespace of the context, and the name of the context, which is empty in a pod."""
 
     client: kubernetes.client.ApiClient
     namespace: str
@@ -63,7 +63,7 @@ class Access:
 
 def load_access(kubeconfig: str | None, context: str | None) -> Access:
     """The access that kubectl would use: the file, or $KUBECONFIG, or ~/.kube/config; in a pod without any of them, its service account.
-    InvalidUsage when there is none, for an unknown context, and for credentials that cannot be used. No message shows one.
+    Raises InvalidUsage when there is none, for an unknown context, and for unusable credentials. No message shows credentials.
     """
     configuration = kubernetes.client.Configuration()
     try:
@@ -73,7 +73,7 @@ def load_access(kubeconfig: str | None, context: str | None) -> Access:
         known = {str(one["name"]) for one in document.value.get("contexts") or ()}
         if context is not None and context not in known:
             raise InvalidUsage(f"no context {context!r} in the kubeconfig; there are: {', '.join(sorted(known))}")
-        # Without a base path, relative ones are those of the file that has them.
+        # Without a base path, relative paths are relative to the file that contains them.
         loader = kube_config.KubeConfigLoader(document, active_context=context, config_base_path=None)
     except (kubernetes.config.ConfigException, yaml.YAMLError, *_UNUSABLE) as error:
         if kubeconfig is None and context is None and (_IN_CLUSTER / "token").exists():
@@ -90,9 +90,9 @@ def load_access(kubeconfig: str | None, context: str | None) -> Access:
 
 
 def _load_credentials(loader: kube_config.KubeConfigLoader, configuration: kubernetes.client.Configuration) -> None:
-    """ConfigException where the library would go on without credentials, because a plugin failed, and for a token that no request can have:
-    the error of the request would show it. A line end after the token is no part of it. OSError and ValueError for a certificate
-    that is none.
+    """Load the credentials. Raises ConfigException when a plugin failed, after which the library would continue without credentials. Also
+    raises it for a token that no request can contain, because the error of the request would show the token. A line end after the token is
+    dropped. Raises OSError and ValueError for an invalid certificate.
     """
     with _said() as said:
         loader.load_and_set(configuration)
@@ -107,16 +107,16 @@ def _load_credentials(loader: kube_config.KubeConfigLoader, configuration: kuber
 
 
 def _check_files(configuration: kubernetes.client.Configuration) -> None:
-    """Reads the client's certificate as the first request would, whose error would not say that it is the kubeconfig's."""
+    """Read the client's certificate, because the error of the first request would not show that the certificate is the kubeconfig's."""
     if configuration.cert_file:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        # Without a password OpenSSL would ask the terminal for one, and the client has none either.
+        # Without a password OpenSSL would ask the terminal for one. The client has no password.
         context.load_cert_chain(configuration.cert_file, configuration.key_file or None, password="")
 
 
 @contextlib.contextmanager
 def _said() -> Iterator[list[str]]:
-    """The errors that are logged meanwhile, in place of the log."""
+    """Yields the errors that are logged within the block. They do not reach the log."""
     texts: list[str] = []
     handler = logging.Handler(logging.ERROR)
     handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
@@ -128,12 +128,12 @@ def _said() -> Iterator[list[str]]:
 
 
 class UserCluster:
-    """The API server with a person's rights. Thread-safe."""
+    """The API server with a user's rights. Thread-safe."""
 
     def __init__(
         self, client: kubernetes.client.ApiClient, env: Env, *, on_wait: Callable[[str], None] | None = None
     ) -> None:
-        """`on_wait` receives one line, from another thread, when a call has waited QUIET_S; once, whatever else waits."""
+        """`on_wait` receives one line, in another thread, when a call has waited for QUIET_S. It is called only once."""
         self._kube, self._env = KubeCluster(client), env
         self._server, self._on_wait = str(client.configuration.host), on_wait
 
@@ -168,7 +168,7 @@ class UserCluster:
         return self._asked("delete", kind, namespace, lambda: self._kube.delete(kind, namespace, name))
 
     def patch(self, kind: Kind, namespace: str, name: str, change: Mapping[str, Any]) -> Resource | None:
-        """Merge `change` into the resource. Returns the resource then; None when there is none. A repetition has no further effect."""
+        """Merge `change` into the resource. Returns the changed resource; None when there is none. Idempotent."""
         manager = SPEC_MANAGER if "spec" in change else REQUEST_MANAGER
         return self._asked(
             "patch", kind, namespace, lambda: self._kube.merge_patch(kind, namespace, name, change, manager=manager)
@@ -177,8 +177,8 @@ class UserCluster:
     def follow(
         self, kind: Kind, namespace: str, name: str, *, until_s: float | None
     ) -> Generator[Resource | None, None, None]:
-        """The resource now, and after each change, until `until_s` of the monotonic clock; None once it is gone. A broken watch begins
-        again with a read, so no last state is missed.
+        """The resource now, and after each change, until `until_s` of the monotonic clock; None when it is gone. A broken watch begins
+        again with a read, so the last state is never missed.
         """
         while True:
             found = self.get(kind, namespace, name)
@@ -189,7 +189,7 @@ class UserCluster:
             yield from self._changes(kind, found, _WATCH_S if left_s is None else min(_WATCH_S, left_s))
 
     def _changes(self, kind: Kind, known: Resource, seconds: float) -> Generator[Resource, None, None]:
-        """What a watch from the version of `known` on shows of it, for about `seconds`, without its deletion."""
+        """The changes of `known` that a watch from its version shows, for about `seconds`, without its deletion."""
         metadata = known["metadata"]
         query = {
             "watch": "true",
@@ -211,7 +211,7 @@ class UserCluster:
                 if self._env.monotonic_s() - began_s >= seconds:
                     return
         if self._env.monotonic_s() - began_s < _PAUSE_S[0]:
-            self._env.sleep(_PAUSE_S[0])  # a server that ends every watch at once is not asked in a tight loop
+            self._env.sleep(_PAUSE_S[0])  # avoids a tight loop if a server ends every watch at once
 
     def log_lines(
         self,
@@ -223,8 +223,8 @@ class UserCluster:
         follow: bool,
         previous: bool = False,
     ) -> Generator[str, None, None]:
-        """The last `lines` lines of the pod's log (all when None), and with `follow` those that come, until the container ends. ApiError
-        after the lines so far when the connection broke: a log that ends without it is whole.
+        """The last `lines` lines of the pod's log (all when None), and with `follow` also new lines, until the container ends. Raises
+        ApiError after the lines so far when the connection broke. A log that ends without an error is complete.
         """
         query = {
             **({"container": container} if container else {}),
@@ -238,7 +238,7 @@ class UserCluster:
                 yield line.decode("utf-8", "replace")
 
     def _asked(self, verb: str, kind: Kind, namespace: str | None, send: Callable[[], _T]) -> _T:
-        """What `send` returns, tried again after an answer that says nothing about the next try."""
+        """The result of `send`, which is retried after a passing failure."""
         pause_s = _PAUSE_S[0]
         with self._explained(verb, kind, namespace), self._heard():
             for _ in range(_TRIES - 1):
@@ -253,7 +253,7 @@ class UserCluster:
 
     @contextlib.contextmanager
     def _heard(self) -> Iterator[None]:
-        """Says what a call waits for, should it wait long."""
+        """Shows what a call waits for, if it waits long."""
         if self._on_wait is None:
             yield
             return
@@ -287,7 +287,7 @@ class UserCluster:
 
 @contextlib.contextmanager
 def _unbroken() -> Iterator[None]:
-    """Ends a watch whose connection broke, or on which nothing came: the caller begins again with a read."""
+    """Ends a watch whose connection broke, or on which nothing came. The caller begins again with a read."""
     try:
         yield
     except ApiError as error:
@@ -296,7 +296,7 @@ def _unbroken() -> Iterator[None]:
 
 
 def _missing(verb: str, kind: Kind, namespace: str | None, text: str) -> str:
-    """The words for a refusal. Quotas and admission answer 403 too: their own message says why."""
+    """The message for a refusal. Quotas and admission also answer 403, and their own message has the reason."""
     if "cannot" not in text:
         return text
     group = kind.api_version.partition("/")[0] if "/" in kind.api_version else ""

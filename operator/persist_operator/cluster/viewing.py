@@ -1,6 +1,6 @@
-"""The API server's calls of the console: events, merge patches, and the reviews that say what a user is and may do.
+"""The console's calls of the API server: events, merge patches, and reviews that show a user's identity and rights.
 
-A review is created and never stored; its answer comes back at once.
+A review is created but never stored. Its answer comes back at once.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from persist_operator.cluster.port import EVENT, Kind, Resource
 SELF_REVIEW = Kind("authorization.k8s.io/v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews")
 ACCESS_REVIEW = Kind("authorization.k8s.io/v1", "SubjectAccessReview", "subjectaccessreviews")
 TOKEN_REVIEW = Kind("authentication.k8s.io/v1", "TokenReview", "tokenreviews")
-#: Field manager of what a user changes on a page.
+#: Field manager of a user's changes on a page.
 CONSOLE_MANAGER = "persist-console"
 
 
 class ViewedCluster(KubeCluster):
-    """The Cluster of a real API server, with what pages need besides. Thread-safe. Calls raise ApiError."""
+    """The Cluster of a real API server, with the additional calls of pages. Thread-safe. Calls raise ApiError."""
 
     def events(self, namespace: str, uid: str, *, limit: int) -> list[Resource]:
         """At most `limit` Events about the object with this uid, in no order."""
@@ -36,6 +36,6 @@ class ViewedCluster(KubeCluster):
         return status
 
     def annotate(self, kind: Kind, namespace: str, name: str, annotation: str, value: str) -> bool:
-        """Set one annotation by a merge patch. Idempotent. False when there is no such resource."""
+        """Set one annotation by a merge patch. Idempotent. Returns False when there is no such resource."""
         change = {"metadata": {"annotations": {annotation: value}}}
         return self.merge_patch(kind, namespace, name, change, manager=CONSOLE_MANAGER) is not None

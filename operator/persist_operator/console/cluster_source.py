@@ -37,7 +37,7 @@ _NO_STORES += "and their credentials, it also draws the spine and lists versions
 
 
 class ClusterSource:
-    """See console.port.Source. `namespaces`: those that are shown; empty: all."""
+    """See console.port.Source. `namespaces`: the namespaces to show; empty: all."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class ClusterSource:
         places = {text(block(one, "metadata").get("namespace")) for one in found}
         shown = {place for place in places if self._rights.has(viewer, reading(kind, "list", place))}
         if not shown:
-            # Not the names of the namespaces: a viewer without rights there does not learn that they exist.
+            # The refusal does not name the namespaces, so a viewer without rights there does not learn that they exist.
             self._refuse(viewer, [everywhere])
         return [one for one in found if block(one, "metadata").get("namespace") in shown]
 
@@ -132,7 +132,7 @@ class ClusterSource:
         if self._rights.precedes and not self._rights.has(viewer, needed):
             self._refuse(viewer, [needed])
         try:
-            # No version is stated: the value names the plan, so a plan that came since is not approved.
+            # The patch has no version, because the value names the plan, so a newer plan is not approved.
             self._cluster.annotate(PERSIST_SHARD, namespace, name, APPROVE, plan_id)
         except ApiError as error:
             self._fail(error, viewer, [needed])
@@ -147,7 +147,7 @@ class ClusterSource:
         raise Forbidden(explained(self._rights, viewer, needed))
 
     def _fail(self, error: ApiError, viewer: Viewer, needed: list[Right]) -> NoReturn:
-        """Forbidden for a refusal of the kubeconfig's user. A refusal of the console's own rights is the installation's fault."""
+        """Raises Forbidden for a refusal of the kubeconfig's user. A refusal of the console's own rights is a fault of the installation."""
         if error.status == 403 and not self._rights.precedes:
             raise Forbidden(explained(self._rights, viewer, needed)) from error
         if error.status == 401:

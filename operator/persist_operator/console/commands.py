@@ -1,4 +1,4 @@
-"""`persist ui`: the console over a cluster. Owns the options that it shares with `persist local ui`, and how the server is started."""
+"""`persist ui`: the console over a cluster. Owns the options that it shares with `persist local ui`, and the start of the server."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def ui(
 
 @contextlib.contextmanager
 def _stores(env: Env) -> Iterator[tuple[Bridge, StoreLocation] | None]:
-    """The stores that the environment names; None when it names none. InvalidUsage when it names only one of the two."""
+    """The stores that the environment names; None when it names none. Raises InvalidUsage when it names only one of the two."""
     from persist_operator.console.engine import reading_bridge
 
     blob, consensus = os.environ.get("PERSIST_BLOB"), os.environ.get("PERSIST_CONSENSUS")
@@ -116,7 +116,9 @@ def started(
     host_names: Sequence[str],
     entrance: Entrance | None = None,
 ) -> None:
-    """Serve the console until a signal. InvalidUsage when the extra `ui` is not installed, and for an address that cannot be taken."""
+    """Serve the console until a signal. Raises InvalidUsage when the extra `ui` is not installed, and for an address that cannot
+    be taken.
+    """
     with _needs_extra():
         from persist_operator.console.serve import serve
     serve(

@@ -1,7 +1,7 @@
-"""The stores of a shard, read for a page through the bridge: its deadline and breaker keep a dead store from holding up the pages.
+"""Reads the stores of a shard for a page, through the bridge, whose deadline and breaker keep a dead store from holding up the pages.
 
-Connects only to stores that the user of this process named. An address in a resource is never one of them: its author could lead the
-console, with the user's credentials, anywhere.
+Connects only to stores that the user of this process named. It never uses an address from a resource, because the author of the resource
+could make the console connect anywhere with the user's credentials.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from persist_operator.console.texts import block, text
 from persist_operator.plan.observed import ShardMissing, StoreFailure
 from persist_operator.settings import LoopSettings, OperatorSettings
 
-#: The longest log that is read for a page: some MB.
+#: The longest log that is read for a page. It has a few MB.
 LOG_VERSIONS_MAX = 5_000
-#: A page waits this long for a store.
+#: How long a page waits for a store.
 _DEADLINE_S = 5.0
 
 
 def reading_bridge(env: Env, credentials_dir: str) -> Bridge:
-    """A bridge for pages: it creates nothing and gives up early."""
+    """A bridge for pages. It creates nothing and gives up early."""
     settings = OperatorSettings(loop=LoopSettings(store_deadline_seconds=_DEADLINE_S))
     return Bridge(settings, env=env, credentials_dir=credentials_dir, only_reads=True)
 

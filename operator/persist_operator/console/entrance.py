@@ -1,6 +1,6 @@
-"""Finds out the user of a request to a console that many users reach: by a token that the API server reviews, or by the headers of a proxy.
+"""Finds out the user of a request to a console for many users, by a token that the API server reviews or by the headers of a proxy.
 
-Headers of a proxy count only when the connection comes from an address that the configuration names. Anything else could write them too.
+Headers of a proxy count only when the connection comes from an address that the configuration names, because any client can write them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from persist_operator.cluster.viewing import TOKEN_REVIEW, ViewedCluster
 from persist_operator.console.port import Unavailable, Viewer
 from persist_operator.console.web import NotSignedIn
 
-#: An answer about a token serves this long.
+#: How long an answer about a token is used.
 _REMEMBERED_S = 10.0
 _REMEMBERED_MAX = 1024
-#: Begins the names of the cluster's own users and groups.
+#: The prefix of the names of the cluster's own users and groups.
 _RESERVED = "system:"
-#: Tokens of Kubernetes are shorter.
+#: The longest token. Tokens of Kubernetes are shorter.
 _TOKEN_MAX = 8192
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -34,7 +34,9 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustedProxy:
-    """A proxy that signs users in: where it connects from, and in which headers it says the user and the groups, with commas."""
+    """A proxy that signs users in: the addresses from which it connects, and the headers with the user and the groups (separated by
+    commas).
+    """
 
     networks: tuple[Network, ...]
     user_header: str
@@ -42,7 +44,7 @@ class TrustedProxy:
 
     @classmethod
     def of(cls, networks: list[str], user_header: str, groups_header: str) -> TrustedProxy | None:
-        """None without a network and a header. InvalidUsage for one without the other, and for a network that is none."""
+        """None without a network and a header. Raises InvalidUsage for one without the other, and for an invalid network."""
         if not networks and not user_header:
             return None
         if not networks or not user_header:
@@ -56,9 +58,9 @@ class TrustedProxy:
         return cls(networks=parsed, user_header=user_header, groups_header=groups_header)
 
     def viewer(self, request: HTTPConnection) -> Viewer | None:
-        """The user that the proxy says; None when the connection is not the proxy's, or it says none. NotSignedIn when a header is there
-        twice, one of them perhaps the user's own, and for a name of the cluster's own users. Groups of the cluster, such as
-        system:masters, are left out, because a user may be able to name a group at the proxy.
+        """The user from the proxy's header; None when the connection is not the proxy's, or the header is absent. Raises NotSignedIn when a
+        header comes twice, because one of them may be the user's own, and for a name of the cluster's own users. Groups of the cluster,
+        such as system:masters, are left out, because a user may be able to name a group at the proxy.
         """
         users = request.headers.getlist(self.user_header)
         if not any(users) or not self._sent_by_proxy(request):
@@ -92,7 +94,7 @@ class ReviewedEntrance:
         self._known: dict[bytes, tuple[float, Viewer | None]] = {}
 
     def viewer(self, request: HTTPConnection) -> Viewer:
-        """The user. NotSignedIn; Unavailable when the API server does not answer."""
+        """The user. Raises NotSignedIn, and Unavailable when the API server does not answer."""
         named = None if self._proxy is None else self._proxy.viewer(request)
         if named is not None:
             return named
@@ -105,7 +107,7 @@ class ReviewedEntrance:
         return viewer
 
     def _reviewed(self, token: str) -> Viewer | None:
-        """The user of a token; None when the API server accepts none. Tokens are remembered as digests only."""
+        """The user of a token; None when the API server does not accept the token. Only digests of tokens are remembered."""
         now_s, key = self._env.monotonic_s(), hashlib.sha256(token.encode()).digest()
         with self._lock:
             until_s, known = self._known.get(key, (0.0, None))

@@ -10,14 +10,14 @@ from urllib.parse import urlencode
 from persist_operator.console.port import Resource
 from persist_operator.console.texts import ago, block, grouped, instant, items, number, seconds, size, text, to_ms
 
-#: A page with more rows is slow to draw and is read by no person; the filter finds the others.
+#: The most rows of a page. A page with more rows is slow to draw and too long to read. The filter finds the other rows.
 ROWS_MAX = 500
 READY = ("True", "False", "Unknown")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """What the query string asks for. Unknown values count as absent."""
+    """The filter and the order from the query string. Unknown values count as absent."""
 
     words: str = ""
     namespace: str = ""
@@ -43,7 +43,7 @@ class Query:
         )
 
     def href(self, **changes: str) -> str:
-        """The address of the page for this query with changes. Only what differs from the defaults is in it."""
+        """The address of the page for this query with changes. It leaves out defaults."""
         names = {"q": self.words, "namespace": self.namespace, "ready": self.ready}
         names |= {"shards": self.shards_by, "sinks": self.sinks_by} | changes
         given = {name: value for name, value in names.items() if value and value != "name"}
@@ -52,7 +52,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heading:
-    """A column: its title, the address that sorts by it, and how the table is sorted by it now (for `aria-sort`)."""
+    """A column: its title, the address that sorts by it, and the present order by it (for `aria-sort`)."""
 
     title: str
     href: str
@@ -75,12 +75,12 @@ class Readiness:
 
     @property
     def word(self) -> str:
-        """Ready, Not ready or Unknown: the badge does not say it by its colour alone."""
+        """Ready, Not ready or Unknown, so that the badge does not rely on its colour."""
         return {"True": "Ready", "False": "Not ready"}.get(self.status, "Unknown")
 
     @classmethod
     def of(cls, resource: Resource) -> Readiness:
-        """Of a resource; Pending before the first reconcile."""
+        """The readiness of a resource; Pending before the first reconcile."""
         conditions = items(block(resource, "status").get("conditions"))
         found: Resource = next((one for one in conditions if one.get("type") == "Ready"), {})
         return cls(
@@ -137,7 +137,7 @@ class Fleet:
     shards_found: int
     sinks_found: int
     counts: tuple[tuple[str, int], ...]
-    """How many resources there are, and how many of them are ready, not ready and neither; the filter does not matter."""
+    """The number of all resources, and of the ready, not ready and unknown ones. The filter does not affect them."""
 
 
 _SHARD_KEYS: Mapping[str, tuple[str, bool]] = {
@@ -228,7 +228,7 @@ def mode_of(sink: Resource) -> str:
 
 
 def lag_of(status: Mapping[str, Any]) -> int | None:
-    """Seconds that a sink is behind its input, as its running driver reports; None when it reports none."""
+    """The seconds by which a sink is behind its input, from its running driver; None when the driver does not report them."""
     return number(block(status, "progress", "running").get("lagSeconds"))
 
 
@@ -274,7 +274,7 @@ Row = TypeVar("Row", ShardRow, SinkRow)
 
 
 def _chosen(rows: Iterable[Row], query: Query) -> list[Row]:
-    """The rows that the filter lets through: each word is in namespace, name, reason or message."""
+    """The rows that pass the filter: each word is in the namespace, name, reason or message."""
     words = query.words.lower().split()
     return [
         row
@@ -286,7 +286,9 @@ def _chosen(rows: Iterable[Row], query: Query) -> list[Row]:
 
 
 def _sorted(rows: list[Row], order: str) -> list[Row]:
-    """By a column, `-` before it for descending. Rows without a value come last in both directions; equal ones by name."""
+    """The rows sorted by a column, with `-` before it for descending. Rows without a value come last in both directions; equal rows are
+    sorted by name.
+    """
     column, down = order.removeprefix("-"), order.startswith("-")
     rows = sorted(rows, key=lambda row: row.keys["name"])
     with_value = [row for row in rows if row.keys[column] not in (None, "")]
@@ -295,7 +297,7 @@ def _sorted(rows: list[Row], order: str) -> list[Row]:
 
 
 def _headings(columns: Mapping[str, tuple[str, bool]], order: str, href: Callable[[str], str]) -> tuple[Heading, ...]:
-    """A second use of the same heading turns the order around. Numbers begin with the largest."""
+    """The headings. A second use of the same heading reverses the order. Numbers begin with the largest."""
     made = []
     for name, (title, is_number) in columns.items():
         first, second = (f"-{name}", name) if is_number else (name, f"-{name}")

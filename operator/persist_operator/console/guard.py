@@ -1,7 +1,8 @@
-"""What every request must pass, and what every answer carries: the Host check, the headers, and the token of forms.
+"""The checks for every request, and the headers of every answer: the Host check, the headers, and the token of forms.
 
-A page of another site may send requests to a server on this machine. The Host check refuses those that a name of that site leads here (DNS
-rebinding). A POST must come from a page of this server: its Origin is this host, and its form has the token of the browser's cookie.
+A page of another site may send requests to a server on this machine. The Host check refuses requests for which a name of that site was
+resolved to this machine (DNS rebinding). A POST must come from a page of this server: its Origin is this host, and its form has the token
+of the browser's cookie.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 COOKIE = "persist-console"
 FIELD = "token"
-#: Pages load their style and script from this server and nothing from anywhere else; no page may frame them.
+#: Pages load their style and script from this server, and nothing from other hosts. No page may frame them.
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
@@ -31,7 +32,7 @@ _HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
     "Cache-Control": "no-store",
 }
-#: A form of the console has a token and an id.
+#: The longest body. A form of the console has only a token and an id.
 BODY_BYTES_MAX = 4096
 
 
@@ -49,7 +50,7 @@ class Hosts:
         return cls(frozenset(name.lower() for name in names), loopback)
 
     def allows(self, host: str | None) -> bool:
-        """Whether a request with this Host header is for this server. The port does not matter: the request has arrived."""
+        """Whether a request with this Host header is for this server. The port does not matter, because the request has arrived."""
         name = host_name(host or "")
         if name in self.names:
             return True
@@ -73,7 +74,7 @@ def _is_loopback(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """The tokens of forms. `key` is drawn anew by each process, so no token outlives it."""
+    """The tokens of forms. Each process draws a new `key`, so no token outlives the process."""
 
     key: bytes = field(repr=False)
 
@@ -82,7 +83,7 @@ class Forms:
         return hmac.new(self.key, cookie.encode(), hashlib.sha256).hexdigest()
 
     def problem(self, headers: Mapping[str, str], cookie: str | None, token: str) -> str:
-        """Empty when a POST with these headers (in lower case) comes from a page of this server; otherwise why it is refused."""
+        """Empty when a POST with these headers (in lower case) comes from a page of this server; otherwise the reason for its refusal."""
         origin, host = headers.get("origin"), headers.get("host", "")
         if headers.get("sec-fetch-site") not in {None, "same-origin"}:
             return "the request comes from a page of another site"

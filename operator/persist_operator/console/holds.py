@@ -1,6 +1,6 @@
-"""The view of holds: what keeps the since and the versions of shards, for one shard and for all. Pure.
+"""The view of holds: the readers that hold the since and the versions of shards, for one shard and for all. Pure.
 
-The stores know every hold and its age. Without them the status names at most five readers.
+The stores know every hold and its age. Without the stores, the status names at most five readers.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from persist_operator.console.port import EngineView, Resource, Unseen
 from persist_operator.console.texts import block, instant, items, number, span, text
 
-#: Page of all holds: the stores of at most this many shards are read for it. The others show what their status has.
+#: The most shards whose stores are read for the page of all holds. The other shards show the holds on their status.
 SHARDS_READ_MAX = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldRow:
-    """One hold. `blocks` says what it keeps from moving on."""
+    """One hold. `blocks`: what it holds back."""
 
     namespace: str
     shard: str
@@ -38,7 +38,7 @@ class HoldRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldsPage:
-    """All holds, the oldest first. `notes` say which shards show less than their stores have, and why."""
+    """All holds, the oldest first. `notes` name the shards that show less than their stores have, with the reasons."""
 
     rows: tuple[HoldRow, ...]
     shards: int
@@ -64,7 +64,7 @@ def holds_page(shards: Iterable[tuple[Resource, EngineView | Unseen]], *, now_ms
 
 
 def holds_of_shard(resource: Resource, engine: EngineView | Unseen, *, now_ms: int) -> list[HoldRow]:
-    """The holds of one shard, the oldest first: from its stores, or else those that its status names."""
+    """The holds of one shard, the oldest first: from its stores, or else from its status."""
     metadata = block(resource, "metadata")
     namespace, shard = text(metadata.get("namespace")), text(metadata.get("name"))
     if isinstance(engine, EngineView) and engine.holds is not None:

@@ -1,6 +1,6 @@
 """The protocol of the console's server. A client that does not finish its request in time loses its connection.
 
-The server itself waits for ever for the rest of a request. So a few hundred silent connections would take all of its descriptors.
+The server's own protocol waits for ever for the rest of a request. So a few hundred silent connections would take all of its descriptors.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import asyncio
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-#: A browser sends a request of the console at once.
+#: The time limit for a request. A browser sends a whole request of the console at once.
 REQUEST_S = 10.0
 
 
 class PatientForAWhile(H11Protocol):
-    """See the module docstring. One object for each connection, used by the loop's thread alone."""
+    """See the module docstring. There is one object for each connection, and only the loop's thread uses it."""
 
     request_s = REQUEST_S
     _late: asyncio.TimerHandle | None = None
@@ -25,7 +25,7 @@ class PatientForAWhile(H11Protocol):
         self._wait()
 
     def data_received(self, data: bytes) -> None:
-        """A part of a request. Its pieces together have the time of one."""
+        """A part of a request has arrived. All parts together have the time limit of one request."""
         super().data_received(data)
         if not self._is_waiting():
             self._stop()
@@ -38,7 +38,7 @@ class PatientForAWhile(H11Protocol):
         super().connection_lost(exc)
 
     def _is_waiting(self) -> bool:
-        """Whether the client has to send something before it gets an answer."""
+        """Whether the client must send more before it gets an answer."""
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def _wait(self) -> None:

@@ -1,6 +1,6 @@
 """The pictures of a shard: its frontiers over time, and its spine below on the same axis. Pure geometry, in units of the SVG.
 
-Each picture has a text beside it that says the same: tables for the spine and the holds, and a sentence for the frontiers.
+Each picture has an equivalent text beside it: tables for the spine and the holds, and a sentence for the frontiers.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _TOP, _FOOT = 8.0, 30.0
 _LABEL_MAX = 18
 #: The height of the mark between two hollow batches, below the label.
 _SEAM = 6.0
-#: More holds than this are in the table only.
+#: The most holds in the picture. Further holds are only in the table.
 HOLDS_MAX = 10
-#: About the width of a character of a label.
+#: The approximate width of a character of a label.
 _CHARACTER = 6.2
-#: The narrowest box that is seen.
+#: The narrowest visible box.
 _NARROW = 3.0
 
 
@@ -53,7 +53,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A picture with its lanes and axis. `cut` is where the axis leaves out a long gap. `says` is its description."""
+    """A picture with its lanes and axis. `cut`: the place at which the axis leaves out a long gap. `says`: the description."""
 
     height: float
     lanes: tuple[Lane, ...]
@@ -86,7 +86,9 @@ class SpineBatch:
 
 
 def spine_of(batches: Iterable[Resource]) -> list[SpineBatch]:
-    """The spine from the rows of the engine's table `batches`, oldest first. A compaction first takes the oldest that is not compact."""
+    """The spine from the rows of the engine's table `batches`, oldest first. The next compaction takes the oldest batch that is not
+    compact.
+    """
     grouped_rows: dict[tuple[str, int], list[Resource]] = {}
     for row in batches:
         grouped_rows.setdefault((text(row["spine"]), number(row["level"]) or 0), []).append(row)
@@ -116,7 +118,7 @@ def spine_of(batches: Iterable[Resource]) -> list[SpineBatch]:
 def scale_of(
     *, since: int | None, upper: int | None, holds: Iterable[int | None], spine: Sequence[SpineBatch]
 ) -> Scale:
-    """The axis on which all of these have a place."""
+    """The axis that contains all of these times."""
     times = [since, upper, *holds, *(one.lower for one in spine), *(one.upper for one in spine)]
     times += [number(row["upper"]) for one in spine for row in one.hollow]
     return Scale.over([time for time in times if time is not None], left=LEFT, right=RIGHT)

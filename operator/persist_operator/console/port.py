@@ -1,7 +1,7 @@
-"""The port between the pages and where the resources are: a state folder of this machine, or a cluster.
+"""The port between the pages and the source of the resources: a state folder of this machine, or a cluster.
 
-Owns the values that pages are made of. A source only reads, but for `approve`. It registers nothing in a shard, so that a look at a shard
-keeps nothing in it. Must not know HTTP.
+Owns the values for pages. A source only reads, except for `approve`. It registers nothing in a shard, so a look at a shard holds nothing.
+Must not know HTTP.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PLURALS: Mapping[KindName, str] = {"PersistShard": "persistshards", "SparkSink":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Right:
-    """A right of Kubernetes: a verb on a resource of an API group. `namespace` None: in all namespaces. `held` None: not known."""
+    """A right of Kubernetes: a verb on a resource of an API group. `namespace` None: in all namespaces. `held` None: unknown."""
 
     verb: str
     group: str
@@ -37,7 +37,7 @@ class Right:
 
 
 class Forbidden(InvalidUsage):
-    """The viewer lacks rights. `rights` are those that the page needs."""
+    """The viewer lacks rights. `rights` are all rights that the page needs."""
 
     def __init__(self, rights: Sequence[Right]) -> None:
         super().__init__(f"missing right: {', '.join(str(one) for one in rights if not one.held)}")
@@ -49,7 +49,7 @@ class Unavailable(InvalidUsage):
 
 
 class PlanChanged(InvalidUsage):
-    """The plan to approve is not the plan of the shard now."""
+    """The plan to approve is no longer the plan of the shard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +60,14 @@ class Viewer:
     uid: str = ""
     groups: tuple[str, ...] = ()
     extra: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """What an authenticator adds to a user, for authorizers that ask for it."""
+    """The extra fields that an authenticator adds to a user, for authorizers that use them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineView:
-    """A shard as its stores have it: the rows of the engine's tables `batches`, `versions` and `holds`, oldest first.
+    """A shard in its stores: the rows of the engine's tables `batches`, `versions` and `holds`, oldest first.
 
-    `versions` and `holds` are None when the log is too long to be read for a page; `omitted` says so.
+    `versions` and `holds` are None when the log is too long to be read for a page; `omitted` has the explanation.
     """
 
     since: int | None
@@ -80,14 +80,14 @@ class EngineView:
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """Why there is no EngineView: one sentence."""
+    """The reason why there is no EngineView, in one sentence."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened to a resource. `count` is how often."""
+    """An event of a resource. `count`: how often it happened."""
 
     time: str
     warning: bool
@@ -98,7 +98,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """The last lines of a run. Without a run, `text` is empty and `why` says so."""
+    """The last lines of a run. Without a run, `text` is empty and `why` has the reason."""
 
     run: str
     text: str
@@ -106,11 +106,13 @@ class Log:
 
 
 class Source(Protocol):
-    """Where resources come from. Thread-safe. Calls raise Forbidden when `viewer` may not read, and Unavailable when nothing answers."""
+    """The source of resources. Thread-safe. Calls raise Forbidden when `viewer` may not read, and Unavailable when the source does
+    not answer.
+    """
 
     @property
     def title(self) -> str:
-        """Where the resources are, in a few words."""
+        """The place of the resources, in a few words."""
 
     def every(self, kind: KindName, viewer: Viewer) -> list[Resource]:
         """All resources of a kind that `viewer` may read."""
@@ -122,16 +124,16 @@ class Source(Protocol):
         """The shard in its stores. Linearized, registers nothing. `shard` is a resource that `get` or `every` returned."""
 
     def events(self, resource: Resource, viewer: Viewer) -> list[Event] | Unseen:
-        """What happened to the resource, newest first."""
+        """The events of the resource, newest first."""
 
     def log(self, sink: Resource, viewer: Viewer) -> Log:
-        """The last lines of the newest run of a sink. Never a secret: the driver removes them from its output."""
+        """The last lines of the newest run of a sink. They contain no secrets, because the driver removes secrets from its output."""
 
     def running(self, shard: Resource) -> list[str]:
-        """The names of maintenance runs that are under way, as far as the source knows."""
+        """The names of maintenance runs that are under way, if the source knows them."""
 
     def may_approve(self, shard: Resource, viewer: Viewer) -> str:
-        """Empty when `viewer` may approve the plan of this shard; otherwise one sentence that says why not."""
+        """Empty when `viewer` may approve the plan of this shard; otherwise the reason in one sentence."""
 
     def approve(self, namespace: str, name: str, plan_id: str, viewer: Viewer) -> None:
-        """Request approval of this plan of the shard. Idempotent. Forbidden; PlanChanged when the shard has no such plan now."""
+        """Approve this plan of the shard. Idempotent. Raises Forbidden, and PlanChanged when the shard no longer has this plan."""

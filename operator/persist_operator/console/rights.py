@@ -1,7 +1,7 @@
-"""Which rights a page needs, and whether a viewer has them.
+"""The rights that a page needs, and whether a viewer has them.
 
-Two ways: the API server answers for the user of the kubeconfig, whose requests the console sends as they are. Or the console reads with its
-own rights for many viewers, and asks the API server about each viewer before it shows anything.
+There are two modes. For one user, the console sends requests with the rights of the kubeconfig's user, and the API server decides. For many
+viewers, the console reads with its own rights, and asks the API server about each viewer before it shows anything.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from persist_operator.cluster.port import ApiError
 from persist_operator.cluster.viewing import ACCESS_REVIEW, SELF_REVIEW, ViewedCluster
 from persist_operator.console.port import PLURALS, KindName, Right, Viewer
 
-#: An answer serves this long. A right that was withdrawn serves so much longer.
+#: How long an answer is used. A withdrawn right remains effective for this time.
 _REMEMBERED_S = 10.0
 _REMEMBERED_MAX = 4096
 
@@ -42,14 +42,14 @@ class Rights(Protocol):
 
     @property
     def precedes(self) -> bool:
-        """Whether a right must be asked for before each read, because the console's own rights are others."""
+        """Whether a right must be checked before each read, because the console reads with its own rights."""
 
     def has(self, viewer: Viewer, right: Right) -> bool | None:
-        """Whether the viewer has the right; None when the API server does not say."""
+        """Whether the viewer has the right; None when the API server does not answer this."""
 
 
 class OwnRights:
-    """The rights of the kubeconfig's user, to explain a refusal and to offer what would not be refused."""
+    """The rights of the kubeconfig's user. They explain a refusal, and decide which actions a page offers."""
 
     precedes = False
 
@@ -65,7 +65,7 @@ class OwnRights:
 
 
 class ReviewedRights:
-    """The rights of viewers that a request names. An answer is remembered for some seconds. No answer is a refusal."""
+    """The rights of viewers that a request names. An answer is remembered for some seconds. A missing answer counts as a refusal."""
 
     precedes = True
 
@@ -100,7 +100,7 @@ class ReviewedRights:
 
 
 def explained(rights: Rights, viewer: Viewer, needed: list[Right]) -> list[Right]:
-    """The rights with the answer whether the viewer has them."""
+    """The rights, each with the answer whether the viewer has it."""
     return [replace(one, held=rights.has(viewer, one)) for one in needed]
 
 

@@ -1,7 +1,7 @@
 """The horizontal axis of pictures: times to positions. Pure.
 
-Times of one shard lie decades apart (the minimum, 0, and instants of today) and a millisecond apart. The axis keeps their order, gives half
-of its width to equal gaps and half to true distances, and cuts out one gap that is longer than all others together.
+Times of one shard may be decades apart (the minimum, 0, and instants of today) or a millisecond apart. The axis keeps their order, gives
+half of its width to equal gaps and half to true distances, and cuts one gap that is longer than all others together.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from itertools import pairwise
 
 from persist_operator.console.texts import instant
 
-#: The share of the width that equal gaps get.
+#: The share of the width for equal gaps.
 _EQUAL = 0.5
-#: The width of a gap that is cut out, as a share of the whole.
+#: The width of a cut gap, as a share of the whole.
 _CUT = 0.04
-#: About the width of a character of a label, and the least space between two labels, in units of the picture.
+#: The approximate width of a character of a label, and the least space between two labels, in units of the picture.
 _CHARACTER, _SPACE = 6.9, 10.0
 
 
@@ -37,11 +37,11 @@ class Scale:
     times: tuple[int, ...]
     positions: tuple[float, ...]
     cut: tuple[float, float] | None
-    """Where the gap is that is cut out."""
+    """The ends of the cut gap."""
 
     @classmethod
     def over(cls, times: Iterable[int], *, left: float, right: float) -> Scale:
-        """The scale on which all these times have a place. At least one time."""
+        """The scale that contains all these times. There must be at least one time."""
         known = tuple(sorted(set(times))) or (0,)
         gaps = [later - earlier for earlier, later in pairwise(known)]
         if not gaps:
@@ -64,7 +64,7 @@ class Scale:
         return cls(known, tuple(positions), cut)
 
     def x(self, time: int) -> float:
-        """The position of a time; between two known times in proportion, outside at the edge."""
+        """The position of a time: in proportion between two known times, and at the edge outside of them."""
         after = bisect_right(self.times, time)
         if after == 0:
             return self.positions[0]
@@ -75,7 +75,7 @@ class Scale:
         return self.positions[before] + share * (self.positions[after] - self.positions[before])
 
     def ticks(self) -> list[Tick]:
-        """Labels that do not touch: the last, the first, and those between for which there is room, from the right."""
+        """Labels that do not touch: the last, the first, and as many between as fit, from the right."""
         last = len(self.times) - 1
         order = [last, 0, *range(last - 1, 0, -1)]
         taken: list[tuple[float, float]] = []

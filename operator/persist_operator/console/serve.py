@@ -15,11 +15,11 @@ from persist_operator.console.patience import PatientForAWhile
 from persist_operator.console.port import Source
 from persist_operator.console.web import Entrance, console
 
-#: Without an entrance nothing distinguishes users of other machines, and a pod's console has no right to change anything.
+#: Shown when other machines can reach the console: without an entrance it cannot distinguish users, and a pod's console may change nothing.
 ONLY_READS = (
     "This console only reads, because other machines can reach it. Approve from `persist ui` on your own machine."
 )
-#: Requests under way get this long at the end.
+#: How long requests under way may take after a signal.
 _GRACE_S = 2
 _BACKLOG = 64
 
@@ -34,8 +34,8 @@ def serve(
     entrance: Entrance | None = None,
     announce: Callable[[str], None],
 ) -> None:
-    """Serve until SIGINT or SIGTERM. `announce` gets the URL once the port is taken; port 0 takes a free one. InvalidUsage for an address
-    or port that cannot be taken.
+    """Serve until SIGINT or SIGTERM. `announce` gets the URL when the port is taken; port 0 takes a free one. Raises InvalidUsage for an
+    address or port that cannot be taken.
     """
     listener = _listener(address, port)
     with listener:
@@ -44,7 +44,7 @@ def serve(
         announce(f"http://{shown}:{taken}/")
         only_reads = "" if is_loopback(address) and entrance is None else ONLY_READS
         app = console(source, env=env, hosts=Hosts.of([*host_names, address]), entrance=entrance, only_reads=only_reads)
-        # The server header and the access log would say more of the machine than a page needs.
+        # The server header and the access log would reveal more about the machine than a page needs.
         config = uvicorn.Config(
             app,
             http=PatientForAWhile,

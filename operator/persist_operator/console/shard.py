@@ -30,7 +30,7 @@ from persist_operator.console.texts import (
 
 #: The newest versions that a page shows.
 VERSIONS_MAX = 50
-#: Of these, so many are open to view.
+#: How many of these versions are visible at first.
 VERSIONS_SHOWN = 8
 #: The newest batches that a page lists.
 BATCHES_MAX = 60
@@ -118,7 +118,7 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanView:
-    """A plan that waits for approval, or has it. `why_not` is empty when the viewer may approve it now."""
+    """A plan that waits for an approval, or has one. `why_not` is empty when the viewer may approve it now."""
 
     id: str
     facts: tuple[tuple[str, str], ...]
@@ -141,7 +141,7 @@ class ShardPage:
     versions: tuple[VersionRow, ...]
     versions_omitted: int
     unseen: str
-    """Why the page shows no more than the status has; empty when it does."""
+    """The reason why the page shows only the status; empty when it shows more."""
     holds: tuple[HoldRow, ...]
     debt: tuple[tuple[str, str], ...]
     deadline: str
@@ -302,7 +302,7 @@ def _pictures(
         return None, None
     since = seen.since if seen else number(frontiers["since"])
     upper = seen.upper if seen else number(frontiers["upper"])
-    # The operator's own hold names the shard, whose page this is.
+    # The operator's own hold names the shard, which this page need not repeat.
     held = [
         ((one.purpose or one.id).removesuffix(f" of {one.namespace}/{one.shard}"), one.since_time)
         for one in holds
@@ -351,7 +351,7 @@ def _debt(status: Mapping[str, Any], now_ms: int) -> list[tuple[str, str]]:
 
 
 def _verdict(verification: Mapping[str, Any], now_ms: int) -> str:
-    """`Verified 3h ago`, or what is wrong in words."""
+    """`Verified 3h ago`, or the problem in words."""
     found, when = text(verification.get("verdict")), ago(verification.get("time"), now_ms)
     return ", ".join(filter(None, (f"{found} {when}".strip(), text(verification.get("message")))))
 
@@ -391,7 +391,7 @@ def _run(run: Mapping[str, Any], now_ms: int) -> RunRow:
 
 
 def took(run: Mapping[str, Any]) -> str:
-    """How long a run took; empty when that is not known."""
+    """How long a run took; empty when this is unknown."""
     start, end = to_ms(run.get("startTime")), to_ms(run.get("endTime"))
     return "" if start is None or end is None else seconds((end - start) // 1000)
 

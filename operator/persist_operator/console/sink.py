@@ -33,7 +33,7 @@ class AttemptRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkPage:
-    """The page. `done` and `tasks` are those of the stage that runs, 0 without one."""
+    """The page. `done` and `tasks` are numbers of the running stage; 0 without one."""
 
     namespace: str
     name: str
@@ -83,7 +83,7 @@ def sink_page(resource: Resource, log: Log, events: Sequence[Event] | Unseen, *,
         conditions=tuple(condition_rows(status, now_ms)),
         events=() if isinstance(events, Unseen) else tuple(events),
         events_unseen=events.why if isinstance(events, Unseen) else "",
-        # The driver hides secrets in what it writes. Its other containers, and programs that it starts, may not.
+        # The driver hides secrets in its output, but its other containers, and programs that it starts, may not.
         log=replace(log, text=redact(log.text)),
     )
 

@@ -1,6 +1,6 @@
 """Values of a resource as texts and numbers for a page. Pure.
 
-A status is written by an operator, but a field may be absent or of another type: such a value counts as absent.
+An operator writes a status, but a field may be absent or have another type. A value of another type counts as absent.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def text(value: Any) -> str:
 
 
 def number(value: Any) -> int | None:
-    """The value when it is a whole number; a text of digits is one, because frontiers are texts."""
+    """The value when it is a whole number or a text of digits, because frontiers are texts."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
@@ -70,7 +70,7 @@ def seconds(value: Any) -> str:
 
 
 def ago(time: Any, now_ms: int) -> str:
-    """`3m ago`, or `in 3m` for a time to come; empty when absent."""
+    """`3m ago`, or `in 3m` for a future time; empty when absent."""
     at = to_ms(time)
     if at is None:
         return ""
@@ -78,13 +78,13 @@ def ago(time: Any, now_ms: int) -> str:
 
 
 def due(time: Any, now_ms: int) -> str:
-    """Of what is to happen at a time: `in 3m`, or `due since 3m` when the time has passed and it has not begun; empty when absent."""
+    """The text for a planned time: `in 3m`, or `due since 3m` when the time has passed without a start; empty when absent."""
     at = to_ms(time)
     return f"due since {span(now_ms - at)}" if at is not None and at <= now_ms else ago(time, now_ms)
 
 
 def to_ms(time: Any) -> int | None:
-    """Milliseconds since 1970 of a time of Kubernetes; None when it is absent or no time."""
+    """Milliseconds since 1970 of a time of Kubernetes; None when it is absent or invalid."""
     try:
         return times.to_ms(time) if isinstance(time, str) else None
     except ValueError:

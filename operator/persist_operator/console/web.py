@@ -46,7 +46,7 @@ PLAN_ID_MAX = 253
 
 
 class NotSignedIn(Exception):
-    """The request does not prove its user. The text says what is missing."""
+    """The request does not prove its user. The text names what is missing."""
 
 
 class Entrance(Protocol):
@@ -57,7 +57,7 @@ class Entrance(Protocol):
 
 
 class Open:
-    """The entrance of a console that one user started without access for others: each request is this user's."""
+    """The entrance of a console that one user started without access for others. Each request is this user's."""
 
     def viewer(self, request: HTTPConnection) -> Viewer:
         """See Entrance."""
@@ -65,7 +65,7 @@ class Open:
 
 
 def _shown(value: object) -> object:
-    """A value as a page shows it: without marks that change the order of letters, so that no name looks like another."""
+    """A value as a page shows it, without marks that change the order of letters, so that no name looks like another."""
     return printable(value) if type(value) is str else value
 
 
@@ -134,7 +134,7 @@ class Pages:
         return self._page(request, "holds.html", page=holds_page(seen, now_ms=self._env.now_ms()))
 
     async def approve(self, request: Request) -> Response:
-        """Approve the plan of a shard. The form names the plan, so that a plan that came since is not approved."""
+        """Approve the plan of a shard. The form names the plan, so that a newer plan is not approved."""
         # The guard bounds the body. Forms of the pages are url-encoded, so no parser of other forms is needed.
         form = {name: values[0] for name, values in parse_qs((await request.body()).decode("latin-1")).items()}
         problem = self._forms.problem(request.headers, request.cookies.get(COOKIE), form.get(FIELD, ""))
@@ -149,7 +149,7 @@ class Pages:
         return RedirectResponse(str(request.url_for("shard", namespace=namespace, name=name).path), status_code=303)
 
     def health(self, request: Request) -> Response:
-        """The process answers. Says nothing else, and needs no user."""
+        """Shows only that the process answers. Needs no user."""
         return PlainTextResponse("ok\n")
 
     def failed(self, request: Request, error: Exception) -> Response:
@@ -205,8 +205,8 @@ class Pages:
 def console(
     source: Source, *, env: Env, hosts: Hosts, entrance: Entrance | None = None, only_reads: str = ""
 ) -> Starlette:
-    """The ASGI application over a source. `entrance` None: each request is the user's of this process. `only_reads`: why no page offers
-    an approval, and none is accepted.
+    """The ASGI application over a source. `entrance` None: each request is from the user of this process. `only_reads`: the reason why
+    pages neither offer nor accept an approval; empty if they do.
     """
     pages = Pages(source, env=env, entrance=entrance or Open(), only_reads=only_reads)
     handler = cast("Callable[[Request, Exception], Response]", pages.failed)

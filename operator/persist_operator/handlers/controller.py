@@ -1,4 +1,4 @@
-"""The workers of the queue: maps each change to the keys that it concerns, reconciles keys, and resyncs all resources periodically."""
+"""The workers of the queue. They map each change to the keys that it concerns, reconcile keys, and resync all resources periodically."""
 
 from __future__ import annotations
 
@@ -23,35 +23,36 @@ from persist_operator.steps.reconcile import Key, Reconciler
 
 _LOG = logging.getLogger(__name__)
 _POLL_S = 1.0
-#: A key whose store was busy comes again within this time. Thousands may wait so, and each look at whether the store has room costs little.
+#: A key whose store was busy is due again within this time. Thousands of keys may wait, and checking whether the store has room costs
+#: little.
 _BUSY_S = 4.0
-#: A lost race for a resource is tried again within this time, however often it was lost: a client that changes the resource all the time
-#: must not hold up its status ever longer.
+#: A lost race for a resource is tried again within this time, however often it was lost, because a client that changes the resource all the
+#: time must not delay its status more and more.
 _CONFLICT, CONFLICT_S = 409, 1.0
-#: A worker is stuck when one reconcile takes longer. Every call of a reconcile has a limit, and their sum is less.
+#: A worker is stuck when one reconcile takes longer than this. Every call of a reconcile has a limit, and their sum is less.
 _STUCK_S = 600.0
 #: Pause after a failed list. Lists fail until the resource definitions are installed.
 _LIST_AGAIN_S = 5.0
-#: These workers never pause. Further ones serve to wait for stores and the API server at once. While the process has no processor left,
-#: they would only contend for it, so each pauses before it takes a key.
+#: The number of workers that never pause. Further workers are for concurrent waits for stores and the API server. While the process has no
+#: processor time left, they would only contend for it, so each pauses before it takes a key.
 BUSY_WORKERS = 4
 PAUSE_S = 0.25
-#: How often the use of processor is measured, and the share of a core from which on nothing is left.
+#: The interval at which the use of processor time is measured, and the share of a core from which on none is left.
 _MEASURE_S, _BUSY_SHARE = 0.5, 0.75
 
 
 class Pressure:
-    """Whether the process uses about all that one interpreter can of a core. Thread-safe."""
+    """Measures whether the process uses almost all processor time that one interpreter can use of a core. Thread-safe."""
 
     def __init__(self, env: Env, cpu_s: Callable[[], float] = time.process_time) -> None:
-        """`cpu_s` gives the seconds of processor that the process has used."""
+        """`cpu_s` gives the seconds of processor time that the process has used."""
         self._env, self._cpu_s = env, cpu_s
         self._lock = threading.Lock()
         self._last = env.monotonic_s(), cpu_s()
         self._is_high = False
 
     def is_high(self) -> bool:
-        """Over the last interval that is complete."""
+        """Whether the pressure was high over the last complete interval."""
         with self._lock:
             now_s, (since_s, cpu_s) = self._env.monotonic_s(), self._last
             if now_s - since_s >= _MEASURE_S:
@@ -75,7 +76,7 @@ class Controller:
         may_act: Callable[[], bool] = lambda: True,
         informed: Informed | None = None,
     ) -> None:
-        """`may_act` is whether this replica leads now. While it does not, keys wait. `informed` gets the resources of events and lists."""
+        """`may_act`: whether this replica leads now. While it does not, keys wait. `informed` gets the resources of events and lists."""
         self._informed = informed or Informed()
         self._reconciler, self._cluster = reconciler, cluster
         self._settings, self._env, self._metrics = settings, env, metrics
@@ -100,9 +101,9 @@ class Controller:
         self._pressure = Pressure(env)
 
     def changed(self, resource: Mapping[str, Any], *, is_gone: bool = False) -> None:
-        """Enqueue the keys that a changed resource or child concerns, after `informed` knows of it. Never raises, whatever the resource
-        contains. A shard that this process has just read or written in this version is not enqueued, only the sinks that use it are.
-        What concerns only keys of other replicas is dropped.
+        """Enqueue the keys that a changed resource or child concerns, after `informed` has recorded it. Never raises, for any contents of
+        the resource. If this process has just read or written a shard in this version, only the sinks that use it are enqueued. Changes
+        that concern only keys of other replicas are dropped.
         """
         owned = self._owned(resource)
         is_news = True
@@ -115,15 +116,15 @@ class Controller:
                 self._queue.add(key)
 
     def own(self, slices: frozenset[int]) -> None:
-        """Reconcile the keys of these slices only, from now on. Lists at once what is new among them, and forgets what is no longer among
-        them. One thread at a time. Without a call, every key is reconciled.
+        """Reconcile only the keys of these slices from now on. Lists at once, to find new keys, and forgets keys outside of the slices. For
+        one thread at a time. Without a call, every key is reconciled.
         """
         before, gained = self._slices, slices - (self._slices or frozenset())
         if gained:
             self._informed.unlist()
         self._slices = slices
         if gained:
-            # Again, because a list that began in between may lack what it was to bring.
+            # A second call, because a list that began in between may lack resources of the new slices.
             self._informed.unlist()
             self._to_list.set()
         if before is None or before - slices:
@@ -147,7 +148,7 @@ class Controller:
             thread.start()
 
     def stop(self, *, timeout_s: float = 10.0) -> bool:
-        """Begin no further reconcile, and wait for those under way. Whether all ended within `timeout_s`."""
+        """Begin no further reconcile, and wait for those under way. Returns whether all ended within `timeout_s`."""
         self._stopping.set()
         self._to_list.set()
         self._queue.close()
@@ -157,8 +158,8 @@ class Controller:
         return not any(thread.is_alive() for thread in self._threads)
 
     def is_healthy(self) -> bool:
-        """Whether all threads live and at least one worker is not stuck. The length of the queue does not count, because a restart does not
-        help an operator that is busy or has slow stores.
+        """Whether all threads are alive and at least one worker is not stuck. The length of the queue does not count, because a restart
+        does not help an operator that is busy or has slow stores.
         """
         if self._stopping.is_set():
             return True
@@ -168,7 +169,7 @@ class Controller:
 
     @property
     def waits_for(self) -> str | None:
-        """For people, why not every resource was enqueued yet; None after the first complete list."""
+        """The reason, for people, why not every resource was enqueued yet; None after the first complete list."""
         return self._waits_for
 
     def export(self) -> None:
@@ -177,8 +178,8 @@ class Controller:
         self._metrics.queue_oldest.set(self._queue.oldest_s)
 
     def resync(self, *, is_periodic: bool = True) -> None:
-        """List everything, so that a change that a watch missed is known too. Enqueues what is new at once, and if this is the periodic
-        resync, every other resource at some time until the next one. Counts the pods that are leaked.
+        """List everything, to find changes that a watch missed. Enqueues new resources at once. The periodic resync also enqueues every
+        other resource at some time before the next resync. Counts leaked pods.
         """
         pods, uids = our_pods(self._cluster, self._namespaces), set[str]()
         for kind in KEPT:
@@ -220,7 +221,7 @@ class Controller:
 
     def _listed(self, owned: Iterable[Key], *, is_news: bool, is_periodic: bool) -> None:
         for key in owned if is_news or is_periodic else ():
-            # Spread, so that thousands of reconciles do not come at once.
+            # The reconciles are spread, so that thousands of them do not come at once.
             after_s = 0.0 if is_news else self._env.uniform(0.0, self._settings.loop.resync_seconds)
             self._queue.add(key, after_s=after_s)
 
@@ -277,7 +278,7 @@ class Controller:
             if after_s is None:
                 self._forget(key)
             else:
-                # As it is asked for: the reconcile knows what is due then, and what may be spread over time.
+                # The time is not changed, because the reconcile knows what is due then, and what may be spread over time.
                 self._queue.add(key, after_s=after_s)
         except StoreBusy as error:
             result = "store_busy"
@@ -299,8 +300,8 @@ class Controller:
             self._metrics.reconcile_seconds.labels(kind=key.kind).observe(self._env.monotonic_s() - started_s)
 
     def _has_room(self, key: Key) -> bool:
-        """Whether the store of a key that found it busy has room again. A reconcile that comes to the same end costs some milliseconds, and
-        a store that is busy has many keys that wait for it.
+        """Whether the store has room again, for a key that found it busy. Without this check, a reconcile with the same end would take some
+        milliseconds, and many keys wait for a busy store.
         """
         with self._lock:
             busy = self._busy.get(key)
@@ -310,7 +311,7 @@ class Controller:
             return busy is None
 
     def _leave(self, key: Key) -> None:
-        """Let go of a key that another replica reconciles. `resync` brings it back when this replica owns it again."""
+        """Stop reconciling a key that another replica reconciles. `resync` brings it back when this replica owns it again."""
         with self._lock:
             is_known = key in self._seen
             self._seen.discard(key)
@@ -320,7 +321,7 @@ class Controller:
         self._queue.done(key)
 
     def _forget(self, key: Key) -> None:
-        """Remove a sink that is gone from the index. The sinks of a shard that is gone stay in it, and find that out by themselves."""
+        """Remove a sink that is gone from the index. The sinks of a shard that is gone stay in it. Their own reconciles find that out."""
         with self._lock:
             self._seen.discard(key)
             self._busy.pop(key, None)

@@ -1,4 +1,4 @@
-"""/healthz, /readyz and /metrics on one port. The body of a failed probe gives the reason. /metrics takes `name[]`, as its library does."""
+"""/healthz, /readyz and /metrics on one port. The body of a failed probe has the reason. /metrics takes `name[]`, as its library does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from urllib.parse import parse_qs
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-#: Each connection has a thread, and any pod of the cluster may open some. Longer than the time-out of any scrape.
+#: The time limit of a silent connection, because each connection has a thread, and any pod of the cluster may open some. It is longer than
+#: the time-out of any scrape.
 _PATIENCE_S = 60.0
 
 
@@ -29,8 +30,8 @@ class ProbeServer:
         host: str = "0.0.0.0",  # noqa: S104 - kubelet and Prometheus come from outside the pod
         patience_s: float = _PATIENCE_S,
     ) -> None:
-        """`sick_of` returns the problem of the process, `waits_for` what the process waits for until it is ready; None for nothing.
-        A client that sends or takes nothing for `patience_s` loses its connection.
+        """`sick_of` returns the problem of the process; `waits_for` returns what the process waits for until it is ready; None: nothing. A
+        client that sends or takes nothing for `patience_s` loses its connection.
         """
 
         def answer(path: str, query: str) -> tuple[int, str, bytes]:

@@ -1,5 +1,5 @@
 """A work queue of keys. A key is in it at most once, at most one worker has a key, and failures repeat a key with growing delays.
-Lanes take turns: between two keys of one lane comes one key of each other lane, so that a lane with thousands of keys delays others little.
+Lanes take turns. Between two keys of one lane comes one key of each other lane, so a lane with thousands of keys hardly delays the others.
 
 Invariant: a key that is added while a worker has it is due again afterwards. No change is lost.
 """
@@ -39,7 +39,7 @@ class WorkQueue(Generic[K]):
     def add(self, key: K, *, after_s: float = 0.0) -> None:
         """Make `key` due after `after_s`, unless it is due earlier. After a failure it is due no earlier than the end of its backoff."""
         with self._changed:
-            # New events do not shorten the backoff, so that a key that fails and changes all the time stays bounded.
+            # New events do not shorten the backoff. So a key that always fails and changes is not retried too often.
             due_s = max(self._env.monotonic_s() + max(0.0, after_s), self._not_before.get(key, 0.0))
             if self._due.get(key, float("inf")) <= due_s:
                 return
@@ -48,8 +48,8 @@ class WorkQueue(Generic[K]):
             self._changed.notify()
 
     def take(self, *, timeout_s: float) -> K | None:
-        """Take the key that is due longest in the next lane and that no worker has. Waits for one. None after `timeout_s`, or when the
-        queue is closed.
+        """Take the key in the next lane that has been due longest and that no worker has. Waits for a key. Returns None after `timeout_s`,
+        or when the queue is closed.
 
         The caller must call `done` with the key.
         """
@@ -60,7 +60,7 @@ class WorkQueue(Generic[K]):
                 key = self._pop(now_s)
                 if key is not None:
                     if self._ready or self._heap:
-                        # Workers are woken one by one: each wakes the next, which takes a key or waits until the earliest is due.
+                        # Workers are woken one by one. Each wakes the next, which takes a key or waits until the earliest key is due.
                         self._changed.notify()
                     return key
                 wait_s = min(deadline_s, self._heap[0][0] if self._heap else deadline_s) - now_s
@@ -80,7 +80,7 @@ class WorkQueue(Generic[K]):
                 self._failures[key] = count + 1
                 longest_s = min(longest_s, self._max_s)
                 delay_s = min(longest_s, self._initial_s * 2 ** min(count, 30)) * self._env.uniform(0.8, 1.2)
-                # The jitter comes on top of the pause: the API server must not get all keys back at once.
+                # The jitter is added to the pause, so that not all keys return to the API server at once.
                 delay_s = max(delay_s, pause_s * self._env.uniform(1.0, 1.5))
                 due_s = self._env.monotonic_s() + delay_s
                 self._due[key] = self._not_before[key] = due_s
@@ -127,7 +127,7 @@ class WorkQueue(Generic[K]):
             if waiting:
                 self._ready[lane] = waiting  # behind all others
             if self._due.get(key) != due_s or key in self._working:
-                # The key has another time now, or a worker has it and `done` will enqueue it again.
+                # The key now has another time, or a worker has it and `done` will enqueue it again.
                 continue
             del self._due[key]
             self._working.add(key)

@@ -29,7 +29,7 @@ _LOOK_S = 2.0
 _AGAIN_S = (1.0, 30.0)
 #: An end is early when kopf ran for less than this.
 _STEADY_S = 60.0
-#: The time that kopf has to end by itself, and how often its tasks are cancelled after that, a second apart.
+#: The time that kopf has to end, and the number of times that its tasks are cancelled after that, a second apart.
 _END_S, _CANCELS = 3.0, 5
 
 
@@ -41,7 +41,9 @@ class Changed(Protocol):
 
 
 class _NoEssence(kopf.DiffBaseStorage):
-    """kopf would copy each resource twice and compare it with an annotation of it, for handlers of changes. There are none."""
+    """Stores nothing. kopf would copy each resource twice and compare it with one of its annotations, for change handlers, which do not
+    exist here.
+    """
 
     def build(self, **_: Any) -> Any:
         """See kopf."""
@@ -81,7 +83,7 @@ class Watches:
         self._thread.start()
 
     def stop(self, *, timeout_s: float) -> bool:
-        """End the watches. Whether they ended within `timeout_s`. Watches that hang end with the process."""
+        """End the watches. Returns whether they ended within `timeout_s`. Hanging watches end with the process."""
         self._stopping.set()
         with self._lock:
             self._end()
@@ -95,7 +97,7 @@ class Watches:
 
     @property
     def waits_for(self) -> str | None:
-        """For people, what the watches wait for; None when they watch everything."""
+        """What the watches wait for, as text for people; None when they watch everything."""
         return None if self._ready.is_set() else self._waits_for
 
     def _run(self) -> None:
@@ -104,7 +106,7 @@ class Watches:
             began_s = self._env.monotonic_s()
             try:
                 self._watch()
-            except Exception:  # noqa: BLE001 - kopf raises the error of any watch; the watches must go on
+            except Exception:  # noqa: BLE001 - kopf raises the error of any watch, but the watches must continue
                 _LOG.exception("the watches ended")
             if self._env.monotonic_s() - began_s >= _STEADY_S:
                 pause_s = _AGAIN_S[0]
@@ -132,7 +134,7 @@ class Watches:
         return False
 
     def _watch(self) -> None:
-        """Run kopf in an event loop of its own, until `stop` or until one of its tasks ends. Raises the error with which kopf ended."""
+        """Run kopf in its own event loop, until `stop` or until one of its tasks ends. Raises the error with which kopf ended."""
         loop = asyncio.new_event_loop()
         try:
             loop.run_until_complete(self._serve(loop))
@@ -140,7 +142,7 @@ class Watches:
             loop.close()
 
     async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
-        # Of the kinds of flags that kopf accepts, only this one needs no thread. A thread that waits for a flag outlives kopf.
+        # kopf accepts several kinds of flags. Only this kind needs no thread. A thread that waits for a flag would outlive kopf.
         stop = asyncio.Event()
         with self._lock:
             if self._stopping.is_set():
@@ -162,7 +164,7 @@ class Watches:
             self._end = lambda: None
         self._waits_for = "the watches, which ended and are started again"
         self._ready.clear()
-        # kopf cancels each of its tasks once. It waits for ever for a task that took the cancellation for the end of a request.
+        # kopf cancels each of its tasks once. If a task treats the cancellation as the end of a request, kopf waits for it for ever.
         await asyncio.wait({running}, timeout=_END_S)
         for _ in range(_CANCELS):
             left = asyncio.all_tasks() - before
@@ -205,7 +207,7 @@ def _kopf_settings() -> kopf.OperatorSettings:
     settings.watching.label_selectors["", "v1", "pods"] = _OURS
     settings.watching.label_selectors["batch", "v1", "jobs"] = _OURS
     settings.posting.enabled = False
-    # No watch on CRDs and namespaces: it would need rights on the whole cluster.
+    # There is no watch on CRDs and namespaces, because it would need rights on the whole cluster.
     settings.scanning.disabled = True
     settings.persistence.diffbase_storage = _NoEssence()
     settings.persistence.finalizer = f"{names.GROUP}/unused"

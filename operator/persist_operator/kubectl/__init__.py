@@ -1,1 +1,1 @@
-"""`kubectl persist`: a person's commands on the shards and sinks of a cluster."""
+"""`kubectl persist`: a user's commands on the shards and sinks of a cluster."""

@@ -1,4 +1,4 @@
-"""Requests to the operator: annotations, which GitOps leaves alone, and the two changes of a spec that a person may want at once.
+"""Requests to the operator: annotations, which GitOps does not touch, and the two changes of a spec that a user may want at once.
 
 A request is `persistshard.io/request-<verb>: <token>`. The operator handles each token once, so a repeated patch changes nothing.
 """
@@ -19,7 +19,7 @@ from persist_operator.kubectl import waiting
 from persist_operator.kubectl.completion import complete_any, complete_shard, complete_sink
 from persist_operator.kubectl.options import Ended, NotFound, Session, clustered
 
-#: Exit codes of --wait: the run failed; the time ran out, and the run may go on.
+#: Exit codes of --wait: the run failed; the time ran out, and the run may continue.
 EXIT_FAILED, EXIT_TIMEOUT = 1, 2
 _TIMEOUT_S = 600.0
 _GITOPS = "A GitOps tool that owns the field reverts it at its next sync: change the field in its source to keep it."
@@ -152,7 +152,7 @@ def _suspend(session: Session, name: str, *, suspended: bool) -> None:
 
 
 def _other_owner(document: Resource) -> str:
-    """A field manager other than kubectl that applies this spec, by its name; empty when there is none."""
+    """The name of a field manager other than kubectl that applies this spec; empty when there is none."""
     for entry in document["metadata"].get("managedFields") or ():
         manager = str(entry.get("manager", ""))
         is_spec = "f:spec" in (entry.get("fieldsV1") or {}) and not entry.get("subresource")
@@ -236,7 +236,7 @@ def _request(
 
 
 def _wait(session: Session, kind: Kind, document: Resource, request: waiting.Request, wait_s: float | None) -> None:
-    """Show what becomes of the request. Ends the command with 1 when its run failed, with 2 when the time ran out."""
+    """Show the progress of the request. Ends the command with 1 when its run failed, and with 2 when the time ran out."""
     if wait_s is None:
         return
     name, shown, uid = document["metadata"]["name"], "", document["metadata"].get("uid")

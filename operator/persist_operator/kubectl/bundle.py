@@ -1,8 +1,8 @@
-"""What of a resource goes into a support bundle: what is known to be harmless where users may put anything, and all else without secrets.
-Pure.
+"""The form of a resource in a support bundle. User-chosen fields show only values that are known to be harmless, and all other fields are
+shown without secrets. Pure.
 
-Options, configuration, annotations and command lines hold what users chose: a value there is shown only when its name says that it is
-harmless. A field whose name sounds secret loses its whole value. All other texts are masked (`masking.py`).
+Options, configuration, annotations and command lines have user-chosen fields: a value is shown only when its name shows that it is
+harmless. A field with a secret-like name loses its whole value. All other texts are masked (`masking.py`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from persist_engine.base.secrets import HIDDEN, shown_url
 from persist_operator.api import names
 from persist_operator.kubectl.masking import is_name, is_secret, masked
 
-#: Copies of what stands elsewhere.
+#: Copies of data that are elsewhere in the resource.
 _COPIES = {"managedFields", "kubectl.kubernetes.io/last-applied-configuration"}
-#: Mappings from names that users chose to values that may hold anything.
+#: Mappings from user-chosen names to values that may be anything.
 _CHOSEN = {"options", "arguments", "conf", "hadoopConf", "volumeAttributes", "data", "stringData", "binaryData"}
 _COMMANDS = {"args", "command"}
-#: Options that say what was read, and how. Whole names: `http.header.Cookie` is another.
+#: Options that only describe what was read, and how. They must match the whole name, because `http.header.Cookie` is not harmless.
 _HARMLESS = re.compile(
     r"header|inferSchema|multiLine|mergeSchema|format|delimiter|sep|encoding|compression|dbtable|topic|subscribe|subscribePattern"
     r"|startingOffsets|endingOffsets|maxOffsetsPerTrigger|maxFilesPerTrigger|fetchsize|numPartitions|partitionColumn"
@@ -30,13 +30,13 @@ _HARMLESS = re.compile(
     re.IGNORECASE,
 )
 _ADDRESSES = {"path", "url", "kafka.bootstrap.servers"}
-#: A literal of a statement.
+#: A literal in an SQL statement.
 _LITERAL = re.compile(r"'(?:[^'\\]|\\.)*+'?|\"(?:[^\"\\]|\\.)*+\"?", re.DOTALL)
 
 
 def cleaned(value: Any, *, field: str = "", hide: bool = False) -> Any:
-    """A copy of a resource without secrets. Below a field whose name sounds secret, and with `hide`, only names of objects and files
-    stay.
+    """A copy of a resource without secrets. Below a field with a secret-like name, and with `hide`, only names of objects and
+    files stay.
     """
     hide = not is_name(field) and (hide or is_secret(field))
     if isinstance(value, Mapping):
@@ -69,13 +69,13 @@ def _annotation(name: str, value: Any) -> Any:
 
 
 def _environment(entry: Mapping[str, Any], value: Any) -> Any:
-    """The `value` of an entry with a `name`, such as an environment variable, is hidden: a user may put anything there."""
+    """Hides the `value` of an entry with a `name`, such as an environment variable, because a user may put anything there."""
     return HIDDEN if "name" in entry and value else cleaned(value, field="value")
 
 
 def _arguments(values: Sequence[Any]) -> list[Any]:
-    """A command line, without scripts, without what follows an option whose name sounds secret, and without the values of options of one
-    letter, which say nothing of what they hold.
+    """A command line without scripts, without the values of options with secret-like names, and without the values of one-letter options,
+    whose names do not describe the value.
     """
     before = ["", *map(str, values)]
     return [_argument(option, str(value)) for option, value in zip(before, values, strict=False)]

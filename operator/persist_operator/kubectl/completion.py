@@ -1,6 +1,6 @@
-"""Names of resources for the shell, and the answers to kubectl, which asks the program `kubectl_complete-persist`.
+"""Names of resources for the shell, and the answers to kubectl, which calls the program `kubectl_complete-persist`.
 
-A shell waits for the answer, so an error means no names, and nothing else.
+A shell waits for the answer, so an error only means that there are no names.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def _names(ctx: typer.Context, incomplete: str, *plurals: str) -> list[str]:
 
 
 def complete_shard(ctx: typer.Context, incomplete: str) -> list[str]:
-    """PersistShards of the namespace that begin so."""
+    """PersistShards of the namespace that begin with `incomplete`."""
     return _names(ctx, incomplete, "shard")
 
 
 def complete_sink(ctx: typer.Context, incomplete: str) -> list[str]:
-    """SparkSinks of the namespace that begin so."""
+    """SparkSinks of the namespace that begin with `incomplete`."""
     return _names(ctx, incomplete, "sink")
 
 
@@ -49,11 +49,13 @@ def complete_any(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def answers(command: Any, arguments: Sequence[str]) -> list[str]:
-    """What kubectl reads: one candidate a line, with its help after a tab, then a directive. The last argument is the word to complete."""
+    """The answer for kubectl: one candidate a line, with its help after a tab, then a directive. The last argument is the word to
+    complete.
+    """
     from typer._click.shell_completion import ShellComplete
 
     class Kubectl(ShellComplete):
-        """Neither script nor variables: kubectl calls the program with the words."""
+        """Needs neither a script nor variables, because kubectl calls the program with the words."""
 
         name, source_template = "kubectl", ""
 
@@ -78,6 +80,6 @@ def main() -> None:
 
     try:
         lines = answers(typer.main.get_command(app), sys.argv[1:])
-    except Exception:  # noqa: BLE001 - whatever it is, a shell shows no names and goes on
+    except Exception:  # noqa: BLE001 - after any error, the shell shows no names
         lines = [_NO_FILES]
     sys.stdout.write("\n".join(lines) + "\n")

@@ -1,6 +1,6 @@
-"""The figures that commands show of a resource: lag, debt, holds, plan, next and last runs, refusals. Pure.
+"""The figures of a resource that commands show: lag, debt, holds, plan, next and last runs, refusals. Pure.
 
-Renders what a status has. A field that an operator of another version does not write is absent, which is no error.
+Renders the fields of a status. A field that an operator of another version does not write is absent, which is not an error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def ready(document: Json) -> dict[str, str]:
 
 
 def problems(document: Json) -> list[dict[str, str]]:
-    """Conditions that are False beside Ready: refused creations, debts, holds."""
+    """Conditions other than Ready that are False: refused creations, debts, holds."""
     return [
         {"type": str(one.get("type")), "reason": str(one.get("reason", "")), "message": str(one.get("message", ""))}
         for one in status_of(document).get("conditions") or ()
@@ -44,7 +44,7 @@ def problems(document: Json) -> list[dict[str, str]]:
 
 
 def lag_seconds(document: Json) -> int | None:
-    """How far the shard's upper, or the sink's shard, is behind now; None when the status does not say."""
+    """How far the shard's upper, or the sink's shard, is behind now; None when the status does not have it."""
     status = status_of(document)
     if document.get("kind") == "PersistShard":
         lag = (status.get("frontiers") or {}).get("upperLagSeconds")
@@ -54,7 +54,7 @@ def lag_seconds(document: Json) -> int | None:
 
 
 def lag(document: Json) -> str:
-    """The lag in words; empty when it is not known. An upper ahead of now has none."""
+    """The lag in words; empty when it is unknown. An upper ahead of now has no lag."""
     seconds = lag_seconds(document)
     return "" if seconds is None else duration(1000 * max(0, seconds))
 
@@ -76,7 +76,7 @@ def contents(document: Json) -> str:
 
 
 def debt(document: Json, now_ms: int) -> str:
-    """What maintenance is outstanding, and until when a deletion is due; empty when nothing is."""
+    """The outstanding maintenance, and the deadline of an owed deletion; empty when there is none."""
     status = status_of(document)
     owed, stored = status.get("debt") or {}, status.get("storage") or {}
     said = [
@@ -89,7 +89,7 @@ def debt(document: Json, now_ms: int) -> str:
 
 
 def deadline(document: Json, now_ms: int) -> str:
-    """The deletion deadline and its distance; empty when nothing is owed."""
+    """The deletion deadline and its distance; empty when no deletion is owed."""
     text = (status_of(document).get("debt") or {}).get("deadlineTime")
     at_ms = times.to_ms(text)
     if at_ms is None:
@@ -99,12 +99,12 @@ def deadline(document: Json, now_ms: int) -> str:
 
 
 def holds(document: Json) -> list[Json]:
-    """The readers that keep since from moving on."""
+    """The readers that hold since back."""
     return list((status_of(document).get("holds") or {}).get("blocking") or ())
 
 
 def held(hold: Json, now_ms: int) -> str:
-    """How long a reader has held since back; empty when the status does not say."""
+    """How long a reader has held since back; empty when the status does not have it."""
     seconds = hold.get("heldSeconds")
     if isinstance(seconds, int):
         return duration(1000 * seconds)
@@ -133,7 +133,7 @@ def used_by(document: Json) -> str:
 
 
 def plan(document: Json) -> Json:
-    """What the operator would do next; empty when there is nothing."""
+    """The run that the operator would start next; empty when there is none."""
     found: Json = status_of(document).get("plan") or {}
     return found
 
@@ -165,7 +165,7 @@ def next_runs(document: Json) -> dict[str, str]:
 
 
 def waits(document: Json) -> dict[str, str]:
-    """By kind of maintenance: what holds back a run that is wanted, such as WindowClosed."""
+    """By kind of maintenance: the reason that holds back a wanted run, such as WindowClosed."""
     blocks = status_of(document).get("maintenance") or {}
     return {kind: str(one["waitReason"]) for kind, one in sorted(blocks.items()) if (one or {}).get("waitReason")}
 
@@ -177,7 +177,7 @@ def going(document: Json) -> list[str]:
 
 
 def last_run(document: Json) -> Json:
-    """The newest run that ended; empty when there is none."""
+    """The newest ended run; empty when there is none."""
     history: Sequence[Json] = status_of(document).get("history") or ()
     return history[0] if history else {}
 
@@ -190,13 +190,13 @@ def cpu(seconds: object) -> str:
 
 
 def took(run: Json) -> str:
-    """How long a run took; empty when it is not known."""
+    """How long a run took; empty when this is unknown."""
     began, ended = times.to_ms(run.get("startTime")), times.to_ms(run.get("endTime"))
     return "" if began is None or ended is None else duration(ended - began)
 
 
 def pods_of(pods: Iterable[Json], label: str, name: str) -> list[Json]:
-    """The pods that carry the label with this value, by name."""
+    """The pods with this value of the label, by name."""
     found = [one for one in pods if (one["metadata"].get("labels") or {}).get(label) == name]
     return sorted(found, key=lambda one: str(one["metadata"]["name"]))
 

@@ -1,4 +1,4 @@
-"""`kubectl persist logs`: of a sink its newest driver, of a shard its newest maintenance pod."""
+"""`kubectl persist logs`: the log of a sink's newest driver, or of a shard's newest maintenance pod."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def logs(
 
 
 def newest_pod(pods: list[Resource], *, driver: bool) -> Resource | None:
-    """The pod that was created last, of a sink among its drivers; None when there is none. Equal times are ordered by name."""
+    """The pod that was created last, for a sink only among its drivers; None when there is none. Equal times are ordered by name."""
     chosen = [
         one for one in pods if not driver or (one["metadata"].get("labels") or {}).get(names.LABEL_ROLE) == _DRIVER
     ]
@@ -73,7 +73,7 @@ def _own_container(pod: Resource) -> str | None:
 
 
 def _no_pod(document: Resource, *, is_sink: bool) -> str:
-    """Why there is nothing to show, with what the status remembers of the last run."""
+    """The reason why there is no log, with the status' facts about the last run."""
     name, status = document["metadata"]["name"], document.get("status") or {}
     run = next(iter(status.get("history") or ()), None)
     what = "driver" if is_sink else "maintenance"

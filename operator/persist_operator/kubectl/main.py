@@ -1,7 +1,7 @@
-"""The program `kubectl-persist`, which kubectl finds as `kubectl persist`: its commands, how errors look, and its exit codes.
+"""The program `kubectl-persist`, which kubectl finds as `kubectl persist`: its commands, the form of errors, and its exit codes.
 
-Exit codes: 0 done; 1 any error, and a run that failed; 2 of --wait, the time ran out; 64 usage. `read`, `deletions` and `holds --expire`
-end as the engine does, `uninstall-check` has codes of its own.
+Exit codes: 0 done; 1 any error, and a run that failed; 2 with --wait, the time ran out; 64 usage. `read`, `deletions` and `holds --expire`
+have the exit codes of the engine, and `uninstall-check` has its own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from persist_operator.kubectl.options import Ended
 
 _EXIT_USAGE, _EXIT_INTERRUPTED, _EXIT_PIPE = 64, 130, 141
 _PARSER_EXIT_USAGE = 2
-#: In the environment, as of `persist`: show where an unexpected error came from instead of one line about it.
+#: The environment variable that shows the traceback of an unexpected error instead of one line, as for `persist`.
 _TRACEBACK = "PERSIST_TRACEBACK"
 EPILOG = """Examples:
 
@@ -46,7 +46,7 @@ class _OutputClosed(Exception):
 
 
 class _Root(TyperGroup):
-    """All commands. A closed pipe leaves them under a name of our own: the parser would make exit code 1 of it."""
+    """All commands. A closed pipe raises our own exception, because the parser would make exit code 1 of it."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run a command, and print all of its output."""
@@ -132,7 +132,7 @@ def persist(
 
 @cache
 def _parser() -> Any:
-    """Made once in a process: it takes 11 ms."""
+    """The parser. Made once in a process, because it takes 11 ms."""
     return typer.main.get_command(app)
 
 
@@ -149,17 +149,17 @@ def main() -> NoReturn:
     except Ended as ended:
         sys.exit(ended.code)
     except SystemExit as ended:
-        # What the parser refuses (unknown commands and options) is usage, whatever its own code is.
+        # A refusal of the parser (unknown commands and options) is a usage error, whatever its own code is.
         sys.exit(_EXIT_USAGE if ended.code == _PARSER_EXIT_USAGE else ended.code)
     except KeyboardInterrupt:
         sys.exit(_EXIT_INTERRUPTED)
-    except _OutputClosed:  # say nothing, as kubectl does
+    except _OutputClosed:  # prints nothing, as kubectl does
         _drop_output()
         sys.exit(_EXIT_PIPE)
-    except OSError as error:  # files and streams of this machine: errors of the cluster are PersistErrors
+    except OSError as error:  # from files and streams of this machine; errors of the cluster are PersistErrors
         _drop_output()
         _end(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
-    except Exception as error:  # a bug, or an answer of no known form: reported in one line like every other error
+    except Exception as error:  # a bug, or an answer of an unknown form; reported in one line like every other error
         if os.environ.get(_TRACEBACK):
             raise
         _end(f"{type(error).__name__}: {error}; this is a bug of kubectl persist, {_TRACEBACK}=1 shows where", 1)
@@ -171,12 +171,12 @@ def _nowhere() -> TextIO:
 
 
 def _drop_output() -> None:
-    """Keep Python from flushing at exit what the output did not take."""
+    """Keep Python from flushing at exit the text that the output did not take."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _end(text: str, code: int) -> NoReturn:
-    """One line on stderr, without secrets, and the exit code."""
+    """Print one line on stderr, without secrets, and exit with the code."""
     sys.stderr.write(f"error: {one_line(text)}\n")
     sys.exit(code)
 

@@ -1,9 +1,9 @@
-"""Hides what may be a secret in a text of a support bundle: a log, a message, a statement. Pure.
+"""Hides possible secrets in a text of a support bundle: a log, a message, a statement. Pure.
 
-A bundle leaves the house, other than a status. Therefore this hides more than the redaction of statuses does: what stands beside a name
-that sounds secret, though nothing assigns it, and what looks like a token. At times a harmless word is hidden too.
+Unlike a status, a bundle goes to other organisations. So this hides more than the redaction of statuses: words beside a secret-like name,
+even without an assignment, and words that look like tokens. Sometimes it also hides a harmless word.
 
-SUBTLE: logs are long and foreign. No pattern backtracks over what it consumed, except within a fixed length.
+SUBTLE: logs are long and come from other programs. No pattern backtracks over consumed text, except within a fixed length.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ _NAMES = re.compile(r"(?:name|names|ref|file|dir|path|version)$", re.IGNORECASE)
 #: `--password x`, `db.password x`, `(a.secret.key,x)`, `password -> x`.
 _BESIDE = re.compile(r"(?<![\w.-])(?P<name>[\w.-]++)(?P<between>\s*+[-=]>\s*+|[ \t]++|,)")
 _VALUE = re.compile(r"\"[^\"]*+\"?|'[^']*+'?|[^\s,;)}\]\"']++")
-#: An object of JSON with a key and a value, also within quotes; a property and an element of XML.
+#: A JSON object with a key and a value, also within quotes; an XML property and element.
 _PATTERNS = (
     r"(?P<head>\\*+\"(?:key|name)\\*+\"\s*+:\s*+\\*+\"(?P<name>[^\"\\]*+)\\*+\"\s*+,\s*+\\*+\"value\\*+\"\s*+:\s*+\\*+\")[^\"\\]*+",
     r"(?P<head><name>(?P<name>[^<]*+)</name>\s*+<value>)[^<]*+",
     r"(?P<head><(?P<name>[\w.:-]++)>)[^<]++",
 )
 _NAMED = tuple(re.compile(one, re.IGNORECASE) for one in _PATTERNS)
-#: JSON Web Tokens, tokens of GitHub, GitLab, Slack and Hugging Face, and what follows Bearer, Basic, and AUTH of Redis.
+#: JSON Web Tokens, tokens of GitHub, GitLab, Slack and Hugging Face, and words after Bearer, Basic, and AUTH of Redis.
 _TOKEN = re.compile(
     r"\beyJ[\w-]{8,}+(?:\.[\w-]++)++|\b(?:gh[opsur]_|github_pat_|glpat-|xox[abeoprs]-|hf_)[\w-]{8,}+"
     r"|(?:(?<=\b[Bb]earer )|(?<=\bBasic )|(?<=\bAUTH ))[^\s\"',;]++"
 )
 #: Before the `@` of jdbc:oracle:thin:user/password@host, which has no `//`.
 _ORACLE = re.compile(r"(?<=jdbc:oracle:)(\w{1,16}:)[^\s\"']{1,256}@")
-#: A value that goes on in the next lines: after `\` of Java properties, after `|` and `>` of YAML.
+#: A value that continues in the next lines: after `\` in Java properties, after `|` and `>` in YAML.
 _GOES_ON = re.compile(r"(?:\\|[|>][+-]?)\s*$")
 _KEY_BEGINS, _KEY_ENDS = "PRIVATE KEY-----", "-----END "
-#: Lines of the longest private key.
+#: The number of lines of the longest private key.
 _KEY_LINES_MAX = 200
 
 
 def is_name(name: str) -> bool:
-    """Whether what has this name is the name of an object or a file. The reader of the bundle needs it."""
+    """Whether a field of this name holds the name of an object or a file, which the reader of the bundle needs."""
     return _NAMES.search(name) is not None
 
 
 def is_secret(name: str) -> bool:
-    """Whether what has this name is hidden whatever it holds."""
+    """Whether the value of a field with this name is always hidden."""
     return not is_name(name) and _SECRET_NAME.search(name) is not None
 
 
 def masked(text: str) -> str:
-    """`text` with as many lines, without what may be a secret."""
+    """`text` without possible secrets, with the same number of lines."""
     kept: list[str] = []
     indent, key_lines = -1, 0
     for line in text.split("\n"):
@@ -81,7 +81,7 @@ def _line(line: str) -> str:
 
 
 def _without_neighbours(line: str) -> str:
-    """Hide the word after a name that sounds secret, where the name is an option or a property, or an arrow leads from it."""
+    """Hide the word after a secret-like name, if the name is an option or a property, or if an arrow follows it."""
     kept, done = [], 0
     for found in _BESIDE.finditer(line):
         name, between = found["name"].lstrip("-"), found["between"]

@@ -1,4 +1,4 @@
-"""The options that every command shares with kubectl, what they open, and how a command prints."""
+"""The options that every command shares with kubectl, the session that they open, and the output of a command."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ AllNamespaces = Annotated[bool, typer.Option("--all-namespaces", "-A", rich_help
 
 
 class Format(enum.StrEnum):
-    """How a command prints what it found."""
+    """The form of a command's output."""
 
     TABLE = "table"
     JSON = "json"
@@ -51,11 +51,13 @@ Wide = Annotated[bool, typer.Option("--wide", "-w", help="All columns, and messa
 
 
 class NotFound(PersistError):
-    """No resource of this name. The message says which names there are."""
+    """There is no resource of this name. The message lists the names that exist."""
 
 
 class Ended(Exception):
-    """Ends the command with this exit code. Its output says why. The parser's own way out would mix the code with that of usage."""
+    """Ends the command with this exit code. The output has the reason. The parser's own exit could not distinguish the code from a
+    usage error.
+    """
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -71,31 +73,31 @@ class Session:
     env: Env
 
     def shards(self) -> list[Resource]:
-        """The PersistShards at which the command looks."""
+        """The PersistShards that the command covers."""
         return self.cluster.find(PERSIST_SHARD, self.namespace)
 
     def sinks(self, *, of_shard: str | None = None) -> list[Resource]:
-        """The SparkSinks at which the command looks; only those that write the shard `of_shard`, if one is named."""
+        """The SparkSinks that the command covers; only those that write the shard `of_shard`, if it is given."""
         field = None if of_shard is None else ("spec.shardRef.name", of_shard)
         return self.cluster.find(SPARK_SINK, self.namespace, field=field)
 
     @property
     def one_namespace(self) -> str:
-        """The namespace of a command on one resource. InvalidUsage with -A."""
+        """The namespace of a command on one resource. Raises InvalidUsage with -A."""
         if self.namespace is None:
             raise InvalidUsage("a name is unique within a namespace only: give -n NAMESPACE instead of -A")
         return self.namespace
 
     def shard(self, name: str) -> Resource:
-        """The PersistShard of this name. NotFound when there is none."""
+        """The PersistShard of this name. Raises NotFound when there is none."""
         return self._one(PERSIST_SHARD, name)
 
     def sink(self, name: str) -> Resource:
-        """The SparkSink of this name. NotFound when there is none."""
+        """The SparkSink of this name. Raises NotFound when there is none."""
         return self._one(SPARK_SINK, name)
 
     def either(self, name: str) -> tuple[Kind, Resource]:
-        """The shard or sink that `name` means: `pshard/NAME` and `ssink/NAME`, or NAME alone where only one of them exists."""
+        """The shard or sink that `name` means: `pshard/NAME`, `ssink/NAME`, or only NAME if just one of them exists."""
         prefix, slash, rest = name.rpartition("/")
         kinds = {"pshard": PERSIST_SHARD, "persistshard": PERSIST_SHARD, "persistshards": PERSIST_SHARD}
         kinds |= {"ssink": SPARK_SINK, "sparksink": SPARK_SINK, "sparksinks": SPARK_SINK}
@@ -137,7 +139,7 @@ def _known(found: Sequence[str]) -> str:
 def open_session(
     kubeconfig: str | None, context: str | None, namespace: str | None, *, all_namespaces: bool = False
 ) -> Session:
-    """The session of these options. InvalidUsage when they contradict each other or lead to no cluster."""
+    """The session of these options. Raises InvalidUsage when they contradict each other or give no cluster."""
     if namespace is not None and all_namespaces:
         raise InvalidUsage("-n and -A exclude each other")
     access, env = load_access(kubeconfig, context), SystemEnv()
@@ -151,7 +153,7 @@ def _say(text: str) -> None:
 
 
 def clustered(function: Callable[..., None]) -> Callable[..., None]:
-    """A command with kubectl's options in place of its first parameter, which is the Session of these options."""
+    """A command with kubectl's options instead of its first parameter, which gets the Session of these options."""
     hints = get_type_hints(function, include_extras=True)
     _, *own = inspect.signature(function).parameters.values()
     options = {"kubeconfig": Kubeconfig, "context": Context, "namespace": Namespace, "all_namespaces": AllNamespaces}
@@ -173,18 +175,18 @@ def clustered(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def width(*, wide: bool = False) -> int | None:
-    """The width at which lines are cut: the terminal's. None, for whole lines, in a pipe or with `wide`."""
+    """The width at which lines are cut, which is the terminal's. None, for whole lines, in a pipe or with `wide`."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() and not wide else None
 
 
 def print_lines(lines: Iterable[str], *, header: bool = True) -> None:
-    """The lines, the first one bold where a terminal shows colours."""
+    """Print the lines, the first one bold if a terminal shows colours."""
     for number, line in enumerate(lines):
         typer.echo(typer.style(line, bold=True) if header and number == 0 else line)
 
 
 def print_values(found: Any, output: Format) -> None:
-    """`found` for programs. Both forms escape control characters."""
+    """Print `found` for programs. Both forms escape control characters."""
     if output is Format.JSON:
         typer.echo(json.dumps(found, indent=2))
     else:
@@ -199,7 +201,7 @@ def print_table(
     *,
     wide: bool,
 ) -> None:
-    """The rows as a table, or `found`, the same for programs, as a List."""
+    """Print the rows as a table, or `found`, the same data for programs, as a List."""
     if output is Format.TABLE:
         print_lines(tables.text_table(header, rows, width=width(wide=wide)))
     else:

@@ -1,8 +1,10 @@
-"""The engine's commands on a shard of the cluster, by the name of its resource: `read`, `deletions`, and what `holds --expire` needs.
+"""The engine's commands on a shard of the cluster, by the name of its resource: `read`, `deletions`, and the part of `holds --expire` that
+needs the stores.
 
-Two ways lead to the stores. In this process, with the person's own credentials, where status.store names the stores, unless --blob and
---consensus (or $PERSIST_BLOB and $PERSIST_CONSENSUS) do. Or with --pod in a pod of the shard's namespace, which has the image, the stores
-and the Secret of the shard's newest maintenance Job, runs the one command, and is deleted. The person needs the right to create pods there.
+There are two ways to the stores. A command runs in this process, with the user's own credentials. status.store names the stores, unless
+--blob and --consensus (or $PERSIST_BLOB and $PERSIST_CONSENSUS) do. With --pod, the command runs in a pod of the shard's namespace, which
+has the image, the stores and the Secret of the shard's newest maintenance Job, and is deleted afterwards. The user needs the right to
+create pods there.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ InPod = Annotated[
         "--pod", rich_help_panel=_PANEL, help="Run in a pod like the shard's maintenance pods, with their credentials."
     ),
 ]
-#: In the arguments of a command: where the id of the shard goes.
+#: The placeholder for the id of the shard in the arguments of a command.
 SHARD = "{shard}"
 #: The engine parses what follows the name.
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -129,7 +131,7 @@ def _in_pod(session: Session, shard: Resource, command: list[str]) -> int:
         for line in session.cluster.log_lines(
             namespace, pod, container=names.MAINTENANCE_CONTAINER, lines=None, follow=True
         ):
-            # A pipe takes rows as they are: typer.echo would take colours out of them.
+            # A pipe gets the rows unchanged. typer.echo would remove colours from them.
             sys.stdout.write(f"{printable(line) if sys.stdout.isatty() else line}\n")
         return _exit_code(session, namespace, pod)
     finally:
@@ -137,7 +139,7 @@ def _in_pod(session: Session, shard: Resource, command: list[str]) -> int:
 
 
 def pod_like(jobs: Sequence[Resource], shard: Resource, command: Sequence[str], *, suffix: str) -> Resource | None:
-    """A pod that runs `command` as the newest of the shard's Jobs runs the engine. None when there is no such Job. Pure."""
+    """A pod that runs `command` in the same way as the newest of the shard's Jobs runs the engine. None when there is no such Job. Pure."""
     fit = [one for one in jobs if _engine_container(one) is not None]
     if not fit:
         return None
@@ -148,7 +150,7 @@ def pod_like(jobs: Sequence[Resource], shard: Resource, command: Sequence[str], 
     container["args"] = [*command, *_stores(container.get("args") or ())]
     container.pop("terminationMessagePath", None)
     metadata = shard["metadata"]
-    # Not with the operator's labels: it would count the pod among its own.
+    # The pod must not have the operator's labels, because the operator would count it among its own pods.
     labels = {"app.kubernetes.io/name": "persist", names.LABEL_COMPONENT: _PURPOSE}
     return {
         "apiVersion": "v1",
@@ -185,7 +187,7 @@ def _stores(arguments: Sequence[str]) -> list[str]:
 
 
 def _started(session: Session, namespace: str, pod: str) -> None:
-    """Wait until the container has started or ended. InvalidUsage when it does neither in time, with the reason of the pod."""
+    """Wait until the container has started or ended. Raises InvalidUsage, with the pod's reason, when it does neither in time."""
     until_s, reason = session.env.monotonic_s() + _START_S, "no node took it"
     for state in session.cluster.follow(POD, namespace, pod, until_s=until_s):
         if state is None:

@@ -1,6 +1,6 @@
 """`kubectl persist report`: a support bundle as a zip file, without secrets. Reads only.
 
-Owns what is collected and how the file is laid out. A part that the person may not read is left out, and the bundle says so.
+Owns the contents and the layout of the file. A part that the user may not read is left out, and the bundle lists it.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from persist_operator.kubectl.masking import masked
 from persist_operator.kubectl.options import Session, clustered
 
 _OURS = {names.LABEL_MANAGED_BY: names.MANAGER}
-#: Of the operator's own pods, by the chart.
+#: The labels of the operator's own pods, from the chart.
 _OPERATOR = {"app.kubernetes.io/name": "persist-operator"}
 _LINES, _PODS_MAX, _LINE_MAX = 5000, 200, 4000
-#: A line is masked before it is cut: half a URL with a password does not look like one.
+#: A line is masked before it is cut, because half a URL with a password does not look like one.
 _MASKED_MAX = 16 * _LINE_MAX
 _LISTED: Sequence[Kind] = (PERSIST_SHARD, SPARK_SINK, JOB, POD)
 
 
 @dataclass
 class _Bundle:
-    """The zip file, and the session that fills it. `missing` is what could not be read, and why."""
+    """The zip file, and the session that fills it. `missing` lists the parts that could not be read, with the reasons."""
 
     archive: zipfile.ZipFile
     session: Session
@@ -44,7 +44,7 @@ class _Bundle:
     missing: list[str] = field(default_factory=list)
 
     def add(self, path: str, text: str) -> None:
-        """Add a file. A fixed date: two bundles of the same state are equal."""
+        """Add a file, with a fixed date, so that two bundles of the same state are equal."""
         entry = zipfile.ZipInfo(path)
         entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o600 << 16
         self.archive.writestr(entry, text)
@@ -55,7 +55,7 @@ class _Bundle:
         self.add(path, yaml.safe_dump_all(documents, sort_keys=False, width=140))
 
     def find(self, kind: Kind, namespace: str | None, labels: Mapping[str, str]) -> list[Resource]:
-        """What there is; nothing, and a line in `missing`, where the person may not read it."""
+        """The resources of a kind; nothing, and a line in `missing`, if the user may not read them."""
         try:
             return self.session.cluster.find(kind, namespace, labels)
         except PersistError as error:
@@ -63,7 +63,7 @@ class _Bundle:
             return []
 
     def add_logs(self, pod: Resource, path: str) -> None:
-        """Add the logs of a pod's containers; of a container that was started again also the log of the run before."""
+        """Add the logs of a pod's containers. For a container that was started again, also add the log of the run before."""
         states = (pod.get("status") or {}).get("containerStatuses") or ()
         restarted = {str(one.get("name")) for one in states if one.get("restartCount")}
         for container in (pod.get("spec") or {}).get("containers") or ():
@@ -123,7 +123,7 @@ def _collect(out: _Bundle, operator_namespace: str, *, now_ms: int) -> None:
     for kind in _LISTED:
         found[kind.kind] = out.find(kind, namespace, {} if kind in {PERSIST_SHARD, SPARK_SINK} else _OURS)
         out.add_resources(f"resources/{kind.plural}.yaml", found[kind.kind])
-    # The ConfigMap of a driver holds its configuration, so only its keys are listed.
+    # The ConfigMap of a driver has its configuration, so only its keys are listed.
     maps = out.find(CONFIG_MAP, namespace, _OURS)
     listed = [f"{_path(one)}: {', '.join(sorted(one.get('data') or {}))}\n" for one in maps]
     out.add("resources/configmaps.txt", "".join(listed))
@@ -160,10 +160,10 @@ def _event_time(event: Resource) -> str:
 
 
 def _path(resource: Resource) -> str:
-    """`<namespace>/<name>`, as it can stand in the archive."""
+    """`<namespace>/<name>` as a path in the archive."""
     return f"{_safe(resource['metadata'].get('namespace'))}/{_safe(resource['metadata']['name'])}"
 
 
 def _safe(name: object) -> str:
-    """The name as a part of a path that never leaves its folder, whatever the name holds."""
+    """The name as a part of a path that never leaves its folder, for any name."""
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in str(name or "")).lstrip(".") or "_"

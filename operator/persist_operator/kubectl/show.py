@@ -1,4 +1,4 @@
-"""`kubectl persist status|plan|history|holds|top`: what the resources say, as text or for programs. Reads only."""
+"""`kubectl persist status|plan|history|holds|top`: the facts on the resources, as text or for programs. Reads only."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def _named(document: Resource) -> dict[str, Any]:
 
 
 def _cells(session: Session, document: Resource) -> list[str]:
-    """The cells with which a row begins: the name, and before it the namespace when there may be several."""
+    """The first cells of a row: the name, and before it the namespace if there may be several."""
     named = [str(one) for one in _named(document).values()]
     return named if session.namespace is None else named[1:]
 

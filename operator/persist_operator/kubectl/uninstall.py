@@ -1,7 +1,7 @@
 """`kubectl persist uninstall-check`: what an uninstallation would leave behind, and what would hang. Reads only.
 
-What hangs: a deletion that waits for a finalizer which only the operator takes away. So the resources with a finalizer go first, while the
-operator still runs. What stays: the data in the stores, under each shard's id.
+A deletion hangs if it waits for a finalizer that only the operator removes. So resources with a finalizer must be deleted first, while the
+operator still runs. The data in the stores stay, under each shard's id.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ORDER: Sequence[Verdict] = ("hangs", "stays", "goes")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What becomes of one object when the operator is uninstalled and its resources are deleted, and what to do."""
+    """The effect on one object of uninstalling the operator and deleting its resources, and the remedy."""
 
     verdict: Verdict
     namespace: str

@@ -1,7 +1,7 @@
-"""Whether a request was handled and its run ended, from one state of a resource after another. Pure.
+"""Finds whether a request was handled and its run ended, from successive states of a resource. Pure.
 
-The operator handles a request when it starts the run: it writes the token to status.lastHandledRequests together with the name of the run.
-The run has ended when the status settles that name.
+The operator handles a request when it starts the run. It then writes the token to status.lastHandledRequests together with the name of the
+run. The run has ended when the status has settled that name.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _GOOD = {"Succeeded", "Skipped"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One request: its verb and its token. `run` is the name of its run, once it is known. Of an approval: the `kind` of run that the plan
-    is for, and the runs that were in the history before.
+    """One request: its verb and its token. `run` is the name of its run, when it is known. For an approval: the `kind` of the planned run,
+    and the runs that were in the history before.
     """
 
     verb: str
@@ -36,7 +36,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one state of the resource says of a request. `text` is for people."""
+    """The stage of a request in one state of the resource. `text` is for people."""
 
     request: Request
     stage: Stage
@@ -44,12 +44,12 @@ class Seen:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether this is the last stage."""
         return self.stage in _ENDED
 
 
 def seen(document: Mapping[str, Any] | None, request: Request) -> Seen:
-    """The stage of the request by this state of its resource; None: the resource is gone."""
+    """The stage of the request in this state of its resource; None: the resource is gone."""
     if document is None:
         return Seen(request, "Gone", "the resource is gone")
     status = document.get("status") or {}
@@ -73,7 +73,7 @@ def _shard(status: Mapping[str, Any], request: Request) -> Seen:
 
 
 def _by_history(status: Mapping[str, Any], request: Request) -> Seen:
-    """Of a verb without a block: an approval starts a run, and other verbs end when they are handled."""
+    """The stage of a verb without a block: an approval starts a run, and other verbs end when they are handled."""
     if request.verb != "approve" or request.kind is None:
         return Seen(request, "Succeeded", "done")
     for entry in status.get("history") or ():
@@ -103,7 +103,7 @@ def _sink(document: Mapping[str, Any], status: Mapping[str, Any], request: Reque
         return Seen(
             request, "Failed", f"{name} failed: {failure.get('message') or failure.get('reason') or 'no message'}"
         )
-    # A stream has no end: its restart is over when the driver runs.
+    # A stream has no end, so its restart is over when the driver runs.
     if phase == "Running" and document["spec"].get("mode") == "Streaming":
         return Seen(request, "Succeeded", f"{name} runs")
     return Seen(request, "Running", f"{name} is {str(phase or 'not created').lower()}")

@@ -1,1 +1,1 @@
-"""The local runner: same resources and same planner as in a cluster, with processes of this machine in place of pods."""
+"""The local runner: the same resources and the same planner as in a cluster, with processes of this machine instead of pods."""

@@ -1,7 +1,7 @@
 """Carries out the plan's actions on this machine: calls the engine through the bridge, starts runs as child processes.
 
 Every action is idempotent: a child's name is used once, and calls of the engine may be repeated. A run without room waits, because
-the next plan asks for it again.
+the next plan starts it again.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """How much runs at once. Other runs wait for a place, as a pod waits for a node."""
+    """The limits on concurrent runs. Other runs wait for a place, as a pod waits for a node."""
 
     cores: int
-    """Upper bound of `local[N]` for each driver."""
+    """The upper bound of `local[N]` for each driver."""
     drivers_max: int
     maintenance_max: int
     memory_mib: int | None = None
@@ -59,8 +59,8 @@ class Room:
 
     @classmethod
     def of_machine(cls, *, cores: int, memory_mib: int, drivers_max: int | None = None) -> Room:
-        """One driver for each core, as far as memory holds them: cores are idle while Spark starts, and more drivers than memory holds
-        swap. `drivers_max` sets the number instead, whatever the drivers take.
+        """One driver for each core, if they fit into the memory, because cores are idle while Spark starts, and drivers that do not fit
+        would swap. `drivers_max` sets the number instead, regardless of memory.
         """
         return cls(
             cores=cores,
@@ -70,18 +70,18 @@ class Room:
         )
 
     def workers(self, spec: SinkSpec) -> int:
-        """The tasks that a driver runs at once: those of all its executors, at most one for each core."""
+        """The number of tasks that a driver runs at once: those of all its executors, but at most one for each core."""
         return max(1, min(self.cores, spec.spark.executors_max * spec.spark.executor.cores))
 
     def holds(self, need_mib: int, running_mib: Sequence[int]) -> bool:
-        """Whether a driver that may take `need_mib` fits beside those that run."""
+        """Whether a driver that may take `need_mib` fits beside the running drivers."""
         if len(running_mib) >= self.drivers_max:
             return False
         return self.memory_mib is None or not running_mib or sum(running_mib) + need_mib <= self.memory_mib
 
 
 class LocalActor:
-    """Acts in one state folder. Children inherit `environ` and the working folder: paths of inputs are relative to that."""
+    """Acts in one state folder. Children inherit `environ` and the working folder, to which paths of inputs are relative."""
 
     def __init__(
         self,
@@ -92,17 +92,17 @@ class LocalActor:
         room: Room,
         credentials_dir: str = OPERATOR_CREDENTIALS_DIR,
     ) -> None:
-        """`credentials_dir`: as the bridge's."""
+        """`credentials_dir`: see Bridge."""
         self._credentials_dir = credentials_dir
         self._processes = processes
         self._bridge = bridge
         self._environ = environ
         self._room = room
         self.is_bounded = False
-        """Whether streams end when their source has nothing new."""
+        """Whether streams end when their source has no new rows."""
 
     def act(self, action: Action, meta: Meta, kind: str) -> bool:
-        """Carry out `action` for the resource `kind`/`meta.name`. Raises what the bridge raises.
+        """Carry out `action` for the resource `kind`/`meta.name`. Raises the errors of the bridge.
 
         Returns whether this call started or stopped a run: False when an earlier call did, and when there is no room.
         """
@@ -260,7 +260,7 @@ def child_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def java_problem(environ: Mapping[str, str]) -> str | None:
-    """The reason why Spark would find no Java, and what to do; None when Spark finds one."""
+    """The reason why Spark would find no Java, and the remedy; None when Spark finds one."""
     home = environ.get("JAVA_HOME")
     if home and not os.access(Path(home) / "bin" / "java", os.X_OK):
         return f"JAVA_HOME is {home}, which has no bin/java; set it to a Java runtime (17 or newer), or unset it"
@@ -270,9 +270,9 @@ def java_problem(environ: Mapping[str, str]) -> str | None:
 
 
 def stop_everything(processes: Processes, *, grace_s: float, objects: Objects | None = None) -> list[str]:
-    """Stop all children that run; returns their names. Idempotent. The next `up` repeats those that did not end well, and nothing is
-    written twice: a driver's next attempt finds what its run has appended, and maintenance starts again under the same name. The
-    statuses in `objects` then record the attempts as stopped.
+    """Stop all running children and return their names. Idempotent. The next `up` repeats those that did not succeed, and nothing is
+    written twice: a driver's next attempt finds the commit of its run, and maintenance starts again under the same name. The statuses in
+    `objects` then record the attempts as stopped.
     """
     running = [child for child in processes.every() if child.running]
     processes.stop([child.name for child in running], grace_s=grace_s)
@@ -290,7 +290,7 @@ def stop_everything(processes: Processes, *, grace_s: float, objects: Objects | 
 
 
 def _remember_stop(objects: Objects, child: Child, *, ended_ms: int) -> None:
-    """Record the attempt as stopped. The planner then starts the next attempt, and counts this one neither as lost nor as failed."""
+    """Record the attempt as stopped. The planner then starts the next attempt, and does not count this one as lost or failed."""
     kind, _, name = child.owner.partition("/")
     document = objects.get(kind, name)
     driver = ((document or {}).get("status") or {}).get("driver") or {}

@@ -1,7 +1,7 @@
 """Sinks that read shards: the order in which one `up` runs them, and the shard that each of them reads. Pure.
 
-Without `--watch`, a sink that reads a shard waits until the sinks that write this shard have had their runs. So one `up` leaves every shard
-as it would be after a while in a cluster. A sink that only compares (writeMode ReadOnly) reads the shard that it names.
+Without `--watch`, a sink that reads a shard waits until the sinks that write this shard have run. So after one `up` every shard is as it
+would be after some time in a cluster. A sink that only compares (writeMode ReadOnly) reads the shard that it names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ READ_ONLY = "ReadOnly"
 
 
 def upstream_first(sinks: Iterable[Document]) -> list[Document]:
-    """The sinks, each one after those that write a shard that it reads. A ring of sinks begins at the first of them by its name."""
+    """The sinks, each one after the sinks that write a shard that it reads. A ring of sinks begins with the first of them by name."""
     every = sorted(sinks, key=lambda one: str(one["metadata"]["name"]))
     ordered: list[Document] = []
     seen: set[str] = set()
@@ -49,7 +49,7 @@ def written_by(sink: Mapping[str, Any]) -> str | None:
 
 
 def read_by(sink: Mapping[str, Any]) -> frozenset[str]:
-    """The names of the PersistShards that the sink reads, as its input or to compare its input with."""
+    """The names of the PersistShards that the sink reads, as its input or for comparison with its input."""
     names = {(sink["spec"]["input"].get("shard") or {}).get("name")}
     if _is_read_only(sink):
         names.add(sink["spec"]["shardRef"]["name"])
@@ -61,7 +61,7 @@ def _is_read_only(sink: Mapping[str, Any]) -> bool:
 
 
 def with_news(found: Document | None, inspected: Inspected | None) -> Document | None:
-    """The PersistShard with the frontiers that this pass read: the status of a busy shard is older."""
+    """The PersistShard with the frontiers that this pass read, because the status of a busy shard is older."""
     if found is None or not isinstance(inspected, Inspection):
         return found
     frontiers = {"since": frontier_text(inspected.since), "upper": frontier_text(inspected.upper)}
@@ -69,7 +69,7 @@ def with_news(found: Document | None, inspected: Inspected | None) -> Document |
 
 
 def target_of(sink: Sink, found: Mapping[str, Any] | None, settings: OperatorSettings, *, busy: Set[str]) -> ShardView:
-    """The view of the PersistShard `found` that the sink writes, or compares with its input. `busy`: as for `input_of`."""
+    """The view of the PersistShard `found` that the sink writes, or compares with its input. `busy`: see `input_of`."""
     name = sink.spec.shard_name
     if sink.spec.write_mode == READ_ONLY and name in busy:
         return _busy(name, "ShardBusy")

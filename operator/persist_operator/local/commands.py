@@ -132,7 +132,7 @@ def up(
 
 
 def _ask_again(objects: Objects, document: Document, env: SystemEnv, console: Console, names_asked: set[str]) -> None:
-    """Request another run of a sink that --retry names, or that failed and whose input changed since."""
+    """Request another run of a sink that --retry names, or that failed and whose input has changed since."""
     name = document["metadata"]["name"]
     if name in names_asked:
         due.ask(objects, document, now_ms=env.now_ms())
@@ -306,7 +306,7 @@ def _print_resources(documents: list[Document], kind: str, *, wide: bool) -> Non
 
 
 def _width(*, wide: bool) -> int | None:
-    """The width at which lines are cut: the terminal's. None, for whole lines, in a pipe or with `wide`."""
+    """The width at which lines are cut, which is the terminal's. None, for whole lines, in a pipe or with `wide`."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() and not wide else None
 
 
@@ -392,7 +392,7 @@ def request(
 
 
 def _plan_to_approve(document: Document, wanted: str | None) -> str:
-    """The id of the plan that waits for an approval. InvalidUsage when none does, or when another one than `wanted` does."""
+    """The id of the plan that waits for an approval. Raises InvalidUsage when no plan waits, or when it is not `wanted`."""
     name, found = document["metadata"]["name"], (document.get("status") or {}).get("plan", {})
     waits = found.get("id") if found.get("approved") is False else None
     if waits is None:
@@ -448,7 +448,7 @@ def delete(
 
 
 def _try_now(objects: Objects, kind: str, name: str) -> None:
-    """A person asked, so the deletion does not wait for the time of its next attempt."""
+    """Makes the deletion try again now, because a person requested it."""
     status = (objects.get(kind, name) or {}).get("status") or {}
     if deletion := status.get("deletion"):
         kept = {field: value for field, value in deletion.items() if field != "nextAttemptTime"}
@@ -479,7 +479,7 @@ def down(
 
 
 def _kind(text: str, *also: str) -> str:
-    """The kind of a resource by one of its names. InvalidUsage says them, and what `also` may stand there."""
+    """The kind of a resource by one of its names. Raises InvalidUsage, which lists these names and the words in `also`."""
     for kind, forms in KINDS.items():
         if text.lower() in forms:
             return kind

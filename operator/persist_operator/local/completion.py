@@ -1,5 +1,5 @@
-"""Arguments that name resources and runs of a state folder, and what the shell may complete them to. Where there is no answer there are no
-names, and nothing else.
+"""Arguments that name resources and runs of a state folder, and their completions for the shell. When there is no answer, it gives no
+names, and no error.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from persist_operator.views import tables
 
 
 def complete_kind(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Words for the kinds that begin so. A list may be of other things too."""
+    """Words for the kinds that begin with `incomplete`. A list may also show other things."""
     also = ("runs", "all") if ctx.command.name == "get" else ()
     return [word for word in (*(words[0] for words in KINDS.values()), *also) if word.startswith(incomplete)]
 
 
 def complete_resource(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Resources that begin so: of the kind that the line names, or of both."""
+    """Resources that begin with `incomplete`: of the kind that the line names, or of both."""
     kinds = [kind for kind, words in KINDS.items() if ctx.params.get("kind") in words]
     return _begin(incomplete, lambda: _resources(ctx, *(kinds or KINDS)))
 
 
 def complete_sink(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Sinks that begin so."""
+    """Sinks that begin with `incomplete`."""
     return _begin(incomplete, lambda: _resources(ctx, "SparkSink"))
 
 
 def complete_logged(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Sinks and runs that begin so."""
+    """Sinks and runs that begin with `incomplete`."""
 
     def found() -> list[str]:
         env = SystemEnv()

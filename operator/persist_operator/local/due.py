@@ -1,5 +1,5 @@
-"""Runs of sinks on request, and the ticks of their schedules as the planner is to see them. The planner decides which run starts. A
-stream counts as a schedule here: without `watch` it is looked at once.
+"""Runs of sinks on request, and the ticks of their schedules in the form that the planner gets. The planner decides which run starts. A
+stream counts as a schedule here: without `watch` it runs once.
 
 Pure except `ask`, which writes the annotation that requests a run in a cluster too.
 """
@@ -24,13 +24,13 @@ _RESTART = f"{names.REQUEST_PREFIX}restart"
 
 
 def ask(objects: Objects, document: Mapping[str, Any], *, now_ms: int) -> None:
-    """Request another run of the sink, due or not. No effect while an attempt is under way: that attempt goes on."""
+    """Request another run of the sink, due or not. No effect while an attempt is under way."""
     if not _known(document).is_under_way:
         objects.annotate("SparkSink", document["metadata"]["name"], _RESTART, str(now_ms))
 
 
 def has_failed(document: Mapping[str, Any]) -> bool:
-    """Whether the run of the sink's present spec failed, and the planner does not repeat it by itself."""
+    """Whether the run of the sink's present spec failed, and the planner does not repeat it without a request."""
     run = _known(document).run
     return run.state == "Failed" and run.revision in {None, SinkSpec.of(document["spec"]).revision}
 
@@ -47,8 +47,8 @@ def is_mended(document: Mapping[str, Any]) -> bool:
 @dataclass(slots=True)
 class Ticks:
     """The ticks of schedules during one `up`. With `watch` ticks come as in a cluster. Without it each Scheduled sink runs at most once:
-    when a tick came since the last one that ran, when it never ran, or on request. A Streaming sink then runs once, until its source
-    has nothing new.
+    when a tick came after the last run tick, when the sink never ran, or on request. A Streaming sink then runs once, until its source has
+    no new rows.
     """
 
     watch: bool
@@ -56,11 +56,11 @@ class Ticks:
     """By sink: the number of the last run that had ended when this `up` began."""
 
     def is_over(self, document: Mapping[str, Any]) -> bool:
-        """Whether the sink had its run in this `up`."""
+        """Whether the sink has had its run in this `up`."""
         return self._has_run(document) and _known(document).run.state != "Running"
 
     def shown(self, document: Document, *, now_ms: int) -> Document:
-        """The sink as the planner is to see it: with a tick that is due, or without one."""
+        """The sink in the form that the planner gets: with a due tick, or without one."""
         if document["spec"]["mode"] == "Streaming":
             return document if self._has_run(document) else _without_pause(document)
         if document["spec"]["mode"] != "Scheduled":
@@ -70,7 +70,7 @@ class Ticks:
         return _with_due_tick(document, now_ms) if self._is_wanted(document) else document
 
     def kept(self, plan: Plan, document: Mapping[str, Any], shown: Mapping[str, Any]) -> Plan:
-        """The plan for the sink as it was `shown`. Where the planner opened no run, the status keeps the last tick of `document`."""
+        """The plan for the sink as it was `shown`. If the planner opened no run, the status keeps the last tick of `document`."""
         run, before = plan.status.get("run"), (document.get("status") or {}).get("run")
         if shown is document or (run or {}).get("number") != (before or {}).get("number"):
             return plan
@@ -100,7 +100,7 @@ def _known(document: Mapping[str, Any]) -> SinkStatus:
 
 
 def _with_due_tick(document: Document, now_ms: int) -> Document:
-    """The sink with the newest tick that came as the next to run, however late."""
+    """The sink with the newest past tick as the next one to run, however late it is."""
     spec = SinkSpec.of(document["spec"])
     if spec.schedule is None or spec.suspend:
         return document
@@ -115,7 +115,7 @@ def _with_due_tick(document: Document, now_ms: int) -> Document:
 
 
 def _without_pause(document: Document) -> Document:
-    """The stream that ended, without the pause before it looks at its source again. An `up` is a wish to look now."""
+    """The ended stream, without the pause before it looks at its source again, because an `up` requests a look now."""
     if _known(document).run.state != "Succeeded":
         return document
     status = {name: one for name, one in document["status"].items() if name != "nextAttemptTime"}

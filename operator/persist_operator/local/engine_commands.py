@@ -75,7 +75,7 @@ COMMANDS = {"read": read, "inspect": inspect, "admin": admin}
 
 def runner_settings(state: Path, config: Path | None) -> OperatorSettings:
     """The settings of the operator's configuration file `config`; without one, a single profile on files below `state`. On one machine
-    executors do nothing faster than one process, so Auto never chooses them.
+    executors are not faster than one process, so Auto never chooses them.
     """
     if config is not None:
         loaded = OperatorSettings.load(config)
@@ -88,7 +88,7 @@ def runner_settings(state: Path, config: Path | None) -> OperatorSettings:
         take_over="Any",
         allowed_namespaces=AllowedNamespaces(names=(NAMESPACE,)),
     )
-    # A status is written to a file, not to an API server, so it can be fresh: a command shows what the previous command wrote.
+    # A status is written to a file, not to an API server. So it can be fresh, and a command shows the results of the previous command.
     return OperatorSettings(
         operator_id="local",
         storage_profiles={"default": profile},

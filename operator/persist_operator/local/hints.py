@@ -1,5 +1,5 @@
-"""What to do about a condition, in commands of `persist local`: the planner's hints, and the one command that the engine's errors name.
-Pure.
+"""The remedies for a condition as commands of `persist local`: the planner's hints, and the one command that the engine's errors
+name. Pure.
 """
 
 from __future__ import annotations
@@ -33,5 +33,5 @@ def local_words(name: str) -> Words:
 
 
 def by_name(text: str, shard_id: str | None, name: str) -> str:
-    """An error's text of the engine, with the shard of the resource `name` by that name. `persist local admin` knows no ids."""
+    """The text of an engine error, with the shard's id replaced by `name`, because `persist local admin` knows no ids."""
     return text.replace(f"`persist admin recover {shard_id}`", local_words(name)(Recover(str(shard_id))))

@@ -1,6 +1,6 @@
-"""Checks of a sink's input before Spark starts: the files exist and have the shard's columns; and when the files last changed.
+"""Checks a sink's input before Spark starts: the files must exist and have the shard's columns. Also finds when the files last changed.
 
-Reads files and changes nothing. Inputs on other machines, and formats that are no files, are left to the run.
+Reads files and changes nothing. Leaves inputs on other machines, and formats that are not files, to the run.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from persist_operator.plan import schedule
 _FILE_FORMATS = frozenset({"avro", "csv", "json", "orc", "parquet", "text", "xml"})
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+):")
 _DEFAULT_STORE = "spark.hadoop.fs.defaultFS"
-#: The most files of a folder that are looked at: more would take longer than a run that fails.
+#: The most files of a folder that are checked. More would take longer than a run that fails.
 _FILES_MAX = 10_000
 #: The longest header line that is read.
 _LINE_CHARS_MAX = 1 << 20
 
 
 def problems(sink: Mapping[str, Any], shard: Mapping[str, Any] | None, *, waits: bool) -> list[str]:
-    """The errors that the run would end with, one line each: in the schedule, in the input's path, in its columns. `shard` is the
-    PersistShard that the sink writes, None when it is not known. With `waits` the input of a Scheduled sink may come later.
+    """The errors with which the run would end, one line each: in the schedule, in the input's path, in its columns. `shard`: the
+    PersistShard that the sink writes; None when it is unknown. With `waits` the input of a Scheduled sink may come later.
     """
     spec = SinkSpec.of(sink["spec"])
     found = list(_schedule_problems(spec))
@@ -53,10 +53,10 @@ def problems(sink: Mapping[str, Any], shard: Mapping[str, Any] | None, *, waits:
 
 
 def changed_ms(sink: Mapping[str, Any]) -> int | None:
-    """When the input's files last changed or were moved into place; None when that is not known."""
+    """When the input's files last changed or were moved into place; None when this is unknown."""
     spec = SinkSpec.of(sink["spec"])
     files = [*_files(spec), *([] if spec.code_config_map is None else [Path(spec.code_config_map)])]
-    # The inode's change counts too: a file that is moved into place keeps its older time of modification.
+    # The change of the inode also counts, because a file that is moved into place keeps its older time of modification.
     newest_ns = 0
     for path in _within(files):
         with contextlib.suppress(OSError):  # deleted meanwhile, or not readable by this user
@@ -101,7 +101,7 @@ def _pattern(spec: SinkSpec) -> str | None:
         return None
     if scheme is not None:
         path = unquote("/" + path[len(scheme[0]) :].lstrip("/"))
-    # Alternatives in braces: Hadoop's glob has them, Python's has not.
+    # Hadoop's glob has alternatives in braces, but Python's does not.
     return None if "{" in path or "\0" in path else str(path)
 
 
@@ -116,7 +116,7 @@ def _files(spec: SinkSpec) -> list[Path]:
 
 
 def _within(paths: Iterable[Path]) -> Iterator[Path]:
-    """Each path and all paths below it: a folder changes when an entry is added or removed."""
+    """Each path and all paths below it, including folders, because a folder changes when an entry is added or removed."""
     left = _FILES_MAX
     for path in paths:
         yield path
@@ -164,14 +164,14 @@ def _header(path: Path, options: Mapping[str, str]) -> Sequence[str] | None:
 
 
 def _column_problems(spec: SinkSpec, shard: Mapping[str, Any], columns: Sequence[str]) -> Iterator[str]:
-    """How the input's columns differ from the shard's, as the run would report it."""
+    """The differences between the columns of the input and of the shard, as the run would report them."""
     try:
         declared = Schema.from_ddl(shard["schema"]["key"], shard["schema"].get("value") or "")
         schema = input_schema(declared, spec.envelope, columns)
     except InvalidUsage:
         return  # the plan of the shard, or the run, reports it
     if spec.envelope["type"] == "Debezium":
-        return  # the columns are those of an event of change, and only Spark can look into them
+        return  # the columns are those of a change event, and only Spark can look into them
     problem = schema.column_problem(columns, beside=columns_beside(spec.envelope))
     if problem is not None:
         yield f"spec.input: {problem}"

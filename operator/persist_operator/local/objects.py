@@ -1,8 +1,8 @@
 """Resources of the local runner as files: one JSON document each, in the shape that the API server returns.
 
-Owns `<state>/objects/<Kind>/<name>.json`. A write is atomic and durable (temporary name, then rename, each synced): a killed runner, and a
-power loss, leave the old document or the new one, and an intent that was written stays. All processes write one at a time: a request
-that is made while a runner works is not lost.
+Owns `<state>/objects/<Kind>/<name>.json`. A write is atomic and durable (temporary name, then rename, each synced). So a killed runner or a
+power loss leaves the old document or the new one, and a written intent stays. Only one process writes at a time, so a request during the
+work of a runner is not lost.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Objects:
         """Create or update a resource from a validated, defaulted document; returns it and `created`, `configured` or `unchanged`.
 
         Creation draws the uid. A change of the spec raises the generation. The status stays. Annotations of `document` are added to
-        the resource's.
+        those of the resource.
         """
         kind, name = document["kind"], document["metadata"]["name"]
         with self._locked():
@@ -83,7 +83,7 @@ class Objects:
                 _sync(path.parent)
 
     def get(self, kind: str, name: str) -> Document | None:
-        """The resource, or None, also of a name that no resource can have."""
+        """The resource; None when there is none, and for a name that no resource can have."""
         if len(name) > _NAME_MAX or not name.isprintable() or "/" in name:
             return None
         return _read(self._path(kind, name))
@@ -145,7 +145,7 @@ def _sync(path: Path) -> None:
 
 
 def _read(path: Path) -> Document | None:
-    """CorruptData names a file that holds no resource."""
+    """Reads a resource; None when there is no file. Raises CorruptData, which names the file, when it holds no resource."""
     try:
         found: Document = json.loads(path.read_text(encoding="utf-8"))
         _ = found["metadata"]["name"], found["spec"]

@@ -1,4 +1,4 @@
-"""Turns children of the local runner into runs, as the planner observes them."""
+"""Converts children of the local runner to runs for the planner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fields of a resource that are about pods alone: a laptop has none, so they have no effect there, and `up` says so. Pure."""
+"""The fields of a resource that only concern pods. They have no effect on a laptop, and `up` reports this. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from persist_operator.local.objects import Document
 
-#: Blocks of a spec -> their fields about pods. None of them has a default, so one that is there was written by the user.
+#: Blocks of a spec -> their fields about pods. None of them has a default, so the user wrote any field that is present.
 _OF_PODS = {
     ("maintenance",): ("priorityClassName", "queuePriority", "serviceAccountName", "template"),
     ("spark",): ("image", "imagePullPolicy", "imagePullSecrets", "serviceAccountName", "scheduler", "queuePriority"),
@@ -16,7 +16,7 @@ _OF_PODS = {
 
 
 def without_pods(document: Document) -> Document:
-    """The resource without these fields: what an installation must allow for pods does not matter here."""
+    """The resource without these fields, because an installation's rules for pods do not apply here."""
     spec = dict(document["spec"])
     for path, fields in _OF_PODS.items():
         inner = spec
@@ -32,7 +32,7 @@ def without_pods(document: Document) -> Document:
 
 
 def no_effect(document: Document) -> str:
-    """For people, after the outcome of an `up`: which of these fields the resource has. Empty when it has none."""
+    """The suffix for the outcome of an `up` that lists the resource's fields of this kind. Empty when it has none."""
     found = []
     for path, fields in _OF_PODS.items():
         inner: Any = document["spec"]

@@ -1,9 +1,9 @@
-"""Children of the local runner: started once for each name, observed through their files, found again after a restart.
+"""Children of the local runner. They are started once for each name, observed through their files, and found again after a restart.
 
 Owns `<state>/children/<name>/`: child.json (owner, labels), lock, pid, log, report.json, exit. A name is used once: starting it again
 is a no-op.
 
-Invariant: `lock` is held exactly as long as the supervisor or its command lives. Process ids prove nothing: a reboot assigns them
+Invariant: `lock` is held exactly as long as the supervisor or its command lives. Process ids prove nothing, because a reboot assigns them
 anew. A free lock without an exit code means that the child was killed: exit code 137.
 """
 
@@ -30,13 +30,13 @@ _POLL_S = 0.05
 _AFTER_KILL_S = 10.0
 #: The most bytes at the end of a log that are read for a tail.
 _TAIL_BYTES = 1 << 20
-#: The most characters of what a driver reports that are read: more than any driver of ours writes.
+#: The most characters of a driver's progress that are read. Our drivers write less.
 _TOLD_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Child:
-    """One child as its files show it. `exit_code` is None while it runs. `report`: its report, None without one."""
+    """One child as its files show it. `exit_code` is None while it runs. `report`: its report; None without one."""
 
     name: str
     owner: str
@@ -47,7 +47,7 @@ class Child:
     report: Mapping[str, Any] | None
     log: Path
     progress: str | None = None
-    """What a driver reports while it runs, not checked; None when it reports nothing."""
+    """The unchecked progress of a running driver; None when it reports nothing."""
 
     @property
     def running(self) -> bool:
@@ -69,7 +69,7 @@ class Processes:
     """The children of one state folder. One process at a time starts children: the runner, which holds the state folder's lock."""
 
     def __init__(self, state: Path, env: Env) -> None:
-        # Absolute: children get this path, and the next runner may start in another folder.
+        # The path must be absolute, because children get it, and the next runner may start in another folder.
         self._root = state.resolve() / "children"
         self._env = env
         self._own: list[subprocess.Popen[bytes]] = []
@@ -90,7 +90,8 @@ class Processes:
         """Start `command` unless a child of that name was ever started; returns whether this call started it. The child outlives this
         process.
 
-        The record is written before the process starts: a runner that dies in between leaves a child that counts as killed, never two.
+        The record is written before the process starts. So a runner that dies in between leaves one child that counts as killed, and never
+        two.
         """
         if self.is_known(name):
             return False
@@ -117,7 +118,7 @@ class Processes:
                     start_new_session=True,
                     pass_fds=(lock.fileno(),),
                 )
-            except OSError as error:  # no memory, too many processes: the child failed, the runner goes on
+            except OSError as error:  # no memory, too many processes: the child failed, but the runner continues
                 log.write(f"cannot start: {error}\n".encode())
             else:
                 self._own.append(process)
@@ -130,7 +131,7 @@ class Processes:
             document = json.loads((folder / "child.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        # The lock first: a child writes its exit code while the lock is held.
+        # The lock is read first, because a child writes its exit code while the lock is held.
         held, exit_file = _is_held(folder / "lock"), folder / "exit"
         code, ended_ms = None, None
         if exit_file.exists():
@@ -189,12 +190,12 @@ class Processes:
         (self._root / name / "retired").touch()
 
     def discard(self, name: str, *, grace_s: float) -> None:
-        """Stop the child and remove its files: its name is free again. Idempotent."""
+        """Stop the child and remove its files, so that its name is free again. Idempotent."""
         self.stop([name], grace_s=grace_s)
         shutil.rmtree(self._root / name, ignore_errors=True)
 
     def forget(self, owner: str, *, grace_s: float) -> None:
-        """`discard` every child of `owner`, the retired ones too. Idempotent."""
+        """`discard` every child of `owner`, including retired ones. Idempotent."""
         for path in list(self._root.glob("*")):
             child = self.get(path.name)
             if child is not None and child.owner == owner:

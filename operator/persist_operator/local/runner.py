@@ -1,6 +1,6 @@
-"""The loop of the local runner: observe, plan, write the status, act. Order and plans are those of the cluster.
+"""The loop of the local runner: observe, plan, write the status, act. The order and the plans are the same as in the cluster.
 
-One runner at a time holds a state folder, by a lock file. After a kill at any point the next `up` goes on from the files.
+A lock file lets one runner at a time hold a state folder. After a kill at any point, the next `up` continues from the files.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ from persist_operator.plan.shard import is_to_be_asked, plan_shard
 from persist_operator.plan.sink import plan_sink
 from persist_operator.settings import OperatorSettings
 
-#: The pause between two passes: short after a change, longer while nothing changes, because a pass takes cores from the children.
+#: The pause between two passes. It is short after a change and longer while nothing changes, because a pass takes cores from the children.
 _LOOK_FIRST_S, _LOOK_MAX_S = 0.1, 1.0
-#: Aliases make any number of values of a few lines. A resource has some thousand at most.
+#: The most values of a document. Aliases can make any number of values from a few lines. A resource has at most a few thousand.
 _VALUES_MAX = 1_000_000
 #: `up` waits for maintenance that is due within this time. Later maintenance is left to the next `up`, or to `--watch`.
 _PATIENCE_MS = 15_000
-#: Reasons why a sink's shard, or the one that it reads, is not usable that only a change of a resource, or a write from elsewhere, ends:
-#: `up` does not wait for such a shard.
+#: Reasons why a sink's shard or its input shard is not usable, which end only with a change of a resource or a write from elsewhere. `up`
+#: does not wait for these shards.
 _HOPELESS = {"ShardNotFound", "ShardStalled", "InputNotFound", "InputStalled", "InputClosed", "InputNotWritten"}
 OnNote = Callable[[str, Note], None]
 
 
 def read_documents(paths: Sequence[Path]) -> list[Document]:
-    """All YAML documents of the files, and of the *.yaml and *.yml files in the folders (by name). InvalidUsage names a path that
-    cannot be read, and paths without resources.
+    """All YAML documents of the files, and of the *.yaml and *.yml files in the folders (by name). Raises InvalidUsage, which names a path
+    that cannot be read, or paths without resources.
     """
     files: list[Path] = []
     for path in paths:
@@ -87,7 +87,7 @@ def read_documents(paths: Sequence[Path]) -> list[Document]:
             documents += [one for one in _loaded(file.read_text(encoding="utf-8"), file) if one is not None]
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidUsage(f"{file} cannot be read: {error}") from error
-        except (yaml.YAMLError, ValueError, RecursionError) as error:  # of a date that there is not: ValueError
+        except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an impossible date
             raise InvalidUsage(f"{file} is not YAML: {error}") from error
     if not documents:
         raise InvalidUsage(f"no resources in {', '.join(map(str, paths))}")
@@ -95,8 +95,8 @@ def read_documents(paths: Sequence[Path]) -> list[Document]:
 
 
 def _loaded(text: str, file: Path) -> Iterator[Any]:
-    """The documents. InvalidUsage before one is made whose aliases repeat too much."""
-    # Not the loader in C: deep nesting ends its process.
+    """The documents. Raises InvalidUsage, before it makes the document, if aliases repeat too many values."""
+    # This does not use the C loader, because deep nesting ends its process.
     loader = yaml.SafeLoader(text)
     while (node := loader.get_node() if loader.check_node() else None) is not None:
         if _values_in(node, {}) > _VALUES_MAX:
@@ -107,7 +107,7 @@ def _loaded(text: str, file: Path) -> Iterator[Any]:
 
 
 def _values_in(node: yaml.Node, known: dict[int, float]) -> float:
-    """The number of values of a node, each as often as aliases name it; without end if it is part of itself."""
+    """The number of values of a node, each counted as often as aliases name it; infinite if the node is part of itself."""
     found = known.get(id(node))
     if found is None:
         known[id(node)] = math.inf
@@ -128,8 +128,8 @@ class Refused(InvalidUsage):
 def checked(
     documents: Sequence[Mapping[str, Any]], schemas: ResourceSchemas, objects: Objects, *, watch: bool = False
 ) -> list[Document]:
-    """The documents with defaults, shards before sinks. Refused lists all errors, also those in types of schemas, and those that would end
-    a Spark run: in schedules, and in inputs that are files. With `watch` the input of a Scheduled sink may come later.
+    """The documents with defaults, shards before sinks. Raises Refused with all errors, including those in types of schemas, and those that
+    would end a Spark run: in schedules, and in inputs that are files. With `watch` the input of a Scheduled sink may come later.
     """
     out: dict[tuple[str, str], Document] = {}
     problems = []
@@ -156,7 +156,7 @@ def checked(
 
 
 def _names(document: Any) -> tuple[str, str]:
-    """Kind and name of a document that is not validated yet; `?` for what is missing."""
+    """Kind and name of a document that is not validated yet; `?` for a missing one."""
     if not isinstance(document, Mapping):
         return "?", "?"
     metadata = document.get("metadata")
@@ -170,7 +170,7 @@ class Busy(InvalidUsage):
 
 @contextmanager
 def runner_lock(state: Path) -> Iterator[None]:
-    """Hold the state folder. Busy when another process holds it; InvalidUsage when it cannot be written."""
+    """Hold the state folder. Raises Busy when another process holds it, and InvalidUsage when it cannot be written."""
     try:
         state.mkdir(parents=True, exist_ok=True)
         file = (state / "lock").open("a+", encoding="ascii")
@@ -193,7 +193,7 @@ def runner_lock(state: Path) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Pass:
-    """The outcome of one pass over all resources. `settled` iff nothing runs, nothing is due, and nothing waits for another try."""
+    """The outcome of one pass over all resources. `settled` iff no run is in progress, no run is due, and no run waits for another try."""
 
     settled: bool
     changed: bool
@@ -219,8 +219,8 @@ class LocalRunner:
         on_note: OnNote,
         sinks: Collection[str] | None = None,
     ) -> None:
-        """Calls `on_note` with each new note on a resource. `sinks`: only sinks of these names run, and maintenance waits, as it does
-        without room, for a runner of all sinks. None: all sinks run, and maintenance.
+        """`on_note` gets each new note on a resource. `sinks`: only sinks with these names run, and maintenance waits for a runner of all
+        sinks. None: all sinks and maintenance run.
         """
         self._objects, self._processes, self._bridge, self._actor = objects, processes, bridge, actor
         self._settings, self._env, self._on_note = settings, env, on_note
@@ -232,10 +232,10 @@ class LocalRunner:
         self._ticks = Ticks(watch=True)
 
     def run(self, *, watch: bool, after_pass: Callable[[], None]) -> list[str]:
-        """Repeat `one_pass` until all resources have settled, with `watch` for ever. Returns the resources that failed.
+        """Repeat `one_pass` until all resources have settled; with `watch`, for ever. Returns the resources that failed.
 
-        Calls `after_pass` after each pass. Without `watch` a Scheduled sink runs at most once, and a stream until
-        its source has nothing new.
+        Calls `after_pass` after each pass. Without `watch`, a Scheduled sink runs at most once, and a stream runs until its source has no
+        new rows.
         """
         self._ticks, self._actor.is_bounded = Ticks(watch=watch), not watch
         quiet, look_s = 0, _LOOK_FIRST_S
@@ -284,7 +284,7 @@ class LocalRunner:
         )
 
     def _is_left_alone(self, document: Document) -> bool:
-        """Whether the resource is paused. Its status shows that then."""
+        """Whether the resource is paused. If it is, shows this on the status."""
         if not pausing.is_paused(document):
             return False
         status = pausing.paused_status(document, now_ms=self._env.now_ms())
@@ -400,14 +400,14 @@ class LocalRunner:
                     generation=meta.generation,
                 )
                 notes.append(Note("Warning", error.kind.value, message))
-        # A note that comes up pass after pass is passed on once.
+        # A note that is the same in each pass is passed on once.
         for note in notes:
             if note not in self._notes.get(owner, ()):
                 self._on_note(owner, note)
         self._notes[owner] = set(notes)
 
     def _inspect(self, shard: Shard) -> Seen:
-        """Ask the stores, as in a cluster: this makes the resource the owner of its shard, unless another resource is."""
+        """Ask the stores, as in a cluster. This makes the resource the owner of its shard, unless another resource owns it."""
         try:
             location = shard.location(self._settings)
         except InvalidUsage:

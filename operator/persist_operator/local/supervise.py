@@ -1,7 +1,7 @@
 """Runs one command and records how it ended: `python -m persist_operator.local.supervise FOLDER LOCK_FD -- COMMAND...`.
 
-The supervisor is the parent of the command, so that the exit code outlives the runner. LOCK_FD is an open, locked file that the
-command inherits too. The lock is free once both processes are gone: other processes know by it whether the child runs.
+The supervisor is the parent of the command, so that the exit code outlives the runner. LOCK_FD is an open, locked file that the command
+inherits too. The lock is free when both processes are gone, so it shows other processes whether the child runs.
 """
 
 from __future__ import annotations

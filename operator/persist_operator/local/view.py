@@ -1,4 +1,4 @@
-"""What goes on while `persist local up` runs: one line for each run, and for each resource that is not ready. Pure.
+"""The progress while `persist local up` runs: one line for each run, and for each resource that is not ready. Pure.
 
 Tables and descriptions are in the room `views`.
 """
@@ -41,7 +41,7 @@ def _kind(child: Child) -> str:
 
 
 def _last_event(child: Child) -> str:
-    """What a driver reports, or before that the newest event in its log; for maintenance, the reason of the run."""
+    """The progress that a driver reports, or before that the newest event in its log. For maintenance, the reason of the run."""
     if child.labels["kind"] != "driver":
         return child.labels.get("reason", "")
     shown = RunningProgress.parse(child.progress)

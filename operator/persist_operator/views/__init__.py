@@ -1,1 +1,1 @@
-"""Text about resources for people, the same on a laptop and in a cluster."""
+"""Texts about resources for people, the same on a laptop and in a cluster."""

@@ -1,4 +1,4 @@
-"""A described resource: its readiness, contents or progress, conditions, runs and spec. Pure."""
+"""Describes a resource: its readiness, contents or progress, conditions, runs and spec. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def description(document: Mapping[str, Any], *, now_ms: int, width: int | None) 
     lines += _section("Runs", runs if status.get("history") else ["none yet"])
     spec = yaml.safe_dump(document["spec"], sort_keys=False, width=100, default_flow_style=False)
     lines += _section("Spec", spec.splitlines())
-    return [printable(line.replace("\n", " ")) for line in lines]  # columns may have any name
+    return [printable(line.replace("\n", " ")) for line in lines]  # names of columns may contain anything
 
 
 def _two_columns(facts: Sequence[tuple[str, str]]) -> list[str]:

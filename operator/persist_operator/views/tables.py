@@ -1,6 +1,6 @@
-"""Resources and runs as tables for people: the columns of `kubectl get` (the CRDs' printer columns), values made readable.
+"""Resources and runs as tables for people: the columns of `kubectl get` (the CRDs' printer columns), with readable values.
 
-Pure: documents in, text out. No cell has a control character, because names and messages of others may hold what a terminal obeys.
+Pure: documents in, text out. No cell has a control character, because names and messages from other users may contain terminal commands.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from persist_operator.api.redact import printable
 
 _CONDITION = re.compile(r"\.status\.conditions\[\?\(@\.type=='(\w+)'\)\]\.(\w+)")
 _GAP = "   "
-#: Columns that only the local table shows by default, and columns that only the cluster's does: here a sink is one process.
+#: Columns that only the local table shows by default, and columns that only the cluster's table shows, because a local sink is one process.
 _SHOWN, _HIDDEN = {"Written"}, {"Executors"}
-#: Columns with numbers that are no counts. Their digits are never grouped.
+#: Columns with numbers that are not counts. Their digits are never grouped.
 _IDS = {"Seqno"}
 
 
@@ -51,7 +51,7 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: i
 
 
 def lookup(document: Mapping[str, Any], json_path: str) -> Any:
-    """The value at a printer column's path (fields by dots, conditions by type), or None."""
+    """The value at a printer column's path (fields by dots, conditions by type). None when it is absent."""
     match = _CONDITION.fullmatch(json_path)
     if match:
         return (conditions.find(document.get("status") or {}, match[1]) or {}).get(match[2])
@@ -78,8 +78,8 @@ def duration(length_ms: int) -> str:
 
 
 def instant(time: str | int, *, with_number: bool = True) -> str:
-    """A frontier's time. An instant gets its date beside the number, or in its place without `with_number`. Other text, such as `closed`,
-    stays as it is.
+    """A frontier's time. An instant gets its date beside the number, or instead of it without `with_number`. Other text, such as `closed`,
+    stays the same.
     """
     try:
         number = int(time)
@@ -124,7 +124,7 @@ def resources_table(
 def runs_table(
     documents: Iterable[Mapping[str, Any]], children: Iterable[Child], *, wide: bool, now_ms: int, width: int | None
 ) -> list[str]:
-    """Sink attempts and maintenance runs in the order of their starts: the histories of the resources, and the children that run."""
+    """Sink attempts and maintenance runs in the order of their starts: the histories of the resources, and the running children."""
     found = [(*_began(entry), _run_cells(one, entry, wide=wide)) for one in documents for entry in _history(one)]
     for child in children:
         if child.running:
@@ -142,7 +142,7 @@ def runs_table(
 
 
 def runs(documents: Iterable[Mapping[str, Any]], children: Iterable[Child]) -> list[dict[str, Any]]:
-    """The same for programs: entries of the histories with resource and name (as for `logs`), and the children that run."""
+    """The rows of `runs_table` for programs: entries of the histories with resource and name (as for `logs`), and the running children."""
     found = [
         {"name": run_name(one, entry), "resource": f"{one['kind']}/{one['metadata']['name']}", **entry}
         for one in documents
