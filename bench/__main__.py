@@ -17,7 +17,7 @@ from bench.measure import Row
 
 Run = Callable[[Path, bool], Iterable[Row]]
 
-#: Each is a module here with a function `run`, imported when it runs: `peers` and `table` need packages that the others do not.
+#: Each bench is a module here with a function `run`. It is imported when it runs, because `peers` and `table` need further packages.
 BENCHES = (
     "commit",
     "throughput",
@@ -44,7 +44,7 @@ BENCHES = (
 )
 
 
-#: Those that run only by name: four need packages of their own, and two take many minutes.
+#: The benches that run only by name. Four need their own packages, and two take many minutes.
 ALONE = frozenset({"large", "peers", "scale", "spark_iceberg", "spark_s3", "table"})
 
 

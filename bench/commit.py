@@ -22,8 +22,8 @@ WARM = 100
 
 
 def run(folder: Path, quick: bool) -> list[Row]:
-    """10 rows per commit, inline in the state diff. The baseline appends as many bytes with the adapter's script. The two alternate, so
-    that both run under the same load.
+    """10 rows per commit, inline in the state diff. The baseline appends the same number of bytes with the adapter's script. The two
+    alternate, so that both run under the same load.
 
     Maintenance runs between the measured commits, as the operator does beside a writer.
     """

@@ -27,7 +27,7 @@ from bench.data import SCHEMA, flat, interleaved
 from bench.measure import Row, median, memory_bytes
 
 RUNS = 64
-#: The memory limits, as for a compaction pod: the default, and half of it, which is the minimum.
+#: The memory limits of a compaction pod: the default, and half of it, which is the minimum.
 MEMORY_MIB = {"1 GiB": 1024, "512 MiB": 512}
 
 
@@ -90,7 +90,7 @@ def write(folder: Path, rows: int, *, plain: bool = True) -> None:
 
 
 def measured(folder: Path, side: str, memory: str) -> dict[str, float]:
-    """What one side reports of a compaction of `folder` in a process of its own: seconds, peak and idle memory."""
+    """The report of one side on a compaction of `folder` in its own process: seconds, peak and idle memory."""
     command = [sys.executable, "-m", "bench.compaction", side, str(folder), memory]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     out: dict[str, float] = json.loads(done.stdout)

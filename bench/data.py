@@ -40,7 +40,7 @@ def flat(table: pa.Table) -> pa.Table:
 
 
 def interleaved(rows: int, *, at: int, of: int, time: int) -> pa.Table:
-    """As `updates`, with the keys `at`, `at + of`, `at + 2 * of`, ...: between those of `of` such tables."""
+    """Like `updates`, with the keys `at`, `at + of`, `at + 2 * of`, ..., so that the keys of `of` of these tables interleave."""
     table = updates(rows, time=time, seed=at)
     keys = table["key"].combine_chunks().field(0).to_numpy() * of + at
     return table.set_column(0, "key", pa.StructArray.from_arrays([pa.array(keys)], ["id"]))

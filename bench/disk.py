@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class NewFiles:
-    """Makes the files below `folder` durable that were written since the last call, with the folders that contain them."""
+    """Makes new files below `folder` durable, together with the folders that contain them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -26,7 +26,7 @@ class NewFiles:
 
 
 class BareDisk:
-    """The least that a durable append must do on files and SQLite: one new file, fsynced with its folder, if there is data, and one SQLite
+    """The least work of a durable append on files and SQLite: one new file, fsynced with its folder, if there is data, and one SQLite
     commit that is as durable as ours.
     """
 

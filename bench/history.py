@@ -1,6 +1,6 @@
 """The cost of history: a commit and an open with 100 versions and live batches, against 100,000 versions and 10,000 live batches.
 
-Also the cost of a diff and a state alone: no cost may grow with the parts of the state that did not change.
+Also the cost of only a diff and a state. No cost may grow with unchanged parts of the state.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class _Shard:
 
 
 def _pure(live: int) -> list[Row]:
-    """Diffs and states alone, without stores: with `live` batches against 100."""
+    """Only diffs and states, without stores: with `live` batches against 100."""
     few, many = _figures(EARLY), _figures(live)
     return [
         Row(f"{what}, {live:,} live batches against 100", ms(after), ms(before), after / before, "lower")

@@ -1,8 +1,9 @@
-"""Iceberg on Spark, for `bench.spark_iceberg`: a program for an interpreter that has the pyspark of Iceberg's runtime, and nothing of ours.
+"""Iceberg on Spark, for `bench.spark_iceberg`: a program for an interpreter that has the pyspark of Iceberg's runtime, and none of our
+packages.
 
-`iceberg_side.py JAR FOLDER INPUT` starts a session, makes a table of the Parquet file INPUT for each mode of writing, and says so. Then it
-merges the file of each line of standard input, `TABLE PATH`, so that the table equals it, and answers each line when it is done. With
-`once` in the place of lines it ends after the first table.
+`iceberg_side.py JAR FOLDER INPUT` starts a session, makes a table of the Parquet file INPUT for each mode of writing, and reports that.
+Then it reads lines `TABLE PATH` from standard input. For each line it merges the file into the table, so that the table equals the file,
+and answers. With `once` instead of lines it ends after the first table.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 
 from pyspark.sql import SparkSession
 
-#: How Iceberg writes a merge: it rewrites the files that hold a changed row, or writes the positions of changed rows beside them.
+#: How Iceberg writes a merge: it rewrites the files with a changed row, or writes the positions of changed rows into further files.
 MODES = {"cow": "copy-on-write", "mor": "merge-on-read"}
 
 

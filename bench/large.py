@@ -1,8 +1,8 @@
-"""A first Append of 100M rows on two executors of 2 GiB, whose driver is killed in the middle, and the driver that follows.
+"""A first Append of 100M rows on two executors of 2 GiB, whose driver is killed in the middle, and the next driver.
 
-Shown are the peak memory of an executor (its Java and its Python) against that of its pod, and the rows that are staged a second time
-against those that were. ROWS and KILLED_AT (a share of the rows) in the environment set the size and the moment. It takes some 20
-minutes and 12 GB of disk.
+It shows the peak memory of an executor (its Java and its Python) against the memory of its pod, and the rows that are staged a second time
+against the rows that were already staged. ROWS and KILLED_AT (a share of the rows) in the environment set the size and the moment. It takes
+some 20 minutes and 12 GB of disk.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from bench.spark import KEY, VALUE, session_in
 
 POD_MIB, HEAP_MIB = 2048, 1024
 SINK, RUN = "bench/large", "run-1"
-#: An odd number that no number of rows here shares a factor with: ids come in an order of their own without a shuffle.
+#: An odd number that shares no factor with the numbers of rows used here, so that ids are in a mixed order without a shuffle.
 _STEP = 48_271
 
 
 def run(folder: Path, quick: bool) -> list[Row]:
-    """A row for each figure. SystemExit when the shard has another number of rows than the input, or the first driver was done before
-    it was killed.
+    """A row for each figure. Raises SystemExit when the numbers of rows of the shard and the input differ, or when the first driver was
+    done before it was killed.
     """
     rows = int(os.environ.get("ROWS", "10_000_000" if quick else "100_000_000"))
     killed_at = float(os.environ.get("KILLED_AT", "0.5"))
@@ -65,23 +65,23 @@ def run(folder: Path, quick: bool) -> list[Row]:
 
 
 class _Driver:
-    """A driver in a process group of its own, with its executors, whose memory it watches."""
+    """A driver in its own process group, with its executors, whose memory this object watches."""
 
     def __init__(self, folder: Path, shard: ShardId, rows: int) -> None:
         arguments = [sys.executable, "-m", "bench.large", "driver", str(folder), str(rows), str(shard)]
         self.process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, start_new_session=True)
         self.peaks_mib: dict[int, float] = {}
-        """By the process of the executor."""
+        """The peak memory by the process of the executor."""
         threading.Thread(target=self._watch, daemon=True).start()
 
     def kill(self) -> None:
-        """By SIGKILL, with its executors."""
+        """Kills the driver and its executors by SIGKILL."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def finished(self) -> dict[str, Any]:
-        """The last event of each name, when the driver has ended. SystemExit when it failed."""
+        """The last event of each name, when the driver has ended. Raises SystemExit when it failed."""
         output, _ = self.process.communicate()
         if self.process.returncode:
             raise SystemExit(f"the driver ended with {self.process.returncode}")
@@ -128,7 +128,7 @@ def _append(folder: Path, shard: str) -> None:
     from persist_spark.sink import run_sink
     from persist_spark.spec import SinkSpec
 
-    staging.NOTED_BYTES = 0  # that of `--quick` is small
+    staging.NOTED_BYTES = 0  # so that the small frame of `--quick` has notes too
     conf = {
         "spark.master": f"local-cluster[2,1,{HEAP_MIB}]", "spark.executor.cores": "1", "spark.driver.memory": "1g",
         "spark.executor.memory": f"{HEAP_MIB}m", "spark.executor.memoryOverhead": f"{POD_MIB - HEAP_MIB}m",

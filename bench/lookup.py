@@ -1,6 +1,6 @@
-"""Looking for one value of a column that does not order the rows: a table with a Bloom filter of it against one without.
+"""Looking for one value of a column that does not order the rows: a table with a Bloom filter of the column against a table without one.
 
-Processor time of a call, and what it fetches. `python -m bench lookup`.
+Measures the processor time of a call, and what it fetches. `python -m bench lookup`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BATCHES = 20
 
 
 def run(folder: Path, quick: bool) -> list[Row]:
-    """20 appends, and one run after a compaction; values that are there, and that are not; and what a write costs."""
+    """20 appends, and one run after a compaction; values that exist, and values that do not; and the cost of a write."""
     rows, repeat = (5_000, 5) if quick else (50_000, 9)
     out: list[Row] = []
     for name, wide in (("narrow", 0), ("wide", 60)):

@@ -1,7 +1,7 @@
 """Small commits with background maintenance in the writing process, beside the same commits without it.
 
-Each side is a process of its own with a shard of its own, on one Redis. They commit in turns, block by block, so that both run under the
-same load of the machine, and neither takes the other's processor.
+Each side is a separate process with its own shard, on one Redis. They commit in turns, block by block, so that both run under the same load
+of the machine, and neither takes processor time from the other.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def run(folder: Path, quick: bool) -> list[Row]:
 
 
 def _side(pipe: Connection, blob: str, consensus: str, is_maintained: bool) -> None:
-    """Commits as many times as the pipe says and sends the seconds of each commit, until it says 0."""
+    """Reads a number from the pipe, makes this many commits, and sends the seconds of each. Repeats until the number is 0."""
     batches = at_times(updates(10, time=0), 2_000)
     with (
         PersistClient.open(Location(blob=blob, consensus=consensus)) as client,

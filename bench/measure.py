@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the report. `ratio` compares ours with the baseline; `better` says which direction is better."""
+    """One line of the report. `ratio` compares ours with the baseline; `better` names the better direction."""
 
     what: str
     ours: str

@@ -40,8 +40,8 @@ def run(folder: Path, quick: bool) -> list[Row]:
 
 
 def sink_process(folder: Path, source: str, *, key: str, value: str) -> subprocess.Popen[bytes]:
-    """Starts a Mirror of the Parquet at `source` into a new shard, as a process with Spark on two cores. It leaves `report.json` in
-    `folder`.
+    """Starts a Mirror of the Parquet at `source` into a new shard, as a process with Spark on two cores. The process writes `report.json`
+    into `folder`.
     """
     location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
     shard = ShardId.new()

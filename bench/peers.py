@@ -26,7 +26,7 @@ from bench.measure import Row, median, ms, timings_s
 
 #: The largest ratios of ours to theirs that are acceptable. Figures against the second peer are for information.
 APPEND_MAX, SMALL_MAX, READ_MAX, COMPACT_MAX = 1.0, 0.1, 1.0, 1.0
-#: About the bytes of 10 rows in a diff, and of one row in a part.
+#: The approximate bytes of 10 rows in a diff, and of one row in a part.
 DIFF_BYTES, PART_ROW_BYTES = 2_500, 9
 
 

@@ -1,11 +1,12 @@
 """`python -m bench scale`: the operator's own process with thousands of shards, against a stub API server with real Redis and S3 servers.
 
-SHARDS= (5000), ACTIVE= (300: shards that a writer appends to), IDLE= and BUSY= (60: seconds of each window) come from the environment, and
-REPLICAS= (1): more share the shards in slices, and one of them is killed in the end. A tenth of the shards, with --quick. Each figure
-stands beside the load of the machine, and processor seconds beside elapsed ones: on a shared machine only the former compare.
+The environment sets SHARDS= (5000), ACTIVE= (300: shards to which a writer appends), IDLE= and BUSY= (60: seconds of each window) and
+REPLICAS= (1). Several replicas share the shards in slices, and one of them is killed in the end. With --quick there is a tenth of the
+shards. Each figure comes with the load of the machine, and elapsed seconds come with processor seconds, because on a shared machine only
+processor seconds can be compared.
 
-The run ends within LIMIT= (570) seconds. What it has no time for is left out, and it says so. WRAP= is a command to start the operator
-with, such as a profiler.
+The run ends within LIMIT= (570) seconds. Parts without enough time are left out, and the run reports this. WRAP= is a command that starts
+the operator, such as a profiler.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class _Report:
 
     @property
     def left_s(self) -> float:
-        """What is left before the end of the run has to begin."""
+        """The seconds before the end of the run must begin."""
         return self._limit_s - _END_S - self.took_s
 
 
@@ -81,9 +82,9 @@ def run(folder: Path, quick: bool) -> list[Row]:
     active = min(shards, int(os.environ.get("ACTIVE", "30" if quick else "300")))
     idle_s, busy_s = (float(os.environ.get(name, "60")) for name in ("IDLE", "BUSY"))
     report = _Report(float(os.environ.get("LIMIT", "570")))
-    # So that SIGTERM ends the servers too.
+    # This makes SIGTERM end the servers too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    os.environ["VGW_KEEP_ALIVE"] = "true"  # as S3 does: versitygw by itself ends the connection after each request
+    os.environ["VGW_KEEP_ALIVE"] = "true"  # as S3 does; by default versitygw ends the connection after each request
     with redis_server(appendonly=True) as redis, redis_server(appendonly=True) as other, s3_server() as s3:
         os.environ.update(s3.environment)
         with _stub() as (api, stub_pid):
@@ -105,7 +106,7 @@ def run(folder: Path, quick: bool) -> list[Row]:
 
 
 def _made_ready(report: _Report, api: str, shards: int, operator: _Operators, servers: dict[str, int]) -> bool:
-    """Wait until all shards are ready, and say what that cost. False when there was no time for that."""
+    """Wait until all shards are ready, and report the cost. Returns False when there was not enough time."""
     before = {name: _cpu_s(pid) for name, pid in servers.items()}
     took, ready = _until_ready(report, api, shards, operator)
     sample = operator.sample()
@@ -144,7 +145,7 @@ def _idle(report: _Report, operator: _Operators, seconds: float, redis: Any) -> 
 def _active(
     report: _Report, operator: _Operators, writing: _Writer, seconds: float, *, redis: Any, hung: Callable[[], Any]
 ) -> None:
-    """Windows with shards that are written, the second one in `hung`, where another store hangs."""
+    """Windows with writes to shards. The second window is in `hung`, while another store hangs."""
     if report.left_s < seconds + 10:
         report.say("no time is left for the window with writes")
         return
@@ -170,7 +171,7 @@ def _window(report: _Report, operator: _Operators, what: str, seconds: float, re
     oldest = 0.0
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        # As often as Prometheus asks: thousands of series cost a replica half a second of processor.
+        # The interval is that of Prometheus, because thousands of series cost a replica half a second of processor time.
         time.sleep(min(10.0, max(0.1, until - time.monotonic())))
         oldest = max(oldest, operator.metrics().get("persist_operator_queue_oldest_seconds", 0.0))
     after = operator.sample()
@@ -193,7 +194,7 @@ def _window(report: _Report, operator: _Operators, what: str, seconds: float, re
 
 
 class _Writer:
-    """Appends ten rows to each shard in turn, each every ten seconds at most. A context manager."""
+    """Appends ten rows to each shard in turn, to each at most every ten seconds. A context manager."""
 
     def __init__(self, location: Location, names: list[str]) -> None:
         self._location, self._names = location, names
@@ -213,7 +214,7 @@ class _Writer:
         self._thread.join()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until every shard has its writer. Whether that is so."""
+        """Wait until every shard has its writer. Returns whether that is so."""
         return self._is_open.wait(timeout_s)
 
     def _run(self) -> None:
@@ -239,7 +240,7 @@ class _Writer:
 
 
 class _Operators:
-    """All replicas. Metrics are sums over them; the oldest wait and the memory are those of the worst."""
+    """All replicas. Metrics are sums over them; the oldest wait and the memory are the maximum."""
 
     def __init__(self, each: list[_Operator], api: str) -> None:
         self._each, self._api = each, api
@@ -280,8 +281,8 @@ class _Operators:
         return time.monotonic() - began
 
     def settle(self, limit_s: float) -> bool:
-        """Wait until the second look at every shard is over: no status written and no blob read for five seconds. Whether that came within
-        `limit_s`.
+        """Wait until the second look at every shard is over: no status written and no blob read for five seconds. Returns whether that came
+        within `limit_s`.
         """
         until, quiet, last = time.monotonic() + limit_s, time.monotonic(), (-1.0, -1.0)
         while time.monotonic() < until and time.monotonic() - quiet < 5:
@@ -336,14 +337,14 @@ class _Operator:
 
 
 def _cpu_s(pid: int) -> float:
-    """Seconds of processor that the process used, and the children that it waited for."""
+    """The processor seconds of the process, and of the children for which it waited."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) / _TICK
 
 
 @contextlib.contextmanager
 def _stub() -> Iterator[tuple[str, int]]:
-    """Its address and its process id."""
+    """Runs the stub API server. Yields its address and its process id."""
     port = free_port()
     process = subprocess.Popen([sys.executable, "-m", "bench.scale_api", str(port)])
     url = f"http://127.0.0.1:{port}"
@@ -416,7 +417,7 @@ def _seed(api: str, shards: int, *, profile: str = "default", prefix: str = "sha
 
 @contextlib.contextmanager
 def _hung(api: str, store: Any) -> Iterator[None]:
-    """Some shards on another store, which hangs within the block."""
+    """Makes some shards on another store, which hangs within the block."""
     _seed(api, 8, profile="hung", prefix="hung")
     time.sleep(10)
     with store.paused():
@@ -437,7 +438,7 @@ def _resource(name: str, namespace: str, profile: str) -> dict[str, Any]:
         "spec": {
             "storageProfile": profile,
             "schema": {"key": "id BIGINT"},
-            # There is no kubelet, so no run of maintenance would ever end.
+            # There is no kubelet, so no maintenance run would ever end.
             "compaction": {"mode": "Disabled"},
             "gc": {"enabled": False, "orphans": {"mode": "Off"}},
             "verify": {"mode": "Off"},
@@ -447,7 +448,7 @@ def _resource(name: str, namespace: str, profile: str) -> dict[str, Any]:
 
 
 def _until_ready(report: _Report, api: str, shards: int, operator: _Operators) -> tuple[float, int]:
-    """The seconds until all shards are ready, or until two thirds of the run's time are over, and how many are ready."""
+    """The seconds until all shards are ready, or until two thirds of the run's time are over, and the number of ready shards."""
     began, shown, limit_s = time.monotonic(), 0.0, 2 / 3 * report.left_s
     while True:
         took, count = time.monotonic() - began, int(_get(f"{api}/stub/ready"))
@@ -480,7 +481,7 @@ def _looks(metrics: dict[str, float]) -> float:
 
 
 def _results(metrics: dict[str, float]) -> dict[str, float]:
-    """How many reconciles of shards ended how."""
+    """The number of reconciles of shards by result."""
     found = {}
     for series, value in metrics.items():
         if series.startswith("persist_operator_reconcile_total{") and 'kind="PersistShard"' in series:

@@ -26,7 +26,7 @@ KINDS = (
     ("/apis/batch/v1", "jobs", "Job"),
     ("/apis/coordination.k8s.io/v1", "leases", "Lease"),
 )
-#: Events that a watch can still start from; an older version is 410 Gone.
+#: The number of events from which a watch can still start. For an older version it gets 410 Gone.
 _HISTORY = 50_000
 
 
@@ -39,12 +39,12 @@ class Store:
             plural: OrderedDict() for _, plural, _ in KINDS
         }
         self.history: deque[tuple[int, str, bytes, dict[str, str]]] = deque(maxlen=_HISTORY)
-        #: By plural: a watch of one kind costs the changes of another nothing.
+        #: By plural, so that changes of one kind need no work for watches of another.
         self.watchers: dict[str, set[asyncio.Queue[tuple[bytes, dict[str, str]]]]] = {
             plural: set() for _, plural, _ in KINDS
         }
         self.counts: Counter[str] = Counter()
-        #: The ready shards by namespace and name, kept as they change: the bench asks twice a second.
+        #: The ready shards by namespace and name, kept up to date, because the bench asks twice a second.
         self.ready: dict[tuple[str, str], str] = {}
 
     def put(self, plural: str, one: dict[str, Any], event: str) -> None:

@@ -1,7 +1,7 @@
 """Spark writes and reads of a shard against the same on plain Parquet, in one session on two cores.
 
 The calls of both sides alternate, so that they run under the same load. Each row shows seconds, and the seconds of processor time of all
-processes (driver, JVM, Python workers), which other work on the machine changes less.
+processes (driver, JVM, Python workers), which depend less on other work on the machine.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def run(folder: Path, quick: bool) -> list[Row]:
 
 
 def session_in(folder: Path, more: Mapping[str, str] = MappingProxyType({})) -> Any:
-    """A session of two threads. `more`: settings of its own."""
+    """A session of two threads. `more`: further settings."""
     from persist_spark.datasource import register
     from persist_spark.session import start_session
 
@@ -63,7 +63,7 @@ def session_in(folder: Path, more: Mapping[str, str] = MappingProxyType({})) -> 
 
 
 class Bench:
-    """One session, its folder, and one pair of stores: files, or the blob store `blob`. `plain`: where Parquet beside it is written."""
+    """One session, its folder, and one pair of stores: files, or the blob store `blob`. `plain`: the place for plain Parquet."""
 
     def __init__(self, session: Any, folder: Path, *, blob: str | None = None, plain: str | None = None) -> None:
         self.spark, self.folder, self.plain = session, folder, plain or str(folder)
@@ -72,7 +72,7 @@ class Bench:
     # -- writes ------------------------------------------------------------------------------------------------------
 
     def appends(self, rows: int, *, repeat: int, is_large: bool = False) -> list[Row]:
-        """A sink's Append and `df.write`, against `df.write.parquet` of the same frame, as it comes and sorted by ranges of the key."""
+        """A sink's Append and `df.write`, against `df.write.parquet` of the same frame, unsorted and sorted by ranges of the key."""
         source = self._input(rows)
         sink, frame = self.shard(), self.shard()
         number = iter(range(1 << 30))
@@ -201,7 +201,7 @@ class Bench:
         return folder
 
     def shard(self) -> ShardId:
-        """A new one, which nothing has written to."""
+        """A new shard without writes."""
         shard = ShardId.new()
         with PersistClient.open(self.location) as client:
             client.initialise(shard, Schema.from_ddl(KEY, VALUE))
@@ -247,7 +247,7 @@ def interleaved(calls: dict[str, Call], *, repeat: int) -> dict[str, Took]:
 
 
 def cpu_s(root: int | None = None) -> float:
-    """The processor time of a process (None: this one) and all its descendants, those that ended included."""
+    """The processor time of a process (None: this one) and all its descendants, including ended ones."""
     total = 0
     for pid in process_tree(root or os.getpid()):
         try:

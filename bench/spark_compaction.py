@@ -1,8 +1,8 @@
 """Compaction of 64 runs with interleaved keys on the executors of a session on two cores, against the same in one process, and against a
 Parquet rewrite by Spark that sorts by ranges of the key.
 
-The three alternate, so that they run under the same load. Ratios are of the processor time of all processes. The start of the session is
-not counted, and of the process only its processor time, a second.
+The three alternate, so that they run under the same load. Ratios compare the processor time of all processes. The start of the session is
+not counted. The start of the process counts with its processor time, which is one second.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bench.compaction import RUNS, location, measured, write
 from bench.measure import Row, median
 from bench.spark import cpu_s, session_in
 
-#: The memory of the process, as of a compaction pod by default.
+#: The memory of the process: the default of a compaction pod.
 MEMORY = "1 GiB"
 
 

@@ -1,11 +1,11 @@
 """A Mirror of a million rows of which 1 % changed, against Iceberg's MERGE of the same input, in two sessions of two cores; and the
-first run of each in a process of its own, from its start to its end. Ratios are of the processor time of all processes (driver, JVM,
-Python workers).
+first run of each in its own process, from its start to its end. Ratios compare the processor time of all processes (driver, JVM, Python
+workers).
 
-Iceberg's runtime does not load on our Spark, so it needs an interpreter of its own: ICEBERG_PYTHON has pyspark 4.1.4 (`uv venv`, `uv pip
-install`), and ICEBERG_JAR is `org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0` (`mvn dependency:get`). ROWS= sets another size
-than a million rows, and ROUNDS= how often each side is measured. Each call is printed when it is done, so that a run which is cut off has
-shown something.
+Iceberg's runtime does not load on our Spark, so it needs its own interpreter: ICEBERG_PYTHON has pyspark 4.1.4 (`uv venv`, `uv pip
+install`), and ICEBERG_JAR is `org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0` (`mvn dependency:get`). ROWS= sets a size other
+than a million rows, and ROUNDS= the number of measurements of each side. Each call is printed when it is done, so that an interrupted run
+also has results.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from bench.mirror import sink_process
 from bench.spark import KEY, VALUE, Bench, cpu_s, session_in
 
 SIDE = Path(__file__).with_name("iceberg_side.py")
-#: Of the modes that Iceberg merges in, the names in `iceberg_side`.
+#: The names in `iceberg_side` of Iceberg's merge modes.
 MODES = {"cow": "copy on write", "mor": "merge on read"}
 
 
 def run(folder: Path, quick: bool) -> Iterator[Row]:
-    """Rows as they are measured."""
+    """Yields each row when it is measured."""
     rows = int(os.environ.get("ROWS") or (100_000 if quick else 1_000_000))
     repeat = int(os.environ.get("ROUNDS") or (2 if quick else 5))
     python, jar = (os.environ.get(name) for name in ("ICEBERG_PYTHON", "ICEBERG_JAR"))
@@ -67,7 +67,7 @@ def _first_runs(folder: Path, command: list[str], source: str, rows: int, *, rep
 
 
 def _alone(process: subprocess.Popen[bytes]) -> tuple[float, float]:
-    """The seconds until the process ends, and its processor time, sampled: a JVM that has ended belongs to no process."""
+    """The seconds until the process ends, and its sampled processor time, because an ended JVM belongs to no process."""
     began_s, used_s, pause = time.perf_counter(), 0.0, threading.Event()
     while process.poll() is None:
         used_s = max(used_s, cpu_s(process.pid))

@@ -2,8 +2,8 @@
 catalog. Both sides read from one versitygw on this machine, so the network costs nothing. The processor time is that of driver, JVM,
 Python workers and server.
 
-S3A_JARS is a folder with `org.apache.hadoop:hadoop-aws` in the version of pyspark's Hadoop and what it needs of the AWS SDK (`mvn
-dependency:copy-dependencies` with the modules s3, s3-transfer-manager, apache-client, sts and arns in the place of its bundle).
+S3A_JARS is a folder with `org.apache.hadoop:hadoop-aws` in the version of pyspark's Hadoop, and its modules of the AWS SDK (`mvn
+dependency:copy-dependencies` with the modules s3, s3-transfer-manager, apache-client, sts and arns instead of the bundle).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bench.spark import Bench, session_in
 
 
 def run(folder: Path, quick: bool) -> list[Row]:
-    """Count, sum, a range of keys and whole rows. ROWS= sets another size than 5M."""
+    """Count, sum, a range of keys and whole rows. ROWS= sets a size other than 5M."""
     rows = int(os.environ.get("ROWS") or (500_000 if quick else 5_000_000))
     jars = sorted(Path(os.environ.get("S3A_JARS", "none")).glob("*.jar"))
     if not jars:

@@ -1,6 +1,6 @@
-"""Batches of a Streaming sink: the time from one commit to the next, and the processor time of a batch in all processes
-(driver, JVM, Python workers), of which the ratio is. Those of an Append against a `foreachBatch` that does nothing, those of an Upsert
-against one that only collects its rows.
+"""Batches of a Streaming sink: the time from one commit to the next, and the processor time of a batch in all processes (driver, JVM,
+Python workers). The ratio compares processor time. The baseline of an Append is a `foreachBatch` that does nothing, and that of an Upsert
+is one that only collects its rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEY, VALUE = "id BIGINT", "n BIGINT"
 SQL = "select value as id, value % 7 as n from input"
 #: Keys all over the shard, each with a new value.
 UPSERTS = "select (value * 7919) % 500000 as id, value as n from input"
-#: Batches that do not count: the first ones start Python workers, and the JVM compiles for longer than they take.
+#: The number of batches that do not count. The first ones start Python workers, and the JVM still compiles during the others.
 WARM = 40
 
 #: The cases: what, rows of a batch, SQL, and the keys that the shard of an Upsert holds (0: an Append).
@@ -41,13 +41,13 @@ CASES = (
 
 
 def run(folder: Path, quick: bool) -> Iterator[Row]:
-    """Batches of a few rows, of none that pass the SQL, and of many rows. A case is yielded as soon as it is measured."""
+    """Batches of a few rows, batches without rows that pass the SQL, and batches of many rows. Yields a case as soon as it is measured."""
     batches = WARM + (6 if quick else 16)
     session = session_in(folder)
     try:
         for what, rows, sql, keys in CASES:
             ours, base = list[Took](), list[Took]()
-            for _ in range(2):  # in turn, because the machine is not equally busy all the time
+            for _ in range(2):  # in turn, because the load of the machine changes
                 ours.append(_sink(session, folder, rows=rows, sql=sql, batches=batches, keys=keys))
                 base.append(_nothing(session, rows=rows, sql=sql, batches=batches, collects=keys > 0))
             (ours_s, ours_cpu), (base_s, base_cpu) = _of(ours), _of(base)
@@ -72,7 +72,7 @@ def _of(repetitions: list[Took]) -> tuple[float, float]:
 
 
 class _Ends:
-    """When batches ended. `is_over` is set at the last one."""
+    """The times at which batches ended. `is_over` is set at the last one."""
 
     def __init__(self, batches: int) -> None:
         self.batches, self.is_over = batches, threading.Event()
@@ -80,7 +80,7 @@ class _Ends:
         self._cpu_s: list[float] = []
 
     def note(self) -> None:
-        """A batch has ended."""
+        """Records the end of a batch."""
         self.at_s.append(time.perf_counter())
         if len(self.at_s) in (WARM, self.batches):
             self._cpu_s.append(cpu_s())
@@ -89,7 +89,7 @@ class _Ends:
 
     @property
     def took(self) -> Took:
-        """Of the batches that count."""
+        """The times of the batches that count."""
         between = [after - before for before, after in zip(self.at_s[WARM:], self.at_s[WARM + 1 :], strict=False)]
         return between, (self._cpu_s[1] - self._cpu_s[0]) / (self.batches - WARM)
 
@@ -101,7 +101,7 @@ def _input(rows: int, sql: str) -> Any:
 
 
 def _sink(session: Any, folder: Path, *, rows: int, sql: str, batches: int, keys: int) -> Took:
-    """With `keys`, an Upsert into a shard that holds so many."""
+    """Measures a sink. With `keys`, it is an Upsert into a shard with this number of keys."""
     from persist_spark.report import Log
     from persist_spark.spec import Envelope, EnvelopeType, SinkSpec, Stream
     from persist_spark.streaming.stream import run_stream

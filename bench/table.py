@@ -1,8 +1,8 @@
 """Tables of `connect` beside the same tables of Lance, deltalake and pyiceberg: same rows, same disk, same run.
 
-Each system is a process of its own, so that its processor time and its peak of memory are its own. The systems make each call in turn, so
-that all run under the same load; while one works, the others wait. Before, each makes each kind of call on a small table, so that no call
-that is measured loads modules. Ratios are of processor time, user and system, which load hardly changes; elapsed time is shown beside it.
+Each system is a separate process, so that its processor time and its memory peak can be measured. The systems make each call in turn, so
+that all run under the same load; while one works, the others wait. First, each system makes each kind of call on a small table, so that no
+measured call loads modules. Ratios compare processor time, user and system, which hardly depends on load; elapsed time is shown beside it.
 `python -m bench.table [--quick]` prints each row on standard error when it is measured, and at the end the whole table as Markdown.
 
 Needs `uv sync --group bench`. Our writes are on disk when they return; those of the peers are not.
@@ -30,13 +30,13 @@ from bench.measure import Row, median, memory_bytes, percentile
 from bench.table_systems import SYSTEMS, NotOffered, System
 
 OURS = "persist"
-#: Calls that take more processor time together are not repeated.
+#: The limit on the total processor time of repeated calls. Beyond it, calls are not repeated.
 SECONDS_MAX = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one call took. `memory_bytes`: by how much resident memory grew at its peak."""
+    """The cost of one call. `memory_bytes`: the growth of resident memory at its peak."""
 
     cpu_s: float
     wall_s: float
@@ -44,7 +44,7 @@ class Cost:
 
 
 Costs = dict[str, list[Cost] | str]
-"""By system, the cost of each call; or why there is none."""
+"""By system, the cost of each call, or the reason why there is none."""
 
 
 def rows_of(ids: np.ndarray, seed: int) -> pa.Table:
@@ -95,7 +95,7 @@ def _line(compared_costs: tuple[str, Costs]) -> str:
 
 
 def compared(folder: Path, quick: bool) -> Iterator[tuple[str, Costs]]:
-    """What was measured, with its costs, as soon as it was. The folder is left with the tables."""
+    """Yields the name and the costs of each measurement as soon as it is done. The tables stay in the folder."""
     keys, repeat, versions = (50_000, 3, 200) if quick else (500_000, 5, 1_000)
     with _Group(folder, "rows") as rows:
         rows.warm()
@@ -159,13 +159,13 @@ class _Group:
             self._sides[system] = (process, ours)
 
     def warm(self) -> None:
-        """Every system makes each kind of call on a small table of its own, so that no measured call loads modules."""
+        """Every system makes each kind of call on its own small table, so that no measured call loads modules."""
         for _, pipe in self._sides.values():
             pipe.send(("warm", None))
             pipe.recv()
 
     def call(self, what: str, arguments: Iterable[Any], *, seconds_max: float = SECONDS_MAX) -> Costs:
-        """Every system makes the call with each argument, in turns. Says so when they read different numbers of rows."""
+        """Every system makes the call with each argument, in turns. Reports when the systems read different numbers of rows."""
         out: Costs = {name: [] for name in self._sides}
         for argument in arguments:
             found = {}
@@ -232,14 +232,14 @@ def _warmed(system: System) -> None:
     ]:
         try:
             getattr(steps, what)(argument)()
-        except Exception as error:  # noqa: BLE001 - what fails here fails when it is measured, and is shown there
+        except Exception as error:  # noqa: BLE001 - the same call fails when it is measured, and is shown there
             print(f"{type(system).__name__}: {what}, small: {error}", file=sys.stderr)
         system.settle()
     system.close()
 
 
 class _Steps:
-    """What is done before each call, unmeasured; each method returns the call."""
+    """The unmeasured preparation of each call. Each method returns the call."""
 
     def __init__(self, system: System) -> None:
         self._system = system
@@ -300,13 +300,13 @@ class _Steps:
         return self._system.reopen
 
     def _written(self, write: Callable[[], object]) -> Callable[[], object]:
-        """The write; the version before it is remembered."""
+        """The write. The version before it is remembered."""
         self._versions.append(self._system.version())
         return write
 
 
 def _measured(call: Callable[[], object]) -> tuple[Cost, int | None]:
-    Path("/proc/self/clear_refs").write_text("5")  # the peak of memory begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the memory peak
     before = memory_bytes()[0]
     used, began = _cpu_s(), time.perf_counter()
     found = call()
@@ -320,7 +320,7 @@ def _cpu_s() -> float:
 
 
 def _medians(costs: Costs) -> dict[str, Cost]:
-    """Of several calls, the first warms the system and is not counted."""
+    """The median cost of each system. If there are several calls, the first warms the system and is not counted."""
     out = {}
     for name, each in costs.items():
         if isinstance(each, list) and each:
@@ -350,7 +350,7 @@ def _ms(seconds: float) -> str:
 
 
 def main() -> None:
-    """Prints the whole table, and what the machine did meanwhile."""
+    """Prints the whole table, and the load of the machine."""
     with tempfile.TemporaryDirectory(prefix="persist-bench-") as folder:
         rows = []
         for row in compared(Path(folder), "--quick" in sys.argv):

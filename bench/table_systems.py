@@ -1,7 +1,7 @@
-"""One table in four systems, through the public Python API of each: what the bench `table` measures.
+"""One table in four systems, through the public Python API of each, for the bench `table`.
 
-A method does one thing as a user of the system would, and nothing else; the driver generates rows before it and compares how many were
-read. What a system does not offer raises `NotOffered`. Needs `uv sync --group bench`.
+A method does one thing as a user of the system would, and nothing else. The driver generates rows before it, and compares how many were
+read. A method raises `NotOffered` if the system does not offer the operation. Needs `uv sync --group bench`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class System(ABC):
     def append(self, frame: pa.Table) -> None: ...
 
     def first(self, frame: pa.Table) -> None:
-        """Writes the first rows, as the system does it fastest such that rows with the same keys may follow."""
+        """Writes the first rows in the fastest way of the system after which rows with the same keys may follow."""
         self.append(frame)
 
     @abstractmethod
@@ -79,10 +79,10 @@ class System(ABC):
 
     @abstractmethod
     def reopen(self) -> None:
-        """Forgets what it knows of the table and finds its newest version."""
+        """Forgets all cached data of the table and finds its newest version."""
 
-    def settle(self) -> None:  # noqa: B027 - most have nothing to wait for
-        """Waits for work in the background."""
+    def settle(self) -> None:  # noqa: B027 - most systems have nothing to wait for
+        """Waits for background work."""
 
     def close(self) -> None:  # noqa: B027 - the same
         """Closes the table."""

@@ -1,6 +1,7 @@
-"""Properties draw the same examples in every run: a failure in CI repeats everywhere, and is the change's own.
+"""The configuration of all tests. Properties draw the same examples in every run, so a failure in CI repeats everywhere, and the change
+caused it.
 
-`make test ARGS=--hypothesis-profile=default` draws others, and remembers those that failed; what it finds becomes a test.
+`make test ARGS=--hypothesis-profile=default` draws other examples, and remembers failures. A failure that it finds becomes a test.
 """
 
 import gc
@@ -20,7 +21,7 @@ settings.load_profile("repeatable")
 os.environ |= jvm.environ()
 
 
-#: Files that mostly wait, and the seconds that they take on a quiet machine. They begin first, so that others use the cores meanwhile.
+#: Files that mostly wait, and the seconds that they take on a quiet machine. They begin first, so that other files use the cores meanwhile.
 LONGEST = {
     "tests/operator/test_alerts_delivered.py": 189,
     "tests/operator/local/test_runner.py": 57,
@@ -35,13 +36,14 @@ LONGEST = {
 
 
 class SparkTogether(LoadFileScheduling):
-    """Deals out files to the processes of `-n`. At most two processes take files of tests/spark, because a JVM and its data are dear: of
-    four, both begin with them, so that the files that mostly wait are beside others to the end; of fewer, the second one helps at the end.
+    """Distributes files over the processes of `-n`. At most two processes take files of tests/spark, because a JVM and its data are costly.
+    With four processes or more, two begin with these files, and the other processes run the files that mostly wait. With fewer processes,
+    one begins with these files, and a second process takes some of them when it has no other files left.
     """
 
     def __init__(self, config, log):
         super().__init__(config, log)
-        config.option.loadscopereorder = False  # as collected: see `pytest_collection_modifyitems`
+        config.option.loadscopereorder = False  # keeps the order of `pytest_collection_modifyitems`
 
     def _assign_work_unit(self, node):
         takes_spark = node in self.nodes[: 2 if len(self.nodes) > 3 else 1]
@@ -60,15 +62,15 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_modifyitems(items):
-    """The longest files come first, then all with slow tests, so that no process is alone with one at the end."""
+    """Puts the longest files first, then all files with slow tests, so that no process is left alone with one of them at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: -LONGEST.get(item.nodeid.partition("::")[0], item.path in slow))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """Sets aside what lives to the end of the run: modules and some ten thousand tests. Garbage collection would go through all of it
-    several times meanwhile, and later takes a quarter of a second each time.
+    """Exempts objects that live to the end of the run from garbage collection: modules and some ten thousand tests. Otherwise the collector
+    would traverse all of them several times during the collection of tests, and later take a quarter of a second each time.
     """
     gc.disable()
     try:
@@ -81,7 +83,7 @@ def pytest_collection():
 
 @pytest.fixture
 def persist(monkeypatch, capfd):
-    """Runs `persist ARGS` in this process; (exit code, stdout, stderr)."""
+    """Runs `persist ARGS` in this process. Returns (exit code, stdout, stderr)."""
 
     def run(*args):
         monkeypatch.setattr(sys, "argv", ["persist", *map(str, args)])

@@ -1,1 +1,1 @@
-"""What the tests of this repository stand on."""
+"""The shared support code of this repository's tests."""

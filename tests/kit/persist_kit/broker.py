@@ -1,6 +1,6 @@
 """A real Kafka broker for tests, on a free loopback port, with one user. It always ends.
 
-Owns: the broker's configuration and where the jars are that `.ci/tools.sh` fetched. Must not know: Spark.
+Owns: the broker's configuration, and the folder of the jars that `.ci/tools.sh` fetched. Must not know: Spark.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from persist_kit.servers import Server, ServerMissing, free_port
 
 USER = "persist"
 _LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
-#: A broker that keeps its own metadata, for one machine. Topics are made by the tests.
+#: A broker that keeps its own metadata, for one machine. Tests create the topics.
 _PROPERTIES = """
 process.roles=broker,controller
 node.id=1
@@ -42,7 +42,9 @@ log.cleaner.enable=false
 
 
 def jar_folder(name: str) -> Path:
-    """The folder of the jars that `.ci/tools.sh NAME` fetches: `broker`, or `connector`, that of Spark. ServerMissing without them."""
+    """The folder of the jars that `.ci/tools.sh NAME` fetches. `name`: `broker`, or `connector` for Spark's. Raises ServerMissing
+    without them.
+    """
     cache = os.environ.get("PERSIST_CACHE")  # noqa: TID251 - a knob of the test kit itself, like PATH
     folder = Path(cache or Path.home() / ".cache" / "persist-operator") / "jars" / name
     if not (folder / "jars.sha256").is_file():
@@ -61,7 +63,7 @@ class KafkaBroker(Server):
         self.password = secrets.token_hex(16)
         self._folder = folder
         (folder / "data").mkdir()
-        # What the broker's own formatting tool writes, which takes a JVM and a second.
+        # The broker's own formatting tool would write the same, but it takes a JVM and a second.
         (folder / "data" / "meta.properties").write_text("version=1\ncluster.id=persist-tests\nnode.id=1\n")
         options = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         options.append("-Dorg.slf4j.simpleLogger.defaultLogLevel=error")
@@ -73,19 +75,21 @@ class KafkaBroker(Server):
 
     @property
     def login(self) -> str:
-        """What a client writes as `sasl.jaas.config`."""
+        """The `sasl.jaas.config` of a client."""
         return f'{_LOGIN} username="{USER}" password="{self.password}";'
 
     @property
     def login_from_file(self) -> str:
-        """The same with the password in a file, as a Secret is mounted: Kafka's DirectoryConfigProvider, called `secret`, reads it."""
+        """The `sasl.jaas.config` with the password in a file, like a mounted Secret. Kafka's DirectoryConfigProvider, named `secret`,
+        reads it.
+        """
         file = self._folder / "secret" / "password"
         file.parent.mkdir(exist_ok=True)
         file.write_text(self.password)
         return f'{_LOGIN} username="{USER}" password="${{secret:{file.parent}:{file.name}}}";'
 
     def client(self, login: str | None = None) -> dict[str, str]:
-        """The properties with which a client logs in, with `login` instead of the right one if given."""
+        """The properties with which a client logs in. `login`: replaces the right login."""
         return {
             "bootstrap.servers": self.address,
             "security.protocol": "SASL_PLAINTEXT",

@@ -1,7 +1,7 @@
 """The command line as a function: `persist` runs in this process, with its own streams, folder and environment.
 
-A process of its own spends seconds of CPU on imports. Tests start one only where the process itself is the subject: signals, terminals,
-exit. The command sees what it would see there: `sys.argv`, `os.environ`, the working folder, streams that are no terminal.
+A separate process spends seconds of CPU time on imports. Tests start one only if the process itself is the subject: signals, terminals,
+exit. The command sees the same as in a separate process: `sys.argv`, `os.environ`, the working folder, streams that are not a terminal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Modules without tests that stand beside test files. Test files have no package from which they could import them."""
+"""Imports modules without tests from the folders of test files. Test files have no package from which they could import them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A real Prometheus that scrapes the targets of a test, or what its own jobs find, and runs its rules, with its queries; and a real Alertmanager,
-which it informs.
+"""A real Prometheus, which scrapes the targets of a test or those that its own jobs find, evaluates rules, and answers queries; and a real
+Alertmanager, to which it sends alerts.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from persist_kit.servers import Server, ServerMissing
 
 
 class PrometheusServer(Server):
-    """Scrapes each target (host:port) `every` so often, and gives it its labels, as an installation in a cluster does; or what `jobs`, the
-    scrape configurations of a test, find. Evaluates the groups of rules as often, and sends alerts to `alertmanager` (host:port).
+    """Scrapes each target (host:port) at the interval `every`, with the target's labels, as an installation in a cluster does; or the
+    targets that `jobs`, the scrape configurations of a test, find. Evaluates the groups of rules at the same interval, and sends alerts to
+    `alertmanager` (host:port).
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class PrometheusServer(Server):
         )
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The series that the expression gives now. ValueError with Prometheus' message when it cannot be evaluated."""
+        """The present series of the expression. Raises ValueError with Prometheus' message when it cannot be evaluated."""
         status, body = _get(self.port, "/api/v1/query?" + urllib.parse.urlencode({"query": expression}))
         answer = json.loads(body)
         if status != 200:
@@ -70,7 +71,7 @@ class PrometheusServer(Server):
         return result
 
     def without_series(self, expressions: Mapping[str, str], *, within_s: float) -> dict[str, str]:
-        """Those of `expressions`, by name, that have returned no series within this time. Returns as soon as each has."""
+        """The `expressions`, by name, that have returned no series within this time. Returns as soon as all have returned some."""
         left, end_s = dict(expressions), time.monotonic() + within_s
         while True:
             left = {name: text for name, text in left.items() if not self.query(text)}
@@ -94,7 +95,7 @@ def panel_queries(dashboards: Path, values: Mapping[str, str]) -> dict[str, str]
 
 
 class AlertmanagerServer(Server):
-    """An Alertmanager of its own, without peers. It notifies no receiver: a test asks for the alerts."""
+    """A single Alertmanager without peers. It notifies no receiver. A test reads the alerts from it."""
 
     def __init__(self, folder: Path) -> None:
         file = folder / "alertmanager.yml"
@@ -142,7 +143,7 @@ def prometheus_server(
 
 @contextmanager
 def alertmanager_server() -> Iterator[AlertmanagerServer]:
-    """An Alertmanager that knows no alert yet."""
+    """An Alertmanager without alerts."""
     with tempfile.TemporaryDirectory(prefix="persist-alertmanager-") as folder:
         server = AlertmanagerServer(Path(folder))
         try:

@@ -1,6 +1,6 @@
 """A shard with a fully recorded history, on stores in memory, and processes that die at a chosen store call.
 
-For tests of maintenance: wherever a process is killed, the contents at every readable time must equal the history, and every blob that a
+For tests of maintenance. Wherever a process is killed, the contents at every readable time must equal the history, and every blob that a
 live version names must exist.
 """
 
@@ -56,7 +56,7 @@ SPAN = 10
 
 
 class Killed(BaseException):
-    """The process has died. Nothing catches this, and later calls do not reach a store."""
+    """The process has died. No code catches this, and later calls do not reach a store."""
 
 
 class Mortality:
@@ -95,8 +95,8 @@ class _Mortal:
 
 
 class Meanwhile:
-    """A store on which another process does `work` once: after the first call of `verb` that is `matching` took effect and before its
-    answer, or (`before`) before that call takes effect.
+    """A store on which another process does `work` once, at the first call of `verb` that is `matching`: after the call took effect and
+    before its answer, or (`before`) before the call takes effect.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Real servers for tests. Each starts on a free loopback port, has a URL, and always ends.
 
-A missing program is an error with instructions to install it, never a skip: a test that did not run proves nothing.
+A missing program is an error with instructions to install it, never a skip, because a test that did not run proves nothing.
 """
 
 from __future__ import annotations
@@ -122,7 +122,9 @@ class Server:
 
 
 def _end_group(leader: int) -> None:
-    """Ends the children of a server that has ended, such as the one that rewrites the log of Redis: they still write into its folder."""
+    """Ends the children of a server that has ended, such as the process that rewrites the log of Redis, because they still write into
+    its folder.
+    """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
 
@@ -272,8 +274,8 @@ def redis_server(
     tls: bool = False,
     wants_certificate: bool = False,
 ) -> Iterator[RedisServer]:
-    """A Redis with safe durability (AOF, fsync always) unless `appendonly` is false. `settings` go to its command line. `tls`: only TLS,
-    with its own certificate; `wants_certificate`: and only with one of the client.
+    """A Redis with safe durability (AOF, fsync always) unless `appendonly` is false. `settings` go to its command line. `tls`: it accepts
+    only TLS, with its own certificate. `wants_certificate`: it also requires a certificate of the client.
     """
     durable = {"appendonly": "yes", "appendfsync": "always"} if appendonly else {"appendonly": "no"}
     with tempfile.TemporaryDirectory(prefix="persist-redis-") as folder:
@@ -292,8 +294,8 @@ def redis_server(
 
 @contextmanager
 def s3_server(*, bucket: str = "persist", versioned: bool = False, tls: bool = False) -> Iterator[S3Server]:
-    """A versitygw with one bucket. `versioned`: it can keep versions, once versioning of the bucket is turned on. `tls`: only TLS, with
-    its own certificate.
+    """A versitygw with one bucket. `versioned`: it can keep versions, after versioning of the bucket is turned on. `tls`: it accepts only
+    TLS, with its own certificate.
     """
     with tempfile.TemporaryDirectory(prefix="persist-s3-") as folder:
         server = S3Server(Path(folder), bucket=bucket, versioned=versioned, tls=tls)
@@ -335,8 +337,8 @@ def _is_healthy(port: int, ca_file: Path | None) -> bool:
 
 
 def certificates(folder: Path) -> Path:
-    """Writes a CA, and certificates of it with their keys, for a server at 127.0.0.1 and for a client: `ca.pem`, `server.crt`,
-    `server.key`, `client.crt`, `client.key`. Returns the path of `ca.pem`. Other calls make other CAs.
+    """Writes a CA, and certificates of this CA with their keys, for a server at 127.0.0.1 and for a client: `ca.pem`, `server.crt`,
+    `server.key`, `client.crt`, `client.key`. Returns the path of `ca.pem`. Each call makes a new CA.
     """
     import trustme
 

@@ -47,7 +47,7 @@ def token(number: int) -> IdempotencyToken:
 
 
 def frontier(time: int | None) -> Antichain:
-    """The frontier of one time; None is the closed one."""
+    """The frontier of one time; None is the closed frontier."""
     return Antichain(time)
 
 

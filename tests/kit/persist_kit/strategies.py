@@ -1,4 +1,4 @@
-"""Hypothesis strategies for the values of the core and for rows: all that a codec must carry, including edge cases."""
+"""Hypothesis strategies for the values of the core and for rows: everything that a codec must encode, including edge cases."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def seqnos() -> st.SearchStrategy[SeqNo]:
 
 
 def frontiers() -> st.SearchStrategy[Antichain]:
-    """Any frontier: small times, the ends, and the closed one."""
+    """Any frontier: small times, the extremes, and the closed frontier."""
     times = st.one_of(st.integers(0, 20), st.sampled_from([DATA_TIME_MAX, DATA_TIME_MAX + 1, TIME_MAX]), _U64)
     return st.one_of(st.just(Antichain(None)), times.map(Antichain))
 
@@ -338,7 +338,7 @@ def _types(depth: int, *, lists: bool = False) -> st.SearchStrategy[pa.DataType]
 
 
 def _nullable(kind: pa.DataType) -> pa.DataType:
-    """The type without NOT NULL: nothing within a list or a map has that."""
+    """The type without NOT NULL, because fields within a list or a map do not have it."""
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(field.name, _nullable(field.type)) for field in kind])
     return kind
@@ -376,7 +376,7 @@ def _successors(draw: st.DrawFn, old: pa.DataType, *, may_widen: bool, may_add: 
             kind = draw(_successors(kind, may_widen=may_widen))
         if pa.types.is_list(kind):
             element = draw(_successors(pa.struct([kind.field(0)]), may_widen=may_widen, may_add=False)).field(0).type
-            kind = list_of(_nullable(element))  # a field that came within a struct of the list may have NOT NULL ones
+            kind = list_of(_nullable(element))  # a new field within a struct of the list may have NOT NULL fields
         while may_widen and kind in _WIDER and draw(st.booleans()):
             kind = _WIDER[kind]
         fields.append(field.with_type(kind))
@@ -390,7 +390,7 @@ def _values(data_type: pa.DataType) -> st.SearchStrategy[Any]:
     if pa.types.is_struct(data_type):
         return _dicts(data_type)
     if pa.types.is_map(data_type):
-        # Of keys that are equal as rows are, a map has one.
+        # A map has only one of several keys that the engine treats as equal.
         keys = _values(data_type.key_type)
         entries = st.lists(st.tuples(keys, st.none() | _values(data_type.item_type)), max_size=3, unique_by=_same_key)
         return entries.map(lambda some: _in_order(some, data_type))
@@ -405,7 +405,7 @@ def _same_key(entry: tuple[Any, Any]) -> Any:
 
 
 def _in_order(entries: list[tuple[Any, Any]], kind: pa.DataType) -> list[tuple[Any, Any]]:
-    """The entries as a shard holds them."""
+    """The entries in the order in which a shard holds them."""
     found: list[tuple[Any, Any]] = sorted_entries(pa.array([entries], kind))[0].as_py()
     return found
 

@@ -46,7 +46,7 @@ def contents(client: PersistClient, shard_id: ShardId, as_of: int) -> list[tuple
 
 
 class CountedConsensus:
-    """Consensus that counts its calls by method, and runs what a test put before or after the next call of one."""
+    """Consensus that counts its calls by method, and runs a test's function before or after the next call of a method."""
 
     def __init__(self, inner: Consensus) -> None:
         self._inner = inner

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import atheris
 
-#: Modules without instrumentation: new code reached here says nothing about a decoder, and it is most of the code that runs. Each module is
-#: named, because the name of a package does not exclude its modules.
+#: Modules without instrumentation. New code that is reached here is not a fact about a decoder, and it is most of the code that runs. Each
+#: module is named, because the name of a package does not exclude its modules.
 _NOT_FUZZED = [f"persist_engine.testing.{name}" for name in ("fuzz_targets", "fuzz_wire", "states", "world")]
 
 with atheris.instrument_imports(include=["persist_engine"], exclude=_NOT_FUZZED):

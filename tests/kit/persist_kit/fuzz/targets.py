@@ -3,7 +3,7 @@ value.
 
 The rule of each target: the decoder raises one of its declared errors, or returns a value that encodes, and decodes to an equal value
 again. Anything else (another exception, a crash, a hang, a changed value) is a finding. A checksum in the input is corrected first, because
-the damage that it detects never reaches the decoder behind it.
+damage that the checksum detects never reaches the decoder behind it.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _comes_back(
     except refusals:
         return None
     again = encode(value)
-    if again != raw:  # else it comes back as it came
+    if again != raw:  # otherwise it encodes to the same bytes
         back = decode(again)
         if back != value:
             raise Finding(f"{value!r} came back as {back!r}")
@@ -267,7 +267,7 @@ def _part(data: bytes) -> bool:
 
 
 def _inline(data: bytes) -> bool:
-    """As `_part`, for inline parts."""
+    """Like `_part`, for inline parts."""
     if len(data) >= _INLINE_FRONT_BYTES:
         data = data[:6] + struct.pack("<I", zlib.crc32(data[_INLINE_FRONT_BYTES:], zlib.crc32(data[:6]))) + data[10:]
     accepted = False

@@ -96,7 +96,7 @@ def _mutated_value(
 
 
 def mutated_slices(data: bytes, rng: random.Random, scramble: Callable[[bytes], bytes]) -> bytes:
-    """As `mutated`, for a state diff: changes one of its slices or columns, and keeps the lengths consistent."""
+    """Like `mutated`, for a state diff: changes one of its slices or columns, and keeps the lengths consistent."""
     fields = parsed(data) or []
     index = next((index for index, (number, _, _) in enumerate(fields) if number == 5), None)
     columns = None if index is None else parsed(bytes(fields[index][2])) if fields[index][1] == _BYTES else None

@@ -168,7 +168,7 @@ class Node:
         try:
             steps, appended = self._attempt(plan)
         except (Unavailable, InvariantViolated, Fenced, MissingBlob) as error:
-            # Given up, or the one case in which an append's outcome stays unknown: it may have happened, or may still happen.
+            # The append was given up, or its outcome stays unknown in the one possible case. It may have happened, or may still happen.
             self._record.ended(process=self._number, call=call, steps=plan, outcome="unknown")
             logging.getLogger(__name__).info("node %d: %s", self._number, error)
             with contextlib.suppress(PersistError):
@@ -317,7 +317,7 @@ def settings() -> Settings:
 
 
 def play(client: PersistClient, task: Task) -> str:
-    """Runs `task`. Returns "done", or an error that needs no checker."""
+    """Runs `task`. Returns "done", or an error that is proven without the checker."""
     wrong: list[str] = []
     shard_id = ShardId(task.shard_id)
     bug = nullcontext() if task.bug is None else planted(task.bug)

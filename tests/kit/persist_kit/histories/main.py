@@ -86,8 +86,8 @@ def plan_of(seed: int, *, transactions: int = 8) -> Plan:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`answer`: "linearizable", "not linearizable", "unknown" (the checker found no answer in time), or an error that needs no checker.
-    `kept`: the folder of the history, when it is not linearizable.
+    """`answer`: "linearizable", "not linearizable", "unknown" (the checker found no answer in time), or an error that is proven without the
+    checker. `kept`: the folder of the history, when it is not linearizable.
     """
 
     plan: Plan
@@ -97,7 +97,7 @@ class Verdict:
 
     @property
     def is_linearizable(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether the history is linearizable."""
         return self.answer == "linearizable"
 
 
@@ -122,7 +122,7 @@ class Worker:
         self._process.stdin.flush()
 
     def answer(self) -> str:
-        """The answer of the worker at the end of its task; "killed" after SIGKILL. RuntimeError when it ended by itself."""
+        """The answer of the worker at the end of its task; "killed" after SIGKILL. Raises RuntimeError when it ended for another reason."""
         if line := self._line():
             return line
         if (code := self._process.wait()) != -signal.SIGKILL:
@@ -244,13 +244,13 @@ class Cluster:
         dead = [worker for worker, answer in zip(playing, answers, strict=True) if answer == "killed"]
         self._workers = [worker for worker in self._workers if worker not in dead]
         self._start_workers(1)
-        # Without faults and without bugs: all acknowledged appends must be there.
+        # This task runs without faults and bugs. All acknowledged appends must be there.
         last = replace(task, transactions=0, nodes=1, first_node=99, bug=None, history=str(folder / "last.jsonl"))
         self._workers[-1].begin(last)
         return [*answers, self._workers[-1].answer()]
 
     def _judged(self, plan: Plan, folder: Path, counts: Counter[str], answers: list[str]) -> Verdict:
-        """The verdict. The checker judges the records, whatever the nodes answered."""
+        """The verdict. The checker judges the records, regardless of the nodes' answers."""
         history = folder / "history.jsonl"
         counts += _merged(folder, history)
         answer = self._checked(history, folder / "history.html")
@@ -332,7 +332,7 @@ def cluster(folder: Path | None = None) -> Iterator[Cluster]:
 
 
 def find_checker() -> Path:
-    """The path of the checker, which `make setup` builds. ServerMissing says how to install it."""
+    """The path of the checker, which `make setup` builds. Raises ServerMissing, with instructions to install it."""
     folders = [os.environ.get("PERSIST_TOOLS"), str(Path.home() / ".cache/persist-operator/bin")]  # noqa: TID251 - as in servers
     for path in [None, *[each for each in folders if each]]:
         if program := shutil.which(CHECKER, path=path):

@@ -1,4 +1,4 @@
-"""Calls that the witness judges, what a commit may change and by which call, and frontiers as numbers."""
+"""Calls that the witness judges, the changes that a commit may make in each call, and frontiers as numbers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from persist_engine.testing.oracle import Update
 
 from persist_kit.sim.decided import Decided
 
-#: The hold that two operators take from each other, whatever token it has.
+#: The hold that two operators take from each other, with any token.
 OPERATED_ID = CriticalReaderId.from_bytes(b"\xdd" * 16)
 #: The commands by which readers advance since.
 _DOWNGRADES = frozenset({"DowngradeSince", "CompareAndDowngradeSince"})
-#: Entries of progress that no sink owns: what a commit says of itself, and the columns with filters. The clock never changes.
+#: Entries of progress that no sink owns: a commit's information about itself, and the columns with filters. The clock never changes.
 _OF_THE_ENGINE = frozenset({COMMIT_INFO, FILTERED})
 #: The closed frontier as a number: beyond every time.
 CLOSED = 1 << 64
@@ -48,7 +48,7 @@ class Append:
     lower: int
     upper: int
     is_exact: bool
-    """Compare-and-append: all or nothing. Otherwise `append`: the part that others have not written, piece by piece."""
+    """True: compare-and-append, all or nothing. False: `append`, which appends the part that others have not written, piece by piece."""
     invoked_at: int
     answer: str = ""
     progress: tuple[str, bytes] | None = None
@@ -61,16 +61,18 @@ class Append:
 
 @dataclass(frozen=True)
 class Recovering:
-    """One call that recovers the log from a rollup: the newest, or the one with this whole key. `there`: the rollups, when it began."""
+    """One call that recovers the log from a rollup: the newest, or the one with this whole key. `there`: the rollups that existed when
+    it began.
+    """
 
     rollup: str | None
     there: frozenset[str]
 
 
 def wrong_since(before: ShardState | None, after: ShardState, *, command: str) -> str | None:
-    """What is wrong with the since after `command`. Since advances only when a remaining reader acts, and may then pass the holds of readers
-    that have left. It never advances because a reader left (spec 9.9). A reader that repeats a downgrade with an unknown outcome may stay
-    unchanged. With a retention it also advances with upper, which it follows at that distance.
+    """The error in the since after `command`; None when it is right. Since advances only when a remaining reader acts, and may then pass
+    the holds of readers that have left. It never advances because a reader left (spec 9.9). A reader that repeats a downgrade with an
+    unknown outcome may stay unchanged. With a retention, since also advances with upper, which it follows at that distance.
     """
     if before is None or before.trace.since == after.trace.since:
         return None
@@ -91,7 +93,9 @@ def wrong_since(before: ShardState | None, after: ShardState, *, command: str) -
 
 
 def wrong_tokens(before: ShardState | None, after: ShardState, *, acting: object) -> str | None:
-    """What is wrong with the fencing tokens and the progress of sinks, which only a call changes that expected the stored value."""
+    """The error in the fencing tokens and the progress of sinks; None when they are right. Only a call that expected the stored value may
+    change them.
+    """
     if before is None:
         return None
     if before.critical_readers is not after.critical_readers:

@@ -22,7 +22,7 @@ class Decided(ABC):
 
     @abstractmethod
     def judge(self, oracle: Oracle, lower: int, upper: int) -> str | None:
-        """The error in [lower, upper), which was just committed and is in `oracle` already. None when it is right."""
+        """The error in [lower, upper), which was just committed and is already in `oracle`. None when it is right."""
 
     def moves(self, sink: str, stored: bytes | None, token: bytes) -> bool:
         """Whether its commit may replace the progress of `sink`, which is `stored`, by `token`."""

@@ -1,4 +1,4 @@
-"""The end of a simulated history: the faults are over, and the shard must be correct.
+"""The end of a simulated history. The faults are over, and the shard must be correct.
 
 These checks need a system without faults: the whole log can be replayed, a new process reads every readable time correctly, and garbage
 collection leaves no garbage.
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from persist_kit.sim.actors.actor import Host
     from persist_kit.sim.simulation import History
 
-#: The rounds of rollup and collection after which an idle shard must hold no garbage: one to unlink it, one to pass the version that did,
-#: and spare ones.
+#: The rounds of rollup and collection after which an idle shard must hold no garbage: one round unlinks the garbage, one passes the version
+#: that unlinked it, and the others are spare.
 ROUNDS = 4
 #: The number of times that are read at the end, spread over the readable times.
 TIMES_MAX = 3
-#: Longer than the lease of the reader by which a purge moves since, which stays if it is killed.
+#: This is longer than the lease of the reader with which a purge moves since. If the purge is killed, this reader stays.
 CLOSING_MS = 65_000
 _OF_LOST_VERSIONS = {FindingKind.LOG_FORKED, FindingKind.LOG_BEHIND}
 
@@ -87,7 +87,7 @@ def _settle_wiped(history: History, host: Host, lost: Witness) -> None:
         fail(f"verification reports for a lost log: {report}")
     rollups = [key for key in history.witness.ruins() if parse_blob_key(key).partial not in lost.reborn]
     if not rollups:
-        return  # nothing proves the first version, nor what a killed recovery left
+        return  # a first version is not proven by any rollup, and a killed recovery may have left anything
     newest = max(rollups, key=lambda key: SeqNo.parse(key.split("/")[1]))
     client = PersistClient(
         lost.blob, MemConsensus(), settings=history.plan.settings, env=versions.env, metrics=NoMetrics()

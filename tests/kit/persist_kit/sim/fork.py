@@ -1,15 +1,15 @@
-"""Rolls consensus back, or splits it: two branches of one log. Lets recoveries begin it anew. Decides which branch a process talks to, and
-which one judges it.
+"""Rolls consensus back, or splits it into two branches of one log. Lets recoveries begin the log anew. Decides to which branch a process
+talks, and which branch judges it.
 
     fork     a copy of the log is made; rollback: every process stays on the original; split: some talk to the copy from now on;
-             wipe: as a rollback, to a copy that is empty
+             wipe: like a rollback, but to an empty copy
     healing  one branch wins (in a rollback: the copy) and all processes talk to it; versions that only the other has are lost
     recovery the log is replaced by one that begins with an older version; all versions of the replaced log count as lost
 
-A process that has not looked at the winner since then cannot know of the loss; until it looks, the branch that it knew judges it. A process
-that knew a lost version must find out at its first look (ForkedLog), and restarts. A process that did not know one continues. There is only
-one blob store: a blob that the losing side deleted before the process could know is not an error of the engine, and ends the checks that
-need it.
+A process that has not looked at the winner since then cannot know of the loss. Until it looks, the branch that it knew judges it. A process
+that knew a lost version must find out at its first look (ForkedLog), and restarts. A process that did not know a lost version continues.
+There is only one blob store. If the losing side deleted a blob before the process could know, this is not an error of the engine, and the
+checks that need the blob end.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from persist_kit.sim.scheduler import Process, Scheduler, Task
 from persist_kit.sim.watched import WatchedBlob, WatchedConsensus
 from persist_kit.sim.witness import Witness
 
-#: The versions that a branch must have to win at once, when the other commits something: more than are fetched one by one.
+#: The versions that a branch must have to win at once when the other branch commits. They are more than are fetched one by one.
 _GROWN_MIN = 5
-#: How long a branch that is about to lose waits for its last commit.
+#: How long a branch that will lose waits for its last commit.
 _FALLS_MS = 200
 T = TypeVar("T")
 
@@ -53,8 +53,8 @@ class Disaster:
     lasts_ms: float
     is_wipe: bool = False
     at_commit: bool = False
-    """Whether one branch of a split wins just when the other has committed something, and not yet answered: its first commit, when the one
-    that wins has grown, or the next after `lasts_ms`.
+    """Whether one branch of a split wins at the moment when the other has committed and not yet answered. This is the other's first commit
+    after the winner has grown, or the next commit after `lasts_ms`.
     """
 
 
@@ -77,16 +77,18 @@ class Branches:
         self.main = witness
         self._disaster = disaster
         self._logs = [witness]
-        """All branches and recovered logs that ever were, oldest first."""
+        """All branches and recovered logs, including former ones, oldest first."""
         self._recoveries = Recoveries(scheduler)
         self._copy: Witness | None = None
         self._lost: Witness | None = None
-        """The log that was given up last: by one branch for another, or by a recovery."""
+        """The log that was given up last, because another branch won or by a recovery."""
         self._falls: Witness | None = None
         """The branch that loses with its next commit."""
         self._talks_to: dict[Process, Witness] = {}
         self._judges: dict[Process, Witness] = {}
-        """The branch that each process knows, where its cached state is not proof: that of its last look or, before one, its side."""
+        """The branch that each process knows, if its cached state does not prove it: the branch of its last look or, before that,
+        its side.
+        """
         self._met: dict[Task, set[Witness]] = {}
         """The branches that have answered since the task's operation, or its look within it, began."""
         self._listed_late: set[Task] = set()
@@ -97,7 +99,7 @@ class Branches:
         self.lost_blobs = witness.lost_blobs
 
     def talks_to(self, process: Process) -> Witness:
-        """The branch that calls of `process` go to now."""
+        """The branch to which calls of `process` go now."""
         return self._talks_to.get(process, self.main)
 
     def judge(self, process: Process) -> Witness:
@@ -110,8 +112,8 @@ class Branches:
         return judge
 
     def may_find_out(self, task: Task) -> bool:
-        """Whether its process knows another branch than the one it talks to now, or an answer in its operation came from another. Or another
-        of its tasks has found out, perhaps by an answer that only that one got.
+        """Whether the task's process may find out about the loss: it knows another branch than the one to which it talks now, or an answer
+        in its operation came from another branch, or another of its tasks has found out, perhaps by an answer that only that task got.
         """
         talks_to = self.talks_to(task.process)
         return (
@@ -127,7 +129,7 @@ class Branches:
             self._found_out.add(task.process)
 
     def is_over(self) -> bool:
-        """Whether a log was given up, by a branch that has won or by a recovery."""
+        """Whether a log was given up, because another branch won or by a recovery."""
         return self._lost is not None
 
     def was_lost(self) -> bool:
@@ -135,11 +137,11 @@ class Branches:
         return self.is_over() and any(log.forked_at == 0 for log in self._logs)
 
     def may_recover(self) -> bool:
-        """Whether there is one log, or none, and stays so, so that a recovery makes sense."""
+        """Whether a recovery makes sense: there is one log or none, and this will not change."""
         return self._disaster is None or self.is_over()
 
     def lacks_blobs(self) -> bool:
-        """Whether the log's live versions name blobs that are gone for good, through no fault of the engine."""
+        """Whether the log's live versions name blobs that are lost, without an error of the engine."""
         return any(self.main.needs(key) for key in self.lost_blobs & self.main.gone())
 
     def wiped(self) -> Witness | None:
@@ -147,8 +149,8 @@ class Branches:
         return self._lost if self.main.head is None else None
 
     def lost_truncation_past(self, seqno: SeqNo) -> bool:
-        """Whether a truncation past this version was acknowledged, and consensus lost it. The process that asked for it may have known no
-        lost version, and then it unlinks rollups that the log still begins with.
+        """Whether a truncation past this version was acknowledged and then lost by consensus. Its process may have known no lost version,
+        and then it unlinks rollups with which the log still begins.
         """
         talks_to = self.talks_to(self._scheduler.current.process)
         return any(log.earliest() > seqno for log in self._logs if log is not talks_to)
@@ -246,7 +248,9 @@ class Branches:
         self._met.setdefault(task, set()).add(witness)
 
     def look(self, known: ShardState, fetch: Callable[[], T], fetched: Callable[[T], ShardState]) -> T:
-        """The running task refreshes the cached state `known` from consensus. After a success, its process is judged by that branch."""
+        """Called when the running task refreshes the cached state `known` from consensus. After a success, that branch judges its
+        process.
+        """
         task = self._scheduler.current
         before, self._met[task] = self._met.get(task, set()), set()
         try:
@@ -272,7 +276,7 @@ class Branches:
             self._judges[process] = talks_to
 
     def deleting(self, process: Process, key: str) -> None:
-        """A blob is about to be deleted. Remembers it if a branch needs it that the process could not know of."""
+        """Called before a blob is deleted. Remembers the blob if it is needed by a branch of which the process could not know."""
         if parse_deletions_key(key) is not None:
             return
         judge = self.judge(process)

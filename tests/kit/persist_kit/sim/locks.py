@@ -1,4 +1,4 @@
-"""Locks, events, threads and timers that block in simulated time only, as `threading` has them."""
+"""Replacements for the locks, events, threads and timers of `threading`. They block only in simulated time."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class SimRLock(SimLock):
 
 
 class SimCondition:
-    """As threading.Condition, with a lock of its own."""
+    """Like threading.Condition, with its own lock."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -169,7 +169,7 @@ class SimEvent:
 
 
 class SimThread:
-    """As threading.Thread: another task of the same process, with the `doing` of the task that starts it."""
+    """Like threading.Thread: another task of the same process, with the `doing` of the task that starts it."""
 
     def __init__(self, scheduler: Scheduler, *, target: Callable[[], None], name: str) -> None:
         self._scheduler = scheduler

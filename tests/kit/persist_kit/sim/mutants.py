@@ -89,12 +89,12 @@ def _no_token(put: Callable[[object, str, object], None]) -> None:
 
 
 def _no_refetch(put: Callable[[object, str, object], None]) -> None:
-    """An upper mismatch is decided by the cached state (3)."""
+    """The cached state decides an upper mismatch (3)."""
     original = Machine.compare_and_append
 
     def compare_and_append(self: Machine, *args: Any, **kwargs: Any) -> Any:
         stale = Machine(self._applier)
-        stale.refresh = lambda: stale.state  # type: ignore[method-assign]  # what the mutant is about
+        stale.refresh = lambda: stale.state  # type: ignore[method-assign]  # this is the planted bug
         return original(stale, *args, **kwargs)
 
     put(Machine, "compare_and_append", compare_and_append)
@@ -102,7 +102,7 @@ def _no_refetch(put: Callable[[object, str, object], None]) -> None:
 
 
 def refuse_anyway(self: Machine, command: commands.CompareAndAppend) -> commands.UpperMismatch:
-    """Replaces Machine._mismatch: every refusal stands."""
+    """Replaces Machine._mismatch, so that every refusal is final."""
     upper = self.state.trace.upper
     return commands.UpperMismatch(current=upper, expected=command.batch.desc.lower, writer_upper=upper)
 
@@ -134,7 +134,7 @@ def _output_deleted_when_unknown(put: Callable[[object, str, object], None]) -> 
 
 
 def _only_the_last_attempt_counts(put: Callable[[object, str, object], None]) -> None:
-    """The possible effect of an attempt with an unknown outcome is ignored: the next attempt's answer stands (1)."""
+    """The possible effect of an attempt with an unknown outcome is ignored. Only the next attempt's answer counts (1)."""
     original = Machine._take
     put(Machine, "_take", lambda self, command, expected, _: original(self, command, expected, lambda _, known: known))
 
@@ -323,7 +323,7 @@ def _stages_before_it_read_back(put: Callable[[object, str, object], None]) -> N
 
 
 def _own_appends_are_not_read(put: Callable[[object, str, object], None]) -> None:
-    """A sink takes new updates for its own appends, and only advances its frontier."""
+    """A sink treats new updates as its own appends, and only advances its frontier."""
 
     def listened(self: ReadBack, listen: Any) -> Any:
         for event in listen.next_batch(timeout_s=0) or ():

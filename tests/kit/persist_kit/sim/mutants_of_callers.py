@@ -1,4 +1,6 @@
-"""Planted bugs in what stands above the log: tables, reads for others, and what operators do. `mutants` plants them, and has the others."""
+"""Planted bugs in the code above the log: tables, reads for other processes, and operators. `mutants` plants them, and has the
+other bugs.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def _transactions_repeat(put: Put) -> None:
 
 
 def _expected_time_is_not_asked(put: Put) -> None:
-    """An overwrite that expects a time replaces whatever is there."""
+    """An overwrite that expects a time replaces any contents."""
     original = TableWriter._corrected
 
     def corrected(self: TableWriter, plan: Any, **options: Any) -> Any:
@@ -42,7 +44,7 @@ def _expected_time_is_not_asked(put: Put) -> None:
 
 
 def _correction_follows_nothing(put: Put) -> None:
-    """A correction that lost a race moves to a later time, and leaves what the winner wrote."""
+    """A correction that lost a race moves to a later time, and leaves the winner's rows."""
 
     def follow(self: Correction, _reader: Any, upper: Any, time: int, **_: Any) -> bool:
         self._restage([], upper, time)
@@ -52,17 +54,17 @@ def _correction_follows_nothing(put: Put) -> None:
 
 
 def _left_rows_are_of_any_time(put: Put) -> None:
-    """An overwrite takes the rows that the last one left for the contents, although others wrote since."""
+    """An overwrite uses the rows that the last overwrite left as the contents, although other writers wrote since."""
     put(LeftRows, "at", lambda self, _time, _schema: None if self._left is None else self._left[1])
 
 
 def _retention_passes_holds(put: Put) -> None:
-    """Since follows the retention past what readers hold."""
+    """Since follows the retention past the holds of readers."""
     put(persist_engine.model.append, "held_since", lambda state: retained_since(state) or held_since(state))
 
 
 def _leased_parts_end_with_their_snapshot(put: Put) -> None:
-    """Parts that others fetch are held as long as their snapshot alone."""
+    """Parts that other processes fetch are held only as long as their snapshot."""
     original = PartLeases._lease
 
     def lease(self: PartLeases, pin: Any, *args: Any, **options: Any) -> Any:
@@ -74,7 +76,7 @@ def _leased_parts_end_with_their_snapshot(put: Put) -> None:
 
 
 def _changes_hold_nothing(put: Put) -> None:
-    """Changes read a version that a collection may take meanwhile."""
+    """Changes read a version that a collection may delete meanwhile."""
     original = Changes.__init__
 
     def init(self: Changes, **options: Any) -> None:
@@ -164,7 +166,7 @@ def _rename_takes_any_name(put: Put) -> None:
 
 
 def _recovered_log_has_the_old_birth(put: Put) -> None:
-    """A recovered log is born as the one that it replaces, so that processes that know that one go on."""
+    """A recovered log has the birth of the replaced log, so that processes that know the replaced log continue."""
     put(persist_engine.shard.rebirth, "recovered_birth", lambda old, _: old)
 
 
@@ -180,7 +182,7 @@ def _recovery_takes_the_oldest(put: Put) -> None:
 
 
 def _recovery_replaces_any_log(put: Put) -> None:
-    """A recovery replaces the log that stands there, also when it is not the one that it looked at."""
+    """A recovery replaces the present log, even if that is not the log that it inspected."""
     original = MemConsensus.replace
     put(MemConsensus, "replace", lambda self, key, _, new: original(self, key, self.head(key).tip, new))
 

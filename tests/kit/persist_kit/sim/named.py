@@ -1,5 +1,5 @@
 """Judges the registry: every step of a call on owners and names, and the answers. It knows the present owner of each shard and the shard of
-each name, from the committed entries alone.
+each name only from the committed entries.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Names:
 
 @dataclass(eq=False)
 class Naming:
-    """One call. `takes`: the owner that it may make that of a shard, from the owners that it may replace (None: of a shard without one).
-    `drops`: the owners whose shard it may leave without owner.
+    """One call. `takes`: the owner that it may give to a shard, and the owners that it may replace (None: the shard has none). `drops`: the
+    owners whose shard it may leave without an owner.
     """
 
     what: str
@@ -54,8 +54,8 @@ class NamesWitness:
         """Whether all commits to the registry come from calls that it knows."""
         self.moments: list[Names] = [Names({}, {})]
         self.left: set[ShardId] = set()
-        """Shards whose owner's name does not lead to them, as a call demanded that may end before its last step: one that gave the name to
-        another shard, a drop before it removes the owner, and a take-over before it writes the name.
+        """Shards whose owner's name does not lead to them, because a call may end before its last step: a call that gave the name to
+        another shard, a drop before it removes the owner, or a take-over before it writes the name.
         """
 
     @property
@@ -101,7 +101,7 @@ class NamesWitness:
                 self._scheduler.fail(f"{call} leaves {shard_id} without a name")
 
     def saw(self, call: Naming, is_true: Callable[[Names], bool], answer: object) -> None:
-        """`call` returned `answer`, which says what `is_true` of some moment during the call."""
+        """`call` returned `answer`, so `is_true` must hold at some moment during the call."""
         if not any(map(is_true, self.moments[call.begun :])):
             self._scheduler.fail(f"{call} answers {answer}; meanwhile there was {self.moments[call.begun :]}")
 

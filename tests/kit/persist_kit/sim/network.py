@@ -30,7 +30,7 @@ class Weather:
     """The share of the unanswered calls that take effect later, when the caller may have moved on."""
     late_ms_max: float = 300.0
     slow: float = 0.0
-    """Calls that take up to `slow_ms_max` instead of next to nothing."""
+    """Calls that take up to `slow_ms_max` instead of almost no time."""
     slow_ms_max: float = 60.0
     crash: float = 0.0
     """The calling process crashes, just before the call or just after it."""
@@ -131,8 +131,8 @@ class Network(Faults):
 
 
 class PagedBlob(FaultyBlob):
-    """The blob store of one process. With `is_paged`, many listings have two pages, as of two moments: a blob that is deleted meanwhile may
-    still show, and a new one may not, although a newer one shows.
+    """The blob store of one process. With `is_paged`, many listings have two pages from two moments. So a listing may still have a blob
+    that was deleted meanwhile, and may lack a new blob although it has a newer one.
     """
 
     def __init__(self, inner: Blob, network: Network, rng: random.Random, *, is_paged: bool) -> None:
@@ -149,7 +149,7 @@ class PagedBlob(FaultyBlob):
 
 
 def _short(key: str) -> str:
-    """The key in short form: without the shard id, as there is one shard, and with the ends of other ids only."""
+    """The key in short form: without the shard id, because there is only one shard, and with only the ends of other ids."""
     _, _, partial = key.partition("/")
     return (partial if len(partial) < 24 else f"{partial[:14]}..{partial[-6:]}") or "log"
 

@@ -47,7 +47,7 @@ class Wire:
                 self._scheduler.later(rng.uniform(0, _DELAY_MS_MAX), partial(self._deliver, process, listener, news))
 
     def _deliver(self, process: Process, listener: Listener, news: VersionedData | None) -> None:
-        """Runs in its own task, because the listener may have to wait for a lock."""
+        """Delivers one message. Runs in its own task, because the listener may have to wait for a lock."""
         if process.is_dead or self.is_cut:
             return
         self.delivered += 1

@@ -1,5 +1,5 @@
-"""Recovery in a simulated history: a log that is begun anew from a rollup, beside processes that know the log that it replaces. Judges what
-the recovery did. The witness of the new log takes over from there.
+"""Recovery in a simulated history: a log is begun anew from a rollup, beside processes that know the replaced log. Judges the recovery.
+After that, the witness of the new log judges.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _RECOVERED, _RECOVERED_AFTER_DISASTER, _OPERATIONS_MAX = 0.06, 0.5, 5
 
 
 def recoverers_of(seed: int, *, is_after_disaster: bool) -> tuple[list[tuple[str, int]], bool]:
-    """The actors that recover, with their operations, and whether the blob store keeps deleted blobs for them. None in odd seeds, which have
-    room for what else comes after a disaster.
+    """The actors that recover, with their operations, and whether the blob store keeps deleted blobs for them. There are none in odd seeds,
+    so that these seeds show what happens after a disaster without a recovery.
     """
     rng = random.Random(f"recovered {seed}")  # noqa: S311 - repeatable on purpose
     if seed % 2 or rng.random() > (_RECOVERED_AFTER_DISASTER if is_after_disaster else _RECOVERED):
@@ -41,7 +41,9 @@ class Recoveries:
         self._scheduler = scheduler
 
     def begin_anew(self, new: VersionedData, replaced: Witness, logs: list[Witness]) -> Witness:
-        """A recovery has replaced the log of `replaced` by `new`. Returns the witness of the new log. `logs`: all that ever were."""
+        """A recovery has replaced the log of `replaced` by `new`. Returns the witness of the new log. `logs`: all logs, including
+        former ones.
+        """
         call, blob, shard_id, fail = self._scheduler.acting, replaced.blob, replaced.shard_id, self._scheduler.fail
         assert isinstance(call, Recovering)
         key = blob_key(shard_id, decode_state_diff(new.data, key=f"log {new.seqno}").latest_rollup_key)

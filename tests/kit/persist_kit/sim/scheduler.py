@@ -1,11 +1,11 @@
 """Runs tasks one at a time, in an order drawn from a seed, on a virtual clock.
 
 The scheduler owns the choice of the next task, the time, and the state of processes: dead, frozen or with a wrong clock. It knows nothing
-of shards. Every task is a greenlet, so ordinary blocking code runs unchanged, and a switch costs less than a microsecond. A task runs until
-it pauses, waits or ends, and then picks its successor itself.
+about shards. Every task is a greenlet, so ordinary blocking code runs unchanged, and a switch takes less than a microsecond. A task runs
+until it pauses, waits or ends, and then picks its successor itself.
 
-Invariant: at most one task runs, and all that it can do next depends only on the seed. While a simulation runs, `threads` replaces
-everything that would really block a thread (locks, events, pools).
+Invariant: at most one task runs, and its next steps depend only on the seed. While a simulation runs, `threads` replaces everything that
+would really block a thread (locks, events, pools).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Scheduler:
 
     @property
     def current(self) -> Task:
-        """The task that runs."""
+        """The running task."""
         assert self._current is not None, "no simulated thread runs"
         return self._current
 

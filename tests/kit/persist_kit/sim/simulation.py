@@ -72,7 +72,7 @@ _KINDS: dict[str, type[Actor]] = {
     "registrar": Registrar,
     "recoverer": Recoverer,
 }
-#: The actors beside the writers: kind, greatest number of them, and greatest number of operations of each.
+#: The actors other than writers: kind, greatest number of actors, and greatest number of operations of each.
 _OTHERS = (("reader", 2, 8), ("compactor", 2, 4), ("collector", 2, 4), ("roller", 1, 4), ("downgrader", 2, 3))
 #: Short histories with more faults find the most bugs per second. Some bugs need longer histories.
 _LENGTHS = {"short": 0.7, "usual": 0.22, "listening": 0.08}
@@ -80,11 +80,11 @@ _LENGTHS = {"short": 0.7, "usual": 0.22, "listening": 0.08}
 #: desired, perhaps beside an independent writer; upserts only.
 _WRITTEN_BY = {"writers": 0.7, "background": 0.1, "sinks": 0.1, "upserts": 0.1}
 
-#: The share of the histories of writers that are histories of tables instead.
+#: The share of the histories of writers that become histories of tables instead.
 _TABLES = 0.15
-#: The share of the rest of them, without a disaster, that are histories of names.
+#: The share of the remaining ones without a disaster that become histories of names.
 _NAMED = 0.08
-#: The shares of the histories with an administrator, and with a reader in seldom ways.
+#: The shares of the histories with an administrator, and with an examiner, which reads in rare ways.
 _ADMINISTERED, _EXAMINED = 0.25, 0.15
 _DELETIONS_KEPT_MS = 90 * 24 * 3600 * 1000
 
@@ -115,7 +115,7 @@ class Plan:
     """Whether there is only one sink, which often sleeps past its lease. Then no other reader holds since back for it."""
 
     retain_ms: int | None = None
-    """The retention that the shard begins with; None: it never has one."""
+    """The retention with which the shard begins; None: it never has one."""
     keeps_blobs: bool = False
     """Whether the blob store keeps deleted blobs, which can be restored."""
     is_purged: bool = False
@@ -167,7 +167,7 @@ def plan_of(seed: int, *, without: frozenset[str] = frozenset()) -> Plan:
             gc_versions_min=rng.choice([2, 6]),
             gc_claim_ms=100,
             recent_diffs_max=rng.choice([4, 1000]),
-            # Records are further calls of the stores, and leave less room for what happens seldom.
+            # Records need more store calls, and leave less room for rare events.
             deletions_kept_ms=_DELETIONS_KEPT_MS if seed % 2 else 0,
         ),
         compaction=CompactionSettings(
@@ -231,7 +231,7 @@ def _rewritten(plan: Plan, without: frozenset[str]) -> Plan:
 
 
 def _widened(plan: Plan, without: frozenset[str]) -> Plan:
-    """`plan` with tables in place of writers, or a retention, in some seeds. Drawn separately, as in `_rewritten`."""
+    """`plan` with tables instead of writers, or with a retention, in some seeds. Drawn separately, as in `_rewritten`."""
     rng = random.Random(f"widened {plan.seed}")  # noqa: S311 - repeatable on purpose
     if plan.written_by == "writers" and rng.random() < _TABLES:
         lease_ms = rng.choice([200, 600, 5_000])
@@ -350,11 +350,11 @@ class History:
 
     @property
     def may_be_ambiguous(self) -> bool:
-        """As in the plan. Also true for a finalized shard, which has no record of its appends."""
+        """See Plan. Also true for a finalized shard, which has no record of its appends."""
         return self.plan.may_be_ambiguous or self.witness.is_past()
 
     def run(self) -> Report:
-        """From the first commit to the last check."""
+        """Runs the history, from the first commit to the last check."""
         with simulated_threads(self.scheduler, self._is_expected), watched_looks(self.branches):
             self.scheduler.run(self._init, self._root)
         network, witness = self.network, self.branches.main
@@ -412,7 +412,7 @@ class History:
         return isinstance(error, ForkedLog) and self.branches.may_find_out(self.scheduler.current)
 
     def may_be_recovered(self) -> bool:
-        """Whether a recovery may come yet."""
+        """Whether a recovery may still come."""
         return any(isinstance(actor, Recoverer) and not actor.is_finished for actor in self._actors)
 
     def client_upper(self, client: PersistClient) -> Antichain:

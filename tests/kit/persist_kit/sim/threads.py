@@ -56,7 +56,7 @@ from persist_kit.sim.scheduler import Killed, Process, Scheduler
 
 T = TypeVar("T")
 
-#: After how long the handles of an idle table expire: in short histories nothing is idle for longer.
+#: The time after which the handles of an idle table expire. It is short, because histories are short.
 _IDLE_S = 0.3
 _WITH_THREADING: tuple[ModuleType, ...] = (
     persist_engine.client.client,
@@ -97,13 +97,13 @@ _WITH_POOLS: tuple[ModuleType, ...] = (
     persist_engine.work.audit.orphans,
     persist_engine.work.audit.verify,
 )
-#: As _WITH_POOLS, for modules with pools that work beside the submitting task.
+#: Like _WITH_POOLS, for modules with pools that work beside the submitting task.
 _WITH_TASK_POOLS: tuple[ModuleType, ...] = (persist_engine.work.background,)
 
 
 class StrongReferences:
-    """Replaces the module `weakref` in the engine, where it decides about releases: here nothing is ever collected. The moment of a garbage
-    collection depends on the process's past, on which the result of a seed must not depend.
+    """Replaces the module `weakref` in the engine where it decides about releases. Here no object is ever collected. The moment of a
+    garbage collection depends on the past of the process, and the result of a seed must not depend on that.
     """
 
     WeakSet = set
@@ -120,7 +120,7 @@ class StrongReferences:
 
 
 class InlinePool:
-    """As ThreadPoolExecutor, but the submitting task does the work when it submits it, which is one of the orders of a real pool. The
+    """Like ThreadPoolExecutor, but the submitting task does the work when it submits it, which is one of the orders of a real pool. The
     work's store calls are scheduling points like all others.
     """
 
@@ -138,12 +138,12 @@ class InlinePool:
         return future
 
     def map(self, call: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T]:
-        """See Executor: everything is submitted before the first result is returned."""
+        """See Executor. All work is submitted before the first result is returned."""
         futures = [self.submit(call, item) for item in items]
         return (future.result() for future in futures)
 
     def shutdown(self, *_: object, **__: object) -> None:
-        """Nothing to do: no work is pending."""
+        """Does nothing, because no work is pending."""
 
     def __enter__(self) -> Self:
         return self
@@ -152,7 +152,7 @@ class InlinePool:
 
 
 class TaskPool:
-    """As ThreadPoolExecutor, with tasks beside the submitting one, for work without a waiting caller."""
+    """Like ThreadPoolExecutor, with tasks beside the submitting task, for work without a waiting caller."""
 
     def __init__(self, scheduler: Scheduler, threads: int, **_: object) -> None:
         self._scheduler = scheduler
@@ -282,7 +282,7 @@ def _remembering(decode: Callable[..., T], known: dict[Any, T]) -> Callable[...,
 
 
 def _remembering_rows(open_: Callable[..., OpenedPart]) -> Callable[..., PartInMemory]:
-    """As `_remembering`, with all rows decoded."""
+    """Like `_remembering`, with all rows decoded."""
     known: dict[Any, PartInMemory] = {}
 
     def remembered(data: bytes, *, schema: Schema, **options: Any) -> PartInMemory:

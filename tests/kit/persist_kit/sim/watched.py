@@ -1,4 +1,4 @@
-"""The stores of a history. They report each write, deletion and commit to the witnesses, which judge it. And the metrics that are counted."""
+"""The stores of a history, which report each write, deletion and commit to the witnesses that judge it; and the counted metrics."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Witness:
         self._commits: dict[int, list[tuple[int, int]]] = {}
         self._decided: dict[Decided, None] = {}
         self._answered: set[int] = set()
-        """The appends that callers have an answer to, from this log. Such an append must not commit again."""
+        """The appends for which callers have an answer from this log. They must not commit again."""
         self.forked_at: int | None = None
         self._beside: Witness | None = None
         self._beside_until = 0
@@ -65,13 +65,13 @@ class Witness:
         self._deleted: dict[str, Witness] = {}
         """The witness that judged the deletion of each blob."""
         self.lost_blobs: set[str] = set()
-        """The blobs that were deleted by processes that could not know that another log needs them, or would link them."""
+        """The blobs that processes deleted because they could not know that another log needs the blobs, or would link them."""
         self._listed: dict[str, tuple[str, ...]] = {}
         self.resurrected: set[str] = set()
         self.kept: dict[str, bytes] | None = None
-        """The deleted blobs by whole key, where the store keeps them."""
+        """The deleted blobs by whole key, if the store keeps them."""
         self._rollups: dict[str, Tip] = {}
-        """The version of every rollup that was ever written, also of another branch."""
+        """The version of every rollup that was ever written, including those of another branch."""
         self.reborn: set[str] = set()
         """The partial keys of the rollups that recoveries wrote, whether or not their logs began."""
 
@@ -94,7 +94,7 @@ class Witness:
         return other
 
     def wiped(self) -> Witness:
-        """As `fork`, with an empty log beside the same blobs."""
+        """Like `fork`, with an empty log beside the same blobs."""
         other = Witness(self._scheduler, self.shard_id)
         other.blob, other._deleted, other._listed = self.blob, self._deleted, self._listed
         other.resurrected, other._rollups, other._numbers = self.resurrected, self._rollups, self._numbers
@@ -104,8 +104,8 @@ class Witness:
         return other
 
     def anew(self, first: ShardState, base: Witness | None) -> Witness:
-        """The witness of the log that a recovery has put in the place of this one, in the same store. It begins with `first`, and has what
-        `base` had when its upper was the same (None: nothing). This one keeps a copy of its log, as `keep_log` made it.
+        """The witness of the log with which a recovery has replaced this one, in the same store. It begins with `first`, and has the
+        contents that `base` had at the same upper (None: nothing). This witness keeps the copy of its log from `keep_log`.
         """
         other = self.wiped()
         other.consensus, other.wire, other._answered = self.consensus, self.wire, set(self._answered)
@@ -124,25 +124,25 @@ class Witness:
         return other
 
     def is_recovering(self) -> bool:
-        """Whether the present call of a store is one of a recovery."""
+        """Whether the present store call belongs to a recovery."""
         return isinstance(self._scheduler.acting, Recovering)
 
     def gone(self) -> set[str]:
-        """The blobs that a version of any log named, and that do not exist."""
+        """The missing blobs that a version of any log named."""
         there = {info.key for info in self.blob.list_prefix(f"{self.shard_id}/")}
         return {key for key in (*self._named, *self._deleted) if blob_key(self.shard_id, key) not in there}
 
     def keep_log(self) -> None:
-        """A recovery may replace the log now."""
+        """Keeps a copy of the log, because a recovery may replace the log now."""
         self._kept = self._copied()
 
     def has(self, tip: Tip) -> bool:
-        """Whether its log has, or had, that very entry."""
+        """Whether its log has, or had, exactly this entry."""
         state = self.states.get(tip.seqno)
         return state is not None and state.tip == tip
 
     def rollup_tip(self, key: str) -> Tip | None:
-        """The version of the rollup. None for one of a first version."""
+        """The version of the rollup. None for a rollup of a first version."""
         return self._rollups.get(key)
 
     def rollups_there(self) -> frozenset[str]:
@@ -150,7 +150,7 @@ class Witness:
         return frozenset(info.key for info in self.blob.list_prefix(f"{self.shard_id}/v"))
 
     def rollups_among(self, keys: frozenset[str]) -> list[Tip]:
-        """The versions of its log of which rollups are among `keys`, and exist."""
+        """The versions of its log that have an existing rollup among `keys`."""
         tips = (self._rollups.get(key) for key in sorted(keys & self.rollups_there()))
         return [tip for tip in tips if tip is not None and self.has(tip)]
 
@@ -200,8 +200,8 @@ class Witness:
             return
         parsed = parse_blob_key(key)
         if parsed.partial in self._deleted:
-            # An attempt that was given up long ago and takes effect after the blob was deleted. This leak is unavoidable;
-            # the scan for orphans finds it.
+            # An attempt that was given up long ago takes effect after the blob was deleted. This leak is unavoidable. The scan
+            # for orphans finds it.
             self.resurrected.add(parsed.partial)
         if (
             not isinstance(parsed, RollupKey) or parsed.seqno == 1
@@ -242,7 +242,7 @@ class Witness:
         return append
 
     def acknowledged(self, append: Append) -> None:
-        """`append` succeeded: all of it must be in the log, each piece once."""
+        """`append` succeeded, so all of it must be in the log, each piece once."""
         self._answer(append, "appended")
         self._scheduler.note(f"{append} acknowledged")
         commits = self._committed(append)
@@ -253,7 +253,7 @@ class Witness:
             self._scheduler.fail(f"{append} is acknowledged, but upper is {self.head.trace.upper}")
 
     def refused(self, append: Append, *, current: Antichain) -> None:
-        """`append` returned an upper mismatch: nothing of it may be in the log, and `current` must have been the upper at some moment
+        """`append` returned an upper mismatch, so no part of it may be in the log, and `current` must have been the upper at some moment
         during the call.
         """
         self._answer(append, "refused")
@@ -265,14 +265,14 @@ class Witness:
         self.saw_upper(current, since_step=append.invoked_at, what=f"refusal of {append}")
 
     def expired(self, append: Append) -> None:
-        """`append` was refused because its blobs are too old: nothing of it may be in the log."""
+        """`append` was refused because its blobs are too old, so no part of it may be in the log."""
         self._answer(append, "refused")
         self._scheduler.note(f"{append} staged too early")
         if commits := self._committed(append):
             self._scheduler.fail(f"{append} is refused, but {commits} of it is committed")
 
     def outdated(self, append: Append, stored: bytes | None) -> None:
-        """`append` returned a progress mismatch: nothing of it may be in the log, and `stored` must have been the stored progress."""
+        """`append` returned a progress mismatch, so no part of it may be in the log, and `stored` must have been the stored progress."""
         self._answer(append, "refused")
         self._scheduler.note(f"{append} outdated by {stored!r}")
         if commits := self._committed(append):
@@ -350,10 +350,10 @@ class Witness:
         return self.seqno - (self.forked_at or 0)
 
     def saw_opaque(self, critical_id: CriticalReaderId, opaque: bytes, *, since_seqno: int) -> None:
-        """A call that began at `since_seqno` returned the token, which some version since then must have held."""
+        """A call that began at `since_seqno` returned the token, so some version since then must have held it."""
         states = self._states_since(since_seqno)
         if any(is_tombstone(state) for state in states):
-            return  # it has no readers, and any token is right
+            return  # the shard has no readers, so any token is right
         known = [reader.opaque for state in states if (reader := state.critical_readers.get(critical_id)) is not None]
         if opaque not in known:
             self._scheduler.fail(f"token {opaque!r} was returned; during the call it was {known}")
@@ -370,8 +370,8 @@ class Witness:
         return {key: self._rollups[key].seqno >= self.earliest() for key in there if self.is_ruin(key)}
 
     def garbage(self, below: SeqNo | None = None) -> set[str]:
-        """The partial keys of existing blobs that were linked once, and that no version from `below` (None: the earliest live one) on
-        names.
+        """The partial keys of existing blobs that were linked once and that no version from `below` (None: the earliest live version)
+        on names.
         """
         if below is None:
             below = self.earliest()
@@ -385,7 +385,7 @@ class Witness:
         self._answered.add(append.number)
 
     def _states_since(self, seqno: int) -> list[ShardState]:
-        """The states that a call may see that began when `seqno` was the newest version, also on the other branch."""
+        """The states that a call may see if it began when `seqno` was the newest version, including those on the other branch."""
         first = seqno if self.forked_at is None else min(seqno, self.forked_at)
         states = [state for each, state in self.states.items() if each >= first]
         return states if self._beside is None else [*states, *self._beside._states_since(seqno)]
@@ -424,7 +424,7 @@ class Witness:
             if self.blob.get(blob_key(self.shard_id, key)) is None:
                 if self._deleted.get(key, self) is self:
                     self._scheduler.fail(f"{after.seqno} links blob {key}, which is not there")
-                self.lost_blobs.add(key)  # by an orphan scan whose staging floor consensus lost
+                self.lost_blobs.add(key)  # an orphan scan deleted it, and consensus lost the scan's staging floor
             self._dropped_at.pop(key, None)
         for key in self._named - named:
             self._dropped_at[key] = after.seqno

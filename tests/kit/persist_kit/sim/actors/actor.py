@@ -1,4 +1,4 @@
-"""What all actors of a simulated history share: their life on a host, whatever crashes.
+"""The shared code of all actors of a simulated history: their life on a host that may crash.
 
 Each actor uses public handles only, reports their answers to the witness, and draws all its actions from the seed. It lives on a `Host`.
 When the host crashes, the actor continues on the next incarnation with new handles. It ends after its last operation.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from persist_kit.sim.simulation import History
 
 WAIT_S = 0.05
-#: How long an actor without a log waits for a recovery, until it looks again.
+#: How long an actor without a log waits for a recovery before it looks again.
 RECOVERY_MS = 40
 #: The schema that SCHEMA evolves to in some histories. Contents are compared by the fields of SCHEMA.
 WIDER = Schema(key=SCHEMA.key, val=pa.schema([*SCHEMA.val, ("note", pa.string())]))
@@ -39,7 +39,7 @@ class Host:
     process: Process
     client: PersistClient
     databases: list[Database] = field(default_factory=list)
-    """Those that its threads share."""
+    """The databases that its threads share."""
 
 
 class Actor(ABC):
@@ -61,7 +61,7 @@ class Actor(ABC):
         self.history.finished()
 
     def _lived(self) -> bool:
-        """Whether it has done all that it can. False when the log is lost, and may be recovered."""
+        """Whether the actor has done everything that it can. False when the log is lost but may be recovered."""
         branches = self.history.branches
         try:
             self._live()
@@ -89,7 +89,7 @@ class Actor(ABC):
             pass
 
     def _surviving(self, act: Callable[[], None]) -> bool:
-        """Whether `act` succeeded. Notes a store that fails for long. A log that lost versions ends the process."""
+        """Runs `act` and returns whether it succeeded. Notes a store that fails for long. A log that lost versions ends the process."""
         self.history.branches.begins(self.history.scheduler.current)
         try:
             act()

@@ -1,4 +1,4 @@
-"""The actor that does what people and operators do beside the work of others: by commands, or by what the operator repeats."""
+"""The actor for the work of administrators and operators beside other processes: commands, and the repeated work of the operator."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Closing(Decided):
 
 
 class Administrator(Actor):
-    """What people and operators do beside the work of others: by commands, or by what the operator repeats."""
+    """Does the work of administrators and operators beside other processes: commands, and the repeated work of the operator."""
 
     def open(self) -> None:
         self.client.initialise(self.history.shard_id, SCHEMA)
@@ -102,7 +102,7 @@ class Administrator(Actor):
             self.history.scheduler.fail(f"verification finds {found[:3]}")
 
     def expire(self, machine: Machine) -> None:
-        """Ends the hold of a reader, as the command for one whose process is gone."""
+        """Ends the hold of a reader, like the command for a reader whose process is gone."""
         readers = sorted(machine.refresh().leased_readers)
         if readers:
             machine.expire_leased_reader(self.rng.choice(readers))
@@ -111,7 +111,7 @@ class Administrator(Actor):
         self.client.set_retention(machine.shard_id, self.rng.choice([None, 1, 3, 20]))
 
     def purge(self, machine: Machine) -> None:
-        """Gives the shard up for good. Repeated until no reader holds it."""
+        """Purges the shard. It is repeated until no reader holds the shard."""
         adopted = self.client.adopt(_OWNER, machine.shard_id, machine.shard_id)
         if not isinstance(adopted, Adopted):
             adopted = self.client.adopt(_OWNER, machine.shard_id, machine.shard_id, take_over=True)

@@ -115,7 +115,7 @@ class Registrar(Actor):
     def _adopted(self, call: Naming, owner: Owner, answer: object) -> None:
         match answer:
             case Adopted(shard_id):
-                # At two moments, perhaps: another may take the shard over between the steps.
+                # These may be two moments, because another process may take the shard over between the steps.
                 self.names.saw(call, lambda at: at.owners.get(shard_id) == owner, answer)
                 self.names.saw(call, lambda at: at.names.get(owner) == shard_id, answer)
             case OwnedElsewhere(shard_id, held):
@@ -127,7 +127,7 @@ class Registrar(Actor):
 
 
 def settle_names(history: History, host: Host) -> None:
-    """In calm weather every name leads to a shard of its own, or can be made to lead nowhere, or to a new one."""
+    """Checks, in calm weather, that every name leads to its own shard, or can be freed, or can get a new shard."""
     names = history.witness.names
     for owner in OWNERS:
         shard_id = names.now.names.get(owner)

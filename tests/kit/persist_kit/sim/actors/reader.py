@@ -1,4 +1,4 @@
-"""The actors that read: contents, repeatedly at the same times, changes, and parts that others fetch."""
+"""The actors that read: contents, repeatedly at the same times, changes, and parts that other processes fetch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Reader(Actor):
             self.lost(error)
 
     def lost(self, error: Fenced | MissingBlob) -> None:
-        """It may only lose what it reads with its lease."""
+        """Checks that the reader lost its data only together with its lease."""
         if self.history.witness.is_leased(self.handle.reader_id) and not self.history.branches.lost_blobs:
             self.history.scheduler.fail(f"{self.name} has its lease, but: {error}")
         self.history.scheduler.note(f"lease lost: {error}")
@@ -167,7 +167,7 @@ class Reader(Actor):
 
 
 class Examiner(Reader):
-    """Reads the changes between two times, rows that fulfil a condition, and parts that another process fetches."""
+    """Reads the changes between two times, rows that satisfy a condition, and parts that another process fetches."""
 
     def operate(self) -> None:
         ways = [self.changes, self.filtered, self.lend, self.expire]
@@ -177,7 +177,7 @@ class Examiner(Reader):
             self.lost(error)
 
     def stir(self) -> None:
-        """Releases what nothing pins, then compacts and collects, as other processes may at any time."""
+        """Releases times that no reader holds, then compacts and collects, as other processes may do at any time."""
         self.history.scheduler.pause(self.rng.choice([0, 0, 50, 300]))
         if self.rng.random() < 0.5:
             machine = self.client.machine(self.history.shard_id)

@@ -1,4 +1,4 @@
-"""The actor that recovers the log: after consensus lost it, or to go back to an older version, while other processes live on."""
+"""The actor that recovers the log after consensus lost it, or to go back to an older version, while other processes continue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DISASTER_MS = 300
 
 
 class Recoverer(Actor):
-    """Runs recoveries, each in a process of its own, while all other processes go on. Some are killed."""
+    """Runs recoveries, each in its own process, while all other processes continue. Some recoveries are killed."""
 
     def open(self) -> None:
         """Each command opens what it needs."""

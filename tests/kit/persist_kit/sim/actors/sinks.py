@@ -71,7 +71,7 @@ class DesiredCollection:
 
 
 class Correcting(Decided):
-    """The appends of one sink. From as_of on, the shard must be as desired at every time that they cover, whatever was written before."""
+    """The appends of one sink. From as_of on, the shard must be as desired at every time that they cover, regardless of earlier writes."""
 
     def __init__(self, desired: DesiredCollection, as_of: int) -> None:
         self._desired, self._as_of = desired, as_of
@@ -142,7 +142,7 @@ class Sinker(Actor):
         self._open()
 
     def oversleep(self) -> None:
-        """Its machine sleeps past the lease while others continue, perhaps also a replacement."""
+        """Lets its machine sleep past the lease while other processes continue, possibly including a replacement."""
         scheduler = self.history.scheduler
         scheduler.note(f"{self.name} oversleeps")
         if self.history.plan.sleepy or self.rng.random() < 0.5:

@@ -1,7 +1,7 @@
 """Tables in a simulated history: several databases, some shared by the threads of a process, that write, read and change one table.
 
-Defines the rule that each call makes exactly what it says of the contents that its commit finds, at one time and at most once; that a
-transaction happens once, however often it is repeated; and that `expected` is the time of the write before.
+Defines the rules: each call changes the contents that its commit finds exactly as specified, at one time and at most once; a transaction
+happens once, however often it is repeated; and `expected` is the time of the write before.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Contents = Counter[Hashable]
 
 @dataclass
 class Fate:
-    """What a log holds of a call, or of a transaction. `net`: the rows that the commit added and removed."""
+    """The part of a call, or of a transaction, that a log holds. `net`: the rows that the commit added and removed."""
 
     commits: int = 0
     time: int | None = None
@@ -57,7 +57,7 @@ class Fate:
 
 
 class Fates:
-    """The fate in each log: consensus may be copied meanwhile."""
+    """The fate in each log, because consensus may be copied meanwhile."""
 
     def __init__(self) -> None:
         self._fates: dict[int, Fate] = {}
@@ -73,7 +73,7 @@ class Fates:
 
 @dataclass(frozen=True)
 class Transaction:
-    """One version of the application that all actors play, and the call that it stands for."""
+    """One version of the application that all actors represent, and its call."""
 
     version: int
     rows: tuple[tuple[int, str], ...]
@@ -81,7 +81,7 @@ class Transaction:
 
 
 class Tabling(Decided):
-    """One call. `wanted` says what it makes of the contents that it finds."""
+    """One call. `wanted`: the contents that it makes from the contents that it finds."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class Tabling(Decided):
 
 
 class Tabler(Actor):
-    """Writes to a table in every way, reads it, follows it, alters it and looks after it."""
+    """Writes to a table in every way, reads it, follows it, alters it and maintains it."""
 
     table: Table
 
@@ -191,7 +191,7 @@ class Tabler(Actor):
         txn = self._transaction(rows) if unsettled is None else unsettled
         given = None if txn is None else (_APP, txn.version)
         call = Tabling(f"append of {rows}", lambda before: before + Counter(rows), txn=txn)
-        self._unsettled = txn  # until the call answers: an application repeats what it does not know the end of
+        self._unsettled = txn  # until the call answers, because an application repeats a call with an unknown outcome
         self._carry_out(call, lambda: self.table.append(self._frame(rows), txn=given))
         self._unsettled = None
 
@@ -314,7 +314,7 @@ class Tabler(Actor):
         self._judge(rows, since=since, upto=upto, what="changes")
 
     def follow(self) -> None:
-        """Follows what is written, until another thread closes the feed."""
+        """Follows new writes until another thread closes the feed."""
         since = self.table.last_time
         if since is None:
             return

@@ -108,7 +108,7 @@ def _values(oracle: Oracle, time: int) -> Values | None:
 
 
 class Upserter(Actor):
-    """Upserts: in some histories at times of the clock, in others the same commands as all others, at given times."""
+    """Upserts: in some histories at times of the clock, in others the same commands as all other upserters, at given times."""
 
     handle: UpsertHandle
 
