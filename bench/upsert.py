@@ -38,7 +38,7 @@ def run(folder: Path, quick: bool) -> list[Row]:
 
 
 def memory(rows: int) -> list[Row]:
-    """Rows per second of processor time, in chunks of a reader's size. Hashing and encoding have rows of their own."""
+    """Rows per second of processor time, in chunks of a reader's size. Hashing and encoding have separate rows."""
     table = updates(rows, time=0)
     encoder = UpsertRows(SCHEMA, SEED)
     encoded = encoder.updates(table)

@@ -426,7 +426,7 @@ class _HeldShard:
         since = reader.since.time
         raise InvalidUsage(
             f"cannot read the changes of shard {self._shard} from {dated(loaded.start)}: its since is {dated(since)}. Since is "
-            "the earliest time at which the shard can still be read; what happened when, up to it, is forgotten. "
+            "the earliest time at which the shard can still be read, and the times of changes up to it are no longer known. "
             + ("" if since is None else f"Read the contents with as_of {since}, and the changes from {since + 1} on; ")
             + "a longer retention, or a critical reader, keeps earlier times"
         )

@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--record-days",
         type=_record_days,
         default=90,
-        help="keep records of deleted blobs for so many days; 0: write none",
+        help="the number of days for which records of deleted blobs are kept; 0: write none",
     )
     compact.add_argument("--pod", help="the name of the pod that this process runs in, which then owns its executors")
     compact.add_argument("--host", help="the address of this pod, at which its executors reach it")
@@ -125,7 +125,7 @@ def _record_days(text: str) -> int:
 def _add_driver_options(driver: argparse.ArgumentParser) -> None:
     driver.add_argument(
         "--progress",
-        help="where to tell what the run does while it goes on: a file, or the URL of an object of the API server with the name of an "
+        help="where to report the progress of the run: a file, or the URL of an object of the API server with the name of an "
         "annotation as its fragment; default: nowhere",
     )
     driver.add_argument(
@@ -141,10 +141,10 @@ def _add_driver_options(driver: argparse.ArgumentParser) -> None:
     driver.add_argument(
         "--promote",
         type=Path,
-        help="of a stream on standby: the file whose appearance orders it to take over; default: it never does",
+        help="for a stream on standby: the file whose appearance orders it to take over; default: it never takes over",
     )
     driver.add_argument(
-        "--metrics-port", type=int, help="where to serve Prometheus what the engine counts; default: nowhere"
+        "--metrics-port", type=int, help="the port on which Prometheus finds the engine's metrics; default: none"
     )
 
 

@@ -140,7 +140,7 @@ def refuse_instants(clock: str, shard: ShardId, *times: int | Ago | None) -> Non
 def _feed(given: Mapping[str, str]) -> Feed | None:
     if "from" not in given:
         if alone := [name for name in ("to", "rows") if name in given]:
-            raise InvalidUsage(f"option {', '.join(alone)}: goes with option from, which begins the changes to show")
+            raise InvalidUsage(f"option {', '.join(alone)}: needs option from, the first time of the changes to show")
         return None
     _refuse_beside(given, "from", ("as_of", "updates"), "changes have times of their own; option rows says their shape")
     rows = given.get("rows", "updates").lower()

@@ -268,6 +268,6 @@ def test_a_stream_skips_no_changes_that_its_input_has_forgotten(chain):
         answer = writer.compare_and_append_batch([], expected_upper=upper, new_upper=upper, progress=progress)
         assert isinstance(answer, Appended)
     chain.client.set_retention(source, 1)
-    with pytest.raises(ConfigurationError, match="has read shard s.* up to 20.*, and its since is 39.*is forgotten"):
+    with pytest.raises(ConfigurationError, match="has read shard s.* up to 20.*, and its since is 39.*no longer known"):
         chain.run(0, 1, sql=SQL)
     assert chain.client.progress(target, "ns/0-1").token == encode_position(stored)

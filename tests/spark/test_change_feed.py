@@ -83,8 +83,8 @@ def test_times_are_said_as_everywhere(given, feed):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"to": "3"}, "option to: goes with option from"),
-        ({"rows": "changes"}, "option rows: goes with option from"),
+        ({"to": "3"}, "option to: needs option from"),
+        ({"rows": "changes"}, "option rows: needs option from"),
         ({"from": "3", "as_of": "4"}, "option from does not go with as_of"),
         ({"from": "3", "updates": "true"}, "option from does not go with updates: changes have times .* option rows"),
         ({"from": "3", "rows": "all"}, "option rows: 'all' is not updates or changes"),

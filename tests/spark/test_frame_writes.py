@@ -103,8 +103,8 @@ def shard(tmp_path):
     ("given", "overwrites", "message"),
     [
         ({"as_of": "3"}, False, "option as_of: not known to a write in format persist"),
-        ({"allow_empty": "true"}, False, "option allow_empty: goes with mode overwrite only"),
-        ({"replace_where": "id = 1"}, False, "option replace_where: goes with mode overwrite only"),
+        ({"allow_empty": "true"}, False, "option allow_empty: needs mode overwrite"),
+        ({"replace_where": "id = 1"}, False, "option replace_where: needs mode overwrite"),
         ({"allow_empty": "yes"}, True, "option allow_empty: 'yes' is not true or false"),
     ],
 )

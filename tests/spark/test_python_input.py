@@ -273,7 +273,7 @@ def load(spark, arguments):
     failed = house.failure(f"{other}    return read.load({str(house.folder / 'in')!r})\n", stream=BOUNDED, run="u-3")
     assert failed.exit_code is ExitCode.CONFIGURATION
     assert "input.python: sink ns/s has read python rate-micro-batch" in failed.message
-    assert "positions mean nothing in python json" in failed.message
+    assert "positions have no meaning in python json" in failed.message
 
 
 def test_a_stream_over_files_reads_each_of_them_once(house):

@@ -97,11 +97,11 @@ def shard(tmp_path):
         ({"maxTimePerTrigger": "soon"}, "option maxTimePerTrigger: 'soon' is not a length of time"),
         ({"refreshEvery": "none"}, "option refreshEvery: 'none' is not a length of time"),
         ({"refreshEvery": "99999999999999d"}, "option refreshEvery: '99999999999999d' is not a length of time"),
-        ({"refreshAlignedTo": "5"}, "option refreshAlignedTo: goes with option refreshEvery"),
+        ({"refreshAlignedTo": "5"}, "option refreshAlignedTo: needs option refreshEvery"),
         ({"refreshEvery": "1h", "refreshAlignedTo": "-1h"}, "option refreshAlignedTo: '-1h' is another time"),
         ({"refreshAt": "soon"}, "option refreshAt"),
         ({"refreshAt": "99999999999999999999"}, "refresh at 99999999999999999999: expected a time"),
-        ({"refreshEvery": "1h", "rows": "changes"}, "option refreshEvery: goes with rows updates"),
+        ({"refreshEvery": "1h", "rows": "changes"}, "option refreshEvery: needs option rows=updates"),
     ],
 )
 def test_an_option_that_does_not_fit_is_refused(given, message):
@@ -216,7 +216,7 @@ def test_a_query_that_stood_still_for_too_long_stops_and_skips_nothing(spark, sh
     shard.ends_leases()
     shard.forgets(15)
     with pytest.raises(
-        StreamingQueryException, match=r"the stream cannot go on: it has read shard .* up to 5, .*since is 15"
+        StreamingQueryException, match=r"the stream cannot continue: it has read shard .* up to 5, .*since is 15"
     ):
         stream(spark, shard, checkpoint)
 
@@ -225,7 +225,10 @@ def test_a_start_that_since_has_passed_is_not_said_to_have_been_read(spark, shar
     shard.write((1, 10, 1), upper=5)
     shard.write((3, 30, 1), upper=20)
     shard.forgets(15)
-    expected = "the stream cannot begin, or go on, with the changes of shard .* at 3, .*since is 15.* with a start past since, or with none"
+    expected = (
+        "the stream cannot begin or continue with the changes of shard .* at 3, "
+        ".*since is 15.* with a start past since, or without a start"
+    )
     with pytest.raises(StreamingQueryException, match=expected):
         stream(spark, shard, tmp_path / "a", startingTime="3")
     assert stream(spark, shard, tmp_path / "b", startingTime="16") == [updates((3, 30, 19, 1))]

@@ -146,7 +146,10 @@ def test_a_checkpoint_of_another_shard_is_refused_by_name(either_spark, stream, 
     assert stream.run(frame(), mode) == [0]
     rows = stream.rows()
     stream.drop(2)
-    refusal = rf"checkpoint of query .* in .*{stream.checkpoint} goes on with batch 1, but shard {elsewhere.id} has none .*new checkpointLoc"
+    refusal = (
+        rf"checkpoint of query .* in .*{stream.checkpoint} continues with batch 1, "
+        rf"but shard {elsewhere.id} has no .*new checkpointLoc"
+    )
     for _ in range(2):
         with pytest.raises(Exception, match=refusal):
             elsewhere.run(frame(), mode)
@@ -199,7 +202,7 @@ def test_wrong_columns_and_options_stop_the_query_with_a_reason(spark, stream):
     stream.drop(1)
     with pytest.raises(StreamingQueryException, match="not in the shard's schema: more"):
         stream.run(stream.source(spark).selectExpr("*", "1 AS more"))
-    with pytest.raises(Exception, match="option allow_empty: goes with mode overwrite only"):
+    with pytest.raises(Exception, match="option allow_empty: needs mode overwrite"):
         stream.run(stream.source(spark), allow_empty="true")
     assert stream.rows() == Counter()
 

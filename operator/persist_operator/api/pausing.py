@@ -31,8 +31,8 @@ def paused_status(resource: Mapping[str, Any], *, now_ms: int) -> dict[str, Any]
     odd = "" if value == "true" else f" (to {clip(value, _VALUE_MAX)!r}: only {_OFF} and no annotation do not pause)"
     deletion = ", and its deletion waits" if metadata.get("deletionTimestamp") else ""
     message = (
-        f"the annotation {names.ANNOTATION_PAUSED} is set{odd}: the operator starts, stops and observes nothing of it{deletion}; "
-        "the rest of the status is what was last known; remove the annotation to go on"
+        f"the annotation {names.ANNOTATION_PAUSED} is set{odd}: the operator starts, stops and observes nothing for it{deletion}; "
+        "the rest of the status is the last known one; remove the annotation to continue"
     )
     return conditions.with_outcome(
         status,

@@ -94,10 +94,10 @@ def _load_credentials(loader: kube_config.KubeConfigLoader, configuration: kuber
     raises it for a token that no request can contain, because the error of the request would show the token. A line end after the token is
     dropped. Raises OSError and ValueError for an invalid certificate.
     """
-    with _said() as said:
+    with _logged_errors() as errors:
         loader.load_and_set(configuration)
-    if said and not configuration.api_key and not configuration.cert_file:
-        raise kubernetes.config.ConfigException(f"what it names to log in with failed: {'; '.join(said)}")
+    if errors and not configuration.api_key and not configuration.cert_file:
+        raise kubernetes.config.ConfigException(f"its login plugin failed: {'; '.join(errors)}")
     _check_files(configuration)
     token = str(getattr(loader, "token", ""))
     if not token.strip().isprintable():
@@ -115,7 +115,7 @@ def _check_files(configuration: kubernetes.client.Configuration) -> None:
 
 
 @contextlib.contextmanager
-def _said() -> Iterator[list[str]]:
+def _logged_errors() -> Iterator[list[str]]:
     """Yields the errors that are logged within the block. They do not reach the log."""
     texts: list[str] = []
     handler = logging.Handler(logging.ERROR)

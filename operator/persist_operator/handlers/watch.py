@@ -1,7 +1,7 @@
 """kopf as an informer only: raw events of the operator's kinds and children go to the controller.
 
 There are no change-detecting handlers, timers, daemons or finalizers, so that kopf writes to no object (see docs/adr/0003-kopf.md). kopf
-runs in a thread of its own, so that the process handles signals itself. It is started again when it ends: kopf looks for resource
+runs in its own thread, so that the process handles signals itself. It is started again when it ends: kopf looks for resource
 definitions only once, and ends when one of its watches fails, for example because definitions were removed.
 """
 

@@ -68,7 +68,7 @@ def accept_log(session: Session, name: ShardName, *, wait: Wait = False, timeout
 def restart(session: Session, name: SinkName, *, wait: Wait = False, timeout: Timeout = _TIMEOUT_S) -> None:
     """Run a sink again.
 
-    A failed run goes on under its id, else another run begins. --wait on a stream waits until its driver runs.
+    A failed run continues under its id; otherwise another run begins. --wait on a stream waits until its driver runs.
 
     Example: kubectl persist restart load --wait
     """
@@ -254,5 +254,5 @@ def _wait(session: Session, kind: Kind, document: Resource, request: waiting.Req
             if text != shown:
                 typer.echo(text, err=True)
                 shown = text
-    typer.echo(f"error: the time ran out after {wait_s:g} seconds: {shown}; the run may go on", err=True)
+    typer.echo(f"error: the time ran out after {wait_s:g} seconds: {shown}; the run may continue", err=True)
     raise Ended(EXIT_TIMEOUT)

@@ -119,7 +119,7 @@ def _visible(session: Session, kind: Kind, labels: Mapping[str, str]) -> list[Re
 
 def _advise(found: Sequence[Finding], resources: Sequence[Resource]) -> None:
     if not found:
-        typer.echo("nothing of the operator is here", err=True)
+        typer.echo("there are no objects of the operator", err=True)
         return
     kinds = {one["kind"] for one in resources}
     steps = [

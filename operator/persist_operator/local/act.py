@@ -40,7 +40,7 @@ from persist_operator.plan.actions import (
 
 _MAINTENANCE_MAX = 4
 #: The message on a run that `down` or Ctrl-C ended.
-STOPPED = "`persist local` was interrupted or taken down; the next `persist local up` goes on"
+STOPPED = "`persist local` was interrupted or taken down; the next `persist local up` continues"
 #: The label with the memory that a driver may take.
 _MEMORY_LABEL = "memory_mib"
 _QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}

@@ -97,7 +97,7 @@ def up(
 
     An interrupt (Ctrl-C, SIGTERM) stops the runs within ten seconds. A kill leaves them running.
 
-    In both cases the next `up` goes on from there, and nothing is written twice.
+    In both cases the next `up` continues from there, and nothing is written twice.
 
     Exit codes: 0 no failure, 1 a resource failed, 64 refused, 130 interrupted.
 
@@ -254,7 +254,7 @@ def _run(
             stopped = stop_everything(processes, grace_s=_GRACE_S, objects=objects)
             names_stopped = f"stopped {', '.join(stopped)}; " if stopped else ""
             console.print(
-                f"{names_stopped}the next `persist local up` goes on from here", soft_wrap=True, highlight=False
+                f"{names_stopped}the next `persist local up` continues from here", soft_wrap=True, highlight=False
             )
             raise typer.Exit(_INTERRUPTED) from None
 

@@ -39,4 +39,4 @@ def no_effect(document: Document) -> str:
         for name in path:
             inner = inner.get(name) or {}
         found += [".".join(("spec", *path, name)) for name in fields if name in inner]
-    return f"; without pods there is no effect of {', '.join(found)}" if found else ""
+    return f"; without effect here, because there are no pods: {', '.join(found)}" if found else ""

@@ -101,7 +101,7 @@ def _loaded(text: str, file: Path) -> Iterator[Any]:
     while (node := loader.get_node() if loader.check_node() else None) is not None:
         if _values_in(node, {}) > _VALUES_MAX:
             raise InvalidUsage(
-                f"{file}: a document has more than {_VALUES_MAX:,} values, with those that aliases (*name) repeat: write less of them"
+                f"{file}: a document has more than {_VALUES_MAX:,} values, counting those that aliases (*name) repeat: use fewer"
             )
         yield loader.construct_document(node)
 

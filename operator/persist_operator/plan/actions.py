@@ -216,7 +216,7 @@ class Plan:
     """The `action_key` of each start or stop whose refusal is still in force. The reconciler may forget all other refusals."""
 
 
-#: The `action_key` of the start of a driver on standby. Its refusal shows on the rollout, because the driver that runs goes on.
+#: The `action_key` of the start of a driver on standby. Its refusal shows on the rollout, because the running driver continues.
 STANDBY_KEY = "StartDriver/standby"
 
 

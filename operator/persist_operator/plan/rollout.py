@@ -256,7 +256,7 @@ def _reported(draft: Draft, green: Run) -> Draft:
     elif report.stage == "Proven":
         text = f"equal, but {report.lag_seconds} s behind"
     else:
-        text = "the driver that runs has committed nothing yet that could be compared"
+        text = "the running driver has not committed updates yet that could be compared"
     return draft.having_rollout(state="CatchingUp", message=text)
 
 

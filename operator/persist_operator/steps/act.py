@@ -176,7 +176,7 @@ class Actor:
         if found is None or (found["metadata"].get("labels") or {}).get(names.LABEL_OWNER_UID) != meta.uid:
             raise ApiError(
                 f"{kind.kind} {head['namespace']}/{head['name']} does not belong to this {meta.name} (uid {meta.uid}): waiting until "
-                "it is gone; Kubernetes collects the objects of a deleted resource by itself, delete any other by hand",
+                "it is gone; Kubernetes collects the objects of a deleted resource; delete any other object by hand",
                 status=409,
             )
         return False

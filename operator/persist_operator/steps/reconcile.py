@@ -288,7 +288,7 @@ class Reconciler:
             done = act(action, meta)
         except StoreBusy:
             raise
-        except Exception as error:  # noqa: BLE001 - the resource's status shows every error, and other actions go on
+        except Exception as error:  # noqa: BLE001 - the resource's status shows every error, and the other actions follow
             now_ms = self._env.now_ms()
             failure = refused.as_failure(error, before, generation=meta.generation, now_ms=now_ms)
             with self._lock:

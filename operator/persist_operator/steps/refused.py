@@ -81,7 +81,9 @@ def outcome(error: Exception) -> list[Condition]:
 def _words(error: Exception) -> str:
     if isinstance(error, ApiError):
         status = _FORBIDDEN if _is_by_admission(error) else error.status
-        what_to_do = _ENDS_WITH_NAMESPACE if _ENDING in str(error) else _WHAT_TO_DO.get(status, "tried again by itself")
+        what_to_do = (
+            _ENDS_WITH_NAMESPACE if _ENDING in str(error) else _WHAT_TO_DO.get(status, "the operator tries again")
+        )
         text = f"{error}; {what_to_do}"
     elif isinstance(error, BridgeFailure | InvalidUsage | Queued):
         text = str(error)

@@ -70,7 +70,7 @@ def _types(frame: DataFrame, fields: list[Field]) -> dict[str, T.StructType]:
     if missing := [name for name in (_BEFORE, _AFTER, _OP) if name not in found]:
         hint = "select payload.* with input.format.sql" if "payload" in found else "write flattened rows with an Upsert"
         raise ConfigurationError(
-            f"the input has no column {', '.join(missing)}, so its rows are no Debezium events; {hint}; it has: {', '.join(frame.columns)}"
+            f"the input has no column {', '.join(missing)}, so its rows are not Debezium events; {hint}; it has: {', '.join(frame.columns)}"
         )
     problems = [] if isinstance(found[_OP], T.StringType) else [f"{_OP} is {found[_OP].simpleString()}, must be string"]
     for side, wanted in ((_BEFORE, [f for f in fields if f.side == "key"]), (_AFTER, fields)):

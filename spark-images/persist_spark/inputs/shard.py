@@ -169,9 +169,9 @@ def check_continues(spec: SinkSpec, offsets: str | None) -> None:
         since = client.inspect(options.shard).since
     if since is None or since >= before:
         raise ConfigurationError(
-            f"input.shard: the sink has read shard {options.shard} up to {dated(before)}, and its since is {dated(since)}: what happened "
-            "when, up to since, is forgotten. Begin with another sink and another shard, and let the input keep more times: its "
-            "retention.sinceLagSeconds must be longer than a driver may stand still"
+            f"input.shard: the sink has read shard {options.shard} up to {dated(before)}, and its since is {dated(since)}, so the times of "
+            "changes up to since are no longer known. Begin with another sink and another shard, and let the input keep more times: its "
+            "retention.sinceLagSeconds must be longer than the longest stop of a driver"
         )
 
 

@@ -27,9 +27,11 @@ def refresh_in(given: Mapping[str, str]) -> Refresh | None:
         return None
     aligned = moment(given, ALIGNED)
     if isinstance(aligned, Ago):
-        raise InvalidUsage(f"option refreshAlignedTo: {given[ALIGNED]!r} is another time at every start; give a time")
+        raise InvalidUsage(
+            f"option refreshAlignedTo: {given[ALIGNED]!r} is a new time at every start; give a fixed time"
+        )
     if aligned is not None and EVERY not in given:
-        raise InvalidUsage("option refreshAlignedTo: goes with option refreshEvery")
+        raise InvalidUsage("option refreshAlignedTo: needs option refreshEvery")
     every = _length(given[EVERY]) if EVERY in given else None
     return Refresh(every=every, aligned_to=aligned or 0, at=_times(given.get(AT, "")))
 

@@ -103,7 +103,9 @@ class StreamOptions:
             )
         refresh = refresh_in(given)
         if refresh is not None and rows == "changes":
-            raise InvalidUsage("option refreshEvery: goes with rows updates; a change of a row has its own time")
+            raise InvalidUsage(
+                "option refreshEvery: needs option rows=updates, because a change of a row has its own time"
+            )
         return cls(
             shard=ShardId(given["shard"]),
             location=Location(blob=given["blob"], consensus=given["consensus"]),
@@ -311,8 +313,8 @@ class ShardStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         ours, read = str(self.options.shard), offset.get("shard")
         if read not in (None, ours):
             raise InvalidUsage(
-                f"the checkpoint of the stream has read shard {read} up to {dated(offset['upper'])}, and times of it mean nothing in shard "
-                f"{ours}: read that shard, or start a query with a new checkpointLocation, which begins with the contents"
+                f"the checkpoint of the stream has read shard {read} up to {dated(offset['upper'])}, and its times are not times of shard "
+                f"{ours}: read shard {read}, or start a query with a new checkpointLocation, which begins with the contents"
             )
 
     def _opened(self) -> PersistClient:
@@ -367,15 +369,15 @@ class ShardStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         )
         if isinstance(changes, SinceAhead):
             if self.options.start is None:
-                what = f"the stream cannot go on: it has read shard {self.options.shard} up to {dated(begin)}"
+                what = f"the stream cannot continue: it has read shard {self.options.shard} up to {dated(begin)}"
                 remedy = "with a new checkpoint, which begins with the contents"
             else:
-                what = f"the stream cannot begin, or go on, with the changes of shard {self.options.shard} at {dated(begin)}"
+                what = f"the stream cannot begin or continue with the changes of shard {self.options.shard} at {dated(begin)}"
                 remedy = (
-                    "with a new checkpoint, and with a start past since, or with none: then it begins with the contents"
+                    "with a new checkpoint, and with a start past since, or without a start to begin with the contents"
                 )
             raise InvalidUsage(
-                f"{what}, and the shard's since is {dated(changes.since.time)}: what happened when, up to since, is forgotten. "
-                f"Start a query {remedy}; a longer retention, or a critical reader, keeps changes for a query that stands still"
+                f"{what}, and the shard's since is {dated(changes.since.time)}. The times of changes up to since are no longer known. "
+                f"Start a query {remedy}; a longer retention, or a critical reader, keeps changes for a stopped query"
             )
         return changes

@@ -112,8 +112,8 @@ class ShardStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # a
     def _of_another_shard(self, query_id: str, batch: int) -> str:
         where = "" if self.checkpoint is None else f" in {without_secrets(self.checkpoint)}"
         return (
-            f"the checkpoint of query {query_id}{where} goes on with batch {batch}, but shard {self.checked.shard} has none of the batches "
-            "before: they were written to another shard; nothing was written now. Write to that shard, or start a query with a new "
+            f"the checkpoint of query {query_id}{where} continues with batch {batch}, but shard {self.checked.shard} has no earlier batch "
+            "of the query: they were written to another shard; nothing was written now. Write to that shard, or start a query with a new "
             "checkpointLocation, which reads its source from the beginning"
         )
 

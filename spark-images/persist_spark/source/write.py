@@ -53,7 +53,7 @@ class WriteOptions:
         check_names(given, {*STORE, *only}, "a write in format persist")
         if not overwrites and (beside := sorted(only & set(given))):
             raise InvalidUsage(
-                f"option {', '.join(beside)}: goes with mode overwrite only; remove it, or choose that mode"
+                f"option {', '.join(beside)}: needs mode overwrite; remove the option, or choose that mode"
             )
         allow_empty = given.get("allow_empty", "false").lower()
         if allow_empty not in ("true", "false"):

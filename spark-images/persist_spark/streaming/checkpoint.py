@@ -19,7 +19,7 @@ from persist_spark.streaming.file_log import files_read
 from persist_spark.streaming.position import NO_BATCH, Position
 
 #: A file system in memory. Spark writes two files for each batch and waits for both. Each takes 40 to 50 ms on a disk, and 10 ms here.
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of its own is made in it, for this user alone
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a new folder is made in it, for this user alone
 _SETTINGS = {
     # Renames replace Hadoop's FileContext, which is four times as slow. The driver can write the folder anew, so it needs less safety.
     "spark.sql.streaming.checkpointFileManagerClass": (

@@ -59,7 +59,7 @@ def encode_position(position: Position) -> bytes:
         document = _json({"format": FORMAT, "packed": base64.b64encode(zlib.compress(document)).decode()})
     if len(document) > TOKEN_BYTES_MAX:
         raise ConfigurationError(
-            f"input.format: the list of the files that were read takes {len(document)} bytes, and a position {TOKEN_BYTES_MAX} at most: "
+            f"input.format: the list of read files takes {len(document)} bytes, and a position may have at most {TOKEN_BYTES_MAX}: "
             "write fewer and larger files, or lower the option maxFileAge, after which a file is forgotten"
         )
     return document
@@ -72,8 +72,8 @@ def decode_position(token: bytes, *, sink_id: str) -> Position:
     document = _document(token)
     if document is None:
         raise ConfigurationError(
-            f"sink {sink_id} has written the shard in runs over a batch source, the last one {_run_id(token)}: a stream cannot go on from "
-            "there; create the stream as a sink with another name"
+            f"sink {sink_id} has written the shard in runs over a batch source, the last one {_run_id(token)}: a stream cannot continue "
+            "from there; create the stream as a sink with another name"
         )
     if document["format"] != FORMAT:
         raise Incompatible(
@@ -134,7 +134,7 @@ def _unpacked(document: dict[str, object]) -> dict[str, object]:
     except (ValueError, zlib.error) as error:
         raise InvalidUsage(f"position.packed: {error}") from error
     if not isinstance(inner, dict):
-        raise InvalidUsage("position.packed is no position")
+        raise InvalidUsage("position.packed is not a position")
     return inner
 
 

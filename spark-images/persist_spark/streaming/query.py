@@ -25,7 +25,7 @@ from persist_spark.spec import ConfigurationError, SinkSpec
 from persist_spark.streaming.sources import PERSIST, children_of, streaming_nodes
 
 _SQL = "org.apache.spark.sql"
-#: The operators of Spark's optimized plan that treat each row by itself.
+#: The operators of Spark's optimized plan that process each row independently.
 _STATELESS = frozenset(
     {
         "Project",

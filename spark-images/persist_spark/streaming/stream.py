@@ -162,8 +162,8 @@ def _start(spec: SinkSpec, source: str, progress: SourceProgress | None, env: En
     stored = decode_position(progress.token, sink_id=spec.sink_id)
     if stored.source != source:
         raise ConfigurationError(
-            f"input.format: sink {spec.sink_id} has read {stored.source} up to its batch {stored.batch}, and its positions mean nothing in "
-            f"{source}; create another sink for another source"
+            f"input.format: sink {spec.sink_id} has read {stored.source} up to its batch {stored.batch}, and its positions have no "
+            f"meaning in {source}; create another sink for another source"
         )
     return replace(stored, run=spec.run_id, driver=driver)
 

@@ -30,8 +30,8 @@ def environ() -> dict[str, str]:
 
 
 def executor_properties() -> str:
-    """Lines for Spark's properties file. They give executors, which are separate processes, the same options, and a small page, so that a task
-    takes little memory.
+    """Lines for Spark's properties file. They give executors, which are separate processes, the same options, and a small page, so that a
+    task takes little memory.
     """
     return (
         f"spark.executor.extraJavaOptions {options()}\n"

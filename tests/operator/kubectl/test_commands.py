@@ -78,7 +78,7 @@ def test_wait_that_takes_too_long_says_what_it_waited_for(plugin, team):
     code, _, err = plugin("gc", "flights", "-n", "team", "--wait", "--timeout", "0.2")
     assert code == 2
     assert "note: it is suspended, so the operator handles it after `kubectl persist resume flights`" in err
-    assert "error: the time ran out after 0.2 seconds: waits: the resource is suspended; the run may go on" in err
+    assert "error: the time ran out after 0.2 seconds: waits: the resource is suspended; the run may continue" in err
 
 
 def test_regression_a_wait_shows_nothing_that_a_terminal_obeys(plugin, team, hostile):
@@ -120,7 +120,7 @@ def test_a_request_to_a_paused_resource_says_that_it_waits(plugin, team):
     code, _, err = plugin("gc", "flights", "-n", "team", "--wait", "--timeout", "0.2")
     assert code == 2
     assert "note: it is paused, so the operator handles it without the annotation persistshard.io/paused" in err
-    assert "error: the time ran out after 0.2 seconds: waits: the resource is paused; the run may go on" in err
+    assert "error: the time ran out after 0.2 seconds: waits: the resource is paused; the run may continue" in err
     code, out, _ = plugin("status", "flights", "-n", "team")
     assert (code, "(paused)" in out.splitlines()[0]) == (0, True)
 

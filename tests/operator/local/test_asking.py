@@ -213,7 +213,7 @@ def test_a_stopped_attempt_is_stopped_in_the_status_and_not_lost(house):
     status = house.status("SparkSink", "load")
     assert (status["driver"]["phase"], attempts_of(house)) == ("Deleted", ["Stopped"])
     ready = next(one for one in status["conditions"] if one["type"] == "Ready")
-    assert (ready["reason"], "the next `persist local up` goes on" in ready["message"]) == ("Stopped", True)
+    assert (ready["reason"], "the next `persist local up` continues" in ready["message"]) == ("Stopped", True)
     assert house.run() == []
     assert attempts_of(house) == ["Succeeded", "Stopped"]
     assert "lost" not in json.dumps(house.status("SparkSink", "load"))

@@ -141,7 +141,8 @@ def test_up_says_which_fields_have_no_effect_without_pods(house):
     pods = {"image": "r/i:1", "scheduler": {"name": "Volcano"}, "driver": {"template": {"spec": {}}, "cores": 1}}
     shard = house.shard(**QUIET, maintenance={"priorityClassName": "low"})
     shown = house.local("up", "-f", house.write(shard, house.sink(spark=pods), house.sink("plain"))).stderr.splitlines()
-    assert "persistshard/things created; without pods there is no effect of spec.maintenance.priorityClassName" in shown
+    outcome = "persistshard/things created; without effect here, because there are no pods: "
+    assert f"{outcome}spec.maintenance.priorityClassName" in shown
     of_sink = "spec.spark.image, spec.spark.scheduler, spec.spark.driver.template"
-    assert f"sparksink/load created; without pods there is no effect of {of_sink}" in shown
+    assert f"sparksink/load created; without effect here, because there are no pods: {of_sink}" in shown
     assert "sparksink/plain created" in shown

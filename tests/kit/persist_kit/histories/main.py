@@ -5,7 +5,7 @@
     their records -> one history -> tests/linearizability/checker
 
 Runs one history from a new shard to its verdict. It chooses the faults, kills servers and workers (after a number of exchanges, not after a
-time), and keeps the files of a history that is not linearizable. Knows nothing of the internals of a node.
+time), and keeps the files of a history that is not linearizable. Knows nothing about the internals of a node.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The actor that appends rows of its own, in all supported ways."""
+"""The actor that appends its own rows, in all supported ways."""
 
 from __future__ import annotations
 
