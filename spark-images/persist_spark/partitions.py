@@ -156,15 +156,15 @@ class StageCorrections:
     Adds up the hashes of the desired rows.
     """
 
-    def __init__(self, task: StageTask) -> None:
-        self.task = task
+    def __init__(self, task: StageTask, *, is_net: bool = False) -> None:
+        self.task, self.is_net = task, is_net
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields one row of STAGED_SCHEMA, in which `rows` counts the desired rows. Beside the parts, it holds at most CHUNK_ROWS rows or
-        CHUNK_BYTES in memory.
+        """Yields one row of STAGED_SCHEMA. It counts the desired rows, or (`is_net`) all rows, each times its diff. Beside the parts, it
+        holds at most CHUNK_ROWS rows or CHUNK_BYTES in memory.
         """
         with carrying_errors():
-            counter = _RowCounter(self.task.schema)
+            counter = _NetCounter() if self.is_net else _RowCounter(self.task.schema)
             rows = (counter.counted(batch) for batch in batches)
             chunks = hash_chunks(rows, chunk_rows=CHUNK_ROWS, chunk_bytes=CHUNK_BYTES)
             yield _stage(self.task, (consolidate(updates_of(chunk, self.task)) for chunk in chunks), counter)
@@ -306,6 +306,20 @@ class _RowCounter:
         return batch
 
 
+class _NetCounter:
+    """Counts all rows of a stream, and adds up their hashes, each times its diff. Counts no errors."""
+
+    def __init__(self) -> None:
+        self.rows, self.errors, self.low, self.high = 0, 0, 0, 0
+
+    def counted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        hashes, diff = batch.column("h").to_numpy(), batch.column("diff").to_numpy()
+        self.rows += int(diff.sum())
+        self.low += int(((hashes & 0xFFFFFFFF) * diff).sum())
+        self.high += int((((hashes >> 32) & 0xFFFFFFFF) * diff).sum())
+        return batch
+
+
 @dataclass(frozen=True, slots=True)
 class StagedBatch:
     """What one task staged."""
@@ -342,7 +356,7 @@ def stage(task: StageTask, tables: Iterable[pa.Table]) -> StagedBatch:
 
 
 def _stage(
-    task: StageTask, tables: Iterator[pa.Table], counter: _RowCounter, noting: Noting | None = None
+    task: StageTask, tables: Iterator[pa.Table], counter: _RowCounter | _NetCounter, noting: Noting | None = None
 ) -> pa.RecordBatch:
     staged = stage(task, tables)
     low, high = counter.low % (1 << 63), counter.high % (1 << 63)

@@ -28,8 +28,9 @@ from persist_spark.envelopes.commands import key_text, null_faults, upsert_comma
 from persist_spark.envelopes.compared import Difference, difference_of_commands, difference_of_rows
 from persist_spark.envelopes.copied import Copied, copied
 from persist_spark.envelopes.debezium import debezium_commands
-from persist_spark.envelopes.mirror import WantedRows, corrections, hashed, scanned
+from persist_spark.envelopes.mirror import WantedRows, both_sides, corrections, hashed, scanned
 from persist_spark.envelopes.run_keys import RunKeys
+from persist_spark.envelopes.sketch import Differing, buckets_of, differing, within
 from persist_spark.frames import fields_of
 from persist_spark.partitions import STAGED_DDL, ReadParts, StageCorrections, StageRows, StageTask, grouped
 from persist_spark.report import Log
@@ -341,8 +342,39 @@ class Staging:
         task = self._stage_task(times)
         cores = parallelism_of(self.spark)
         with persisted(self.spark, reader, as_of, self.schema, blob=self.spec.blob, cores=cores) as contents:
-            both = corrections(flat, contents, self.schema, self.spec.write.parallelism)
-            return self._staged(both.mapInArrow(StageCorrections(task), STAGED_DDL).collect(), times)
+            both = both_sides(flat, contents, self.schema)
+            found = self._differing(flat, contents)
+            tasks = None if found is None else self._corrected_within(found, both, task)
+            return self._staged(self._corrected(both, task) if tasks is None else tasks, times)
+
+    def _corrected(self, both: DataFrame, task: StageTask, *, is_net: bool = False) -> list[Any]:
+        """Stages the corrections of `both` sides. Returns the rows of the tasks. `is_net`: see StageCorrections."""
+        parts = corrections(both, self.spec.write.parallelism)
+        staged: list[Any] = parts.mapInArrow(StageCorrections(task, is_net=is_net), STAGED_DDL).collect()
+        return staged
+
+    def _differing(self, desired: DataFrame, persisted: DataFrame) -> Differing | None:
+        """Compares both sides by a sketch. Returns None when a sketch is not worth its cost, or shows many differences."""
+        buckets = buckets_of(desired)
+        if buckets is None:
+            return None
+        found = differing(desired, persisted, self.schema, buckets)
+        self.log.event("sketched", buckets=buckets, differing=None if found is None else found.buckets.num_rows)
+        return found
+
+    def _corrected_within(self, found: Differing, both: DataFrame, task: StageTask) -> list[Any] | None:
+        """Stages the corrections of the rows in differing buckets. Returns None, and stages nothing, if the input changed since."""
+        tasks = self._corrected(within(both, found), task, is_net=True) if found.buckets.num_rows else []
+        net = added(map(sums_of, tasks))
+        if net != found.net:
+            self.log.event("changed_input", sketched=found.net[0], compared=net[0])
+            self.writer.delete_batches(self._batches(tasks))
+            return None
+        none = dict.fromkeys(found.desired, 0)
+        return [
+            {"batch": None, "updates": 0, "least_time": None, **found.desired},
+            *(row.asDict() | none for row in tasks),
+        ]
 
     def _write_commands(self, minted: Minted, reader: ReadHandle | None, rows: DataFrame) -> StagedRows:
         commands = copied(rows, self.schema, shard_order(self.spec))
@@ -410,14 +442,7 @@ class Staging:
         """Collects the batches and counts of `tasks`. `commands`: the commands that the tasks decided, if the envelope has any. Raises the
         error of `against.refusal` after it has deleted the batches.
         """
-        batches = tuple(
-            # Spark returns the row of one attempt of each task, and only here. A second driver of this run has its own
-            # tasks, or it has these from their notes. Then every append of them expects the same progress, so that at
-            # most one succeeds, and `Landing` deletes them as copies.
-            self.writer.batch_from_transmittable(bytes(row["batch"]), is_only_copy=True)
-            for row in tasks
-            if row["batch"] is not None
-        )
+        batches = self._batches(tasks)
         if commands is not None and (error := refusal(tasks, self.spec.shard_id)):
             self.writer.delete_batches(batches)
             raise error
@@ -440,6 +465,17 @@ class Staging:
             self.writer.delete_batches(stage.batches)
             self._refuse_empty(stage.rows)
         return stage
+
+    def _batches(self, tasks: Sequence[Any]) -> tuple[Batch, ...]:
+        """The batches that the tasks staged."""
+        return tuple(
+            # Spark returns the row of one attempt of each task, and only here. A second driver of this run has its own
+            # tasks, or it has these from their notes. Then every append of them expects the same progress, so that at
+            # most one succeeds, and `Landing` deletes them as copies.
+            self.writer.batch_from_transmittable(bytes(row["batch"]), is_only_copy=True)
+            for row in tasks
+            if row["batch"] is not None
+        )
 
     def _digest(self, tasks: Sequence[Any]) -> bytes | None:
         if self.spec.envelope.type is not EnvelopeType.MIRROR:

@@ -12,7 +12,7 @@ from persist_engine.base.settings import MIB
 from persist_engine.rows.schema import Schema
 from persist_spark import frames
 from persist_spark.envelopes.commands import upsert_commands
-from persist_spark.envelopes.mirror import corrections, hashed, scanned
+from persist_spark.envelopes.mirror import both_sides, corrections, hashed, scanned
 from persist_spark.inputs.format import read_input
 from persist_spark.partitions import StageTask, updates_of
 from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Input
@@ -190,7 +190,7 @@ def test_equal_rows_meet_in_one_partition_side_by_side(spark):
     rows = "values (1L, 'a', double('NaN')), (2L, null, 0d), (3L, 'c', -0d), (4L, null, null) as v(k0, v0, v1)"
     desired = spark.sql(f"select * from {rows}")
     persisted = spark.sql(f"select k0, v0, if(k0 = 3, 0d, v1) as v1, -1L as diff from {rows}")
-    both = corrections(desired, persisted, SCHEMA, 3)
+    both = corrections(both_sides(desired, persisted, SCHEMA), 3)
     assert both.rdd.getNumPartitions() == 3
     parts = both.rdd.glom().collect()
     for part in parts:

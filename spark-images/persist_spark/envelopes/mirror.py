@@ -31,17 +31,24 @@ _VERSION = b"rows-2"
 _MODULUS = 1 << 63
 
 
-def corrections(desired: DataFrame, persisted: DataFrame, schema: Schema, tasks: int | None) -> DataFrame:
-    """The desired (+) and persisted (negated) rows with HASH, partitioned and sorted by `h`, so that equal rows are adjacent. Plans only.
-
-    A write task therefore reads all copies of a row within a bounded part of its stream, however large its partition is. Spark sorts by one
-    bigint (and spills), and the engine's consolidation decides which rows are equal (nulls, NaN, zeros). Because the hash covers values
-    too, a hot key does not make a hot task. `persisted` has the flat columns and `diff`. `tasks`: see `frames.by_key_range`.
+def both_sides(desired: DataFrame, persisted: DataFrame, schema: Schema) -> DataFrame:
+    """The desired (+) and persisted (negated) rows: flat, with DIFF, DESIRED and HASH. `persisted` has the flat columns and DIFF. Plans
+    only.
     """
     columns = [f.column for f in fields_of(schema)]
     ours = desired.select(*columns, F.lit(1).cast("bigint").alias(DIFF), F.lit(True).alias(DESIRED))  # noqa: FBT003
     theirs = persisted.select(*columns, F.col(DIFF), F.lit(False).alias(DESIRED))  # noqa: FBT003
-    both = hashed(ours.unionAll(theirs), schema)
+    return hashed(ours.unionAll(theirs), schema)
+
+
+def corrections(both: DataFrame, tasks: int | None) -> DataFrame:
+    """The rows of `both_sides`, partitioned and sorted by HASH, so that equal rows are adjacent. `tasks`: see `frames.by_key_range`.
+    Plans only.
+
+    A write task therefore reads all copies of a row within a bounded part of its stream, however large its partition is. Spark sorts by one
+    bigint (and spills), and the engine's consolidation decides which rows are equal (nulls, NaN, zeros). Because the hash covers values
+    too, a hot key does not make a hot task.
+    """
     # SUBTLE: without a number, Spark may merge partitions, but it never splits them. Only a rebalancing shuffle would split them.
     parts = both.repartition(HASH) if tasks is None else both.repartition(tasks, HASH)
     return parts.sortWithinPartitions(HASH)

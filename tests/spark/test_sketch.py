@@ -1,0 +1,320 @@
+"""A Mirror of large files: a sketch finds the rows that may differ, and only they are exchanged. The shard then holds the input's rows."""
+
+import json
+import random
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from envelope_run import Target
+from hypothesis import given
+from hypothesis import settings as drawn
+from hypothesis import strategies as st
+from persist_engine.base.env import SystemEnv
+from persist_kit.depth import draws
+from persist_spark import frames, sink, staging
+from persist_spark.envelopes import sketch
+from persist_spark.envelopes.sketch import AddUp, SumUp, buckets_of
+from persist_spark.report import Log, SinkReport
+from persist_spark.spec import Envelope, EnvelopeType, Input, OnError, Write
+from pyspark.sql import SparkSession
+
+MIRROR = Envelope(type=EnvelopeType.MIRROR)
+BUCKETS = 1 << 6
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+# -- the sketch alone, without Spark -------------------------------------------------------------------------------------
+
+
+def side(hashes: list[int], diffs: list[int], *, is_desired: bool) -> list[dict[str, Any]]:
+    """The pieces of one task."""
+    columns = {
+        "h": pa.array(hashes, pa.int64()),
+        "diff": pa.array(diffs, pa.int64()),
+        **({"error": pa.array([each % 5 == 0 for each in hashes], pa.bool_())} if is_desired else {}),
+    }
+    batch = pa.RecordBatch.from_pydict(columns)
+    halves = [batch.slice(0, len(batch) // 2), batch.slice(len(batch) // 2)]
+    return [row for out in SumUp(BUCKETS, is_desired=is_desired)(iter(halves)) for row in out.to_pylist()]
+
+
+def added(pieces: list[dict[str, Any]]) -> sketch.Differing | None:
+    """What two tasks that add up say of these pieces."""
+    rows = []
+    for task in (0, 1):
+        batches = [pa.RecordBatch.from_pylist([piece]) for piece in pieces if piece["piece"] % 2 == task]
+        rows += [row for out in AddUp(BUCKETS)(iter(batches)) for row in out.to_pylist()]
+    return sketch._differing(rows, BUCKETS)
+
+
+HASHES = st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3)
+
+
+@drawn(max_examples=draws(100))
+@given(
+    equal=st.lists(HASHES, max_size=30),
+    only_desired=st.lists(HASHES, max_size=6),
+    only_persisted=st.lists(HASHES, max_size=6),
+    cut=st.integers(0, 30),
+)
+def test_exactly_the_buckets_with_other_rows_differ(equal, only_desired, only_persisted, cut):
+    desired, persisted = [*equal[cut:], *only_desired, *equal[:cut]], [*equal, *only_persisted]
+    pieces = side(desired[:cut], [1] * len(desired[:cut]), is_desired=True)
+    pieces += side(desired[cut:], [1] * len(desired[cut:]), is_desired=True)
+    pieces += side(persisted, [-1] * len(persisted), is_desired=False)
+    # An update that was retracted is still among those of the persisted side.
+    pieces += side([7, 7, 2**40], [-3, 3, 0], is_desired=False)
+    net = Counter(only_desired)
+    net.subtract(only_persisted)
+    differ = {each % BUCKETS for each, diff in net.items() if diff and each != 0}  # the hash 0 adds nothing, with 2^-64
+    found = added(pieces)
+    if len(differ) * 4 >= BUCKETS:
+        assert found is None
+        return
+    assert found is not None
+    assert set(found.buckets.column("bucket").to_pylist()) <= differ
+    lost = differ - set(found.buckets.column("bucket").to_pylist())
+    for bucket in lost:  # sums of different rows that are 0 by the choice of the hashes
+        rows = [(each, diff) for each, diff in net.items() if diff and each % BUCKETS == bucket]
+        assert sum((each & 0xFFFFFFFF) * diff for each, diff in rows) % 2**64 == 0
+        assert sum(((each >> 32) & 0xFFFFFFFF) * diff for each, diff in rows) % 2**64 == 0
+    errors = sum(each % 5 == 0 for each in desired)
+    low, high = sum(each & 0xFFFFFFFF for each in desired), sum((each >> 32) & 0xFFFFFFFF for each in desired)
+    assert found.desired == {"rows": len(desired), "errors": errors, "low": low, "high": high}
+    assert found.net[0] == len(only_desired) - len(only_persisted)
+
+
+def test_pieces_of_two_readings_of_a_partition_are_no_sketch():
+    """A repeated task may have read another input. Whatever pieces are of its first reading, the sketch is given up."""
+    first, second = (side([1, 2, 3 << 33, each], [1] * 4, is_desired=True) for each in (5, 9))
+    held = side([1, 2, 3 << 33], [-1] * 3, is_desired=False)
+    assert added(first + held) is not None
+    assert added(second + held) is not None
+    changed = [
+        number for number, (ours, theirs) in enumerate(zip(first, second, strict=True)) if ours["net"] != theirs["net"]
+    ]
+    assert changed == [1, 2]
+    for number in changed:
+        mixed = [ours if ours["piece"] == number else theirs for ours, theirs in zip(first, second, strict=True)]
+        assert added(mixed + held) is None
+
+
+# -- whole sinks ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_sketches(monkeypatch) -> None:
+    """Also small inputs are sketched."""
+    monkeypatch.setattr(sketch, "SKETCHED_BYTES", 0)
+
+
+class Files:
+    """A shard and the Mirrors of Parquet files in one folder."""
+
+    def __init__(self, target: Target) -> None:
+        self.target, self.folder, self.runs = target, target.folder / "files", 0
+        self.folder.mkdir()
+
+    def put(self, *tables: pa.Table) -> None:
+        """The folder then has these files alone."""
+        for file in self.folder.iterdir():
+            file.unlink()
+        for number, table in enumerate(tables):
+            put(table, self.folder / f"{number}.parquet")
+
+    def run(self, envelope: Envelope = MIRROR) -> SinkReport:
+        self.runs += 1
+        spec = self.target.spec([], "id BIGINT", envelope, write=Write(parallelism=None), run_id=f"f-{self.runs}")
+        spec = replace(spec, input=Input(format="parquet", options={"path": str(self.folder)}, allow_empty=True))
+        log = Log(self.target.lines, SystemEnv())
+        self.target.lines.seek(0)
+        self.target.lines.truncate()
+        return sink.run_sink(self.target.spark, spec, log=log)
+
+    def event(self, name: str) -> dict[str, Any] | None:
+        """The first event of this name that the last run logged."""
+        lines = map(json.loads, self.target.lines.getvalue().splitlines())
+        return next((line for line in lines if line["event"] == name), None)
+
+
+def put(table: pa.Table, file: Path) -> None:
+    """Files of equal tables but for their numbers have equal sizes."""
+    pq.write_table(table, file, use_dictionary=False, compression="NONE", write_statistics=False)
+
+
+@pytest.fixture
+def files(make_target, small_sketches) -> Files:
+    return Files(make_target("id BIGINT", "name STRING, score DOUBLE, at STRUCT<x: INT, y: STRING>"))
+
+
+TYPE = pa.schema(
+    {
+        "id": pa.int64(),
+        "name": pa.string(),
+        "score": pa.float64(),
+        "at": pa.struct({"x": pa.int32(), "y": pa.string()}),
+    }
+)
+
+
+def rows_of(target: Target) -> Counter[str]:
+    """The rows of the shard, as text, with their diffs."""
+    upper = target.client.recent_upper(target.id).time
+    with target.client.open_leased_reader(target.id, purpose="test") as reader:
+        rows = reader.snapshot(upper - 1).to_table().to_pylist()
+    return Counter({repr([*row["key"].values(), *row["val"].values()]): row["diff"] for row in rows})
+
+
+def as_counted(*tables: pa.Table) -> Counter[str]:
+    """The rows of the tables. Negative zeros count as zeros."""
+    rows = [list(row.values()) for table in tables for row in table.to_pylist()]
+    return Counter(repr([each + 0.0 if isinstance(each, float) else each for each in row]) for row in rows)
+
+
+def random_rows(rng: random.Random, count: int) -> list[dict[str, Any]]:
+    floats = [0.0, -0.0, float("nan"), 1.5, None]
+    structs = [None, {"x": None, "y": None}, {"x": 1, "y": None}, {"x": None, "y": "1"}]
+    return [
+        {
+            "id": rng.choice([None, index, index, index]),
+            "name": rng.choice([None, "", f"n{index % 7}"]),
+            "score": rng.choice(floats),
+            "at": rng.choice(structs),
+        }
+        for index in range(count)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_shard_holds_the_rows_of_the_files_after_each_of_many_small_changes(files, seed):
+    """With rows that are there several times, nulls, NaN and both zeros. Few rows are exchanged, and an unchanged input needs no sketch."""
+    rng = random.Random(seed)
+    rows = random_rows(rng, 400)
+    for turn in range(4):
+        table = pa.Table.from_pylist(rows, TYPE)
+        cut = rng.randrange(400)
+        files.put(table.slice(0, cut), table.slice(cut))
+        report = files.run()
+        assert (report.rows_read, rows_of(files.target)) == (len(rows), as_counted(table))
+        event = files.event("sketched")
+        assert (event is None) == (turn == 0), "the first run finds an empty shard"
+        assert event is None or event["differing"] <= 40
+        assert files.run().updates_written == 0
+        assert files.event("unchanged") is not None
+        for _ in range(5):
+            rows.pop(rng.randrange(len(rows)))
+        rows += random_rows(rng, 5) + rng.sample(rows, 5)
+        rng.shuffle(rows)
+
+
+def test_a_mirror_with_no_digest_and_no_difference_writes_nothing(files):
+    table = pa.Table.from_pylist(random_rows(random.Random(1), 100), TYPE)
+    files.put(table)
+    files.run()
+    # A rival's write and its retraction: the shard holds the same rows, and the digest means nothing any more.
+    row = {((900,), ("rival", 0.0, None)): 1}
+    files.target.write(row)
+    files.target.write(dict.fromkeys(row, -1))
+    report = files.run()
+    assert files.event("sketched")["differing"] == 0
+    assert (report.rows_read, report.updates_written) == (100, 0)
+    assert files.run().rows_read == 100
+    assert files.event("unchanged") is not None
+
+
+def test_most_rows_changed_are_all_compared(files):
+    def numbered(first: int) -> pa.Table:
+        ids = pa.array(range(first, first + 40_000))
+        return pa.table(
+            [ids, ids.cast(pa.string()), pa.nulls(40_000, pa.float64()), pa.nulls(40_000, TYPE[3].type)], schema=TYPE
+        )
+
+    files.put(numbered(0))
+    files.run()
+    files.put(numbered(50_000))
+    report = files.run()
+    assert files.event("sketched")["differing"] is None
+    assert (report.rows_read, report.updates_written) == (40_000, 80_000)
+    assert rows_of(files.target) == as_counted(numbered(50_000))
+
+
+def test_errors_of_equal_and_of_changed_rows_are_counted(make_target, small_sketches):
+    files = Files(make_target("id BIGINT, err STRING", "name STRING"))
+    kind = pa.schema({"id": pa.int64(), "name": pa.string(), "err": pa.string()})
+    rows = [{"id": each, "name": "n", "err": f"bad {each}" if each % 10 == 0 else None} for each in range(100)]
+    collecting = replace(MIRROR, on_error=OnError.COLLECT)
+    for turn in range(2):
+        rows[10] = {"id": 10, "name": "n", "err": f"worse {turn}"}
+        rows[11] = {"id": 11, "name": "n", "err": f"bad, too, {turn}"}
+        files.put(pa.Table.from_pylist(rows, kind))
+        report = files.run(collecting)
+        assert (report.rows_read, report.errors) == (100, 11)
+    assert files.event("sketched")["differing"] <= 4
+    assert report.updates_written == 4
+    assert sum(rows_of(files.target).values()) == 100
+
+
+def ids(changed: dict[int, int]) -> pa.Table:
+    """200 rows, of which some have another score."""
+    scores = np.arange(200, dtype=float)
+    for index, score in changed.items():
+        scores[index] = score
+    columns = [pa.array(range(200)), pa.array(["n"] * 200), pa.array(scores), pa.nulls(200, TYPE[3].type)]
+    return pa.table(columns, schema=TYPE)
+
+
+@pytest.mark.parametrize(
+    ("second", "is_noticed"),
+    [({7: -1, 50: -3}, True), ({7: -1, 8: -2, 50: -3, 51: -4}, True), ({7: -1, 8: -2}, False)],
+    ids=["a differing row again", "others too", "only others"],
+)
+def test_an_input_that_changes_between_its_two_readings(files, monkeypatch, second, is_noticed):
+    """The shard holds one of the two readings whole, and the next run finds the other."""
+    files.put(ids({}))
+    files.run()
+    first = ids({50: -3} if not is_noticed else {7: -9, 50: -3})
+    second_rows = ids({50: -3} | second)
+    files.put(first)
+
+    def within(*args: Any) -> Any:
+        put(second_rows, files.folder / "0.parquet")
+        return sketch.within(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(staging, "within", within)
+        report = files.run()
+    assert (files.event("changed_input") is not None) == is_noticed
+    assert report.rows_read == 200
+    assert rows_of(files.target) == as_counted(second_rows if is_noticed else first)
+    files.run()
+    assert rows_of(files.target) == as_counted(second_rows)
+
+
+def test_a_sketch_is_made_of_large_files_of_columns_alone(local_spark: SparkSession, tmp_path, monkeypatch):
+    spark, path = local_spark, str(tmp_path / "in")
+    spark.range(1000).selectExpr("id", "id % 7 as a").write.parquet(path)
+    spark.range(1000).write.csv(f"{path}.csv")
+    parquet = spark.read.parquet(path)
+    assert buckets_of(parquet) is None, "it is small"
+    monkeypatch.setattr(sketch, "SKETCHED_BYTES", 0)
+    for cheap in (parquet, parquet.where("a > 3").selectExpr("id + 1 as id"), parquet.unionAll(parquet)):
+        assert buckets_of(cheap) == sketch.BUCKETS_MIN
+    dear = [
+        spark.read.csv(f"{path}.csv"),
+        spark.range(10),
+        parquet.join(parquet.withColumnRenamed("a", "b"), "id"),
+        parquet.groupBy("a").count(),
+        parquet.selectExpr("explode(array(id, a)) as id"),
+        parquet.mapInArrow(lambda batches: batches, parquet.schema),
+        parquet.orderBy("a").limit(10),
+    ]
+    assert [buckets_of(frame) for frame in dear] == [None] * len(dear)
+    monkeypatch.setattr(sketch, "planned_bytes", lambda _: 1 << 40)
+    assert buckets_of(parquet) == sketch.BUCKETS_MAX
+    assert frames.planned_bytes(parquet) is not None
