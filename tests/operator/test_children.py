@@ -29,6 +29,36 @@ def test_a_pending_driver_carries_the_reason_it_waits():
     assert driver_run(pod("Pending", status={"conditions": conditions})).message == "0/2 nodes"
 
 
+def test_a_driver_without_a_container_says_what_its_pod_shows():
+    scheduled = [{"type": "PodScheduled", "status": "True"}]
+    waits = pod("Pending", state={"waiting": {"reason": "ContainerCreating"}}, status={"conditions": scheduled})
+    waits["spec"] = {"nodeName": "n1"}
+    run = driver_run(waits)
+    assert run.reason == ""
+    assert "its node has not created its container yet" in run.message
+    assert "kubectl describe pod p" in run.message
+    waits["status"]["initContainerStatuses"] = [
+        {"name": "done", "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}},
+        {"name": "vault", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}},
+    ]
+    run = driver_run(waits)
+    assert (run.reason, run.message) == ("ImagePullBackOff", "init container vault: no such image")
+    waits["status"]["phase"] = "Failed"
+    waits["status"]["initContainerStatuses"][1]["state"] = {"terminated": {"exitCode": 3, "reason": "Error"}}
+    run = driver_run(waits)
+    assert (run.phase, run.reason, run.exit_code) == (Phase.FAILED, "Error", None)
+    assert run.message == "init container vault ended with exit code 3"
+
+
+def test_a_pod_that_finalizers_hold_after_its_deletion_by_force_names_them():
+    held = pod("Running", state={"running": {}})
+    held["metadata"] |= {"deletionTimestamp": "2026-11-20T08:00:00Z", "finalizers": ["mesh.example/drain"]}
+    held["metadata"]["deletionGracePeriodSeconds"] = 30
+    assert driver_run(held).held_by == ()
+    held["metadata"]["deletionGracePeriodSeconds"] = 0
+    assert driver_run(held).held_by == ("mesh.example/drain",)
+
+
 def test_a_driver_that_another_scheduler_has_not_placed_says_so():
     """YuniKorn says in events alone that a pod waits in its queue."""
 
@@ -37,7 +67,7 @@ def test_a_driver_that_another_scheduler_has_not_placed_says_so():
         return (run.reason, run.message)
 
     assert on(schedulerName="yunikorn") == ("Unscheduled", "the scheduler yunikorn has not placed the pod yet")
-    assert on(schedulerName="yunikorn", nodeName="node-1") == ("", "")
+    assert on(schedulerName="yunikorn", nodeName="node-1")[0] == ""
     assert on(schedulerName="default-scheduler") == on() == ("", "")
 
 

@@ -214,6 +214,52 @@ def test_a_driver_that_waits_for_the_files_of_its_function_says_so(world):
     assert "needs ConfigMap orders-input" in one.status["lastFailure"]["message"]
 
 
+def test_a_driver_whose_container_is_not_created_says_within_a_minute_what_it_mounts(world):
+    one = world()
+    one.step()
+    one.change(message="its node has not created its container yet")
+    one.step()
+    assert one.reason("Ready") == ("False", "Running"), "every start takes some seconds"
+    assert one.plan.requeue_after_s <= 60
+    one.step(after=MINUTE)
+    assert one.reason("Ready") == ("False", "DriverPending")
+    for condition in ("Ready", "Running"):
+        message = conditions.find(one.status, condition)["message"]
+        assert "its node has not created its container yet; it needs Secret persist-store in its namespace" in message
+    one.step(after=10 * MINUTE)
+    assert "needs Secret persist-store" in one.status["lastFailure"]["message"]
+    assert "not scheduled" not in one.status["lastFailure"]["message"]
+
+
+def test_a_long_reason_for_which_a_driver_does_not_start_fits_the_status(world, refused):
+    one = world()
+    one.step()
+    one.change(reason="ErrImagePull", message="x" * 40_000)
+    one.step(after=10 * MINUTE)
+    assert one.status["lastFailure"]["reason"] == "ErrImagePull"
+    assert refused(one.sink_resource(), one.status) == []
+
+
+@pytest.mark.parametrize("mode", ["Once", "Streaming"])
+def test_a_driver_that_finalizers_of_others_hold_is_deleted_by_force_once_and_the_status_names_them(world, mode):
+    one = world({"mode": mode})
+    one.step()
+    name = one.status["driver"]["podName"]
+    one.change(phase=Phase.RUNNING, started_ms=one.now, deleting=True, deleted_ms=one.now)
+    one.step(after=2 * MINUTE, act=False)
+    assert [stop.name for stop in one.stops()] == [name]
+    one.change(held_by=("mesh.example/drain",))
+    one.step(after=5000, act=False)
+    assert one.plan.actions == ()
+    for condition, status in (("Ready", "False"), ("Running", "Unknown")):
+        assert one.reason(condition) == (status, "DriverEnding")
+        assert f"{name} (finalizers mesh.example/drain)" in conditions.find(one.status, condition)["message"]
+    one.fails(reason="Error")
+    one.step(act=False)
+    one.step(after=MINUTE)
+    assert [start.attempt for start in one.starts()] == [2], "what has ended delays nothing"
+
+
 GATED = {"reason": "SchedulingGated", "message": "Scheduling is blocked due to non-empty scheduling gates"}
 
 
@@ -255,7 +301,7 @@ def test_the_wait_for_a_place_does_not_count_towards_the_start_either(world):
     one.failures = {}
     one.step()
     one.step(after=149_000)
-    assert one.reason("Ready") == ("False", "Running")
+    assert one.reason("Ready") == ("False", "DriverPending")
     assert not one.status.get("lastFailure")
 
 

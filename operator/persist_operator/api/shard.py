@@ -53,6 +53,11 @@ class StoreLocation:
         """Whether pods mount a folder of credentials."""
         return self.secret_name is not None
 
+    @property
+    def secrets_needed(self) -> tuple[str, ...]:
+        """The names of the Secrets without which a pod does not start."""
+        return () if self.secret_name is None else (self.secret_name,)
+
     def urls(self, credentials_dir: str) -> tuple[str, str]:
         """The URLs of blob and consensus, for a process in which the credentials (if there are any) are mounted at `credentials_dir`."""
         folder = credentials_dir if self.has_credentials else None
@@ -71,6 +76,11 @@ class InlineLocation(StoreLocation):
     def has_credentials(self) -> bool:
         """See StoreLocation."""
         return bool(self.secrets)
+
+    @property
+    def secrets_needed(self) -> tuple[str, ...]:
+        """See StoreLocation."""
+        return tuple(dict.fromkeys(one.name for one in self.secrets if not one.optional))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

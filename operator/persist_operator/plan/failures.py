@@ -106,14 +106,14 @@ def waits_for(run: Run, mounted: Sequence[str]) -> str:
 
 def not_started(run: Run, seconds: int, *, mounted: Sequence[str] = ()) -> Failure:
     """The driver did not run within its time to start. `mounted`: the objects that the sink makes it mount."""
+    text = redact(f"driver {run.name} did not run within {seconds} s: {why_pending(run, mounted)}")
+    return Failure("Scheduling", run.reason or "DriverStartTimeout", clip(text, _MESSAGE_MAX), None)
+
+
+def why_pending(run: Run, mounted: Sequence[str]) -> str:
+    """What Kubernetes reports of a driver that does not run, and what the driver mounts if that may be missing."""
     why = f"{run.reason}: {run.message}" if run.reason else run.message or "the pod was not scheduled"
-    why = "; ".join(one for one in (why, waits_for(run, mounted)) if one)
-    return Failure(
-        "Scheduling",
-        run.reason or "DriverStartTimeout",
-        redact(f"driver {run.name} did not run within {seconds} s: {why}"),
-        None,
-    )
+    return "; ".join(one for one in (why, waits_for(run, mounted)) if one)
 
 
 def not_created(name: str, seconds: int, refusal: ActionFailure) -> Failure:
@@ -121,7 +121,7 @@ def not_created(name: str, seconds: int, refusal: ActionFailure) -> Failure:
     return Failure(
         "Scheduling",
         refusal.reason,
-        redact(f"driver {name} could not be created within {seconds} s: {refusal.message}"),
+        clip(redact(f"driver {name} could not be created within {seconds} s: {refusal.message}"), _MESSAGE_MAX),
         None,
     )
 

@@ -91,7 +91,7 @@ def answer(
     """The answer of the newest inspection that ended, or the reason why there is none."""
     going = [one for one in runs if not one.phase.finished]
     for one in going:
-        if maintenance.is_stuck(one, now_ms):
+        if one.is_stuck(now_ms):
             return _awaited(one.reason or "Pending", f"{one.name} does not start: {maintenance.why_stuck(one)}")
     ended = _ended(shard, runs, location)
     if not ended:

@@ -40,8 +40,6 @@ _TYPE: Mapping[MaintenanceKind, RunType] = {
 _REQUESTED = "requested by annotation: "
 #: The number of failures in a row from which a condition shows them.
 FAILURES_SHOWN_MIN = 3
-#: A run that is pending for longer counts as stuck. Finding a node and pulling an image takes less.
-_STUCK_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,11 +256,6 @@ def not_before_ms(block: Upkeep, *, requested: bool = False) -> int:
     if requested and not block.consecutive_failures:
         return 0
     return times.to_ms(block.next_run_time) or 0
-
-
-def is_stuck(run: Run, now_ms: int) -> bool:
-    """Whether the run has been pending for more than a minute."""
-    return run.phase is Phase.PENDING and not run.deleting and now_ms - run.created_ms > _STUCK_MS
 
 
 def why_stuck(run: Run) -> str:

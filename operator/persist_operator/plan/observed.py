@@ -15,6 +15,7 @@ from persist_engine.model.ownership import Owner
 from persist_operator.api import conditions
 from persist_operator.api.shard import NO_LABELS, Shard, ShardSchema, StorageRefused, StoreLocation
 from persist_operator.api.shard_status import Ddl, Runner
+from persist_operator.api.sink import SinkSpec
 from persist_operator.api.sink_status import STANDBY_STAGES, RunningProgress
 from persist_operator.settings import OperatorSettings
 
@@ -38,6 +39,8 @@ _OF_INPUTS = {
     "ShardNotReady": "InputNotReady",
     "StorageUnreachable": "InputUnreachable",
 }
+#: A run that is pending for longer counts as stuck: to find a node and pull an image takes less.
+STUCK_MS = 60_000
 RunKind = Literal["compaction", "rollup", "gc", "verify", "orphanScan", "reclaim", "driver", "inspection"]
 
 
@@ -68,6 +71,8 @@ class Run:
     deleting: bool = False
     deleted_ms: int | None = None
     """When the pod should be gone, grace period included; None unless `deleting`."""
+    held_by: tuple[str, ...] = ()
+    """The finalizers of a pod that is deleted already, without a grace period: it goes when their controllers remove them."""
     seqno: int = 0
     """Maintenance: the state version at which the run was planned. Inspection: the version that the wish knew."""
     attempt: int = 0
@@ -95,6 +100,15 @@ class Run:
     """The progress that a running driver reports; None when it reports nothing."""
     log_tail: str = ""
     """The last lines of the log, redacted. Read only for a failure that is not yet on the status."""
+
+    def is_stuck(self, now_ms: int) -> bool:
+        """Whether the run has been pending for more than a minute."""
+        return self.phase is Phase.PENDING and not self.deleting and now_ms - self.created_ms > STUCK_MS
+
+    @property
+    def is_held(self) -> bool:
+        """Whether only finalizers keep a pod that has not ended."""
+        return bool(self.held_by) and not self.phase.finished
 
     @property
     def is_queued(self) -> bool:
@@ -342,6 +356,14 @@ class SinkObserved:
         if view is None or not view.usable or view.location is None:
             return None
         return DriverSource(shard_id=view.shard_id, location=view.location)
+
+    def mounted(self, spec: SinkSpec) -> tuple[str, ...]:
+        """What the pod of a driver of this spec mounts: without one of these in the namespace, the pod does not start."""
+        read = None if self.source is None else self.source.location
+        stores = [
+            one for location in (self.shard.location, read) if location is not None for one in location.secrets_needed
+        ]
+        return tuple(dict.fromkeys((*spec.mounted, *(f"Secret {one}" for one in stores))))
 
     @property
     def input_id(self) -> str | None:

@@ -278,7 +278,7 @@ def _watched_start(draft: Draft, green: Run | None) -> Draft:
         return draft.waking(limit_ms)
     name = str(state.driver.pod_name)
     if green is not None:
-        failure = failures.not_started(green, seconds, mounted=draft.sink.spec.mounted)
+        failure = failures.not_started(green, seconds, mounted=draft.observed.mounted(draft.sink.spec))
     elif refusal is not None:
         failure = failures.not_created(name, seconds, refusal)
     else:  # its creation was never tried, because no operator ran or there was no free place

@@ -178,7 +178,7 @@ def _plain(
         return Condition(name, "False", refusal.reason, refusal.message)
     if run is not None and run.refused and not run.phase.finished:
         return Condition(name, "False", ACTION_REFUSED, run.message)
-    if run is not None and maintenance.is_stuck(run, now_ms):
+    if run is not None and run.is_stuck(now_ms):
         return Condition(name, "False", "Pending", f"{run.name} does not start: {redact(maintenance.why_stuck(run))}")
     if failures >= maintenance.FAILURES_SHOWN_MIN:
         return Condition(name, "False", "Failing", f"{failures} runs failed in a row: {block.message or ''}")

@@ -25,7 +25,7 @@ from persist_operator.plan import failures, freshness, refusals, rollout, schedu
 from persist_operator.plan.actions import Note, Plan, StopRun
 from persist_operator.plan.failures import Failure
 from persist_operator.plan.hints import Words, cluster_words
-from persist_operator.plan.observed import Phase, Run, SinkObserved
+from persist_operator.plan.observed import STUCK_MS, Phase, Run, SinkObserved
 from persist_operator.plan.sink_draft import Draft, attempt_that_ended, last_failure
 from persist_operator.settings import OperatorSettings
 
@@ -125,9 +125,11 @@ def _follow(draft: Draft) -> Draft:
 
 
 def _force_out(draft: Draft) -> Draft:
-    """Delete by force each driver whose deletion does not end. While such a driver exists, no attempt can start."""
+    """Delete by force each driver whose deletion does not end. While such a driver exists, no attempt can start. One that finalizers of
+    others hold was deleted by force already.
+    """
     for run in draft.observed.runs:
-        if run.phase.finished or not run.deleting or run.deleted_ms is None:
+        if run.phase.finished or not run.deleting or run.deleted_ms is None or run.is_held:
             continue
         limit_ms = run.deleted_ms + _GONE_AFTER_MS
         if draft.now_ms < limit_ms:
@@ -173,14 +175,16 @@ def _watch_limits(draft: Draft, child: Run) -> Draft:
         return _queued(draft)
     if child.phase is Phase.PENDING:
         draft, limit_ms = _with_start_limit(draft)
-        failure = failures.not_started(child, spec.driver_start_seconds, mounted=spec.mounted)
+        failure = failures.not_started(child, spec.driver_start_seconds, mounted=draft.observed.mounted(spec))
     elif spec.active_deadline_seconds is not None:
         limit_ms = _started_ms(draft, child) + 1000 * spec.active_deadline_seconds
         failure = failures.too_long(child, spec.active_deadline_seconds)
     else:
         return draft
     if draft.now_ms < limit_ms:
-        return draft.waking(limit_ms)
+        stuck_ms = child.created_ms + STUCK_MS + 1
+        is_young = child.phase is Phase.PENDING and draft.now_ms < stuck_ms
+        return draft.waking(min(limit_ms, stuck_ms) if is_young else limit_ms)
     draft = draft.stopping(child.name, failure.reason, grace_seconds=spec.termination_grace_seconds)
     return _fail(draft, failure, phase="Failed", end_ms=draft.now_ms)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from persist_engine.base.errors import InvalidUsage
@@ -11,7 +10,7 @@ from persist_operator.api import conditions, names, times
 from persist_operator.api.conditions import Condition
 from persist_operator.api.pod_template import PodRefused
 from persist_operator.api.redact import clip, redact
-from persist_operator.api.sink import Sink
+from persist_operator.api.sink import Sink, SinkSpec
 from persist_operator.api.sink_status import (
     ExecutorCounts,
     LastFailure,
@@ -66,8 +65,8 @@ def finished(
         failed=counts.failed,
         selector=f"{names.LABEL_SINK}={sink.meta.name},{names.LABEL_ROLE}=executor",
     )
-    found = [*_ready(status, sink, observed, problem, words), *_resolved(observed)]
-    found.append(_running(status, observed, sink.spec.mounted))
+    found = [*_ready(status, sink, observed, problem, words, now_ms=now_ms), *_resolved(observed)]
+    found.append(_running(status, observed, sink.spec, now_ms))
     if sink.spec.write_mode == "ReadOnly":
         found.append(_converged(status, sink))
     if sink.spec.fresh_seconds is not None:
@@ -137,9 +136,11 @@ def _rolled_out(status: SinkStatus, sink: Sink) -> Condition:
     return Condition("RolledOut", "False", str(rollout.state), text)
 
 
-def _running(status: SinkStatus, observed: SinkObserved, mounted: Sequence[str]) -> Condition:
+def _running(status: SinkStatus, observed: SinkObserved, spec: SinkSpec, now_ms: int) -> Condition:
     driver = status.driver
     child = next((one for one in observed.runs if one.name == driver.pod_name), None)
+    if driver.phase == "Running" and _held(observed):
+        return Condition("Running", "Unknown", "DriverEnding", _held(observed))
     if driver.phase == "Running" and child is not None and child.deleting:
         what = "is being deleted; if its node does not report its end a minute after the grace period, it is deleted by force"
         return Condition("Running", "Unknown", "DriverEnding", f"{driver.pod_name} {what}")
@@ -147,14 +148,22 @@ def _running(status: SinkStatus, observed: SinkObserved, mounted: Sequence[str])
         return Condition("Running", "True", "DriverRunning", f"{driver.pod_name} runs")
     if driver.phase in {"Creating", "Pending"}:
         why = f": {_why_pending(child)}" if child is not None and child.reason else ""
-        if child is not None and child.phase is Phase.PENDING and failures.waits_for(child, mounted):
-            why = f"{why}; {failures.waits_for(child, mounted)}"
+        if child is not None and child.is_stuck(now_ms):
+            why = f": {redact(failures.why_pending(child, observed.mounted(spec)))}"
+        elif child is not None and child.phase is Phase.PENDING and failures.waits_for(child, spec.mounted):
+            why = f"{why}; {failures.waits_for(child, spec.mounted)}"
         return Condition("Running", "False", "DriverPending", f"{driver.pod_name} is starting{why}")
     return Condition("Running", "False", "NoDriver", "")
 
 
 def _ready(
-    status: SinkStatus, sink: Sink, observed: SinkObserved, problem: InvalidUsage | None, words: Words
+    status: SinkStatus,
+    sink: Sink,
+    observed: SinkObserved,
+    problem: InvalidUsage | None,
+    words: Words,
+    *,
+    now_ms: int,
 ) -> list[Condition]:
     """Ready=True, or Ready=False with either Reconciling or Stalled. Exactly one of the three is True, so that a wait by kstatus ends. A
     suspended sink is Ready, because no driver should run and none does.
@@ -188,20 +197,21 @@ def _ready(
     if scheduled and state != "Running":
         reason = "Scheduled" if state is None else "Differs" if _differs(status, sink) else "Succeeded"
         return [Condition("Ready", "True", reason, f"the next run is at {status.schedule.next_time}")]
-    return _under_way(
-        status, observed, lasting=sink.spec.mode != "Once", was_ready=conditions.is_true(sink.status, "Ready")
-    )
+    was_ready = conditions.is_true(sink.status, "Ready")
+    return _under_way(status, observed, sink.spec, was_ready=was_ready, now_ms=now_ms)
 
 
 def _suspended(observed: SinkObserved) -> list[Condition]:
     going = [one.name for one in observed.runs if not one.phase.finished]
     if going:
-        reason, text = "Stopping", f"spec.suspend is true; {', '.join(going)} is being stopped"
+        reason, text = "Stopping", f"spec.suspend is true; {_held(observed) or ', '.join(going) + ' is being stopped'}"
         return conditions.reconciling(reason, text)
     return [Condition("Ready", "True", "Suspended", "spec.suspend is true: no driver is started")]
 
 
-def _under_way(status: SinkStatus, observed: SinkObserved, *, lasting: bool, was_ready: bool) -> list[Condition]:
+def _under_way(
+    status: SinkStatus, observed: SinkObserved, spec: SinkSpec, *, was_ready: bool, now_ms: int
+) -> list[Condition]:
     run, last, phase = status.run, status.last_failure, status.driver.phase
     is_going = status.is_under_way
     obstacle = observed.obstacle
@@ -209,8 +219,13 @@ def _under_way(status: SinkStatus, observed: SinkObserved, *, lasting: bool, was
     driver = next((one for one in observed.runs if one.name == status.driver.pod_name), None)
     if is_going and driver is not None and driver.is_queued:
         reason, text = QUEUED, f"run {run.number}: {driver.name} waits in the queue of its scheduler"
+    elif _held(observed):
+        reason, text = "DriverEnding", _held(observed)
     elif is_going and driver is not None and driver.phase is Phase.PENDING and driver.reason:
         reason, text = "DriverPending", f"run {run.number}, attempt {status.attempt}: {_why_pending(driver)}"
+    elif is_going and driver is not None and driver.is_stuck(now_ms):
+        why = redact(failures.why_pending(driver, observed.mounted(spec)))
+        reason, text = "DriverPending", f"run {run.number}, attempt {status.attempt}: {why}"
     elif is_going and not held_up:
         reason, text = "Running", f"run {run.number}, attempt {status.attempt}"
     elif status.next_attempt_time is not None:
@@ -224,7 +239,7 @@ def _under_way(status: SinkStatus, observed: SinkObserved, *, lasting: bool, was
         reason, text = "Starting", "waiting for the driver of the former attempt to be gone"
     retried = (run.first_attempt or 0) < (status.attempt or 0)
     if (
-        lasting
+        spec.mode != "Once"
         and not retried
         and reason == "Running"
         and (phase == "Running" or (was_ready and _starts_well(observed)))
@@ -232,6 +247,15 @@ def _under_way(status: SinkStatus, observed: SinkObserved, *, lasting: bool, was
         # A lasting sink matches its spec while its run is under way. A run may take longer than the time-out of a waiting client.
         return [Condition("Ready", "True", reason, text)]
     return conditions.reconciling(reason, text)
+
+
+def _held(observed: SinkObserved) -> str:
+    """Why a driver that was deleted by force is still there, and what to do; empty when there is none."""
+    held = [f"{one.name} (finalizers {', '.join(one.held_by)})" for one in observed.runs if one.is_held]
+    if not held:
+        return ""
+    what = "is deleted, and finalizers of other controllers keep its pod: end what they wait for, or remove them"
+    return f"{clip(redact('; '.join(held)), 512)} {what}"
 
 
 def _why_pending(child: Run) -> str:

@@ -20,6 +20,8 @@ _COMBINED = "(combined from similar events): "
 #: The name of a Job's pod is the Job's name, cut to _NAME_MAX, and _DRAWN random characters.
 _NAME_MAX, _DRAWN = 58, 5
 _DEFAULT_SCHEDULER = "default-scheduler"
+#: Reasons of a container that says nothing of why it waits.
+_CREATED_SOON = ("ContainerCreating", "PodInitializing")
 _CONTAINERS = {names.DRIVER_CONTAINER, names.MAINTENANCE_CONTAINER}
 _PHASES = {"Succeeded": Phase.SUCCEEDED, "Failed": Phase.FAILED, "Running": Phase.RUNNING, "Unknown": Phase.RUNNING}
 
@@ -120,6 +122,7 @@ def driver_run(pod: Resource, *, log_tail: str = "") -> Run:
         finished_ms=(facts.finished_ms or deleted_ms) if phase.finished else None,
         deleting=bool(metadata.get("deletionTimestamp")),
         deleted_ms=deleted_ms,
+        held_by=tuple(metadata.get("finalizers") or ()) if metadata.get("deletionGracePeriodSeconds") == 0 else (),
         attempt=_integer(labels.get(names.LABEL_ATTEMPT)),
         run_number=_integer(labels.get(names.LABEL_RUN)),
         run_id=annotations.get(names.ANNOTATION_RUN_ID, ""),
@@ -186,13 +189,38 @@ def _pod_facts(pod: Resource) -> _Facts:
         )
     if running:
         return _Facts(reason=reason, message=message, started_ms=times.to_ms(running.get("startedAt")))
-    if waiting.get("reason") not in {None, "ContainerCreating", "PodInitializing"}:
+    if waiting.get("reason") not in {None, *_CREATED_SOON}:
         reason, message = reason or waiting["reason"], message or waiting.get("message", "")
     elif scheduled.get("status") == "False":
         reason, message = reason or scheduled.get("reason", ""), message or scheduled.get("message", "")
     elif not reason and scheduled.get("status") != "True" and _awaits_other_scheduler(pod):
         reason, message = "Unscheduled", f"the scheduler {pod['spec']['schedulerName']} has not placed the pod yet"
+    elif not reason:
+        reason, message = _before_the_container(pod)
     return _Facts(reason=reason, message=message)
+
+
+def _before_the_container(pod: Resource) -> tuple[str, str]:
+    """Reason and message of a pod with a node whose own container does not exist yet. Containers that admission added may have to end
+    before. Only Events say what else a node waits for.
+    """
+    for one in (pod.get("status") or {}).get("initContainerStatuses") or ():
+        state = one.get("state") or {}
+        ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}
+        if ended.get("exitCode"):
+            code, name = ended["exitCode"], ended.get("reason") or "Error"
+            return (
+                name,
+                f"init container {one.get('name')} ended with exit code {code}: {ended.get('message', '')}".rstrip(
+                    ": "
+                ),
+            )
+        if waiting.get("reason") not in {None, *_CREATED_SOON}:
+            return waiting["reason"], f"init container {one.get('name')}: {waiting.get('message', '')}".rstrip(": ")
+    if not (pod.get("spec") or {}).get("nodeName"):
+        return "", ""
+    what = "its node has not created its container yet; it may wait for a volume, such as a Secret that is missing"
+    return "", f"{what}; see `kubectl describe pod {pod['metadata']['name']}`"
 
 
 def _awaits_other_scheduler(pod: Resource) -> bool:
