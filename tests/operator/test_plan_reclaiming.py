@@ -1,5 +1,6 @@
 """The deletion of a resource with its shard: what waits for what, the finalizer, and what is left in the stores."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -69,6 +70,19 @@ def test_only_a_policy_that_deletes_has_the_finalizer(plan, make_shard, spec, ha
     given = plan(spec, finalizers=finalizers, deletionTimestamp=None)
     changed = [one for one in reclaiming.with_finalizer(given, shard).actions if isinstance(one, KeepFinalizer)]
     assert changed == ([] if has == bool(spec) else [KeepFinalizer(present=bool(spec))])
+
+
+def test_a_run_that_does_not_start_says_what_its_pod_waits_for(plan, now):
+    (start,) = plan().actions
+    status = plan().status
+
+    def message(**changes):
+        run = replace(ended(start, now, phase=Phase.PENDING), **changes)
+        return conditions.find(plan(status=status, runs=[run], at=now + 61_000).status, "DeletionBlocked")["message"]
+
+    assert f"{start.name} does not start: its pod waits for a node or for a volume, such as a Secret" in message()
+    assert "does not start: ImagePullBackOff: no image" in message(reason="ImagePullBackOff", message="no image")
+    assert message(phase=Phase.RUNNING) == f"{start.name} is under way"
 
 
 def test_a_retained_shard_is_let_go_and_no_store_is_touched(plan):

@@ -3,6 +3,7 @@
 import pytest
 from persist_operator.api import names
 from persist_operator.cluster.port import PERSIST_SHARD, POD, SPARK_SINK, ApiError
+from prometheus_client import generate_latest
 from reconcile_world import SHARD, SINK, World
 
 
@@ -37,6 +38,20 @@ def test_the_deletion_of_the_former_one_is_over(world, shard_resource, sink_reso
     replaced(world, kind, make(uid="uid-second"))
     world.go(key, 1)
     assert deletion() is None
+
+
+@pytest.mark.parametrize("key", [SHARD, SINK], ids=str)
+def test_the_series_of_a_deletion_end_although_a_watch_missed_the_end(world, shard_resource, sink_resource, key):
+    kind, make = (PERSIST_SHARD, shard_resource) if key is SHARD else (SPARK_SINK, sink_resource)
+    world.cluster.create(kind, make(finalizers=["other/one"]))
+    world.go(key, 1)
+    world.cluster.delete(kind, "team", key.name)
+    again_s = world.reconciler.reconcile(key)
+    assert again_s is not None, "no list would show that it is gone"
+    world.cluster.edit(kind, "team", key.name, lambda one: one["metadata"].update(finalizers=[]))
+    world.cluster.delete(kind, "team", key.name)
+    assert world.reconciler.reconcile(key) is None
+    assert b"persist_resource_deletion_timestamp_seconds{" not in generate_latest(world.metrics.registry)
 
 
 def test_a_refusal_of_the_former_one_is_none_of_this_one(world, shard_resource, sink_resource):

@@ -126,8 +126,7 @@ class Reconciler:
         self._observer.answers.on_news = lambda name, after_s: listener(Key(PERSIST_SHARD.kind, *name), after_s)
 
     def reconcile(self, key: Key) -> float | None:
-        """Bring the resource one step forward. Returns the seconds until the next reconcile; None when the resource is gone or nothing is
-        left to do.
+        """Bring the resource one step forward. Returns the seconds until the next reconcile; None when the resource is gone.
 
         A refused action makes the next reconcile due at once, which shows the refusal on the status. An error of observation or planning is
         shown on the status and raised; the caller repeats later. Raises StoreBusy when the shard's store has no room for a call now; the
@@ -166,7 +165,7 @@ class Reconciler:
             self._metrics.forget(key.kind, key.namespace, key.name)
             self._metrics.resources.deleting(resource)
             if not plan.actions and plan.requeue_after_s is None:
-                return None
+                return self._wait_s(planned, started_s)
         yields_s = self._contested.yields_s(key, resource, plan.status, now_s=started_s)
         if yields_s > 0:
             self._metrics.refusals.labels(what="contested").inc()
@@ -238,11 +237,12 @@ class Reconciler:
                 return again
         return self._plan(key, planned.resource)
 
-    def _wait_s(self, planned: _Planned, started_s: float) -> float | None:
+    def _wait_s(self, planned: _Planned, started_s: float) -> float:
         """The seconds until the next reconcile, if this one, which began at `started_s`, changed nothing that the next one must show."""
         plan = planned.plan
         if plan.requeue_after_s is None:
-            return None
+            # Nothing is left to do for a resource that is being deleted. No list shows its end, which a watch may miss.
+            return self._settings.loop.resync_seconds * self._env.uniform(1.0, 1.1)
         if plan.is_periodic:
             # News brings a shard back sooner.
             loop = self._settings.loop

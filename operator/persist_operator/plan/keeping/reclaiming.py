@@ -16,7 +16,7 @@ from persist_operator.api.conditions import Condition
 from persist_operator.api.redact import clip, redact
 from persist_operator.api.shard import Shard, StorageRefused, StoreLocation
 from persist_operator.api.shard_status import Deletion
-from persist_operator.plan import ownership
+from persist_operator.plan import maintenance, ownership
 from persist_operator.plan.actions import KeepFinalizer, Plan, StartReclaim, action_key
 from persist_operator.plan.observed import OwnerState, Phase, Run, ShardObserved, StoreFailure
 from persist_operator.settings import OperatorSettings
@@ -62,8 +62,10 @@ def plan_deletion(shard: Shard, observed: ShardObserved, *, now_ms: int, setting
     known = shard.known.deletion
     run = next((one for one in observed.runs if one.kind == "reclaim" and one.name == known.job_name), None)
     if run is not None and not run.phase.finished:
-        why = f": {run.message}" if run.message else ""
-        return _blocked(shard, known, "PurgeIncomplete", f"{run.name} is under way{why}", now_ms, wait_s=_LOOK_S)
+        why = f" is under way: {run.message}" if run.message else " is under way"
+        if run.is_stuck(now_ms) and not run.refused:
+            why = f" does not start: {maintenance.why_stuck(run)}"
+        return _blocked(shard, known, "PurgeIncomplete", f"{run.name}{why}", now_ms, wait_s=_LOOK_S)
     is_done = run is not None and (run.report or {}).get("verdict") in _DONE
     if is_done or shard.spec.reclaim_policy == "Retain":
         return _released(shard)
