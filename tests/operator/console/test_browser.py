@@ -174,6 +174,26 @@ def test_live_brings_a_new_state_without_a_reload(opened, served, filled_laptop)
     filled_laptop.objects.set_status("PersistShard", "orders", status)
 
 
+def test_live_shows_that_a_shard_is_gone_and_that_the_console_does_not_answer(chromium, served, filled_laptop):
+    filled_laptop.apply("PersistShard", "passing", {"schema": {"key": "id BIGINT"}}, {})
+    with chromium.new_context() as context:
+        page = context.new_page()
+        page.clock.install()
+        page.goto(f"{served}shards/local/passing")
+        page.get_by_label("Live").check()
+        page.evaluate("document.activeElement.blur()")
+        filled_laptop.objects.remove("PersistShard", "passing")
+        page.clock.run_for(6000)
+        page.get_by_text("There is no PersistShard local/passing.").wait_for()
+        assert page.title() == "Not found · persist"
+        context.set_offline(True)
+        page.clock.run_for(6000)
+        page.get_by_text("what you see is old").wait_for()
+        context.set_offline(False)
+        page.goto(f"{served}shards/local/orders")
+        assert not page.get_by_text("what you see is old").is_visible()
+
+
 def test_a_click_approves_the_plan(opened, served, filled_laptop):
     filled_laptop.plan()
     page = opened()
