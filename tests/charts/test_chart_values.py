@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -196,6 +196,44 @@ def test_replicas_that_share_the_resources_have_a_lease_for_each_pod(template: C
     assert verbs == {"get", "list", "update", "create"}, "and none to delete: Kubernetes collects a Lease with its pod"
 
 
+@pytest.mark.parametrize("name", ["123", "no", "null"])
+def test_a_name_that_yaml_reads_as_something_else_stays_a_name(run_helm: Callable[..., Any], name: str) -> None:
+    """`namespace: null` would be the namespace of the release, and `no` a boolean."""
+    profile = {**STORES["storageProfiles"]["default"], "secretName": name, "allowedNamespaces": {"names": [name]}}
+    values = {
+        "watch": {"namespaces": [name]},
+        "workload": {"serviceAccount": {"name": name}, "serviceAccounts": [name]},
+        "defaultProfile": name,
+        "storageProfiles": {name: profile},
+        "pullSecrets": [name],
+        "priorityClassName": name,
+        "serviceAccount": {"name": name},
+        "canary": {"enabled": True, "storageProfile": name},
+        "console": {"enabled": True, "hostNames": [name]},
+    }
+    listed = {**values, "watch": {"namespaces": [name, "sys"]}}
+    done = run_helm("template", name, str(CHART), "--namespace", name, "--kube-version", "1.34.0", values=listed)
+    assert done.returncode == 0, done.stderr
+    manifests = [one for one in yaml.safe_load_all(done.stdout) if one]
+
+    def odd(value: Any, key: str = "") -> Iterator[str]:
+        if isinstance(value, dict):
+            for each, child in value.items():
+                is_text = each in {"name", "namespace", "secretName", "serviceAccountName", "storageProfile"}
+                if (is_text or key in {"labels", "matchLabels", "annotations"}) and not isinstance(child, str | dict):
+                    yield f"{key}.{each}: {child!r}"
+                yield from odd(child, str(each))
+        elif isinstance(value, list):
+            for child in value:
+                yield from odd(child, key)
+
+    assert list(odd([one for one in manifests if one["kind"] != "CustomResourceDefinition"])) == []
+    settings = OperatorSettings.parse(yaml.safe_dump(operator_config(manifests)))
+    assert settings.default_profile == name
+    assert settings.storage_profiles[name].secret_name == name
+    assert settings.workload.driver_service_account == name
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -240,6 +278,13 @@ def test_an_impossible_owner_is_refused_at_install(run_helm: Callable[..., Any],
         ({"logLevel": "loud"}, "logLevel"),
         ({"metrics": {"port": 80}}, "port"),
         ({"workload": {"maintenanceMemory": "much"}}, "maintenanceMemory"),
+        ({"fullnameOverride": "Not a name"}, "fullnameOverride"),
+        ({"nameOverride": "a_b"}, "nameOverride"),
+        ({"image": {"tag": "1.0: x"}}, "tag"),
+        # Two labels of one name: the second would win, and the selectors of the chart would find nothing.
+        ({"commonLabels": {"app.kubernetes.io/name": "mine"}}, "commonLabels"),
+        ({"podLabels": {"app.kubernetes.io/component": "mine"}}, "podLabels"),
+        ({"podAnnotations": {"checksum/config": "mine"}}, "podAnnotations"),
     ],
 )
 def test_the_values_schema_refuses_bad_values_by_name(

@@ -110,7 +110,12 @@ def run(tmp_path: Any) -> Callable[[list[str], Api], subprocess.CompletedProcess
     return call
 
 
-@pytest.mark.parametrize("values", [{}, LISTED, {"watch": {"clusterWide": True}}], ids=["none", "listed", "cluster"])
+SHARED: Manifest = {"replicas": 3, "sharding": {"enabled": True}}
+
+
+@pytest.mark.parametrize(
+    "values", [{}, LISTED, {"watch": {"clusterWide": True}}, SHARED], ids=["none", "listed", "cluster", "shared"]
+)
 def test_the_account_has_the_rights_that_the_operator_uses(
     template: Callable[..., list[Manifest]], serve: Any, run: Any, values: Manifest
 ) -> None:

@@ -13,8 +13,8 @@
 {{- end -}}
 
 {{- define "persist.ownLabels" -}}
-app.kubernetes.io/name: {{ include "persist.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "persist.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- /* The component keeps the test pod out of the Service and the disruption budget. */ -}}

@@ -4,7 +4,7 @@ apiVersion: v1
 kind: Pod
 metadata:
   name: {{ include "persist.fullname" .root }}-test-{{ .name }}
-  namespace: {{ .root.Release.Namespace }}
+  namespace: {{ .root.Release.Namespace | quote }}
   labels:
     {{- include "persist.labels" .root | nindent 4 }}
     app.kubernetes.io/component: test
@@ -14,17 +14,17 @@ spec:
   activeDeadlineSeconds: 120
   automountServiceAccountToken: {{ hasKey . "account" }}
   {{- with .account }}
-  serviceAccountName: {{ . }}
+  serviceAccountName: {{ . | quote }}
   {{- end }}
   securityContext: {{- toYaml .root.Values.podSecurityContext | nindent 4 }}
   {{- with .root.Values.pullSecrets }}
   imagePullSecrets:
     {{- range . }}
-    - name: {{ . }}
+    - name: {{ . | quote }}
     {{- end }}
   {{- end }}
   containers:
-    - name: {{ .name }}
+    - name: {{ .name | quote }}
       image: {{ include "persist.image" .root | quote }}
       imagePullPolicy: {{ .root.Values.image.pullPolicy }}
       command: [python3, -c]
