@@ -131,15 +131,25 @@ def _stored_version(crd: Mapping[str, Json]) -> Mapping[str, Json]:
 
 
 def _default(schema: Mapping[str, Json], value: Json) -> None:
+    """Fill in the defaults. A field that is null counts as absent, as on the API server, for which no field of ours may be null."""
     if isinstance(value, dict):
-        for name, child in schema.get("properties", {}).items():
+        known = schema.get("properties", {})
+        for name in [one for one, given in value.items() if given is None and (one in known or _values(schema))]:
+            del value[name]
+        for name, child in known.items():
             if name not in value and "default" in child:
                 value[name] = copy.deepcopy(child["default"])
-            if name in value:
-                _default(child, value[name])
+        for name, given in value.items():
+            _default(known.get(name) or _values(schema), given)
     elif isinstance(value, list):
         for item in value:
             _default(schema.get("items", {}), item)
+
+
+def _values(schema: Mapping[str, Json]) -> Mapping[str, Json]:
+    """The schema of the values of a map; empty for an object with fields of its own, and for one that may hold anything."""
+    found = schema.get("additionalProperties")
+    return found if isinstance(found, Mapping) else {}
 
 
 def _pattern(validator: Any, pattern: str, value: Json, schema: Json) -> Iterator[jsonschema.ValidationError]:
