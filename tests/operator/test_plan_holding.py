@@ -57,6 +57,13 @@ def test_a_hold_is_named_with_purpose_host_age_and_what_to_do(plan, now):
     assert "--force" not in text
 
 
+def test_a_host_that_a_terminal_would_obey_is_shown_as_text(plan):
+    """A program with the stores' credentials chooses it."""
+    held = plan(replace(reader(1), hostname="pod\x1b[2J\x00"))
+    assert held.status["holds"]["blocking"][0]["host"] == "pod [2J "
+    assert "\x1b" not in message(held)
+
+
 def test_a_hold_keeps_its_beginning_until_its_since_moves(plan, now):
     first = plan(reader(1))
     later = plan(reader(1), status=first.status, at=now + 2 * HOUR_MS, seqno=11)

@@ -117,6 +117,11 @@ def test_redaction_leaves_nothing_that_a_terminal_obeys():
     assert redact("a\x1b[2Jb\x9b1mc\r\x00\n\td é") == "a [2Jb 1mc  \n\td é"
 
 
+def test_redaction_leaves_nothing_that_utf_8_has_not():
+    """A report may hold it: the API server would store another text, and each plan would write the status again."""
+    assert redact(json.loads('"a\\ud800b\\udfff \\ud83d\\ude80"')) == "a b  🚀"
+
+
 def test_redaction_keeps_names_of_files():
     for url in ("redis://r:6379/0?password_file=/run/x", "s3://b?credentials_dir=/run/x"):
         assert redact(url) == url

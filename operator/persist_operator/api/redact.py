@@ -6,15 +6,16 @@ import re
 
 from persist_engine.base.secrets import without_secrets
 
-#: Control characters except line ends and tabs. A terminal that shows a status would obey them.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+#: Control characters except line ends and tabs, which a terminal that shows a status would obey; and surrogates (halves of characters),
+#: which a report in JSON may hold. UTF-8 cannot encode surrogates: the API server would store another text.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 #: Marks that reorder the text around them, so that a name would look like another.
 _REORDERING = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def printable(text: str) -> str:
-    """`text` with a blank for each control character, and without marks that change the order of letters."""
+    """`text` with a blank for each control character and half of a character, and without marks that change the order of letters."""
     return _REORDERING.sub("", _CONTROL.sub(" ", text))
 
 

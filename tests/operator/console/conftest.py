@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 DAY_MS = 86_400_000
 START_MS = 1_790_000_000_000
 #: What a careless template would let through, and what a page must then hold.
-HOSTILE = "<script>alert('x')</script>\"'><img src=x onerror=alert(1)>"
+HOSTILE = "<script>alert('x')</script>\"'><img src=x onerror=alert(1)>\ud800"
 
 
 def condition(ready="True", reason="Healthy", message=""):

@@ -230,7 +230,8 @@ def test_hostile_values_are_text_on_every_page(laptop, browser, hostile):
     )
     source = laptop.source()
     client = browser(source)
-    for path in [*PAGES, f"/?q={hostile}&namespace={hostile}&shards={hostile}", f"/shards/local/{hostile}"]:
+    typed = hostile.rstrip("\ud800")  # no address can have it
+    for path in [*PAGES, f"/?q={typed}&namespace={typed}&shards={typed}", f"/shards/local/{typed}"]:
         text = client.get(path).text
         assert "<script>" not in text, path
         assert "<img" not in text, path

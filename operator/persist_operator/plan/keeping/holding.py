@@ -37,7 +37,7 @@ class Held:
             id=reader.id,
             purpose=redact(reader.purpose)[:256],
             kind=reader.kind,
-            host=reader.hostname[:253],
+            host=redact(reader.hostname)[:253],
             since="" if reader.since is None else str(reader.since),
             held_from=times.to_text(self.from_ms),
             held_seconds=max(0, (now_ms - self.from_ms) // 1000),
@@ -98,7 +98,7 @@ def since_condition(
 
 def named(reader: ReaderInfo) -> str:
     """A reader in a message: kind, id, purpose and host."""
-    host = f", {reader.hostname}" if reader.hostname else ""
+    host = f", {redact(reader.hostname)}" if reader.hostname else ""
     return f"{reader.kind} reader {reader.id} ({redact(reader.purpose) or 'no purpose'}{host})"
 
 
