@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -337,3 +338,32 @@ def test_the_values_that_pages_print_render(template: Callable[..., list[Manifes
                 template(yaml.safe_load(block))
                 rendered.add(page.name)
     assert {"README.md", "security.md", "scale.md", "monitoring.md"} <= rendered
+
+
+def test_a_value_that_is_null_is_left_out_or_named(
+    template: Callable[..., list[Manifest]], run_helm: Callable[..., Any]
+) -> None:
+    """A list whose every item is a comment is null, and helm takes null for the removal of the default."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+
+    def nulls(values: Manifest, known: Manifest) -> Manifest:
+        found = {}
+        for name, value in values.items():
+            below = known.get("properties", {}).get(name, {})
+            if name not in known.get("required", ()):
+                found[name] = None
+            elif isinstance(value, dict) and value:
+                found[name] = nulls(value, below)
+        return found
+
+    left_out = nulls(yaml.safe_load((CHART / "values.yaml").read_text()), schema)
+    assert left_out["resources"] is None
+    assert left_out["image"]["tag"] is None
+    OperatorSettings.parse(yaml.safe_dump(operator_config(template(left_out))))
+    for values, name in (
+        ({"loop": None}, "loop"),
+        ({"watch": {"namespaces": None}}, "namespaces"),
+        ({"workload": {"allow": {"secrets": None}}}, "secrets"),
+    ):
+        done = run_helm("template", "persist", str(CHART), "--kube-version", "1.34.0", values=values)
+        assert f"missing property '{name}'" in done.stderr
