@@ -55,15 +55,15 @@ class ClusterSource:
     def title(self) -> str:
         return self._title
 
-    def every(self, kind: KindName, viewer: Viewer) -> list[Resource]:
-        scopes: tuple[str | None, ...] = self._namespaces or (None,)
+    def every(self, kind: KindName, viewer: Viewer, namespace: str | None = None) -> list[Resource]:
+        namespaces = self._namespaces if namespace is None else (namespace,)
         everywhere = reading(kind, "list", None)
         if not self._rights.precedes or self._rights.has(viewer, everywhere):
-            return [one for scope in scopes for one in self._found(kind, scope, viewer)]
-        if self._namespaces:
-            allowed = [one for one in self._namespaces if self._rights.has(viewer, reading(kind, "list", one))]
+            return [one for scope in namespaces or (None,) for one in self._found(kind, scope, viewer)]
+        if namespaces:
+            allowed = [one for one in namespaces if self._rights.has(viewer, reading(kind, "list", one))]
             if not allowed:
-                self._refuse(viewer, [reading(kind, "list", one) for one in self._namespaces])
+                self._refuse(viewer, [reading(kind, "list", one) for one in namespaces])
             return [one for scope in allowed for one in self._found(kind, scope, viewer)]
         found = self._found(kind, None, viewer)
         places = {text(block(one, "metadata").get("namespace")) for one in found}

@@ -114,8 +114,8 @@ class Source(Protocol):
     def title(self) -> str:
         """The place of the resources, in a few words."""
 
-    def every(self, kind: KindName, viewer: Viewer) -> list[Resource]:
-        """All resources of a kind that `viewer` may read."""
+    def every(self, kind: KindName, viewer: Viewer, namespace: str | None = None) -> list[Resource]:
+        """All resources of a kind that `viewer` may read; with `namespace`, those in it, for which the right there suffices."""
 
     def get(self, kind: KindName, namespace: str, name: str, viewer: Viewer) -> Resource | None:
         """The resource; None when there is none."""

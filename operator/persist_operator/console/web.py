@@ -97,7 +97,7 @@ class Pages:
         viewer = self._entrance.viewer(request)
         shard = self._one(request, "PersistShard", viewer)
         try:
-            sinks = self._source.every("SparkSink", viewer)
+            sinks = self._source.every("SparkSink", viewer, request.path_params["namespace"])
         except Forbidden:
             sinks = []
         page = shard_page(

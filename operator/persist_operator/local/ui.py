@@ -53,7 +53,7 @@ class LaptopSource:
     def title(self) -> str:
         return f"{self._state} on this machine"
 
-    def every(self, kind: KindName, viewer: Viewer) -> list[Resource]:
+    def every(self, kind: KindName, viewer: Viewer, namespace: str | None = None) -> list[Resource]:
         try:
             return list(self._objects.every(kind))
         except CorruptData as error:

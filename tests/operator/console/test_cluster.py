@@ -145,6 +145,18 @@ def test_a_page_says_which_right_is_missing(filled, mine, rights, path, status, 
     assert missing in answer.text
 
 
+@pytest.mark.parametrize("whose", ["mine", "shared"])
+def test_the_page_of_a_shard_names_its_sinks_with_the_right_to_those_of_its_namespace(filled, mine, shared, whose):
+    if whose == "mine":
+        filled.rights = {("me", "get", SHARDS, "team"), ("me", "list", SINKS, "team")}
+    client = mine() if whose == "mine" else shared()
+    page = client.get(PAGE, headers={} if whose == "mine" else bearer("alices"))
+    assert 'href="/sinks/team/load"' in page.text
+    assert [path for path in filled.sent("GET") if path.endswith(SINKS)] == [
+        "/apis/persistshard.io/v1alpha1/namespaces/team/sparksinks"
+    ]
+
+
 def approve(client, form=None):
     page = client.get(PAGE).text
     token = page.partition('name="token" value="')[2].partition('"')[0]

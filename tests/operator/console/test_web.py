@@ -269,7 +269,7 @@ class Refusing:
 
     title = "a cluster"
 
-    def every(self, kind, viewer):
+    def every(self, kind, viewer, namespace=None):
         raise Forbidden(
             [
                 Right(verb="list", group="persistshard.io", resource="persistshards", namespace=None, held=False),
