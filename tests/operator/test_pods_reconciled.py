@@ -5,7 +5,7 @@ from fake_cluster import FakeCluster
 from persist_engine.base.env import SeededEnv
 from persist_operator.api import conditions, names
 from persist_operator.bridge import Bridge
-from persist_operator.cluster.port import CONFIG_MAP, JOB, PERSIST_SHARD, POD, SECRET, SERVICE, SPARK_SINK
+from persist_operator.cluster.port import CONFIG_MAP, EVENT, JOB, PERSIST_SHARD, POD, SECRET, SERVICE, SPARK_SINK
 from persist_operator.settings import AllowedNamespaces, OperatorSettings, StorageProfile
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.reconcile import Key, Reconciler
@@ -103,6 +103,11 @@ def test_an_existing_secret_is_kept_for_the_attempt_that_continues(world, sink_r
             "spark.kubernetes.executor.secrets.other",
         ),
         ({"serviceAccountName": "admin"}, "ServiceAccountNotAllowed", "spec.spark.serviceAccountName"),
+        (
+            {"driver": {"template": {"spec": {"\x1b[2J": 1}}}},
+            "InvalidTemplate",
+            "spec.spark.driver.template.spec. [2J",  # what a terminal would obey is text
+        ),
     ],
 )
 def test_a_sink_with_a_refused_template_stalls_and_creates_nothing(world, sink_resource, refused, spark, reason, path):
@@ -126,6 +131,7 @@ def test_a_sink_with_a_refused_template_stalls_and_creates_nothing(world, sink_r
             "InvalidTemplate",
             "spec.maintenance.template.spec.containers",
         ),
+        ({"template": {"\x1b[2J": 1}}, "InvalidTemplate", "spec.maintenance.template. [2J"),
         ({"serviceAccountName": "admin"}, "ServiceAccountNotAllowed", "spec.maintenance.serviceAccountName"),
         ({"priorityClassName": "system-cluster-critical"}, "InvalidTemplate", "spec.maintenance.priorityClassName"),
     ],
@@ -140,5 +146,6 @@ def test_a_shard_with_a_refused_template_stalls_and_starts_no_job(world, shard_r
     stalled = conditions.find(status, "Stalled")
     assert (stalled["status"], stalled["reason"]) == ("True", reason)
     assert path in stalled["message"]
+    assert [one for one in cluster.find(EVENT, "team", {}) if path in one["message"]]
     assert cluster.find(JOB, "team", {names.LABEL_OWNER_UID: "uid-greedy"}) == []
     assert conditions.find(status, "StorageReachable")["status"] == "True", "the template is of its maintenance alone"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from persist_operator.api import times
+from persist_operator.api.redact import printable
 
 Status = Literal["True", "False", "Unknown"]
 #: The conditions by which kstatus decides whether a resource matches its spec.
@@ -39,7 +40,9 @@ def stalled(reason: str, message: str) -> list[Condition]:
 def render(
     conditions: Iterable[Condition], previous: Sequence[Mapping[str, Any]], *, generation: int, now_ms: int
 ) -> list[dict[str, Any]]:
-    """The conditions as JSON objects, sorted by type. A condition with an unchanged status keeps its transition time from `previous`."""
+    """The conditions as JSON objects, sorted by type. A condition with an unchanged status keeps its transition time from `previous`.
+    Messages quote keys and values of resources, so they are made printable.
+    """
     before = {one.get("type"): one for one in previous}
     rendered = []
     for condition in sorted(conditions, key=lambda one: one.type):
@@ -52,7 +55,7 @@ def render(
                 "observedGeneration": generation,
                 "lastTransitionTime": old["lastTransitionTime"] if old is not None and same else times.to_text(now_ms),
                 "reason": condition.reason,
-                "message": condition.message[:32_000],
+                "message": printable(condition.message[:32_000]),
             }
         )
     return rendered

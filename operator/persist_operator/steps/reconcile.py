@@ -20,6 +20,7 @@ from persist_engine.base.errors import PersistError
 from persist_engine.model.inspection import Inspection
 
 from persist_operator.api import conditions, names, pausing, times
+from persist_operator.api.redact import printable
 from persist_operator.api.resource import Meta
 from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.shard import Shard
@@ -465,7 +466,7 @@ class Reconciler:
             },
             "type": note.kind,
             "reason": note.reason[:128],
-            "message": note.message[:1024],
+            "message": printable(note.message[:1024]),
             "source": {"component": names.MANAGER},
             "firstTimestamp": now,
             "lastTimestamp": now,
