@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from persist_operator.plan.observed import Phase, Run
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.resource_metrics import spec_of
 from prometheus_client import CollectorRegistry
@@ -228,6 +229,22 @@ def test_each_ended_run_is_counted_once(metrics, registry, shard_resource):
     assert count("run_seconds", type="GC", runner="Pod") == 14
     assert count("deleted_blobs", type="GC") == 3
     assert (count("read_bytes", type="Compaction"), count("written_bytes", type="Compaction")) == (100, 40)
+
+
+def test_runs_of_a_shard_without_a_history_are_counted_once(metrics, registry, shard_resource, now):
+    def ran(number):
+        report = {"outcome": "Succeeded", "blobs_deleted": number}
+        return Run(name=f"gc-{number}", kind="gc", phase=Phase.SUCCEEDED, created_ms=now, finished_ms=now, report=report)
+
+    def settled(number):
+        return {"maintenance": {"gc": {"jobName": f"gc-{number}", "settledJob": f"gc-{number}"}}}
+
+    metrics.written(shard_resource(), settled(1), [ran(1)])
+    metrics.written(shard_resource(status=settled(1)), settled(1), [ran(1)])
+    metrics.written(shard_resource(status=settled(1)), settled(2), [ran(1), ran(2)])
+    labels = {"type": "GC", "runner": "Pod", "outcome": "Succeeded"}
+    assert registry.get_sample_value("persist_maintenance_runs_total", labels) == 2
+    assert registry.get_sample_value("persist_maintenance_deleted_blobs_total", {"type": "GC"}) == 3
 
 
 def of_resources(registry):

@@ -312,7 +312,7 @@ def _entered(
         )
     if not run.phase.finished or entered or block.settled_job == run.name:
         return replace(folded, maintenance={**folded.maintenance, kind: block})
-    item = _history_item(run, kind, now_ms)
+    item = ended_run(run, kind, now_ms)
     rewritten = folded.rewritten
     if kind == "compaction":
         # The cluster's clock may be ahead of the operator's.
@@ -343,7 +343,8 @@ def _is_older(run: Run, block: Upkeep, created_ms: Mapping[str, int]) -> bool:
     return run.name == block.settled_job or run.created_ms < max(settled_ms, last_ms)
 
 
-def _history_item(run: Run, kind: MaintenanceKind, now_ms: int) -> UpkeepRun:
+def ended_run(run: Run, kind: MaintenanceKind, now_ms: int) -> UpkeepRun:
+    """A run that ended as the history has it. `now_ms`: its end, if it does not say when that was."""
     report = run.report or {}
     outcome: Outcome | None = next((one for one in get_args(Outcome) if one == report.get("outcome")), None)
     if outcome is None or (run.phase is Phase.FAILED and outcome == "Succeeded"):

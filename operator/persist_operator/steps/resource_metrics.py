@@ -8,7 +8,7 @@ resources.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from persist_engine.base.errors import InvalidUsage
@@ -19,6 +19,7 @@ from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.shard import ShardSpec
 from persist_operator.api.shard_status import ShardStatus, UpkeepRun
 from persist_operator.api.sink_status import SinkStatus
+from persist_operator.plan import maintenance
 from persist_operator.plan.observed import Run
 from persist_operator.plan.waiting import budget
 from persist_operator.steps.run_metrics import RunMetrics
@@ -114,7 +115,7 @@ class ResourceMetrics:
             self._paused.remove(_key(resource))
         self._show_behind(resource, resource.get("status") or {})
 
-    def written(self, resource: Mapping[str, Any], status: Mapping[str, Any], runs: Iterable[Run] = ()) -> None:
+    def written(self, resource: Mapping[str, Any], status: Mapping[str, Any], runs: Sequence[Run] = ()) -> None:
         """Count what is new in `status`, which has replaced the status of `resource`. `runs` have the reports."""
         self._show_behind(resource, status)
         reports = {run.name: run.report for run in runs}
@@ -122,13 +123,11 @@ class ResourceMetrics:
             ended = _ended_driver(SinkStatus.of(resource.get("status") or {}), SinkStatus.of(status))
             self._reports.count(reports.get(ended))
             return
-        if not status.get("history"):
+        if not status.get("maintenance") and not status.get("history"):
             return
-        known = {one.id for one in ShardStatus.of(resource.get("status") or {}).history or ()}
-        for run in ShardStatus.of(status).history or ():
-            if run.id not in known:
-                self._count(run)
-                self._reports.count(reports.get(run.id or ""))
+        for run in _ended_runs(ShardStatus.of(resource.get("status") or {}), ShardStatus.of(status), runs):
+            self._count(run)
+            self._reports.count(reports.get(run.id or ""))
 
     def deleting(self, resource: Mapping[str, Any]) -> None:
         """Replace the series of a resource that is being deleted by the time of the deletion request, because its status is no longer
@@ -167,6 +166,18 @@ class ResourceMetrics:
             (self._deleted, run.blobs_deleted),
         ):
             counter.labels(kind).inc(max(0, amount or 0))
+
+
+def _ended_runs(before: ShardStatus, after: ShardStatus, runs: Sequence[Run]) -> Iterator[UpkeepRun]:
+    """The runs whose end `after` records and `before` does not. A short history may not have the last ones: those are among `runs`."""
+    known, listed = {one.id for one in before.history or ()}, {one.id for one in after.history or ()}
+    yield from (one for one in after.history or () if one.id not in known)
+    for kind, block in (after.maintenance or {}).items():
+        settled = block.settled_job
+        if settled not in {None, before.upkeep(kind).settled_job, *known, *listed}:
+            run = next((one for one in runs if one.name == settled), None)
+            if run is not None:
+                yield maintenance.ended_run(run, kind, run.finished_ms or run.created_ms)
 
 
 def _ended_driver(before: SinkStatus, after: SinkStatus) -> str:
