@@ -214,7 +214,13 @@ def test_a_driver_on_standby_may_wait_in_a_queue_for_longer_than_its_time_to_sta
         assert "waits in the queue" in one.world.status["rollout"]["message"]
     one.world.change(start.name, reason="")
     one.world.step(after=MINUTE)
-    assert one.world.status["rollout"]["message"] == "the driver on standby is starting"
+    assert one.world.status["rollout"]["message"].startswith("the driver on standby is starting")
+    one.world.change(start.name, reason="ErrImagePull", message="no such image")
+    one.world.step()
+    assert one.world.status["rollout"]["message"] == "the driver on standby is starting: ErrImagePull: no such image"
+    one.world.change(start.name, reason="", message="")
+    one.world.step(after=MINUTE)
+    assert "it needs Secret persist-store in its namespace" in one.world.status["rollout"]["message"]
     one.world.step(after=5 * MINUTE)
     assert one.world.status["lastFailure"]["class"] == "Scheduling"
     one.check_ready()

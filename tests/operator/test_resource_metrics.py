@@ -234,7 +234,9 @@ def test_each_ended_run_is_counted_once(metrics, registry, shard_resource):
 def test_runs_of_a_shard_without_a_history_are_counted_once(metrics, registry, shard_resource, now):
     def ran(number):
         report = {"outcome": "Succeeded", "blobs_deleted": number}
-        return Run(name=f"gc-{number}", kind="gc", phase=Phase.SUCCEEDED, created_ms=now, finished_ms=now, report=report)
+        return Run(
+            name=f"gc-{number}", kind="gc", phase=Phase.SUCCEEDED, created_ms=now, finished_ms=now, report=report
+        )
 
     def settled(number):
         return {"maintenance": {"gc": {"jobName": f"gc-{number}", "settledJob": f"gc-{number}"}}}

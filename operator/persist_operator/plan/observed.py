@@ -101,9 +101,13 @@ class Run:
     log_tail: str = ""
     """The last lines of the log, redacted. Read only for a failure that is not yet on the status."""
 
-    def is_stuck(self, now_ms: int) -> bool:
-        """Whether the run has been pending for more than a minute."""
-        return self.phase is Phase.PENDING and not self.deleting and now_ms - self.created_ms > STUCK_MS
+    def stuck_ms(self, since_ms: int | None = None) -> int:
+        """From when on the run counts as stuck if it is pending: a minute after its creation, or after `since_ms` if that is later."""
+        return max(self.created_ms, since_ms or 0) + STUCK_MS + 1
+
+    def is_stuck(self, now_ms: int, since_ms: int | None = None) -> bool:
+        """Whether the run has been pending for more than a minute; `since_ms` is as in `stuck_ms`."""
+        return self.phase is Phase.PENDING and not self.deleting and now_ms >= self.stuck_ms(since_ms)
 
     @property
     def is_held(self) -> bool:

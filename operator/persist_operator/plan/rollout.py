@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from persist_operator.api import names, times
-from persist_operator.api.redact import clip
+from persist_operator.api.redact import clip, redact
 from persist_operator.api.sink_status import (
     STANDBY_STAGES,
     UNDER_WAY,
@@ -261,7 +261,7 @@ def _reported(draft: Draft, green: Run) -> Draft:
 
 
 def _watched_start(draft: Draft, green: Run | None) -> Draft:
-    """Ends an attempt that does not run within its time to start. A refusal to create it shows in the message."""
+    """Ends an attempt that does not run within its time to start. The message shows a refusal to create it, or what keeps it pending."""
     state, seconds = draft.status.rollout, draft.sink.spec.driver_start_seconds
     intended_ms = min(times.to_ms(state.driver.start_time) or draft.now_ms, draft.now_ms)
     limit_ms, refusal = intended_ms + 1000 * seconds, draft.observed.failures.get(STANDBY_KEY)
@@ -272,13 +272,18 @@ def _watched_start(draft: Draft, green: Run | None) -> Draft:
         if green is not None:
             draft = draft.having_rollout(message=_QUEUED)
         return draft.waking(half_ms) if draft.now_ms < half_ms else draft.having_green(start_time=draft.now)
-    if green is not None and (state.message or "").startswith((_QUEUED, f"{QUEUED}: ")):
+    mounted = draft.observed.mounted(draft.sink.spec)
+    if green is not None and (green.reason or green.is_stuck(draft.now_ms, intended_ms)):
+        why = redact(f"{_STARTING}: {failures.why_pending(green, mounted)}")
+        draft = draft.having_rollout(message=clip(why, _MESSAGE_MAX))
+    elif green is not None and (state.message or "").startswith((_QUEUED, f"{QUEUED}: ")):
         draft = draft.having_rollout(message=_STARTING)
     if draft.now_ms < limit_ms:
-        return draft.waking(limit_ms)
+        stuck_ms = limit_ms if green is None else green.stuck_ms(intended_ms)
+        return draft.waking(min(limit_ms, stuck_ms) if draft.now_ms < stuck_ms else limit_ms)
     name = str(state.driver.pod_name)
     if green is not None:
-        failure = failures.not_started(green, seconds, mounted=draft.observed.mounted(draft.sink.spec))
+        failure = failures.not_started(green, seconds, mounted=mounted)
     elif refusal is not None:
         failure = failures.not_created(name, seconds, refusal)
     else:  # its creation was never tried, because no operator ran or there was no free place

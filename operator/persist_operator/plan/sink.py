@@ -25,7 +25,7 @@ from persist_operator.plan import failures, freshness, refusals, rollout, schedu
 from persist_operator.plan.actions import Note, Plan, StopRun
 from persist_operator.plan.failures import Failure
 from persist_operator.plan.hints import Words, cluster_words
-from persist_operator.plan.observed import STUCK_MS, Phase, Run, SinkObserved
+from persist_operator.plan.observed import Phase, Run, SinkObserved
 from persist_operator.plan.sink_draft import Draft, attempt_that_ended, last_failure
 from persist_operator.settings import OperatorSettings
 
@@ -182,7 +182,7 @@ def _watch_limits(draft: Draft, child: Run) -> Draft:
     else:
         return draft
     if draft.now_ms < limit_ms:
-        stuck_ms = child.created_ms + STUCK_MS + 1
+        stuck_ms = child.stuck_ms(times.to_ms(draft.status.driver.start_time))
         is_young = child.phase is Phase.PENDING and draft.now_ms < stuck_ms
         return draft.waking(min(limit_ms, stuck_ms) if is_young else limit_ms)
     draft = draft.stopping(child.name, failure.reason, grace_seconds=spec.termination_grace_seconds)

@@ -148,7 +148,7 @@ def _running(status: SinkStatus, observed: SinkObserved, spec: SinkSpec, now_ms:
         return Condition("Running", "True", "DriverRunning", f"{driver.pod_name} runs")
     if driver.phase in {"Creating", "Pending"}:
         why = f": {_why_pending(child)}" if child is not None and child.reason else ""
-        if child is not None and child.is_stuck(now_ms):
+        if child is not None and not child.reason and child.is_stuck(now_ms, times.to_ms(driver.start_time)):
             why = f": {redact(failures.why_pending(child, observed.mounted(spec)))}"
         elif child is not None and child.phase is Phase.PENDING and failures.waits_for(child, spec.mounted):
             why = f"{why}; {failures.waits_for(child, spec.mounted)}"
@@ -223,7 +223,7 @@ def _under_way(
         reason, text = "DriverEnding", _held(observed)
     elif is_going and driver is not None and driver.phase is Phase.PENDING and driver.reason:
         reason, text = "DriverPending", f"run {run.number}, attempt {status.attempt}: {_why_pending(driver)}"
-    elif is_going and driver is not None and driver.is_stuck(now_ms):
+    elif is_going and driver is not None and driver.is_stuck(now_ms, times.to_ms(status.driver.start_time)):
         why = redact(failures.why_pending(driver, observed.mounted(spec)))
         reason, text = "DriverPending", f"run {run.number}, attempt {status.attempt}: {why}"
     elif is_going and not held_up:
