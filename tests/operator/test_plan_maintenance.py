@@ -120,6 +120,24 @@ def test_a_child_newer_than_the_status_is_adopted(plan, make_inspection, now):
     assert adopted.status["maintenance"]["rollup"]["jobName"] == "flights-rollup-290"
 
 
+def test_a_rollup_that_does_not_start_or_fails_is_on_the_condition_of_what_needs_it(plan, make_inspection, now):
+    """Rollups have no condition of their own, and without them nothing can be collected."""
+    state = make_inspection(seqno=300)
+    pending = run("rollup", 300, now, phase=Phase.PENDING)
+    intended = plan(status=ASSIGNED, inspected=state, runs=[pending])
+    assert reason(intended, "GarbageCollected") == ("True", "Current")
+    stuck = plan(status=intended.status, inspected=state, runs=[pending], at=now + 61_000)
+    assert reason(stuck, "GarbageCollected") == ("False", "Pending")
+    assert "flights-rollup-300 does not start" in conditions.find(stuck.status, "GarbageCollected")["message"]
+    status = ASSIGNED
+    for number in range(3):
+        failed = run("rollup", 300 + number, now + number, phase=Phase.FAILED, exit_code=1)
+        failing = plan(status=status, inspected=state, runs=[failed], at=now + 1000 + number)
+        status = failing.status
+    assert reason(failing, "GarbageCollected") == ("False", "Failing")
+    assert "3 rollups failed in a row" in conditions.find(failing.status, "GarbageCollected")["message"]
+
+
 @pytest.mark.parametrize("gone", ["suspend", "disabled"])
 def test_nothing_is_started_that_is_switched_off(plan, make_inspection, gone):
     off = {"compaction": {"mode": "Disabled"}, "gc": {"enabled": False}, "rollup": {"everySeqnos": 100_000}}

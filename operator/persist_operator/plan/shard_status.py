@@ -144,10 +144,18 @@ def upkeep_conditions(
 ) -> list[Condition]:
     """Both conditions. `refused`: the refusals of runs that are wanted now. `held`: the readers that hold since at its present time."""
     case = _Case(shard, inspection, blocks, held, ahead, now_ms)
+
+    def trouble(name: str, kind: MaintenanceKind) -> tuple[Run | None, Condition | None]:
+        run = next((one for one in observed.runs if one.name == blocks.get(kind, Upkeep()).job_name), None)
+        return run, _trouble(case, name, kind, run=run, refusal=refused.get(kind))
+
     out = []
     for name, kind in _UPKEEP:
-        run = next((one for one in observed.runs if one.name == blocks.get(kind, Upkeep()).job_name), None)
-        plain = _plain(case, name, kind, run=run, refusal=refused.get(kind))
+        run, found = trouble(name, kind)
+        plain = found or _plain(case, name, kind, run)
+        if kind == "gc" and plain.status == "True":
+            # Nothing is collected that no rollup has, and rollups have no condition of their own.
+            plain = trouble(name, "rollup")[1] or plain
         out.append(_missed(case, name, kind, plain) or plain)
     return out
 
@@ -167,21 +175,27 @@ class _Case:
         return self.inspection.waits_from_ms if kind == "compaction" else self.inspection.uncollected_from_ms
 
 
-def _plain(
+def _trouble(
     case: _Case, name: str, kind: MaintenanceKind, *, run: Run | None, refusal: ActionFailure | None
-) -> Condition:
-    """The condition without regard to whether a deadline was missed."""
-    shard, inspection, blocks, now_ms = case.shard, case.inspection, case.blocks, case.now_ms
-    block = blocks.get(kind, Upkeep())
+) -> Condition | None:
+    """The condition while runs of this kind are refused, do not start or fail; None while nothing is wrong with them."""
+    block = case.blocks.get(kind, Upkeep())
     failures = block.consecutive_failures or 0
     if refusal is not None:
         return Condition(name, "False", refusal.reason, refusal.message)
     if run is not None and run.refused and not run.phase.finished:
         return Condition(name, "False", ACTION_REFUSED, run.message)
-    if run is not None and run.is_stuck(now_ms):
+    if run is not None and run.is_stuck(case.now_ms):
         return Condition(name, "False", "Pending", f"{run.name} does not start: {redact(maintenance.why_stuck(run))}")
     if failures >= maintenance.FAILURES_SHOWN_MIN:
-        return Condition(name, "False", "Failing", f"{failures} runs failed in a row: {block.message or ''}")
+        runs = "rollups" if kind == "rollup" else "runs"
+        return Condition(name, "False", "Failing", f"{failures} {runs} failed in a row: {block.message or ''}")
+    return None
+
+
+def _plain(case: _Case, name: str, kind: MaintenanceKind, run: Run | None) -> Condition:
+    """The condition without regard to whether a deadline was missed, while nothing is wrong with the runs of this kind."""
+    shard, inspection, blocks, now_ms = case.shard, case.inspection, case.blocks, case.now_ms
     if kind == "gc":
         return _collection(case)
     wanted = maintenance.wanted(shard, inspection, blocks, kind, now_ms=now_ms, horizon_ms=case.ahead.horizon_ms)
