@@ -50,6 +50,15 @@ def test_a_driver_without_a_container_says_what_its_pod_shows():
     assert run.message == "init container vault ended with exit code 3"
 
 
+def test_a_job_that_is_being_deleted_names_its_finalizers():
+    labels = {names.LABEL_KIND: "gc"}
+    job = {"metadata": {"name": "j", "labels": labels, "finalizers": ["foregroundDeletion"]}, "status": {}}
+    assert maintenance_run(job, []).held_by == ()
+    job["metadata"]["deletionTimestamp"] = "2026-11-20T08:00:00Z"
+    run = maintenance_run(job, [])
+    assert (run.held_by, times.to_text(run.deleted_ms)) == (("foregroundDeletion",), "2026-11-20T08:00:00Z")
+
+
 def test_a_pod_that_finalizers_hold_after_its_deletion_by_force_names_them():
     held = pod("Running", state={"running": {}})
     held["metadata"] |= {"deletionTimestamp": "2026-11-20T08:00:00Z", "finalizers": ["mesh.example/drain"]}

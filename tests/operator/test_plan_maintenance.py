@@ -120,6 +120,17 @@ def test_a_child_newer_than_the_status_is_adopted(plan, make_inspection, now):
     assert adopted.status["maintenance"]["rollup"]["jobName"] == "flights-rollup-290"
 
 
+def test_a_job_that_is_deleted_and_stays_is_named_with_what_keeps_it(plan, make_inspection, now):
+    state = make_inspection(seqno=300)
+    going = run("compaction", 300, now, deleting=True, deleted_ms=now + 1000, held_by=("foregroundDeletion",))
+    seen = plan(status=ASSIGNED, inspected=state, runs=[going], at=now + 5000)
+    assert reason(seen, "CompactionCurrent") == ("True", "Current"), "a deletion takes some seconds"
+    stays = plan(status=seen.status, inspected=state, runs=[going], at=now + 63_000)
+    assert reason(stays, "CompactionCurrent") == ("False", "Ending")
+    message = conditions.find(stays.status, "CompactionCurrent")["message"]
+    assert "flights-compact-300 is being deleted, and finalizers (foregroundDeletion) keep it" in message
+
+
 def test_a_rollup_that_does_not_start_or_fails_is_on_the_condition_of_what_needs_it(plan, make_inspection, now):
     """Rollups have no condition of their own, and without them nothing can be collected."""
     state = make_inspection(seqno=300)

@@ -70,9 +70,11 @@ class Run:
     finished_ms: int | None = None
     deleting: bool = False
     deleted_ms: int | None = None
-    """When the pod should be gone, grace period included; None unless `deleting`."""
+    """When the pod should be gone, grace period included; of a Job, when its deletion was asked for. None unless `deleting`."""
     held_by: tuple[str, ...] = ()
-    """The finalizers of a pod that is deleted already, without a grace period: it goes when their controllers remove them."""
+    """The finalizers of a Job that is being deleted, or of a pod that is deleted already, without a grace period: it goes when their
+    controllers remove them.
+    """
     seqno: int = 0
     """Maintenance: the state version at which the run was planned. Inspection: the version that the wish knew."""
     attempt: int = 0
@@ -111,7 +113,7 @@ class Run:
 
     @property
     def is_held(self) -> bool:
-        """Whether only finalizers keep a pod that has not ended."""
+        """Whether finalizers keep a run that is being deleted and has not ended."""
         return bool(self.held_by) and not self.phase.finished
 
     @property

@@ -22,7 +22,7 @@ from persist_operator.api.shard import Shard, StoreLocation
 from persist_operator.api.shard_status import Debt, Frontiers, Holds, ShardStatus, Storage, Stores, Upkeep
 from persist_operator.plan import maintenance, shard_log
 from persist_operator.plan.keeping import holding
-from persist_operator.plan.observed import ACTION_REFUSED, ActionFailure, Run, ShardObserved
+from persist_operator.plan.observed import ACTION_REFUSED, STUCK_MS, ActionFailure, Run, ShardObserved
 from persist_operator.plan.waiting import deadline
 from persist_operator.plan.waiting.gate import Wanted
 from persist_operator.plan.waiting.next_run import Outlook
@@ -185,6 +185,10 @@ def _trouble(
         return Condition(name, "False", refusal.reason, refusal.message)
     if run is not None and run.refused and not run.phase.finished:
         return Condition(name, "False", ACTION_REFUSED, run.message)
+    if run is not None and run.is_held and case.now_ms - (run.deleted_ms or 0) > STUCK_MS:
+        held = clip(redact(", ".join(run.held_by)), 256)
+        what = f"{run.name} is being deleted, and finalizers ({held}) keep it; no other run of its kind starts before it is gone"
+        return Condition(name, "False", "Ending", f"{what}: end what their controllers wait for, or remove them")
     if run is not None and run.is_stuck(case.now_ms):
         return Condition(name, "False", "Pending", f"{run.name} does not start: {redact(maintenance.why_stuck(run))}")
     if failures >= maintenance.FAILURES_SHOWN_MIN:

@@ -157,7 +157,7 @@ def last_failure(failure: Failure, *, driver: str, time: str) -> LastFailure:
     """The failure of a driver in the form of the status."""
     return LastFailure(
         failure_class=failure.failure_class,
-        reason=failure.reason,
+        reason=failure.reason[:256],
         exit_code=failure.exit_code,
         pod_name=driver,
         time=time,

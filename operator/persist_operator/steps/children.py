@@ -57,6 +57,8 @@ def maintenance_run(job: Resource, pods: Iterable[Resource]) -> Run | None:
         if phase.finished
         else None,
         deleting=bool(job["metadata"].get("deletionTimestamp")),
+        deleted_ms=times.to_ms(job["metadata"].get("deletionTimestamp")),
+        held_by=tuple(job["metadata"].get("finalizers") or ()) if job["metadata"].get("deletionTimestamp") else (),
         seqno=_integer(labels.get(names.LABEL_SEQNO)),
         runner=next((one for one in get_args(Runner) if one == labels.get(names.LABEL_RUNNER)), None),
         revision=labels.get(names.LABEL_REVISION, ""),
