@@ -145,6 +145,14 @@ def test_a_compaction_on_spark_has_a_secret_until_the_next_one_starts(world, sha
     second = request("b")
     assert second["jobName"] != first["jobName"]
     assert secrets() == {names.rpc_secret_name(second["jobName"], "uid-shard")}
+    finish_job(world, second["jobName"], type="Compaction", outcome="Succeeded", message="", bytes_written=10)
+    world.go(SHARD, 1)
+    # The namespace is no longer one in which sinks may run.
+    world.cluster.deny["delete", "Secret"] = ApiError("cannot delete resource secrets", status=403)
+    world.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["spec"]["compaction"].update(runner="Pod"))
+    third = request("c")
+    assert world.cluster.get(JOB, "team", third["jobName"]) is not None
+    assert world.ready(SHARD) == ("True", "Healthy")
 
 
 def test_where_the_operator_may_make_no_secrets_a_large_debt_is_compacted_in_a_pod(world, shard_resource):

@@ -103,8 +103,7 @@ class Actor:
         else:
             job = maintenance_job(action, meta, self._settings)
         if isinstance(action, StartMaintenance) and action.ended_driver is not None:
-            secret = names.rpc_secret_name(action.ended_driver, meta.uid)
-            self._cluster.delete(SECRET, meta.namespace, secret)
+            self._delete_secret(names.rpc_secret_name(action.ended_driver, meta.uid), meta)
         self._try_pod(job)
         started = self._create(job, meta)
         if started:
@@ -112,6 +111,16 @@ class Actor:
             kind = action.kind if isinstance(action, StartMaintenance) else other
             self._metrics.jobs_started.labels(type=kind).inc()
         return started
+
+    def _delete_secret(self, name: str, meta: Meta) -> None:
+        """Delete the Secret of a compaction on Spark that has ended. Where Spark may no longer run, the operator has no right to, and the
+        Secret stays as long as the resource: it opens nothing any more, and a compaction in a pod must not wait for it.
+        """
+        try:
+            self._cluster.delete(SECRET, meta.namespace, name)
+        except ApiError as error:
+            if error.status != _FORBIDDEN:
+                raise
 
     def _keep_finalizer(self, action: KeepFinalizer, meta: Meta) -> None:
         """Set or remove the finalizer of the stored resource, if it is still this one."""
