@@ -43,7 +43,12 @@ def test_a_driver_without_a_container_says_what_its_pod_shows():
     ]
     run = driver_run(waits)
     assert (run.reason, run.message) == ("ImagePullBackOff", "init container vault: no such image")
+    waits["status"]["initContainerStatuses"][1]["state"] = {"running": {"startedAt": "2026-11-20T00:00:00Z"}}
+    assert driver_run(waits).message == "init container vault has not ended yet; see `kubectl logs p -c vault`"
+    waits["status"]["initContainerStatuses"][1]["started"] = True  # one that runs beside the driver
+    assert "its node has not created its container yet" in driver_run(waits).message
     waits["status"]["phase"] = "Failed"
+    assert driver_run(waits).message == ""
     waits["status"]["initContainerStatuses"][1]["state"] = {"terminated": {"exitCode": 3, "reason": "Error"}}
     run = driver_run(waits)
     assert (run.phase, run.reason, run.exit_code) == (Phase.FAILED, "Error", None)

@@ -207,19 +207,16 @@ def _before_the_container(pod: Resource) -> tuple[str, str]:
     before. Only Events say what else a node waits for.
     """
     for one in (pod.get("status") or {}).get("initContainerStatuses") or ():
-        state = one.get("state") or {}
+        state, what = one.get("state") or {}, f"init container {one.get('name')}"
         ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}
         if ended.get("exitCode"):
-            code, name = ended["exitCode"], ended.get("reason") or "Error"
-            return (
-                name,
-                f"init container {one.get('name')} ended with exit code {code}: {ended.get('message', '')}".rstrip(
-                    ": "
-                ),
-            )
+            text = f"{what} ended with exit code {ended['exitCode']}: {ended.get('message', '')}"
+            return ended.get("reason") or "Error", text.rstrip(": ")
         if waiting.get("reason") not in {None, *_CREATED_SOON}:
-            return waiting["reason"], f"init container {one.get('name')}: {waiting.get('message', '')}".rstrip(": ")
-    if not (pod.get("spec") or {}).get("nodeName"):
+            return waiting["reason"], f"{what}: {waiting.get('message', '')}".rstrip(": ")
+        if state.get("running") is not None and not one.get("started"):
+            return "", f"{what} has not ended yet; see `kubectl logs {pod['metadata']['name']} -c {one.get('name')}`"
+    if _phase(pod) is not Phase.PENDING or not (pod.get("spec") or {}).get("nodeName"):
         return "", ""
     what = "its node has not created its container yet; it may wait for a volume, such as a Secret that is missing"
     return "", f"{what}; see `kubectl describe pod {pod['metadata']['name']}`"
