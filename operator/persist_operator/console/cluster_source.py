@@ -31,6 +31,8 @@ from persist_operator.console.texts import block, number, text
 
 #: Lines of a log, and events, on a page.
 LOG_LINES, EVENTS_MAX = 200, 50
+#: Events that are read for a page. The API server gives them in no order, and keeps them for an hour.
+_EVENTS_READ = 500
 KINDS: dict[KindName, Kind] = {"PersistShard": PERSIST_SHARD, "SparkSink": SPARK_SINK}
 _NO_STORES = "This console has no access to the stores, so the page shows what the status says. With PERSIST_BLOB and PERSIST_CONSENSUS, "
 _NO_STORES += "and their credentials, it also draws the spine and lists versions and all holds."
@@ -94,10 +96,10 @@ class ClusterSource:
         if self._rights.precedes and not self._rights.has(viewer, needed):
             return Unseen(_lacking(needed))
         try:
-            found = self._cluster.events(namespace, text(metadata.get("uid")), limit=EVENTS_MAX)
+            found = self._cluster.events(namespace, text(metadata.get("uid")), limit=_EVENTS_READ)
         except ApiError as error:
             return Unseen(_lacking(needed) if error.status == 403 else f"Events could not be read: {error}.")
-        return sorted((_event(one) for one in found), key=lambda one: one.time, reverse=True)
+        return sorted((_event(one) for one in found), key=lambda one: one.time, reverse=True)[:EVENTS_MAX]
 
     def log(self, sink: Resource, viewer: Viewer) -> Log:
         namespace = text(block(sink, "metadata").get("namespace"))

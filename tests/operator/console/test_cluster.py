@@ -114,6 +114,22 @@ def test_the_pages_show_the_resources_events_logs_and_runs(mine):
     assert client.get("/holds").status_code == 200
 
 
+def test_of_many_events_the_newest_are_shown(filled, mine):
+    """The API server gives them in the order of their names."""
+    for number in range(60):
+        event = {
+            "reason": "Looked",
+            "message": f"look {number}",
+            "lastTimestamp": f"2026-09-20T01:{59 - number:02}:00Z",
+        }
+        head = {"namespace": "team", "name": f"flights.{99 - number}"}
+        filled.cluster.create(EVENT, {**event, "involvedObject": {"uid": "uid-shard"}, "metadata": head})
+    page = mine().get(PAGE).text
+    assert "look 0<" in page
+    assert "look 59<" not in page
+    assert page.count("Looked") == 50
+
+
 def test_only_the_namespaces_that_were_asked_for_are_shown(mine):
     client = mine("other")
     assert "flights" not in client.get("/").text
