@@ -147,7 +147,9 @@ class ApiServer:
             containers = [one["name"] for one in found.get("spec", {}).get("containers", ())]
             if len(containers) > 1 and query.get("container") not in containers:
                 return 400, {"message": f"a container name must be specified, choose one of: {containers}"}
-            return 200, self.cluster.log_texts.get(f"{namespace}/{rest[0]}", "one\ntwo\n").encode()
+            text = self.cluster.log_texts.get(f"{namespace}/{rest[0]}", "one\ntwo\n")
+            lines = text.splitlines(keepends=True)[-int(query.get("tailLines", 1_000_000)) :]
+            return 200, "".join(lines).encode()[: int(query.get("limitBytes", 1 << 30))]
         if method == "PATCH" and "finalizers" in body.get("metadata", {}):
             head = body["metadata"]
             try:

@@ -206,6 +206,15 @@ def test_finalizers_are_patched_alone_and_only_over_the_version_that_was_read(ku
     assert kube.set_finalizers(PERSIST_SHARD, "team", "gone", [], version=version) is None
 
 
+def test_the_end_of_a_log_is_read_however_long_its_lines_are(kube, server):
+    """The API server limits a log to its first bytes."""
+    server.cluster.create(POD, {"metadata": {"namespace": "team", "name": "p"}, "spec": {}})
+    server.cluster.log_texts["team/p"] = "first\n" + "x" * 100_000 + "\nthe cause\n"
+    text = kube.logs("team", "p", container="driver", lines=2)
+    assert text.endswith("x\nthe cause\n")
+    assert len(text) == 1 << 16
+
+
 @pytest.mark.slow
 def test_logs_of_what_is_not_there_are_empty(kube, server):
     assert kube.logs("team", "gone", container="driver", lines=5) == ""

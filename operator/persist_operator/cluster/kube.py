@@ -25,6 +25,8 @@ _PAGE = 500
 #: The most pages of a list. A million resources have fewer, and etcd cannot hold more than that.
 _PAGES_MAX = 2000
 _CHUNK_BYTES = 1 << 16
+#: How much of the end of a log is kept, and of how much of it: a line of a driver may have any length.
+_LOG_BYTES, _LOG_READ_BYTES = 1 << 16, 1 << 23
 _GONE = 410
 #: The most tries of an expired list. Its version lives for minutes, so a second expiry means that the API server is in trouble.
 _LISTS_MAX = 3
@@ -186,25 +188,38 @@ class KubeCluster:
         return None if code == 404 else _object(answer)
 
     def logs(self, namespace: str, pod: str, *, container: str, lines: int) -> str:
-        query = {"container": container, "tailLines": str(lines), "limitBytes": "65536"}
-        status, body = self.call("GET", _path(POD, namespace, pod) + "/log", query=query, accept=(400,))
-        return "" if status in {400, 404} else body.decode("utf-8", "replace")
+        end = b""
+        # SUBTLE: the limit of the API server keeps the beginning of the lines, and the cause of a failure is at their end.
+        query = {"container": container, "tailLines": str(lines), "limitBytes": str(_LOG_READ_BYTES)}
+        try:
+            for chunk in self._chunks(_path(POD, namespace, pod) + "/log", query, idle_s=_TIMEOUT_S[1]):
+                end = (end + chunk)[-_LOG_BYTES:]
+        except ApiError as error:
+            if error.status not in {400, 404}:
+                raise
+        return end.decode("utf-8", "replace")
 
     def stream(self, path: str, query: Mapping[str, str], *, idle_s: float) -> Generator[bytes, None, None]:
         """The lines of a long answer, such as a watch or a log, as they come, until the server ends it. Raises ApiError before the first
         line, as for every request. Raises ApiError with status 0 after any line, when the connection broke or no line came for `idle_s`
         seconds; there may be more lines then. For the other modules of this room.
         """
+        held = b""
+        with contextlib.closing(self._chunks(path, query, idle_s=idle_s)) as chunks:
+            for chunk in chunks:
+                *lines, held = (held + chunk).split(b"\n")
+                yield from lines
+        if held:
+            yield held
+
+    def _chunks(self, path: str, query: Mapping[str, str], *, idle_s: float) -> Generator[bytes, None, None]:
+        """The body of an answer in pieces. ApiError as from `stream`."""
         response = self._send("GET", path, query=query, read_s=idle_s, preload=False)
         try:
             if response.status >= 300:
                 raise _refusal("GET", path, response)
-            held = b""
             while chunk := response.read1(_CHUNK_BYTES):
-                *lines, held = (held + chunk).split(b"\n")
-                yield from lines
-            if held:
-                yield held
+                yield chunk
         except urllib3.exceptions.HTTPError as error:
             raise ApiError(f"GET {path}: the answer broke off: {error}", status=0) from error
         finally:

@@ -108,4 +108,4 @@ class Cluster(Protocol):
         """
 
     def logs(self, namespace: str, pod: str, *, container: str, lines: int) -> str:
-        """The last lines of a container's log; empty when there is no log."""
+        """The last lines of a container's log, of them at most the last 64 KiB; empty when there is no log."""
