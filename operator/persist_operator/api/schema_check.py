@@ -133,14 +133,15 @@ def _stored_version(crd: Mapping[str, Json]) -> Mapping[str, Json]:
 def _default(schema: Mapping[str, Json], value: Json) -> None:
     """Fill in the defaults. A field that is null counts as absent, as on the API server, for which no field of ours may be null."""
     if isinstance(value, dict):
-        known = schema.get("properties", {})
-        for name in [one for one, given in value.items() if given is None and (one in known or _values(schema))]:
+        known, others = schema.get("properties", {}), _values(schema)
+        for name in [one for one, given in value.items() if given is None and (one in known or others)]:
             del value[name]
         for name, child in known.items():
             if name not in value and "default" in child:
                 value[name] = copy.deepcopy(child["default"])
         for name, given in value.items():
-            _default(known.get(name) or _values(schema), given)
+            if name in known or others:
+                _default(known.get(name, others), given)
     elif isinstance(value, list):
         for item in value:
             _default(schema.get("items", {}), item)
