@@ -17,6 +17,7 @@ class World:
         self.make_sink, self.sink_resource, self.shard = make_sink, sink_resource, shard
         self.settings, self.now, self.spec = settings, now, dict(spec)
         self.status, self.runs, self.metadata, self.failures = {}, {}, {}, {}
+        self.executors = Executors(running=2)
         self.plan = None
 
     def step(self, *, after=1000, act=True):
@@ -24,7 +25,7 @@ class World:
         observed = SinkObserved(
             shard=self.shard,
             runs=tuple(self.runs.values()),
-            executors=Executors(running=2),
+            executors=self.executors,
             failures=self.failures,
         )
         sink = self.make_sink(self.spec, status=self.status, **self.metadata)

@@ -147,3 +147,10 @@ def test_executors_are_counted_for_one_attempt():
     pods = [pod("Running", **{names.LABEL_ATTEMPT: "2"}), pod("Failed", **{names.LABEL_ATTEMPT: "2"}), pod("Running")]
     counted = executors(pods, 2)
     assert (counted.running, counted.pending, counted.failed) == (1, 0, 1)
+    assert counted.stuck_ms is None
+    waiting = {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}
+    late = pod("Pending", **{names.LABEL_ATTEMPT: "2"})
+    late["metadata"]["creationTimestamp"] = "2026-11-20T00:05:00Z"
+    counted = executors([late, pod("Pending", state=waiting, **{names.LABEL_ATTEMPT: "2"})], 2)
+    assert (counted.pending, counted.why_pending) == (2, "ErrImagePull: no such image")
+    assert times.to_text(counted.pending_from_ms) == "2026-11-20T00:00:00Z"

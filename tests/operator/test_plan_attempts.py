@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from persist_operator.api import conditions, names, times
-from persist_operator.plan.observed import ActionFailure, Phase
+from persist_operator.plan.observed import ActionFailure, Executors, Phase
 from persist_operator.settings import WorkloadAllow
 from sink_world import MINUTE
 
@@ -229,6 +229,23 @@ def test_a_driver_whose_container_is_not_created_says_within_a_minute_what_it_mo
     one.step(after=10 * MINUTE)
     assert "needs Secret persist-store" in one.status["lastFailure"]["message"]
     assert "not scheduled" not in one.status["lastFailure"]["message"]
+
+
+def test_a_driver_whose_executors_do_not_start_says_why(world):
+    one = world({"mode": "Streaming"})
+    one.step()
+    one.change(phase=Phase.RUNNING, started_ms=one.now)
+    why = "Unschedulable: 0/3 nodes are available"
+    one.executors = Executors(pending=2, pending_from_ms=one.now, why_pending=why)
+    one.step()
+    assert conditions.find(one.status, "Running")["message"] == f"{one.status['driver']['podName']} runs"
+    assert one.plan.requeue_after_s <= 60
+    one.step(after=MINUTE)
+    assert conditions.find(one.status, "Running")["message"].endswith(f"runs; executors do not start: {why}")
+    assert one.reason("Running") == ("True", "DriverRunning")
+    one.executors = Executors(running=2)
+    one.step()
+    assert conditions.find(one.status, "Running")["message"].endswith(" runs")
 
 
 def test_a_long_reason_for_which_a_driver_does_not_start_fits_the_status(world, refused):

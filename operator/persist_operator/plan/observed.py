@@ -134,6 +134,15 @@ class Executors:
     running: int = 0
     pending: int = 0
     failed: int = 0
+    pending_from_ms: int = 0
+    """When the oldest of those that are pending was created."""
+    why_pending: str = ""
+    """What Kubernetes says of it; empty when it says nothing."""
+
+    @property
+    def stuck_ms(self) -> int | None:
+        """From when on the status says why executors do not start; None when there is nothing to say."""
+        return self.pending_from_ms + STUCK_MS + 1 if self.pending and self.why_pending else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,6 +58,8 @@ def plan_sink(
     if running.errors and not draft.status.progress.running.errors:
         draft = draft.noting(sink_status.errors_note(str(draft.status.driver.pod_name), running.errors))
     draft = draft.having(progress=replace(draft.status.progress, running=running)).waking(*shown_ms)
+    stuck_ms = observed.executors.stuck_ms
+    draft = draft if stuck_ms is None or stuck_ms <= now_ms else draft.waking(stuck_ms)
     draft = freshness.followed(draft)
     status = sink_status.finished(draft.status, sink, observed, problem=problem, now_ms=now_ms, words=words)
     requeue_s = min(((at - now_ms) / 1000 for at in draft.wake_ms), default=settings.loop.resync_seconds)

@@ -145,7 +145,7 @@ def _running(status: SinkStatus, observed: SinkObserved, spec: SinkSpec, now_ms:
         what = "is being deleted; if its node does not report its end a minute after the grace period, it is deleted by force"
         return Condition("Running", "Unknown", "DriverEnding", f"{driver.pod_name} {what}")
     if driver.phase == "Running":
-        return Condition("Running", "True", "DriverRunning", f"{driver.pod_name} runs")
+        return Condition("Running", "True", "DriverRunning", f"{driver.pod_name} runs{_short_of(observed, now_ms)}")
     if driver.phase in {"Creating", "Pending"}:
         why = f": {_why_pending(child)}" if child is not None and child.reason else ""
         if child is not None and not child.reason and child.is_stuck(now_ms, times.to_ms(driver.start_time)):
@@ -154,6 +154,14 @@ def _running(status: SinkStatus, observed: SinkObserved, spec: SinkSpec, now_ms:
             why = f"{why}; {failures.waits_for(child, spec.mounted)}"
         return Condition("Running", "False", "DriverPending", f"{driver.pod_name} is starting{why}")
     return Condition("Running", "False", "NoDriver", "")
+
+
+def _short_of(observed: SinkObserved, now_ms: int) -> str:
+    """Why executors of a driver that runs do not start, when they have waited for a minute; empty otherwise."""
+    stuck_ms = observed.executors.stuck_ms
+    if stuck_ms is None or now_ms < stuck_ms:
+        return ""
+    return f"; executors do not start: {clip(redact(observed.executors.why_pending), 1000)}"
 
 
 def _ready(

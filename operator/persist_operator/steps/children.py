@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -22,7 +23,7 @@ _NAME_MAX, _DRAWN = 58, 5
 _DEFAULT_SCHEDULER = "default-scheduler"
 #: Reasons of a container that says nothing of why it waits.
 _CREATED_SOON = ("ContainerCreating", "PodInitializing")
-_CONTAINERS = {names.DRIVER_CONTAINER, names.MAINTENANCE_CONTAINER}
+_CONTAINERS = {names.DRIVER_CONTAINER, names.EXECUTOR_CONTAINER, names.MAINTENANCE_CONTAINER}
 _PHASES = {"Succeeded": Phase.SUCCEEDED, "Failed": Phase.FAILED, "Running": Phase.RUNNING, "Unknown": Phase.RUNNING}
 
 
@@ -141,12 +142,18 @@ def driver_run(pod: Resource, *, log_tail: str = "") -> Run:
 
 
 def executors(pods: Iterable[Resource], attempt: int) -> Executors:
-    """The numbers of executor pods of one attempt."""
-    counts = {Phase.RUNNING: 0, Phase.PENDING: 0, Phase.FAILED: 0, Phase.SUCCEEDED: 0}
-    for pod in pods:
-        if (pod["metadata"].get("labels") or {}).get(names.LABEL_ATTEMPT) == str(attempt):
-            counts[_phase(pod)] += 1
-    return Executors(running=counts[Phase.RUNNING], pending=counts[Phase.PENDING], failed=counts[Phase.FAILED])
+    """The numbers of executor pods of one attempt, and what keeps the oldest of them from running that are pending."""
+    mine = [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(names.LABEL_ATTEMPT) == str(attempt)]
+    counts = Counter(map(_phase, mine))
+    oldest = min((pod for pod in mine if _phase(pod) is Phase.PENDING), key=_created_ms, default=None)
+    facts = _Facts() if oldest is None else _pod_facts(oldest)
+    return Executors(
+        running=counts[Phase.RUNNING],
+        pending=counts[Phase.PENDING],
+        failed=counts[Phase.FAILED],
+        pending_from_ms=0 if oldest is None else _created_ms(oldest),
+        why_pending=": ".join(one for one in (facts.reason, facts.message) if one),
+    )
 
 
 def _phase(pod: Resource) -> Phase:
