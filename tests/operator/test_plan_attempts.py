@@ -188,6 +188,24 @@ def test_a_backoff_written_by_a_clock_that_was_ahead_is_not_awaited(world):
     assert len(one.starts()) == 1
 
 
+def test_a_long_request_is_new_when_its_end_is(world, refused):
+    """People put a reason before the date."""
+    one = world()
+    one.step()
+    for day in (26, 27):
+        one.succeeds()
+        one.step()
+        asked = {
+            f"{names.REQUEST_PREFIX}restart": f"{'asked for by the team that owns the reports, ' * 3}2026-11-{day}"
+        }
+        one.metadata = {"annotations": asked}
+        one.step()
+        assert len(one.starts()) == 1
+        one.step()
+        assert one.starts() == [], "each request is handled once"
+        assert refused(one.sink_resource(), one.status) == []
+
+
 def test_a_driver_that_waits_for_the_secret_of_its_options_says_so(world):
     one = world({"input": {"type": "Format", "format": {"name": "jdbc", "optionsSecretName": "orders-db"}}})
     one.settings = dataclasses.replace(

@@ -51,6 +51,7 @@ ANNOTATION_PAUSED = f"{GROUP}/paused"
 ANNOTATION_TAKE_OVER = f"{GROUP}/take-over"
 #: `request-gc: <token>`; a request is new while its token differs from status.lastHandledRequests.gc.
 REQUEST_PREFIX = f"{GROUP}/request-"
+_TOKEN_MAX = 64
 #: `request-approve: <id of status.plan>`
 APPROVE = "approve"
 
@@ -161,6 +162,17 @@ def executor_prefix(resource: str, uid: str, attempt: int | str) -> str:
 def revision_of(value: Mapping[str, Any]) -> str:
     """Eight hex digits over the canonical JSON of `value`."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:8]
+
+
+def request_token(annotations: Mapping[str, str], verb: str) -> str:
+    """The token of the request `verb`, at most as long as a status takes; empty without one. A long value keeps its beginning, and gets a
+    hash of all of it: a new request may differ at its end only, where the date is.
+    """
+    value = annotations.get(f"{REQUEST_PREFIX}{verb}", "")
+    if len(value) <= _TOKEN_MAX:
+        return value
+    digest = hashlib.sha256(value.encode("utf-8", "replace")).hexdigest()[:16]
+    return f"{value[: _TOKEN_MAX - 17]}-{digest}"
 
 
 def store_label(consensus: str) -> str:

@@ -20,13 +20,13 @@ from persist_operator.local.objects import Document, Objects
 from persist_operator.plan import schedule
 from persist_operator.plan.actions import Plan
 
-_RESTART = f"{names.REQUEST_PREFIX}restart"
+_RESTART = "restart"
 
 
 def ask(objects: Objects, document: Mapping[str, Any], *, now_ms: int) -> None:
     """Request another run of the sink, due or not. No effect while an attempt is under way."""
     if not _known(document).is_under_way:
-        objects.annotate("SparkSink", document["metadata"]["name"], _RESTART, str(now_ms))
+        objects.annotate("SparkSink", document["metadata"]["name"], f"{names.REQUEST_PREFIX}{_RESTART}", str(now_ms))
 
 
 def has_failed(document: Mapping[str, Any]) -> bool:
@@ -90,7 +90,7 @@ class Ticks:
         known = _known(document)
         if self.watch or known.run != RunState() or known.is_under_way:
             return False
-        token = (document["metadata"].get("annotations") or {}).get(_RESTART, "")[:64]
+        token = names.request_token(document["metadata"].get("annotations") or {}, _RESTART)
         is_asked = bool(token) and (known.last_handled_requests or {}).get("restart") != token
         return not is_asked  # the planner opens the run of a request
 

@@ -65,7 +65,7 @@ class Folded:
 def request_token(shard: Shard, kind: MaintenanceKind) -> str | None:
     """The token of the request annotation for this kind; None when there is none or it was already handled."""
     verb = names.REQUEST[kind]
-    token = shard.meta.annotations.get(f"{names.REQUEST_PREFIX}{verb}", "")[:64]
+    token = names.request_token(shard.meta.annotations, verb)
     return token if token and token != shard.known.handled(verb) else None
 
 

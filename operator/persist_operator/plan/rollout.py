@@ -185,7 +185,7 @@ def _promoting(draft: Draft) -> Draft:
 
 def _token(draft: Draft, request: str) -> str:
     """The token of a request that was not handled; otherwise empty."""
-    token = draft.sink.meta.annotations.get(f"{names.REQUEST_PREFIX}{request}", "")[:64]
+    token = names.request_token(draft.sink.meta.annotations, request)
     return "" if (draft.status.last_handled_requests or {}).get(request) == token else token
 
 

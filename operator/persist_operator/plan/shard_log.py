@@ -28,7 +28,7 @@ def entry(inspection: Inspection) -> LogEntry:
 
 def accept_token(shard: Shard) -> str | None:
     """The token of the request that accepts the present log; None when there is no such request or it was already handled."""
-    token = shard.meta.annotations.get(f"{names.REQUEST_PREFIX}{ACCEPT}", "")[:64]
+    token = names.request_token(shard.meta.annotations, ACCEPT)
     return token if token and token != shard.known.handled(ACCEPT) else None
 
 

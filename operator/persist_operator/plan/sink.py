@@ -308,7 +308,7 @@ def _remember(draft: Draft, outcome: AttemptOutcome, failure_class: str | None, 
 
 def _handle_requests(draft: Draft) -> Draft:
     """Handle `request-restart`: reopen a failed run under its id, or open another run. A schedule is not affected."""
-    token = draft.sink.meta.annotations.get(f"{names.REQUEST_PREFIX}{_RESTART_REQUEST}", "")[:64]
+    token = names.request_token(draft.sink.meta.annotations, _RESTART_REQUEST)
     handled = draft.status.last_handled_requests or {}
     if not token or handled.get(_RESTART_REQUEST) == token or draft.status.is_under_way:
         return draft

@@ -56,7 +56,7 @@ def is_approved(shard: Shard, plan_id: str) -> bool:
 
 def approval_token(shard: Shard) -> str:
     """The id in the annotation that approves a plan; empty without one."""
-    return shard.meta.annotations.get(f"{names.REQUEST_PREFIX}{names.APPROVE}", "")[:64]
+    return names.request_token(shard.meta.annotations, names.APPROVE)
 
 
 def passes(
