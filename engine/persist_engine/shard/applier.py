@@ -42,14 +42,14 @@ NO_MAINTENANCE = Maintenance()
 #: How long one command waits for another command of this process to finish its compare-and-set. Taking turns avoids lost races within the
 #: process. When the other command is stuck in a store call, this one proceeds, because consensus decides anyway.
 _TURN_S = 1.0
-#: The versions of which the entry is remembered: more than pass while one commit waits for its answer.
+#: The number of versions whose entries are remembered. Fewer versions than this pass while one commit waits for its answer.
 _TAGS_MAX = 256
 _NONE_PASSED: Mapping[SeqNo, bytes] = MappingProxyType({})
 
 
 class UnknownOutcome(Indeterminate):
-    """The compare-and-set of a command may have happened. `answer` is the command's answer in that case. `before` is the state it was
-    decided on, and `decided_ms` the time of that decision.
+    """The compare-and-set of a command may have happened. `answer` is the command's answer in that case. `before` is the state on which it
+    was decided, and `decided_ms` is the time of that decision.
     """
 
     def __init__(self, message: str, *, answer: Answer, before: ShardState, decided_ms: int) -> None:
@@ -81,8 +81,8 @@ class Applier:
 
     @property
     def state(self) -> ShardState:
-        """The newest state that this process knows. It was current once and may be stale. Immutable; costs nothing. ForkedLog once the log
-        is known to be forked, as in every method.
+        """The newest state that this process knows. It was current once and may be stale. It is immutable, and reading it makes no round
+        trip. Raises ForkedLog once the log is known to be forked, as every method does.
         """
         if self._forked is not None:
             self._refuse(self._forked)
@@ -91,10 +91,11 @@ class Applier:
     def apply(self, command: Command, *, is_write: bool) -> tuple[Answer, Maintenance]:
         """Applies `command` to the newest state until it commits or is refused. Returns its answer and the maintenance it leaves.
 
-        A commit is linearized. A refusal is decided on the cached state without a round trip, so it may be stale: refetch where that
-        matters. Lost races and refusing stores are retried here. UnknownOutcome means that the command may be committed. Unavailable means
-        that this attempt was certainly not committed. Every attempt is decided anew at the current time: an outage must not commit a lease
-        that expired meanwhile. `is_write` marks commands of writers, which receive garbage collection as maintenance.
+        A commit is linearized. A refusal is decided on the cached state without a round trip, so it may be stale: a caller that needs a
+        fresh one must refetch. Retries lost races and refusals by the store. UnknownOutcome means that the command may be committed.
+        Unavailable means that this attempt was certainly not committed. Every attempt is decided anew at the current time, so that a lease
+        that expired during an outage is not committed. `is_write` marks commands of writers, which receive garbage collection as
+        maintenance.
         """
         versions = self.versions
         env, metrics = versions.env, versions.metrics
@@ -158,7 +159,7 @@ class Applier:
             self._fetch_after_lost_race(before)
 
     def fetch_and_update(self, hint: SeqNo | None = None) -> None:
-        """Brings the cached state up to consensus. Linearized: sees everything that was acknowledged before the call.
+        """Advances the cached state to the newest version in consensus. Linearized: sees everything acknowledged before the call.
 
         With `hint` (the version that the caller has examined), returns at once when the cached state is already newer.
         """
@@ -176,7 +177,7 @@ class Applier:
                 return
 
     def _fetched(self, current: ShardState) -> tuple[str, ShardState, dict[SeqNo, bytes]]:
-        """The path taken, the current state, which has `current` in its past, and the entries seen between the two."""
+        """Returns the path taken, the newest state, which has `current` in its past, and the tags of the entries read between the two."""
         versions = self.versions
         limit = versions.settings.maintenance.recent_diffs_max
         live = versions.fetch_diffs_from(current, limit=limit)
@@ -244,8 +245,8 @@ class Applier:
             self._give_up(forked_log(before, f"what came after it vanished from {self.versions.consensus.address()}"))
 
     def _prove(self, committed: ShardState) -> None:
-        """Another thread went past `committed`, by a rollup, and did not see its entry. ForkedLog unless one log has both in its past: that
-        version and the state that this process has now.
+        """Proves that one log contains both `committed` and the state that this process has now. Raises ForkedLog otherwise. It is needed
+        when another thread advanced the cache past `committed` from a rollup, and so did not see its entry.
         """
         current = self.state
         live = self.versions.fetch_recent_live_diffs(self.shard_id)
@@ -253,10 +254,10 @@ class Applier:
             self.versions.fetch_later_state(known, live)
 
     def _install(self, state: ShardState, *, after: ShardState, passed: Mapping[SeqNo, bytes] = _NONE_PASSED) -> bool:
-        """Caches `state`, which has `after` in its past. Returns False when another thread has advanced the cache meanwhile, either less
-        far, or past the version of `state` without its entry: whether one has the other in its past is then unknown. Gives up when another
-        thread saw another entry of its version: the answer of a server that failed may come after a look at the one that took over.
-        `passed`: the entries between the two.
+        """Caches `state`, which has `after` in its past. `passed` holds the tags of the entries between the two. Returns False when another
+        thread advanced the cache meanwhile, and it is unknown whether the cached state and `state` belong to one log: the cache is behind
+        `state`, or it passed the version of `state` without seeing its entry. Gives up when another thread saw a different entry at that
+        version: a server that failed may answer after this process has read from the server that took over.
         """
         with self._install_lock:
             known = self._state
@@ -281,15 +282,15 @@ class Applier:
         return True
 
     def _give_up(self, error: ForkedLog) -> NoReturn:
-        """Marks the log as forked: it is not the log of the cached state, so no later state is trusted and no command runs."""
+        """Marks the log as forked and raises `error`: the log is not that of the cached state. From now on, every call raises ForkedLog."""
         if self._forked is None:
             self._forked = error
             self.versions.metrics.count("forked_log", shard=self.shard_id)
         self.watch.notify()
         raise error
 
-    def _refuse(self, found: ForkedLog) -> NoReturn:
-        raise ForkedLog(str(found), **found.detail) from found
+    def _refuse(self, cause: ForkedLog) -> NoReturn:
+        raise ForkedLog(str(cause), **cause.detail) from cause
 
     @contextmanager
     def _taking_turns(self) -> Iterator[None]:

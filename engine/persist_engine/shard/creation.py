@@ -1,4 +1,4 @@
-"""Proofs in blob that a shard's log began. They keep a shard that consensus lost from being created anew."""
+"""Proofs in blob that a shard's log began. They prevent that a shard that consensus lost is created anew."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from persist_engine.storage.consensus import Consensus
 
 
 class Creation:
-    """Finds the proof, and writes the mark that is one. Retries as `shard.versions` does. Thread-safe."""
+    """Finds the proofs, and writes the mark, which is one of them. Retries as `shard.versions` does. Thread-safe."""
 
     def __init__(self, blob: Blob, consensus: Consensus, retry: Retry) -> None:
         self._blob, self._consensus, self._retry = blob, consensus, retry
 
     def first_ruin(self, shard_id: ShardId) -> str | None:
-        """The key of a blob that proves that the shard's log began, whether or not the log still exists. None without proof.
+        """Returns the key of a blob that proves that the shard's log began, whether or not the log still exists; None if there is none.
 
         A rollup of the first version proves nothing, because its creator may have died before the log began. All other blobs are written
         later. Every creation of a shard, and every opening for writing, leaves a mark, because small appends leave no blob of their own.
@@ -34,7 +34,7 @@ class Creation:
         return self._retry.external("get mark", lambda: self._blob.get(key), shard=shard_id) is not None
 
     def mark(self, shard_id: ShardId) -> None:
-        """Writes the mark: the log began. Idempotent."""
+        """Writes the mark, which records that the log began. Idempotent."""
         self._retry.external("set mark", lambda: self._blob.set(created_key(shard_id), b""), shard=shard_id)
 
     def lost(self, shard_id: ShardId, ruin: str) -> str:

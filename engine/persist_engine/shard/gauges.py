@@ -21,7 +21,7 @@ _EXPIRING = ("ExpireWriter", "ExpireLeasedReader", "BecomeTombstone")
 
 
 def shard_gauges(state: ShardState) -> ShardGauges:
-    """The gauges of `state`, named as in the catalogue. Walks all batches once: for scrapes, not for commits."""
+    """The gauges of `state`, named as in the catalogue. Walks all batches once, so it is for scrapes and not for commits."""
     rollup_seqno, rollup = latest_rollup(state)
     sizes = state.trace.sizes
     batches = list(state.trace.batches())
@@ -80,7 +80,7 @@ def _time(frontier: Antichain) -> float:
 
 
 def count_inline(metrics: Metrics, batch: HollowBatch) -> None:
-    """Counts the inline parts of `batch`, which was appended: they are in state now."""
+    """Counts the inline parts of `batch`, which was just appended, so they are in state now."""
     inline_bytes = batch.inline_bytes
     if inline_bytes:
         metrics.count("inline_committed_parts", sum(part.inline_bytes > 0 for part in batch.parts))

@@ -1,8 +1,8 @@
 """Reading the log of a shard's states: diffs in consensus, rollups in blob (spec 7).
 
 Owns all reads of the log; `shard.versions` changes it. Keeps no state of its own: `shard.applier` caches. Every fetch is
-bounded or says that it is not. It relies on one invariant: the newest rollup that the last diff names exists in blob,
-unless that diff is stale.
+bounded, or its docstring says that it is not. This module relies on one invariant: the newest rollup that the last diff
+names exists in blob, unless that diff is stale.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class LiveDiffBounds:
 
 class LiveStates:
     """A walk over the live states of a shard, oldest first, one diff at a time. It stands on one state, at first on the
-    earliest. No I/O: `LogReader` fetched all of it. ForkedLog when an entry does not follow the one before it, or the first
-    does not belong to the earliest state. Not thread-safe.
+    earliest. Does no I/O, because `LogReader` fetched everything. Raises ForkedLog when an entry does not follow the one
+    before it, or when the first entry does not belong to the earliest state. Not thread-safe.
     """
 
     def __init__(
@@ -75,19 +75,19 @@ class LiveStates:
         self._state = earliest
         self._count = count
         self.initial_diff = diffs[0][1]
-        """The diff that led to the earliest state; already part of it."""
+        """The diff that led to the earliest state, which already includes it."""
         self._diffs = [diff for _, diff in diffs[1:]]
         self._encoded_bytes = sum(len(entry.data) for entry, _ in diffs)
         self._next = 0
 
     @property
     def state(self) -> ShardState:
-        """Where the walk stands."""
+        """The state on which the walk stands."""
         return self._state
 
     @property
     def seqno(self) -> SeqNo:
-        """Version where the walk stands."""
+        """The version on which the walk stands."""
         return self._state.seqno
 
     @property
@@ -96,7 +96,7 @@ class LiveStates:
         return self._encoded_bytes
 
     def advance(self) -> StateDiff | None:
-        """Move one version on. The diff that led there, or None, without a move, at the end."""
+        """Advances by one version and returns the diff that led there. Returns None at the end, without moving."""
         if self._next == len(self._diffs):
             return None
         diff = self._diffs[self._next]
@@ -108,9 +108,9 @@ class LiveStates:
 class LogReader:
     """Reads the log of any shard of one location. Thread-safe.
 
-    Unless a method says otherwise it retries storage errors until `settings.retry.give_up_ms` (Unavailable), may be
-    repeated, and is linearized: it sees everything acknowledged before it was called. Damaged bytes raise
-    CorruptData with their key, bytes of newer code or of another format Incompatible.
+    Unless its docstring says otherwise, a method retries storage errors until `settings.retry.give_up_ms` has passed, and then
+    raises Unavailable. It may be repeated. It is linearized: it sees everything acknowledged before it was called. Damaged
+    bytes raise CorruptData with their key. Bytes of newer code or of another format raise Incompatible.
     """
 
     def __init__(self, blob: Blob, consensus: Consensus, *, env: Env, settings: Settings, metrics: Metrics) -> None:
@@ -123,16 +123,16 @@ class LogReader:
         """The state at the end of `hint` (diffs just fetched, through the head), or of a fresh fetch when `hint` is None
         or empty.
 
-        ShardNotFound when the shard was never initialised. MissingBlob when the head itself names a rollup that does not
-        exist: the blob store was wiped, or does not belong to this consensus store.
+        Raises ShardNotFound when the shard was never initialised. Raises MissingBlob when the head itself names a rollup that
+        does not exist: the blob store was wiped, or does not belong to this consensus store.
         """
         rollup, live = self._fetch_newest_rollup(shard_id, hint)
         return self._apply_successors(rollup.state, live)
 
     def fetch_later_state(self, known: ShardState, hint: LiveDiffs | None = None) -> ShardState:
-        """As `fetch_current_state`, for a process that knows the state `known`. ForkedLog when `known` is no state of the
-        log's past. If the entry of `known` was truncated, the lineage of the newest rollup decides for the last LINEAGE_MAX
-        versions. An older `known` cannot be checked: it is taken for one of the log, and counted.
+        """Like `fetch_current_state`, for a process that knows the state `known`. Raises ForkedLog when `known` is not in the
+        past of the log. If the entry of `known` was truncated, the lineage of the newest rollup decides; it covers the last
+        LINEAGE_MAX versions. An older `known` cannot be checked: it counts as part of the log, and a metric counts the case.
         """
         rollup, live = self._fetch_newest_rollup(known.shard_id, hint)
         check_birth(known, rollup.state.birth)
@@ -160,8 +160,8 @@ class LogReader:
             if data is not None:
                 return self._decode_rollup(shard_id, key, data), live
             if key == missing:
-                # Blobs are written before they are linked and deleted after they are unlinked: a head that still
-                # names a rollup after its blob was seen missing cannot be stale.
+                # Blobs are written before they are linked and deleted after they are unlinked. So a head that was read after the
+                # blob was seen missing, and that still names it, is not stale: the blob is lost.
                 raise MissingBlob(
                     f"rollup {blob_key(shard_id, key)}, which the shard's newest version names, is missing in "
                     f"{self.blob.address()}: it was wiped or does not belong to {self.consensus.address()}",
@@ -172,7 +172,7 @@ class LogReader:
             live = self.fetch_recent_live_diffs(shard_id)
 
     def fetch_recent_live_diffs(self, shard_id: ShardId) -> LiveDiffs:
-        """Live diffs through the head: all of them when they are few, else those from the newest rollup on. Empty when the
+        """Live diffs through the head: all of them if they are few, otherwise those from the newest rollup on. Empty when the
         shard is not initialised.
         """
         limit = self.settings.maintenance.recent_diffs_max
@@ -186,16 +186,16 @@ class LogReader:
             if head is None:
                 return []  # consensus lost the log since the scan
             rollup_seqno = SeqNo.parse(self._decode_diff(shard_id, head).latest_rollup_key.split("/")[0])
-            # Never from beyond the head, whatever rollup it names: such a scan finds nothing, so the loop would not end.
+            # The scan must not begin beyond the head, whatever rollup the head names. It would find nothing, and the loop would not end.
             live = self._scan(shard_id, min(rollup_seqno, head.seqno), SCAN_ALL)
             if head in live or (live and live[0].seqno > head.seqno):
                 return live
-            # Consensus lost the head since. The log that stands there now may have its rollup before this version: again.
+            # Consensus lost the head since. The log that is there now may have its rollup before this version, so try again.
 
     def fetch_diffs_from(self, known: ShardState, *, limit: int) -> LiveDiffs | None:
-        """At most `limit` live diffs that come after `known`. None when another process truncated the entry of `known`: the
-        log then does not show whether its diffs follow `known`. ForkedLog when the log ends before that entry, or holds
-        another in its place.
+        """At most `limit` live diffs that come after `known`. Returns None when another process truncated the entry of `known`:
+        the log then does not show whether its diffs follow `known`. Raises ForkedLog when the log ends before that entry, or
+        holds another in its place.
         """
         live = self._scan(known.shard_id, known.seqno, limit + 1)
         if not live:
@@ -208,9 +208,7 @@ class LogReader:
         return live[1:]
 
     def fetch_diffs_after(self, shard_id: ShardId, seqno: SeqNo, *, limit: int = SCAN_ALL) -> LiveDiffs:
-        """At most `limit` live diffs with seqnos above `seqno`. They begin later than at seqno + 1 when those before were
-        truncated.
-        """
+        """At most `limit` live diffs with seqnos above `seqno`. If diffs from seqno + 1 on were truncated, they begin later."""
         return self._scan(shard_id, seqno.next(), limit)
 
     def fetch_all_live_diffs(self, shard_id: ShardId) -> LiveDiffs:
@@ -222,8 +220,8 @@ class LogReader:
     ) -> LiveStates | None:
         """A walk over all live states, standing on the earliest; None when the shard was never initialised.
 
-        `through` bounds how far the walk reaches and what is fetched (always at least the earliest version). `known`, a state of the shard,
-        usually names the rollup of the earliest version: then the newest state is not fetched for its name.
+        `through` bounds how far the walk reaches and what is fetched (always at least the earliest version). `known` is a state of the
+        shard. If it names the rollup of the earliest version, as it usually does, the newest state need not be fetched to find that name.
         """
         seen: SeqNo | None = None
         while True:
@@ -247,7 +245,7 @@ class LogReader:
             seen = bounds.earliest
 
     def live_diff_bounds(self, shard_id: ShardId) -> LiveDiffBounds | None:
-        """Earliest and current live version; None when the shard was never initialised. Two small reads."""
+        """The earliest and the current live version; None when the shard was never initialised. Makes two small reads."""
         first = self._scan(shard_id, SeqNo(0), 1)
         if not first:
             return None
@@ -255,20 +253,20 @@ class LogReader:
         return None if head is None else LiveDiffBounds(earliest=first[0].seqno, current=head.seqno)
 
     def tag_at(self, shard_id: ShardId, seqno: SeqNo) -> bytes | None:
-        """The tag of the entry of that version; None when it is not live. One small read."""
-        found = self._scan(shard_id, seqno, 1)
-        return found[0].tip.tag if found and found[0].seqno == seqno else None
+        """The tag of the entry of that version; None when it is not live. Makes one small read."""
+        live = self._scan(shard_id, seqno, 1)
+        return live[0].tip.tag if live and live[0].seqno == seqno else None
 
     def count_apply(self, path: str) -> None:
-        """Count the path that `model.diff.state_diff.apply` took."""
+        """Counts the path that `model.diff.state_diff.apply` took."""
         self.metrics.count("apply_diff", path=path)
 
     def decode_diffs_after(self, shard_id: ShardId, seqno: SeqNo, live: LiveDiffs) -> Iterator[StateDiff]:
-        """Those of `live` above `seqno`, decoded in order."""
+        """The diffs of `live` with seqnos above `seqno`, decoded in order."""
         return (self._decode_diff(shard_id, entry) for entry in live if entry.seqno > seqno)
 
     def list_shards(self) -> Iterator[ShardId]:
-        """Every shard that consensus knows, in no particular order. Keys that are no shard ids are left out."""
+        """Every shard that consensus knows, in no particular order. Skips keys that are not shard ids."""
         for key in self.retry.external("list shards", lambda: list(self.consensus.list_keys())):
             with contextlib.suppress(InvalidUsage):
                 yield ShardId(key)
@@ -283,8 +281,8 @@ class LogReader:
         )
 
     def _fetch_rollup_at(self, shard_id: ShardId, live: LiveDiffs, known: ShardState | None) -> ShardState | None:
-        """The state at live[0], from a rollup there. None when no rollup is found: another process truncated the log in
-        between, or the rollup is lost.
+        """The state at the version of live[0], read from a rollup of that version. None when there is no such rollup: another
+        process truncated the log in between, or the rollup is lost.
         """
         earliest = live[0].seqno
         named = None if known is None else known.rollups.get(earliest)
@@ -293,7 +291,7 @@ class LogReader:
         linked = self.fetch_current_state(shard_id).rollups.get(earliest)
         if linked is not None:
             return self._rollup_state(shard_id, linked.key)
-        # It may be unlinked already. The diff that linked it and the diff that unlinked it still name it.
+        # The rollup may be unlinked already. The diff that linked it and the diff that unlinked it still name it.
         for key in dict.fromkeys(self._rollup_keys_mentioned(shard_id, live, of=earliest)):
             found = self._rollup_state(shard_id, key)
             if found is not None:
@@ -306,8 +304,8 @@ class LogReader:
         return None if data is None else self._decode_rollup(shard_id, key, data).state
 
     def _rollup_keys_mentioned(self, shard_id: ShardId, live: LiveDiffs, *, of: SeqNo) -> Iterator[str]:
-        """Partial keys of rollups at version `of` that diffs link or unlink: first the diffs of `live`, then, when these
-        name none, later ones, a page at a time.
+        """Partial keys of the rollups at version `of` that diffs link or unlink. Searches the diffs of `live` first. If they name
+        none, searches later diffs, a page at a time.
         """
         found = False
         page = live

@@ -1,8 +1,8 @@
 """One method per command on a shard, each with the retry rules that its meaning allows (spec 9).
 
 Every command method returns `(answer, Maintenance)`: the result, and the work that the commit leaves for later. No method does that work.
-All methods survive unknown outcomes. An idempotent command is simply applied again. Facts that can occur only once (an append, a linked
-rollup, an applied merge result) are remembered across attempts, so that blobs in use are never deleted. Storage errors surface only as
+All methods survive unknown outcomes. An idempotent command is simply applied again. An event that can occur only once (an append, a linked
+rollup, an applied merge result) is remembered across attempts, so that blobs in use are never deleted. Storage errors surface only as
 Unavailable, after `settings.retry.give_up_ms`; the outcome is then unknown.
 """
 
@@ -57,7 +57,7 @@ class Machine:
 
     def __init__(self, applier: Applier) -> None:
         self._applier = applier
-        # Attributes instead of chained properties: a commit reads them some forty times.
+        # These are attributes and not chained properties, because a commit reads them some forty times.
         versions = applier.versions
         self.shard_id: ShardId = applier.shard_id
         """The id of the shard."""
@@ -80,12 +80,12 @@ class Machine:
 
     @property
     def state(self) -> ShardState:
-        """The newest state that this process knows. Call `refresh` first where stale is not good enough."""
+        """The newest state that this process knows. It may be stale: call `refresh` first if that is not good enough."""
         return self._applier.state
 
     @property
     def staging_floor_ms(self) -> int:
-        """A part staged before this time is not linked, as far as this process knows. 0 before the first orphan scan."""
+        """The staging floor, as far as this process knows: no part staged before it can be linked. 0 before the first orphan scan."""
         return self.state.staging_floor_ms or 0
 
     @property
@@ -100,7 +100,7 @@ class Machine:
 
     @property
     def filtered(self) -> tuple[str, ...]:
-        """The columns of which new parts get Bloom filters."""
+        """The columns for which new parts get Bloom filters."""
         stored = self.state.progress.get(FILTERED)
         if stored is None:
             return ()
@@ -131,7 +131,7 @@ class Machine:
 
         Takes effect exactly once or, with a refusal or InvalidUsage (BatchExpired included), not at all. A mismatch is returned only after
         a fetch that began during the call. One writer must not append concurrently with itself: its later token would hide the outcome of
-        the earlier append. Unavailable: the outcome is unknown.
+        the earlier append. Raises Unavailable when the outcome is unknown, and AmbiguousAppend when it can no longer be determined.
         """
         command = commands.CompareAndAppend(
             batch=batch,
@@ -153,7 +153,7 @@ class Machine:
             try:
                 answer, maintenance = self._applier.apply(command, is_write=True)
             except UnknownOutcome as error:
-                # The time of the decision, not the present clock or the clock before the call: it may be set back between two attempts.
+                # Use the time of the decision, and not a clock read before or after the call: the clock may be set back between attempts.
                 earliest_ms = min(earliest_ms, error.decided_ms)
                 held_ms = max(held_ms, held_until_ms(error.before.writers.get(writer_id)))
                 backoff = backoff or self._backoff("compare_and_append")
@@ -175,7 +175,7 @@ class Machine:
                 case commands.InlineBackpressure():
                     return answer, NO_MAINTENANCE
                 case commands.StagedTooEarly():
-                    # Only later versions know the floor. An earlier attempt that succeeded would therefore be visible.
+                    # Only versions after the floor was raised refuse the batch, so an earlier attempt that succeeded would be visible here.
                     if backoff is not None:
                         self._check_surely_refused(command, earliest_ms, held_ms)
                     raise batch_expired(self.shard_id, answer)
@@ -190,7 +190,7 @@ class Machine:
     def _mismatch(
         self, command: commands.CompareAndAppend
     ) -> commands.UpperMismatch | commands.ProgressMismatch | None:
-        """Why a fresh state refuses `command`, after a refusal that may come from a stale one; None when it does not."""
+        """Why a fresh state refuses `command`, or None if it does not. The refusal that led here may come from a stale state."""
         state = self.refresh()
         if command.progress is not None:
             stored = state.progress.get(command.progress[0])
@@ -204,7 +204,7 @@ class Machine:
         )
 
     def _check_surely_refused(self, command: commands.CompareAndAppend, earliest_ms: int, held_ms: int) -> None:
-        """AmbiguousAppend when success and refusal cannot be distinguished: the caller must check the data. See `is_refusal_certain`."""
+        """Raises AmbiguousAppend unless an earlier attempt certainly failed (`is_refusal_certain`): the caller must check the data."""
         state, now_ms = self.state, self.env.now_ms()
         if not is_refusal_certain(state, command, earliest_ms=earliest_ms, held_ms=held_ms, now_ms=now_ms):
             raise AmbiguousAppend(
@@ -299,7 +299,7 @@ class Machine:
         return self._expire(commands.ExpireCriticalReader(reader_id=reader_id))
 
     def set_retention(self, retain_ms: int | None) -> tuple[commands.RetentionSet, Maintenance]:
-        """Keeps the newest `retain_ms` of times readable from now on. None keeps only what readers hold. The answer has the since."""
+        """Keeps the newest `retain_ms` of times readable from now on. None keeps only what readers hold. The answer holds the since."""
         return self._idempotent(commands.SetRetention(retain_ms), commands.RetentionSet)
 
     # -- maintenance results ------------------------------------------------------------------------------------------
@@ -338,8 +338,8 @@ class Machine:
     def claim_compactions(
         self, *, max_requests: int, max_bytes: int | None = None
     ) -> tuple[commands.CompactionsClaimed, Maintenance]:
-        """Claims up to `max_requests` unclaimed compactions, whose inputs have at most `max_bytes` together. Requests lost to an unknown
-        outcome are offered again when the claim lapses.
+        """Claims up to `max_requests` unclaimed compactions, whose inputs have at most `max_bytes` in total. If the outcome of an attempt
+        was unknown, the requests that it claimed are offered again when the claim lapses.
         """
         due = self.settings.compaction
         command = commands.ClaimCompactions(
@@ -351,7 +351,7 @@ class Machine:
         return self._idempotent(command, commands.CompactionsClaimed)
 
     def spine_exert(self, fuel: int) -> tuple[commands.Exerted, Maintenance]:
-        """Spends `fuel` on merges in progress, for shards without writers."""
+        """Spends `fuel` on merges in progress. This is for shards without writers, whose appends would spend it."""
         return self._idempotent(commands.SpineExert(fuel=fuel), commands.Exerted)
 
     def raise_staging_floor(self, floor_ms: int) -> tuple[commands.StagingFloor, Maintenance]:
@@ -360,7 +360,7 @@ class Machine:
 
     def overtake(self) -> ShardState:
         """Commits a version that changes nothing, so that any command decided before it and still in flight loses its race. Returns the
-        state after it. A tombstone accepts neither this version nor any other command.
+        state after it. On a tombstone it commits nothing, and no other command can commit there either.
         """
         self.raise_staging_floor(0)
         return self.state
@@ -391,12 +391,12 @@ class Machine:
     # -- waiting and reading ------------------------------------------------------------------------------------------
 
     def fetch_recent_upper(self) -> Antichain:
-        """The shard's upper, never below one that was acknowledged before the call. One round trip."""
+        """The shard's upper, at or past every upper that was acknowledged before the call. Makes one round trip."""
         return self.refresh().trace.upper
 
     def wait_for_upper_past(self, frontier: Antichain, timeout_s: float | None = None) -> bool:
-        """Waits until `frontier` is strictly before the shard's upper. False when `timeout_s` passed first (0 fetches once). Unavailable
-        when the store did not answer meanwhile.
+        """Waits until `frontier` is strictly before the shard's upper. Returns False when `timeout_s` passed first (0 fetches once). Raises
+        Unavailable when the store did not answer meanwhile.
         """
         if frontier.is_empty():
             raise InvalidUsage(f"no upper of {self.shard_id} can be past the closed frontier")
@@ -407,7 +407,8 @@ class Machine:
     ) -> tuple[HollowBatch, ...] | SinceAhead | None:
         """The batches that hold the contents at `as_of`. Waits until that time is written; None when `timeout_s` passed first.
 
-        SinceAhead when the contents at `as_of` can never be read again. The caller must hold a lease; otherwise the blobs may be deleted.
+        Returns SinceAhead when since has passed `as_of`: its contents can never be read again. The caller must hold a lease; otherwise the
+        blobs may be deleted.
         """
         if as_of.is_empty():
             raise InvalidUsage(f"a snapshot of {self.shard_id} needs a time, not the closed frontier")
@@ -439,7 +440,7 @@ class Machine:
         return self.wait(check_state, timeout_s)
 
     def wait(self, check_state: Callable[[], T], timeout_s: float | None = None) -> T:
-        """Waits until `check_state` of `state` is not None and returns it. None after `timeout_s`; Unavailable if stores fail."""
+        """Waits until `check_state` returns something and returns that. Returns None after `timeout_s`; Unavailable if stores fail."""
         with self.versions.retry.until(timeout_s):
             return wait_until(
                 check_state,

@@ -11,8 +11,8 @@ from persist_engine.base.versioned import SeqNo, VersionedData
 from persist_engine.shard.watch import StateWatch
 from persist_engine.storage.notify import abridged
 
-#: Entries kept. A process that is further behind fetches all of them at once. Times NEWS_BYTES_MAX, this bounds the memory of a shard's
-#: news.
+#: The number of entries kept. A process that is further behind fetches all of them at once. The product with NEWS_BYTES_MAX bounds the
+#: memory for one shard's news.
 ENTRIES_MAX = 64
 
 
@@ -56,12 +56,12 @@ class News:
             return out
 
     def doubt(self) -> None:
-        """Records that pushed entries were not usable: there may be more to fetch."""
+        """Records that pushed entries were not usable, so there may be more to fetch."""
         with self._lock:
             self._missed = True
 
     def is_beyond(self, seqno: SeqNo) -> bool:
-        """Whether news that a state at `seqno` does not include was received, or may have been missed. Forgets it: the caller fetches."""
+        """Whether news past `seqno` was received, or news may have been missed. Forgets this news, because the caller then fetches."""
         with self._lock:
             beyond = self._missed or self._newest > seqno
             self._missed, self._newest = False, SeqNo(0)

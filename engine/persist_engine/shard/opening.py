@@ -18,8 +18,8 @@ T = TypeVar("T")
 
 
 def open_store(retry: Retry, what: str, call: Callable[[], T]) -> T:
-    """Calls until it succeeds, as `Retry.external`, but warns at the first failure. StoreRefused comes from the adapters, or after
-    UNKNOWN_HOST_S when the host name does not resolve.
+    """Repeats `call` until it succeeds, like `Retry.external`, but warns at the first failure. Adapters raise StoreRefused; this function
+    raises it too when the host name does not resolve for UNKNOWN_HOST_S.
     """
     started_s = retry.env.monotonic_s()
     backoff: Backoff | None = None

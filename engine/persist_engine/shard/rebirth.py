@@ -24,11 +24,11 @@ def begin_anew(
     replaces: Tip | None,
     existing: frozenset[str],
 ) -> ShardState | None:
-    """Makes `base` the first version of a new log, past `after`. Returns the state, or None when the log does not end with `replaces` any
-    more (with `replaces` None: when a log exists by now). `base_key` is the partial key of the rollup of `base`. `existing` holds the
+    """Makes `base` the first version of a new log, past `after`. Returns its state, or None when the log no longer ends with `replaces`
+    (with `replaces` None: when a log exists by now). `base_key` is the partial key of the rollup of `base`. `existing` holds the
     partial keys of the existing blobs.
 
-    Deletes nothing but its own rollup, after a race that it certainly lost. Retries; a crash leaves that rollup.
+    Deletes nothing but its own rollup, and only after a race that it certainly lost. Retries. A crash may leave that rollup behind.
     """
     env, shard_id = versions.env, base.shard_id
     seqno = SeqNo(max(after, base.seqno) + SEQNOS_LEFT_OUT)
@@ -61,6 +61,6 @@ def begin_anew(
         return state  # an attempt whose outcome was unknown had succeeded
     rollups = () if head is None else versions.fetch_current_state(shard_id).rollups.values()
     if all(rollup.key != key for rollup in rollups):
-        # Another recovery won, or this one did and its log was replaced or collected since. A rollup that stays would be a ruin.
+        # Another recovery won, or this one won and its log was replaced or collected since. If the rollup stayed, it would be a ruin.
         versions.delete_rollup(shard_id, key)
     return None

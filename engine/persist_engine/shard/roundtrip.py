@@ -13,9 +13,9 @@ from persist_engine.model.state import ShardState
 
 
 def validate_roundtrip(before: ShardState, data: bytes, after: ShardState) -> None:
-    """InvariantViolated, with the names of the fields, unless the encoded diff `data` leads from `before` to `after` (and gives its tag),
-    and `after` survives a round trip through a rollup. Traces without structure are compared by their hollow batches, because replicas may
-    group those differently and rebuild their levels (spec 20, bug 25).
+    """Raises InvariantViolated, with the names of the fields, unless the encoded diff `data` leads from `before` to `after` (and gives its
+    tag), and `after` survives a round trip through a rollup. Traces without structure are compared by their hollow batches, because
+    replicas may group those differently and rebuild their levels (spec 20, bug 25).
     """
     key = f"{after.shard_id} {after.seqno}"
     diff = decode_state_diff(data, key=key)
@@ -25,10 +25,10 @@ def validate_roundtrip(before: ShardState, data: bytes, after: ShardState) -> No
     _check_same(f"rollup {key}", decode_rollup(encode_rollup(Rollup(after)), key=key).state, after)
 
 
-def _check_same(what: str, found: ShardState, wanted: ShardState) -> None:
+def _check_same(what: str, actual: ShardState, wanted: ShardState) -> None:
     names = [field.name for field in fields(ShardState) if field.name != "trace"]
-    wrong = [name for name in names if getattr(found, name) != getattr(wanted, name)]
-    if not is_same_trace(found.trace, wanted.trace):
+    wrong = [name for name in names if getattr(actual, name) != getattr(wanted, name)]
+    if not is_same_trace(actual.trace, wanted.trace):
         wrong.append("trace")
     check(not wrong, f"{what} leads to another state: {', '.join(wrong)}", fields=wrong)
 

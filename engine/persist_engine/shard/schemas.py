@@ -44,8 +44,8 @@ def _known_id(machine: Machine, schema: Schema) -> int | None:
 
 
 def evolve_schema(machine: Machine, schema: Schema) -> tuple[SchemaEvolved | SchemaIncompatible, Maintenance]:
-    """Makes `schema` the shard's newest schema. Commits nothing when it already is. SchemaIncompatible when it cannot replace the current
-    one. Idempotent. Linearized, also with concurrent evolutions. InvalidUsage once the shard is finalized.
+    """Makes `schema` the shard's newest schema. Commits nothing if it already is. Returns SchemaIncompatible when it cannot replace the
+    current one. Idempotent. Linearized, also with concurrent evolutions. Raises InvalidUsage once the shard is finalized.
     """
     while True:
         state = machine.refresh()

@@ -33,8 +33,8 @@ _FIRST = SeqNo(1)
 
 
 class StateVersions(LogReader):
-    """Init, compare-and-set, rollup, truncate: for any shard of one location. Thread-safe. Retries and errors are those
-    of `LogReader`, unless a method says otherwise.
+    """Initialises, changes, rolls up and truncates the log of any shard of one location. Thread-safe. Retries and errors are
+    those of `LogReader`, unless a method says otherwise.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class StateVersions(LogReader):
         critical: FirstHold | None = None,
         clock: Clock = "ms",
     ) -> ShardState:
-        """The shard's current state; creates the shard when it does not exist. Idempotent; any number of processes may
-        race.
+        """Returns the shard's current state, and creates the shard first when it does not exist. Idempotent. Any number of
+        processes may race.
 
-        `schema`, `retain_ms`, `critical` and `clock` count only when this call creates the shard: the caller compares its schema with
-        that of the state. CodecMismatch when the shard has other codecs. ShardLost when blobs prove that the shard had a log:
-        nothing is created over them.
+        `schema`, `retain_ms`, `critical` and `clock` matter only when this call creates the shard, so the caller must compare its schema
+        with that of the state. Raises CodecMismatch when the shard has other codecs. Raises ShardLost, and creates nothing, when there
+        is no log but blobs prove that the shard had one.
         """
         recent = self.fetch_recent_live_diffs(shard_id)
         if not recent:
@@ -78,7 +78,7 @@ class StateVersions(LogReader):
                 )
                 if created is not None:
                     return created
-            # Another process may have created the shard during the listing: its log is there by now.
+            # Another process may have created the shard during the listing. Its log is then visible by now.
             recent = self.fetch_recent_live_diffs(shard_id)
             if ruin is not None and not recent:
                 raise ShardLost(self.creation.lost(shard_id, ruin), shard_id=shard_id, key=ruin)
@@ -88,8 +88,8 @@ class StateVersions(LogReader):
         return state
 
     def ensure_mark(self, state: ShardState) -> None:
-        """Writes the mark of the shard, of which `state` is a state, unless it exists or another rollup proves as much. Before anything is
-        appended: its creator may have died before it wrote the mark. Idempotent.
+        """Writes the mark of the shard with this `state`, unless the mark exists or a later rollup is proof enough. Must be called before
+        anything is appended, because the creator of the shard may have died before it wrote the mark. Idempotent.
         """
         if set(state.rollups) == {_FIRST} and not self.creation.is_marked(state.shard_id):
             self.creation.mark(state.shard_id)
@@ -121,8 +121,8 @@ class StateVersions(LogReader):
         new = VersionedData(state.seqno, encode_state_diff(diff))
         state = replace(state, tag=new.tip.tag)
         self._set_blob(shard_id, key, encode_rollup(Rollup(state, ())))
-        # Retried on every error: an earlier attempt that did commit shows as a mismatch, which the key below distinguishes
-        # from the commit of another process.
+        # This is retried on every error. If an earlier attempt did commit, the next one is a mismatch. The key below distinguishes
+        # that from the commit of another process.
         result = self.retry.external(
             "init", lambda: self.consensus.compare_and_set(shard_id, None, new), shard=shard_id
         )
@@ -131,18 +131,18 @@ class StateVersions(LogReader):
             return sealed(state)
         winner = self.fetch_current_state(shard_id)
         if all(rollup.key != key for rollup in winner.rollups.values()):
-            # Another process won, or this one won and its rollup was replaced and truncated since: no state names it.
+            # Another process won, or this one won and its rollup was replaced and truncated since. In both cases no state names it.
             self.delete_rollup(shard_id, key)
         return None
 
     def try_compare_and_set_current(
         self, *, before: ShardState, state: ShardState, diff: StateDiff
     ) -> ShardState | None:
-        """Append `diff`, which leads to `state`, iff the log still ends with the very entry of `before`. Returns `state`
-        with the tag of its entry when it was committed, None when it was not. One round trip.
+        """Appends `diff`, which leads to `state`, iff the log still ends with the very entry of `before`. Returns `state`
+        with the tag of its entry when it was committed, None when it was not. Makes one round trip.
 
-        Retries nothing. Determinate: the shard is certainly unchanged, and the caller decides again, since its clock has
-        moved on. Indeterminate: the outcome is unknown, and `shard.machine` decides what may follow.
+        Retries nothing. Determinate means that the shard is certainly unchanged; the caller must decide the command again,
+        because time has passed. Indeterminate means that the outcome is unknown; `shard.machine` decides what may follow.
         """
         expected = before.seqno
         if not diff.seqno_to == state.seqno == expected + 1:
@@ -162,9 +162,9 @@ class StateVersions(LogReader):
     # -- rollups and truncation ---------------------------------------------------------------------------------------
 
     def write_rollup_for_state(self, state: ShardState) -> tuple[str, int] | None:
-        """Write `state`, with the diffs since its latest rollup, as a blob. Returns its partial key and size. Links
-        nothing: see Machine.add_rollup. None when there is nothing to write: the state is its own latest rollup, or
-        another process truncated past it.
+        """Writes `state`, with the diffs since its latest rollup, as a blob. Returns its partial key and its size in bytes. Links
+        nothing: see Machine.add_rollup. Returns None when there is nothing to write: the latest rollup is of this very version,
+        or another process truncated past it.
         """
         shard_id = state.shard_id
         after, previous = latest_rollup(state)
@@ -195,12 +195,12 @@ class StateVersions(LogReader):
         return key, len(data)
 
     def delete_rollup(self, shard_id: ShardId, key: str) -> None:
-        """Delete the blob of a rollup that no live state names. `key` is partial. Idempotent."""
+        """Deletes the blob of a rollup that no live state names. `key` is partial. Idempotent."""
         self.retry.external("delete rollup", lambda: self.blob.delete(blob_key(shard_id, key)), shard=shard_id)
 
     def truncate_diffs(self, before: SeqNo, known: ShardState) -> int:
-        """Delete the diffs before the version `before`. Returns how many there were. The caller guarantees that `known`, a state at or
-        after it, names a rollup of it that exists. Idempotent. ForkedLog, and nothing is deleted, when the log ends before the entry of
+        """Deletes the diffs before the version `before`. Returns their number. The caller guarantees that `known`, a state at or after that
+        version, names an existing rollup of it. Idempotent. Raises ForkedLog, and deletes nothing, when the log ends before the entry of
         `known` or holds another entry in its place: it may then lack the entry that links the rollup.
         """
         key = known.shard_id
@@ -212,9 +212,7 @@ class StateVersions(LogReader):
     # -- private ------------------------------------------------------------------------------------------------------
 
     def _lineage(self, shard_id: ShardId, previous: str) -> bytes:
-        """The lineage of the rollup that follows the one at the partial key `previous`. Empty when that one cannot be
-        read.
-        """
+        """The lineage of the rollup that follows the one at the partial key `previous`. Empty when that rollup cannot be read."""
         with contextlib.suppress(CorruptData):
             data = self._get_blob(shard_id, previous)
             if data is not None:
@@ -227,7 +225,7 @@ class StateVersions(LogReader):
 
 
 def check_codecs(state: ShardState, requested: CodecNames) -> None:
-    """Raise CodecMismatch unless the shard was created with `requested`."""
+    """Raises CodecMismatch unless the shard was created with the codecs `requested`."""
     if state.codecs != requested:
         raise CodecMismatch(
             f"shard {state.shard_id} was made with codecs {state.codecs}, not {requested}",

@@ -43,13 +43,13 @@ class StateWatch:
 
 
 class Pushed(Protocol):
-    """News that other processes push. An optimisation: without it, or when it fails, waiting polls."""
+    """News that other processes push. It is an optimisation: without it, or when it fails, waiters poll."""
 
     def subscribe(self) -> None:
         """Starts to receive news; each item notifies the watch."""
 
     def catch_up(self) -> None:
-        """Applies the received news and fetches what it lacks. No round trip without news."""
+        """Applies the received news and fetches what it lacks. Makes no round trip without news."""
 
     def is_live(self) -> bool:
         """Whether all commits are being pushed, so that polling may be rare."""
@@ -80,11 +80,11 @@ def wait_until(
     pushed: Pushed | None = None,
     metrics: Metrics | None = None,
 ) -> T:
-    """The first answer of `check` that is not None; None when `timeout_s` passed without one (None waits forever).
+    """Returns the first answer of `check` that is not None, or None when `timeout_s` passed without one. With a `timeout_s` of
+    None, it waits for ever.
 
     `check` reads local state only. It runs at once, then after one `refresh`, then after every notify (with pushed
-    news, if any) and every poll (with a refresh). A timeout of 0 therefore still sees what other processes did before
-    the call.
+    news, if any) and every poll (with a refresh). So even a timeout of 0 sees what other processes did before the call.
     """
     deadline_s = None if timeout_s is None else env.monotonic_s() + timeout_s
     poll_ms = settings.initial_ms
