@@ -1,6 +1,6 @@
-"""Independent pieces of work: each is tried even if others fail, and all failures are reported together.
+"""Collects the failures of independent pieces of work: each piece is tried even if others fail, and all failures are reported together.
 
-This module owns the collected failures and knows nothing of the work.
+This module knows nothing of the work itself.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Attempts:
 
     @contextmanager
     def of(self, what: str) -> Iterator[None]:
-        """Keeps an error that ends the block, for `end`. Unavailable ends the round: the other pieces would only wait for the store as long
-        again.
+        """Keeps an error that ends the block, for `end`. Unavailable ends the whole round, because each of the other pieces would wait for
+        the store just as long.
         """
         try:
             yield
@@ -32,8 +32,8 @@ class Attempts:
                 self.end()
 
     def end(self) -> None:
-        """Raises the collected errors, if there are any. The error has the kind of the first and names the shard, each failed piece and its
-        cause. It is an ExceptionGroup when one of them is not a PersistError.
+        """Raises the collected errors, if there are any, as one error. It has the type of the first error and names the shard, each failed
+        piece and its cause. It is an ExceptionGroup when one of the errors is not a PersistError.
         """
         if not self._failed:
             return

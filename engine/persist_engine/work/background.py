@@ -3,9 +3,9 @@
     append ──▶ Upkeep.offer(maintenance) ─┬─▶ rollup, GC     merged into waiting work, one at a time per handle
                                           └─▶ compactions    a queue of 20 per handle, 5 at once per client
 
-Opt-in: an append returns its maintenance as a value. The caller offers it here or performs it (`work.perform`). Dropped work stays claimed
-until `compaction.claim_ms` has passed. A later append then offers it again, larger by then. Follow-up work takes the same path. This module
-must not know handles.
+This is opt-in: an append returns its maintenance as a value, and the caller offers it here or performs it (`work.perform`). Dropped work
+stays claimed until `compaction.claim_ms` has passed. A later append then returns it again, usually as larger work. Follow-up work takes the
+same path. This module must not know handles.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from persist_engine.work.perform import is_admitted, perform
 
 _log = logging.getLogger(__name__)
 
-#: Rollups and collections that one client runs at once. They are short and mostly wait for the stores.
+#: The number of rollups and collections that one client runs at once. They are short and mostly wait for the stores.
 ROUTINE_THREADS = 2
 
 Work = Literal["compaction", "routine"]
@@ -59,8 +59,8 @@ class CompactionSwitch:
 class BackgroundMaintenance:
     """The maintenance threads of one client. They start when there is work. Thread-safe. A context manager that closes on exit.
 
-    Work that raises is logged and counted, never raised; it is offered again when its claim lapses. A process that ends without `close`
-    first does all accepted work.
+    Errors of the work are logged and counted, never raised; the work is offered again when its claim lapses. A process that exits without
+    `close` first does all accepted work.
     """
 
     def __init__(self, settings: CompactionSettings, switch: CompactionSwitch | None = None) -> None:
@@ -84,9 +84,9 @@ class BackgroundMaintenance:
             return self._changed.wait_for(lambda: not any(self._under_way.values()), timeout_s)
 
     def close(self) -> None:
-        """Drops waiting work, stops running compactions between two tables (and deletes their output), lets a running rollup or collection
-        end, and returns when no thread works. An unreachable store delays this for as long as its calls are retried. Close this before its
-        client. Idempotent.
+        """Drops waiting work and stops running compactions between two tables (and deletes their output). Waits for a running rollup or
+        collection, and returns when no thread works. An unreachable store delays this for as long as its calls are retried. Close this
+        before its client. Idempotent.
         """
         with self._changed:
             self._is_closed = True
@@ -155,8 +155,8 @@ class Upkeep:
         self._waiting = 0
 
     def offer(self, maintenance: Maintenance) -> None:
-        """Accepts the maintenance that a command returned; returns at once. Drops and counts compactions that are not worthwhile, that find
-        the queue full or compaction switched off, and all work once closed.
+        """Accepts the maintenance that a command returned, and returns at once. Drops and counts a compaction when it is not worthwhile,
+        the queue is full or compaction is switched off. Drops all work once closed.
         """
         routine = replace(maintenance, requests=())
         if not routine.is_empty():

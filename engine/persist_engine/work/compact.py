@@ -1,9 +1,10 @@
 """Physical compaction: many runs become few, times advance, and cancelling updates vanish (spec 13).
 
-Order: output blobs first, then one merge result for each chunk of the plan (model.compaction_plan). Each is swapped into state as soon as
-it is written, so a compaction that ends early keeps its progress. Output blobs are deleted only when certainly no attempt linked them (spec
-20, bug 1b). Input blobs are never deleted here: garbage collection deletes them, because it knows which versions are still read. No output
-ever names an input blob (bug 15). `merging` reads the inputs and writes the outputs, in this process or wherever a Merger runs its tasks.
+The plan (model.compaction_plan) cuts a request into chunks. The output blobs of a chunk are written first. Then its merge result is swapped
+into state at once, so a compaction that ends early keeps its progress. Output blobs are deleted only when certainly no attempt linked them
+(spec 20, bug 1b). Input blobs are never deleted here: garbage collection deletes them, because it knows which versions are still read. No
+output ever names an input blob (bug 15). `merging` reads the inputs and writes the outputs, in this process or where a Merger runs its
+tasks.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ _log = logging.getLogger(__name__)
 #: Receives the bytes of each input part as it is read, and the bytes of all inputs; for progress bars.
 OnBytesRead = Callable[[int, int], None]
 
-#: More than any spine requests at once: its levels, and the batches within them, are logarithmic in the number of appends.
+#: More than any spine requests at once: the number of its levels, and of batches in them, is logarithmic in the number of appends.
 REQUESTS_MAX = 1024
-#: Passes over one request. Each leaves at most half as many runs, so this many are never needed.
+#: The limit on passes over one request. Each pass leaves at most half as many runs, so this many are never needed.
 PASSES_MAX = 64
 
 
@@ -60,8 +61,8 @@ def compact_due(
     merger: Merger | None = None,
 ) -> list[CompactOutcome]:
     """Claims up to `max_requests` unclaimed compactions and does them, oldest first. Returns one outcome for each. When one raises, the
-    others are still done; then the errors are raised as by `Attempts.end`, or left to the caller's `attempts`. With `max_bytes`, those are
-    left out whose inputs do not fit beside the older ones. A merge that takes several passes reads more than its inputs.
+    others are still done; then the errors are raised as by `Attempts.end`, or left to the caller's `attempts`. With `max_bytes`, it leaves
+    out a compaction whose inputs would bring the total over this limit. A merge that takes several passes reads more than its inputs.
 
     Claims older than `settings.compaction.claim_ms` count as abandoned. A compaction done twice is harmless: one result is applied, and the
     other is deleted.
@@ -86,7 +87,7 @@ def compact_due(
 
 
 def _add_others(on_read: OnBytesRead, others_bytes: int, count: int, own_bytes: int) -> None:
-    """Reports the progress of one compaction as progress of all: adds the input bytes of the others."""
+    """Reports the progress of one compaction as progress of all, by adding the input bytes of the others."""
     on_read(count, others_bytes + own_bytes)
 
 
@@ -98,13 +99,13 @@ def compact(
     is_stopped: Callable[[], bool] = lambda: False,
     merger: Merger | None = None,
 ) -> CompactOutcome:
-    """Does `req`. Readers see the same contents at every time at or past `req.desc.since`, before, during and after. `merger`: where its
-    chunks are merged; None: in this process.
+    """Carries out `req`. Readers see the same contents at every time at or past `req.desc.since`, before, during and after. `merger`
+    decides where its chunks are merged; None merges them in this process.
 
-    May be killed at any point: blobs leak, nothing is lost, and applied results stay. When reading or writing fails, the blobs not yet
-    offered to state are deleted. CONFLICT when another compaction was faster, whether the inputs disappeared or not. FAILED when it
-    took longer than `compaction_timeout_ms`, or when `is_stopped`, which is checked between two tables. SKIPPED when there was nothing to
-    merge.
+    May be killed at any point: blobs leak, nothing is lost, and applied results stay. When reading or writing fails, deletes the blobs that
+    were not yet offered to state. The outcome is CONFLICT when another compaction was faster, whether the inputs disappeared or not. It is
+    FAILED when the compaction took longer than `compaction_timeout_ms`, or when `is_stopped` (checked between two tables) returned true. It
+    is SKIPPED when there was nothing to merge.
     """
     validate_request(req)
     machine.metrics.count("compaction_started")
@@ -121,7 +122,7 @@ _Refusal = tuple[Ending, str] | None
 
 
 class _GivenUp(Exception):
-    """The compaction must not continue: the deadline passed, or it was stopped, between two tables."""
+    """The compaction must not continue: the deadline passed, or it was stopped."""
 
 
 class _Compaction:
@@ -139,7 +140,8 @@ class _Compaction:
         self._is_stopped = is_stopped
         self._started_s = machine.env.monotonic_s()
         self._timeout_ms = compaction_timeout_ms(req, machine.settings.compaction)
-        # As new as the inputs, so that none is shown under an older schema. The shard's newest when the inputs name none.
+        # The schema is as new as that of every input, so that no row is shown under an older one. If the inputs name none, it is the
+        # shard's newest.
         schema_id = newest_schema_id(req)
         self._schema_id = machine.schema_id if schema_id is None else schema_id
         machine.metrics.count("compaction_schema", choice="handle" if schema_id is None else "newest_input")
@@ -179,13 +181,13 @@ class _Compaction:
         return self._outcome(Ending.SUCCEEDED, "")
 
     def _expanded(self, req: MergeReq) -> MergeReq:
-        """`req` with the parts that its inputs name through hollow runs."""
+        """`req`, with each hollow run of its inputs replaced by the parts that it lists."""
         ids, batches = [spine_id for spine_id, _ in req.inputs], (batch for _, batch in req.inputs)
         return replace(req, inputs=tuple(zip(ids, expand(self._machine, batches), strict=True)))
 
     def _late(self, inputs: Iterable[IdBatch], error: MissingBlob) -> tuple[Ending, str]:
-        """The ending when a blob of `inputs` is missing. No lease holds the inputs, so another compaction may have replaced them and
-        garbage collection deleted them; this compaction is then late, and nothing is lost. Otherwise raises `error`.
+        """The ending when a blob of `inputs` is missing. No lease holds the inputs. Another compaction may have replaced them, and garbage
+        collection may have deleted them; then this compaction is late, and nothing is lost. Otherwise raises `error`.
         """
         if not _is_replaced(self._machine.refresh(), inputs):
             raise error
@@ -195,7 +197,9 @@ class _Compaction:
     def _finish(
         self, chunk: CompactionChunk, replaced: tuple[HollowBatch, ...], merged: Output | MissingBlob
     ) -> _Refusal:
-        """Swaps the output of one chunk in, in place of `replaced`. None when applied, else the ending and its reason."""
+        """Replaces `replaced` in state by the output of one chunk. Returns None when that was applied, otherwise the ending and its
+        reason.
+        """
         if isinstance(merged, MissingBlob):
             return self._late(((chunk.input, batch) for batch in replaced), merged)
         machine = self._machine
@@ -217,7 +221,7 @@ class _Compaction:
         return None
 
     def _output(self, chunk: CompactionChunk, replaced: tuple[HollowBatch, ...], merged: Output) -> HollowBatch:
-        """The batch of what was `merged`, which is durable, in place of `replaced`. Without parts when everything vanished."""
+        """The batch of the durable output `merged`, which takes the place of `replaced`. It has no parts when all updates vanished."""
         parts = merged.parts
         if not parts:
             return HollowBatch.empty(chunk.desc)
@@ -254,7 +258,7 @@ class _Compaction:
             raise _GivenUp("stopped")
 
     def _left(self) -> MergeReq | None:
-        """The remaining request of the request's spine batch, as it is now. None when it is done, or merged further."""
+        """The request that remains for the spine batch, given its present runs. None when it is compact, or was merged further."""
         for batch in self._machine.state.trace.spine_batches():
             if batch.id == self._req.id and not batch.is_compact:
                 return batch.request()

@@ -1,7 +1,7 @@
-"""The records of what maintenance deleted: written by the runs, kept for `maintenance.deletions_kept_ms`, then deleted by later runs
+"""The records of what maintenance deleted. Each run writes its own, and later runs delete them after `maintenance.deletions_kept_ms`
 (docs/adr/0026-deletions.md).
 
-A record is no blob of any version. It names keys and holds no rows. A run that deletes nothing writes nothing.
+No version names a record. It names keys and holds no rows. A run that deletes nothing writes nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from persist_engine.codec.keys import (
 from persist_engine.model.ids import DeletionId
 from persist_engine.shard.machine import Machine
 
-#: Expired records that one run deletes. A run writes fewer.
+#: The limit on expired records that one run deletes. A run writes fewer, so expired records do not pile up.
 PRUNED_MAX = 256
 
 
@@ -37,15 +37,15 @@ class DeletionRecords:
         """The partial key of the last record; "" when there is none."""
 
     def gone(self, partial_keys: Sequence[str], *, seqno: SeqNo, begun_ms: int) -> None:
-        """Records that these blobs are gone, and that this run began with them at `begun_ms`. Durable when it returns. For a run that is
-        repeated when it ends before: it finds the same blobs again, and they are recorded then.
+        """Records that these blobs are gone, and that this run began to delete them at `begun_ms`. The record is durable when this returns.
+        Only for a run that finds the same blobs again when it is repeated: if it is killed before this call, the repetition records them.
         """
         self._write(partial_keys, seqno, begun_ms=begun_ms, gone_ms=self._machine.env.now_ms())
 
     @contextmanager
     def intended(self, partial_keys: Sequence[str], *, seqno: SeqNo) -> Iterator[None]:
-        """Records the intention before the block, which deletes these blobs, and that they are gone after it. When the block does not end,
-        the intention stays: which of them were deleted is then unknown.
+        """Records the intention to delete these blobs, runs the block, which deletes them, and then records that they are gone. If the
+        block does not end, the intention stays: it is then unknown which of them were deleted.
         """
         begun_ms = self._machine.env.now_ms()
         intentions = self._write(partial_keys, seqno, begun_ms=begun_ms, gone_ms=None)
@@ -55,11 +55,11 @@ class DeletionRecords:
             self._delete(key)
 
     def prune(self) -> None:
-        """Deletes some records that were kept for their time, if this run wrote one."""
+        """Deletes some of the expired records, if this run wrote a record."""
         if not self.last:
             return
         machine = self._machine
-        # A clock that is ahead must not delete early.
+        # A clock that is ahead must not cause an early deletion.
         now_ms = min(machine.env.now_ms(), machine.state.walltime_ms)
 
         def expired() -> list[DeletionsKey]:
@@ -70,12 +70,12 @@ class DeletionRecords:
             self._delete(one.partial)
 
     def _write(self, partial_keys: Sequence[str], seqno: SeqNo, *, begun_ms: int, gone_ms: int | None) -> list[str]:
-        """Returns the partial keys of the records; none while they are switched off."""
+        """Writes the records and returns their partial keys. Writes none while records are switched off."""
         machine, written = self._machine, []
         kept_ms = machine.settings.maintenance.deletions_kept_ms
         for start in range(0, len(partial_keys) if kept_ms else 0, KEYS_MAX):
             now_ms = machine.env.now_ms()
-            # A clock that is behind must not let others delete it early.
+            # A clock that is behind must not cause other processes to delete the record early.
             expires_ms = max(now_ms, machine.state.walltime_ms) + kept_ms
             record = Deletions(
                 shard_id=machine.shard_id,
@@ -107,8 +107,8 @@ class Recorded:
 
 
 def recorded(machine: Machine, *, since_ms: int = 0) -> list[Recorded]:
-    """The records that were written at or after `since_ms`, in the order of their deletions. An intention has only the blobs that no other
-    of the records has as gone. Retries storage errors. CorruptData and Incompatible name the key.
+    """The records that were written at or after `since_ms`, in the order of their deletions. An intention lists only the blobs that none of
+    the other records reports as gone. Retries storage errors. Raises CorruptData and Incompatible, which name the key.
     """
     list_all = lambda: list(_listed(machine))  # noqa: E731 - bound to this shard
     keys = machine.retry.external("list records of deletions", list_all, shard=machine.shard_id)
@@ -135,7 +135,7 @@ def _read(machine: Machine, keys: Iterable[DeletionsKey]) -> Iterator[Recorded]:
 
 
 def _listed(machine: Machine) -> Iterator[DeletionsKey]:
-    """The keys of the records, those first that expire first. A storage error surfaces."""
+    """The keys of the records, in the order in which they expire. A storage error surfaces."""
     for info in machine.blob.list_prefix(deletions_prefix(machine.shard_id)):
         key = parse_deletions_key(info.key)
         if key is not None:

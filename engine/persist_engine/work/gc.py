@@ -45,7 +45,7 @@ OnProgress = Callable[[int, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class GcStep:
-    """What one step would delete: the versions below `to`, and these blobs."""
+    """What one step would delete: the versions below `to`, and the blobs listed here."""
 
     to: SeqNo
     versions: int
@@ -56,8 +56,8 @@ def gc_and_truncate(machine: Machine, upto: SeqNo | None = None, *, on_progress:
     """Collects everything below the newest rollup at or below `upto` (None: seqno_since, the oldest version that a reader holds).
 
     Safe to repeat, to race and to kill at any point: the next run completes the work. A request behind an earlier collection does nothing
-    (spec 20, bug 5), nor does a run that another overtakes. Memory is bounded by the versions between two rollups, however long no
-    collection ran. InvalidUsage when `upto` is past seqno_since: readers hold those versions.
+    (spec 20, bug 5). A run that another one overtakes stops and does no harm. Memory is bounded by the versions between two rollups,
+    however long ago the last collection was. Raises InvalidUsage when `upto` is past seqno_since: readers hold those versions.
     """
     try:
         outcome = _Collection(machine, on_progress).run(upto)
@@ -83,10 +83,10 @@ def collectable(machine: Machine, to: SeqNo) -> Iterator[GcStep]:
 
 
 def _garbage(machine: Machine, walk: VersionWalk, to: SeqNo, *, newest: ShardState) -> dict[str, BlobRef] | None:
-    """Advances to `to`. Returns the blobs that the diffs on the way released and that neither the state there nor `newest` names again. A
-    blob that only the newest state names becomes garbage of the diff that releases it. None when overtaken.
+    """Advances to `to`. Returns the blobs that the diffs on the way released and that neither the state there nor `newest` names again. If
+    only the newest state names a blob, a later diff releases it, and it is garbage of that diff. Returns None when overtaken.
     """
-    # Blobs that the earliest diff deleted are gone: the process that truncated to it collected through it first.
+    # The blobs that the earliest diff released are gone: the process that truncated the log to it collected them first.
     garbage: dict[str, BlobRef] = {}
     while walk.seqno < to:
         diff = walk.advance(through=to)
@@ -96,7 +96,7 @@ def _garbage(machine: Machine, walk: VersionWalk, to: SeqNo, *, newest: ShardSta
     # A late merge result may have linked a blob again that an earlier diff deleted (spec 20, bug 6).
     for key in _named(garbage, walk.state) | _named(garbage, newest):
         del garbage[key]
-    # The blobs that listings name are garbage too. In this order, each listing comes before its entries.
+    # The blobs that listings name are garbage too. Each listing comes before its entries.
     garbage = {blob.partial_key: blob for blob in with_nested(machine, garbage.values())}
     found = sorted(_named(garbage, walk.state) | _named(garbage, newest))
     check(not found, f"GC of {machine.shard_id} to {to} would delete blobs that live states name: {found[:3]}")
@@ -104,8 +104,8 @@ def _garbage(machine: Machine, walk: VersionWalk, to: SeqNo, *, newest: ShardSta
 
 
 def _named(blobs: Mapping[str, BlobRef], state: ShardState) -> Set[str]:
-    """Those of `blobs` that `state` names. Batches name no rollups. When only rollups are sought, as without compactions, live batches are
-    not examined, however many there are.
+    """The keys of `blobs` that `state` names. Batches name no rollups, so if `blobs` holds rollups only, as without compactions, the live
+    batches are not examined, however many there are.
     """
     if all(blob.kind == "rollup" for blob in blobs.values()):
         return blobs.keys() & {rollup.key for rollup in state.rollups.values()}
@@ -167,7 +167,7 @@ class _Collection:
             _log.error(text, first, self._machine.shard_id, extra={"shard": self._machine.shard_id})
         for seqno in rollups:
             if walk.seqno < seqno:
-                # Refreshed for every step, so that blobs linked meanwhile stay.
+                # The state is refreshed for every step, so that blobs linked meanwhile are kept.
                 newest = self._machine.refresh()
                 if not self._step(walk, seqno, newest):
                     return walk.seqno
@@ -183,8 +183,8 @@ class _Collection:
         return bounds is not None and bounds.earliest == seqno
 
     def _step(self, walk: VersionWalk, to: SeqNo, newest: ShardState) -> bool:
-        """Advances from one rollup to the next, deletes the blobs that the diffs between released, then those diffs. False when overtaken;
-        nothing was deleted then.
+        """Advances from one rollup to the next. Deletes the blobs that the diffs between them released, and then those diffs. Returns False
+        when overtaken; then it deleted nothing.
         """
         machine = self._machine
         with self._timed("find_blobs"):
@@ -208,7 +208,7 @@ class _Collection:
             self._delete(rollups, kind="rollup")
         with self._timed("delete_parts"):
             self._delete(parts, kind="part")
-            # Children first: an interrupted deletion must be able to find what remains (spec 20, bug 35).
+            # Delete the entries of a listing before the listing, so that a repeated deletion finds what remains (spec 20, bug 35).
             for key in reversed(listings):
                 self._delete([key], kind="part")
         self._records.gone(sorted(garbage), seqno=to, begun_ms=begun_ms)
@@ -220,7 +220,7 @@ class _Collection:
         return True
 
     def _delete(self, partial_keys: Sequence[str], *, kind: str) -> None:
-        """Deletes blobs, a few at a time. All are gone when it returns. A blob that was already gone counts too."""
+        """Deletes blobs, a few at a time. All are gone when this returns. A blob that was already gone counts as deleted."""
         machine = self._machine
 
         def delete(partial_key: str) -> None:
@@ -236,7 +236,9 @@ class _Collection:
         machine.metrics.count("gc_deleted_blobs", len(partial_keys), kind=kind)
 
     def _count_held(self, reached: ShardState) -> None:
-        """Records what readers of older versions still keep: the parts that the earliest version names and the newest does not."""
+        """Sets the metric of what readers of older versions still keep: the parts that the earliest version names and the newest does
+        not.
+        """
         machine = self._machine
         newest = machine.state
         machine.metrics.gauge("gc_held_parts", _held_parts(reached.trace, newest.trace), shard=machine.shard_id)
@@ -276,8 +278,8 @@ class _Collection:
 
 
 def _held_parts(old: Trace, new: Trace) -> int:
-    """The number of blobs of batches that `old` names and `new` does not. Its cost is proportional to the difference: hollow batches have
-    fixed places in the order of arrival, so spine batches with equal stored forms are skipped.
+    """The number of blobs of batches that `old` names and `new` does not. Its cost is proportional to the difference: spine batches with
+    equal stored forms are skipped, because hollow batches have fixed places in the order of arrival.
     """
     then, now = ({batch.id: batch for batch in trace.spine_batches()} for trace in (old, new))
     same = {key for key in then.keys() & now.keys() if stored_form(then[key]) == stored_form(now[key])}

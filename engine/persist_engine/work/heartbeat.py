@@ -1,8 +1,8 @@
 """Keeps one leased reader alive. A thread beats every half lease until it is stopped, the reader is gone, its client is closed, or its
 owner has been garbage-collected. The thread does not keep its owner alive.
 
-This module knows nothing of the purpose of the lease. A machine that slept past its lease finds the reader expired. The thread then ends
-and reports it through `is_lost`. The handle behaves as if its since were empty (spec 20, bug 23); it does not crash.
+This module knows nothing of the purpose of the lease. If the machine sleeps for longer than the lease, the reader expires. The thread then
+ends and reports this through `is_lost`. The handle does not crash; it behaves as if its since were empty (spec 20, bug 23).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from persist_engine.base.metrics import Metrics
 
 _log = logging.getLogger(__name__)
 
-#: A beat that is late by this much means that the machine or the process was stopped.
+#: If a beat is late by more than this, the machine or the process was stopped.
 OVERSHOOT_WARN_S = 60.0
-#: The minimum interval: half of a very short lease must not flood the store.
+#: The minimum interval, so that a very short lease does not flood the store with beats.
 INTERVAL_S_MIN = 0.05
 #: The maximum interval, because locks reject very long timeouts.
 INTERVAL_S_MAX = 24 * 60 * 60.0
 
 
 class Heartbeat:
-    """Calls `beat` (True: still registered), a method of its owner, every `interval_s` in a daemon thread, from construction until `stop`.
-    When the owner is garbage, the thread calls `give_up` instead, once and best-effort, and ends.
+    """Calls `beat`, a method of its owner, every `interval_s` in a daemon thread, from construction until `stop`. `beat` returns whether
+    the reader is still registered. When the owner is garbage, the thread calls `give_up` instead, once and best-effort, and ends.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class Heartbeat:
         self._interval_s = min(max(INTERVAL_S_MIN, interval_s), INTERVAL_S_MAX)
         self._env = env
         self._what, self._shard = what, shard
-        # Held while the thread should beat. SUBTLE: the garbage collector also ends the rest, and it may run within any call of any thread.
-        # Of all ways to wake a thread, only releasing a bare lock takes no lock itself.
+        # Held while the thread should beat; releasing it wakes the thread. SUBTLE: Python's garbage collector also releases it, and that
+        # may run within any call of any thread. Of all ways to wake a thread, only the release of a bare lock takes no lock itself.
         self._reason = threading.Lock()
         self._reason.acquire()
         self._lost = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"persist-heartbeat-{what}", daemon=True)
         self._thread.start()
-        # At exit leases are left to expire: the process must not wait, and the thread cannot run on.
+        # When the process exits, leases are left to expire: the process must not wait, and the thread cannot continue.
         weakref.finalize(beat.__self__, self._end).atexit = False  # type: ignore[attr-defined]  # beat is a method
 
     @property
@@ -71,7 +71,7 @@ class Heartbeat:
             self._thread.join(timeout=self._interval_s + OVERSHOOT_WARN_S)
 
     def _end(self) -> None:
-        """Ends the reason to beat. Never blocks; idempotent."""
+        """Makes the thread stop beating. Never blocks. Idempotent."""
         try:
             self._reason.release()
         except RuntimeError:  # already released
@@ -85,7 +85,7 @@ class Heartbeat:
             self._give_up_at_best()
 
     def _has_ended(self) -> bool:
-        """Rests between two beats. Returns whether the rest was ended early."""
+        """Waits between two beats. Returns whether the wait was ended early."""
         asleep_since_s = self._env.monotonic_s()
         if self._reason.acquire(timeout=self._interval_s):
             return True
@@ -96,15 +96,17 @@ class Heartbeat:
         return False
 
     def _beat_once(self) -> bool:
-        """Beats once and returns whether to continue. Only this frame refers to the owner, so nothing does while the thread rests."""
+        """Beats once and returns whether to continue. Only this frame refers to the owner, so there is no reference while the thread
+        waits.
+        """
         beat = self._beat()
         if beat is None:
-            return True  # the rest then ends at once
+            return True  # the next wait then ends at once
         try:
             registered = beat()
         except Exception as error:  # noqa: BLE001 - a thread has no caller, and the lease is held as before
             self._metrics.count("heartbeat", outcome="failed")
-            # A closed client stays closed. But a store that was unreachable for longer than its retries may be back for the next beat, and
+            # A closed client stays closed. But a store that was unreachable for longer than the retries may be back at the next beat, and
             # an unsafe store may be repaired by then.
             is_final = isinstance(error, InvalidUsage) and not isinstance(error, UnsafeStore)
             text = "heartbeat of %s on shard %s ends: %s" if is_final else "heartbeat of %s on shard %s failed: %s"

@@ -1,7 +1,7 @@
 """The holders of a shard: every reader and writer, and the retention; what each holds, since when, and what it blocks.
 
-Readers whose own since equals the shard's block `since`. Readers with the least held version block collection. A leased reader
-whose process is gone holds until its lease ends, and a critical reader for ever: an administrator can end the hold of either.
+A reader whose own since equals the shard's blocks `since`. A reader with the least held version blocks collection. When its process is
+gone, a leased reader holds until its lease ends, and a critical reader holds for ever. An administrator can end the hold of either.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ RETENTION: Literal["retention"] = "retention"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """One holder, or the shard's retention, marked by its id. `since` and `upper` are times; None when closed, or when the kind has none
-    (see `kind`).
+    """One holder; the shard's retention has the id RETENTION. `since` and `upper` are times; None when closed, or when holders of this
+    `kind` have none.
 
-    `held_from_ms` is when it last moved what it holds. `is_older` means that it did so before the first live version; the time is then an
-    upper bound. `lease_ends_ms` is None for critical readers and retention, which never lapse. `has_lapsed` means that the next command
-    removes it.
+    `held_from_ms` is when the holder last moved what it holds. `is_older` means that it did so before the first live version; the time is
+    then an upper bound. `lease_ends_ms` is None for critical readers and retention, which never lapse. `has_lapsed` means that the next
+    command removes the holder.
     """
 
     id: str
@@ -75,7 +75,7 @@ class Holds:
 
 
 def holds_of(machine: Machine) -> Holds:
-    """All current holders. Linearized. Walks all live versions to find when each last moved."""
+    """All current holders. Linearized. Walks all live versions to find when each holder last moved."""
     moved: dict[str, int] = {}
     walk, end = VersionWalk(machine), None
     begun_ms = walk.state.walltime_ms
@@ -122,12 +122,12 @@ class EndedHold:
 
 
 def expire_holds(machine: Machine, reader_ids: Iterable[str], *, force: bool, commit: bool) -> list[EndedHold]:
-    """Ends the holds of these readers by removing them, one command for each; without `commit`, only says which they are.
+    """Ends the holds of these readers by removing them, with one command for each. Without `commit`, only returns what it would end.
 
-    InvalidUsage, before any hold is ended, unless each of them is a registered reader, and `force` is given for critical ones: the owner
-    of a critical reader counts on its hold while no process runs, and loses its place for good. A process that still uses the reader gets
-    Fenced at its next call. Nothing else changes: the shard's since stays until a command moves it. May be repeated until it returns;
-    after that, a repetition is InvalidUsage.
+    Raises InvalidUsage, before any hold is ended, when one of them is not a registered reader, or is a critical reader and `force` is not
+    given: the owner of a critical reader relies on its hold while no process runs, and loses its place for good. A process that still uses
+    a removed reader gets Fenced at its next call. Nothing else changes: the shard's since stays until a command moves it. A call that was
+    interrupted may be repeated. After a call that returned, a repetition raises InvalidUsage.
     """
     state = machine.refresh()
     wanted = [_reader_to_end(state, text, force=force) for text in dict.fromkeys(reader_ids)]

@@ -1,14 +1,13 @@
 """The identity of a pair of stores: drawn at first use, stored in both, and compared whenever the pair is opened.
 
-It is created in this order. A crash between two steps leaves a state that the next opener completes, and two concurrent first openers
-agree:
+It is created in the order below. If a crash interrupts it, the next opener completes it. Concurrent first openers agree on one id.
 
     1  consensus   the id, not bound         the one compare-and-set that decides
     2  blob        the id
     3  consensus   the id, bound             from here on a blob store without it is another store
 
-Consensus without the id, beside a blob store that has it, has lost its data or belongs elsewhere. The same holds for a blob store without
-the id beside a consensus that is bound. An id in a store is never overwritten.
+If the blob store has the id and consensus does not, consensus has lost its data or belongs to another pair. If consensus has the id, bound,
+and the blob store does not, the same holds for the blob store. An id in a store is never overwritten.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from persist_engine.model.ids import StoreId
 from persist_engine.storage.blob import Blob
 from persist_engine.storage.consensus import Consensus
 
-#: Each step is done at most once, by one opener or another, so this limit is never reached.
+#: All openers together do each step at most once, so this limit is never reached.
 _STEPS_MAX = 16
 _ADVICE = (
     "check both addresses; if they are right, restore the lost data (docs/operations.md, Pairs of stores): "
@@ -29,13 +28,14 @@ _ADVICE = (
 
 
 def identify(blob: Blob, consensus: Consensus, *, fresh: StoreId, create: bool) -> StoreId | None:
-    """The id of the pair, which becomes `fresh` when it has none. Without `create`, nothing is written, and a pair without an id gives
-    None.
+    """Returns the id of the pair. If the pair has none, the id becomes `fresh`. Without `create`, writes nothing, and returns None for a
+    pair without an id.
 
-    StoreLost and StoreMismatch name both addresses. Two or three small reads. Idempotent and linearized. Retries nothing.
+    Raises StoreLost and StoreMismatch, which name both addresses. Makes two or three small reads. Idempotent and linearized. Retries
+    nothing.
     """
     for _ in range(_STEPS_MAX):
-        # SUBTLE: blob first. The id is written to consensus before blob, so an id found in blob was in consensus before.
+        # SUBTLE: read blob first. The id is written to consensus before blob, so an id found in blob was in consensus before.
         in_blob = _in_blob(blob)
         head = consensus.head(IDENTITY_KEY)
         if head is None:
@@ -65,7 +65,7 @@ def identify(blob: Blob, consensus: Consensus, *, fresh: StoreId, create: bool) 
             blob.set(IDENTITY_KEY, encode_identity(Identity(known.store_id)))
         else:
             _say(consensus, head.tip, Identity(known.store_id))
-    raise InvariantViolated(f"the identity of {consensus.address()} changes all the time")
+    raise InvariantViolated(f"the identity of {consensus.address()} changed {_STEPS_MAX} times while it was read")
 
 
 def _in_blob(blob: Blob) -> StoreId | None:

@@ -1,8 +1,9 @@
 """Merges the chunks of a compaction: reads their runs, writes one sorted run of parts, and links nothing (spec 13.5).
 
-A `MergeTask` is a chunk, or the rows of a chunk within a range of keys, as a value that travels. Running one needs blobs only, never the
-log. So tasks run in this process (`InThisProcess`), or on other machines: a `Merger` decides where. Ranges of one chunk are disjoint and
-complete, and each row lies in one of them. So their outputs, one after the other, are the run that the whole chunk gives.
+A `MergeTask` is a chunk, or the rows of a chunk within a range of keys, as a value that can be sent to another machine. Running it needs
+blobs only, never the log. So tasks can run in this process (`InThisProcess`) or on other machines; a `Merger` decides where. The ranges of
+a chunk are disjoint and complete, so each row lies in exactly one. Their outputs, one after the other, therefore form the same run as a
+merge of the whole chunk.
 
 This module knows neither state nor the spine: `compact` swaps the results in.
 """
@@ -34,21 +35,23 @@ from persist_engine.rows.schema import Schema
 
 _log = logging.getLogger(__name__)
 
-#: Parts encoded and uploaded at once.
+#: The number of parts that are encoded and uploaded at once.
 UPLOAD_THREADS = 2
-#: The ranges of one chunk fetch at most this many times its bytes. A part that holds keys of several ranges is fetched for each of them.
+#: The tasks for the ranges of a chunk together fetch at most this many times the chunk's bytes. A part that holds keys of several ranges is
+#: fetched once for each of them.
 FETCHED_TIMES_MAX = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Durable parts, in order: of the rows that are left, and of those that cancelled, if they were sifted out. None: all vanished."""
+    """The durable parts that a merge wrote. There are none when all updates vanished."""
 
     left: tuple[Part, ...]
+    """The parts of the rows that are left, in order."""
     kind: RunKind = RunKind.ANY
-    """Of the rows that are left."""
+    """The kind of the run of these rows."""
     cancelled: tuple[tuple[Part, ...], ...] = ()
-    """By age, the oldest first."""
+    """The parts of the rows that were sifted out, one run for each age, oldest first."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -56,7 +59,7 @@ class Output:
         return tuple(itertools.chain(self.left, *self.cancelled))
 
     def runs(self, meta: RunMeta) -> list[tuple[RunMeta, tuple[Part, ...]]]:
-        """The runs, with what `meta` says of all."""
+        """The runs and their parts. `meta` holds what all runs have in common."""
         kinds = ((self.kind, self.left), *((RunKind.BALANCED, parts) for parts in self.cancelled))
         return [
             (replace(meta, kind=kind, rows=sum(part.rows for part in parts)), parts) for kind, parts in kinds if parts
@@ -75,21 +78,21 @@ class MergeTask:
     outstanding_parts: int
     """The number of parts that may be in memory at once while they are written."""
     is_sifted: bool = False
-    """Whether the rows that cancelled become runs of their own, one for each age."""
+    """Whether rows that cancelled go to runs of their own, one for each age."""
     age_ends: tuple[int, ...] = ()
     """See Sifting."""
     key_range: KeyRange | None = None
     filtered: tuple[str, ...] = ()
-    """The columns of which its parts get Bloom filters."""
+    """The columns for which its parts get Bloom filters."""
 
     @property
     def bytes_estimate(self) -> int:
-        """Bytes of its parts: what it fetches at most."""
+        """The bytes of its parts, which are the most that it fetches."""
         return sum(part.hollow_bytes + part.inline_bytes for run in self.runs for part in run.parts)
 
     def split(self, count: int) -> list[MergeTask]:
-        """At most `count` tasks for disjoint ranges of keys, in the order of keys, which together are this one. Fewer when statistics
-        support fewer, or when parts with many keys would be fetched too often; at least one.
+        """At most `count` tasks for disjoint ranges of keys, in the order of keys, which together do the work of this one. Returns fewer,
+        but at least one, when statistics support fewer ranges, or when parts that span many ranges would be fetched too often.
         """
         batches = [HollowBatch.of_runs(run.desc, 0, [(run.meta, run.parts)]) for run in self.runs]
         while count > 1:
@@ -112,10 +115,10 @@ class MergeTask:
         check: Callable[[], None] = lambda: None,
         on_fetched: Callable[[int], None] | None = None,
     ) -> Output:
-        """The output, durable; without parts when all updates vanished. Deletes them when it fails. `check` is called
-        between two tables, and raises to end the task.
+        """Merges the runs and returns the output, which is durable. Deletes the parts that it wrote when it fails. Calls `check` between
+        two tables; `check` raises an exception to end the task.
 
-        Memory: `store.settings.compaction.memory_bytes_max`. A repetition writes other parts.
+        Uses at most `store.settings.compaction.memory_bytes_max` of memory. A repetition writes other parts.
         """
         writer = _RunWriter(store, self)
         try:
@@ -126,7 +129,7 @@ class MergeTask:
             raise
 
     def run_remote(self, store: PartStore) -> bytes:
-        """Like `run`, for `MergeJob.joined` in the process that swaps the output in."""
+        """Like `run`, but returns the output encoded, for `MergeJob.joined` in the process that swaps it in."""
         output = self.run(store)
         rows = sum(part.rows for part in output.parts)
         return encode_batch(HollowBatch.of_runs(self.desc, rows, output.runs(RunMeta(order=RunOrder.STRUCTURED))))
@@ -164,7 +167,7 @@ class MergeJob:
     schema: Schema
     schema_id: int
     check: Callable[[], None]
-    """Raises when the compaction must not go on. To be called while waiting."""
+    """Raises an exception when the compaction must not go on. A Merger must call it while it waits."""
     on_fetched: Callable[[int], None] | None = None
     """Receives the bytes of inputs as they are read, in any thread."""
 
@@ -187,14 +190,15 @@ class MergeJob:
         )
 
     def joined(self, outputs: Iterable[bytes]) -> Output:
-        """The output of a chunk, from those of its ranges in their order (`run_remote`). CorruptData for anything else."""
+        """The output of a chunk, joined from the outputs of its ranges in order (`run_remote`). Raises CorruptData for other bytes."""
         left: list[Part] = []
         cancelled: list[list[tuple[Part, ...]]] = []
         is_distinct = True
         for output in outputs:
             runs = list(decode_batch(output, key="output of a merge").part_runs())
             left += itertools.chain(*(parts for meta, parts in runs if not meta.is_balanced))
-            # SUBTLE: an age without rows in a range is missing there. Older ones then join the runs of newer ones, and cancel there, too.
+            # SUBTLE: if a range has no rows of an age, its output lacks that run. Older rows then join the runs of newer rows, and cancel
+            # there, too.
             cancelled.append([parts for meta, parts in reversed(runs) if meta.is_balanced])
             is_distinct = is_distinct and all(meta.kind is not RunKind.ANY for meta, _ in runs)
         ages = [tuple(itertools.chain(*age)) for age in itertools.zip_longest(*cancelled, fillvalue=())]
@@ -205,7 +209,7 @@ class MergeJob:
         discard(self.store, output.parts)
 
 
-#: The output of one chunk; or the blob of its inputs that is missing, and then nothing of it was kept.
+#: A chunk and its output, or the error that names a missing blob of its inputs. In the second case no output was kept.
 Merged = tuple[CompactionChunk, Output | MissingBlob]
 
 
@@ -213,13 +217,13 @@ class Merger(Protocol):
     """Where tasks run."""
 
     def merged(self, job: MergeJob) -> Generator[Merged, None, None]:
-        """Yields each chunk of `job` once, in any order, as soon as its output is durable. A closed or failed iterator leaves no output of
-        chunks that it did not yield, as far as it knows them.
+        """Yields each chunk of `job` once, in any order, as soon as its output is durable. When the iterator is closed or fails, it deletes
+        the outputs of chunks that it did not yield, as far as it knows them.
         """
 
 
 class InThisProcess:
-    """Merges one chunk after the other here, and begins the next when the last one was swapped in. One for all uses: it has no state."""
+    """Merges one chunk after the other in this process. It begins a chunk after the one before was swapped in. It has no state."""
 
     def merged(self, job: MergeJob) -> Generator[Merged, None, None]:
         """See Merger."""
@@ -239,7 +243,7 @@ def _checked(tables: Iterator[pa.Table], check: Callable[[], None]) -> Iterator[
 
 
 def discard(store: PartStore, parts: Sequence[Part]) -> None:
-    """Deletes written parts, none of which was offered to state. They leak when the store refuses that too."""
+    """Deletes written parts that were not offered to state. If the store refuses the deletion, they leak."""
     try:
         delete_parts(store, parts)
     except PersistError as error:
@@ -248,7 +252,7 @@ def discard(store: PartStore, parts: Sequence[Part]) -> None:
 
 
 class _RunWriter:
-    """Cuts sorted tables into parts of about the target size and writes them in the background, in order: as one run, or as several when
+    """Cuts sorted tables into parts of about the target size and writes them in the background, in order. Writes one run, or several when
     it sifts out the rows that cancelled.
     """
 
@@ -262,8 +266,9 @@ class _RunWriter:
     def write_run(self, tables: Iterator[pa.Table]) -> None:
         """Writes `tables`, sorted and consolidated. All parts are durable when it returns.
 
-        At most the task's `outstanding_parts` are in memory at once, including what is being gathered. With one, merging waits while it is
-        written. The limit is also one more than the number of parallel writes: further parts would only wait.
+        At most `outstanding_parts` parts of the task are in memory at once, including the one being gathered. If the limit is one, merging
+        waits while that part is written. There are also never more than the number of parallel writes plus one: further parts would only
+        wait.
         """
         if self._task.is_sifted:
             sifting = Sifting(self._task.age_ends)
@@ -293,7 +298,7 @@ class _RunWriter:
         discard(self._store, [part for run in self._runs for part in run.parts])
 
     def _gather(self, run: _Gathered, table: pa.Table) -> None:
-        """Adds rows to a run. What all runs gathered is at most about one part; the run with most of it is written first."""
+        """Adds rows to a run. All runs together gather at most about one part; then the run that gathered most is written."""
         target = self._store.settings.batch.target_part_bytes
         for piece in _pieces(table, target) if table.num_rows else ():
             gathered_bytes = sum(each.bytes for each in self._runs)
@@ -331,7 +336,7 @@ class _RunWriter:
 
 @dataclass(slots=True)
 class _Gathered:
-    """The parts of one run, and the rows of its next one."""
+    """The written parts of one run, and the rows gathered for its next part."""
 
     parts: list[Part] = field(default_factory=list)
     tables: list[pa.Table] = field(default_factory=list)

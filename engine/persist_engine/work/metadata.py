@@ -1,7 +1,7 @@
 """The metadata of one shard as tables: what `persist inspect` and `persist admin` print and what Spark shows.
 
-Owns the names of the tables and of their columns. A column is added at the end, and never renamed or given another type. Reads metadata,
-and no rows of the shard.
+Owns the names of the tables and of their columns. A new column goes to the end. A column is never renamed or given another type. This
+module reads metadata, and no rows of the shard.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Row = tuple[object, ...]
 _BATCH = [("spine", pa.string()), ("level", pa.int64()), ("batch", pa.string())]
 _SIZES = [("rows", pa.int64()), ("bytes", pa.int64())]
 _FRONTIERS = [("lower", pa.int64()), ("upper", pa.int64()), ("since", pa.int64())]
-#: Columns by table. A frontier is a time: null when it is closed, TIME_MAX when it is later.
+#: The columns of each table. A frontier appears as a time: null when it is closed, TIME_MAX when it is later than that.
 SCHEMAS = {
     "batches": pa.schema([*_BATCH, *_FRONTIERS, ("runs", pa.int64()), ("parts", pa.int64()), *_SIZES]),
     "runs": pa.schema(
@@ -77,7 +77,7 @@ SCHEMAS = {
 }
 #: The names of the tables.
 METADATA_TABLES = tuple(SCHEMAS)
-#: Frontiers are unsigned, and no column of Spark is.
+#: The latest time that a column can hold. Frontiers are unsigned, but Spark has no unsigned columns.
 TIME_MAX = (1 << 63) - 1
 #: The collections of a state diff whose changes a version counts.
 _DIFF_FIELDS = (
@@ -102,11 +102,12 @@ _DIFF_FIELDS = (
 
 
 def metadata_of(machine: Machine, table: str) -> pa.Table:
-    """One of the tables of SCHEMAS. Linearized. InvalidUsage lists the tables when there is none of that name.
+    """One of the tables of SCHEMAS. Linearized. Raises InvalidUsage, which lists the tables, when there is none of that name.
 
-    batches: one row a batch, oldest first. runs: one row a run. parts: one row a part, and before the parts of a listing one row for the
-    listing. versions: one row a live version, and how many entries of each field it changed. holds: `holds_of`. usage: one row,
-    `referenced_usage`. `versions` and `holds` read the log, `parts` reads listings, and the others read the newest state alone.
+    `batches` has one row for each batch, oldest first. `runs` has one row for each run. `parts` has one row for each part; one row for a
+    listing comes before its parts. `versions` has one row for each live version, and counts the entries of each field that it changed.
+    `holds` is `holds_of`. `usage` is one row, `referenced_usage`. `versions` and `holds` read the log, `parts` reads listings, and the
+    others read the newest state alone.
     """
     if table not in SCHEMAS:
         raise InvalidUsage(f"there is no metadata table {table!r}; there are {', '.join(METADATA_TABLES)}")
@@ -152,7 +153,7 @@ def _runs(batch: HollowBatch) -> Iterable[tuple[int, tuple[RunMeta, tuple[RunPar
 
 
 def _with_listed(machine: Machine, members: Iterable[RunPart]) -> Iterator[RunPart]:
-    """The parts of a run. After each hollow run, which sums them up, the parts that it lists."""
+    """The members of a run. After each hollow run come the parts that it lists."""
     for member in members:
         yield member
         if isinstance(member, HollowRun):

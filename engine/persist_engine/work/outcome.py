@@ -29,8 +29,8 @@ class Ending(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The fields of every kind. `seqno` is the version that the work was based on. `deletion_record` is the partial key of the last record
-    that names the deleted blobs (work.deletions); "" without one. `maintenance` is the work that its commit left.
+    """The fields that every kind has. `seqno` is the version on which the work was based. `deletion_record` is the partial key of the last
+    record that names the deleted blobs (work.deletions); "" if there is none. `maintenance` is the work that the commit left.
     """
 
     type: ClassVar[str] = ""
@@ -137,8 +137,8 @@ class VerifyOutcome(Outcome):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrphanOutcome(Outcome):
-    """The orphans that are left: blobs that no version will ever name. `is_complete`: no limit of deletes ended the scan; otherwise
-    at least these are left.
+    """The orphans that are left: blobs that no version will ever name. `is_complete` is false when the scan stopped at the limit of
+    deletes; then at least this many are left.
     """
 
     type: ClassVar[str] = "OrphanScan"
@@ -154,13 +154,13 @@ class OrphanOutcome(Outcome):
         }
 
 
-#: How far the reclaiming of a shard came. Held: readers hold it, and nothing was deleted. Incomplete: another run goes on.
+#: How far the reclaiming of a shard got. Held: readers hold it, and nothing was deleted. Incomplete: another run must continue.
 Reclaimed = Literal["Reclaimed", "NotOwned", "NoShard", "Held", "Incomplete"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReclaimOutcome(Outcome):
-    """How far the reclaiming of a shard came."""
+    """How far the reclaiming of a shard got."""
 
     type: ClassVar[str] = "Reclaim"
     verdict: Reclaimed
@@ -170,8 +170,8 @@ class ReclaimOutcome(Outcome):
 
 
 def summary(kind: str, shard_id: ShardId, seqno: SeqNo, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """One report for a run with the results `outcomes`, all of `kind`. Adds the numbers. The run succeeded if any of
-    them did.
+    """One report for a run with the results `outcomes`, all of `kind`. Adds up their numbers. The run succeeded if any of
+    the results did.
     """
     if len(outcomes) == 1:
         return outcomes[0].to_json()
@@ -189,7 +189,7 @@ def summary(kind: str, shard_id: ShardId, seqno: SeqNo, outcomes: Sequence[Outco
 
 
 def failure_report(kind: str, shard_id: str, message: str, *, duration_ms: int) -> dict[str, Any]:
-    """The report of work that raised. Nothing that it left unfinished is visible to readers. `shard_id` is a name where none was found."""
+    """The report of work that failed with an error. Readers see nothing of unfinished work. `shard_id` is a name if no id was found."""
     common = Outcome(
         shard_id=cast(ShardId, shard_id), seqno=SeqNo(0), ending=Ending.FAILED, message=message, duration_ms=duration_ms
     )

@@ -19,14 +19,14 @@ from persist_engine.work.gc import OnProgress, gc_and_truncate
 from persist_engine.work.outcome import Ending, Outcome
 from persist_engine.work.rollup import write_rollup
 
-#: Follow-up work shrinks with every round. This many rounds mean that commits of other processes keep adding work.
+#: The limit on rounds. Follow-up work shrinks with every round, so this many mean that commits of other processes keep adding work.
 ROUNDS_MAX = 32
 
 
 def perform(machine: Machine, maintenance: Maintenance) -> list[Outcome]:
     """Does `maintenance` and its follow-up work. Returns the result of each piece, in order.
 
-    Requests too small to be worthwhile are left to a later merge. Safe to repeat and to race. When a piece raises, the others are still
+    Requests too small to be worthwhile are left to a later merge. Safe to repeat and to race. When a piece fails, the others are still
     done; then the errors are raised as by `Attempts.end`.
     """
     outcomes: list[Outcome] = []
@@ -40,7 +40,7 @@ def perform(machine: Machine, maintenance: Maintenance) -> list[Outcome]:
             with attempts.of("rollup"):
                 done.append(write_rollup(machine))
         if left.gc is not None:
-            # The assigned seqno was seqno_since at that time. Collecting up to the present seqno_since covers it.
+            # The assigned seqno was seqno_since at the time of the commit. A collection up to the present seqno_since covers it.
             with attempts.of("collection"):
                 done.append(gc_and_truncate(machine))
         for req in left.requests:
@@ -73,16 +73,16 @@ def is_admitted(machine: Machine, req: MergeReq) -> bool:
 def perform_due(
     machine: Machine, *, on_read: OnBytesRead | None = None, on_progress: OnProgress | None = None
 ) -> list[Outcome]:
-    """Does all work that is due by the shard's state, whichever process it was assigned to: for shards without maintenance of their own.
+    """Does all work that is due by the shard's state, whichever process it was assigned to. For shards whose writers do no maintenance.
 
     A second call finds only what was committed meanwhile. Safe to repeat and to race. `on_read` receives bytes read by compactions, and
-    `on_progress` the progress of collection. When a piece raises, the others are still done; then the errors are raised as by
+    `on_progress` the progress of collection. When a piece fails, the others are still done; then the errors are raised as by
     `Attempts.end`.
     """
     attempts = Attempts(machine.shard_id)
     outcomes: list[Outcome] = []
     collected = partial(gc_and_truncate, machine, on_progress=on_progress)
-    # Collection comes before any commit: on a full consensus store only this makes room.
+    # Collection comes before any commit, because on a full consensus store nothing else makes room.
     with attempts.of("collection of what is linked"):
         if collection_target(machine.refresh()) is not None:
             outcomes.append(collected())

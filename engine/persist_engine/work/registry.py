@@ -1,8 +1,8 @@
 """Owners of shards, and the names under which owners find their shards.
 
-Each is a log in consensus of which only the newest entry counts: a shard's owner, and an owner's shard. A shard has at most one owner at a
-time, whatever names lead to it. The shard's log alone decides ownership. Each step of a change is one compare-and-set on one log. A change
-that was interrupted between two steps is completed by repeating it.
+A shard's owner and an owner's shard are each a log in consensus, of which only the newest entry counts. A shard has at most one owner at a
+time, whatever names lead to it. The log of its owner alone decides ownership. Each step of a change is one compare-and-set on one log.
+Repeating a change that was interrupted between two steps completes it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ from persist_engine.storage.consensus import Consensus
 
 _NEAR_MAX = 5
 _SHOWN_CHARS = 200
-#: A step is lost only when another process wins one, and owners do not change that often.
+#: The limit on attempts. A step is lost only when another process wins one, and owners do not change that often.
 _STEPS_MAX = 64
 
 
 class Registry:
-    """The owners in one location. Thread-safe. Linearized, idempotent. Retries as settings.retry says (Unavailable)."""
+    """The owners in one location. Thread-safe. Methods are linearized and idempotent. They retry as `settings.retry` says, and then raise
+    Unavailable.
+    """
 
     def __init__(self, consensus: Consensus, retry: Retry) -> None:
         self._consensus, self._retry = consensus, retry
@@ -81,15 +83,16 @@ class Registry:
         """Makes `owner` the owner of a shard: of `wanted`, else of the one that its name leads to, else of `proposed`. Afterwards its name
         leads to that shard.
 
-        A name that an interrupted rename left at a shard without an owner leads to `proposed` afterwards: the rows of a dropped table come
-        back under no name. A shard that does not exist belongs to the first that claims it. OwnedElsewhere (the shard has another owner)
-        and Unowned (the shard exists without an owner, and the name does not lead to it) are values. With `take_over` both are adopted.
+        If an interrupted rename left the name at a shard without an owner, the name leads to `proposed` afterwards, so that the rows of a
+        dropped table come back under no name. A shard that does not exist belongs to the first owner that claims it. Returns OwnedElsewhere
+        when the shard has another owner, and Unowned when it exists without an owner and the name does not lead to it. With `take_over`,
+        both are adopted.
         """
         is_new = False
         name_read: tuple[Tip | None, ShardId | None] | None = None
         owner_read: tuple[Tip | None, Owner | None] | None = None
         for _ in range(_STEPS_MAX):
-            # After a step that committed, its entry is known. After one that was lost, both are read again.
+            # After a step that committed, its entry is known. After a step that was lost, both logs are read again.
             name_tip, named = name_read or self._named(owner)
             shard_id = wanted or named or proposed
             owner_tip, held = owner_read or self._owner(shard_id)
@@ -106,9 +109,9 @@ class Registry:
                 name_read = owner_read = None
                 continue
             is_new = is_new or held != owner
-            # After a crash a proposed id is drawn anew, so its name must be written first. A wanted id is requested again, so its owner is
-            # written first: the name must not lead to another's shard.
-            # SUBTLE: a name that leads here already is written anew, before the owner. `free` may be taking it, as in `rename`.
+            # After a crash, a proposed id is drawn anew, so its name must be written first. A wanted id is requested again, so its owner is
+            # written first: the name must never lead to the shard of another owner.
+            # SUBTLE: a name that leads here already is written anew, before the owner, because `free` may be removing it, as in `rename`.
             is_named_before = named == shard_id and name_read is None
             if held == owner or is_named_before or (wanted is None and named is None):
                 tip = self._put(name_key(owner), name_tip, encode_name(owner, shard_id))
@@ -116,11 +119,13 @@ class Registry:
             else:
                 tip = self._put(owner_key(shard_id), owner_tip, encode_shard_owner(shard_id, owner))
                 name_read, owner_read = (None, None) if tip is None else ((name_tip, named), (tip, owner))
-        raise Unavailable(f"the owner of shard {proposed if wanted is None else wanted} changes all the time")
+        raise Unavailable(
+            f"other processes keep changing the owner of shard {proposed if wanted is None else wanted}: try again"
+        )
 
     def disown(self, shard_id: ShardId, *, only: Owner | None = None) -> Owner | None:
-        """Removes the shard's owner, and the shard from the owner's name. Returns the former owner; None when there was none. An owner
-        other than `only`, where that is given, stays.
+        """Removes the shard's owner, and makes the owner's name lead nowhere. Returns the former owner; None when there was none. With
+        `only`, any other owner stays.
         """
         was: Owner | None = None
         for _ in range(_STEPS_MAX):
@@ -129,18 +134,19 @@ class Registry:
                 return was
             was = held
             name_tip, named = self._named(held)
-            # The name first: only the owner entry says which name it was.
+            # Remove the name first: after a crash, only the owner's entry says which name it was.
             if named == shard_id:
                 self._put(name_key(held), name_tip, encode_name(held, None))
             else:
                 self._put(owner_key(shard_id), owner_tip, encode_shard_owner(shard_id, None))
-        raise Unavailable(f"the owner of shard {shard_id} changes all the time")
+        raise Unavailable(f"other processes keep changing the owner of shard {shard_id}: try again")
 
     def rename(self, shard_id: ShardId, *, old: Owner, new: Owner) -> None:
-        """Gives the shard of `old` to `new`, whose name then leads to it; the name of `old` then leads nowhere. Completes an interrupted
-        call when it is repeated: until then the shard answers to one of the two names, never to none.
+        """Gives the shard of `old` to `new`, whose name then leads to it. The name of `old` then leads nowhere. A repetition completes an
+        interrupted call; until then, at least one of the two names leads to the shard.
 
-        InvalidUsage when the name of `new` leads to another shard, or when neither `old` nor `new` owns this one; then neither leads to it.
+        Raises InvalidUsage when the name of `new` leads to another shard, or when neither `old` nor `new` owns this one. In the second case
+        neither name leads to it afterwards.
         """
         for _ in range(_STEPS_MAX):
             new_tip, new_named = self._named(new)
@@ -153,15 +159,15 @@ class Registry:
             if held not in {old, new}:
                 entries = ((new, new_tip, new_named), (old, old_tip, old_named))
                 left = [(name, tip) for name, tip, named in entries if named == shard_id]
-                if left:  # by this call, or one that was interrupted
+                if left:  # names that this call, or an interrupted one, left at the shard
                     for name, tip in left:
                         self._put(name_key(name), tip, encode_name(name, None))
-                    continue  # the owner may be one of them by now, and then its name leads there again
+                    continue  # one of them may own the shard by now, and then its name must lead there again
                 raise InvalidUsage(f"shard {shard_id} belongs to {held or 'no owner'}, not to {old}", owner=str(old))
-            # The new name first and the old one last, so that a crash leaves no shard without a name.
+            # Write the new name first and remove the old one last, so that a crash leaves no shard without a name.
             if new_named is None or held == old:
-                # SUBTLE: also a name that leads here already. `free` may be taking it; either its entry or that of the owner, which was
-                # read before, is then lost.
+                # SUBTLE: a name that leads here already is written anew, too. `free` may be removing it. Then either its entry loses its
+                # race, or the owner's entry written below, which was read before, does.
                 tip = self._put(name_key(new), new_tip, encode_name(new, shard_id))
                 if tip is not None and held == old:
                     self._put(owner_key(shard_id), owner_tip, encode_shard_owner(shard_id, new))
@@ -169,11 +175,11 @@ class Registry:
                 self._put(name_key(old), old_tip, encode_name(old, None))
             else:
                 return
-        raise Unavailable(f"the owner of shard {shard_id} changes all the time")
+        raise Unavailable(f"other processes keep changing the owner of shard {shard_id}: try again")
 
     def free(self, owner: Owner) -> bool:
-        """Makes the owner's name lead nowhere if it leads to a shard that is not the owner's: an unfinished renaming to it left it, or
-        another owner took the shard over. Returns whether it leads nowhere then.
+        """Makes the owner's name lead nowhere if it leads to a shard that the owner does not own: an unfinished renaming left it there, or
+        another owner took the shard over. Returns whether the name leads nowhere afterwards.
         """
         for _ in range(_STEPS_MAX):
             name_tip, named = self._named(owner)
@@ -183,11 +189,11 @@ class Registry:
             is_being_created = held is None and not self._is_left(named)
             if held == owner or is_being_created:
                 return False
-            # SUBTLE: the entry of the shard's owner is written anew as it is. A renaming that still runs would else make `owner` the
-            # shard's owner a moment later, without a name.
+            # SUBTLE: the entry of the shard's owner is written anew, unchanged. Otherwise a renaming that still runs could make `owner` the
+            # owner of the shard a moment later, without a name.
             if self._put(owner_key(named), owner_tip, encode_shard_owner(named, held)) is not None:
                 self._put(name_key(owner), name_tip, encode_name(owner, None))
-        raise Unavailable(f"the name {owner} changes all the time")
+        raise Unavailable(f"other processes keep changing the name {owner}: try again")
 
     def _is_left(self, shard_id: ShardId) -> bool:
         """Whether the shard exists without an owner. SUBTLE: the owner is read last, since a new shard gets its owner before it exists."""
@@ -218,7 +224,7 @@ class Registry:
 
 
 def _shown_forms(owners: Iterable[Owner], asked: str) -> list[str]:
-    """One text for each owner, each of which leads to its shard: in the form of what was asked, the shortest where that serves."""
+    """One text for each owner that leads to its shard alone, in the form of `asked`. It is the shortest form that is unambiguous."""
     forms = [_forms(owner) for owner in owners]
     shortest = 1 if "/" in asked else 2 if "." in asked else 0
     counts = Counter(each for some in forms for each in set(some))

@@ -1,4 +1,5 @@
-"""Rollup: a full copy of the current state. Readers need not start from the first version, and older diffs can be deleted (spec 14.2).
+"""Rollup: a full copy of the current state. With it, readers need not start at the first version, and older diffs can be deleted (spec
+14.2).
 
 Order: blob first, then the link in state. A crash in between leaks one blob. The blob is deleted only when certainly no attempt linked it
 (spec 20, bug 1c).

@@ -13,7 +13,7 @@ class Severity(enum.StrEnum):
     """The severity of a finding."""
 
     ERROR = "error"
-    """Data or a version cannot be read as written, or a bound hides rows: an operator must act."""
+    """Data or a version cannot be read as it was written, or a bound hides rows. An operator must act."""
     WARNING = "warning"
     """Nothing is lost or read wrongly, but the state is not as it should be."""
 
@@ -51,8 +51,8 @@ class Finding:
 
 @dataclass(slots=True)
 class Verification:
-    """The result for one shard: what was examined, and what is wrong. `collected` counts blobs that a collector deleted
-    meanwhile, which is allowed.
+    """The result for one shard: what was examined, and what is wrong. `collected` counts blobs that garbage collection
+    deleted meanwhile, which is allowed.
     """
 
     shard_id: ShardId
@@ -67,7 +67,7 @@ class Verification:
 
     @property
     def is_corrupt(self) -> bool:
-        """Whether anything is lost or wrong, not only a warning."""
+        """Whether there is an error, and not only a warning."""
         return any(finding.severity is Severity.ERROR for finding in self.findings)
 
     def error(self, kind: FindingKind, key: str, message: str) -> None:

@@ -1,13 +1,13 @@
 """The orphan scan: finds blobs that no version names and none ever will, and deletes them on request (docs/adr/0005-orphans.md).
 
 Deleting is safe because of a fence in state, not because of age. The scan first commits a floor. From that version on, no command links a
-part that was staged before it (`ShardState.staging_floor_ms`). Only then it lists, and after that it reads which versions are live and what
-they name:
+part that was staged before the floor (`ShardState.staging_floor_ms`). Then the scan lists the blobs, and only after that it reads which
+versions are live and what they name:
 
     floor F committed ──▶ list ──▶ read all live versions ──▶ delete what is staged before F and unnamed
 
-A writer or compactor that is slower than that gets a refusal, never a batch with holes. Blobs of shards unknown to consensus are reported
-and never deleted, because a wrong consensus URL looks the same.
+A writer or compactor that is slower gets a refusal, never a batch with missing parts. Blobs of shards that consensus does not know are
+reported and never deleted, because a wrong consensus URL would look the same.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OnListed = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """A blob that no live version names. `staged_ms` is None for rollups, whose version says more than their age."""
+    """A blob that no live version names and none ever will. `staged_ms` is None for rollups: their version decides, not their age."""
 
     key: str
     kind: str
@@ -51,10 +51,10 @@ class Orphan:
 
 @dataclass(slots=True)
 class Orphans:
-    """The result for one shard. `orphans` are those to delete (the first `REPORTED_MAX` by key); `found` and `found_bytes` count all.
+    """The result for one shard. `orphans` holds the first `REPORTED_MAX` orphans by key; `found` and `found_bytes` count all of them.
     `young` counts unnamed blobs that are not old enough. `deleted` counts the deleted orphans, and `deletion_record` is the partial key of
-    the last record that names them. `is_complete`: the scan ended before the limit of deletes. `floor_ms` is the committed floor; None in a
-    dry run.
+    the last record that names them. `is_complete` is false when the scan stopped at the limit of deletes. `floor_ms` is the committed
+    floor; None in a dry run.
     """
 
     shard_id: ShardId
@@ -76,7 +76,7 @@ class Orphans:
         return {"shard_id": str(self.shard_id), **out, "orphans": [asdict(orphan) for orphan in self.orphans]}
 
 
-#: The limit on orphans in a report: people read it, and a leak may have millions.
+#: The limit on orphans in a report. People read the report, and a leak may have millions of orphans.
 REPORTED_MAX = 1000
 
 
@@ -92,9 +92,9 @@ def scan_orphans(
     (None: all).
 
     May be repeated, raced and killed at any point. A repetition continues, because deleted blobs are no longer listed. A storage error
-    restarts the listing. Writers whose batches were staged before the floor get BatchExpired. Nothing is deleted where the named blobs are
-    not known: MissingBlob when a rollup, or a listing that the newest version needs, is missing; ShardLost when an existing rollup is not
-    of the log's history.
+    restarts the listing. Writers whose batches were staged before the floor get BatchExpired. Deletes nothing when the named blobs cannot
+    be determined: raises MissingBlob when a rollup, or a listing that the newest version needs, is missing, and ShardLost when an existing
+    rollup does not belong to the log's history.
     """
     if older_than_ms < 0:
         raise InvalidUsage("the age of orphans must not be negative")
@@ -114,20 +114,20 @@ class _Scan:
         self._found = Orphans(machine.shard_id)
         self._records = DeletionRecords(machine, Cause.ORPHAN_SCAN)
         self._claims: dict[str, Ruin] = {}
-        """Rollups, by key, of versions that are no longer live and that no live version names."""
+        """By key, the rollups of versions that are no longer live. No live version names these rollups."""
 
     def run(self, *, commit: bool) -> Orphans:
         machine = self._machine
         newest = machine.refresh()
-        # The floor uses both this process's clock and that of the last committer. One clock that runs far ahead must not refuse every
-        # writer's batches.
+        # The floor is bounded by this process's clock and by that of the last committer. Otherwise one clock that runs far ahead would
+        # cause the batches of all writers to be refused.
         floor_ms = max(0, min(machine.env.now_ms(), newest.walltime_ms) - self._older_than_ms)
         if commit:
             answer, _ = machine.raise_staging_floor(floor_ms)
             self._found.floor_ms = answer.floor_ms
 
         def attempt() -> None:
-            # A listing that failed is restarted. Deleted blobs stay counted; they are not listed again.
+            # A failed listing is restarted. Blobs that were deleted stay counted, because they are not listed again.
             kept = self._found
             self._found = Orphans(machine.shard_id, floor_ms=kept.floor_ms, deleted=kept.deleted)
             self._found.found, self._found.found_bytes = kept.deleted, kept.deleted_bytes
@@ -146,11 +146,11 @@ class _Scan:
             found.listed += sum(parse_deletions_key(info.key) is None for info in chunk)
             candidates = {info.key: (info.size_bytes, key) for info in chunk if (key := _parsed(info.key)) is not None}
             if candidates:
-                # Only now: blobs linked up to here, before or after the floor, count as named.
+                # The log is read only now, after the listing, so that every blob linked up to here counts as named.
                 rollups = [key for _, key in candidates.values() if isinstance(key, RollupKey)]
                 if references is None:
-                    # Before the log is read. When this chunk is not the whole listing, rollups may be listed last, after the parts that
-                    # they protect.
+                    # List the rollups before the log is read. When this chunk is not the whole listing, the rollups may come in a later
+                    # chunk than the parts that they protect.
                     rollups = self._rollups() if len(chunk) == CHUNK_BLOBS else rollups
                     references = References(machine)
                 else:
@@ -174,8 +174,8 @@ class _Scan:
         return [key for info in listed if isinstance(key := _parsed(info.key), RollupKey)]
 
     def _check_log(self, rollups: Iterable[RollupKey], references: References) -> None:
-        """ShardLost when a rollup is not of the log's history: blobs named by versions that the log lacks would be taken for orphans.
-        Records the blobs claimed by rollups of unknown history.
+        """Raises ShardLost when a rollup does not belong to the log's history: blobs that the lost versions name would look like orphans.
+        Records the rollups of unknown history, which may claim blobs.
         """
         for ruin in ruins_among(self._machine, rollups, references.is_named):
             if ruin.names is None:
@@ -214,7 +214,7 @@ class _Scan:
         chosen = orphans[:left]
         if not chosen:
             return not orphans
-        # Nothing but the listing shows an orphan: what a killed scan deleted would be in no record.
+        # Only the listing shows an orphan. Without this intention, no record would name what a killed scan deleted.
         partial_keys = [orphan.key.removeprefix(shard_prefix(machine.shard_id)) for orphan in chosen]
         with (
             self._records.intended(partial_keys, seqno=machine.state.seqno),
@@ -230,7 +230,7 @@ class _Scan:
 
 
 def _would_be_fenced(key: PartKey | RollupKey, state: ShardState, floor_ms: int) -> bool:
-    """Whether the blob is fenced once `floor_ms` is committed. After the commit: whether it is fenced."""
+    """Whether the blob will be fenced once `floor_ms` is committed. If it is committed already, whether the blob is fenced."""
     if isinstance(key, RollupKey) or is_tombstone(state):
         return is_fenced(key, state)
     return key.part_id.staged_ms < floor_ms

@@ -1,12 +1,13 @@
-"""The proof that what was retracted before a time is gone, or the list of what is left: where, why, what holds it, and what to do.
+"""Proves that everything retracted before a time is gone, or lists what is left: where, why, what holds it, and what to do.
 
-A retraction before the time is proven to be carried out when no run of the newest version waits for one as old (spec 13.12), nothing
-released holds one as old (spec 14.13), every blob of the shard is named by the newest version, and the bucket keeps no old versions of
-its objects. Changes nothing. Reads the log, the rollups and listings, but no rows.
+The proof needs four facts. In the newest version, no retraction as old as that is waiting (spec 13.12). No released content holds one as
+old (spec 14.13). The newest version names every blob of the shard. The bucket keeps no old versions of its objects. This module changes
+nothing. It reads the log, the rollups and listings, but no rows.
 
-SUBTLE: the listing comes before the walk over the versions, as in `references`. What a process links meanwhile counts as named.
+SUBTLE: the listing comes before the walk over the versions, as in `references`. So a blob that is linked meanwhile counts as named.
 
-SUBTLE: whatever is stored was retracted by now. A time after now comes from a clock that is ahead, and says nothing of when that was.
+SUBTLE: every stored retraction happened before now. A recorded time after now comes from a clock that is ahead, and does not show when the
+retraction happened.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from persist_engine.work.audit.references import Bucket, References
 from persist_engine.work.audit.uncollected import Uncollected, rollup_waits_from_ms
 from persist_engine.work.holds import Hold, holds_of
 
-#: Findings that are listed; all are counted.
+#: The limit on findings that are listed. All are counted.
 LISTED_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remains:
-    """One thing that may hold what was retracted before the time. `since_ms`: since when it is owed; None: unknown."""
+    """One place that may hold data retracted before the time. `since_ms` is when its deletion became owed; None when unknown."""
 
     where: str
     kind: str
@@ -51,8 +52,8 @@ class Remains:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """The result at version `seqno`. Proven iff nothing remains. `remains` lists the first LISTED_MAX of `remains_count`. The other counts
-    say what was looked at; `kept` are old object versions.
+    """The result at version `seqno`. It is a proof iff nothing remains. `remains` lists the first LISTED_MAX of `remains_count` findings.
+    The other counts say what was examined; `kept` counts old object versions.
     """
 
     shard_id: str
@@ -74,8 +75,9 @@ class Proof:
 
 
 def prove(machine: Machine, *, before_ms: int) -> Proof:
-    """Whether everything that was retracted at or before `before_ms` (milliseconds since 1970) is gone. Retries storage errors. MissingBlob
-    when the earliest version has no readable rollup, or a listing of parts is gone. CorruptData.
+    """Determines whether everything that was retracted at or before `before_ms` (milliseconds since 1970) is gone. Retries storage errors.
+    Raises MissingBlob when the earliest version has no readable rollup, or a listing of parts is gone. Raises CorruptData for damaged
+    bytes.
     """
     prefix = shard_prefix(machine.shard_id)
     # Records of deletions hold no rows.
@@ -122,11 +124,11 @@ class _Found:
         self._now_ms = machine.env.now_ms()  # after all that was read
 
     def _may_be_owed(self, since_ms: int) -> bool:
-        """Whether what waits since then, if anything does, may have been retracted at or before the time."""
+        """Whether a retraction that waits since `since_ms`, if there is one, may have happened at or before the time of the proof."""
         return since_ms != NOTHING_WAITS and (since_ms <= self._before_ms or since_ms > self._now_ms)
 
     def waiting(self) -> Iterator[Remains]:
-        """The blobs of the newest version in which a retraction waits, and the older ones, which hold what it retracts."""
+        """The blobs of the newest version in which a retraction waits, and the older blobs, which may hold what it retracts."""
         trace = self._references.newest.trace
         batches = list(trace.batches())
         owing = [index for index, batch in enumerate(batches) if self._may_be_owed(batch.waits_from_ms)]
@@ -157,7 +159,7 @@ class _Found:
             yield f"log {self._machine.shard_id}, batch {batch.desc}", "inline"
 
     def released(self, listed: list[str]) -> Iterator[Remains]:
-        """What only older versions name, as long as it can hold something that old."""
+        """The blobs that only older versions name, if they may hold a retraction as old as the time of the proof."""
         if self.released_ms is None or not self._may_be_owed(self.released_ms):
             return
         held = [hold for hold in self._holds if hold.blocks_collection]
@@ -196,7 +198,7 @@ class _Found:
         return self._may_be_owed(owed_ms)
 
     def unnamed(self, listed: list[str]) -> Iterator[Remains]:
-        """Blobs that no version names: what a killed process left, or what is about to be linked. Nothing says what they hold."""
+        """The blobs that no version names: a killed process left them, or a process is about to link them. Their contents are unknown."""
         for key in listed:
             parsed = _parsed(key)
             if parsed is None:

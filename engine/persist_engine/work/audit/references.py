@@ -1,9 +1,9 @@
 """The blobs that a shard's live versions name, and the classification of the other blobs (spec 14.11).
 
-A blob belongs to the newest version, to older live versions only (garbage for a later collection), or to none. In the last case it is
-leaked when no future version can name it either; otherwise it may be about to be linked.
+The newest version names a blob, or only older live versions do (it is garbage for a later collection), or none does. In the last case the
+blob is leaked if no future version can name it either; otherwise a process may be about to link it.
 
-SUBTLE: list first, then refresh. A blob that is linked between the two then counts as named. In the other order it would look unnamed.
+SUBTLE: list first, then refresh. Then a blob that is linked between the two counts as named. In the other order it would look unnamed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from persist_engine.shard.machine import Machine
 from persist_engine.storage.blob import Blob, BlobInfo
 from persist_engine.work.audit.walk import VersionWalk, WalkEnd
 
-#: Rows of a listing held at once.
+#: The number of rows of a listing that are in memory at once.
 CHUNK_BLOBS = 10_000
 
 
 class Bucket(enum.StrEnum):
-    """The relation of a blob to its shard."""
+    """How the versions of a shard refer to a blob."""
 
     CURRENT = "current"
     """A part that the newest version names."""
@@ -37,15 +37,15 @@ class Bucket(enum.StrEnum):
     RECORDS = "records"
     """A record of deletions, which no version names."""
     REFERENCED_NOT_CURRENT = "referenced_not_current"
-    """Named by older live versions only: readers hold them, or collection has not run yet."""
+    """A blob that only older live versions name: readers hold them, or collection has not run yet."""
     NOT_LEAKED_NOT_REFERENCED = "not_leaked_not_referenced"
-    """Not named, but a process may be about to link it."""
+    """A blob that no version names, but that a process may be about to link."""
     LEAKED = "leaked"
-    """Not named, and it can never be linked."""
+    """A blob that no version names and that can never be linked."""
 
 
 class References:
-    """The blobs named by any version that was live since this was opened. Not thread-safe."""
+    """The blobs named by any version that was live since this object was made. Not thread-safe."""
 
     def __init__(self, machine: Machine) -> None:
         """Walks all live versions. MissingBlob when the earliest has no readable rollup."""
@@ -55,7 +55,7 @@ class References:
         self._current: set[str] = set()
         self._below: dict[str, frozenset[str]] = {}
         self._missing: dict[str, str] = {}
-        """For each listing the missing listing below it, or itself."""
+        """For each listing that is missing, or has a missing listing below it: the key of the missing one."""
         self._begin()
         self.refresh()
 
@@ -90,18 +90,18 @@ class References:
         return Bucket.LEAKED if looks_leaked(key, self.newest) else Bucket.NOT_LEAKED_NOT_REFERENCED
 
     def is_named(self, partial_key: str) -> bool:
-        """Whether a version that was live at the last refresh, or since this was opened, names the blob."""
+        """Whether a version that was live at any time from the construction of this object to the last refresh names the blob."""
         return partial_key in self._any
 
     def is_needed(self, partial_key: str) -> bool:
-        """Whether a readable version names the blob. Other versions may already lack blobs: an interrupted collection has deleted them, and
-        truncates the versions when it is repeated.
+        """Whether a readable version names the blob. Other live versions may already lack blobs: an interrupted collection deleted them,
+        and truncates these versions when it is repeated.
         """
         return partial_key in self._readable
 
     def check_listings(self) -> None:
-        """MissingBlob when a listing that the newest version needs is missing: the blobs that it lists would look unnamed. A collection may
-        have deleted the listings of older versions, after their entries.
+        """Raises MissingBlob when a listing that the newest version needs is missing, because the blobs that it lists would look unnamed. A
+        collection may have deleted the listings of older versions, after the blobs that they list.
         """
         for key in sorted(self._current & self._missing.keys()):
             whole_key = blob_key(self._machine.shard_id, self._missing[key])
@@ -112,7 +112,7 @@ class References:
             )
 
     def _begin(self) -> None:
-        # Read before the walk begins: the readable range only moves forward.
+        # This is read before the walk begins, because the readable range only moves forward.
         self._floor = seqno_since(self._machine.refresh())
         self._walk = VersionWalk(self._machine)
         named = self._keys(live_blobs(self._walk.state))
@@ -135,8 +135,8 @@ class References:
 
 
 def is_fenced(key: PartKey | RollupKey, state: ShardState) -> bool:
-    """Whether no command on `state` or on any later state can name the blob, given that `state` does not. This is a proof, by rules that
-    every command keeps. A fenced and unnamed blob may be deleted.
+    """Whether no command on `state` or on any later state can name the blob, given that `state` does not. Every command keeps the rules
+    that this relies on, so it is a proof: a fenced and unnamed blob may be deleted.
 
     A rollup is fenced when another rollup of its version is linked, or when it is older than all linked rollups. A part is fenced when it
     was staged before the floor, or when the shard is a tombstone.
@@ -147,8 +147,8 @@ def is_fenced(key: PartKey | RollupKey, state: ShardState) -> bool:
 
 
 def looks_leaked(key: PartKey | RollupKey, state: ShardState) -> bool:
-    """Whether an unnamed blob is fenced or unlikely to be named: the code that wrote it can no longer open the shard. For reports only:
-    not sufficient for deletion.
+    """Whether an unnamed blob is fenced, or is unlikely to be named because the code that wrote it can no longer open the shard. This is
+    for reports only; it is not sufficient for deletion.
     """
     if is_fenced(key, state):
         return True

@@ -1,7 +1,7 @@
 """Detects versions that the log lost, from blobs that prove them: the log was rolled back, wiped or replaced.
 
-Only rollups are proof: each is a version by itself, with the birth of its log and the tag of its entry. When an audit or a collector finds
-one, nothing may be deleted and an administrator must decide (`persist admin recover`).
+Only rollups are proof: each holds a whole version, with the birth of its log and the tag of its entry. When an audit or a collection finds
+such a rollup, nothing may be deleted, and an administrator must decide (`persist admin recover`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from persist_engine.shard.machine import Machine
 
 @dataclass(frozen=True, slots=True)
 class Ruin:
-    """A rollup that is not of the log's history, or, with `names`, one whose history is unknown: the blobs that it names are then not
-    garbage.
+    """A rollup that does not belong to the log's history or, with `names`, one whose history is unknown. In the second case, the blobs that
+    it names are not garbage.
     """
 
     key: str
@@ -32,12 +32,12 @@ class Ruin:
     is_behind: bool
     """The log ends before this version."""
     names: frozenset[str] | None = None
-    """Whole keys. None when the rollup is certainly of another history."""
+    """The whole keys of the blobs that the rollup names. None when it certainly belongs to another history."""
 
 
 def ruins_among(machine: Machine, rollups: Iterable[RollupKey], is_named: Callable[[str], bool]) -> Iterator[Ruin]:
-    """Those of the listed `rollups` that are not of the log's history. The log is read after the listing. `is_named` says whether a live
-    version names the blob of a partial key. A rollup of the first version names nothing and proves nothing.
+    """The ruins among the listed `rollups`. Reads the log after that listing. `is_named` says whether a live version names the blob of a
+    partial key. A rollup of the first version names nothing and proves nothing.
 
     Reads every unnamed rollup, of which there are few or none.
     """
@@ -52,10 +52,10 @@ def ruins_among(machine: Machine, rollups: Iterable[RollupKey], is_named: Callab
 
 
 def claims_any(machine: Machine, ruin: Ruin, listed: Set[str]) -> bool:
-    """Whether a blob of `listed` (whole keys) that `ruin` names still exists. Asks for one after another until one does.
+    """Whether a blob of `listed` (whole keys) that `ruin` names still exists. Looks up one blob after the other until one exists.
 
-    A listing from before the log was read proves nothing. A collection that passes a version deletes the blobs that only this version
-    names, and then truncates the log: once the log lacks the version, they are gone.
+    The listing was made before the log was read, so it alone proves nothing. A collection that passes a version deletes the blobs that only
+    this version names, and then truncates the log. So once the log lacks the version, these blobs are gone.
     """
     return any(_exists(machine, key) for key in sorted((ruin.names or frozenset()) & listed))
 

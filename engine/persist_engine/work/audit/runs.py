@@ -1,6 +1,6 @@
-"""Verification and orphan scan as maintenance runs: one outcome each, small enough for the report of a pod.
+"""Verification and orphan scan as maintenance runs, each with one outcome that is small enough for the report of a pod.
 
-A run that finds something wrong has still succeeded: its outcome says what it found. Only a run that could not look has failed.
+A run that finds something wrong has still succeeded: its outcome says what it found. Only a run that could not check has failed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from persist_engine.work.audit.verify import OnChecked, verify_shard
 from persist_engine.work.outcome import Ending, OrphanOutcome, VerifyOutcome
 
 VerifyMode = Literal["Metadata", "Full"]
-#: Findings that the message of a run shows. `persist admin verify` lists all.
+#: The limits on the findings that the message of a run shows. `persist admin verify` lists all.
 _SHOWN_MAX, _SHOWN_CHARACTERS = 3, 900
 
 
 def verify_run(machine: Machine, mode: VerifyMode, *, on_checked: OnChecked | None = None) -> VerifyOutcome:
-    """Verifies the shard. `Metadata` reads the log and its rollups, and compares the listing of the store with what they name; `Full` reads
-    every part too. Changes nothing. Storage errors that outlast their retries are raised.
+    """Verifies the shard. The mode `Metadata` reads the log and its rollups, and compares the listing of the store with what they name. The
+    mode `Full` also reads every part. Changes nothing. Raises storage errors that outlast their retries.
     """
     started_s = machine.env.monotonic_s()
     found = verify_shard(machine, sample=1.0 if mode == "Full" else 0.0, on_checked=on_checked)
@@ -45,7 +45,7 @@ def unreadable(shard_id: ShardId, error: CorruptData | InvariantViolated) -> Ver
 
 
 def outcome_of(found: Verification, mode: VerifyMode, *, seqno: SeqNo, duration_ms: int = 0) -> VerifyOutcome:
-    """The outcome of a verification. A missing blob is the verdict before any other error."""
+    """The outcome of a verification. If there are several kinds of errors, a missing blob determines the verdict."""
     errors = [one for one in found.findings if one.severity is Severity.ERROR]
     missing = len({one.key for one in errors if one.kind is FindingKind.MISSING_BLOB})
     return VerifyOutcome(
@@ -76,8 +76,8 @@ def _message(found: Verification, errors: list[Finding]) -> str:
 def orphan_run(
     machine: Machine, *, older_than_ms: int, max_deletes: int | None, on_listed: OnListed | None = None
 ) -> OrphanOutcome:
-    """Counts the orphans that were staged more than `older_than_ms` ago; with `max_deletes`, deletes at most so many of them (see
-    `scan_orphans`, whose errors it raises). A repetition goes on where a run stopped or was killed.
+    """Counts the orphans that were staged more than `older_than_ms` ago. With `max_deletes`, deletes at most that many of them. Raises the
+    errors of `scan_orphans`. A repetition continues where a run stopped or was killed.
     """
     started_s = machine.env.monotonic_s()
     found = scan_orphans(

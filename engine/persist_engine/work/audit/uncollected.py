@@ -1,12 +1,12 @@
-"""Since when (spec 14.13) content that the newest version no longer names may hold updates that are owed a deletion.
+"""Determines since when content that the newest version no longer names may hold updates that are owed a deletion (spec 14.13).
 
 A compaction replaces batches, and a collection unlinks rollups. Both stay in the stores until a collection passes the version that
-released them. Entries of the log and rollups name batches with bounds of their rows and contain inline rows; a rollup also contains the
-entries since the rollup before. This module bounds how long the oldest retraction waits in any version from the earliest live one on, and
-in any older rollup that is still there. It reads no parts. Orphans are no part of any version: only a listing finds them (`proof`).
+released them. Log entries and rollups hold bounds of the rows of batches, and inline rows; a rollup also contains the entries since the
+rollup before. This module bounds how long the oldest retraction has been waiting in any version from the earliest live one on, and in any
+older rollup that still exists. It reads no parts. Orphans belong to no version: only a listing finds them (`proof`).
 
-Cost: the first question about a shard, and each one after a collection, reads the earliest rollup and the live log. Others read what was
-committed meanwhile.
+Cost: the first call for a shard, and the first one after each collection, reads the earliest rollup and the live log. Other calls read what
+was committed since the last one.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from persist_engine.model.state import ShardState
 from persist_engine.shard.machine import Machine
 from persist_engine.work.audit.walk import VersionWalk, WalkEnd
 
-#: Shards whose summaries are kept. Each is a few numbers.
+#: The number of shards whose summaries are kept. A summary is a few numbers.
 SUMMARIES_MAX = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class _Summary:
-    """What the log from `earliest` to `seqno` says. `oldest_ms`: since when a retraction waits in any of these versions."""
+    """A summary of the log from `earliest` to `seqno`. `oldest_ms` is when the oldest retraction in these versions began to wait."""
 
     birth: bytes
     earliest: int
@@ -53,19 +53,19 @@ class _Summary:
 
 
 class Uncollected:
-    """The answers for the shards of one client. Thread-safe: two threads may both compute, and get equal answers."""
+    """The answers for the shards of one client. Thread-safe: two threads may compute the same answer twice."""
 
     def __init__(self) -> None:
         self._summaries: dict[ShardId, _Summary] = {}
 
     def from_ms(self, machine: Machine, *, earliest: int) -> int | None:
-        """Since when released content may hold an update that is owed a deletion; None when none does. `earliest` is the earliest live
-        version. Covers at least the versions up to the machine's state. Retries storage errors. 0 when the earliest version, or an older
-        rollup that is still there, cannot be read: then nothing bounds what it names.
+        """The time since which released content may hold an update that is owed a deletion; None when there is no such update. `earliest`
+        is the earliest live version. Covers at least the versions up to the machine's state. Retries storage errors. Returns 0 when the
+        earliest version, or an older rollup that still exists, cannot be read: then there is no bound on what it holds.
         """
         state, known = machine.state, self._summaries.get(machine.shard_id)
         if state.trace.upper == MINIMUM:
-            return None  # nothing was ever appended, so nothing is read for it
+            return None  # nothing was ever appended, so there is nothing to read
         if known is None or known.birth != state.birth or known.earliest != earliest or known.seqno > state.seqno:
             found = _walked(machine)
         else:
@@ -79,7 +79,7 @@ class Uncollected:
 
 
 def _followed(machine: Machine, known: _Summary) -> _Summary | None:
-    """`known` with what was committed since; None when the log no longer continues it."""
+    """`known`, extended by what was committed since; None when the log no longer continues from it."""
     if known.seqno == machine.state.seqno:
         return known
     live = machine.versions.fetch_diffs_after(machine.shard_id, SeqNo(known.seqno))
@@ -99,7 +99,7 @@ def _walked(machine: Machine) -> _Summary | None:
         earliest = walk.seqno
         found = _Summary(
             walk.state.birth, int(earliest), int(earliest), released=False, oldest_ms=_waits(walk.state)
-        ).after(walk.initial_diff)  # its entry holds what it removed
+        ).after(walk.initial_diff)  # the log entry still holds what its diff removed
         rollups = set(_unlinked(walk.initial_diff, earliest))
         while isinstance(diff := walk.advance(), StateDiff):
             found = found.after(diff)
@@ -112,13 +112,13 @@ def _walked(machine: Machine) -> _Summary | None:
 
 
 def _unlinked(diff: StateDiff, earliest: SeqNo) -> list[str]:
-    """Partial keys of the rollups that `diff` unlinks and that hold more than the live log does."""
+    """Partial keys of the rollups that `diff` unlinks and that may hold more than the live log does."""
     return [change.old.key for change in diff.rollups if isinstance(change, Delete) and change.key <= earliest]
 
 
 def _with_rollup(machine: Machine, found: _Summary, key: str) -> _Summary:
-    """`found` with what the blob of a rollup holds: a state, and the entries that led to it from the rollup before. No version needs it, so
-    one that cannot be read is no reason to say nothing of the shard: only, nothing bounds what waits in it.
+    """`found`, extended by what the blob of a rollup holds: a state, and the entries that led to it from the rollup before. No version
+    needs this blob. So a blob that cannot be read does not make the call fail: it counts as holding retractions since time 0.
     """
     whole = blob_key(machine.shard_id, key)
     data = machine.retry.external("get rollup", lambda: machine.blob.get(whole), shard=machine.shard_id)
@@ -135,7 +135,7 @@ def _with_rollup(machine: Machine, found: _Summary, key: str) -> _Summary:
 
 
 def rollup_waits_from_ms(data: bytes, *, key: str) -> int:
-    """Since when the oldest retraction waits that the blob of a rollup names; NOTHING_WAITS if none does. CorruptData, Incompatible."""
+    """The time since which the oldest retraction in a rollup's blob waits; NOTHING_WAITS if none does. Raises CorruptData, Incompatible."""
     rollup = decode_rollup(data, key=key)
     named = (batch for entry in rollup.diffs for batch in named_batches(decode_state_diff(entry.data, key=key)))
     return min(_waits(rollup.state), NOTHING_WAITS, *(batch.waits_from_ms for batch in named))

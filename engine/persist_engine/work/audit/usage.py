@@ -1,7 +1,7 @@
 """Storage usage: which blobs exist, to which shard they belong, and whether they are needed (spec 14.11, B.7).
 
-`referenced_usage` reads metadata: the usage to bill a shard for. `audit_usage` lists the store and therefore also finds leaked blobs.
-Neither changes anything. Memory grows with the number of shards and the metadata of a few, not with the number of blobs.
+`referenced_usage` reads metadata only; its result is the usage to bill for. `audit_usage` lists the store and therefore also finds leaked
+blobs. Neither changes anything. Memory grows with the number of shards and with the metadata of a few, not with the number of blobs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from persist_engine.shard.machine import Machine
 from persist_engine.storage.blob import Blob, BlobInfo
 from persist_engine.work.audit.references import Bucket, References, listed_in_chunks
 
-#: Shards whose references are held at once. Most stores list shard by shard.
+#: The number of shards whose references are in memory at once. A few are enough, because most stores list shard by shard.
 TRACKERS_MAX = 8
 _PAGE = 1000
 
@@ -37,7 +37,7 @@ OnListed = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ReferencedUsage:
-    """Bytes of a shard: those that its newest version names, by its own account, and those of its log in consensus."""
+    """The bytes of the blobs that a shard's newest version names, as this version records them, and of its log in consensus."""
 
     shard_id: ShardId
     parts_bytes: int
@@ -47,8 +47,8 @@ class ReferencedUsage:
 
 
 def referenced_usage(machine: Machine) -> ReferencedUsage:
-    """The bytes that the newest version names, and those of the log. Linearized. Reads the log but no blob. Lists a rollup whose size no
-    version records, such as a shard's first, which is written before its size is known.
+    """The bytes of the blobs that the newest version names, and of the log. Linearized. Reads the log but no blob. If no version records
+    the size of a rollup, looks it up with a listing; a shard's first rollup is linked before its size is known.
     """
     state = machine.refresh()
     sizes = state.trace.sizes
@@ -74,7 +74,7 @@ def _rollups_bytes(machine: Machine, state: ShardState) -> int:
 
 
 def _listed_bytes(blob: Blob, key: str) -> int:
-    """0 when the blob is gone, as after a concurrent collection."""
+    """The size of the blob; 0 when it is gone, as after a concurrent collection."""
     return sum(info.size_bytes for info in blob.list_prefix(key) if info.key == key)
 
 
@@ -89,9 +89,9 @@ def _consensus_bytes(machine: Machine) -> int:
 
 @dataclass(slots=True)
 class ShardUsage:
-    """The blobs of one shard. `exists`: consensus knows the shard; otherwise all blobs are leaked (spec 20, bug 26). `problem`: the reason
-    why its live versions could not be read; its blobs then count as not leaked. `writers`: bytes by the writer's key prefix, with rollups
-    under `rollups`, and records of deletions under `records`.
+    """The blobs of one shard. `exists` says whether consensus knows the shard; if it does not, all blobs are leaked (spec 20, bug 26).
+    `problem` is the reason why its live versions could not be read; its blobs then count as not leaked. `writers` holds bytes by the
+    writer's key prefix, with rollups under `rollups`, and records of deletions under `records`.
     """
 
     shard_id: ShardId
@@ -150,7 +150,7 @@ def audit_usage(
 ) -> Usage:
     """Sorts every blob under `prefix` ("" for all shards, `<shard>/` for one) into its bucket.
 
-    Runs concurrently with writers and collectors. A storage error restarts it, until the retries give up.
+    May run concurrently with writers and collectors. A storage error restarts the audit, until the retries give up.
     """
     usage = retry.external("usage audit", lambda: _Audit(machine_of, on_listed).run(blob, prefix))
     for shard in usage.shards.values():

@@ -2,12 +2,12 @@
 
     log      diffs decode and apply one after the other from the earliest rollup; every state keeps the invariants;
              the blobs that each diff adds and releases account exactly for those that the states name
-    rollups  each named one decodes to exactly the state that the diffs lead to
-    blobs    no rollup is of versions that the log lacks, no part is newer than the newest version
-    parts    all exist in the right size; a sample is also checked for bytes, rows, sums, order and statistics
+    rollups  each named rollup decodes to exactly the state that the diffs lead to
+    blobs    no rollup is of a version that the log lacks; no part is newer than the newest version
+    parts    all exist and have the right size; a sample is also checked for bytes, rows, sums, order and statistics
 
-Reads only, concurrently with writers and collectors. A blob that was collected meanwhile is no finding. Each problem is a finding, never an
-exception. Storage errors that outlast their retries are raised.
+Verification only reads. It may run concurrently with writers and collectors; a blob that was collected meanwhile is not a finding. Each
+problem is a finding, never an exception. Only storage errors that outlast their retries are raised.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from persist_engine.work.audit.ruins import ruins_among
 from persist_engine.work.audit.verify_parts import RunChecked, RunToCheck, check_run
 from persist_engine.work.audit.walk import VersionWalk, WalkEnd, live_keys
 
-#: Runs checked at once; each holds one part.
+#: The number of runs that are checked at once. Each check holds one part in memory.
 CHECK_THREADS = 4
 
 #: A batch that is not appended within an hour of its staging was abandoned, or its version is lost.
@@ -75,7 +75,7 @@ def verify_shard(machine: Machine, *, sample: float = 1.0, on_checked: OnChecked
 
 
 def lost_shard(versions: StateVersions, shard_id: ShardId) -> Verification | None:
-    """The verification of a shard without a log: it was lost, if blobs prove that a log existed; else None."""
+    """The verification of a shard without a log. If blobs prove that a log existed, it reports the shard as lost; otherwise None."""
     ruin = versions.creation.first_ruin(shard_id)
     if ruin is None:
         return None
@@ -107,7 +107,7 @@ class _Verifying:
         self._on_checked = on_checked
         self._found = Verification(machine.shard_id)
         self._newest = machine.state
-        """The newest state seen. Its schemas are those of every part seen: writers may evolve the schema meanwhile."""
+        """The newest state seen. It has the schemas of all parts seen, also when a writer evolved the schema meanwhile."""
         self._runs: dict[tuple[object, ...], RunToCheck] = {}
         self._sizes: dict[str, int] = {}
         self._listed: dict[str, tuple[Part, ...]] = {}
@@ -199,7 +199,7 @@ class _Verifying:
         same = encode_rollup(Rollup(decoded_bare)) == encode_rollup(Rollup(bare))
         if same and not (found.structured or wanted.structured) and is_same_trace(found, wanted):
             return
-        # Levels may be rebuilt differently from older diffs (spec 20, bug 25). The batches are then still the same.
+        # From older diffs, levels may be rebuilt differently (spec 20, bug 25). The batches are the same even then.
         if same and tuple(found.batches()) == tuple(wanted.batches()):
             self._found.warning(FindingKind.ROLLUP_DIFFERS, key, "holds the same batches in other levels than the log")
         else:
@@ -291,7 +291,7 @@ class _Verifying:
         return sorted(expected)
 
     def _check_ruins(self) -> None:
-        """Checks whether existing blobs that no visited version names belong to versions that the log lost."""
+        """Checks whether existing blobs that no live version names belong to versions that the log lost."""
         rollups = [key for key in self._unnamed if isinstance(key, RollupKey)]
         seen = frozenset(self._sizes)
         existing = {blob_key(self._machine.shard_id, key.partial) for key in self._unnamed}

@@ -1,6 +1,6 @@
 """Checks that the parts of a run hold what their descriptors say: bytes, rows, sums, order, and bounds that hide no row.
 
-Uses the same decoding as all readers, so what passes here can be read.
+It decodes parts as all readers do, so a part that passes can be read.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from persist_engine.work.audit.finding import Finding, FindingKind, Severity
 
 @dataclass(frozen=True, slots=True)
 class RunToCheck:
-    """Parts under one description. With `is_sorted`, rows never go back from part to part."""
+    """Parts under one description. With `is_sorted`, rows must be in order across the parts."""
 
     desc: Description
     parts: tuple[Part, ...]
     is_sorted: bool
     kind: RunKind = RunKind.ANY
     is_alone: bool = False
-    """Whether the run has one part only, of which these may be a sample."""
+    """Whether the run has only one part. The parts here may be a sample of the run."""
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class RunChecked:
 
 
 def check_run(source: PartSource, run: RunToCheck, schemas: Mapping[int, Schema]) -> RunChecked:
-    """Fetches and checks every part. `source` retries storage errors, which surface when it gives up. `schemas` holds all schemas of the
+    """Fetches and checks every part. `source` retries storage errors; they surface when it gives up. `schemas` holds all schemas of the
     shard by id; `source` has the newest.
     """
     checked = RunChecked([], [])
@@ -94,8 +94,8 @@ def check_run(source: PartSource, run: RunToCheck, schemas: Mapping[int, Schema]
 
 
 def _is_denied(kind: RunKind, table: pa.Table, *, is_alone: bool) -> bool:
-    """Whether the rows of a part, in order, contradict the kind of their run. `is_alone`: no other part has more rows with the first or
-    the last key and value.
+    """Whether the rows of a part, which are in order, contradict the kind of their run. `is_alone` means that no other part has more rows
+    with the first or the last key and value.
     """
     if kind is RunKind.ANY or not table.num_rows:
         return False
@@ -111,8 +111,8 @@ def _error(kind: FindingKind, key: str, message: str) -> Finding:
 
 
 def _check_rows(table: pa.Table, part: Part, name: str, with_own_keys: Schema) -> Iterator[Finding]:
-    """Compares the rows that readers see with the descriptor, whose keys have the schema that the part was written under. Checks sums and
-    counts only when none of the part's rows is cut off (spec 20, bug 20).
+    """Compares the rows that readers see with the descriptor. The keys in the descriptor have the schema under which the part was written.
+    Checks sums and counts only when none of the part's rows is cut off (spec 20, bug 20).
     """
     is_whole = table.num_rows == part.rows
     if is_whole and part.diffs_sum is not None and wrapped_diffs_sum(table) != part.diffs_sum:
@@ -128,7 +128,7 @@ def _check_rows(table: pa.Table, part: Part, name: str, with_own_keys: Schema) -
 
 
 def _check_row_groups(data: bytes, footer: Footing, name: str) -> Iterator[Finding]:
-    """Compares the bounds of row groups, by which readers of a range of keys skip them, with the rows as they are stored."""
+    """Compares the bounds of row groups with the rows as they are stored. Readers of a range of keys skip row groups by these bounds."""
     for number, (group, values) in enumerate(check_row_groups(data, footer, key=name)):
         for text in _beyond_bounds(values, group.stats, f"the key in row group {number}", is_whole=True):
             yield _error(FindingKind.STATS_NOT_CONSERVATIVE, name, text)

@@ -1,7 +1,7 @@
 """A walk over the live versions of a shard, oldest first, in bounded memory: one state and one page of diffs.
 
 Garbage collection and all audits use it. This module does not know what they look for. Other processes may truncate or
-append meanwhile. A walk that was overtaken reports it, and a walk at the newest version may continue later.
+append meanwhile. A walk reports when a truncation overtook it. A walk at the newest version may continue later.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from persist_engine.model.diff.state_diff import apply as apply_state_diff
 from persist_engine.model.state import ShardState
 from persist_engine.shard.machine import Machine
 
-#: Diffs fetched at once. A walk holds no more of them, however long a reader held collection back (spec 20, bug 7).
+#: The number of diffs that are fetched at once. A walk never holds more, however long a reader held collection back (spec 20, bug 7).
 PAGE_DIFFS = 1024
 
 
@@ -23,9 +23,9 @@ class WalkEnd(enum.Enum):
     """Why a walk does not advance."""
 
     NEWEST = "newest"
-    """It stands on the newest version, or on the given bound."""
+    """The walk stands on the newest version, or on the given bound."""
     OVERTAKEN = "overtaken"
-    """Another process truncated the next version. The walk is now useless: the versions that it saw are no
+    """Another process truncated the next version. The walk is now useless, because the versions that it saw are no
     longer live.
     """
 
@@ -36,7 +36,7 @@ class VersionWalk:
     def __init__(self, machine: Machine) -> None:
         """Fetches the earliest live state. MissingBlob when it has no readable rollup. Retries storage errors."""
         self._machine = machine
-        # A walk through version 0 reaches exactly the earliest.
+        # `through` 0 makes the walk reach exactly the earliest version.
         live = machine.versions.fetch_all_live_states(machine.shard_id, through=SeqNo(0), known=machine.state)
         if live is None:
             raise forked_log(machine.state, f"{machine.versions.consensus.address()} has none")
@@ -44,7 +44,7 @@ class VersionWalk:
         self.initial_diff: StateDiff = live.initial_diff
         """The diff that led to the earliest state, which already includes it."""
         self.encoded_bytes = live.encoded_bytes
-        """Bytes of diffs read so far."""
+        """The bytes of the diffs read so far."""
         self._page: deque[StateDiff] = deque()
 
     @property
@@ -53,8 +53,8 @@ class VersionWalk:
         return self.state.seqno
 
     def advance(self, through: SeqNo | None = None) -> StateDiff | WalkEnd:
-        """Advances by one version, not past `through`, and returns the diff that led there. Otherwise returns why not
-        and changes nothing.
+        """Advances by one version, not past `through`, and returns the diff that led there. If it cannot advance, it returns the
+        reason and changes nothing.
         """
         if through is not None and self.seqno >= through:
             return WalkEnd.NEWEST

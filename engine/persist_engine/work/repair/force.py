@@ -1,7 +1,7 @@
-"""Maintenance on demand, whether due or not, with an exact plan beforehand.
+"""Maintenance on demand, whether it is due or not, with an exact plan beforehand.
 
-Plans are read from state (compaction) or from the log (collection) and change nothing. The execution is the ordinary work, with the same
-guarantees: safe to repeat, to race and to kill.
+A plan comes from state (compaction) or from the log (collection), and making it changes nothing. The execution is the ordinary work, with
+the same guarantees: it is safe to repeat, to race and to kill.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from persist_engine.work.merging import Merger
 from persist_engine.work.outcome import Ending, Outcome
 from persist_engine.work.rollup import write_rollup
 
-#: An exertion completes the merges in progress, and the next one merges everything into one level. It takes more when since passed what a
-#: merge in progress will have, or when empty batches came last. Five were the most in random histories.
+#: The limit on exertions. The first completes the merges in progress, and the next one merges everything into one level. More are needed
+#: when since has passed the since of a merge in progress, or when the last batches are empty. Random histories needed at most five.
 EXERTIONS_MAX = 8
-#: Rounds of `collect_fully`. One more than needed, for a collection that another process overtakes.
+#: The limit on rounds of `collect_fully`: one more than needed, in case another process overtakes a collection.
 COLLECTIONS_MAX = 4
 
 
@@ -50,7 +50,7 @@ class Planned:
 
 
 def plan_compaction(state: ShardState, *, full: bool, min_version: str | None = None) -> list[Planned]:
-    """The merges that `force_compaction` would do on `state`, whether claimed or not. `min_version`: the process's
+    """The merges that `force_compaction` would do on `state`, whether claimed or not. `min_version` is the process's
     `settings.compaction.claim_min_version`.
     """
     trace = state.trace
@@ -64,7 +64,7 @@ def force_compaction(
     machine: Machine, *, full: bool, on_read: OnBytesRead | None = None, merger: Merger | None = None
 ) -> list[Outcome]:
     """Compacts every spine batch that is not compact, however small. With `full`, merges all of them into one first, so that one batch is
-    left (parts stay within their target size). `merger`: where chunks are merged; None: in this process.
+    left (parts stay within their target size). `merger` decides where chunks are merged; None merges them in this process.
 
     Claims of other processes count as abandoned only after `settings.compaction.claim_ms`. Does nothing when compaction is disabled.
     """
@@ -87,7 +87,7 @@ def force_compaction(
 
 
 def _exertions(trace: Trace) -> Iterator[int]:
-    """Fuel for a few exertions, each enough for all merges."""
+    """The fuel for each of a few exertions. Each is enough for all merges."""
     for _ in range(EXERTIONS_MAX):
         filled = [batch for batch in trace.spine_batches() if batch.sizes.rows]
         if len(filled) <= 1 and all(batch.desc.since == trace.since for batch in filled):
@@ -130,7 +130,7 @@ def plan_gc(machine: Machine) -> list[Planned]:
 def force_gc(machine: Machine, *, on_progress: OnProgress | None = None) -> list[Outcome]:
     """Writes a rollup of the newest version, unless a hold makes it useless, then collects as far as readers allow.
 
-    The blobs of the rollups that this unlinks are deleted by the next collection: only the version that unlinks them says that they may be.
+    This unlinks older rollups. The next collection deletes their blobs, once it passes the version that unlinked them.
     """
     outcomes: list[Outcome] = []
     _, writes = _target(machine.refresh())
@@ -143,14 +143,14 @@ def force_gc(machine: Machine, *, on_progress: OnProgress | None = None) -> list
 def collect_fully(machine: Machine, *, on_progress: OnProgress | None = None) -> list[Outcome]:
     """Writes a rollup and collects, until nothing is left of what the newest version no longer names, as far as readers allow.
 
-    It takes three rounds: the first rollup contains the entries that released the content, the second does not and lets the first be
-    unlinked, and the third lets its blob be deleted. Safe to repeat, to race and to kill.
+    It takes three rounds. The first rollup contains the log entries that released the content. The second rollup does not, and the first
+    can be unlinked. After the third, the blob of the first can be deleted. Safe to repeat, to race and to kill.
     """
     outcomes: list[Outcome] = []
     for _ in range(COLLECTIONS_MAX):
         state = machine.refresh()
         newest, _ = latest_rollup(state)
-        # Also while readers hold versions, but only once: when they let go, the next collection reaches this rollup.
+        # Do this also while readers hold versions, but only once: when they release them, the next collection reaches this rollup.
         if state.seqno - newest > 1 and newest <= seqno_since(state):
             outcomes.append(write_rollup(machine))
         done = gc_and_truncate(machine, on_progress=on_progress)
@@ -163,9 +163,9 @@ def collect_fully(machine: Machine, *, on_progress: OnProgress | None = None) ->
 
 
 def _target(state: ShardState) -> tuple[SeqNo | None, bool]:
-    """The version to which the log could be truncated (None: it begins there), and whether that needs a new rollup."""
+    """The version to which the log could be truncated (None if it begins there already), and whether that needs a new rollup."""
     newest, _ = latest_rollup(state)
-    # Linking the newest rollup and removing older entries commit versions too; these alone are no reason for a rollup.
+    # Linking a rollup and removing older entries commit versions, too. These versions alone are no reason for another rollup.
     writes = seqno_since(state) == state.seqno and state.seqno - newest > 1
     if writes:
         return state.seqno, True

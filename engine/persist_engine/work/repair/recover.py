@@ -1,8 +1,9 @@
 """Recovers a shard whose log consensus lost: reports what is gone, then begins the log anew from the newest rollup in blob.
 
 A rollup is a whole version: contents, critical readers, schemas, progress. Later commits were in the log alone and are gone. Some of their
-parts may exist; these are named, because any Parquet reader can read their rows. Deletes nothing. May be repeated, raced and killed: the
-new log appears in one compare-and-set, after its rollup. That rollup alone, as a killed run leaves it, is no reason to give a log up.
+parts may still exist; the report names them, because any Parquet reader can read their rows. Recovery deletes nothing. It may be repeated,
+raced and killed: the new log appears in one compare-and-set, after its rollup. If a killed run left only that rollup, the rollup is no
+reason to give up an existing log.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from persist_engine.parts.listings import with_nested
 from persist_engine.shard.rebirth import begin_anew
 from persist_engine.shard.versions import StateVersions
 
-#: The limit on keys in a report, which people read.
+#: The limit on keys in a report. People read the report.
 REPORTED_MAX = 1000
 
 
@@ -61,10 +62,10 @@ class Log:
 
 @dataclass(slots=True)
 class Recovered:
-    """The plan, or the result, of a recovery. `needed`: the log is gone or ends before `base`. `gone_from` to `gone_through`: versions that
-    cannot be recovered (None: their number is unknown). `missing`: blobs that `base` names and that do not exist. `left_over`: parts that
-    `base` does not name, the first REPORTED_MAX of `left_over_count`. `others`: rollups that were not chosen. `seqno` and `birth` are those
-    of the new log.
+    """The plan, or the result, of a recovery. `needed` means that the log is gone or ends before `base`. The versions `gone_from` to
+    `gone_through` cannot be recovered (None: their number is unknown). `missing` holds blobs that `base` names and that do not exist.
+    `left_over` holds the first REPORTED_MAX of the `left_over_count` parts that `base` does not name. `others` holds rollups that were not
+    chosen. `seqno` and `birth` are those of the new log.
     """
 
     shard_id: ShardId
@@ -96,12 +97,13 @@ def recover_shard(
     last_seqno: int | None = None,
 ) -> Recovered:
     """Reports what can be recovered and, with `commit`, recovers it. Does nothing when there is no need, unless `rollup` (a whole key)
-    names the rollup to use. A rollup that a killed recovery left, or whose log was lost before it had another, counts as the one that it
-    copies. `replace_log` gives up the log that consensus holds. `last_seqno` is the newest version known from elsewhere, such as a
-    resource's status.
+    names the rollup to use. A rollup counts as the one that it copies if a killed recovery left it, or if its log was lost before it had
+    another rollup. `replace_log` gives up the log that consensus holds. `last_seqno` is the newest version known from elsewhere, such as
+    a resource's status.
 
-    ShardNotFound when nothing of the shard exists. MissingBlob when no rollup can be read. InvalidUsage when rollups of several logs exist
-    and none is named, or a later recovery began from an older rollup, and when an existing log must be replaced without `replace_log`.
+    Raises ShardNotFound when nothing of the shard exists, and MissingBlob when no rollup can be read. Raises InvalidUsage when rollups of
+    several logs exist and `rollup` names none, when a later recovery began from an older rollup, and when an existing log must be replaced
+    but `replace_log` is not given.
     """
     recovery = _Recovery(versions, shard_id)
     base, state, of = recovery.base(rollup)
@@ -159,7 +161,7 @@ class _Recovery:
         return [int(key.seqno) for key in self._keys if isinstance(key, RollupKey)]
 
     def base(self, wanted: str | None) -> tuple[Base, ShardState, Base]:
-        """The rollup to begin from, `wanted` or the newest, and the one that it copies, or itself."""
+        """The rollup to begin from (`wanted` or the newest), its state, and the rollup that it copies (itself if it is no copy)."""
         if not self.readable:
             if not self._keys:
                 raise ShardNotFound(f"nothing of shard {self.shard_id} exists", shard_id=self.shard_id)
@@ -180,12 +182,12 @@ class _Recovery:
             logs = ", ".join(f"{each.key} (born as {each.birth})" for each in (newest, *strangers))
             text = f"rollups of several logs of shard {self.shard_id} exist: {logs}; name one with --rollup"
             raise InvalidUsage(text)
-        # A copy comes first: the new log descends from all that it descends from, so that it is no ruin.
+        # Prefer a copy: the new log then also descends from the log of the copy, so the copy is no ruin.
         taken = next(each for each in self.readable if copies.get(each[0].key, each[0].key) == newest.key)
         return (*taken, newest)
 
     def check_choice(self, base: Base) -> None:
-        """InvalidUsage when a later recovery, perhaps a killed one, copied an older rollup than `base`, the newest."""
+        """Raises InvalidUsage when a later recovery, perhaps a killed one, copied an older rollup than `base`, the newest."""
         copies = self._copies()
         for each, _ in self.readable:
             origin = copies.get(each.key, base.key)
@@ -197,8 +199,8 @@ class _Recovery:
                 raise InvalidUsage(text)
 
     def _copies(self) -> dict[str, str]:
-        """The rollups that hold nothing but what another readable one holds: those that recoveries wrote, of logs that never began or had
-        no other rollup. The values are those that they copy; both are whole keys.
+        """Maps each rollup that only copies another readable one to the one that it copies, both by whole key. Recoveries write copies;
+        they are listed here when their log never began or has no other rollup.
         """
         births = Counter(base.birth for base, _ in self.readable)
         readable = {base.key for base, _ in self.readable}
@@ -269,7 +271,9 @@ def _described(key: str, state: ShardState) -> Base:
 
 
 def _strangers(bases: list[Base]) -> list[Base]:
-    """The rollups of another log than the first rollup's, recoveries aside. First versions of any log are left out: they hold nothing."""
+    """The rollups that belong to another log than the first rollup does; logs that recoveries began count as one with the recovered log.
+    Leaves out first versions, because they hold nothing.
+    """
     births = {bytes.fromhex(base.birth) for base in bases}
     family = {bytes.fromhex(bases[0].birth)}
     grows = True

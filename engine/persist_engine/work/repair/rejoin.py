@@ -1,6 +1,6 @@
-"""Repairs a pair of stores of which one forgot the pair: writes its identity again, from the other store, on demand.
+"""Repairs a pair of stores when one of them lost the identity of the pair: writes it again, from the other store, on demand.
 
-An identity in a store is never overwritten. Two stores of two pairs stay apart. This does not restore the logs of shards:
+An identity in a store is never overwritten, so stores of two pairs are never joined. This does not restore the logs of shards:
 `work.repair.recover` does, shard by shard, once the pair can be opened.
 """
 
@@ -20,8 +20,8 @@ from persist_engine.storage.consensus import Consensus
 
 @dataclass(frozen=True, slots=True)
 class Rejoined:
-    """`forgot` is the store that does not know the pair, `blob` or `consensus` (None: both know it). Shards are counted in either store;
-    those that consensus lacks need recovery.
+    """The plan, or the result, of a rejoining. `forgot` is the store that lost the identity, `blob` or `consensus` (None: both have it).
+    Shards are counted in each store; those that consensus lacks need recovery.
     """
 
     store_id: str
@@ -36,7 +36,7 @@ class Rejoined:
 
 
 def rejoin(blob: Blob, consensus: Consensus, *, commit: bool) -> Rejoined:
-    """Reports which store forgot the pair and, with `commit`, writes the identity there. StoreMismatch for stores of two pairs,
+    """Reports which store lost the identity and, with `commit`, writes it there. Raises StoreMismatch for stores of two pairs, and
     InvalidUsage for stores of none. Idempotent. Lists both stores. Retries nothing.
     """
     data, head = blob.get(IDENTITY_KEY), consensus.head(IDENTITY_KEY)
@@ -52,7 +52,7 @@ def rejoin(blob: Blob, consensus: Consensus, *, commit: bool) -> Rejoined:
     logs = _shards(consensus.list_keys())
     blobs = _shards(info.key.partition("/")[0] for info in blob.list_prefix(""))
     if commit and forgot == "consensus":
-        # A concurrent repair writes the same.
+        # A concurrent repair writes the same identity, so a lost race is as good.
         consensus.compare_and_set(IDENTITY_KEY, None, VersionedData(SeqNo(1), encode_identity(Identity(store_id))))
     if commit and forgot == "blob":
         blob.set(IDENTITY_KEY, encode_identity(Identity(store_id)))

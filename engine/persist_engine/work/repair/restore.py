@@ -1,8 +1,8 @@
 """Restores every missing blob that a live version names, oldest version first (spec 14.10).
 
-Works even when no state can be opened: it begins with the log itself, whose diffs name the rollups. The result depends
-on the store: a bucket that keeps versions can undelete, other stores cannot. Deletes and changes nothing else, so it
-may be repeated and run concurrently with anything.
+This works even when no state can be opened: it begins with the log itself, whose diffs name the rollups. The result
+depends on the store: a bucket that keeps versions can undelete a blob, other stores cannot. It deletes nothing and changes
+nothing else, so it may be repeated and may run concurrently with anything.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ OnLooked = Callable[[int, int], None]
 
 @dataclass(slots=True)
 class Restored:
-    """`named` counts blobs that live versions name; those in `missing` did not exist. `restored` were restored, `lost`
-    could not be (key and reason). A dry run restores nothing, so both stay empty.
+    """The result of a restoration. `named` counts the blobs that live versions name; those in `missing` did not exist. Those in
+    `restored` were restored; those in `lost` could not be (key and reason). After a dry run both are empty.
     """
 
     shard_id: ShardId
@@ -53,9 +53,9 @@ class Restored:
 def restore_shard(
     versions: StateVersions, shard_id: ShardId, *, commit: bool, on_looked: OnLooked | None = None
 ) -> Restored:
-    """Finds missing blobs and, with `commit`, restores them. A blob that cannot be restored is reported, and the others
-    are still tried. ShardNotFound. MissingBlob when the states cannot be read because a rollup is missing: without
-    `commit` because it was not restored, with it because it could not be.
+    """Finds missing blobs and, with `commit`, restores them. Reports a blob that cannot be restored, and still tries the
+    others. Raises ShardNotFound when the shard does not exist. Raises MissingBlob when the states cannot be read because a
+    rollup is missing: without `commit` it was not restored, with `commit` it could not be.
     """
     restoring = _Restoring(versions, shard_id, commit=commit, on_looked=on_looked)
     restoring.rollups_of_the_log()
@@ -94,8 +94,8 @@ class _Restoring:
         self._look(newest)
 
     def everything_named(self) -> None:
-        """Restores the newest state's rollups, so that the earliest state can be read; then all blobs state by state,
-        oldest first.
+        """Restores the newest state's rollups first, so that the earliest state can be read. Then restores all blobs, state by
+        state, oldest first.
         """
         state = self._versions.fetch_current_state(self._shard_id)
         for rollup in state.rollups.values():
@@ -135,8 +135,8 @@ class _Restoring:
 
 
 def _named(machine: Machine) -> Iterator[str]:
-    """The blobs that live versions name, oldest first, each listing followed by its entries; a listing is fetched only
-    after it was yielded. Ends early when a collector overtakes: the rest is then no longer named.
+    """The blobs that live versions name, oldest first. Each listing comes before its entries, and is fetched only after it was
+    yielded. Ends early when a collection overtakes it, because the rest is then no longer named.
     """
     walk = VersionWalk(machine)
     yield from (blob.partial_key for blob in with_nested(machine, live_blobs(walk.state)))
