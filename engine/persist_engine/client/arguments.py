@@ -1,5 +1,5 @@
-"""Checks the arguments of public calls before anything is done. InvalidUsage names the parameter and what is expected. Messages never show
-values, which may be secret.
+"""Checks the arguments of public calls before anything is done. Raises InvalidUsage, which names the parameter and what is expected.
+Messages never show values that may be secret.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _STORED_MAX = 2**63 - 1
 
 
 def expect(given: Any, kind: type[T] | tuple[type[T], ...], name: str, wanted: str) -> T:
-    """`given`, when it is a `kind`."""
+    """Returns `given` if it is a `kind`. Otherwise raises InvalidUsage: `name` must be `wanted`."""
     if not isinstance(given, kind) or (isinstance(given, bool) and kind is not bool):
         raise unexpected(given, name, wanted)
     return given
@@ -40,14 +40,14 @@ def expect_shard(given: Any) -> ShardId:
 
 
 def expect_schema(given: Any) -> Schema:
-    """`given`, when it is a Schema."""
+    """Returns `given` if it is a Schema."""
     from persist_engine.rows.schema import Schema  # loads Arrow, which a Location does without
 
     return expect(given, Schema, "schema", "a Schema")
 
 
 def expect_text(given: Any, name: str) -> str:
-    """Text that can be stored."""
+    """Returns `given` if it is text that UTF-8 can hold, so that it can be stored."""
     text: str = expect(given, str, name, "a text")
     try:
         text.encode()
@@ -57,7 +57,7 @@ def expect_text(given: Any, name: str) -> str:
 
 
 def expect_count(given: Any, name: str, *, least: int) -> int:
-    """An integer of at least `least` that can be stored."""
+    """Returns `given` if it is an integer of at least `least` that can be stored."""
     number: int = expect(given, int, name, "a whole number")
     if not least <= number <= _STORED_MAX:
         raise InvalidUsage(f"{name} must be at least {least} and at most 2**63 - 1, not {number}")
@@ -65,7 +65,7 @@ def expect_count(given: Any, name: str, *, least: int) -> int:
 
 
 def expect_seconds(given: Any, name: str) -> float | None:
-    """The seconds to wait at most. None: for ever."""
+    """The maximum number of seconds to wait. None means for ever."""
     if given is None:
         return None
     seconds: float = expect(given, (int, float), name, "a number of seconds, or None to wait for ever")
@@ -75,7 +75,7 @@ def expect_seconds(given: Any, name: str) -> float | None:
 
 
 def expect_all(given: Any, kind: type[T], name: str, wanted: str) -> Sequence[T]:
-    """A list of `kind`."""
+    """Returns `given` if it is a list of `kind`."""
     several: Sequence[Any] = expect(given, Sequence, name, f"a list of {wanted}")
     for each in several:
         expect(each, kind, f"each of {name}", f"a {kind.__name__}")
@@ -83,7 +83,7 @@ def expect_all(given: Any, kind: type[T], name: str, wanted: str) -> Sequence[T]
 
 
 def expect_progress(progress: Any, expected_progress: Any) -> None:
-    """Checks the progress that is stored with an append, a sink's id with its token, and the token that was stored before."""
+    """Checks the progress to store with an append (a sink's id and its token), and the progress that is expected to be stored before."""
     wanted = "a tuple of a sink's id, a text, and its token, bytes"
     if progress is not None:
         expect(progress, tuple, "progress", wanted)
@@ -114,7 +114,7 @@ def expect_clock(given: Any) -> Clock:
 
 
 def expect_first_hold(critical: Any) -> FirstHold | None:
-    """The critical reader that a new shard has from the beginning, of its id, opaque and purpose."""
+    """The critical reader that a new shard has from the beginning, from a tuple of its id, opaque and purpose."""
     if critical is None:
         return None
     wanted = "a tuple of a CriticalReaderId, its opaque, bytes, and its purpose, a text"
@@ -127,7 +127,7 @@ def expect_first_hold(critical: Any) -> FirstHold | None:
 
 
 def expect_commit_info(commit_info: Any) -> None:
-    """Checks the metadata that stand in the log beside an append."""
+    """Checks the metadata that the log stores with an append."""
     if commit_info is None:
         return
     expect(commit_info, bytes, "commit_info", "bytes, or None")

@@ -1,7 +1,7 @@
 """PersistClient: opens handles on the shards of one location, which share their connections and state.
 
 This module owns the connections to the stores and one Applier per shard, so that a process holds one copy of a shard's state, however many
-handles exist. It knows nothing of what handles do.
+handles exist. It knows nothing of what the handles do.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from persist_engine.storage.open import open_blob, open_consensus, open_push
 from persist_engine.work.identity import identify
 from persist_engine.work.registry import Registry
 
-# The kinds of handles load with the first one that is opened: a process that only reads does not load what writes and maintains.
+# Modules of handles are imported when a handle is opened, so that a process which only reads does not load code for writing.
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -62,14 +62,14 @@ if TYPE_CHECKING:
     from persist_engine.work.audit.uncollected import Uncollected
     from persist_engine.work.background import BackgroundMaintenance, CompactionSwitch
 
-#: States kept without a handle, so that visiting many shards in turn does not read a rollup each time.
+#: The number of states that are kept without a handle, so that a caller which visits many shards in turn does not read a rollup each time.
 _IDLE_STATES_MAX = 64
 
 
 class PersistClient(Bound, elsewhere="in another process, PersistClient.open(location)"):
     """All shards of one location. Thread-safe. A context manager that closes the connections on exit.
 
-    Store failures are retried. With `settings.retry.give_up_ms` they end in Unavailable, which names the address.
+    Store failures are retried. With `settings.retry.give_up_ms`, the retries end with Unavailable, which names the address.
     """
 
     @classmethod
@@ -83,10 +83,11 @@ class PersistClient(Bound, elsewhere="in another process, PersistClient.open(loc
         create: bool = True,
         on_wait: OnWait | None = None,
     ) -> PersistClient:
-        """Connects to both stores and checks that they are a pair. InvalidUsage for invalid URLs; UnsafeStore for stores that break
-        promises; StoreRefused within seconds for wrong credentials, databases, buckets, endpoints and paths; StoreLost and StoreMismatch
-        for two stores that do not belong together. Waits for an unreachable store; `on_wait` is called then and during later waits. Creates
-        a missing directory or file of a URL; without `create`, for processes that only read, this is InvalidUsage.
+        """Connects to both stores and checks that they are a pair. Waits for an unreachable store; `on_wait` is called then and during
+        later waits. Creates a missing directory or file of a URL, unless `create` is false, for processes that only read. Raises
+        InvalidUsage for invalid URLs and missing files, UnsafeStore for stores without the guarantees that persist needs, and StoreLost or
+        StoreMismatch for two stores that do not belong together. Raises StoreRefused within seconds for wrong credentials, databases,
+        buckets, endpoints and paths.
         """
         expect(location, Location, "location", "a Location")
         settings = Settings() if settings is None else expect(settings, Settings, "settings", "Settings, or None")
@@ -136,11 +137,11 @@ class PersistClient(Bound, elsewhere="in another process, PersistClient.open(loc
     # -- handles ------------------------------------------------------------------------------------------------------
 
     def open_writer(self, shard_id: ShardId, schema: Schema, *, purpose: str) -> WriteHandle:
-        """A writer of the shard, which is created when it does not exist, with the retention `settings.retain_ms`. Registers nothing until
-        the first append.
+        """Opens a writer of the shard. Creates the shard, with the retention `settings.retain_ms`, when it does not exist. Registers
+        nothing until the first append.
 
-        SchemaMismatch, naming the columns, when the shard has another schema. A schema that the shard had before it evolved is accepted.
-        `purpose` is a description for people.
+        Raises SchemaMismatch, which names the columns, when the shard has another schema. Accepts a schema that the shard had before it
+        evolved. `purpose` is a description for people.
         """
         from persist_engine.client.write.handle import WriteHandle
 
@@ -151,9 +152,9 @@ class PersistClient(Bound, elsewhere="in another process, PersistClient.open(loc
     def open_leased_reader(
         self, shard_id: ShardId, schema: Schema | None = None, *, purpose: str, lease_ms: int | None = None
     ) -> ReadHandle:
-        """A reader that holds the shard's since while it lives (one commit). It reads with the shard's newest schema, or with `schema`:
-        another one than the shard's is SchemaMismatch, and with one that the shard had before it evolved, rows are shown without later
-        fields. ShardNotFound: no reader creates a shard (`initialise` and writers do).
+        """Opens a reader that holds the shard's since while it lives (one commit). It reads with the shard's newest schema, or with
+        `schema`. A schema that the shard had before it evolved hides later fields. Raises SchemaMismatch for any other schema. Raises
+        ShardNotFound when the shard does not exist: only `initialise` and writers create a shard.
         """
         from persist_engine.client.read.handle import ReadHandle
 
@@ -167,8 +168,8 @@ class PersistClient(Bound, elsewhere="in another process, PersistClient.open(loc
     def open_critical_since(
         self, shard_id: ShardId, critical_id: CriticalReaderId, *, opaque: bytes, purpose: str = ""
     ) -> SinceHandle:
-        """A hold on the shard's since that never lapses (one commit). An existing hold keeps its since and opaque, which the handle then
-        shows. ShardNotFound.
+        """Opens a hold on the shard's since that never lapses (one commit). An existing hold keeps since and opaque. Raises
+        ShardNotFound.
         """
         from persist_engine.client.since import SinceHandle
 
@@ -181,11 +182,11 @@ class PersistClient(Bound, elsewhere="in another process, PersistClient.open(loc
         return SinceHandle(machine, critical_id, since=answer.since, opaque=answer.opaque)
 
     def machine(self, shard_id: ShardId) -> Machine:
-        """The shard's commands, for maintenance. Shares the state with all handles. ShardNotFound."""
+        """The shard's commands, for maintenance. Shares the state with all handles. Raises ShardNotFound."""
         return Machine(self._applier(expect_shard(shard_id)))
 
     def background_maintenance(self, switch: CompactionSwitch | None = None) -> BackgroundMaintenance:
-        """Threads that do the maintenance that appends return, for programs that maintain their own shards:
+        """Starts threads that do the maintenance which appends return, for programs that maintain their own shards:
 
             with client.background_maintenance() as background, client.open_writer(...) as writer:
                 upkeep = background.of(writer.machine)
@@ -218,11 +219,11 @@ class PersistClient(Bound, elsewhere="in another process, PersistClient.open(loc
         clock: Clock = "ms",
     ) -> None:
         """Creates the shard unless it exists. Its retention is `retain_ms` (0: none), by default `settings.retain_ms`. `critical` is the
-        (id, opaque, purpose) of a critical reader that it has from the beginning. Idempotent. SchemaMismatch when the shard exists with
-        another schema. A shard that exists stays as it is: without that reader, if it was created without it.
+        (id, opaque, purpose) of a critical reader that it has from the beginning. Idempotent. Raises SchemaMismatch when the shard exists
+        with another schema. An existing shard stays as it is; it does not get the critical reader.
 
-        `clock` is where tables, those of Spark too, have the times of their writes from: `ms`, or `counter`, which counts the writes.
-        Handles below tables are given their times.
+        `clock` is the source of the times of writes by tables, in Spark too: `ms`, or `counter`, which counts the writes. Callers of the
+        handles below tables choose the times themselves.
         """
         if retain_ms is not None:
             expect_count(retain_ms, "retain_ms", least=0)
@@ -230,51 +231,51 @@ class PersistClient(Bound, elsewhere="in another process, PersistClient.open(loc
         self._initialised(shard_id, schema, retain_ms=retain_ms, critical=hold, clock=clock)
 
     def schema(self, shard_id: ShardId) -> Schema:
-        """The shard's newest schema, as far as this process knows. ShardNotFound."""
+        """The shard's newest schema, as far as this process knows. Raises ShardNotFound."""
         return self.machine(shard_id).schema
 
     def clock(self, shard_id: ShardId) -> Clock:
-        """Where the times of the shard's writes are from, as `initialise` chose. ShardNotFound."""
+        """The source of the times of the shard's writes, as given to `initialise`. Raises ShardNotFound."""
         return clock_of(self.machine(shard_id).state)
 
     def evolve_schema(self, shard_id: ShardId, schema: Schema) -> SchemaEvolved | SchemaIncompatible:
-        """Makes `schema` the shard's newest: with more nullable fields, or wider numbers in the value. Stored rows are read as if they had
-        been written under it, with null in new fields. Open handles continue with their schema.
+        """Makes `schema` the shard's newest schema. It may have more nullable fields, or wider numbers in the value. Stored rows are read
+        as if they had been written under it, with null in new fields. Open handles continue with their schema.
 
-        SchemaIncompatible, a value, names the fields that prevent it. Idempotent, linearized. ShardNotFound.
+        Returns SchemaIncompatible, which names the fields that prevent it. Idempotent and linearized. Raises ShardNotFound.
         """
         return evolve_schema(self.machine(shard_id), expect_schema(schema))[0]
 
     def set_retention(self, shard_id: ShardId, retain_ms: int | None) -> RetentionSet:
-        """Keeps the shard's since `retain_ms` behind its upper, whatever readers release, and advances it with the upper. None or 0: since
-        is where readers hold it. One commit, linearized, idempotent. The answer has the since. Times that it has passed stay unreadable.
-        ShardNotFound.
+        """Keeps the shard's since `retain_ms` behind its upper, whatever readers release, and advances it with the upper. With None or 0,
+        since is where readers hold it. One commit, linearized, idempotent. The answer holds the since. Times that since has passed stay
+        unreadable. Raises ShardNotFound.
         """
         if retain_ms is not None:
             expect_count(retain_ms, "retain_ms", least=0)
         return self.machine(shard_id).set_retention(retain_ms or None)[0]
 
     def set_filtered(self, shard_id: ShardId, columns: Sequence[str]) -> None:
-        """Gives parts that are written from now on Bloom filters of exactly these columns, `key.<field>` or `val.<field>`, so that reads
-        which look for single values of them fetch less. Parts that are there get them when a compaction replaces them. Idempotent.
-        InvalidUsage for a column that can have none. ShardNotFound.
+        """Gives parts that are written from now on Bloom filters for exactly these columns, `key.<field>` or `val.<field>`, so that reads
+        which look for single values in them fetch less. The rows of existing parts get filters when a compaction rewrites them.
+        Idempotent. Raises InvalidUsage for a column that can have no filter. Raises ShardNotFound.
         """
         from persist_engine.client.write.filtered import set_filtered
 
         set_filtered(self, expect_shard(shard_id), columns)
 
     def recent_upper(self, shard_id: ShardId) -> Antichain:
-        """The shard's upper, never below one that was acknowledged before the call. ShardNotFound."""
+        """The shard's upper, at or past every upper that was acknowledged before the call. Raises ShardNotFound."""
         return self.machine(shard_id).fetch_recent_upper()
 
     def progress(self, shard_id: ShardId, sink_id: str) -> SourceProgress | None:
-        """The source progress stored by the sink's last acknowledged append; None when it stored none. Linearized. ShardNotFound."""
+        """The source progress that the sink's last acknowledged append stored; None if there is none. Linearized. Raises ShardNotFound."""
         expect_text(sink_id, "sink_id")
         return self.machine(shard_id).refresh().progress.get(sink_id)
 
     def inspect(self, shard_id: ShardId, *, known_seqno: int | None = None) -> Inspection:
-        """The current metadata of the shard, for people and the operator. Reads no data. Linearized. ShardNotFound. With `known_seqno` also
-        the tag of that version's entry, while it is live: a caller that knows the tag can check that the history is still the same.
+        """The current metadata of the shard, for people and the operator. Reads no data. Linearized. Raises ShardNotFound. With
+        `known_seqno`, includes the tag of that version's entry, while it is live, by which a caller can check that the history is the same.
         """
         from persist_engine.model.inspection import inspection_of
         from persist_engine.work.audit.uncollected import Uncollected
@@ -284,7 +285,7 @@ class PersistClient(Bound, elsewhere="in another process, PersistClient.open(loc
         machine = self.machine(shard_id)
         shard_id = machine.shard_id
         first = self._versions.fetch_diffs_after(shard_id, SeqNo(0), limit=1)
-        state = machine.refresh()  # after the first entry: no log begins past its newest version
+        state = machine.refresh()  # after the earliest version was read, so that the newest one is not before it
         if not first:
             raise _not_found(shard_id, self._consensus)
         earliest = first[0].seqno
@@ -308,35 +309,35 @@ class PersistClient(Bound, elsewhere="in another process, PersistClient.open(loc
         )
 
     def on_commit(self, shard_id: ShardId, listener: Listener) -> None:
-        """Lets `listener` hear of commits to the shard, of any process, for as long as another reference to it exists: see storage.notify.
-        The shard need not exist. Costs no state and no read. Idempotent.
+        """Notifies `listener` of commits to the shard by any process, for as long as another reference to the listener exists: see
+        storage.notify. The shard need not exist. Reads nothing and loads no state. Idempotent.
         """
         if not callable(getattr(listener, "hear", None)):
             raise unexpected(listener, "listener", "a Listener, with a method `hear`")
         self._push.subscribe(expect_shard(shard_id), listener)
 
     def hears_commits(self, shard_id: ShardId, *, timeout_s: float = 0.0) -> bool:
-        """Whether the store pushes all commits to the shard now, as far as is known. False without `on_commit`, and for stores that push
-        nothing. After `on_commit` it becomes true within some milliseconds, for which this waits at most `timeout_s` (None: for ever). By
-        then each listener has heard None, and no commit is missing from both what is read from now on and the news.
+        """Whether the store now pushes all commits to the shard, as far as this process knows. False without `on_commit`, and for stores
+        that push nothing. After `on_commit`, it becomes true within some milliseconds; this waits for that at most `timeout_s` (None: for
+        ever). By then, each listener has heard None. From then on, a commit that a read does not show comes as news.
         """
         found = expect_shard(shard_id)
         wait_s = expect_seconds(timeout_s, "timeout_s")
         return self._push.is_live(found) if wait_s == 0 else self._push.await_live(found, wait_s)
 
     def has_log(self, shard_id: ShardId) -> bool:
-        """Whether consensus has the shard. Linearized. One small read. Without a log, only `initialise` says whether there was one."""
+        """Whether consensus has the shard. Linearized; one small read. Without a log, only `initialise` shows whether there was one."""
         return self._head(expect_shard(shard_id)) is not None
 
     def is_newest(self, shard_id: ShardId, *, seqno: int, tag: str) -> bool:
-        """Whether this version, with this tag in hex, is the newest of the shard's log. Linearized. One small read, none of blob."""
+        """Whether this version, with this tag in hex, is the newest of the shard's log. Linearized; one small read, none of blob."""
         expect_count(seqno, "seqno", least=0)
         expect(tag, str, "tag", "a text of hexadecimal digits")
         head = self._head(expect_shard(shard_id))
         return head is not None and (int(head.seqno), head.tip.tag.hex()) == (seqno, tag)
 
     def _head(self, shard_id: ShardId) -> VersionedData | None:
-        """The newest entry of the log. A process that only looks finds here first that a log was forked, so it is counted here."""
+        """The newest entry of the log. A process that only inspects shards detects a forked log here first, so it is counted here."""
         try:
             return self._versions.retry.external("head", lambda: self._consensus.head(shard_id))
         except ForkedLog:
@@ -345,18 +346,18 @@ class PersistClient(Bound, elsewhere="in another process, PersistClient.open(loc
 
     def metadata(self, shard_id: ShardId, table: str) -> pa.Table:
         """The metadata of the shard as a table: `batches`, `runs`, `parts`, `versions`, `holds` or `usage` (columns: work.metadata).
-        Reads no rows of the shard and registers nothing. Linearized. InvalidUsage for another name. ShardNotFound.
+        Reads no rows of the shard and registers nothing. Linearized. Raises InvalidUsage for another name. Raises ShardNotFound.
         """
         from persist_engine.work.metadata import metadata_of
 
         return metadata_of(self.machine(shard_id), expect_text(table, "table"))
 
     def finalize(self, shard_id: ShardId) -> None:
-        """Empties a closed shard for good. Idempotent. FinalizationError unless since and upper are both empty."""
+        """Empties a closed shard for good. Idempotent. Raises FinalizationError unless since and upper are both empty."""
         self.machine(shard_id).become_tombstone()
 
     def is_finalized(self, shard_id: ShardId) -> bool:
-        """Whether the shard was finalized. Linearized. ShardNotFound."""
+        """Whether the shard was finalized. Linearized. Raises ShardNotFound."""
         return is_finalized(self.machine(shard_id).refresh())
 
     def shards(self) -> Iterator[ShardId]:
@@ -367,16 +368,16 @@ class PersistClient(Bound, elsewhere="in another process, PersistClient.open(loc
 
     @property
     def store_id(self) -> StoreId:
-        """The id of this pair of stores, independent of the spelling of their addresses. Drawn now when the pair has none. StoreLost,
-        StoreMismatch.
+        """The id of this pair of stores, whatever the spelling of their addresses. It is drawn now if the pair has none. Raises StoreLost
+        and StoreMismatch.
         """
         if self._store_id is None:
             self._store_id = self._identified(create=True)
-        assert self._store_id is not None, "it was to be drawn"
+        assert self._store_id is not None, "the id was to be drawn"
         return self._store_id
 
     def adopt(self, owner: Owner, wanted: ShardId | None, proposed: ShardId, *, take_over: bool = False) -> Adoption:
-        """Makes `owner` the owner of a shard, which its name then leads to: see work.registry."""
+        """Makes `owner` the owner of a shard, to which its name then leads: see work.registry."""
         expect(owner, Owner, "owner", "an Owner")
         wanted = None if wanted is None else expect_shard(wanted)
         proposed = expect_shard(proposed)
@@ -388,20 +389,20 @@ class PersistClient(Bound, elsewhere="in another process, PersistClient.open(loc
         return self._registry.owner_of(expect_shard(shard_id))
 
     def disown(self, shard_id: ShardId, *, only: Owner | None = None) -> Owner | None:
-        """Removes the shard's owner and returns it. The name that led to the shard then leads nowhere. Idempotent. With `only`, another
-        owner stays, also one that took the shard over a moment ago.
+        """Removes the shard's owner and returns it. The name that led to the shard then leads nowhere. Idempotent. With `only`, any other
+        owner stays, even one that took the shard over a moment ago.
         """
         if only is not None:
             expect(only, Owner, "only", "an Owner")
         return self._registry.disown(expect_shard(shard_id), only=only)
 
     def rename(self, shard_id: ShardId, *, old: Owner, new: Owner) -> None:
-        """Makes `new` the owner of the shard in place of `old`, and its name lead to it: see work.registry."""
+        """Makes `new` the owner of the shard in place of `old`. The name of `new` then leads to the shard: see work.registry."""
         expect(old, Owner, "old", "an Owner")
         self._registry.rename(expect_shard(shard_id), old=old, new=expect(new, Owner, "new", "an Owner"))
 
     def free_name(self, owner: Owner) -> bool:
-        """Frees the owner's name if it leads to a shard of another owner: see work.registry. False while it leads to a shard of its own."""
+        """Frees the owner's name if it leads to a shard that the owner does not own. False while it leads to its own: see work.registry."""
         return self._registry.free(expect(owner, Owner, "owner", "an Owner"))
 
     def registered(self, owner: Owner) -> ShardId | None:
@@ -409,7 +410,7 @@ class PersistClient(Bound, elsewhere="in another process, PersistClient.open(loc
         return self._registry.registered(expect(owner, Owner, "owner", "an Owner"))
 
     def shard_named(self, name: str) -> ShardId:
-        """The shard that a resource or table of this name owns: see work.registry. Linearized. ShardNotFound names what is near."""
+        """The shard that a resource or table of this name owns: see work.registry. Linearized. Raises ShardNotFound, with near names."""
         return self._registry.shard_named(expect_text(name, "name"))
 
     def names(self) -> Iterator[tuple[Owner, ShardId]]:
@@ -456,7 +457,7 @@ class PersistClient(Bound, elsewhere="in another process, PersistClient.open(loc
         critical: FirstHold | None = None,
         clock: Clock = "ms",
     ) -> tuple[Machine, int]:
-        """The shard, created unless it exists, and the id of `schema` there. `retain_ms` None: as the settings say."""
+        """Creates the shard unless it exists. Returns it and the id of `schema` there. `retain_ms` None means `settings.retain_ms`."""
         shard_id, schema = expect_shard(shard_id), expect_schema(schema)
         with self._lock:
             known = self._appliers.get(shard_id)
@@ -466,14 +467,14 @@ class PersistClient(Bound, elsewhere="in another process, PersistClient.open(loc
                 shard_id, CODECS, schema.to_pair(), retain_ms=retain_ms or None, critical=critical, clock=clock
             )
             known = self._share(Applier(state, self._versions))
-        elif not known.is_marked:  # a reader opened it, which writes no mark
+        elif not known.is_marked:  # a reader opened the shard; readers write no mark
             self._versions.ensure_mark(known.state)
         known.is_marked = True
         machine = Machine(known)
         return machine, _registered(machine, schema)
 
     def _share(self, loaded: Applier) -> Applier:
-        """The one Applier of the shard: `loaded`, unless another thread was faster. CodecMismatch, and `loaded` is not kept."""
+        """The one Applier of the shard: `loaded`, unless another thread was faster. Raises CodecMismatch; then `loaded` is not kept."""
         check_codecs(loaded.state, CODECS)
         with self._lock:
             applier = self._appliers.setdefault(loaded.shard_id, loaded)
@@ -489,7 +490,7 @@ def _not_found(shard_id: ShardId, consensus: Consensus) -> ShardNotFound:
 
 
 def _registered(machine: Machine, schema: Schema) -> int:
-    """The id of `schema` in the shard. SchemaMismatch names the columns when it is none of the shard's."""
+    """The id of `schema` in the shard. Raises SchemaMismatch, which names the columns, when the shard never had this schema."""
     schema_id = schema_id_of(machine, schema)
     if schema_id is None:
         raise SchemaMismatch(

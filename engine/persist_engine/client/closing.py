@@ -1,7 +1,7 @@
 """Ends a shard: closes both frontiers, and finalizes a closed shard (spec 9.16, B.4). For administration.
 
-Finalizing requires since and upper to be empty and never forces them. `close_shard` empties them with ordinary commands: an append of the
-empty upper, the end of the retention, and readers that release their hold. It never removes the hold of a reader that was not named.
+Finalizing requires since and upper to be empty, and never forces them. `close_shard` empties them with ordinary commands: it appends the
+empty upper, ends the retention, and releases the holds of the readers that the caller names. It never removes any other hold.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from persist_engine.work.outcome import Outcome
 from persist_engine.work.perform import perform
 
 _PURPOSE = "persist admin finalize"
-#: The temporary reader that moves since lives for one command. After a crash it must not stay for long.
+#: The lease of the temporary reader that moves since. It is needed for one command, and must not stay for long after a crash.
 _LEASE_MS = 60_000
 
 
 def obstacles(
     state: ShardState, *, now_ms: int, close: bool = False, give_up: Sequence[CriticalReaderId] = ()
 ) -> list[str]:
-    """The reasons why `state` cannot be finalized, one line each; empty when it can be. With `close`: as if `close_shard` had been called
-    with `give_up` first.
+    """The reasons why `state` cannot be finalized, one line each; empty when it can be. With `close`, the reasons that would be left after
+    `close_shard` with `give_up`.
     """
     upper, since = state.trace.upper, state.trace.since
     open_upper = [] if upper.is_empty() or close else [f"upper is {upper}: a writer may still append"]
@@ -54,8 +54,8 @@ def obstacles(
 def close_shard(client: PersistClient, shard_id: ShardId, *, give_up: Sequence[CriticalReaderId] = ()) -> None:
     """Appends the empty upper, ends the retention and lets since become empty. `give_up` names critical readers whose holds end.
 
-    FinalizationError, before anything is changed, while another reader holds since. Fenced when the owner of a critical reader moves it at
-    the same time. May be repeated after either.
+    Raises FinalizationError, before anything is changed, while another reader holds since. Raises Fenced when the owner of a critical
+    reader moves it at the same time. May be repeated after either error.
     """
     machine = client.machine(shard_id)
     state = machine.refresh()
@@ -85,10 +85,10 @@ def close_shard(client: PersistClient, shard_id: ShardId, *, give_up: Sequence[C
 
 
 def finalize_shard(client: PersistClient, shard_id: ShardId) -> list[Outcome]:
-    """Makes the closed shard a tombstone and does all maintenance that follows. Two versions and two rollups remain, none of which holds
+    """Makes the closed shard a tombstone and does all maintenance that follows. Two versions and two rollups remain, and none of them holds
     data.
 
-    Idempotent; completes an interrupted call. FinalizationError, with the obstacles, unless since and upper are empty.
+    Idempotent; a repetition completes an interrupted call. Raises FinalizationError, with the obstacles, unless since and upper are empty.
     """
     machine = client.machine(shard_id)
     state = machine.refresh()
@@ -97,7 +97,7 @@ def finalize_shard(client: PersistClient, shard_id: ShardId) -> list[Outcome]:
         raise _refused(f"cannot finalize {shard_id}", state, found)
     machine.become_tombstone()
     state = machine.state
-    # All work that a tombstone may need, including work assigned before: its state alone does not show an interrupted collection.
+    # Do all work that a tombstone may need, including work that was assigned before: its state does not show an interrupted collection.
     rollup = state.seqno if rollup_wanted(state, machine.settings.maintenance) else None
     return perform(machine, Maintenance(rollup, state.seqno))
 

@@ -13,8 +13,8 @@ _log = logging.getLogger(__name__)
 
 
 class Expiring(ABC):
-    """A context manager that calls `expire` on exit. An Unavailable error of `expire` is raised only when no other error is being raised:
-    that one matters more, and leases lapse by themselves.
+    """A context manager that calls `expire` on exit. When another error is being raised, an Unavailable error of `expire` is only logged:
+    the other error matters more, and leases lapse anyway.
     """
 
     @property

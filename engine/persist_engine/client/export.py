@@ -37,7 +37,7 @@ from persist_engine.storage.directories import make_directory, sync_directory
 MANIFEST = "_manifest.json"
 #: The format of the manifest.
 FORMAT = 1
-#: A file is closed when it holds this many bytes in memory form; it is smaller on disk.
+#: A file is closed when its rows take this many bytes in memory. It is smaller on disk.
 FILE_BYTES = 256 << 20
 MEMORY_BYTES = 256 << 20
 
@@ -57,8 +57,8 @@ class ExportedFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The description of an export. `as_of`: the contents at that time (all rows carry it); None: the updates in [since, upper). Frontiers
-    are times, None when closed. Schemas are DDL.
+    """The description of an export. With `as_of`, it has the contents at that time, and all rows carry that time. Without, it has the
+    updates in [since, upper). Frontiers are times, None when closed. Schemas are DDL.
     """
 
     format: int
@@ -89,12 +89,12 @@ def export_shard(
     memory_bytes: int = MEMORY_BYTES,
     file_bytes_max: int = FILE_BYTES,
 ) -> Manifest:
-    """Writes the shard's contents at `as_of` (latest: the newest complete time), or its history (None), into `directory`. The directory
-    must be missing or empty. It appears complete or not at all, and is durable when this returns. A file takes another table while it stays
-    within `file_bytes_max`.
+    """Writes the shard's contents at `as_of` (`latest`: the newest complete time), or its history (None), into `directory`. The directory
+    must be missing or empty. It appears complete or not at all, and is durable when this returns. Each file has at most about
+    `file_bytes_max`.
 
-    InvalidUsage when `as_of` is before since, or when the directory cannot be written. Unavailable when `as_of` is not yet complete.
-    Streams in about `memory_bytes`. A lease keeps the data while it is read; Fenced when it ended meanwhile.
+    Raises InvalidUsage when `as_of` is before since, or when the directory cannot be written. Raises Unavailable when `as_of` is not yet
+    complete. Streams in about `memory_bytes`. A lease keeps the data while it is read; raises Fenced when it ended meanwhile.
     """
     if as_of == "latest":
         upper = client.recent_upper(shard_id)
@@ -103,7 +103,7 @@ def export_shard(
         as_of = upper.newest_complete
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise InvalidUsage(f"{directory} exists and is not an empty directory")
-    # A unique name: a process id may also be that of another container, or of a process that was killed here.
+    # The name must be unique. A process id is not: another container, or a killed process, may have the same one.
     partial = directory.with_name(f".{directory.name}.{system_random_bytes(8).hex()}.partial")
     try:
         make_directory(partial)
@@ -134,8 +134,8 @@ def _export(
     file_bytes_max: int,
 ) -> Manifest:
     with client.open_leased_reader(shard_id, purpose="persist admin export") as reader:
-        # Pinned first: the blobs of every version that is newest from here on stay as long as the lease. Without the pin, heartbeats would
-        # release them.
+        # Pin first. Then the blobs of every version that is newest from here on stay as long as the lease. Without the pin, heartbeats
+        # would release them.
         pin, machine = reader.pin(), client.machine(shard_id)
         state, schema = machine.refresh(), reader.schema
         batches = tuple(state.trace.batches())
@@ -178,7 +178,7 @@ def _export(
 
 
 def _files(tables: Iterator[pa.Table], directory: Path, schema: Schema, file_bytes_max: int) -> list[ExportedFile]:
-    """Splits the stream into files. Writes at least one, so that the schema of an empty shard can be read too."""
+    """Splits the stream into files. Writes at least one file, so that the schema of an empty shard can be read too."""
     stored = _storable(schema.updates_schema)
     files: list[ExportedFile] = []
     table = next(tables, None)
@@ -195,7 +195,7 @@ def _files(tables: Iterator[pa.Table], directory: Path, schema: Schema, file_byt
 
 
 def _storable(schema: pa.Schema) -> pa.Schema:
-    """The schema without structs of no fields, which Parquet cannot hold: a shard without values has no column val."""
+    """`schema` without structs that have no fields, because Parquet cannot hold these. So a shard without values has no column val."""
     return pa.schema([field for field in schema if not pa.types.is_struct(field.type) or field.type.num_fields])
 
 

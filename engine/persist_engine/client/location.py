@@ -16,8 +16,8 @@ BLOB_VARIABLE, CONSENSUS_VARIABLE = "PERSIST_BLOB", "PERSIST_CONSENSUS"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """A pair of URLs. `blob`: `mem:[name]`, `file:///dir` or `s3://bucket/prefix`; `consensus`: `mem:[name]`,
-    `sqlite:///file` or `redis[s]://host:port/db`. Parameters of each: `storage.open`.
+    """A pair of URLs. `blob` is `mem:[name]`, `file:///dir` or `s3://bucket/prefix`. `consensus` is `mem:[name]`,
+    `sqlite:///file` or `redis[s]://host:port/db`. `storage.open` describes the parameters of each.
 
     Its repr and its text show neither credentials nor parameters. The fields hold the URLs as given.
     """
@@ -34,7 +34,7 @@ class Location:
 
 
 def location_of(url: str | Path | None, consensus: str | None, environ: Mapping[str, str]) -> Location:
-    """The pair of stores that `connect` means. InvalidUsage says what is missing."""
+    """The pair of stores for the arguments of `connect`. Raises InvalidUsage, which says what is missing."""
     if url is None:
         url, consensus = _of_environment(consensus, environ)
     if isinstance(url, Path):
@@ -43,7 +43,7 @@ def location_of(url: str | Path | None, consensus: str | None, environ: Mapping[
         raise InvalidUsage("a store is a URL, a text such as file:///dir, or a pathlib.Path")
     if url.startswith(PREFIX):
         if consensus is not None:
-            raise InvalidUsage(f"{url} names both stores, so a second URL has no place beside it")
+            raise InvalidUsage(f"{url} names both stores: give no second URL")
         url, consensus = profile_urls(url.removeprefix(PREFIX), environ)
         if url.startswith(PREFIX):
             raise InvalidUsage("a profile names stores, and no other profile")
@@ -56,7 +56,7 @@ def location_of(url: str | Path | None, consensus: str | None, environ: Mapping[
         return Location(blob=f"{folder}/blobs", consensus=f"sqlite{folder.removeprefix('file')}/consensus.db")
     if "://" not in url:
         raise InvalidUsage(
-            f"{shown_url(url)[:80]!r} is no URL: write file:///dir, give a pathlib.Path, or name a profile, as in 'profile:prod'"
+            f"{shown_url(url)[:80]!r} is not a URL: write file:///dir, give a pathlib.Path, or name a profile, as in 'profile:prod'"
         )
     raise InvalidUsage(
         f"{shown_url(url)} has no log: give the second URL, as in connect({shown_url(url)!r}, 'redis://host:6379/0')"
@@ -67,7 +67,7 @@ def _of_environment(consensus: str | None, environ: Mapping[str, str]) -> tuple[
     blob, profile = environ.get(BLOB_VARIABLE), environ.get(PROFILE_VARIABLE)
     if blob and profile:
         raise InvalidUsage(
-            f"both {BLOB_VARIABLE} and {PROFILE_VARIABLE} are set, and either says where the stores are: unset one"
+            f"both {BLOB_VARIABLE} and {PROFILE_VARIABLE} are set, and each says where the stores are: unset one"
         )
     if profile:
         return f"{PREFIX}{profile}", consensus

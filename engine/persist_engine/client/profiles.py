@@ -4,8 +4,8 @@
     blob = "s3://shop/tables"
     consensus = "redis://:${REDIS_PASSWORD}@redis:6379/0"
 
-`connect("profile:prod")` and `persist --profile prod ls` use the same file. Without `consensus`, `blob` means what it means to
-`connect` alone. `${NAME}` is a variable of the environment, so that the file needs no password. No error shows a value of the file.
+`connect("profile:prod")` and `persist --profile prod ls` use the same file. Without `consensus`, the profile means what `connect(blob)`
+means. `${NAME}` is a variable of the environment, so that the file need not contain a password. No error shows a value of the file.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 
 from persist_engine.base.errors import InvalidUsage
 
-#: What the name of a profile follows, where a URL is wanted.
+#: The prefix that marks the name of a profile in place of a URL.
 PREFIX = "profile:"
-#: Where the file is, if it is not in the user's folder of settings.
+#: The variable with the path of the file, if it is not in the user's folder of settings.
 FILE_VARIABLE = "PERSIST_PROFILES"
-#: The profile of processes that name no stores.
+#: The variable with the profile for processes that name no stores.
 PROFILE_VARIABLE = "PERSIST_PROFILE"
 
 _KEYS = ("blob", "consensus")
@@ -28,7 +28,7 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)\}", re.ASCII)
 
 
 def profiles_path(environ: Mapping[str, str]) -> Path:
-    """The file: $PERSIST_PROFILES, else persist/profiles.toml in $XDG_CONFIG_HOME, which is by itself ~/.config. It need not exist."""
+    """The path of the file: $PERSIST_PROFILES, else persist/profiles.toml in $XDG_CONFIG_HOME (default ~/.config). It need not exist."""
     if given := environ.get(FILE_VARIABLE):
         return Path(given).expanduser()
     home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".config"
@@ -36,7 +36,7 @@ def profiles_path(environ: Mapping[str, str]) -> Path:
 
 
 def profile_urls(name: str, environ: Mapping[str, str]) -> tuple[str, str | None]:
-    """The blob and the consensus URL of a profile. InvalidUsage names the file, the profile, and the key that is wrong in it."""
+    """The blob and the consensus URL of a profile. Raises InvalidUsage, which names the file, the profile and the wrong key in it."""
     path = profiles_path(environ)
     profiles = _read(path)
     profile = profiles.get(name)
@@ -67,7 +67,7 @@ def _read(path: Path) -> dict[str, object]:
     except OSError as error:
         raise InvalidUsage(f"the file of profiles {path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        place = re.search(r"at line \d+, column \d+", str(error))  # the rest of the text may show what stands there
+        place = re.search(r"at line \d+, column \d+", str(error))  # the rest of the text may show contents of the file
         raise InvalidUsage(f"the file of profiles {path} is no TOML{f' {place[0]}' if place else ''}") from None
 
 

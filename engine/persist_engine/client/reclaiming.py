@@ -1,8 +1,8 @@
-"""Reclaims the space of a shard that its owner gives up for good: closes it, makes it a tombstone, and with `purge` removes what else lies
-in its name.
+"""Reclaims the space of a shard that its owner gives up for good: closes it, makes it a tombstone, and with `purge` also removes its
+orphans, its owner and its name.
 
-A tombstone keeps two versions and two rollups without data, and the mark of its log: they prove that the shard existed, so that no writer
-that comes late can begin it anew. Nothing is deleted while a reader other than the owner's own holds the shard.
+A tombstone keeps two versions and two rollups without data, and the mark of its log. They prove that the shard existed, so that a late
+writer cannot begin it anew. Nothing is deleted while a reader other than the owner's own holds the shard.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def reclaim(
     purge: bool,
     max_deletes: int,
 ) -> ReclaimOutcome:
-    """Reclaims the shard (None: the one that the name of `owner` leads to) if it belongs to `owner`, whose own critical reader gives way:
-    `own_hold`, or (None) each with the name of the owner as its token. With `purge`, also deletes at most `max_deletes` blobs that were
-    staged and never linked, and, once none is left, removes the owner and its name.
+    """Reclaims the shard (None: the one to which the name of `owner` leads) if it belongs to `owner`. Removes the owner's own critical
+    reader: `own_hold`, or (None) each one with the name of the owner as its token. With `purge`, also deletes at most `max_deletes` blobs
+    that were staged and never linked. Once none is left, removes the owner and its name.
 
-    Idempotent; a repetition completes an interrupted or incomplete call. A shard of another owner, or of none, is left alone. An owner that
-    takes the shard over meanwhile gets what is left of it, and keeps its name.
+    Idempotent; a repetition completes an interrupted or incomplete call. A shard of another owner, or of none, stays as it is. An owner
+    that takes the shard over meanwhile gets what is left of it, and keeps its name.
     """
     shard_id = shard_id or client.registered(owner)
     if shard_id is None:
@@ -58,7 +58,7 @@ def reclaim(
         if not is_tombstone(state):
             close_shard(client, shard_id, give_up=give_up)
         outcomes = finalize_shard(client, shard_id)
-    except (FinalizationError, Fenced) as error:  # also of a reader that came, or moved its hold, since the look
+    except (FinalizationError, Fenced) as error:  # a reader may have come, or moved its hold, since the check
         return _outcome(shard_id, "Held", str(error), seqno=machine.state.seqno)
     deleted += sum(one.blobs_deleted for one in outcomes)
     records = [one.deletion_record for one in outcomes]

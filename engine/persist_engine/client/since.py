@@ -11,9 +11,9 @@ from persist_engine.shard.machine import Machine
 
 
 class SinceHandle:
-    """A critical reader: the shard's since never passes this handle's since, and no lease lapses. Thread-safe.
+    """A critical reader: the shard's since never passes this handle's since, and the hold never lapses. Thread-safe.
 
-    Several processes may open the same id. A process that changes the opaque token fences the others out.
+    Several processes may open the same id. A process that changes the opaque token fences out the others.
     """
 
     def __init__(self, machine: Machine, critical_id: CriticalReaderId, *, since: Antichain, opaque: bytes) -> None:
@@ -48,8 +48,8 @@ class SinceHandle:
     ) -> CriticalDowngraded | OpaqueMismatch:
         """Sets (opaque, since) iff the opaque is the expected one. The since never goes back. Linearized.
 
-        OpaqueMismatch has the token of the process that fenced this handle. Exactly once even when a store's answer is
-        lost, provided that no two owners use the same token.
+        Returns OpaqueMismatch, with the token of the process that fenced this handle, when the opaque is another one. Takes
+        effect exactly once, even when a store's answer is lost, provided that no two owners use the same token.
         """
         new_opaque, new_since = _checked(expected_opaque, new)
         answer, _ = self._machine.compare_and_downgrade_since(
@@ -66,8 +66,8 @@ class SinceHandle:
     def maybe_compare_and_downgrade_since(
         self, expected_opaque: bytes, new: tuple[bytes, TimeLike]
     ) -> CriticalDowngraded | OpaqueMismatch | None:
-        """As `compare_and_downgrade_since`, but None without a round trip when this handle moved its since less than
-        `lease.critical_downgrade_interval_ms` ago: for callers in a loop.
+        """Like `compare_and_downgrade_since`, but returns None without a round trip when this handle moved its since less than
+        `lease.critical_downgrade_interval_ms` ago. This is for callers in a loop.
         """
         _checked(expected_opaque, new)
         interval_s = self._machine.settings.lease.critical_downgrade_interval_ms / 1000
@@ -84,7 +84,7 @@ class SinceHandle:
 
 
 def _checked(expected_opaque: bytes, new: tuple[bytes, TimeLike]) -> tuple[bytes, Antichain]:
-    """The new opaque and since; InvalidUsage when either is invalid."""
+    """The new opaque and since. Raises InvalidUsage when an argument is invalid."""
     expect(expected_opaque, bytes, "expected_opaque", "bytes")
     wanted = "a tuple of the new opaque, bytes, and the new since"
     if len(expect(new, tuple, "new", wanted)) != 2:

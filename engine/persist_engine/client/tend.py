@@ -69,12 +69,12 @@ def hold_since(
     purpose: str,
     since_ms: int,
 ) -> int | None:
-    """Holds since at `since_ms` or later with the opaque `token`. Returns the held since (None: closed). Idempotent, never goes back. A
-    hold with another token is taken over, which fences its owner. A since that stayed behind all holds follows them. InvalidUsage when
-    another process takes it over meanwhile. ShardNotFound.
+    """Holds since at `since_ms` or later with the opaque `token`. Returns the held since (None: closed). Idempotent; since never goes back.
+    Takes over a hold with another token, which fences its owner. If since stayed behind all holds, advances it to them. Raises InvalidUsage
+    when another process takes the hold over meanwhile. Raises ShardNotFound.
 
-    From then on this hold replaces the shard's retention: a retention that the shard was created with ends (one commit, if there is one).
-    A hold of this token and purpose that this host registered is moved by one commit, and stays by none.
+    This hold then replaces the shard's retention, which ends (one commit, if there is one). If this host registered the hold, with this
+    token and purpose, one commit moves it, and no commit is needed when it stays.
     """
     machine = client.machine(shard_id)
     known = machine.refresh().critical_readers.get(critical_id)
@@ -96,7 +96,7 @@ def hold_since(
 
 
 def _is_behind(state: ShardState) -> bool:
-    """Whether since stays behind all holds. The end of a reader moves nothing, and without writes nothing else would."""
+    """Whether since is behind all holds. The end of a reader does not move since, and without writes no other command does."""
     held = held_since(state)
     return held is not None and state.trace.since != state.trace.since.join(held)
 
@@ -123,7 +123,7 @@ def _hold(client: PersistClient, shard_id: ShardId, wish: Wish, hold: WantedHold
 
 
 def _report(seen: Inspection, hold: WantedHold | None, problem: str) -> Tended:
-    """Reduced to the size of a report: the own hold, and a few of the readers that hold since."""
+    """The result, reduced to the size of a report: it has the operator's own hold, and a few of the readers that hold since."""
     own = [one for one in seen.readers if hold is not None and one.id == hold.critical_id]
     holding = [one for one in seen.readers if one not in own and one.since is not None and one.since == seen.since]
     named = (*own, *holding[:READERS_MAX])

@@ -264,7 +264,7 @@ def test_columns_that_can_have_none_are_refused(tmp_path: Path) -> None:
         value = "ok BOOLEAN, s STRUCT<x: INT>, l ARRAY<INT>, `a.b` STRING, name STRING"
         for name in ("ok", "s", "l", "a.b"):
             with pytest.raises(
-                InvalidUsage, match=f"table t: no Bloom filter is possible of val.{name}: it takes a column"
+                InvalidUsage, match=f"table t: no Bloom filter is possible for val.{name}: it takes a column"
             ):
                 db.create("t", key="id BIGINT", value=value, bloom=["name", name])
         with pytest.raises(InvalidUsage, match="table t: bloom: there is no column nam; the columns are id, ok"):

@@ -27,7 +27,7 @@ Shape = Literal["updates", "rows"]
 
 @dataclass(frozen=True, slots=True)
 class ChangesRead:
-    """What to read, which changes to keep, and in which shape to show them. `batches` are selected and expanded."""
+    """What to read, which changes to keep, and in which shape to show them. `batches` are already selected and expanded."""
 
     batches: tuple[HollowBatch, ...]
     rows: ChangesFilter
@@ -40,8 +40,8 @@ class ChangesRead:
     def tables(
         self, source: PartSource, *, memory_bytes: int, on_fetched: Callable[[int], None] | None = None
     ) -> Iterator[pa.Table]:
-        """The changes as non-empty tables, merged while reading within about `memory_bytes`. InvariantViolated when an audit finds that
-        statistics are wrong.
+        """The changes as non-empty tables, merged while reading within about `memory_bytes`. Raises InvariantViolated when an audit finds
+        that statistics are wrong.
         """
         row_filter = self.rows if self.where is None else Matching(self.rows, self.where)
         for skipped in self.audits:
@@ -70,7 +70,7 @@ class ChangesSplit(Piece):
 
     @classmethod
     def of(cls, source: PartSource, read: ChangesRead, key_range: KeyRange | None) -> Self:
-        """The piece of `read` within `key_range`, without parts that cannot hold rows of it, and without audits."""
+        """The piece of `read` within `key_range`. It has no audits, and no parts that cannot hold rows of the range."""
         return cls(
             shard_id=source.shard_id,
             schema=source.schema,
@@ -86,10 +86,10 @@ class ChangesSplit(Piece):
     def to_batches(
         self, blob: Blob, *, memory_bytes: int = PIECE_MEMORY_BYTES, retry: Retry | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """The changes of this piece, as `Changes.to_batches` gives them.
+        """The changes of this piece, as `Changes.to_batches` yields them.
 
-        Needs only the blob store. `retry` retries storage errors (default: for ever). MissingBlob when the changes were closed and their
-        blobs were collected.
+        Needs only the blob store. `retry` retries storage errors (default: for ever). Raises MissingBlob when the changes were closed and
+        their blobs were collected.
         """
         read = ChangesRead(
             self.batches,

@@ -1,6 +1,6 @@
 """Changes: the difference between two times of a shard, as updates or as row changes.
 
-This module owns a pin on the version that it reads until `close`. It knows nothing of how leases are managed (client.read.leased) or how
+This module owns a pin, until `close`, on the version that it reads. It knows nothing of how leases are managed (client.read.leased) or how
 rows are merged (parts).
 """
 
@@ -29,14 +29,14 @@ from persist_engine.rows.row_changes import changes_schema
 
 
 class Changes:
-    """The changes after `after`, up to and including `upto`, in one of two shapes. With `after` -1: all changes, where changes before
+    """The changes after `after`, up to and including `upto`, in one of two shapes. With `after` -1 they are all changes; those before
     `since` are shown at since:
 
     - "updates": key, val, time, diff; sorted by (key, val, time), each once, never with diff 0.
     - "rows": key, val, time, change, which is insert, delete, update_before or update_after (rows.row_changes); sorted by (key, time).
 
-    Reading may be repeated and gives the same rows. The blobs are kept from collection until `close`, the end of the `with` block, or until
-    the object is garbage-collected.
+    Reading may be repeated and gives the same rows. The blobs are protected from collection until `close`, the end of the `with` block, or
+    until the object is garbage-collected.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class Changes:
         self.since = since
         self.shape = shape
         self._source = source
-        # Other batches cannot hold later changes: their times are before their upper.
+        # The other batches cannot hold changes after `after`, because all their times are before their upper.
         self._named = tuple(batch for batch in batches if after < 0 or not batch.desc.upper.less_equal(after + 1))
         self._where, self._projection, self._audited = where, projection, audited
         self._finalizer = weakref.finalize(self, pin.release)
 
     @property
     def updates_schema(self) -> pa.Schema:
-        """The schema of the tables that this yields."""
+        """The schema of the tables that a read yields."""
         whole = self._source.schema
         if self.shape == "rows":
             rows = changes_schema(whole)
@@ -76,7 +76,7 @@ class Changes:
 
     @property
     def bytes_estimate(self) -> int:
-        """Bytes that a full read fetches."""
+        """The bytes that a full read fetches."""
         return sum(batch.size_bytes for batch in self._read.batches)
 
     def to_table(self) -> pa.Table:
@@ -87,7 +87,7 @@ class Changes:
         self, *, memory_bytes: int = READ_MEMORY_BYTES, on_fetched: Callable[[int], None] | None = None
     ) -> Iterator[pa.RecordBatch]:
         """All changes as a stream of non-empty record batches, merged while reading within about `memory_bytes` (the shape "rows" also
-        holds all changes of one key). Otherwise as `Snapshot.to_batches`.
+        holds all changes of one key in memory). Otherwise like `Snapshot.to_batches`.
         """
         self._check_open()
         return self._batches(memory_bytes, on_fetched)
@@ -97,19 +97,19 @@ class Changes:
         for table in self._read.tables(self._source, memory_bytes=memory_bytes, on_fetched=on_fetched):
             for batch in table.to_batches(max_chunksize=BATCH_ROWS):
                 yield batch
-                self._check_open()  # blobs not yet fetched may be collected
+                self._check_open()  # after `close`, blobs that are not yet fetched may be collected
 
     def splits(self, count: int) -> list[ChangesSplit]:
         """At most `count` (at least one) pieces by key range. Every change is in exactly one, and all changes of a key are in the same one.
 
-        They may be read anywhere while these changes stay open: a piece holds no lease.
+        The pieces may be read anywhere, but only while these changes stay open, because a piece holds no lease.
         """
         self._check_open()
         expect_count(count, "count", least=1)
         read = self._read
         ranges = affordable_ranges(read.batches, self._source.schema, count)
         first, *others = (ChangesSplit.of(self._source, read, key_range) for key_range in ranges)
-        # Parts that are fetched only for an audit are fetched once.
+        # Only the first piece has the audits, so that parts fetched only for an audit are fetched once.
         return [replace(first, audits=read.audits), *others]
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ class Changes:
 
     @cached_property
     def _read(self) -> ChangesRead:
-        """The selection to read, made at first use: listings of parts are fetched then."""
+        """The selection to read. It is made at first use, which fetches listings of parts."""
         times = Times(first=self.after + 1, last=self.upto)
         selection = select(self._source.expanded(self._named), where=self._where, times=times, audited=self._audited)
         self._source.metrics.count("stats_skipped_parts", selection.skipped_parts, shard=self._source.shard_id)

@@ -1,7 +1,7 @@
-"""ReadHandle: a leased reader. Gives snapshots at a time, listens from a time, and holds back since and blobs meanwhile.
+"""ReadHandle: a leased reader. It takes snapshots at a time, listens from a time, and meanwhile holds since and blobs.
 
 This module owns the lease and its heartbeat. It knows nothing of how rows are merged (parts.consolidate) or how state is changed (shard).
-Every snapshot pins the version that it was taken at until it is closed, so that none of its blobs can be collected.
+Every snapshot pins its version until it is closed, so that none of its blobs can be collected.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from persist_engine.storage.blob import Blob
 from persist_engine.work.heartbeat import Heartbeat
 
 _log = logging.getLogger(__name__)
-#: After this wait for a time to be written, the reason is logged (spec 9.19).
+#: When a read has waited this long for a time to be written, it logs the reason (spec 9.19).
 WAIT_LOG_S = 1.0
 
 
@@ -49,14 +49,14 @@ class ReadHandle(Expiring):
     """Reads one shard at times at or past `since`. Thread-safe. A context manager that expires the lease on exit.
 
     While the handle lives, the shard's since does not pass the handle's `since`, and no blob of an open snapshot or listener is deleted. It
-    lives as long as a reference to it exists, to anything that it opened (and that is not closed), or to a part that it leased. After that
-    it expires in the background, best-effort. If its process dies, it holds both back until its lease lapses.
+    lives as long as there is a reference to it, to anything that it opened (and that is not closed), or to a part that it leased. After
+    that it expires in the background, best-effort. If its process dies, it holds since and blobs until its lease lapses.
     """
 
     @classmethod
     def open(cls, machine: Machine, schema_id: int | None, *, purpose: str, lease_ms: int | None = None) -> ReadHandle:
         """Registers a leased reader (one commit) at the shard's since and starts its heartbeat. It shows rows under the schema `schema_id`
-        (None: the newest), however the shard's schema evolves later.
+        (None: the newest one now), even when the shard's schema evolves later.
         """
         lease_ms = machine.settings.lease.reader_lease_ms if lease_ms is None else lease_ms
         expect_count(lease_ms, "lease_ms", least=0)
@@ -97,7 +97,7 @@ class ReadHandle(Expiring):
         self._expired = False
         self._pid = os.getpid()
         self.audited = sampled(machine.env, machine.settings.read.stats_audit_percent)
-        """Decides, for every part that statistics let a read skip, whether to fetch it anyway."""
+        """Decides, for every part that a read may skip by its statistics, whether to fetch it anyway."""
         self._heartbeat = Heartbeat(
             self._beat,
             give_up=partial(machine.expire_leased_reader, reader_id),
@@ -137,14 +137,14 @@ class ReadHandle(Expiring):
         columns: Sequence[str] | None = None,
         timeout_s: float | None = None,
     ) -> Snapshot | SinceAhead:
-        """The contents at `as_of`: every update at or before it, as of it.
+        """The contents at `as_of`: every update at or before that time, consolidated at that time.
 
         `where` keeps the rows that pass: a predicate of rows.predicate, its text in SQL (rows.predicate_text), or a list of (column,
-        operator, value). Parts without such rows, by their statistics, are not fetched. `columns` are the fields of key and val to show;
-        distinct rows may then look alike. InvalidUsage lists the columns when one is unknown.
+        operator, value). Parts that have no such rows according to their statistics are not fetched. `columns` are the fields of key and
+        val to show; distinct rows may then look alike. Raises InvalidUsage, which lists the columns, when one is unknown.
 
-        Waits until the shard's upper is past `as_of`. Unavailable when that takes longer than `timeout_s` (None: for ever). SinceAhead, a
-        value, when `as_of` can no longer be read. The snapshot keeps its blobs from collection until it is closed.
+        Waits until the shard's upper is past `as_of`. Raises Unavailable when that takes longer than `timeout_s` (None: for ever). Returns
+        SinceAhead when `as_of` can no longer be read. The snapshot protects its blobs from collection until it is closed.
         """
         time = self._time(as_of)
         expect_seconds(timeout_s, "timeout_s")
@@ -176,12 +176,12 @@ class ReadHandle(Expiring):
         timeout_s: float | None = None,
     ) -> Changes | SinceAhead:
         """The changes after `since`, at or before `upto`: updates consolidated at their own times. With `shape` "rows", each change says
-        what happened to its row. `where` and `columns` as in `snapshot`.
+        what happened to its row. `where` and `columns` are as in `snapshot`.
 
-        The contents at `since` plus the updates are the contents at `upto`. With `since` None the changes start at this handle's since, the
-        earliest readable time: first the contents at that time, then the changes after it. Their sum is the contents at `upto`. Waits as
-        `snapshot` does. SinceAhead when the times right after `since` are no longer distinguishable from it, or when `upto` is before this
-        handle's since. InvalidBounds when `upto` is before `since`.
+        The contents at `since` plus the updates are the contents at `upto`. With `since` None, the changes start at this handle's since,
+        the earliest readable time: first the contents at that time, then the changes after it. Their sum is the contents at `upto`. Waits
+        as `snapshot` does. Returns SinceAhead when the times right after `since` are no longer distinguishable from it, or when `upto` is
+        before this handle's since. Raises InvalidBounds when `upto` is before `since`.
         """
         last = self._time(upto, "upto")
         expect_seconds(timeout_s, "timeout_s")
@@ -212,8 +212,8 @@ class ReadHandle(Expiring):
         )
 
     def whole(self) -> tuple[Snapshot, Antichain]:
-        """Every update before the upper of the newest known version, as of this handle's since, and that upper. No round trip, no wait.
-        Unlike `snapshot`, it also works when the upper is not past since and no time can be read.
+        """Every update before the upper of the newest known version, as of this handle's since, and that upper. Makes no round trip and
+        does not wait. Unlike `snapshot`, it also works when the upper is not past since, so that no time can be read.
         """
         self.check_open()
         since = self.since
@@ -227,11 +227,11 @@ class ReadHandle(Expiring):
         return snapshot, trace.upper
 
     def listen(self, as_of: TimeLike, *, where: Where | None = None) -> Listen | SinceAhead:
-        """Everything after `as_of` that passes `where` (see `snapshot`), as it is appended: an endless iterator of Updates and Progress (it
-        ends when the shard is closed).
+        """Everything after `as_of` that passes `where` (see `snapshot`), as it is appended. Returns an iterator of Updates and Progress
+        that ends only when the shard is closed.
 
-        Moves this handle's since to `as_of`, and on as the iterator is consumed. Among several listeners the slowest decides. The shard's
-        since follows where neither its retention nor another reader holds it; earlier times are then no longer readable.
+        Moves this handle's since to `as_of`, and further as the iterator is consumed. Among several listeners the slowest decides. The
+        shard's since follows where neither its retention nor another reader holds it; earlier times are then no longer readable.
         """
         time = self._time(as_of)
         bound = self._filter(where)
@@ -246,8 +246,8 @@ class ReadHandle(Expiring):
     def subscribe(
         self, as_of: TimeLike, *, where: Where | None = None, timeout_s: float | None = None
     ) -> Iterator[Updates | Progress] | SinceAhead:
-        """The contents at `as_of`, then Progress to the time after it, then everything after `as_of`, without gap or overlap; only rows
-        that pass `where` (see `snapshot`). Moves since as `listen` does.
+        """Yields the contents at `as_of`, then Progress to the time after it, then everything after `as_of`, without gap or overlap. Yields
+        only rows that pass `where` (see `snapshot`). Moves since as `listen` does.
         """
         snapshot = self.snapshot(as_of, where=where, timeout_s=timeout_s)
         if isinstance(snapshot, SinceAhead):
@@ -259,9 +259,7 @@ class ReadHandle(Expiring):
         return _snapshot_then(snapshot, listen)
 
     def fetch(self, part: LeasedPart) -> pa.Table:
-        """The rows of a part that a snapshot or a listener of any reader leased, from this process. See `LeasedPart.fetch`, which needs no
-        reader.
-        """
+        """Fetches the rows of a part that a snapshot or a listener of any reader leased. See `LeasedPart.fetch`, which needs no reader."""
         expect(part, LeasedPart, "part", "a LeasedPart")
         return pa.concat_tables(
             [
@@ -271,8 +269,8 @@ class ReadHandle(Expiring):
         )
 
     def return_part(self, part: LeasedPart) -> bool:
-        """Returns a part that was consumed, by any process: its blobs need not be kept for it. False when it was returned before.
-        InvalidUsage for a part of another reader.
+        """Returns a part that any process consumed, so that its blobs need not be kept for it. Returns False when it was returned before.
+        Raises InvalidUsage for a part of another reader.
         """
         return self._leases.give_back(expect(part, LeasedPart, "part", "a LeasedPart"))
 
@@ -282,15 +280,15 @@ class ReadHandle(Expiring):
         return self._leases.count
 
     def downgrade_since(self, since: TimeLike) -> Antichain:
-        """Releases the times before `since` (one commit). Returns the handle's since afterwards. Never goes back; idempotent. Stops at what
-        open listeners of this handle still need, as long as they are referenced.
+        """Releases the times before `since` (one commit). Returns the handle's since afterwards, which never goes back. Idempotent. Does
+        not go past what open listeners of this handle still need, as long as they are referenced.
 
         Blobs that only older versions name are released too, except those of open snapshots. The times are released even when the call
         fails: after Unavailable the commit may have happened, and times before `since` are no longer guaranteed.
         """
         self.check_open()
         since = frontier_of(since, "since")
-        with self._lock:  # listeners begin under this lock
+        with self._lock:  # a listener takes this lock when it begins
             since = reduce(Antichain.meet, (listener.needs for listener in self._listeners), since)
             self._since = self._since.join(since)
         held = self._downgrade(since)
@@ -301,7 +299,7 @@ class ReadHandle(Expiring):
             return self._since
 
     def maybe_downgrade_since(self, since: TimeLike) -> None:
-        """As `downgrade_since`, but at most once in a quarter of the lease: for callers that progress with every append."""
+        """Like `downgrade_since`, but at most once in a quarter of the lease. This is for callers that progress with every append."""
         since = frontier_of(since, "since")
         with self._lock:
             due = (self._machine.env.monotonic_s() - self._downgraded_s) * 1000 >= self._lease_ms // 4
@@ -309,28 +307,28 @@ class ReadHandle(Expiring):
             self.downgrade_since(since)
 
     def expire(self) -> None:
-        """Releases the lease (one commit; none in a forked child, where the lease is the parent's). Open snapshots and listeners lose their
-        blobs. Idempotent.
+        """Releases the lease (one commit). Open snapshots and listeners lose their blobs. In a forked child, which does not own the lease,
+        it makes no commit. Idempotent.
         """
         with self._lock:
             if self._expired:
                 return
             self._expired = True
         self._machine.metrics.count("lease_dropped_parts", self._leases.count)
-        if self._pid != os.getpid():  # in a forked child: the lease is the parent's
+        if self._pid != os.getpid():  # in a forked child, the lease belongs to the parent
             return
         self._heartbeat.stop()
         self._machine.expire_leased_reader(self.reader_id)
 
     def abandon(self) -> None:
-        """Stops renewing the lease without releasing it, so that it lapses: for a process that passes its reads to others and cannot stay
-        itself. Idempotent.
+        """Stops renewing the lease without releasing it, so that it lapses later. This is for a process that passes its reads to other
+        processes and then ends. Idempotent.
         """
         self._heartbeat.stop()
 
     def check_open(self) -> None:
-        """InvalidUsage when this handle was expired, Fenced when its lease lapsed or its hold was ended from outside, as far as this
-        process knows: its empty `since` is then not the shard's.
+        """Raises InvalidUsage when this handle was expired. Raises Fenced when, as far as this process knows, its lease lapsed or another
+        process ended its hold: its `since` is then empty, although the shard's is not.
         """
         if self._expired:
             raise InvalidUsage(f"reader {self.reader_id} of shard {self._machine.shard_id} was expired by its owner")
@@ -341,7 +339,7 @@ class ReadHandle(Expiring):
             )
 
     def _is_gone(self) -> bool:
-        """Whether the newest known state lacks the reader. A closed shard lacks all readers, and says so by its own since."""
+        """Whether the newest known state lacks the reader. False for a closed shard: it has no readers, and its own since is empty."""
         state = self._machine.state
         return self.reader_id not in state.leased_readers and not state.trace.since.is_empty()
 
@@ -350,13 +348,13 @@ class ReadHandle(Expiring):
         return self._pins.hold_current(lambda: self._machine.state.seqno, holder=self)
 
     def pin_when(self, is_due: Callable[[Trace], bool], *, timeout_s: float | None) -> Pin | None:
-        """Waits until `is_due` of the newest known version, then holds the blobs of the current one. None when `timeout_s` passed first. A
-        condition that came due must stay true: for the held version and all later ones.
+        """Waits until `is_due` is true of the newest known version, then holds the blobs of the current one. Returns None when `timeout_s`
+        passed first. Once the condition is true of a version, it must be true of all later versions.
 
         SUBTLE: nothing is held during the wait, which may be endless, so heartbeats release one version after the other (spec 20.9). The
-        caller must therefore not read what the wait saw: that version may be released before the pin. It must check again under the pin. It
-        then finds the held version or a later one, because a process's knowledge never goes back. No heartbeat releases these before the
-        pin is released (see `Pins.hold_current`).
+        caller must therefore not read the version that the wait saw, because it may be released before the pin. It must check again under
+        the pin. It then finds the held version or a later one, because a process's knowledge never goes back. No heartbeat releases these
+        versions before the pin is released (see `Pins.hold_current`).
         """
         machine = self._machine
 
@@ -371,18 +369,18 @@ class ReadHandle(Expiring):
         return f"ReadHandle({self.reader_id} of {self._machine.shard_id}, since {self.since})"
 
     def _beat(self) -> bool:
-        """Renews the lease and releases the versions that none of this handle's snapshots or listeners needs. A handle that is merely kept
-        must not hold back collection for ever (spec 20, bug 9).
+        """Renews the lease and releases the versions that none of this handle's snapshots or listeners needs. A handle that stays open but
+        reads nothing must not hold back collection for ever (spec 20, bug 9).
         """
         with self._lock:
             since = self._since
         held = self._downgrade(since, is_heartbeat=True)
-        # A reader that released all times may still be reading. Its empty answer does not show whether it exists, which is not needed.
+        # A reader that released all times may still be reading. For it, the answer is empty whether it exists or not, so do not rely on it.
         return since.is_empty() or not held.is_empty()
 
     def _downgrade(self, since: Antichain, *, is_heartbeat: bool = False) -> Antichain:
-        """Renews the lease and releases times before `since` and versions that this handle does not pin. Returns the reader's since.
-        Serialized: the second attempt of one call must not request versions that another call released meanwhile.
+        """Renews the lease and releases times before `since` and versions that this handle does not pin. Returns the reader's since. Calls
+        take turns: the second attempt of one call must not request versions that another call released meanwhile.
         """
         with self._downgrading:
             # Snapshots pin the cached version or a later one, so one that begins during this commit is safe.
@@ -395,7 +393,7 @@ class ReadHandle(Expiring):
     def _batches_at(
         self, time: int, *, since: int, timeout_s: float | None
     ) -> tuple[Pin, tuple[HollowBatch, ...]] | SinceAhead:
-        """The pinned batches that hold all updates at or before `time`; SinceAhead unless times from `since` on are readable."""
+        """The batches, and their pin, that hold all updates at or before `time`. SinceAhead unless times from `since` on are readable."""
         own, at = self.since, Antichain.of(time)
         if not own.less_equal(since):
             return SinceAhead(since=own, as_of=since)
@@ -429,7 +427,9 @@ class ReadHandle(Expiring):
             return None
         if isinstance(where, str):
             return filter_of(where, self._schema)
-        return Filter(predicate_of(where), self._schema)  # made by code, which names sides
+        return Filter(
+            predicate_of(where), self._schema
+        )  # a predicate made by code, which names key or val in each column
 
     def _time(self, given: TimeLike, name: str = "as_of") -> int:
         self.check_open()
@@ -440,7 +440,9 @@ class ReadHandle(Expiring):
 
 
 def source_of(reader: ReadHandle, path: str) -> PartSource:
-    """Where `reader` reads parts from, for the purpose `path`. A missing blob is Fenced once its lease ended. Keeps no handle alive."""
+    """The source from which `reader` reads parts, for the purpose `path`. A missing blob raises Fenced if the lease ended. The source does
+    not keep the handle alive.
+    """
     machine = reader._machine
     return PartSource(
         machine.shard_id,
@@ -455,8 +457,8 @@ def source_of(reader: ReadHandle, path: str) -> PartSource:
 
 
 def _check_held(machine: Machine, reader_id: LeasedReaderId) -> None:
-    """Fenced when the newest state lacks the reader: collections may then have deleted what it reads, and no data is lost. Knows no handle,
-    because a snapshot must not keep one alive.
+    """Raises Fenced when the newest state lacks the reader: collections may then have deleted what it reads, and no data is lost. It does
+    not refer to the handle, because a snapshot must not keep one alive.
     """
     state = machine.refresh()
     if reader_id not in state.leased_readers and not state.trace.since.is_empty():

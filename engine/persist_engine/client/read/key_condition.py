@@ -1,4 +1,4 @@
-"""A condition that every row with one of some keys fulfils. A read with it skips the parts and row groups that have none of them."""
+"""A condition that every row with one of some given keys fulfils. With it, a read skips the parts and row groups that have none of them."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from persist_engine.rows.errors_column import ERR, holds_errors
 from persist_engine.rows.predicate import And, Compare, In, IsNull, Or, Predicate
 from persist_engine.rows.schema import Schema
 
-#: A condition lists at most so many values. For more keys it has their bounds.
+#: A condition lists at most this many values. For more values it has their bounds instead.
 VALUES_MAX = 256
 
 
 def condition_of(keys: pa.ChunkedArray, schema: Schema) -> Predicate | None:
-    """The condition on the first field of the key, and on those after it as long as the field before has one value. None when nothing can
-    be said of them. `keys`: structs, at least one.
+    """The condition on the first field of the key, and on each further field if all fields before it have one value. None when there is no
+    useful condition. `keys` holds at least one struct.
     """
     terms: list[Predicate] = []
     has_errors = holds_errors(schema)
     for name, values in _leaves("key", schema.key, keys):
         if has_errors and name == f"key.{ERR}":
-            continue  # a condition that does not name it lets all errors pass, also together with others (rows.filter)
+            continue  # a condition that does not name the error field lets all errors pass (rows.filter)
         term = _term(name, values)
         if term is None:
             continue
         terms.append(term)
-        # Of many values the first ones usually differ.
+        # Among many values, the first ones usually differ, so look at these first.
         if len(values.slice(0, VALUES_MAX).unique()) > 1 or len(values.unique()) > 1:
             break
     if not terms:
@@ -38,8 +38,8 @@ def condition_of(keys: pa.ChunkedArray, schema: Schema) -> Predicate | None:
 
 
 def _leaves(path: str, fields: Iterable[pa.Field], column: pa.ChunkedArray) -> Iterator[tuple[str, pa.ChunkedArray]]:
-    """The fields below `column` by name, most significant first; null where a struct around them is null. Without names that a condition
-    could take for a path.
+    """The fields below `column` by name, most significant first; null where a struct around them is null. Leaves out fields whose name
+    would look like a path in a condition.
     """
     for field, values in zip(fields, column.flatten(), strict=True):
         name = f"{path}.{field.name}"
@@ -60,7 +60,7 @@ def _term(name: str, values: pa.ChunkedArray) -> Predicate | None:
 
 
 def _listed(name: str, values: pa.ChunkedArray) -> Predicate | None:
-    """The list of few values. None for many, and for floats, of which equal ones differ."""
+    """The condition that lists a few values. None for many values, and for floats, because equal floats may have different bits."""
     if len(values) > VALUES_MAX or pa.types.is_floating(values.type):
         return None
     found = [_known(value) for value in values.unique()]
@@ -68,7 +68,7 @@ def _listed(name: str, values: pa.ChunkedArray) -> Predicate | None:
 
 
 def _between(name: str, values: pa.ChunkedArray) -> Predicate | None:
-    """The bounds, as far as Python knows such values. NaN is greater than all numbers."""
+    """The condition with the bounds of the values, as far as Python can represent them. NaN is greater than all numbers."""
     has_greatest = True
     if pa.types.is_floating(values.type):
         is_nan = pc.is_nan(values)
@@ -85,7 +85,7 @@ def _between(name: str, values: pa.ChunkedArray) -> Predicate | None:
 
 
 def _known(value: pa.Scalar) -> Any:
-    """`value` in Python. None where Python has no such date: before the year 1, and after 9999."""
+    """`value` in Python. None for a date that Python cannot represent: before the year 1, or after 9999."""
     try:
         return value.as_py()
     except (OverflowError, ValueError):

@@ -1,7 +1,7 @@
 """Leased parts: single parts of a read that other threads, processes or machines fetch, while the reader that leased them keeps their blobs
 (spec 15.6).
 
-This module owns the record of outstanding parts. A part is a value that travels as bytes; its lease never does.
+This module owns the record of outstanding parts. A part is a value that can be sent as bytes; its lease stays with the reader.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from persist_engine.storage.blob import Blob
 PART_FORMAT = 3
 
 Rows = SnapshotFilter | ListenFilter | ChangesFilter
-"""The filter that selects the rows of a part that belong to its read."""
+"""The filter that selects the rows of a part which belong to its read."""
 _ROWS: dict[str, type[Rows]] = {"snapshot": SnapshotFilter, "listen": ListenFilter, "changes": ChangesFilter}
 
 
@@ -47,8 +47,8 @@ _ROWS: dict[str, type[Rows]] = {"snapshot": SnapshotFilter, "listen": ListenFilt
 class LeasedPart:
     """One part to fetch, and the selection of its rows that belong to the read. `fetch` needs only the blob store.
 
-    `number` identifies it to `reader_id`, the reader that keeps its blobs until it is returned there. In the process that leased it, it
-    keeps that reader alive; elsewhere (as bytes, or pickled) it does not.
+    `number` identifies it to `reader_id`, the reader that keeps its blobs until the part is returned there. In the process that leased it,
+    the part keeps that reader alive; in another process (sent as bytes, or pickled) it does not.
     """
 
     reader_id: LeasedReaderId
@@ -66,15 +66,15 @@ class LeasedPart:
 
     @property
     def bytes_estimate(self) -> int:
-        """Bytes that `fetch` reads."""
+        """The bytes that `fetch` reads."""
         return self.part.hollow_bytes
 
     def fetch(self, blob: Blob, *, retry: Retry | None = None, metrics: Metrics | None = None) -> Iterator[pa.Table]:
-        """Its rows (key, val, time, diff) that belong to the read, as non-empty tables of bounded size. They are not consolidated with
-        those of other parts, and not necessarily in order.
+        """The rows of the part (key, val, time, diff) that belong to the read, as non-empty tables of bounded size. They are not
+        consolidated with the rows of other parts, and not necessarily in order.
 
-        `retry` retries storage errors (default: for ever). MissingBlob when the part was returned or its reader expired, and its blobs were
-        collected. CorruptData names the key. InvariantViolated for an audit that finds a row.
+        `retry` retries storage errors (default: for ever). Raises MissingBlob when the part was returned or its reader expired, and its
+        blobs were collected. Raises CorruptData, which names the key. Raises InvariantViolated when an audit finds a row.
         """
         source = part_source(self.shard_id, self.schema, self.schema_id, blob, retry, metrics=metrics)
         where = None if self.where is None else Filter(self.where, self.schema)
@@ -89,7 +89,9 @@ class LeasedPart:
                 yield wanted
 
     def to_bytes(self) -> bytes:
-        """Everything that a remote reader needs except the blob store; inverse of `from_bytes`. For transport, not for storage."""
+        """Everything that a remote reader needs except the blob store; inverse of `from_bytes`. The bytes are for transport, not
+        storage.
+        """
         kind = next(name for name, rows in _ROWS.items() if isinstance(self.rows, rows))
         alone = HollowBatch(self.desc, self.part.rows, (self.part,), (), (RunMeta(),))
         value = {
@@ -112,7 +114,7 @@ class LeasedPart:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> LeasedPart:
-        """Inverse of `to_bytes`. Incompatible for another format, CorruptData for anything else."""
+        """Inverse of `to_bytes`. Raises Incompatible for another format, and CorruptData for any other bytes."""
         with decoding_transport("leased part"):
             value: dict[str, Any] = json.loads(data)
             if value["format"] != PART_FORMAT:
@@ -136,7 +138,7 @@ class LeasedPart:
 
 @contextmanager
 def decoding_transport(what: str) -> Iterator[None]:
-    """Turns errors over bytes that our encoder did not make into CorruptData that names `what`."""
+    """Turns errors from bytes that the encoder of this module did not make into CorruptData, which names `what`."""
     try:
         yield
     except UNDECODABLE as error:
@@ -152,7 +154,7 @@ def part_source(
     *,
     metrics: Metrics | None = None,
 ) -> PartSource:
-    """A PartSource for a process that has only the blob store. Without `retry`, it retries for ever."""
+    """A PartSource for a process that has only the blob store. Without `retry`, the source retries for ever."""
     metrics = metrics or NoMetrics()
     retry = retry or Retry(SystemEnv(), RetrySettings(), metrics)
     return PartSource(shard_id, blob, schema, retry, metrics, schema_id, path="fetch")
@@ -166,13 +168,13 @@ class Pin:
         self.seqno = seqno
         """The held version."""
         self.holder = holder
-        """The reader, whose lease the pin depends on. It lives as long as its pins are held."""
+        """The reader with the lease on which the pin depends. It lives as long as its pins are held."""
         self._held = threading.Lock()
         self._held.acquire()
 
     def again(self) -> Pin:
-        """Another hold of the same version, for the reader's own records, which does not keep the reader alive. InvalidUsage when this one
-        was released.
+        """Another hold of the same version, for the reader's own records. It does not keep the reader alive. Raises InvalidUsage when this
+        one was released.
         """
         if not self._held.locked():
             raise _not_held(self.seqno)
@@ -197,12 +199,12 @@ class Pins:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: Counter[SeqNo] = Counter()
-        # The garbage collector also releases pins, in any thread that may hold any lock: so no lock is taken there.
+        # Python's garbage collector also releases pins, in a thread that may hold any lock. So `let_go` must not take a lock.
         self._let_go: deque[SeqNo] = deque()
 
     def hold(self, seqno: SeqNo) -> Pin:
-        """Holds `seqno`, which must already be held, once more. InvalidUsage when its last hold was released and `oldest` has reported so:
-        it may be released in state by now, and a reader that requests it again is refused at every heartbeat.
+        """Holds `seqno`, which must already be held, once more. Raises InvalidUsage when its last hold was released and `oldest` was called
+        since. The state may have released it by then, and would refuse every heartbeat of a reader that requests it again.
         """
         with self._lock:
             if not self._held[seqno]:
@@ -211,8 +213,8 @@ class Pins:
         return Pin(self, seqno, holder=None)
 
     def hold_current(self, newest: Callable[[], SeqNo], *, holder: object) -> Pin:
-        """Holds the version that `newest` returns. It is called under the lock: `oldest` could otherwise release that version before it is
-        held. The pin keeps `holder` alive.
+        """Holds the version that `newest` returns. Calls `newest` under the lock; otherwise `oldest` could release that version before it
+        is held. The pin keeps `holder` alive.
         """
         with self._lock:
             seqno = newest()
@@ -244,7 +246,7 @@ class PartLeases:
     def lease_all(
         self, pin: Pin, source: PartSource, selection: Selection, *, rows: Rows, where: Filter | None
     ) -> list[LeasedPart]:
-        """The parts of `selection`, which belong to batches of the version of `pin`, and the audited parts that it leaves out. Each is held
+        """Leases the parts of `selection` and the skipped parts that it audits. All belong to batches of the version of `pin`. Each is held
         until `give_back`.
         """
         read = [(batch.desc, part, False) for batch in selection.batches for part in batch.part_list()]
@@ -253,7 +255,7 @@ class PartLeases:
         try:
             for desc, part, is_audit in [*read, *audits]:
                 parts.append(self._lease(pin, source, desc, part, rows=rows, where=where, is_audit=is_audit))
-        except BaseException:  # the caller does not receive them
+        except BaseException:  # the caller does not receive these parts, so nothing else would return them
             for leased in parts:
                 self.give_back(leased)
             raise
@@ -289,7 +291,7 @@ class PartLeases:
         )
 
     def give_back(self, part: LeasedPart) -> bool:
-        """Releases its blobs. False when it was returned before. InvalidUsage for a part of another reader."""
+        """Releases the blobs of a part. Returns False when it was returned before. Raises InvalidUsage for a part of another reader."""
         if part.reader_id != self._reader_id:
             raise InvalidUsage(f"part {part.number} was leased by reader {part.reader_id}, not by {self._reader_id}")
         with self._lock:

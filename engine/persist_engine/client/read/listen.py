@@ -1,5 +1,5 @@
-"""Listen: updates appended after a time, batch by batch (spec 15.3). This module owns the listener's frontier and the since that
-trails it.
+"""Listen: updates appended after a time, batch by batch (spec 15.3). This module owns the listener's frontier and the since that follows
+it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Updates:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Every update before `frontier` was yielded. Empty: the shard is closed, and this is the last event."""
+    """Every update before `frontier` was yielded. If it is empty, the shard is closed and this is the last event."""
 
     frontier: Antichain
 
 
 @dataclass(frozen=True, slots=True)
 class LeasedParts:
-    """The parts that a listener would have read up to `frontier`, for others to fetch. Each must be returned to the reader."""
+    """The parts that a listener would have read up to `frontier`, for other processes to fetch. Each must be returned to the reader."""
 
     parts: tuple[LeasedPart, ...]
     frontier: Antichain
@@ -49,8 +49,8 @@ class Listen:
     """An iterator of Updates and Progress strictly after `as_of`, of rows that pass `where` if given. Not thread-safe. Ends when the shard
     is closed.
 
-    `next` blocks until the shard's upper moves. Blobs of the batch being yielded stay pinned. The handle's since trails the frontier by one
-    batch, so that the times just yielded stay readable.
+    `next` blocks until the shard's upper moves. Blobs of the batch being yielded stay pinned. The handle's since stays one batch behind the
+    frontier, so that the times just yielded stay readable.
     """
 
     def __init__(
@@ -75,11 +75,13 @@ class Listen:
         self._events: Iterator[Updates | Progress] = iter(())
         self._is_closed = False
         self.needs = self._frontier
-        """The earliest time that must stay distinguishable for the listener to continue. Set atomically, read by any thread."""
+        """The earliest time that must stay distinguishable for the listener to continue. It is set atomically, and any thread may
+        read it.
+        """
 
     @property
     def frontier(self) -> Antichain:
-        """Everything before it was yielded (and nothing at or before `as_of` ever is)."""
+        """Everything after `as_of` and before this frontier was yielded."""
         return self._frontier
 
     def __iter__(self) -> Self:
@@ -97,22 +99,22 @@ class Listen:
             self._events = events
 
     def close(self) -> None:
-        """Stops reading: the handle's since no longer waits for this listener. Idempotent."""
+        """Stops reading. The handle's since no longer waits for this listener. Idempotent."""
         self._is_closed, self.needs = True, EMPTY
         self._events = iter(())
 
     def next_batch(self, *, timeout_s: float | None) -> Iterator[Updates | Progress] | None:
-        """The events of the next batch, to be consumed before the next call. None when none came within `timeout_s`.
+        """The events of the next batch, to be consumed before the next call. None when no batch came within `timeout_s`.
 
-        When consuming them raises (Unavailable), the next call yields the batch from its beginning. The caller must drop what came after
-        the last Progress.
+        If an error (Unavailable) occurs while they are consumed, the next call yields the batch from its beginning. The caller must then
+        drop the events after the last Progress.
         """
         found = self._next(timeout_s)
         return None if found is None else self._give_out(*found)
 
     def next_parts(self, *, timeout_s: float | None) -> LeasedParts | None:
-        """As `next_batch`, but returns the parts for others to fetch (`LeasedPart.fetch`), in any order. The listener moves on at once. The
-        blobs are kept until the parts are returned to the reader.
+        """Like `next_batch`, but returns the parts for other processes to fetch (`LeasedPart.fetch`), in any order. The listener moves on
+        at once. The blobs are kept until the parts are returned to the reader.
         """
         found = self._next(timeout_s)
         if found is None:
@@ -126,11 +128,11 @@ class Listen:
         return LeasedParts(parts, self._advance(batch).frontier)
 
     def _next(self, timeout_s: float | None) -> tuple[HollowBatch, Pin] | None:
-        """The pinned batch that holds the frontier. None when none came within `timeout_s`."""
+        """The pinned batch that contains the frontier. None when no batch came within `timeout_s`."""
         if self._is_closed:
             raise InvalidUsage(f"the listener of {self._machine.shard_id} at {self._frontier} was closed")
         if self._passed is not None:
-            # Not when the frontier moves: an error would then come between rows and the Progress that completes them.
+            # Do this here, and not when the frontier moves: there, an error would come between rows and the Progress that completes them.
             self._handle.maybe_downgrade_since(self._passed)
         frontier = self._frontier
         pin = self._handle.pin_when(lambda trace: frontier.is_empty() or frontier < trace.upper, timeout_s=timeout_s)
@@ -148,15 +150,15 @@ class Listen:
             raise
 
     def _advanced_beyond(self, batch: HollowBatch) -> PersistError:
-        """The error for a `batch` whose times are no longer distinguishable: either the lease was lost, or an invariant is broken."""
+        """The error for a `batch` whose times are no longer distinguishable: the lease was lost, or else an invariant is broken."""
         what = f"batch {batch.desc} of {self._machine.shard_id} is advanced beyond the listener at {self._frontier}"
         if self._handle.reader_id in self._machine.state.leased_readers:
             return InvariantViolated(what)
         return Fenced(f"{what}: the lease of reader {self._handle.reader_id} lapsed; open a new reader")
 
     def skip_to(self, frontier: Antichain) -> None:
-        """Skips everything before `frontier`: the caller knows those updates, because it appended them itself. Must not be called while
-        events of a batch are outstanding.
+        """Skips everything before `frontier`. This is for a caller that knows those updates because it appended them. It must not be called
+        while events of a batch are outstanding.
         """
         if self._frontier < frontier:
             self._passed = self._frontier
@@ -188,11 +190,11 @@ class Listen:
     def _advance(self, batch: HollowBatch) -> Progress:
         if self._frontier < batch.desc.upper:
             self._passed = self._frontier
-        self._move_to(batch.desc.upper)  # only now: a batch that failed half way is yielded again
+        self._move_to(batch.desc.upper)  # only now, so that a batch that failed half way is yielded again
         return Progress(self._frontier)
 
     def _move_to(self, frontier: Antichain) -> None:
         self._started, self._frontier = True, frontier
         if not self._is_closed:
-            # Never past the readable times: otherwise no reader could read the shard again.
+            # Never go past the readable times: otherwise no reader could read the shard again.
             self.needs = EMPTY if frontier.time is None else Antichain.of(frontier.newest_complete)

@@ -1,7 +1,7 @@
-"""Pieces of a read, for other readers: what is the same of a piece of a snapshot and of a piece of changes (spec 15.6).
+"""Pieces of a read, for other readers: what pieces of a snapshot and pieces of changes have in common (spec 15.6).
 
-Owns what every piece says, and its form as bytes, which passes between processes of one release and is never durable. A piece is a range of
-the first key column: a row belongs to the piece whose range contains it, which filtering decides. Statistics only decide what a piece may
+Owns the common fields of a piece, and its form as bytes. The bytes pass between processes of one release and are never durable. A piece is
+a range of the first key column: filtering assigns each row to the piece whose range contains it. Statistics only decide what a piece may
 skip. This module knows nothing of leases: the caller keeps the blobs alive.
 """
 
@@ -29,19 +29,19 @@ from persist_engine.rows.projection import Projection
 from persist_engine.rows.schema import Schema
 from persist_engine.storage.blob import Blob
 
-#: Memory of reading one piece; small, because many run on one machine. In addition, each run holds the bytes of its current part and one or
-#: two row groups.
+#: The memory for reading one piece. It is small, because many reads run on one machine. In addition, each run holds the bytes of its
+#: current part and one or two row groups.
 PIECE_MEMORY_BYTES = 64 << 20
-#: Memory of reading everything in one process, with the same addition.
+#: The memory for reading everything in one process, with the same addition.
 READ_MEMORY_BYTES = 256 << 20
-#: Rows of one record batch: large enough for vectorised consumers, small enough to show progress.
+#: The rows of one record batch: large enough for vectorised consumers, small enough to show progress.
 BATCH_ROWS = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """One piece of a read: what to fetch, and which rows to keep. Holds no lease: what it is a piece of must stay open until the piece is
-    read. Names no location: the reader must supply the same blob store.
+    """One piece of a read: what to fetch, and which rows to keep. It holds no lease, so the snapshot or the changes that it comes from must
+    stay open until it is read. It names no location, so its reader must supply the same blob store.
     """
 
     NAME: ClassVar[str]
@@ -58,11 +58,13 @@ class Piece:
 
     @property
     def bytes_estimate(self) -> int:
-        """Bytes of its parts: what reading it fetches at most. Of parts that its range cuts, it fetches some row groups."""
+        """The bytes of its parts, which are the most that a read fetches. A part that the range cuts is fetched only in some row groups."""
         return sum(batch.size_bytes for batch in self.batches)
 
     def to_bytes(self) -> bytes:
-        """Everything that a remote reader needs except the blob store; inverse of `from_bytes`. For transport, not for storage."""
+        """Everything that a remote reader needs except the blob store; inverse of `from_bytes`. The bytes are for transport, not
+        storage.
+        """
         value = {
             "format": self.FORMAT,
             "shard_id": self.shard_id,
@@ -80,7 +82,7 @@ class Piece:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Inverse of `to_bytes`. Incompatible for another format, CorruptData for anything else."""
+        """Inverse of `to_bytes`. Raises Incompatible for another format, and CorruptData for any other bytes."""
         with decoding_transport(cls.NAME):
             value: dict[str, Any] = json.loads(data)
             if value["format"] != cls.FORMAT:
@@ -110,7 +112,7 @@ class Piece:
     @classmethod
     @abstractmethod
     def _own_fields(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Inverse of `_own_json`, within the whole value."""
+        """Inverse of `_own_json`. `value` is the whole JSON object of the piece."""
 
     def _source(self, blob: Blob, retry: Retry | None) -> PartSource:
         source = part_source(self.shard_id, self.schema, self.schema_id, blob, retry)

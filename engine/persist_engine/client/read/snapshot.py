@@ -1,7 +1,7 @@
 """Snapshot: the contents of a shard at one time, consolidated, as a table, a stream, or disjoint splits for many readers.
 
-This module owns a pin on the version of the snapshot until `close`. It knows nothing of how leases are managed (client.read.leased) or how
-rows are merged (parts).
+This module owns a pin, until `close`, on the version of the snapshot. It knows nothing of how leases are managed (client.read.leased) or
+how rows are merged (parts).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from persist_engine.rows.filter import Filter
 from persist_engine.rows.projection import Projection
 from persist_engine.rows.schema import Schema
 
-#: Memory of a read into a table, as READ_MEMORY_BYTES: beside all rows, larger pieces cost no more than many small ones.
+#: Like READ_MEMORY_BYTES, for a read into a table. The table holds all rows anyway, so larger pieces of work cost no more memory.
 TABLE_MEMORY_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class SinceAhead(Refusal):
-    """The answer to a read at a time that is no longer readable: the shard can only be read at or past `since`. Using it as a snapshot
-    raises InvalidUsage with both times.
+    """The answer to a read at a time that is no longer readable: the shard can only be read at or past `since`. Use of it as a snapshot
+    raises InvalidUsage, with both times.
     """
 
     since: Antichain
@@ -72,12 +72,12 @@ class SinceAhead(Refusal):
 
 
 class Snapshot:
-    """Rows (key, val, time = as_of, diff), sorted by (key, val), each (key, val) once, never with diff 0. Restricted to rows that pass
-    `where` and to the fields `columns`, if the reader gave them. The projection does not merge rows: two of them may look alike when not
-    all fields are shown.
+    """Rows (key, val, time = as_of, diff), sorted by (key, val), each (key, val) once, never with diff 0. Only rows that pass `where` and
+    only the fields `columns` are shown, if the reader gave them. The projection does not merge rows: two rows may look alike when not all
+    fields are shown.
 
-    Reading may be repeated and gives the same rows. The blobs are kept from collection until `close`, the end of the `with` block, or until
-    the snapshot is garbage-collected.
+    Reading may be repeated and gives the same rows. The blobs are protected from collection until `close`, the end of the `with` block, or
+    until the snapshot is garbage-collected.
     """
 
     def __init__(
@@ -107,17 +107,17 @@ class Snapshot:
 
     @property
     def updates_schema(self) -> pa.Schema:
-        """The schema of the tables that this yields."""
+        """The schema of the tables that a read yields."""
         return self.schema.updates_schema if self._projection is None else self._projection.updates_schema
 
     @property
     def rows_estimate(self) -> int:
-        """An upper bound of the number of rows, known without reading any part (listings of parts are read, if there are any)."""
+        """An upper bound of the number of rows. Reads no parts, but fetches listings of parts, if there are any."""
         return sum(batch.rows for batch in self._contents.batches)
 
     @property
     def bytes_estimate(self) -> int:
-        """Bytes that a full read fetches; as `rows_estimate`."""
+        """The bytes that a full read fetches. Reads what `rows_estimate` reads."""
         return sum(batch.size_bytes for batch in self._contents.batches)
 
     def to_table(self) -> pa.Table:
@@ -129,28 +129,28 @@ class Snapshot:
     ) -> Iterator[pa.RecordBatch]:
         """All rows as a stream of non-empty record batches, merged while reading within about `memory_bytes`.
 
-        `on_fetched` receives the size in bytes of every part when the merge takes it. Storage errors are retried. MissingBlob and
-        CorruptData name the key.
+        `on_fetched` receives the size in bytes of every part when the merge takes it. Storage errors are retried. Raises MissingBlob and
+        CorruptData, which name the key.
         """
         self.check_open()
         return _record_batches(self, self._contents.tables(memory_bytes=memory_bytes, on_fetched=on_fetched))
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """The same stream as a reader of Arrow. The snapshot must stay open until its end."""
+        """The same stream as an Arrow reader. The snapshot must stay open until the end of the stream."""
         return pa.RecordBatchReader.from_batches(self.updates_schema, self.to_batches())
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         return self.to_reader().__arrow_c_stream__(requested_schema)
 
     def count(self) -> int:
-        """The number of rows, each counted diff times. Reads only parts that statistics and sums in state do not cover."""
+        """The number of rows, each counted diff times. Reads only the parts for which statistics and sums in state do not suffice."""
         self.check_open()
         return self._contents.count(self._named)
 
     def aggregates(self, fields: Sequence[str] = ()) -> Aggregates | None:
-        """The number of rows, and of each of `fields` (`key.<field>` or `val.<field>`, whatever `columns` says) the nulls and the least and
-        greatest value, as far as state proves them. None when it does not prove that each part shows all of its rows, each once. Fetches
-        no part.
+        """The number of rows and, for each of `fields` (`key.<field>` or `val.<field>`, whatever `columns` says), the number of nulls and
+        the least and greatest value, as far as state proves them. None when state does not prove that the read shows all rows of each part,
+        each once. Fetches no part.
         """
         self.check_open()
         return aggregates(self._contents, fields)
@@ -158,10 +158,10 @@ class Snapshot:
     def splits(self, count: int, *, merged: bool = True) -> list[SnapshotSplit]:
         """At most `count` (at least one) splits by key range. Every row is in exactly one, whatever statistics the parts have.
 
-        With `merged` False, splits may be cheaper to read: if statistics prove that no row cancels another, the rows are not merged, and a
-        row may come several times, in one split or in several, with diffs that add up.
+        With `merged` False, splits may be cheaper to read: if statistics prove that no row cancels another, the rows are not merged. A row
+        may then come several times, in one split or in several, with diffs that add up.
 
-        They may be read anywhere while this snapshot stays open: a split holds no lease.
+        The splits may be read anywhere, but only while this snapshot stays open, because a split holds no lease.
         """
         self.check_open()
         expect_count(count, "count", least=1)
@@ -172,24 +172,24 @@ class Snapshot:
         else:
             ranges = affordable_ranges(contents.batches, self.schema, count)
             first, *others = (SnapshotSplit.of(contents, each, is_merged=is_merged) for each in ranges)
-        # Parts that are fetched only for an audit are fetched once.
+        # Only the first split has the audits, so that parts fetched only for an audit are fetched once.
         return [replace(first, audits=contents.audits), *others]
 
     def plain_blobs(self) -> list[str] | None:
-        """The keys of the blobs, Parquet files (spec 29.12), whose columns key and val are exactly the contents, once `where` is applied to
-        them: every row there is once, and this read hides none of them but by `where`. None when that is not known, or rows are inline, or
-        a blob has another footer or other Bloom filters than its part. The blobs stay while this snapshot is open.
+        """The keys of Parquet blobs (spec 29.12) whose columns key and val, filtered by `where`, are exactly the contents: every row is
+        there once, and nothing but `where` hides a row. None when this is not known, when rows are inline, or when a blob's footer or Bloom
+        filters differ from those of its part. The blobs stay while this snapshot is open.
         """
         self.check_open()
         return self._contents.plain_blobs()
 
     def lease_parts(self) -> list[LeasedPart]:
-        """The parts to read, one by one, for others to fetch. They are neither sorted nor consolidated across parts: the same (key, val)
-        may come in several, with diffs that add up. They have all fields, whatever `columns` says. Parts fetched only for an audit come
-        last.
+        """The parts to read, for other processes to fetch one by one. Rows are neither sorted nor consolidated across parts: the same
+        (key, val) may be in several parts, with diffs that add up. Rows have all fields, whatever `columns` says. Parts fetched only for an
+        audit come last.
 
-        Every part keeps its own blobs from collection until it is returned to the reader (`ReadHandle.return_part`) or the reader expires.
-        The snapshot may be closed before.
+        Every part protects its own blobs from collection until it is returned to the reader (`ReadHandle.return_part`) or the reader
+        expires. The snapshot may be closed before.
         """
         self.check_open()
         contents = self._contents
@@ -200,10 +200,11 @@ class Snapshot:
     def corrections(
         self, desired: Sequence[HollowBatch], *, time: int, memory_bytes: int = READ_MEMORY_BYTES
     ) -> Iterator[pa.Table]:
-        """The updates at `time` that turn these rows into the rows of `desired`: desired minus persisted, consolidated and sorted. Empty
-        when both are equal. `desired` are batches staged for this shard at times up to `time`; their blobs must stay until the end.
+        """The updates at `time` that turn these rows into the rows of `desired`: desired minus persisted, consolidated and sorted. Yields
+        nothing when both are equal. `desired` holds batches staged for this shard at times up to `time`; their blobs must stay until the
+        stream ends.
 
-        Streams within about `memory_bytes`. Storage errors are retried. MissingBlob and CorruptData name the key.
+        Streams within about `memory_bytes`. Storage errors are retried. Raises MissingBlob and CorruptData, which name the key.
         """
         self.check_open()
         if self._projection is not None:
@@ -221,7 +222,7 @@ class Snapshot:
         self._finalizer()
 
     def check_open(self) -> None:
-        """InvalidUsage once it was closed."""
+        """Raises InvalidUsage once the snapshot was closed."""
         if not self._finalizer.alive:
             raise InvalidUsage(f"the snapshot of {self._source.shard_id} at {self.as_of} was closed")
 
@@ -236,7 +237,7 @@ class Snapshot:
 
     @cached_property
     def _contents(self) -> Contents:
-        """The selection to read, made at first use: listings of parts are fetched then."""
+        """The selection to read. It is made at first use, which fetches listings of parts."""
         times = Times(last=self.as_of)
         batches = self._source.expanded(self._named)
         selection = select(batches, where=self._where, times=times, audited=self._audited, is_of_contents=True)
@@ -263,8 +264,8 @@ def _retracted(table: pa.Table, time: int) -> pa.Table:
 
 
 def _record_batches(snapshot: Snapshot, tables: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:
-    """Keeps `snapshot`, and with it the lease, alive until the last batch was taken. InvalidUsage once it was closed: blobs not yet fetched
-    may be collected.
+    """Keeps `snapshot`, and with it the lease, alive until the last batch was taken. Raises InvalidUsage once the snapshot was closed,
+    because blobs that are not yet fetched may then be collected.
     """
     snapshot.check_open()
     for table in tables:

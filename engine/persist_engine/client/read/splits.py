@@ -1,6 +1,7 @@
 """Splits a snapshot into disjoint pieces for other readers (spec 15.6).
 
-Their ranges are chosen from part statistics to have about the same weight. Statistics only decide how well the work is balanced.
+Part statistics decide the ranges, so that all pieces have about the same size. They affect only how well the work is balanced, never the
+result.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ class SnapshotSplit(Piece):
 
     as_of: int
     is_merged: bool = True
-    """False: its rows are read part by part, which is right for contents that are additive."""
+    """False means that rows are read part by part and not merged, which is correct for additive contents."""
 
     @classmethod
     def of(cls, contents: Contents, key_range: KeyRange | None, *, is_merged: bool = True) -> Self:
-        """The piece of `contents` within `key_range`, without parts that cannot hold rows of it, and without audits."""
+        """The piece of `contents` within `key_range`. It has no audits, and no parts that cannot hold rows of the range."""
         return cls(
             shard_id=contents.source.shard_id,
             schema=contents.source.schema,
@@ -55,8 +56,8 @@ class SnapshotSplit(Piece):
     ) -> Iterator[pa.RecordBatch]:
         """The rows of this piece as non-empty record batches: consolidated and sorted by (key, val), unless the split is not merged.
 
-        Needs only the blob store. `retry` retries storage errors (default: for ever). MissingBlob when the snapshot was closed and its
-        blobs were collected.
+        Needs only the blob store. `retry` retries storage errors (default: for ever). Raises MissingBlob when the snapshot was closed and
+        its blobs were collected.
         """
         contents = Contents(
             self._source(blob, retry),
@@ -71,8 +72,8 @@ class SnapshotSplit(Piece):
             yield from table.to_batches(max_chunksize=BATCH_ROWS)
 
     def of_keys(self, keys: pa.ChunkedArray) -> Self:
-        """This piece without the parts that cannot hold a row of `keys` (structs, at least one), by their statistics. It has all rows with
-        these keys, and perhaps others. Audits stay as they are.
+        """This piece without the parts that, according to their statistics, cannot hold a row of `keys` (at least one struct). It has all
+        rows with these keys, and perhaps others. Audits stay as they are.
         """
         where = condition_of(keys, self.schema)
         if where is None:
@@ -92,7 +93,7 @@ class SnapshotSplit(Piece):
 
 
 def pieces_apart(contents: Contents, count: int) -> list[SnapshotSplit]:
-    """At most `count` splits of whole parts that are not merged, of about the same number of bytes: no part is fetched twice."""
+    """At most `count` splits that are not merged, of whole parts, with about the same number of bytes each. No part is fetched twice."""
     costs = [part.hollow_bytes + part.inline_bytes + 1 for batch in contents.batches for part in batch.part_list()]
     share = -(-sum(costs) // count)
     ends = iter(itertools.accumulate(costs))

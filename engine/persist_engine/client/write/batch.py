@@ -1,7 +1,7 @@
 """Batch and BatchBuilder: updates staged as parts before an append (spec 10).
 
 Owns how updates are cut into parts and how many uploads are in flight. Touches no shard state: a batch that is never
-appended is only blobs, which `Batch.delete` deletes or an audit finds.
+appended is only a set of blobs, which `Batch.delete` deletes or an audit finds.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from persist_engine.rows.ingest import Updates, normalise, time_bounds
 from persist_engine.rows.schema import Schema
 from persist_engine.rows.updates import consolidate, diffs_sum, has_retraction
 
-#: Inline parts flushed at once, over all batches of an append. They are small, so waiting for the store dominates.
+#: The number of inline parts flushed at once, over all batches of an append. They are small, so waiting for the store dominates.
 FLUSH_THREADS = 16
 
-#: The end of a batch whose deletion broke off.
+#: How a batch ended whose deletion was interrupted.
 _IN_PART = "deleted in part"
 
-#: Below this the buffers of a table count in full, whatever share of them its rows use.
+#: A table with buffers below this size counts with all of them, whatever share of them its rows use.
 _SMALL_BYTES = 16 * 1024
 
 _log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ _log = logging.getLogger(__name__)
 class Batch:
     """Updates with times in [lower, upper), staged and durable, not yet part of the shard. Not thread-safe.
 
-    It ends in one of three ways: appended, sent elsewhere (`to_transmittable`), or deleted. Any use after that is
+    It ends in one of three ways: it is appended, sent elsewhere (`to_transmittable`), or deleted. Any use after that raises
     InvalidUsage.
     """
 
@@ -81,28 +81,28 @@ class Batch:
         self._hollow = hollow
         self._spent: str | None = None
         self.shard_id = shard_id
-        """The shard it was built for."""
+        """The shard for which the batch was built."""
         self.version = version
-        """Version of the code that built it."""
+        """The version of the code that built the batch."""
 
     @property
     def lower(self) -> Antichain:
-        """No update is at a time before it."""
+        """The frontier before which there is no update."""
         return self._hollow.desc.lower
 
     @property
     def upper(self) -> Antichain:
-        """Every update is at a time before it."""
+        """The frontier before which all updates are."""
         return self._hollow.desc.upper
 
     @property
     def rows(self) -> int:
-        """Number of updates, consolidated within each part."""
+        """The number of updates, consolidated within each part."""
         return self._hollow.rows
 
     @property
     def size_bytes(self) -> int:
-        """Encoded bytes of all parts."""
+        """The encoded bytes of all parts."""
         return self._hollow.size_bytes
 
     @property
@@ -120,12 +120,12 @@ class Batch:
         return data
 
     def delete(self) -> None:
-        """Delete the blobs. Only for a batch that is not appended, now or later. Idempotent.
+        """Deletes the blobs. The caller must not append the batch, now or later. Idempotent.
 
-        A batch that came from elsewhere may have been appended before, from a copy of its bytes. Blobs that a live version
-        of the shard names then stay, for garbage collection. An append of it that its caller gave up and that is still under
-        way is made to fail, by a commit that changes nothing. A deletion that broke off can only be completed, by another
-        call.
+        A batch that came from elsewhere may have been appended before, from a copy of its bytes. Then the blobs that a live
+        version of the shard names stay, for garbage collection. An append of the batch that its caller gave up may still be
+        under way; a commit that changes nothing makes it fail. After an interrupted deletion, the only thing left to do is
+        to complete it with another call.
         """
         if self.is_deleted:
             return
@@ -134,8 +134,8 @@ class Batch:
         self.delete_but(named)
 
     def delete_but(self, named: Collection[str]) -> None:
-        """Delete the blobs whose partial keys are not among `named`. `delete` finds out which these are."""
-        self.mark_spent(_IN_PART)  # before the first blob goes: the rest must not be appended
+        """Deletes the blobs whose partial keys are not among `named`. `delete` finds out which keys these are."""
+        self.mark_spent(_IN_PART)  # before the first blob is deleted, because the rest must not be appended
         delete_parts(self._store, [part for part in self._hollow.parts if not _names_any(part, named)])
         self.mark_spent("deleted")
 
@@ -144,13 +144,13 @@ class Batch:
         flush_inline_parts([self])
 
     def drop_inline_parts(self) -> None:
-        """Drop the inline parts: another batch holds their updates now. The batch may then have no parts."""
+        """Drops the inline parts, because another batch holds their updates now. The batch may then have no parts."""
         self.check_usable()
         self._hollow = without_inline_parts(self._hollow)
 
     def rewrite_times(self, frontier: TimeLike, new_upper: TimeLike) -> None:
-        """Advance all times to `frontier` and register the batch up to `new_upper`, without a change of its data. For a
-        batch that was staged before its time was known. Idempotent. InvalidRewrite as in `model.batch.rewritten`.
+        """Advances all times to `frontier` and registers the batch up to `new_upper`, without a change of its data. This is for
+        a batch that was staged before its time was known. Idempotent. Raises InvalidRewrite as `model.batch.rewritten` does.
         """
         self.check_usable()
         self._hollow = rewritten(self._hollow, frontier_of(frontier), frontier_of(new_upper, "new_upper"))
@@ -162,41 +162,41 @@ class Batch:
 
     @property
     def may_have_copies(self) -> bool:
-        """Whether it may be, or may become, part of the shard without this object's knowledge: it was made from bytes, of which
-        there may be copies, or an append of it had an unknown outcome.
+        """Whether the batch may be, or may become, part of the shard without this object's knowledge: it was made from bytes,
+        which may have been copied, or an append of it had an unknown outcome.
         """
         return self._named_keys is not None
 
     @property
     def is_rewritten(self) -> bool:
-        """Whether its times were rewritten, here or before it was sent: copies of it may have another upper."""
+        """Whether its times were rewritten, here or before it was sent. Copies of it may have another upper."""
         return any(part.ts_rewrite is not None for part in self._hollow.parts)
 
     @property
     def has_blobs(self) -> bool:
-        """Whether some of it is in blob."""
+        """Whether some of its parts are in blob."""
         return any(True for _ in self._hollow.blob_keys())
 
     def note_unknown_outcome(self, named_keys: NamedKeys) -> None:
-        """From now on the batch may have been appended: it behaves as one with copies, and asks `named_keys`."""
+        """Records that the batch may have been appended. From now on it counts as one with copies, and `delete` uses `named_keys`."""
         self._named_keys = named_keys
 
     def check_usable(self) -> None:
-        """Raise InvalidUsage when the batch was appended, sent elsewhere or deleted."""
+        """Raises InvalidUsage when the batch was appended, sent elsewhere or deleted."""
         if self._spent is not None:
             raise InvalidUsage(f"batch {self._hollow.desc} of shard {self.shard_id} was already {self._spent}")
 
     def check_deletable(self) -> None:
-        """As `check_usable`, but a deletion that broke off may be completed."""
+        """Like `check_usable`, but allows the completion of an interrupted deletion."""
         if self._spent != _IN_PART:
             self.check_usable()
 
     def mark_spent(self, how: str) -> None:
-        """End the batch. `how` completes "was already ..."."""
+        """Ends the batch. `how` completes the message "was already ..."."""
         self._spent = how
 
     def __del__(self) -> None:
-        # A batch whose constructor failed has no `_spent`.
+        # A batch has no `_spent` if its constructor failed.
         keys = [] if getattr(self, "_spent", "never made") not in (None, _IN_PART) else list(self._hollow.blob_keys())
         if keys:
             text = "a batch of shard %s was dropped, neither appended nor deleted; its blobs stay: %s"
@@ -207,11 +207,11 @@ class Batch:
 
 
 NamedKeys: TypeAlias = Callable[[Sequence[Batch]], Collection[str]]
-"""Partial keys that the shard names, when some of the batches may have been appended."""
+"""Finds the partial keys that the shard names, if some of the batches may have been appended."""
 
 
 def flush_inline_parts(batches: Sequence[Batch]) -> None:
-    """Rewrite every inline part of every batch as a blob, in place and all at once. The order of parts, their rewrites and
+    """Rewrites every inline part of every batch as a blob, in place and concurrently. The order of parts, their rewrites and
     their schemas stay (spec 10.10). Every batch must be usable.
     """
     inline: list[tuple[Batch, InlinePart]] = []
@@ -224,7 +224,7 @@ def flush_inline_parts(batches: Sequence[Batch]) -> None:
     def flush(item: tuple[Batch, InlinePart]) -> Part:
         return flush_inline(item[0]._store, item[1])
 
-    if len(inline) == 1:  # the usual case needs no thread
+    if len(inline) == 1:  # the usual case, which needs no thread
         flushed = iter([flush(inline[0])])
     else:
         with ThreadPoolExecutor(min(FLUSH_THREADS, len(inline)), thread_name_prefix="persist-flush") as pool:
@@ -259,16 +259,16 @@ def without_inline_parts(batch: HollowBatch) -> HollowBatch:
 class BatchBuilder:
     """Takes updates in any order, cuts them into parts and uploads these in the background. Not thread-safe.
 
-    Memory: one part being filled and `batch.outstanding_parts_max` under way, each about `batch.target_part_bytes`, times
-    what sorting needs; two more while runs are merged. Every part is consolidated and sorted by itself and is a run of its
-    own. With `batch.runs_max` the builder merges runs as it goes; runs longer than `batch.run_parts_max` end behind
-    listings. As a context manager it abandons what was not finished.
+    Its memory holds one part that is being filled and `batch.outstanding_parts_max` parts under way, each of about
+    `batch.target_part_bytes` times what sorting needs; two more while runs are merged. Every part is consolidated and
+    sorted separately, and is a run of its own. With `batch.runs_max`, the builder merges runs while it writes. Runs longer
+    than `batch.run_parts_max` become listings. A context manager that abandons an unfinished batch on exit.
     """
 
     def __init__(
         self, store: PartStore, lower: Antichain, *, schema: Schema, schema_id: int, upper: Antichain = EMPTY
     ) -> None:
-        # The description inside each part: the promise of the writer. `finish` registers the batch under a narrower one.
+        # The description inside each part is what the writer promises. `finish` registers the batch under a narrower one.
         self._desc = Description(lower, upper, MINIMUM)
         self._store = store
         self._schema, self._schema_id = schema, schema_id
@@ -285,9 +285,9 @@ class BatchBuilder:
         self._ended = False
 
     def add(self, updates: Updates) -> None:
-        """Stage more updates. Waits while too many uploads are in flight. Arrays under `updates` must not change before `finish`.
+        """Stages more updates. Waits while too many uploads are in flight. Arrays under `updates` must not change before `finish`.
 
-        UpdateNotBeyondLower, UpdateBeyondUpper, SchemaMismatch. Any error abandons the builder.
+        Raises UpdateNotBeyondLower, UpdateBeyondUpper or SchemaMismatch. Any error abandons the builder.
         """
         self._check_open()
         try:
@@ -301,9 +301,9 @@ class BatchBuilder:
             raise
 
     def finish(self, upper: TimeLike) -> Batch:
-        """The batch of all added updates, under [lower, upper). Every part is durable. Ends the builder.
+        """Ends the builder and returns the batch of all added updates, under [lower, upper). Every part is durable.
 
-        InvalidBounds, InvalidEmptyTimeInterval, UpdateBeyondUpper. Any error deletes the parts written so far.
+        Raises InvalidBounds, InvalidEmptyTimeInterval or UpdateBeyondUpper. Any error deletes the parts written so far.
         """
         self._check_open()
         lower = self._desc.lower
@@ -328,7 +328,7 @@ class BatchBuilder:
         return Batch(self._store, hollow, schema=self._schema, shard_id=self._store.shard_id)
 
     def abandon(self) -> None:
-        """Delete the parts written so far and end the builder. Idempotent; does nothing after `finish`."""
+        """Deletes the parts written so far and ends the builder. Idempotent; does nothing after `finish`."""
         if self._ended:
             return
         self._end()
@@ -361,7 +361,7 @@ class BatchBuilder:
         self._time_max = greatest if self._time_max is None else max(self._time_max, greatest)
 
     def _cut(self, table: pa.Table) -> None:
-        """Fill parts up to the target size. Slices a table that would exceed it."""
+        """Fills parts up to the target size. Slices a table that would exceed it."""
         target = self._settings.target_part_bytes
         while table.num_rows:
             # A table may share buffers far larger than its rows. Small buffers bound its size well enough.
@@ -379,7 +379,7 @@ class BatchBuilder:
             table = table.slice(rows)
 
     def _flush(self, *, last: bool) -> None:
-        """Write the pending rows as one part: in the background, except for the last, which `finish` would wait for."""
+        """Writes the pending rows as one part. Does so in the background, except for the last, for which `finish` would wait."""
         if not self._pending:
             return
         tables, self._pending, self._pending_bytes = self._pending, [], 0
@@ -395,12 +395,12 @@ class BatchBuilder:
         self._in_flight.append(self._pool.submit(self._write, tables))
 
     def _write(self, tables: list[pa.Table]) -> Part | None:
-        """Empties `tables`: the pool keeps the list until the part is uploaded."""
+        """Writes `tables` as one part. Empties the list, because the pool keeps it until the part is uploaded."""
         try:
             consolidated = consolidate(_put_together(tables))
             if (total := diffs_sum(consolidated)) != wrapped(total):
                 raise InvariantViolated("diffs sum to more than int64 holds")
-        except InvariantViolated as error:  # the rule is for stored rows; these come from the caller
+        except InvariantViolated as error:  # the error is meant for stored rows, but these come from the caller
             raise InvalidUsage(f"updates cannot be stored as one part: {error}") from error
         if consolidated.num_rows == 0:
             return None
@@ -414,7 +414,7 @@ class BatchBuilder:
         )
 
     def _collect(self) -> None:
-        """Wait for the oldest upload and take up its part."""
+        """Waits for the oldest upload and adds its part to the runs."""
         part = self._in_flight[0].result()
         self._in_flight.popleft()
         if part is not None:
@@ -449,7 +449,7 @@ class BatchBuilder:
 
 
 def _put_together(tables: list[pa.Table]) -> pa.Table:
-    """`tables` as one. Empties their list, so that only the result holds their memory."""
+    """Joins `tables` into one. Empties the list, so that only the result holds their memory."""
     table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
     tables.clear()
     return table

@@ -1,8 +1,8 @@
 """Stale copies: batches that may have been appended before (spec 10.6).
 
-A batch that came as bytes may have been appended from another copy of the same bytes. A batch whose append ended without
-an answer may have been appended by that call. This module owns two decisions about such a batch: whether an append must
-stage its updates again, and which of its blobs a deletion must keep. It links and deletes nothing.
+A batch that came as bytes may have been appended from another copy of the same bytes. If an append ended without an
+answer, it may have appended the batch. This module owns two decisions about such batches: whether an append must stage
+their updates again, and which of their blobs a deletion must keep. It links and deletes nothing.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def stale_copies(
     progress: tuple[str, bytes] | None,
     expected_progress: bytes | SourceProgress | None,
 ) -> list[Batch] | UpperMismatch | ProgressMismatch:
-    """Those of `batches` whose blobs the shard may have linked before and unlinked since. An append must not link them
-    again, even when the shard names none of them now. A refusal when the append would be refused anyway: staging again
-    would then be wasted.
+    """Returns the `batches` whose blobs the shard may have linked before and unlinked since. An append must not link these
+    blobs again, even when the shard names none of them now. Returns a refusal when the append would be refused anyway,
+    because staging again would then be wasted.
 
     SUBTLE: a batch that is appended at its own lower is safe, however many copies there are: an append of a copy would
-    have moved the upper past it. With `progress` a batch is also safe while the stored progress of the sink ends at or
-    before the batch's lower: an append of a copy would have moved that progress. A rewritten batch has no such proof: the
-    deletion of a copy that was not rewritten looks only for appends before that copy's own upper.
+    have moved the upper past it. With `progress`, a batch is also safe while the stored progress of the sink ends at or
+    before the batch's lower: an append of a copy would have moved that progress. For a rewritten batch this proves
+    nothing: the deletion of a copy that was not rewritten looks only for appends before that copy's own upper.
     """
     stale = [batch for batch in batches if batch.may_have_copies and batch.lower < desc.lower and batch.has_blobs]
     if not stale or desc.lower == desc.upper:  # the append itself refuses data in an empty interval
@@ -52,10 +52,12 @@ def stale_copies(
 
 
 def restaged(batches: Sequence[Batch], desc: Description, machine: Machine) -> Batch:
-    """A new batch of [desc.lower, desc.upper) with the updates of `batches` there, in parts of its own. The caller owns
-    it: it appends or deletes it. It has the newest schema of the shard, so that no update loses a field.
+    """A new batch of [desc.lower, desc.upper) with the updates of `batches` in this interval, in parts of its own. The
+    caller owns the new batch and must append or delete it. It has the newest schema of the shard, so that no update loses
+    a field.
 
-    `batches` stay untouched. Memory: a few parts. BatchExpired when a blob is gone: no live version names it any more.
+    `batches` stay as they are. Holds a few parts in memory. Raises BatchExpired when a blob is gone, because no live
+    version names it any more.
     """
     schema = machine.schema
     source = PartSource(machine.shard_id, machine.blob, schema, machine.retry, machine.metrics)
@@ -73,23 +75,24 @@ def restaged(batches: Sequence[Batch], desc: Description, machine: Machine) -> B
 
 
 def named_keys(machine: Machine, batches: Sequence[Batch]) -> frozenset[str]:
-    """Partial keys of parts and listings that live versions name, where one of `batches` may have been appended. A
+    """The partial keys of parts and listings that live versions name; empty if certainly none of `batches` was appended. A
     deletion of the batches must keep the blobs under these keys.
 
-    SUBTLE: an append that its caller gave up may still be under way, and commit after the state was read. `overtake`
-    commits a version of its own, so that the version which such an append was decided on is no longer the newest.
+    SUBTLE: an append that its caller gave up may still be under way, and may commit after the state was read. `overtake`
+    commits a version of its own. The version on which that append was decided is then no longer the newest, so the append
+    fails.
     """
     upper = machine.refresh().trace.upper
     if any(upper < batch.upper for batch in batches):
         upper = machine.overtake().trace.upper
-    if all(upper <= batch.lower for batch in batches):  # no append has reached there
+    if all(upper <= batch.lower for batch in batches):  # no append has reached the batches
         return frozenset()
     return live_part_keys(machine.versions, machine.shard_id)
 
 
 def live_part_keys(log: LogReader, shard_id: ShardId) -> frozenset[str]:
-    """Partial keys of all parts, and listings of parts, that any live version names; at least of the versions that were
-    acknowledged before the call.
+    """The partial keys of all parts, and listings of parts, that any live version names. Includes at least the versions that
+    were acknowledged before the call.
 
     The newest version alone is not enough: a reader that holds an older one may still read its parts. Unbounded: fetches
     all live diffs and a rollup.

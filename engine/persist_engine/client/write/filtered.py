@@ -1,4 +1,4 @@
-"""The columns of a shard whose parts have Bloom filters: which may, and how a shard gets the list.
+"""The columns for which a shard's parts get Bloom filters: which columns may have one, and how a shard gets the list.
 
 The list is stored as an entry of progress, by an append of no rows to an empty interval (spec 17.14). codec.bloom owns the filters.
 """
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 
 def checked_filtered(columns: Sequence[str], schema: Schema) -> tuple[str, ...]:
-    """The columns, each once. InvalidUsage names those that can have no filter."""
+    """The columns, each once. Raises InvalidUsage, which names the columns that can have no filter."""
     if (
         isinstance(columns, str)
         or not isinstance(columns, Sequence)
         or not all(isinstance(each, str) for each in columns)
     ):
-        raise InvalidUsage("columns: those with Bloom filters are a list of names")
+        raise InvalidUsage("columns must be a list of the names of columns that get Bloom filters")
     wanted = tuple(dict.fromkeys(columns))
     possible = filtered_paths(schema.updates_schema, wanted)
     refused = [each for each in wanted if each not in possible]
     if refused:
         raise InvalidUsage(
-            f"no Bloom filter is possible of {', '.join(refused)}: it takes a column that is no BOOLEAN, STRUCT, ARRAY or MAP, "
+            f"no Bloom filter is possible for {', '.join(refused)}: it takes a column that is no BOOLEAN, STRUCT, ARRAY or MAP, "
             "and has no dot in its name"
         )
     return wanted

@@ -1,7 +1,7 @@
 """WriteHandle: appends to one shard (spec 9.3 to 9.6, 10.6).
 
-Owns the way of an append: check the batches, stage stale copies again, join all parts under one description, swap them
-in, and settle what becomes of every batch. Performs no maintenance: `Appended` hands it back.
+Owns the steps of an append: it checks the batches, stages stale copies again, joins all parts under one description,
+swaps them in, and then ends or deletes every batch. It performs no maintenance: `Appended` returns it.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _log = logging.getLogger(__name__)
 
 
 class WriteHandle(Expiring):
-    """Appends to one shard. Thread-safe: appends of one handle take turns. A context manager: leaving it expires the
-    handle.
+    """Appends to one shard. Thread-safe: appends of one handle take turns. A context manager that expires the handle on
+    exit.
 
     The shard's state lists the writer from its first append until `expire`, or until its lease lapses. InvalidUsage is
-    raised before anything is committed. After any other error the outcome is unknown and the blobs stay; Unavailable
+    raised before anything is committed. After any other error the outcome is unknown and the blobs stay. Unavailable
     occurs only with `settings.retry.give_up_ms`, or when the client was closed meanwhile.
     """
 
@@ -72,8 +72,8 @@ class WriteHandle(Expiring):
 
     @property
     def writer_id(self) -> WriterId:
-        """The id of this writer in the shard's state. A forked child has another one: an append of unknown outcome finds itself by what
-        stands under its id, which no other process may replace or remove.
+        """The id of this writer in the shard's state. A forked child has another id: an append of unknown outcome recognises itself by the
+        record under this id, which no other process may replace or remove.
         """
         if self._pid != os.getpid():
             self._pid, self._registered = os.getpid(), False
@@ -82,7 +82,7 @@ class WriteHandle(Expiring):
 
     @property
     def shard_id(self) -> ShardId:
-        """The shard."""
+        """The id of the shard."""
         return self._machine.shard_id
 
     @property
@@ -97,21 +97,22 @@ class WriteHandle(Expiring):
 
     @property
     def machine(self) -> Machine:
-        """The shard's machine, for code that performs the maintenance which appends hand back."""
+        """The shard's machine, for code that performs the maintenance which appends return."""
         return self._machine
 
     @property
     def upper(self) -> Antichain:
-        """The shard's upper as this handle last saw it; no round trip, never beyond the true one."""
+        """The shard's upper as this handle last saw it. It is never past the true one. Makes no round trip."""
         return self._upper
 
     def check_newest_schema(self) -> None:
-        """SchemaMismatch when the shard, as far as this process knows, has a newer schema than this handle. For a caller
-        that retracts the rows it reads.
+        """Raises SchemaMismatch when the shard, as far as this process knows, has a newer schema than this handle. This is for a
+        caller that retracts the rows that it reads.
 
-        Under an older schema rows show without the fields that they got since. A retraction of such a row meets no row: the
-        real one would stay, and one that never existed would be taken away. Rows are read up to some upper; a check after
-        that upper was seen covers all of them, since a schema is registered before anything is appended under it.
+        Under an older schema, rows appear without the fields that the shard got since. A retraction of such a row matches no
+        row: the real row would stay, and a row that never existed would be retracted. The caller reads rows up to some
+        upper. A check after it saw that upper covers all of them, since a schema is registered before anything is appended
+        under it.
         """
         newest = self._machine.schema_id
         if newest != self._schema_id:
@@ -123,21 +124,21 @@ class WriteHandle(Expiring):
             )
 
     def clock_time(self, now_ms: int) -> int:
-        """What the clock of the shard's table shows now: the next write is at this time, or at the upper if that is later (spec 17.15)."""
+        """The time now by the clock of the shard's table. The next write is at this time, or at the upper if that is later (spec 17.15)."""
         return clock_time(self._machine.state, expect_count(now_ms, "now_ms", least=0))
 
     def shared_upper(self) -> Antichain:
-        """The newest upper that this process knows; no round trip."""
+        """The newest upper that this process knows. Makes no round trip."""
         self._upper = self._upper.join(self._machine.state.trace.upper)
         return self._upper
 
     def fetch_recent_upper(self) -> Antichain:
-        """The shard's upper, never below one acknowledged before the call. One round trip."""
+        """The shard's upper, at or past every upper that was acknowledged before the call. Makes one round trip."""
         self._upper = self._upper.join(self._machine.fetch_recent_upper())
         return self._upper
 
     def wait_for_upper_past(self, frontier: TimeLike, timeout: float | None = None) -> bool:
-        """Wait until `frontier` is strictly before the shard's upper. See Machine.wait_for_upper_past."""
+        """Waits until `frontier` is strictly before the shard's upper. See Machine.wait_for_upper_past."""
         expect_seconds(timeout, "timeout")
         past = self._machine.wait_for_upper_past(frontier_of(frontier), timeout)
         self.shared_upper()
@@ -152,7 +153,7 @@ class WriteHandle(Expiring):
         return BatchBuilder(self._machine, lower, schema=self._schema, schema_id=self._schema_id)
 
     def batch(self, updates: Updates, *, lower: TimeLike, upper: TimeLike) -> Batch:
-        """Stage `updates` as a batch of [lower, upper). It is durable when this returns, and not appended."""
+        """Stages `updates` as a batch of [lower, upper). It is durable when this returns, but not appended."""
         self._check_open()
         lower, upper = _bounds(lower, upper)
         builder = BatchBuilder(self._machine, lower, schema=self._schema, schema_id=self._schema_id, upper=upper)
@@ -160,16 +161,18 @@ class WriteHandle(Expiring):
         return builder.finish(upper)
 
     def batch_from_transmittable(self, data: bytes, *, is_only_copy: bool = False) -> Batch:
-        """The batch that `Batch.to_transmittable` sent. BatchNotFromThisShard, Incompatible, CorruptData; SchemaMismatch
-        for a schema that the shard does not know.
+        """Makes the batch that `Batch.to_transmittable` sent. Raises BatchNotFromThisShard, Incompatible or CorruptData. Raises
+        SchemaMismatch for a schema that the shard does not know.
 
-        With `is_only_copy` the caller guarantees that no other batch was or will be made of these bytes, in any process,
+        With `is_only_copy`, the caller guarantees that no other batch was or will be made of these bytes, in any process,
         and that none of the batch's blobs was appended or deleted. The batch then counts as one that this handle staged:
-        every append links it as it is, also rewritten and past its lower, and a deletion does not check what the shard
-        names. Copies are harmless as long as each append of one expects a progress of the sink, with its upper, from before
-        the batch's lower, and none is deleted before that progress moved past that lower, and then without this guarantee. A
-        false guarantee loses data: the blobs of an appended copy are deleted, or blobs that the shard no longer names are
-        linked again and are missing when they are read.
+        every append links it as it is, even if it is rewritten or appended past its lower, and a deletion does not check
+        what the shard names. A false guarantee loses data: the blobs of an appended copy are deleted, or blobs that the
+        shard no longer names are linked again and are missing when they are read.
+
+        Copies are harmless under two conditions. Each append of a copy expects a progress of the sink, with its upper, from
+        before the batch's lower. No copy is deleted before that progress has moved past that lower, and the deletion is then
+        done without this guarantee.
         """
         expect(is_only_copy, bool, "is_only_copy", "True or False")
         shard_id, version, hollow = decode_transmittable(expect(data, bytes, "data", "bytes"))
@@ -191,8 +194,8 @@ class WriteHandle(Expiring):
         )
 
     def delete_batches(self, batches: Sequence[Batch]) -> None:
-        """`Batch.delete` of each, with one check of the shard for all. Only for batches that are not appended, now or
-        later.
+        """Deletes each batch like `Batch.delete`, with one check of the shard for all. The caller must not append the batches,
+        now or later.
         """
         left = [batch for batch in expect_all(batches, Batch, "batches", "batches") if not batch.is_deleted]
         for batch in left:
@@ -203,7 +206,7 @@ class WriteHandle(Expiring):
             batch.delete_but(named)
 
     def discard(self, batch: Batch) -> None:
-        """`Batch.delete`, but a failure to delete is logged, and the blobs stay: it must not hide the answer of an append."""
+        """Like `Batch.delete`, but only logs a failure, which must not hide the answer of an append. The blobs then stay."""
         expect(batch, Batch, "batch", "a Batch")
         try:
             batch.delete()
@@ -224,12 +227,13 @@ class WriteHandle(Expiring):
         expected_progress: bytes | None = None,
         commit_info: bytes | None = None,
     ) -> AppendOutcome:
-        """Append `updates` with times in [expected_upper, new_upper) iff the shard's upper is `expected_upper`.
-        Exactly once or not at all; parts that were staged and not appended are deleted.
+        """Appends `updates` with times in [expected_upper, new_upper) iff the shard's upper is `expected_upper`. Takes effect
+        exactly once or not at all. Deletes parts that were staged and not appended.
 
-        UpperMismatch is a value, and says that nothing was appended: check what this returns. `progress` (sink id, token)
-        is stored with the data, iff the stored token is `expected_progress`; else ProgressMismatch. `commit_info`, up to
-        COMMIT_INFO_BYTES_MAX bytes, stands in the log beside the append as long as the log goes back to it.
+        Returns UpperMismatch when nothing was appended because the upper is another one. The caller must check the answer.
+        With `progress` (sink id, token), stores the token with the data iff the stored token is `expected_progress`;
+        otherwise appends nothing and returns ProgressMismatch. `commit_info`, up to COMMIT_INFO_BYTES_MAX bytes, is stored
+        in the log with the append, and stays until the log is truncated past it.
         """
         expected_upper, new_upper = _bounds(expected_upper, new_upper, "expected_upper", "new_upper")
         expect_progress(progress, expected_progress)
@@ -252,7 +256,7 @@ class WriteHandle(Expiring):
         return outcome
 
     def append(self, updates: Updates, *, lower: TimeLike, upper: TimeLike) -> Appended | UpperMismatch:
-        """Append those of `updates` that are not yet written. For many writers of identical data. See `append_batch`."""
+        """Appends those of `updates` that are not yet written. For many writers of identical data. See `append_batch`."""
         lower, upper = _bounds(lower, upper)
         batch = self.batch(updates, lower=lower, upper=upper)
         try:
@@ -262,10 +266,10 @@ class WriteHandle(Expiring):
             raise
 
     def append_batch(self, batch: Batch, lower: TimeLike, upper: TimeLike) -> Appended | UpperMismatch:
-        """Append the part of `batch` that lies past the shard's upper, however much of [lower, upper) other writers wrote.
+        """Appends the updates of `batch` at or past the shard's upper, however much of [lower, upper) other writers wrote.
 
-        Appended also when they wrote all of it. UpperMismatch only when there is a gap before `lower`. Either way the batch
-        is spent: it is part of the shard, or deleted.
+        Returns Appended even when the other writers wrote all of it. Returns UpperMismatch only when there is a gap before
+        `lower`. In both cases the batch is spent: it is part of the shard, or deleted.
         """
         lower, upper = _bounds(lower, upper)
         expect(batch, Batch, "batch", "a Batch")
@@ -292,17 +296,17 @@ class WriteHandle(Expiring):
         expected_progress: bytes | SourceProgress | None = None,
         commit_info: bytes | None = None,
     ) -> AppendOutcome:
-        """Append all of `batches`, staged by any process, in one step iff the shard's upper is `expected_upper`.
+        """Appends all of `batches`, staged by any process, in one step iff the shard's upper is `expected_upper`.
 
-        Every batch must cover [expected_upper, new_upper); its updates outside are left out. On Appended the batches
-        are spent, otherwise they stay as they are and belong to the caller. `progress` and `commit_info` as in
-        `compare_and_append`; an `expected_progress` with its upper must be stored with this upper.
+        Every batch must cover [expected_upper, new_upper); its updates outside this interval are left out. After Appended the
+        batches are spent; otherwise they stay as they are and belong to the caller. `progress` and `commit_info` are as in
+        `compare_and_append`; an `expected_progress` with an upper must be stored with this upper.
 
-        The append links the blobs of a batch as they are, with one exception: a batch that may have been appended before,
-        from a copy of its bytes (see `batch_from_transmittable`) or by a call of unknown outcome, while `expected_upper`
-        is past its lower. Its updates are staged again, since the shard may have unlinked its blobs; BatchExpired when they
-        are gone. With `progress` they are not staged again as long as this sink stored no progress past the batch's lower
-        and the batch's times were not rewritten: append copies of such a batch only with `progress`.
+        The append links the blobs of a batch as they are, with one exception: the batch may have been appended before, from
+        a copy of its bytes (see `batch_from_transmittable`) or by a call of unknown outcome, and `expected_upper` is past its
+        lower. Then its updates are staged again, because the shard may have unlinked its blobs; raises BatchExpired when the
+        blobs are gone. With `progress`, they are not staged again as long as this sink stored no progress past the batch's
+        lower and the batch's times were not rewritten. So append copies of a batch only with `progress`.
         """
         self._check_open()
         expected_upper, new_upper = _bounds(expected_upper, new_upper, "expected_upper", "new_upper")
@@ -314,7 +318,7 @@ class WriteHandle(Expiring):
         stale = stale_copies(self._machine, batches, desc, progress, expected_progress)
         if isinstance(stale, UpperMismatch | ProgressMismatch):
             return self._noted(stale)
-        own: list[Batch] = []  # staged by this call, to replace some of `batches`
+        own: list[Batch] = []  # batches that this call staged to replace some of `batches`
         try:
             if stale:
                 own.append(restaged(stale, desc, self._machine))
@@ -325,14 +329,14 @@ class WriteHandle(Expiring):
                 linked, combined, desc, progress, expected_progress, commit_info=commit_info
             )
             is_appended = isinstance(answer, commands.Appended)
-            # At once: a clean-up after a later failure must not delete what is linked.
+            # Mark the batches at once: a clean-up after a later failure must not delete linked blobs.
             for batch in (*linked, *own) if is_appended else ():
                 batch.mark_spent("appended")
         except InvalidUsage:
             self._discard_all(own)
             raise
         except BaseException:
-            # An attempt before this error may have committed: a clean-up must not delete what is linked.
+            # An attempt before this error may have committed, and a clean-up must not delete linked blobs.
             for batch in batches:
                 batch.note_unknown_outcome(self._named_keys)
             raise
@@ -351,11 +355,11 @@ class WriteHandle(Expiring):
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def expire(self) -> None:
-        """Wait for the appends under way, then remove the writer from the shard's state if it ever appended. Idempotent;
-        the handle refuses all work afterwards.
+        """Waits for the appends under way, then removes the writer from the shard's state if it ever appended. The handle
+        refuses all work afterwards. Idempotent.
         """
         self._expired = True
-        # Never beside an append: the record removed here is what an append of unknown outcome finds itself by.
+        # Never do this during an append: by the record that is removed here, an append of unknown outcome recognises itself.
         with self._append_lock:
             writer_id = self.writer_id
             if self._registered:
@@ -382,8 +386,8 @@ class WriteHandle(Expiring):
         *,
         commit_info: bytes | None,
     ) -> tuple[commands.Answer, Maintenance]:
-        """Swap in the parts of all batches, with `combined` in place of their inline parts. When the shard takes no more
-        inline data, flush all inline parts and try once more.
+        """Swaps in the parts of all batches, with `combined` in place of their inline parts. When the shard takes no more
+        inline data, flushes all inline parts and tries once more.
         """
         for last_try in (False, True):
             hollows = [batch.hollow for batch in batches]
@@ -409,7 +413,7 @@ class WriteHandle(Expiring):
         *,
         commit_info: bytes | None,
     ) -> tuple[commands.Answer, Maintenance]:
-        """One compare-and-append of this writer, after those of its other threads: see Machine.compare_and_append."""
+        """One compare-and-append of this writer. Its threads take turns: see Machine.compare_and_append."""
         with self._append_lock:
             self._check_open()
             writer_id = self.writer_id
@@ -424,7 +428,7 @@ class WriteHandle(Expiring):
             )
 
     def _noted(self, outcome: AppendOutcome) -> AppendOutcome:
-        """`outcome`; the upper that it shows becomes the one this handle last saw."""
+        """Returns `outcome`, and records the upper in it as the one that this handle last saw."""
         match outcome:
             case Appended(upper=upper) | UpperMismatch(current=upper):
                 self._upper = self._upper.join(upper)
@@ -433,7 +437,7 @@ class WriteHandle(Expiring):
         return outcome
 
     def _retire(self, stale: Sequence[Batch], upper: Antichain) -> None:
-        """End batches whose updates were linked under other keys. Their own blobs are deleted when no copy of them can be
+        """Ends batches whose updates were linked under other keys. Deletes their own blobs when no copy of them can be
         appended past `upper`.
         """
         for batch in stale:
@@ -486,7 +490,7 @@ class WriteHandle(Expiring):
 def _bounds(
     lower: TimeLike, upper: TimeLike, lower_name: str = "lower", upper_name: str = "upper"
 ) -> tuple[Antichain, Antichain]:
-    """Both as frontiers. InvalidBounds when no time can lie between them."""
+    """Both bounds as frontiers. Raises InvalidBounds when no time can lie between them."""
     lower, upper = frontier_of(lower, lower_name), frontier_of(upper, upper_name)
     if lower.is_empty() or not lower <= upper:
         raise InvalidBounds(f"upper {upper} is before lower {lower}", lower=lower, upper=upper)

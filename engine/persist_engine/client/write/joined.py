@@ -1,7 +1,6 @@
-"""Many staged batches as the one that an append puts into state (spec 9.5, 10.9).
+"""Joins many staged batches into the one that an append puts into state (spec 9.5, 10.9).
 
-Owns which parts become which runs, and the joining of small inline parts. Decides nothing about whether the append may
-happen.
+Owns which parts become which runs, and the joining of small inline parts. Does not decide whether the append may happen.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from persist_engine.rows.schema import Schema
 
 
 def joined(batches: Sequence[HollowBatch], desc: Description) -> HollowBatch:
-    """The runs of all batches, in their order, under one description. A run that it cuts is marked (spec 10.9)."""
+    """The runs of all batches, in their order, under one description. A run is marked if the description cuts it (spec 10.9)."""
     if len(batches) == 1 and batches[0].desc == desc:  # the usual append
         return batches[0]
     parts: list[RunPart] = []
@@ -48,12 +47,12 @@ def _is_moved_into(batch: HollowBatch, desc: Description) -> bool:
 def combined_inline_parts(
     batches: Sequence[Batch], desc: Description, *, store: PartStore, schema: Schema, schema_id: int
 ) -> Batch | None:
-    """A new batch of [desc.lower, desc.upper) with the rows of all inline parts of `batches`. An append of it in place of
-    these parts leaves one part, in state or in blob, instead of many.
+    """A new batch of [desc.lower, desc.upper) with the rows of all inline parts of `batches`. If it is appended in place of
+    these parts, there is one part, in state or in blob, instead of many.
 
-    `batches` stay untouched; the caller appends or deletes the new one. None when there are fewer than two inline parts,
-    when some have another schema, or when the joined rows cannot be stored as one part. Rows are cut to `desc` after their
-    times were rewritten.
+    `batches` stay as they are. The caller must append or delete the new batch. Returns None when there are fewer than two
+    inline parts, when some have another schema, or when the joined rows cannot be stored as one part. Rows are cut to
+    `desc` after their times were rewritten.
     """
     small = [
         (part, batch.hollow.desc.since)
@@ -71,19 +70,19 @@ def combined_inline_parts(
                 builder.add(pa.concat_tables(source.decode(part.data, part, bounds)))
             store.metrics.count("inline_combined_parts", len(small))
             return builder.finish(desc.upper)
-    except InvalidUsage:  # one row cannot hold the sum of the diffs; each batch by itself is fine
+    except InvalidUsage:  # one row cannot hold the sum of the diffs, but each batch alone is valid
         return None
 
 
 def gathered(
     batches: Sequence[Batch], desc: Description, *, store: PartStore, schema: Schema, schema_id: int
 ) -> list[Batch]:
-    """`batches`, none of which holds an update outside `desc`, prepared for appends of all of them that may be refused and
-    tried again. The updates of their inline parts move into one more batch, so that no attempt has to join them
-    (`batch.combine_inline`). `batches` as they are when there is nothing to join. Idempotent: at most one inline part is
-    left.
+    """Prepares `batches` for appends of all of them that may be refused and tried again. The updates of their inline parts
+    move into one more batch, so that no attempt has to join them (`batch.combine_inline`). Returns the batches to append in
+    their place; these are `batches` when there is nothing to join. No batch may hold an update outside `desc`. Idempotent:
+    at most one inline part is left.
 
-    Like `flush_inline_parts` this changes `batches`; each must be usable. Append the result in their place.
+    Like `flush_inline_parts`, this changes `batches`. Each must be usable.
     """
     combined = combined_inline_parts(batches, desc, store=store, schema=schema, schema_id=schema_id)
     if combined is None:

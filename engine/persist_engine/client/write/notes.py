@@ -1,7 +1,8 @@
 """The notes of what the write tasks of a run staged, for another driver of the same run (spec 10.12).
 
-A driver that was killed leaves its staged batches behind. With their notes the next driver of the run finds them, appends those that are
-still right, and stages the rest. A note decides nothing: what it says is compared with the input, and a lost one costs another staging.
+A driver that was killed leaves its staged batches behind. From their notes, the next driver of the run finds them, appends those that are
+still correct, and stages the rest. A note alone decides nothing: the driver compares it with the input. If a note is lost, its rows are
+staged again.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from persist_engine.codec.staging_note import StagingNote, decode_staging_note, 
 from persist_engine.model.ids import PartId
 from persist_engine.parts.listings import RunWriter
 
-#: Notes read or deleted at once. They are small, so waiting for the store dominates.
+#: The number of notes read or deleted at once. They are small, so waiting for the store dominates.
 THREADS = 16
-#: The bytes of a note's id that its run determines, after the six bytes of the time.
+#: The number of bytes of a note's id that its run determines. They follow the six bytes of the time.
 _RUN_BYTES = 4
 
 _log = logging.getLogger(__name__)
@@ -32,16 +33,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StagingNotes:
-    """The notes of one run of one sink. Its calls retry storage errors, and raise Unavailable as the store's settings say."""
+    """The notes of one run of one sink. Its methods retry storage errors, and raise Unavailable as the store's settings say."""
 
     store: RunWriter
-    """The shard's blobs: a machine, or what an executor has."""
+    """The store of the shard's blobs: a machine, or the store that an executor has."""
     sink_id: str
     run: bytes
-    """The name of the run, as its token has it."""
+    """The name of the run, as in its token."""
 
     def put(self, note: StagingNote) -> None:
-        """Stores a note of this run. Durable when it returns. A repetition stores another one."""
+        """Stores a note of this run. It is durable when this returns. A repetition stores another note."""
         env = self.store.env
         note_id = PartId.staged_at(env.now_ms(), self._mark + env.random_bytes(10 - _RUN_BYTES))
         key = blob_key(self.store.shard_id, staging_note_key(note_id))
@@ -49,15 +50,15 @@ class StagingNotes:
         self._external("set staging note", partial(self.store.blob.set, key, data))
 
     def read(self) -> list[StagingNote]:
-        """The notes of this run that are in the store, in the order of their storing, by the clocks of the tasks. One that cannot be read
-        is logged and left out: its rows are staged again.
+        """The notes of this run that are in the store, in the order in which they were stored by the clocks of the tasks. A note that
+        cannot be read is logged and left out, so its rows are staged again.
         """
         keys = self._keys()
         with ThreadPoolExecutor(min(THREADS, max(1, len(keys))), thread_name_prefix="persist-notes") as pool:
             return [note for note in pool.map(self._note, keys) if note is not None]
 
     def forget(self) -> int:
-        """Deletes the notes of this run, and returns their number. What they say is staged stays. Idempotent."""
+        """Deletes the notes of this run, and returns their number. The staged batches stay. Idempotent."""
         notes = self._keys()
         delete = lambda key: self._external("delete staging note", partial(self.store.blob.delete, key))  # noqa: E731
         with ThreadPoolExecutor(min(THREADS, max(1, len(notes))), thread_name_prefix="persist-notes") as pool:
@@ -74,8 +75,8 @@ class StagingNotes:
         return sorted(self._of_this_run(self._external("list staging notes", list_all)))
 
     def _of_this_run(self, keys: list[str]) -> Iterator[str]:
-        """SUBTLE: by four bytes of a hash. A note of another run may be among them, and `_note` leaves it out; `forget` may delete it, and
-        then its rows are staged again.
+        """The keys that belong to this run. SUBTLE: four bytes of a hash decide. So a note of another run may be among them. `_note` leaves
+        it out. `forget` may delete it, and then its rows are staged again.
         """
         for key in keys:
             parsed = _parsed(key)
@@ -84,7 +85,7 @@ class StagingNotes:
 
     def _note(self, key: str) -> StagingNote | None:
         data = self._external("get staging note", partial(self.store.blob.get, key))
-        if data is None:  # another driver of this run has landed it
+        if data is None:  # another driver of this run landed its batch and deleted the note
             return None
         try:
             note = decode_staging_note(bytes(data), key=key, shard_id=self.store.shard_id)
@@ -100,6 +101,6 @@ class StagingNotes:
 def _parsed(key: str) -> PartKey | None:
     try:
         parsed = parse_blob_key(key)
-    except InvalidUsage:  # of another application, such as the folder that a console of S3 makes
+    except InvalidUsage:  # a key of another application, for example a folder that an S3 console makes
         return None
     return parsed if isinstance(parsed, PartKey) else None

@@ -13,7 +13,7 @@ from persist_engine.shard.applier import NO_MAINTENANCE
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The updates are part of the shard, whose upper was then `upper`. `maintenance` is the work that fell due."""
+    """The updates are part of the shard; `upper` is its upper after the append. `maintenance` is the work that fell due."""
 
     upper: Antichain
     maintenance: Maintenance = NO_MAINTENANCE

@@ -1,9 +1,9 @@
-"""Few runs from a builder: groups of them are merged while it writes (spec 10.4).
+"""Keeps the runs of a builder few: merges groups of them while it writes (spec 10.4).
 
     level 1   [merged of 2, sorted ---]  [merged of 2 ---]        two of a level become one of the next,
     level 0   [part]                                              so that every row is merged log2(parts) times
 
-Owns how many runs there are, and the blobs of runs that were merged away. Every part given to it is a sorted run.
+Owns how many runs there are, and deletes the blobs of runs that were merged. Every part given to it is a sorted run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RunGroups:
         self._levels: list[list[Run]] = [[]]
 
     def add(self, part: Part) -> None:
-        """Add one run. When a level has more than `runs_max` runs, merges them before it returns."""
+        """Adds one run. When a level has more than `runs_max` runs, merges them before it returns."""
         self._levels[0].append((part,))
         if self._runs_max < 2:
             return
@@ -52,7 +52,7 @@ class RunGroups:
         return [run for level in reversed(self._levels) for run in level]
 
     def finish(self) -> list[Run]:
-        """All runs, after the smallest were merged until no more than `runs_max` are left."""
+        """Merges the smallest runs until at most `runs_max` are left, and returns all runs."""
         runs = self.runs()
         excess = len(runs) - self._runs_max
         if self._runs_max < 2 or excess <= 0:
@@ -63,8 +63,9 @@ class RunGroups:
         return self.runs()
 
     def _merged(self, group: Sequence[Run]) -> list[Run]:
-        """The runs of `group` as one, or none when all rows cancel. Deletes the parts of `group`. After an error they are
-        part of `runs` again, and the new parts are deleted. BatchExpired when an orphan scan deleted one of their blobs.
+        """Merges the runs of `group` into one, or into none when all rows cancel. Deletes the parts of `group`. After an error,
+        the group is part of `runs` again, and the new parts are deleted. Raises BatchExpired when an orphan scan deleted one
+        of its blobs.
         """
         store = self._store
         source = PartSource(store.shard_id, store.blob, self._schema, store.retry, store.metrics, path="builder")
@@ -78,7 +79,7 @@ class RunGroups:
         except BaseException as error:
             self._levels[0] += group
             delete_parts(store, written)
-            if isinstance(error, MissingBlob):  # no state names it yet, so an orphan scan may delete it
+            if isinstance(error, MissingBlob):  # no state names the blob yet, so an orphan scan may have deleted it
                 raise _swept(store.shard_id, error) from error
             raise
         delete_parts(store, [part for run in group for part in run])
