@@ -168,9 +168,7 @@ class PersistClient(Bound, elsewhere="in another process, PersistClient.open(loc
     def open_critical_since(
         self, shard_id: ShardId, critical_id: CriticalReaderId, *, opaque: bytes, purpose: str = ""
     ) -> SinceHandle:
-        """Opens a hold on the shard's since that never lapses (one commit). An existing hold keeps since and opaque. Raises
-        ShardNotFound.
-        """
+        """Opens a hold on since that never lapses (one commit). An existing hold keeps its since and opaque. Raises ShardNotFound."""
         from persist_engine.client.since import SinceHandle
 
         expect(critical_id, CriticalReaderId, "critical_id", "a CriticalReaderId")
