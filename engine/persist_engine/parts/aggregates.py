@@ -1,6 +1,6 @@
-"""What state alone proves of the rows of a read: their number, and of a field its nulls and its least and greatest value (spec 15.13).
+"""Facts about the rows of a read that state alone proves: their number, and the nulls and extreme values of fields (spec 15.13).
 
-No part is fetched. Only statistics of fields are used whose bounds are values of rows. Texts have none: their bounds may be cut off.
+No part is fetched. Only statistics are used whose bounds are values of rows. Bounds of texts are not: they may be cut off.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from persist_engine.rows.part_stats import column_stats
 
 @dataclass(frozen=True, slots=True)
 class FieldAggregates:
-    """What is known of one field of all rows. None: it is not known."""
+    """What state proves of one field over all rows. None means unknown."""
 
     nulls: int | None
     least: pa.Scalar | None
-    """Of the field's type. A null when no row has a value, as in SQL; `greatest` likewise."""
+    """The least value, of the field's type. As in SQL, it is null when no row has a value; `greatest` likewise."""
     greatest: pa.Scalar | None
 
 
 @dataclass(frozen=True, slots=True)
 class Aggregates:
-    """Exact for the rows of the read. `fields` has those that were asked for, by their names."""
+    """Exact aggregates of the rows of a read. `fields` holds the requested fields by name."""
 
     rows: int
     fields: dict[str, FieldAggregates]
@@ -41,9 +41,9 @@ _Piece = tuple[int, dict[str, ColumnStats]]
 
 
 def aggregates(contents: Contents, names: Sequence[str]) -> Aggregates | None:
-    """The aggregates of the rows, with those of the fields `names`: `key.<field>` or `val.<field>`, outside structs.
+    """The number of rows, and the aggregates of the fields `names`: `key.<field>` or `val.<field>`, outside structs.
 
-    None unless state proves of every part that the read shows all of its rows, each once.
+    None unless state proves for every part that the read shows all of its rows, each once.
     """
     if contents.audits or contents.key_range is not None:
         return None
@@ -89,7 +89,7 @@ def _merged(name: str, pieces: Sequence[_Piece], data_type: pa.DataType) -> Fiel
 
 
 def _extreme(bounds: Sequence[str | None], data_type: pa.DataType, *, is_least: bool) -> pa.Scalar | None:
-    """The least or the greatest of `bounds`, which are values of rows. None when it is not known. A zero of a float has lost its sign."""
+    """The least or the greatest of `bounds`, which are values of rows. None when unknown, as for a float zero, whose sign is lost."""
     if pa.types.is_string(data_type) or pa.types.is_binary(data_type):
         return pa.scalar(None, data_type) if not bounds else None
     texts = [text for text in bounds if text is not None]

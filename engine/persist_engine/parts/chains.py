@@ -5,9 +5,9 @@
     run 2             [-------]
     run 3                   [-----]
 
-This module owns how the key range of a run follows from statistics: it uses the first key column, whose bounds are trimmed last. It makes
-as few chains as there are runs at any one key, so data written in key order becomes one chain. Statistics are trusted as far as the merge
-trusts them: the merge refuses a chain whose rows go backwards.
+This module derives the key range of a run from statistics. It uses the first key column, whose bounds are trimmed last. The number of
+chains is the greatest number of runs that overlap at one key, so data written in key order becomes one chain. Wrong statistics do no harm:
+the merge raises an error when the rows of a chain go backwards.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Extent(NamedTuple):
 
 
 def chained(runs: Iterable[RunToRead], schema: Schema) -> list[RunToRead]:
-    """The same rows in as few runs as possible: disjoint runs are concatenated, all others are kept. Deterministic for given statistics."""
+    """The same rows in as few runs as possible: concatenates disjoint runs and keeps all others. Deterministic for given statistics."""
     runs = list(runs)
     if len(runs) < 2 or not len(schema.key) or pa.types.is_struct(schema.key.field(0).type):
         return runs
@@ -48,7 +48,7 @@ def chained(runs: Iterable[RunToRead], schema: Schema) -> list[RunToRead]:
             extents.append(extent)
     extents.sort()
     chains: list[list[int]] = []
-    ends: list[tuple[Comparable, int]] = []  # for every chain its greatest value and its index
+    ends: list[tuple[Comparable, int]] = []  # the greatest value and the index of every chain
     for lower, upper, index in extents:
         if ends and ends[0][0] < lower:
             at = ends[0][1]
@@ -67,7 +67,7 @@ def _joined(runs: list[RunToRead]) -> RunToRead:
 
 
 def _extent_of(run: RunToRead, index: int, field: pa.Field) -> _Extent | None:
-    """None when the statistics are missing, and when the run is not sorted."""
+    """The extent of a run. None when statistics are missing, and when the run is not sorted."""
     if not run.is_sorted or not run.members:
         return None
     bounds: list[Comparable] = []
@@ -83,7 +83,7 @@ def _bounds_of(part: Part, field: pa.Field) -> tuple[Comparable, Comparable] | N
     if not isinstance(part, HollowPart) or part.stats is None:
         return None
     stats = dict(part.stats.columns).get(stats_name(("key", field.name)))
-    # Nulls and NaN sort past all values. An upper bound does not cover NaN; with NaN it is unknown.
+    # Nulls and NaN sort past all values. An upper bound does not cover NaN, and a column with NaN has no upper bound.
     if stats is None or stats.null_count or stats.lower is None or stats.upper is None:
         return None
     return comparable_bound(stats.lower, field.type), comparable_bound(stats.upper, field.type)

@@ -4,16 +4,16 @@
     run 1  ....[   .   window | ...]                emitted  = the round, sorted and consolidated
     run 2  .[   .   window   .   .   .]             boundary = see below
 
-Windows carry marks (.) at equal distances. A boundary is the row at every n-th mark of all windows together. The last boundary is the least
-of the last rows of those windows whose runs may hold more. Rounds therefore have about the same size, however large the windows are and
-wherever their rows lie. All rows before a boundary are in memory. Rows equal to it stay in their windows until the rows after them are in
-memory too. Rounds are thus complete and share no row, so several are merged at once in the background. Every row is sorted once. Python
-touches one row per mark, two per table, and at most log2(window) rows to find a boundary in a window. The run that limits a round gets a
-larger window next time, as long as memory lasts.
+Windows carry marks (.) at equal distances. The row at every n-th mark, counted over all windows in row order, is a boundary. The last
+boundary is the least of the last rows of the windows whose runs may have more rows. Rounds therefore have about the same size, however
+large the windows are and wherever their rows lie. All rows before a boundary are in memory. Rows equal to it stay in their windows until
+the rows after them are in memory, too. So rounds are complete and share no row, and several can be merged at once in the background. Every
+row is sorted once. Python touches one row per mark, two per table, and at most log2(window) rows to find a boundary in a window. The run
+that limits a round gets a larger window next time, as long as memory lasts.
 
 This module knows nothing of blobs, parts or times. Runs are iterators of consolidated Arrow tables that are already filtered.
 
-Invariant: the output rises strictly in (key, val, time) over the whole stream, or InvariantViolated is raised.
+Invariant: the output is strictly ascending in (key, val, time) over the whole stream; otherwise InvariantViolated is raised.
 """
 
 from __future__ import annotations
@@ -34,17 +34,19 @@ from persist_engine.parts.pieces import consolidate_pieces
 from persist_engine.rows import updates
 from persist_engine.rows.columns import flatten_columns
 
-#: The minimum of windows and of mark distances. Below it, a round costs more in overhead than in rows.
+#: The minimum number of rows of a window and between two marks. With fewer, a round costs more in overhead than in rows.
 WINDOW_ROWS_MIN = 1024
-#: Half of the memory is for rows that wait to be merged. Each run has three shares of it: its window, a table being decoded, and room for
-#: the window to grow.
+#: Half of the memory is for rows that wait to be merged. Each run has three shares of this half: its window, a table being decoded, and
+#: room for the window to grow.
 TABLES_HELD = 3
-#: The other half is for rounds. Their rows exist about this many times at once: in two rounds being sorted (each has its sorted copy, and
-#: fewer bytes of sort keys and of the column being copied), in one that waits, and in one that the consumer holds.
+#: The other half is for rounds. About this many copies of their rows exist at once: two rounds are being sorted (each has a sorted copy,
+#: and a smaller amount of sort keys and of the column being copied), one waits, and the consumer holds one.
 COPIES = 6
-#: Larger rounds gain nothing: their sort keys fall out of the cache, and their columns are allocated from the system anew each time.
+#: The limit on the size of a round. Larger rounds gain nothing: their sort keys do not fit the cache, and their columns are allocated from
+#: the system anew each time.
 ROUND_BYTES_MAX = 8 << 20
-#: Marks per run and round, plus one for the rows between two marks. More marks make rounds more even in size, but Python touches more rows.
+#: The marks per run and round, plus one for the rows between two marks. With more marks, rounds are more even in size, but Python touches
+#: more rows.
 MARKS = 3
 #: The number of rounds that are being merged while the next one is cut.
 ROUNDS_AHEAD = 1
@@ -67,7 +69,7 @@ class Submit(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """A call that is made when its result is requested. It replaces a worker where a worker would not pay off."""
+    """A call that is made when its result is requested. It replaces a worker where a worker would cost more than it saves."""
 
     call: Callable[..., Any]
     args: tuple[Any, ...]
@@ -90,12 +92,12 @@ def window_bytes(memory_bytes: int, run_count: int) -> int:
 
 
 def run_bytes(memory_bytes: int, run_count: int) -> int:
-    """How many bytes of each of `run_count` runs may wait to be merged."""
+    """The number of bytes of each of `run_count` runs that may wait to be merged."""
     return memory_bytes // (2 * max(1, run_count))
 
 
 def consolidated(table: pa.Table) -> pa.Table:
-    """Rows of one run in the form that `merge_runs` expects. InvariantViolated when the rows are not in order."""
+    """Rows of one run in the form that `merge_runs` expects. Raises InvariantViolated when the rows are not in order."""
     out = updates.consolidate_sorted(table)
     if out is None:
         raise InvariantViolated("rows arrived out of order: a run is not sorted, although its batch says so")
@@ -106,9 +108,9 @@ def merge_runs(runs: Iterable[Iterator[pa.Table]], *, memory_bytes: int, submit:
     """The consolidated union of `runs`, sorted by (key, val, time), as non-empty tables.
 
     Each run yields tables that are `consolidated` and never go backwards from one table to the next. Equal rows may repeat within a run
-    (across its tables) and across runs. A run that knows that it is exhausted may report it through `is_at_end`. Diffs of equal (key, val,
-    time) are added, and zeros are dropped. Holds about `memory_bytes` when tables are no larger than `window_bytes`. InvariantViolated when
-    a run goes backwards or a sum overflows int64.
+    (across its tables) and across runs. A run that knows that it is exhausted may report this through `is_at_end`. Adds the diffs of equal
+    (key, val, time) and drops zeros. Holds about `memory_bytes` when tables are no larger than `window_bytes`. Raises InvariantViolated
+    when a run goes backwards or a sum overflows int64.
     """
     cursors = [_Cursor(index, run) for index, run in enumerate(runs)]
     if len(cursors) == 1:
@@ -128,7 +130,7 @@ def merge_runs(runs: Iterable[Iterator[pa.Table]], *, memory_bytes: int, submit:
 
 
 def _rounds(cursors: list[_Cursor], memory_bytes: int) -> Iterator[list[pa.Table]]:
-    """Groups of rows that can be merged independently, in order. Each group holds the rows of each run that belong to it, if any."""
+    """The rounds in order: groups of rows that can be merged independently. A group has one table for each run with rows in the round."""
     marks_of_round = (MARKS - 1) * len(cursors)
     for cursor in cursors:
         cursor.window_bytes = window_bytes(memory_bytes, len(cursors))
@@ -160,7 +162,9 @@ def _limit(cursor: _Cursor) -> RowKey:
 
 
 def _survey(cursors: Sequence[_Cursor]) -> None:
-    """Reads the marks and limits of all changed windows at once. Converting a few rows to Python values costs per call, not per row."""
+    """Reads the marks and limits of all changed windows at once, because converting a few rows to Python values costs per call, not per
+    row.
+    """
     rows = [cursor.rows_to_survey() for cursor in cursors]
     keys = iter(_keys_of(list(itertools.chain.from_iterable(rows))))
     for cursor, some in zip(cursors, rows, strict=True):
@@ -168,13 +172,13 @@ def _survey(cursors: Sequence[_Cursor]) -> None:
 
 
 class _Cursor:
-    """One run being read, and the window of it that takes part in rounds."""
+    """One run that is being read, and its window, which takes part in rounds."""
 
     def __init__(self, index: int, run: Iterator[pa.Table]) -> None:
         self._index = index
         self._run = run
         self._window: pa.Table | None = None
-        self._start = 0  # rows of the window that were taken
+        self._start = 0  # the number of rows of the window that were taken
         self._columns: Sequence[pa.ChunkedArray] = ()
         self._is_ended = False
         self._reached: RowKey | pa.Table | None = None
@@ -185,13 +189,13 @@ class _Cursor:
         self.is_changed = False
         """Whether the window was filled since the last survey."""
         self.marks: list[RowKey] = []
-        """Keys of window rows at equal distances, ascending. `marks_at` holds their indices."""
+        """The keys of window rows at equal distances, ascending. `marks_at` holds the indices of these rows."""
         self.marks_at: Sequence[int] = ()
 
     @property
     def limit(self) -> RowKey | None:
-        """The row that a round must not reach: the last row that was read, or None when the run is known to have ended there. Valid only
-        after the window was surveyed.
+        """The row that a round must not reach: the last row that was read. None when the run is known to have ended there. Valid only after
+        the window was surveyed.
         """
         if self._is_ended:
             return None
@@ -199,15 +203,15 @@ class _Cursor:
         return self._reached
 
     def rest(self) -> Iterator[pa.Table]:
-        """The whole run, when it is read alone."""
+        """The rows of the whole run, for a run that is read alone."""
         window = next_rows(self._run)
         if window is not None:
             self._follows(window)
         while window is not None:
             behind = next_rows(self._run)
-            # SUBTLE: the updates of a repeated row may have cancelled so far, and the window may have held no other row.
+            # SUBTLE: the updates of a repeated row may have cancelled so far. If the window held no other row, it is empty now.
             if behind is not None and self._follows(behind) and window.num_rows:
-                # Only the shared row is merged.
+                # Merge only the row that both tables share.
                 behind = consolidated(pa.concat_tables([window.slice(window.num_rows - 1), behind]))
                 window = window.slice(0, window.num_rows - 1)
             if window.num_rows:
@@ -215,7 +219,7 @@ class _Cursor:
             window = behind
 
     def fill(self) -> bool:
-        """Fills the window to its size. False when the run has ended and all its rows were taken."""
+        """Fills the window to its size. Returns False when the run has ended and all its rows were taken."""
         while not self._is_ended and self._is_small():
             table = next_rows(self._run)
             if table is None:
@@ -239,7 +243,7 @@ class _Cursor:
         return True
 
     def rows_to_survey(self) -> list[pa.Table]:
-        """The rows at `marks_at`, and the last row that was read if its key is not known, each as a table of one row."""
+        """The rows at `marks_at`, and the last row that was read unless its key is known, each as a table of one row."""
         window = self._window
         assert window is not None
         limit = [self._reached] if isinstance(self._reached, pa.Table) and not self._is_ended else []
@@ -270,13 +274,14 @@ class _Cursor:
         return pieces
 
     def _is_small(self) -> bool:
-        """Whether to add rows: with fewer than two rows, none lies before the boundary."""
+        """Whether the window needs more rows: with fewer than two rows, none lies before the boundary."""
         rows = 0 if self._window is None else self._window.num_rows - self._start
         return rows < max(2, WINDOW_ROWS_MIN) or bool(rows * self._row_bytes < self.window_bytes)
 
     def _follows(self, table: pa.Table) -> bool:
-        """Whether the first row of `table` equals the last row that was read. Its last row becomes the last row that was read.
-        InvariantViolated when `table` begins before that row. Keys are computed only when needed: most runs are one table.
+        """Whether the first row of `table` equals the last row that was read. Records the last row of `table` as the last row that was
+        read. Raises InvariantViolated when `table` begins before the row that was last before. Computes keys only when needed, because most
+        runs are one table.
         """
         reached, self._reached = self._reached, table.slice(table.num_rows - 1)
         if reached is None:
@@ -301,14 +306,14 @@ def next_rows(run: Iterator[pa.Table]) -> pa.Table | None:
 
 
 def lower_bounds(columns: Sequence[pa.ChunkedArray], boundaries: Sequence[RowKey], start: int = 0) -> list[int]:
-    """For each of the ascending `boundaries` the first index from `start` on whose row is not before it, or the number of rows. The rows
+    """For each of the ascending `boundaries`, the first index from `start` on whose row is not before it, or the number of rows. The rows
     must be sorted.
     """
     rows = len(columns[0])
     firsts = [boundary[0] for boundary in boundaries]
     if boundaries and _is_searchable(columns[0].type) and all(kind == 0 for kind, _ in firsts):
         values = pa.array([value for _, value in firsts], columns[0].type)
-        # SUBTLE: nulls sort last and are cut off here. Arrow's answers are wrong when nulls span several chunks.
+        # SUBTLE: nulls sort last and are cut off here, because Arrow's answers are wrong when nulls span several chunks.
         there = columns[0].slice(0, rows - columns[0].null_count)
         starts, ends = (pc.search_sorted(there, values, side=side).to_pylist() for side in ("left", "right"))
     else:

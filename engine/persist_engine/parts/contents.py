@@ -1,9 +1,9 @@
-"""The contents of a shard at a time, or a piece of them, as rows or as a count. Each is read in the cheapest way that is provably exact.
+"""The contents of a shard at a time, or a piece of them, as rows or as a count. Each read takes the cheapest way that is provably exact.
 
     every read   does not fetch parts that cannot hold a wanted row (parts.selection)
-    rows         are merged and consolidated; or, when all are known to be distinct, handed through, and only the wanted columns are read
-    rows apart   are read part by part, when statistics prove that no row cancels another
-    count        adds sums of diffs from state; for the other parts, only times and diffs are read
+    rows         are merged and consolidated; if all are known to be distinct, there is no merge, and only the wanted columns are read
+    rows apart   are read part by part, if statistics prove that no row cancels another
+    count        adds sums of diffs from state; reads only times and diffs of the parts whose sums are not exact
 
 This module knows nothing of leases: the caller keeps the blobs alive.
 """
@@ -38,7 +38,7 @@ from persist_engine.rows.filter import Filter
 from persist_engine.rows.projection import Projection
 from persist_engine.rows.updates import diffs_sum, with_canonical_floats
 
-#: The ends of so many blobs are looked at at once: each is one small request, and a shard may have thousands of blobs.
+#: The number of blobs whose ends are checked at once. Each check is one small request, and a shard may have thousands of blobs.
 _CHECK_THREADS = 16
 
 
@@ -57,7 +57,7 @@ class Contents:
     def tables(self, *, memory_bytes: int, on_fetched: Callable[[int], None] | None = None) -> Iterator[pa.Table]:
         """The rows as non-empty tables. They are consolidated and sorted by (key, val) before the projection.
 
-        InvariantViolated when an audit finds that statistics are wrong.
+        Raises InvariantViolated when an audit finds that statistics are wrong.
         """
         for skipped in self.audits:
             audit(self.source, skipped, self._row_filter, self.where)
@@ -78,15 +78,16 @@ class Contents:
 
     @property
     def is_additive(self) -> bool:
-        """Whether every diff is known to be positive. No row then cancels another, so the rows of the parts are the contents, without a
-        merge: a row that several parts hold is there as often as all of them say.
+        """Whether every diff is known to be positive. Then no row cancels another, so the rows of the parts are the contents without a
+        merge: if several parts hold the same row, its diffs add up.
         """
         return all(self._adds(batch.desc, part) for batch in self.batches for part in batch.part_list())
 
     def plain_blobs(self) -> list[str] | None:
-        """The keys of the blobs that hold exactly the rows, each with diff 1, in the schema of the read, and others only if `where` hides
-        them: whatever reads their columns key and val, and applies `where`, has the contents. None when a row is inline, elsewhere cut off
-        or rewritten, later than `as_of`, or not known to count once, and when a blob does not end as its part did when it was written.
+        """The keys of blobs that hold exactly the rows of the read, each with diff 1 and in the schema of the read; other rows are there
+        only if `where` hides them. So a reader of their columns key and val that applies `where` gets the contents. None when a row is
+        inline, is cut off or rewritten by its batch, is later than `as_of`, or is not known to count once, and when the end of a blob is
+        not the end that was written.
         """
         if self.key_range is not None or self.audits:
             return None
@@ -127,8 +128,9 @@ class Contents:
         )
 
     def tables_apart(self) -> Iterator[pa.Table]:
-        """The rows as non-empty tables, part by part: neither merged nor sorted, so that a row may come several times, with diffs that add
-        up. Decodes only the requested columns. Holds two parts as stored, and one row group. `is_additive` is the caller's concern.
+        """The rows as non-empty tables, part by part. They are neither merged nor sorted, so a row may come several times, with diffs that
+        add up. Decodes only the requested columns. Holds two encoded parts and one row group in memory. The caller must check
+        `is_additive`.
         """
         for skipped in self.audits:
             audit(self.source, skipped, self._row_filter, self.where)
@@ -143,7 +145,7 @@ class Contents:
                     yield with_canonical_floats(table) if self.projection is None else self.projection.apply(table)
 
     def _fetched_ahead(self, members: Sequence[tuple[Description, Part]]) -> Iterator[Fetched]:
-        """What is fetched of each part. Fetches the next part while the caller decodes one."""
+        """The fetched bytes of each part. Fetches the next part while the caller decodes one."""
         pool = ThreadPoolExecutor(1, thread_name_prefix="persist-parts")
         try:
             fetched: deque[Future[Fetched]] = deque()
@@ -157,12 +159,12 @@ class Contents:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def shown(self, table: pa.Table) -> pa.Table:
-        """The rows of `table`, as a part holds them, that the read shows."""
+        """The rows of a part's `table` that the read shows."""
         return self._row_filter.apply(table)
 
     @property
     def _narrow(self) -> PartSource:
-        """The source, without the row groups that `where` rules out. An audit reads `source`: it proves that nothing wanted was skipped."""
+        """The source, without the row groups that `where` rules out. An audit reads `source`, to prove that no wanted row was skipped."""
         return self.source if self.where is None else replace(self.source, where=self.where)
 
     @property
@@ -171,7 +173,7 @@ class Contents:
         return rows if self.where is None else Matching(rows, self.where)
 
     def _distinct_rows(self) -> RunToRead | None:
-        """All parts in the order of keys, when no two of their rows are known to have the same key and value; else None."""
+        """All parts as one run, if it is known that no two of their rows have the same key and value; otherwise None."""
         runs: list[RunToRead] = []
         for batch in self.batches:
             for meta, parts in batch.part_runs():
@@ -182,8 +184,8 @@ class Contents:
         return chains[0] if len(chains) == 1 else None
 
     def _is_distinct(self, desc: Description, meta: RunMeta, parts: Sequence[Part]) -> bool:
-        """Whether no two rows of the run can have the same key and value: it says so, or it is consolidated and all its rows have one time,
-        which its bounds include.
+        """Whether no two rows of the run can have the same key and value. This is so when the run is marked as distinct, or when it is
+        consolidated and all its rows have one time, which lies within its bounds.
         """
         if meta.order is not RunOrder.STRUCTURED or not all(map(self._is_plain, parts)):
             return False
@@ -194,7 +196,7 @@ class Contents:
         return time is not None and desc.lower.less_equal(time) and not desc.upper.less_equal(time)
 
     def _is_plain(self, part: Part) -> bool:
-        """Whether the part's rows are as stored: with the schema of the read and the times that were written."""
+        """Whether the part's rows are shown as stored: they have the schema of the read, and their times are not rewritten."""
         return isinstance(part, HollowPart) and part.schema_id == self.source.schema_id and part.ts_rewrite is None
 
     def _handed_through(
@@ -223,16 +225,16 @@ class Contents:
         return [*dict.fromkeys(names), "time", "diff"]
 
     def count(self, named: Sequence[HollowBatch]) -> int:
-        """The number of rows that `tables` would show, each counted diff times (spec 15.8). `named` are the batches as state holds them;
-        `batches` is selected from them.
+        """The number of rows that `tables` would show, each counted diff times (spec 15.8). `named` holds the batches as they are in state;
+        `batches` was selected from them.
 
         Uses the sums of diffs in state where they are exact for this read: all rows are at or before `as_of`, wanted, and within the
-        registered bounds. Only the other parts are read, and of them only times, diffs and the columns of `where`.
+        registered bounds. Reads only the other parts, and of them only times, diffs and the columns of `where`.
         """
         for skipped in self.audits:
             audit(self.source, skipped, self._row_filter, self.where)
         if self.where is None:
-            # A listing holds the sums of what it names. Where these suffice, the listing is not fetched.
+            # A listing's entry in state holds the sums of its parts. If these suffice, the listing is not fetched.
             total, left = self._summed(named)
             more, unknown = self._summed(self.source.expanded(left))
             total += more
@@ -243,7 +245,7 @@ class Contents:
         )
 
     def _summed(self, batches: Sequence[HollowBatch]) -> tuple[int, list[HollowBatch]]:
-        """The sum of diffs in state that count exactly, and `batches` without the parts counted this way."""
+        """The total of the sums in state that are exact, and `batches` without the parts that these sums cover."""
         total = 0
         left: list[HollowBatch] = []
         for batch in batches:
@@ -278,7 +280,7 @@ class Contents:
 
 
 def _times_of(part: Part) -> tuple[int | None, int | None]:
-    """The least and greatest time of the part's rows, where known."""
+    """The least and greatest time of the part's rows; None where unknown."""
     if not isinstance(part, HollowPart) or part.stats is None or part.ts_rewrite is not None:
         return None, None
     return part.stats.time_min, part.stats.time_max

@@ -1,7 +1,7 @@
-"""Chooses ranges of the first key column that partition the rows of batches into pieces of about the same weight.
+"""Chooses ranges of the first key column that partition the rows of batches into pieces of about the same size.
 
-Statistics of parts only decide how well the pieces are balanced. A row belongs to the range that contains it (`key_range`), so any choice
-is right. This module fetches nothing.
+Statistics of parts only decide how well the pieces are balanced. A row belongs to the range that contains it (`key_range`), so every choice
+is correct. This module fetches nothing.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from persist_engine.parts.source import CUT_BYTES_MIN
 from persist_engine.rows.part_stats import bound
 from persist_engine.rows.schema import Schema
 
-#: What all ranges together fetch at most, in percent of the bytes that are there, as long as each has fewer than RANGE_BYTES_MIN. Some
-#: bytes more never matter, so that a small shard has as many ranges as were asked for.
+#: The limit on what all ranges together fetch, in percent of the bytes of the parts. It applies while ranges have fewer than
+#: RANGE_BYTES_MIN. Fetching FETCH_BYTES_MORE too much is always allowed, so that a small shard is split into as many ranges as requested.
 FETCH_PERCENT_MAX, FETCH_BYTES_MORE = 120, 1 << 20
 RANGE_BYTES_MIN = 32 << 20
 
 
 def choose_ranges(batches: Sequence[HollowBatch], schema: Schema, count: int) -> list[KeyRange | None]:
-    """At most `count` ranges that partition all keys, of about the same number of rows. [None] when nothing supports a split.
+    """At most `count` ranges that partition all keys, of about the same number of rows. [None] when there are no statistics for a split.
 
-    Integers, dates and timestamps are split anywhere (rows are assumed evenly distributed within a part), other types only at the beginning
-    of a part.
+    Integers, dates and timestamps are split at any value, on the assumption that rows are evenly distributed within a part. Other types are
+    split only at the beginning of a part.
     """
     column = schema.key.field(0)
     spans = _spans(batches, column)
@@ -42,9 +42,9 @@ def choose_ranges(batches: Sequence[HollowBatch], schema: Schema, count: int) ->
 
 
 def affordable_ranges(batches: Sequence[HollowBatch], schema: Schema, count: int) -> list[KeyRange | None]:
-    """As `choose_ranges`, but fewer where that many would fetch more than FETCH_PERCENT_MAX of the bytes that are there: of a part that
-    several pieces cut, each fetches the footer and about a row group too much. There are as many as RANGE_BYTES_MIN asks for, whatever
-    they fetch, so that a large read stays parallel.
+    """Like `choose_ranges`, but returns fewer ranges if that many would fetch more than FETCH_PERCENT_MAX of the bytes of the parts. When
+    several pieces share a part, each fetches the footer and about one row group too much. The number of ranges never falls below what
+    RANGE_BYTES_MIN asks for, whatever they fetch, so that a large read stays parallel.
     """
     ranges = choose_ranges(batches, schema, count)
     parts = [part for batch in batches for part in batch.part_list() if isinstance(part, HollowPart)]
@@ -61,8 +61,8 @@ def affordable_ranges(batches: Sequence[HollowBatch], schema: Schema, count: int
 
 
 def _to_fetch(cuts: Sequence[tuple[HollowPart, int]], share: float) -> float:
-    """About the bytes that the pieces fetch, if only so large a `share` of the bounds between them is left. `cuts`: each part, and the
-    number of pieces that hold rows of it.
+    """An estimate of the bytes that the pieces fetch if only `share` of the bounds between them is kept. `cuts` holds each part with the
+    number of pieces that contain rows of it.
     """
     total = 0.0
     for part, pieces in cuts:
@@ -79,7 +79,7 @@ _Span = tuple[pa.Scalar, pa.Scalar | None, int]
 
 
 def _spans(batches: Sequence[HollowBatch], column: pa.Field) -> list[_Span]:
-    """(least, greatest if known, rows) of the column for each part with statistics."""
+    """For each part with statistics: the least value of the column, the greatest if known, and the number of rows."""
     spans: list[_Span] = []
     for part in itertools.chain.from_iterable(batch.part_list() for batch in batches):
         if not isinstance(part, HollowPart) or part.stats is None:
@@ -96,7 +96,7 @@ def _is_linear(data_type: pa.DataType) -> bool:
 
 
 def _part_bounds(spans: list[_Span], count: int) -> list[pa.Scalar]:
-    """Bounds among the parts' least values, every rows/count rows."""
+    """Bounds chosen from the parts' least values, one every rows/count rows."""
     lowers = pa.chunked_array([pa.array([span[0]], type=span[0].type) for span in spans])
     order = pc.sort_indices(lowers).to_numpy()
     rows = np.cumsum(np.array([spans[index][2] for index in order], dtype=np.float64))
@@ -108,7 +108,7 @@ def _part_bounds(spans: list[_Span], count: int) -> list[pa.Scalar]:
 
 
 def _even_bounds(spans: list[_Span], data_type: pa.DataType, count: int) -> list[pa.Scalar]:
-    """Bounds where the number of rows below reaches 1/count, 2/count, ..., with each part's rows spread evenly over its span."""
+    """Bounds below which 1/count, 2/count, ... of the rows lie, if each part's rows are spread evenly over its span."""
     storage = pa.int32() if pa.types.is_date32(data_type) else pa.int64()
     whole = [
         (_as_int(low, storage), _as_int(low if high is None else high, storage) + 1, rows) for low, high, rows in spans
@@ -119,7 +119,7 @@ def _even_bounds(spans: list[_Span], data_type: pa.DataType, count: int) -> list
     for low, end, rows in whole:
         slope[index[low]] += rows / (end - low)
         slope[index[end]] -= rows / (end - low)
-    # Python integers for the bounds: spans of timestamps times rows exceed float's exact range, which the bounds themselves must not.
+    # The bounds are Python integers, because they must be exact. Products of timestamp spans and rows exceed the exact range of floats.
     widths = np.array([float(b - a) for a, b in itertools.pairwise(edges)])
     below = np.concatenate([[0.0], np.cumsum(np.maximum(np.cumsum(slope)[:-1], 0.0) * widths)])
     bounds: list[int] = []

@@ -1,4 +1,4 @@
-"""Reads the rows of a shard. Snapshots, splits of snapshots, listens and compactions all read here and differ only in their filter (spec
+"""Reads the rows of a shard. Snapshots, splits of snapshots, listeners and compactions all read here, and differ only in their filter (spec
 13.8).
 
 This module knows nothing of state, leases or handles. The caller holds the lease that keeps the blobs alive.
@@ -36,13 +36,13 @@ __all__ = [
     "runs_of",
 ]
 
-#: A smaller read runs in the calling thread, because starting workers would cost more than it saves.
+#: A read of fewer bytes runs in the calling thread, because starting workers would cost more than it saves.
 THREADED_BYTES_MIN = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionFilter:
-    """Keeps every row and advances times to `since`. An empty since distinguishes nothing, so times stay as they are."""
+    """Keeps every row and advances times to `since`. If `since` is empty, times stay as they are."""
 
     since: Antichain
 
@@ -57,7 +57,7 @@ class CompactionFilter:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFilter:
-    """Rows at or before `as_of`, all at time `as_of`."""
+    """Keeps rows at or before `as_of`, and shows all of them at time `as_of`."""
 
     as_of: int
 
@@ -76,8 +76,8 @@ class SnapshotFilter:
 
 @dataclass(frozen=True, slots=True)
 class ListenFilter:
-    """Unchanged rows after `as_of` and at or past `lower`. `lower` is the listener's frontier: compaction may have merged rows that the
-    listener already emitted into this batch (spec 20, bug 19).
+    """Keeps rows after `as_of` and at or past `lower`, unchanged. `lower` is the listener's frontier: compaction may have merged rows that
+    the listener already emitted into this batch (spec 20, bug 19).
     """
 
     as_of: int
@@ -94,7 +94,7 @@ class ListenFilter:
 
 @dataclass(frozen=True, slots=True)
 class ChangesFilter:
-    """Rows after `after` (-1: from the beginning) and at or before `upto`. Times before `since` become `since`."""
+    """Keeps rows after `after` (-1: from the beginning) and at or before `upto`. Times before `since` become `since`."""
 
     after: int
     upto: int
@@ -112,7 +112,7 @@ class ChangesFilter:
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """The rows that pass both `rows` and `where`. Equal rows pass together, so this filter may run before consolidation."""
+    """Keeps the rows that pass both `rows` and `where`. Equal rows pass together, so this filter may run before consolidation."""
 
     rows: SnapshotFilter | ListenFilter | ChangesFilter
     where: Filter
@@ -127,7 +127,7 @@ class Matching:
 
     @property
     def without_settled(self) -> Callable[[pa.Table], pa.Table] | None:
-        """That of `rows`, if it has one."""
+        """The method `without_settled` of `rows`, if it has one."""
         return getattr(self.rows, "without_settled", None)
 
 
@@ -135,7 +135,7 @@ RowFilter = CompactionFilter | SnapshotFilter | ListenFilter | ChangesFilter | M
 
 
 def runs_of(batches: Iterable[HollowBatch], key_range: KeyRange | None = None) -> list[RunToRead]:
-    """The runs to merge for `batches`, without parts that cannot hold rows in `key_range`. A run in another order than this code's is
+    """The runs to merge for `batches`, without parts that cannot hold rows in `key_range`. A run whose order is not that of this code is
     split: each of its parts is sorted after its fetch and merged as a run of its own.
     """
     runs: list[RunToRead] = []
@@ -158,9 +158,9 @@ def read_consolidated(
     key_range: KeyRange | None = None,
     on_fetched: Callable[[int], None] | None = None,
 ) -> Iterator[pa.Table]:
-    """The rows of `runs` after the filters, consolidated and sorted by (key, val, time), streaming.
+    """Streams the rows of `runs` after the filters, consolidated and sorted by (key, val, time).
 
-    Memory: a quarter of `memory_bytes` for blobs fetched ahead, half for the merge, and for each run the bytes of its current part.
+    Uses a quarter of `memory_bytes` for blobs fetched ahead, half for the merge, and in addition the bytes of the current part of each run.
     Background threads fetch blobs, decode and merge, unless there is little to do. Closing the iterator stops them. `on_fetched` receives
     the size in bytes of every part when the merge takes it, in the reader's thread.
     """
@@ -186,7 +186,7 @@ def read_consolidated(
 
 
 def _without_newer(source: PartSource, runs: Sequence[RunToRead]) -> list[RunToRead]:
-    """`runs`, with each run that has parts of newer schemas split into its parts. Without the newer fields, its rows are not in order."""
+    """`runs`, with each run that has parts of newer schemas split into its parts: without the newer fields, its rows are not in order."""
     out: list[RunToRead] = []
     for run in runs:
         if run.is_sorted and any(source.is_newer(part) for part in run.parts):
@@ -197,7 +197,7 @@ def _without_newer(source: PartSource, runs: Sequence[RunToRead]) -> list[RunToR
 
 
 def read_parts(source: PartSource, batch: HollowBatch, row_filter: RowFilter) -> Iterator[pa.Table]:
-    """The rows of `batch` part by part after the filter. They are neither sorted nor consolidated across parts."""
+    """The rows of `batch` after the filter, part by part. They are neither sorted nor consolidated across parts."""
     parts = tuple(part for _, run in batch.part_runs() for part in run)
     runs = [RunToRead.of(batch.desc, parts, is_sorted=True)] if parts else []
     ahead = FetchAhead(source, runs, budget_bytes=2 * max((part.hollow_bytes for part in parts), default=0))

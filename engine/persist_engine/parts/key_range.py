@@ -1,7 +1,7 @@
 """Half-open ranges of the first key column, which split one snapshot into disjoint pieces.
 
-Ranges with shared bounds partition all rows. Values are in Arrow's sort order, NaN after numbers and null after NaN, so
-both belong to the range without an upper bound. This module knows nothing of blobs or state.
+Adjacent ranges share a bound, so together they partition all rows. Values are in Arrow's sort order: NaN comes after
+numbers and null after NaN, so both belong to the range without an upper bound. This module knows nothing of blobs or state.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class KeyRange:
         if self.lower is None or stats.upper is None:
             return True
         if self.upper is None and (stats.null_count or pa.types.is_floating(self.lower.type)):
-            return True  # bounds do not show NaN
+            return True  # bounds do not show whether there is a NaN
         return _at_or_past(stats.upper, self.lower)
 
     def covers(self, part: HollowPart) -> bool:
@@ -79,7 +79,7 @@ class KeyRange:
         return not _at_or_past(stats.upper, self.upper)
 
     def to_json(self) -> dict[str, Any]:
-        """Converts to plain JSON values; inverse of `from_json`."""
+        """The range as plain JSON values; inverse of `from_json`."""
         return {"column": self.column, "lower": _to_text(self.lower), "upper": _to_text(self.upper)}
 
     @classmethod

@@ -31,14 +31,14 @@ from persist_engine.model.ids import PartId, ShardId, staged_ms
 from persist_engine.model.spine.merge import wrapped_sum
 from persist_engine.storage.blob import Blob
 
-#: Listings fetched at once. They are small, so the store's latency dominates.
+#: The number of listings fetched at once. They are small, so the store's latency dominates.
 LISTING_THREADS = 8
-#: The greatest nesting depth of listings. With two entries each, that is 2**32 parts.
+#: The greatest nesting depth of listings. With two entries each, this is enough for 2**32 parts.
 NESTING_MAX = 32
 
 
 class RunStore(Protocol):
-    """What expanding listings needs of a shard. Machine, PartStore and PartSource all have it."""
+    """What the expansion of listings needs from a shard. Machine, PartStore and PartSource all provide it."""
 
     @property
     def shard_id(self) -> ShardId: ...
@@ -51,7 +51,7 @@ class RunStore(Protocol):
 
 
 class RunWriter(RunStore, Protocol):
-    """What writing listings needs in addition."""
+    """What writing listings needs in addition to RunStore."""
 
     @property
     def env(self) -> Env: ...
@@ -64,8 +64,9 @@ class RunWriter(RunStore, Protocol):
 
 
 def new_part_key(store: RunWriter) -> str:
-    """A fresh partial key for a blob that is staged now. Its time is never before the shard's staging floor, as far as this process knows
-    it. Otherwise, when a fast clock set the floor or this clock is slow, the shard would refuse the blob for as long as the clocks differ.
+    """A fresh partial key for a blob that is staged now. The time in it is never before the shard's staging floor, as far as this process
+    knows the floor. Otherwise, if a fast clock set the floor or this clock is slow, the shard would refuse the blob for as long as the
+    clocks differ.
     """
     staged_ms = max(store.env.now_ms(), store.staging_floor_ms)
     return part_key(APPLIER_VERSION, PartId.staged_at(staged_ms, store.env.random_bytes(10)))
@@ -75,10 +76,10 @@ def new_part_key(store: RunWriter) -> str:
 
 
 def spill_runs(store: RunWriter, batch: HollowBatch) -> HollowBatch:
-    """`batch` with its long ordered runs behind listings, which are durable when this returns. Returns `batch` itself when no run is longer
-    than `settings.batch.run_parts_max`.
+    """Moves the parts of the long ordered runs of `batch` to listings, which are durable when this returns. Returns the batch that names
+    the listings, or `batch` itself when no run is longer than `settings.batch.run_parts_max`.
 
-    The parts must be durable. When a listing cannot be written, the listings already written are deleted; the parts never are.
+    The parts must be durable. When a listing cannot be written, deletes the listings already written, but never the parts.
     """
     limit = store.settings.batch.run_parts_max
     if limit is None or len(batch.parts) <= limit:
@@ -107,13 +108,13 @@ def _write(store: RunWriter, parts: Sequence[RunPart], written: list[str]) -> Ho
     data = encode_run_listing(store.shard_id, parts)
     key = new_part_key(store)
     whole_key = blob_key(store.shard_id, key)
-    written.append(key)  # before the write, because an attempt with an unknown outcome may leave the blob
+    written.append(key)  # before the write, because a write with an unknown outcome may leave the blob
     store.retry.external("set run listing", lambda: store.blob.set(whole_key, data), shard=store.shard_id)
     return listing_of(parts, key=key, data=data)
 
 
 def listing_of(parts: Sequence[RunPart], *, key: str, data: bytes) -> HollowRun:
-    """The pointer to the listing `data` of `parts` under the partial key `key`."""
+    """The pointer to a listing of `parts`. `data` is the encoded listing, and `key` its partial key."""
     keys = [
         part.oldest_key if isinstance(part, HollowRun) else part.key
         for part in parts
@@ -144,8 +145,8 @@ def listing_of(parts: Sequence[RunPart], *, key: str, data: bytes) -> HollowRun:
 def expand(store: RunStore, batches: Iterable[HollowBatch]) -> tuple[HollowBatch, ...]:
     """`batches` with every hollow run replaced by the parts below it, as readers and compaction need them.
 
-    Fetches nothing for batches without hollow runs. Retries storage errors. MissingBlob, CorruptData (damage, another shard's listing, a
-    listing that names itself or contradicts state) and Incompatible name the key.
+    Fetches nothing for batches without hollow runs. Retries storage errors. Raises MissingBlob, Incompatible and CorruptData (for damage,
+    another shard's listing, and a listing that names itself or contradicts state), which name the key.
     """
     some = tuple(batches)
     if not any(batch.has_hollow_runs for batch in some):
@@ -219,11 +220,11 @@ def _check_sums(shard_id: ShardId, run: HollowRun, parts: Sequence[Part]) -> Non
 def with_nested(
     store: RunStore, refs: Iterable[BlobRef], on_missing: Callable[[str], object] = lambda _: None
 ) -> Iterator[BlobRef]:
-    """`refs`, and then all blobs below the listings among them, each once, a listing before its entries. A listing is fetched only after it
-    was yielded.
+    """Yields `refs`, and then all blobs below the listings among them. Each blob comes once, and a listing before its entries. A listing is
+    fetched only after it was yielded.
 
-    `on_missing` receives the partial key of a missing listing. A deleted listing has nothing below it, because its children were deleted
-    first. Retries storage errors. CorruptData and Incompatible name the key.
+    `on_missing` receives the partial key of a missing listing. If a listing was deleted, nothing below it is left, because its entries were
+    deleted first. Retries storage errors. Raises CorruptData and Incompatible, which name the key.
     """
     level = list(dict.fromkeys(refs))
     if not any(ref.kind == "run" for ref in level):
@@ -244,8 +245,9 @@ def with_nested(
 
 
 def deletion_waves(store: RunStore, run_keys: Iterable[str]) -> list[list[str]]:
-    """Partial keys of the listings `run_keys` and of all blobs below them, in waves. The keys of a wave may be deleted in any order after
-    all earlier waves are deleted. Children come before the listing that names them, whatever interrupts the deletion (spec 20, bug 35).
+    """The partial keys of the listings `run_keys` and of all blobs below them, in waves. The keys of a wave may be deleted in any order,
+    but only after all earlier waves were deleted. Then entries are deleted before the listing that names them, so an interrupted deletion
+    can be completed (spec 20, bug 35).
     """
     parts: list[str] = []
     levels: list[list[str]] = []

@@ -1,13 +1,14 @@
-"""The union of a few consolidated tables, consolidated.
+"""Consolidates the union of a few consolidated tables.
 
     large    1a  2a  3a  4a  5a              chains   2a 2a-1 2b+1   3.5c+1   5a 5a-1
     others     2a-1 2b+1  3.5c+1  5a-1       ends     2b             3.5c     -          1a  2b  3a  3.5c  4a
 
-Usually one table has most rows, and the others are commits since. Then most of its rows have keys that the others lack, and stay as they
-are. A *field* here is the first field of the key, which is searched in the large table. Its rows, in the large table and then in one table
-after the other, usually form a *chain*: what is there is retracted, exactly, before something else is added, as upserts, deletes and
-overwrites do. Then the last row, if it is not retracted, is what is left, and is put in its place. The rows of the other fields are sorted,
-unless they are most of all rows. So the work grows with the rows that the others touch.
+Usually one table has most of the rows, and the others are later commits. Then most rows of the large table have keys that the others lack,
+and stay as they are. A *field* here is a value of the first field of the key, which is searched in the large table. The rows of a field, in
+the large table and then in one table after the other, usually form a *chain*: an existing row is retracted exactly before another one is
+added, as upserts, deletes and overwrites do. Then only the last row is left, unless it is a retraction, and it takes the place of the
+field. The rows of the other fields are sorted. If these are more than half of all rows, everything is sorted. So the work grows with the
+number of rows that the other tables touch.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ from persist_engine.rows.updates import consolidate_small, rows_at, summed, sums
 
 Diffs = npt.NDArray[np.int64]
 
-#: A table is large when it has at least so many rows for each of the others. With less, sorting all is as fast.
+#: A table is large when it has at least this many times the rows of the others. Below that, sorting everything is as fast.
 LARGE_FACTOR = 2
-#: Fewer rows are all sorted: that takes fewer calls.
+#: With fewer rows than this, everything is sorted, because that takes fewer calls.
 LARGE_ROWS_MIN = 4096
-#: Rows that stay in so few stretches are not copied. More of them would cost a consumer more than their copy.
+#: Rows in at most this many stretches are not copied. More stretches would cost a consumer more than a copy.
 STRETCHES_MAX = 16
 
 
 def consolidate_pieces(pieces: Sequence[pa.Table]) -> pa.Table:
-    """`consolidate` for the rows of at least one table, each of which came from it or from `consolidate_sorted`. Copies nothing when they
-    are disjoint ranges.
+    """Like `consolidate`, for the union of at least one table. Each table must be a result of `consolidate` or `consolidate_sorted`. Copies
+    nothing when the tables are disjoint ranges.
     """
     if len(pieces) == 1:
         return pieces[0]
@@ -64,12 +65,12 @@ def consolidate_pieces(pieces: Sequence[pa.Table]) -> pa.Table:
 
 
 def _sorted(table: pa.Table, pieces: int) -> pa.Table:
-    """The union of so many tables, one after the other in `table`."""
+    """The consolidated union of `pieces` tables, which are concatenated in `table`."""
 
     def columns() -> Iterator[pa.ChunkedArray]:
         nonlocal table
         yield from flat_columns(table, ("key",))
-        table = table.combine_chunks()  # taking from many chunks is several times slower
+        table = table.combine_chunks()  # because taking rows from many chunks is several times slower
         yield from flat_columns(table, ("val", "time"))
 
     order, equal = order_and_equal(columns(), table.num_rows, is_in_runs=True)
@@ -79,13 +80,13 @@ def _sorted(table: pa.Table, pieces: int) -> pa.Table:
 
 
 def _patched(large: pa.Table, others: Sequence[pa.Table]) -> pa.Table | None:
-    """The union of `large` and others; only the rows of fields without a chain are sorted. None when these are most rows, and when
-    `_fields` gives None.
+    """The consolidated union of `large` and `others`. Sorts only the rows of fields without a chain. None when these are more than half of
+    all rows, and when `_fields` returns None.
     """
     table, rows = pa.concat_tables([large, *others]), large.num_rows
     diffs = table.column("diff").to_numpy()
     is_added = diffs[rows:] > 0
-    # The turn of a row within its field: by table, and in each what it retracts before what it adds.
+    # The turn of a row orders the rows of a field: by table, and within a table retractions before additions.
     turns = np.repeat(np.arange(0, 2 * len(others), 2), [each.num_rows for each in others]) + is_added
     fields = _fields(large, table.slice(rows), turns)
     if fields is None:
@@ -112,10 +113,12 @@ def _patched(large: pa.Table, others: Sequence[pa.Table]) -> pa.Table | None:
 
 
 def _have_chains(table: pa.Table, order: Indices, fields: _Fields, diffs: Diffs) -> Bools:
-    """Which fields have a chain. `order` are the rows of the others in `table`, whose diffs are `diffs`.
+    """For each field, whether its rows form a chain. `order` holds the indices in `table` of the rows of the other tables, by field and
+    turn. `diffs` holds the diffs of `table`.
 
-    In a chain, each row that retracts has the same key, value and time as the row before it, and takes all of its diff. Each row that adds
-    comes after one that retracts, or first. Before the first one comes the row of the large table, if there is one; several have no chain.
+    In a chain, each retraction has the same key, value and time as the row before it, and cancels all of its diff. Each addition comes
+    first or after a retraction. If the large table has one row of the field, this row precedes the others. If it has several, there is no
+    chain.
     """
     of, is_retraction = fields.of, diffs[order] < 0
     firsts = np.flatnonzero(np.insert(of[1:] != of[:-1], 0, True))
@@ -127,7 +130,7 @@ def _have_chains(table: pa.Table, order: Indices, fields: _Fields, diffs: Diffs)
         is_undone = (diffs[before] > 0) & (diffs[before] == -diffs[order]) & (times[before] == times[order])
         is_well = is_retraction & is_undone
         at = np.flatnonzero(is_well)
-        # A key that is one field is the same already.
+        # If the key has one field, the keys are equal already.
         names = ("val",) if table.schema.field("key").type.num_fields == 1 else ("key", "val")
         is_well[at] = same_pairs(table, before[at], order[at], names)
         is_well[1:] |= ~is_retraction[1:] & is_well[:-1]
@@ -136,7 +139,9 @@ def _have_chains(table: pa.Table, order: Indices, fields: _Fields, diffs: Diffs)
 
 
 def _summed_within(table: pa.Table, at: Indices) -> tuple[pa.Table, Indices]:
-    """`table`, in which some of its rows `at` have the sums of all that are equal; and which ones of `at` these are, in order."""
+    """Consolidates the rows `at` of `table`. Returns the table, in which one of each group of equal rows has the sum of their diffs, and
+    the indices into `at` of the rows that are left, in order.
+    """
     few = rows_at(table, at)
     by, equal = order_and_equal(flat_columns(few), few.num_rows)
     starts = np.flatnonzero(np.insert(~equal, 0, True))
@@ -149,10 +154,12 @@ def _summed_within(table: pa.Table, at: Indices) -> tuple[pa.Table, Indices]:
 
 
 def _placed(rows: int, rest: Indices, of: Indices, fields: _Fields) -> Indices:
-    """The rows of the large table, of so many `rows`, that have none of the fields; and the rows `rest`, in order, of the fields `of`."""
+    """The order of the result: the rows of the large table, which has `rows` rows, without those of the fields, and the rows `rest` of the
+    fields `of` in their places.
+    """
     order, left = np.arange(rows), np.ones(rows, np.bool_)
     left[_ranges(fields.starts, fields.counts)] = False
-    # The first row of a field takes the place of one that was there: quicker than to insert it.
+    # The first row of a field replaces a row of the large table if it can, which is faster than an insertion.
     is_put = (fields.counts[of] > 0) & (np.diff(of, prepend=-1) > 0)
     places = fields.starts[of[is_put]]
     order[places], left[places] = rest[is_put], True
@@ -164,7 +171,7 @@ def _placed(rows: int, rest: Indices, of: Indices, fields: _Fields) -> Indices:
 
 
 def _stretches(table: pa.Table, order: Indices, most: int) -> pa.Table | None:
-    """The rows in `order`, uncopied, if they are at most so many stretches of `table`."""
+    """The rows of `table` in `order`, without a copy, if they are at most `most` stretches of it; otherwise None."""
     ends = np.flatnonzero(order[1:] != order[:-1] + 1) + 1
     if len(ends) >= most or not len(order):
         return None
@@ -173,26 +180,26 @@ def _stretches(table: pa.Table, order: Indices, most: int) -> pa.Table | None:
 
 
 class _Fields(NamedTuple):
-    """The first key fields of some rows, each once, in order; and the rows of a large table that have them."""
+    """The distinct first key fields of some rows, in order, and the rows of a large table that have them."""
 
     order: Indices
-    """The rows by field, and by turn within it."""
+    """The indices of the rows, by field and then by turn."""
     of: Indices
-    """For each row in that order, the number of its field."""
+    """For each row in that order, the index of its field."""
     starts: Indices
-    """For each field, the first row of the large table that is not before it."""
+    """For each field, the index of the first row of the large table that is not before it."""
     counts: Indices
-    """For each field, how many rows of the large table have it, from there on."""
+    """For each field, the number of rows of the large table that have it, from that index on."""
 
     @property
     def ends(self) -> Indices:
-        """For each field, the first row of the large table that is after it."""
+        """For each field, the index of the first row of the large table that is after it."""
         return self.starts + self.counts
 
 
 def _fields(large: pa.Table, others: pa.Table, turns: Indices) -> _Fields | None:
-    """The fields of `others`, whose rows have these turns. None for values that cannot be searched: nulls, and types that are ordered in
-    another way than Arrow's.
+    """The fields of `others`, whose rows have the given turns. None for values that cannot be searched: nulls, and types whose order is not
+    Arrow's.
     """
     there, sought = (next(flat_columns(table, ("key",)), None) for table in (large, others))
     if there is None or sought is None or there.null_count or sought.null_count:
@@ -206,7 +213,7 @@ def _fields(large: pa.Table, others: pa.Table, turns: Indices) -> _Fields | None
     order = np.argsort(ranks, kind="stable")
     ranks, turns = ranks[order], turns[order]
     is_first = np.insert(ranks[1:] != ranks[:-1], 0, True)
-    # One exchange orders one row that is retracted and one that is added. More of one table are no chain in any order.
+    # One exchange of neighbours is enough for a table with one retraction and one addition. If it has more, they are no chain anyway.
     wrong = np.flatnonzero(~is_first[1:] & (turns[1:] < turns[:-1]))
     order[wrong], order[wrong + 1] = order[wrong + 1], order[wrong]
     if values is not None:
@@ -224,5 +231,5 @@ def _fields(large: pa.Table, others: pa.Table, turns: Indices) -> _Fields | None
 
 
 def _ranges(starts: Indices, counts: Indices) -> Indices:
-    """So many numbers from each start on, one range after the other."""
+    """The concatenation of ranges: `counts[i]` consecutive numbers from `starts[i]` on, for each i."""
     return np.arange(counts.sum()) + np.repeat(starts - np.cumsum(counts) + counts, counts)

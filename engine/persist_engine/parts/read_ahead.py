@@ -1,4 +1,4 @@
-"""Reads runs ahead of the merge: some threads fetch blobs from the store, others decode rows.
+"""Reads runs ahead of the merge: some threads fetch blobs from the store, and others decode rows.
 
 This module owns the concurrency and the budget of bytes fetched ahead (spec 13.7). It does not know which rows readers
 want.
@@ -22,11 +22,11 @@ from persist_engine.parts.consolidate import Result, Submit, consolidated, later
 from persist_engine.parts.source import Fetched, PartSource, PartToRead
 from persist_engine.rows import updates
 
-#: Blobs that one reader fetches at once: enough to hide an object store's latency behind a merge on one core.
+#: The number of blobs that one reader fetches at once. It is enough to hide an object store's latency behind a merge on one core.
 FETCH_THREADS = 4
-#: Threads that decode and merge for one reader, if the machine has as many cores.
+#: The maximum number of threads that decode and merge for one reader. There are never more than the machine has cores.
 WORKER_THREADS_MAX = 8
-#: Row groups of one run that are decoded at once when no other run is being read.
+#: The number of row groups of one run that are decoded at once when no other run is being read.
 GROUPS_AHEAD = 4
 #: The limit on the bytes of parts being opened ahead; one part may exceed it. Several small parts are opened and
 #: decoded at once.
@@ -36,7 +36,7 @@ TABLE_BYTES_MIN = 256 << 10
 
 
 class RegisteredPart(NamedTuple):
-    """A part and the description of its batch. `is_balanced`: it is of a balanced run."""
+    """A part and the description of its batch. `is_balanced` says whether it belongs to a balanced run."""
 
     desc: Description
     part: Part
@@ -70,7 +70,7 @@ class Shape:
     seen: Callable[[int], int]
     """Maps a time to its value after `filtered`. The time of an unwanted row maps to itself."""
     without_settled: Callable[[pa.Table], pa.Table] | None = None
-    """Of a balanced run, leaves out rows that add up to nothing for the reader."""
+    """Leaves out rows of a balanced run that add up to zero for the reader."""
 
     def of(self, member: RegisteredPart) -> Shape:
         """The shape for a part of a sorted run."""
@@ -88,7 +88,7 @@ class Shape:
         return (consolidated(self.filtered(table)) for table in part.stream(table_bytes, seen=self.seen))
 
     def whole(self, part: PartToRead) -> pa.Table:
-        """A part in another order than this code's, sorted."""
+        """The rows of a part whose order is not that of this code, sorted."""
         groups = [self.filtered(part.read_group(group, seen=self.seen)) for group in range(part.groups)]
         return updates.consolidate(pa.concat_tables(groups))
 
@@ -115,7 +115,7 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class _Decoded:
-    """The output of a worker. `then` holds the calls that produce the following rows; they run before those of any
+    """The output of a worker. `then` holds the calls that produce the following rows; they run before the calls of any
     other part.
     """
 
@@ -156,7 +156,7 @@ class RunReader(Iterator[pa.Table]):
         self._run_bytes = run_bytes(memory_bytes, len(ahead.runs))
         self._table_bytes = max(TABLE_BYTES_MIN, window_bytes(memory_bytes, len(ahead.runs)))
         self._calls_max = max(1, GROUPS_AHEAD // len(ahead.runs)) if self._run.is_sorted else 1
-        # The merge holds two more.
+        # The merge holds two more tables of each run.
         self._group_bytes_max = memory_bytes // (len(ahead.runs) * (self._calls_max + 2))
         self._starting_bytes = 0
         self._plan = self._starts()
@@ -207,10 +207,10 @@ class RunReader(Iterator[pa.Table]):
             return _Decoded(self._shape.whole(opened))
         groups = tuple(partial(self._group, opened, shape, group) for group in range(opened.groups))
         is_ahead = self._calls_max > 1 and opened.group_bytes <= self._group_bytes_max
-        if is_ahead and len(groups) > 1:  # for several workers
+        if is_ahead and len(groups) > 1:  # several workers can decode them
             return _Decoded(None, groups)
         if is_ahead or opened.row_bytes * self._rows <= self._run_bytes:
-            # The whole run fits the memory: decoding it in pieces would only take longer.
+            # The whole run fits into memory, so decoding it in pieces would only take longer.
             return replace(groups[0](), then=groups[1:]) if groups else _Decoded(None)
         return self._streamed(shape.tables(opened, self._table_bytes))
 
@@ -275,8 +275,8 @@ class FetchAhead:
         return data
 
     def close(self) -> None:
-        """Stops fetching. Fetches in progress end in the background; waiting for them could mean waiting until the
-        store recovers. Idempotent.
+        """Stops fetching. Does not wait for fetches in progress, because that could take until the store recovers. They end in
+        the background. Idempotent.
         """
         self._count("wasted", len(self._pending))
         self._pending.clear()

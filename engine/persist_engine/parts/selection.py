@@ -67,9 +67,9 @@ def select(
     audited: Callable[[], bool],
     is_of_contents: bool = False,
 ) -> Selection:
-    """Reduces `batches` (expanded: parts.listings) to the parts that may hold rows at `times` that pass `where`. Calls `audited` once for
-    every part that is skipped by its statistics. `is_of_contents`: the read adds the rows up to `times.last`, so it needs no balanced run
-    that ends by then.
+    """Reduces `batches`, which must be expanded (parts.listings), to the parts that may hold rows at `times` that pass `where`. Calls
+    `audited` once for every part that is skipped by its statistics. `is_of_contents` means that the read adds up all rows through
+    `times.last`, so it does not need a balanced run without later rows.
     """
     kept: list[HollowBatch] = []
     audits: list[Skipped] = []
@@ -106,15 +106,15 @@ def _ends_by(last: int, desc: Description, parts: Iterable[Part]) -> bool:
 
 
 def sampled(env: Env, percent: int) -> Callable[[], bool]:
-    """Returns True for about `percent` of a hundred calls, drawn from `env`. 0 draws nothing."""
+    """A function that returns True for about `percent` of a hundred calls, drawn from `env`. With 0 it draws nothing."""
     if percent <= 0:
         return lambda: False
     return lambda: env.uniform(0, 100) < percent
 
 
 def audit(source: PartSource, skipped: Skipped, row_filter: RowFilter, where: Filter | None) -> None:
-    """Fetches a skipped part. InvariantViolated when one of its rows passes `row_filter`, which includes `where`. The error names the part
-    and the columns with wrong statistics.
+    """Fetches a skipped part. Raises InvariantViolated when one of its rows passes `row_filter`, which includes `where`. The error names
+    the part and the columns with wrong statistics.
     """
     part = skipped.part
     source.metrics.count("stats_audits", shard=source.shard_id)

@@ -1,4 +1,4 @@
-"""Sifts the rows of a merge: what is left of each key and value, and what cancels.
+"""Sifts the rows of a merge: separates what is left of each key and value from what cancels.
 
     key val  time  diff              left                        cancelled
     a   1     3     +1                                           a   1     3     +1
@@ -8,11 +8,10 @@
     b   7     6     -1                                           b   7     6     -1
     b   7     9     +1
 
-The rows that cancelled are the history of a shard: the newest contents need none of them, and most reads are of the newest contents.
-Most other reads are of the near past, so history is cut into ages, by the time at which the rows of a key and value cancelled.
+The rows that cancelled are the history of a shard. A read of the newest contents needs none of them, and most reads are of the newest
+contents. Most other reads are of the recent past, so history is cut into ages, by the time at which the rows of a key and value cancelled.
 
-Invariant: the rows of all sides together are the rows that came. The diffs of each key and value among the cancelled ones of one age add
-up to zero.
+Invariant: all output rows together are the input rows. Among the cancelled rows of one age, the diffs of each key and value add up to zero.
 """
 
 from __future__ import annotations
@@ -27,9 +26,10 @@ from persist_engine.base.errors import InvariantViolated, check
 from persist_engine.rows.columns import Bools, compare_adjacent, flat_columns, same_as_before
 from persist_engine.rows.updates import rows_at, sums_of_groups
 
-#: Rows with the same key and value that wait for more of them. More rows than this are sifted without those that follow.
+#: The limit on rows with the same key and value that wait for further ones. When more are waiting, they are sifted without those that
+#: follow.
 HELD_ROWS_MAX = 65_536
-#: The rows of a merge that later ages begin with, as shares of all: history is cut before about so many of the newest rows.
+#: Where history is cut into ages: before the newest rows that make up about these shares of all rows of the merge.
 AGE_SHARES = (1 / 4, 1 / 16)
 
 
@@ -38,13 +38,14 @@ class Sifting:
     """Sifts one stream of tables."""
 
     age_ends: tuple[int, ...] = ()
-    """The last time of each age but the newest, rising."""
+    """The last time of each age but the newest, ascending."""
     is_distinct: bool = True
     """Whether no two of the rows left so far have the same key and value."""
 
     def tables(self, merged: Iterable[pa.Table]) -> Iterator[tuple[pa.Table, ...]]:
-        """What is left, and what cancelled in each age, the oldest first, for tables that are consolidated and rise from one to the next.
-        All sides rise, too. The rows of one key and value come together, however the tables are cut.
+        """For each table, yields what is left, and what cancelled in each age, oldest first. The tables must be consolidated and ascending,
+        from one table to the next, too. Then so are all outputs. The rows of one key and value are sifted together, even when they are in
+        several tables.
         """
         held: pa.Table | None = None
         for table in merged:
@@ -61,7 +62,7 @@ class Sifting:
             yield self._sifted(held, _equal(held))
 
     def _sifted(self, rows: pa.Table, equal: Bools) -> tuple[pa.Table, ...]:
-        """`equal` says of each row but the first whether it has the key and value of the row before."""
+        """Sifts `rows`. `equal` says for each row but the first whether it has the key and value of the row before."""
         nothing = [rows.slice(0, 0)] * (len(self.age_ends) + 1)
         if not equal.any():
             return rows, *nothing
@@ -70,15 +71,15 @@ class Sifting:
         lasts = np.append(starts[1:], len(diffs)) - 1
         try:
             sums = sums_of_groups(diffs, starts)
-        except InvariantViolated:  # a read at one time may never add these
+        except InvariantViolated:  # the sum overflows, but perhaps no read at one time ever adds these rows
             self.is_distinct = False
             return rows, *nothing
-        # Where all rows but the last cancel, the last one is what is left. Any other sum is left as it came.
+        # If all rows of a group but the last cancel, the last one is left. With any other sum, the whole group is left.
         has_one = (sums != 0) & (sums == diffs[lasts])
         has_more = (sums != 0) & ~has_one
         if has_more.any():
             self.is_distinct = False
-        # Of a group that leaves its last row, the one before it was the last to cancel.
+        # If the last row of a group is left, the row before it was the last to cancel.
         last_times = rows.column("time").to_numpy()[lasts - has_one]
         side_of = np.ones(len(starts), np.int8)
         for end in self.age_ends:
@@ -86,7 +87,7 @@ class Sifting:
         side_of[has_more] = 0
         side = np.repeat(side_of, lasts - starts + 1)
         side[lasts[has_one]] = 0
-        # One gather for all sides takes a third less time than one for each.
+        # One gather for all outputs takes a third less time than one for each.
         by_side = rows_at(rows, np.argsort(side, kind="stable"))
         counts = np.bincount(side, minlength=len(nothing) + 1)
         ends = np.cumsum(counts)
@@ -94,8 +95,8 @@ class Sifting:
 
 
 def age_ends(runs: Sequence[tuple[int, int]], since: int) -> tuple[int, ...]:
-    """The ends of ages for a merge of `runs`, each with its last time and its number of rows: last times after `since`, at which all other
-    rows that are left to cancel are at hand.
+    """The ends of the ages for a merge of `runs`, each given by its last time and its number of rows. The ends are last times of runs after
+    `since`: at such a time, the merge has all rows that can still cancel.
     """
     if not runs:
         return ()
@@ -107,8 +108,9 @@ def age_ends(runs: Sequence[tuple[int, int]], since: int) -> tuple[int, ...]:
 
 
 def without_settled(table: pa.Table, as_of: int) -> pa.Table:
-    """Consecutive rows of a balanced run, without keys that add up to nothing at `as_of` because all their rows are there by then. The
-    first and the last key stay, since the run may have more rows of them. InvariantViolated for rows that are not in order.
+    """Consecutive rows of a balanced run, without the rows of a key and value that are all at or before `as_of`, since these add up to
+    zero. The first and the last key and value stay, since the run may have more rows of them. Raises InvariantViolated for rows that are
+    not in order.
     """
     is_late = table.column("time").to_numpy() > as_of
     if len(is_late) < 3 or is_late.all():

@@ -1,4 +1,4 @@
-"""From part descriptors to rows: gets the blob, verifies it, decodes it and cuts it to its registered bounds (spec
+"""Turns part descriptors into rows: gets the blob, verifies it, decodes it and cuts it to its registered bounds (spec
 10.8).
 
 This module knows nothing of state, leases or handles. The caller holds the lease that keeps the blobs alive.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 #: What `PartSource.get` returns and `PartSource.open` takes.
 Fetched = bytes | Pieces
-#: A smaller part is fetched whole: two calls of a store take longer than its bytes.
+#: A smaller part is fetched whole, because two calls of a store take longer than its bytes.
 CUT_BYTES_MIN = 64 << 10
 
 
@@ -57,18 +57,22 @@ class PartSource:
     retry: Retry
     metrics: Metrics
     schema_id: int | None = None
-    """The id of `schema`. Set when parts of newer schemas may occur; these are shown without their newer fields."""
+    """The id of `schema`. It is set when parts of newer schemas may occur; these are shown without their newer fields."""
     path: str = "snapshot"
     """The purpose of the read, as a label in metrics."""
     key_range: KeyRange | None = None
-    """The only rows that are wanted. Of a part with other rows, only some row groups are fetched; the reader still has to filter rows."""
+    """The range of the wanted rows. If a part has other rows, only some of its row groups are fetched. The reader must still filter
+    rows.
+    """
     where: Filter | None = None
-    """The same as a condition: row groups whose first key field rules it out are not fetched."""
+    """The condition on the wanted rows. Row groups whose first key field rules it out are not fetched. The reader must still filter
+    rows.
+    """
     on_missing: Callable[[], None] | None = None
-    """Called when a blob is missing. It raises when the caller's lease has ended, so that nothing is lost."""
+    """Called when a blob is missing. It raises an error when the caller's lease has ended, because then no data is lost."""
 
     def expanded(self, batches: Iterable[HollowBatch]) -> tuple[HollowBatch, ...]:
-        """`batches` with the parts that their listings name: see listings.expand, whose errors it raises."""
+        """`batches` with the parts that their listings name: see `listings.expand`, whose errors this raises."""
         try:
             return expand(self, batches)
         except MissingBlob:
@@ -77,14 +81,12 @@ class PartSource:
             raise
 
     def is_newer(self, part: Part) -> bool:
-        """Whether `part` was written under a newer schema than the one of this read. Its rows are then in another
-        order.
-        """
+        """Whether `part` was written under a newer schema than that of this read. Its rows are then in another order."""
         return self.schema_id is not None and part.schema_id is not None and part.schema_id > self.schema_id
 
     def get(self, part: Part, desc: Description) -> Fetched:
-        """The part's bytes as stored in blob, or the row groups that may hold wanted rows. Retries storage errors. MissingBlob
-        names the key, and so does CorruptData of a row group or its footer.
+        """The part's bytes as stored in blob, or the row groups that may hold wanted rows. Retries storage errors. Raises
+        MissingBlob, and CorruptData for a row group or the footer; both name the key.
         """
         if not isinstance(part, HollowPart):
             return part.data
@@ -96,15 +98,16 @@ class PartSource:
         return self._fetched(key, desc, lambda: self.blob.get(key))
 
     def ends_as_written(self, part: HollowPart, desc: Description) -> bool:
-        """Whether the blob is there, and its footer and Bloom filters are those of `part`. A reader that knows no checksum of state, only
-        those of Parquet's pages, then gets the rows of this part, and skips none of them. Fetches no row. Retries storage errors.
+        """Whether the blob exists, and its footer and Bloom filters are those of `part`. Then a reader that does not know the checksum in
+        state, but checks those of Parquet's pages, gets the rows of this part and skips none of them. Fetches no rows. Retries storage
+        errors.
         """
         footing = part.footer
         if footing is None:
             return False
         key = blob_key(self.shard_id, part.key)
         try:
-            # One byte more than there should be: such a reader looks for the footer at the end of the file.
+            # Request one byte more than there should be, because such a reader looks for the footer at the end of the file.
             get = partial(self._range, key, desc)
             _, filters = _tail(part, footing, lambda start, size: get(start, size + 1), key, footing.filters_bytes)
         except (CorruptData, MissingBlob):
@@ -112,14 +115,16 @@ class PartSource:
         return filters is not None or not footing.filters_bytes
 
     def _is_narrowed(self, part: HollowPart) -> bool:
-        """Whether `where` may rule out some row groups of `part`, and not all that it says is known of the whole part."""
+        """Whether `where` may rule out some row groups of `part`: it depends on the first key field or on a column with a Bloom filter, and
+        the statistics of the part do not already prove it for all rows.
+        """
         if self.where is None or part.footer is None or part.size_bytes <= CUT_BYTES_MIN:
             return False
         is_of_key = f"key.{self.schema.key.field(0).name}" in self.where.columns
         return (is_of_key or self._has_filters(part.footer)) and not self.where.must_pass(part)
 
     def _has_filters(self, footing: Footing) -> bool:
-        """Whether the part has filters of a column that `where` compares with single values."""
+        """Whether the part has Bloom filters for a column that `where` compares with single values."""
         return self.where is not None and not self.where.looked_up.isdisjoint(footing.filtered)
 
     def _pieces(self, part: HollowPart, footing: Footing, get: Callable[[int, int], bytes], key: str) -> Pieces:
@@ -135,7 +140,7 @@ class PartSource:
         return footer.fetched(groups, get, size_bytes=part.size_bytes, key=key)
 
     def _may_hold(self, part: HollowPart, column: str, stats: ColumnStats, lacks: Lacks) -> bool:
-        """Whether a row group with these statistics of a key field, which `lacks` some values, may hold wanted rows."""
+        """Whether a row group with these statistics of a key field may hold wanted rows. `lacks` says which values are not in it."""
         wanted = self.key_range
         if wanted is not None and wanted.column == column and not wanted.may_be_within(stats):
             return False
@@ -159,9 +164,9 @@ class PartSource:
         return data
 
     def open(self, data: Fetched, part: Part, desc: Description, *, columns: Sequence[str] | None = None) -> PartToRead:
-        """Opens the part. Verifies its bytes against the checksum in state (or in the part itself when it is inline)
-        and its description against the one that its batch registered. CorruptData names the key. `columns` allows leaving
-        out other columns and fields; time and diff must be among them.
+        """Opens the part. Verifies its bytes against the checksum in state (or in the part itself when it is inline),
+        and its description against the one that its batch registered. Raises CorruptData, which names the key. With
+        `columns`, other columns and fields may be left out; `columns` must include time and diff.
         """
         opened: OpenedPart | PartInMemory
         if isinstance(part, HollowPart):
@@ -209,7 +214,7 @@ class PartToRead:
 
     @property
     def groups(self) -> int:
-        """The number of row groups. This code writes groups of at most some ten MiB."""
+        """The number of row groups. This code writes groups of at most about ten MiB."""
         return self._opened.groups
 
     @property
@@ -223,8 +228,8 @@ class PartToRead:
         return self._opened.decoded_bytes / max(1, self._opened.rows)
 
     def read_group(self, group: int, *, seen: Callable[[int], int] = as_it_is, use_threads: bool = False) -> pa.Table:
-        """The rows of one group. When all of them have one time, the times may be returned as `seen` of that time. A
-        caller that applies `seen` to all times afterwards then need not write them twice.
+        """The rows of one group. If all of them have the same time, the times may be returned already mapped by `seen`. So
+        `seen` must be the function that the caller applies to all times afterwards, and `seen(seen(t))` must equal `seen(t)`.
         """
         seen = seen if self.is_whole else as_it_is
         return self._cut(self._opened.read_group(group, seen=seen, use_threads=use_threads))
@@ -251,7 +256,9 @@ class PartToRead:
 def _tail(
     part: HollowPart, footing: Footing, get: Callable[[int, int], bytes], key: str, before: int
 ) -> tuple[Footer, PartFilters | None]:
-    """The footer, and what the `before` bytes in front of it are: all filters, or nothing. CorruptData for another footer."""
+    """The footer, and the filters in the `before` bytes in front of it. `before` covers all filters or is 0, which reads none. Raises
+    CorruptData for another footer.
+    """
     start = part.size_bytes - footing.size_bytes - before
     tail = get(start, before + footing.size_bytes)
     footer = Footer.read(tail[before:], key=key, expected_checksum=footing.checksum)
@@ -263,7 +270,7 @@ def _tail(
 
 
 def _check_description(written: Description, registered: Description, part: Part, key: str) -> None:
-    """Spec 10.8: only user-written parts (since at the minimum) may have narrower bounds in state than in blob."""
+    """Checks spec 10.8: only user-written parts (since at the minimum) may have narrower bounds in state than in blob."""
     if (written.lower, written.upper) == (registered.lower, registered.upper):
         fits = written.since == registered.since
     else:

@@ -1,7 +1,7 @@
 """Writes and deletes the parts of batches. One table of updates becomes one blob, or a few bytes within state.
 
 This module owns the order in which a part is made: bytes first, blob next, descriptor last. A crash in between leaks a
-blob and loses nothing. It knows nothing of bounds, or of how updates are split into parts.
+blob and loses nothing. The module knows nothing of bounds, or of how updates are split into parts.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from persist_engine.rows.updates import diffs_sum
 
 
 class PartStore(RunWriter, Protocol):
-    """What staging parts needs of a shard: its blobs, never its state. A Machine is one. A process that must not access
-    consensus (a Spark executor) has its own.
+    """What staging parts needs from a shard: its blobs, never its state. A Machine is a PartStore. A process that must not
+    access consensus (a Spark executor) has another implementation.
     """
 
     @property
@@ -40,7 +40,7 @@ class PartStore(RunWriter, Protocol):
 
     @property
     def filtered(self) -> Sequence[str]:
-        """The columns of which new parts get Bloom filters: `key.<field>` and `val.<field>`."""
+        """The columns for which new parts get Bloom filters: `key.<field>` and `val.<field>`."""
 
 
 def write_part(
@@ -55,8 +55,8 @@ def write_part(
 ) -> Part:
     """Encodes `table` (at least one row) under `desc`. The part is durable when this returns.
 
-    The part is inline when its record batch is smaller than `inline_bytes_max` (0: never), else a blob under a fresh key, with filters for
-    the columns `filtered` (None: for those of the store).
+    The part is inline when its record batch is smaller than `inline_bytes_max` (0: never). Otherwise it is a blob under a fresh key, with
+    Bloom filters for the columns `filtered` (None: those of the store).
     """
     started_s = store.env.monotonic_s()
     inline = None
@@ -80,8 +80,8 @@ def write_part(
 
 
 def flush_inline(store: PartStore, part: InlinePart) -> HollowPart:
-    """Writes the same updates as a blob under a fresh key. Rows, description, rewrite and schema stay the same,
-    whichever of the shard's schemas that is.
+    """Writes the same updates as a blob under a fresh key. Rows, description, rewrite and schema stay the same. The schema
+    need not be the shard's newest.
     """
     opened = decode_inline(part.data, format_name=part.format, key="inline part", schema=None)
     schema = schema_of(opened.table.schema)
@@ -129,7 +129,7 @@ def _set_blob(
 
 
 def _paths(table: pa.Table, filtered: Sequence[str]) -> tuple[str, ...]:
-    """Those of the columns that `table` has, and that can have filters."""
+    """The columns of `filtered` that `table` has and that can have filters."""
     if not filtered:
         return ()
     from persist_engine.codec.bloom import filtered_paths  # most shards have none
@@ -138,6 +138,6 @@ def _paths(table: pa.Table, filtered: Sequence[str]) -> tuple[str, ...]:
 
 
 def _diffs_sum(table: pa.Table) -> tuple[int, bool]:
-    """The sum of diffs as a descriptor holds it, and whether it differs from the true sum."""
+    """The sum of diffs as a descriptor holds it (modulo 2**64), and whether it differs from the true sum."""
     total = diffs_sum(table)
     return wrapped(total), wrapped(total) != total
